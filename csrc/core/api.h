@@ -1,0 +1,99 @@
+// The core's interface: raw pointers in, raw pointers out. Nothing here or below knows torch.
+//
+// Sizes: K models, B rows, I in-features, O out-features; every array is row-major and contiguous.
+#pragma once
+
+#include <cstdint>
+
+namespace npu {
+
+// Runs body(begin, end, context) over a partition of [0, count). The caller brings the threads: torch's own pool in the
+// extension, OpenMP in the unit tests. Results never depend on the number of threads.
+struct Parallel {
+  using Body = void (*)(int64_t begin, int64_t end, void* context);
+  int threads = 1;
+  void (*run)(int64_t count, Body body, void* context) = nullptr;
+
+  template <typename F>
+  void over(int64_t count, const F& f) const {
+    if (threads <= 1 || count <= 1 || run == nullptr) {
+      if (count > 0) f(int64_t(0), count);
+      return;
+    }
+    run(
+        count, [](int64_t begin, int64_t end, void* context) { (*static_cast<const F*>(context))(begin, end); },
+        const_cast<void*>(static_cast<const void*>(&f)));
+  }
+};
+
+template <typename T>
+struct NpuInputs {
+  int64_t models, rows, in, out;
+  const T* x;          // [K, B, I], or [B, I] when shared
+  bool shared_x;       // one x for all models
+  const T* weight_re;  // [K, O, I]
+  const T* weight_im;  // [K, O, I]; null: RealNPU
+  const T* gate;       // [K, I];    null: NaiveNPU
+  T eps;
+};
+
+template <typename T>
+struct NpuForward {
+  NpuInputs<T> inputs;
+  T* y;  // [K, B, O]  exp(P) cos(Q)
+  T* s;  // [K, B, O]  exp(P) sin(Q), all that the backward needs beside the inputs and y; null: not wanted
+};
+
+template <typename T>
+struct NpuBackward {
+  NpuInputs<T> inputs;
+  const T* grad_y;        // [K, B, O]
+  const T* y;             // [K, B, O]
+  const T* s;             // [K, B, O]
+  bool straight_through;  // the gate's gradient passes outside [0, 1] too
+  T* grad_x;              // [K, B, I] even when x is shared; null: not wanted (likewise below)
+  T* grad_weight_re;      // [K, O, I]
+  T* grad_weight_im;      // [K, O, I]
+  T* grad_gate;           // [K, I]
+};
+
+template <typename T>
+struct NmuInputs {
+  int64_t models, rows, in, out;
+  const T* x;  // [K, B, I], or [B, I] when shared
+  bool shared_x;
+  const T* weight;  // [K, O, I]
+};
+
+template <typename T>
+struct NmuForward {
+  NmuInputs<T> inputs;
+  T* y;  // [K, B, O]
+};
+
+template <typename T>
+struct NmuBackward {
+  NmuInputs<T> inputs;
+  const T* grad_y;  // [K, B, O]
+  T* grad_x;        // [K, B, I]; null: not wanted (likewise below)
+  T* grad_weight;   // [K, O, I]
+};
+
+// The kernels of one instruction set.
+template <typename T>
+struct Kernels {
+  void (*npu_forward)(const NpuForward<T>&, const Parallel&);
+  void (*npu_backward)(const NpuBackward<T>&, const Parallel&);
+  void (*nmu_forward)(const NmuForward<T>&, const Parallel&);
+  void (*nmu_backward)(const NmuBackward<T>&, const Parallel&);
+};
+
+// The kernels in use: the best instruction set of this processor, or the one that set_isa chose.
+template <typename T>
+const Kernels<T>& kernels();
+
+const char* isa();               // "baseline", "avx2" or "avx512"
+const char* supported_isas();    // those of this processor, lowest first, comma separated
+bool set_isa(const char* name);  // false: unknown, or not supported by this processor
+
+}  // namespace npu

@@ -1,0 +1,267 @@
+// Neural Multiplication Unit (Madsen, Johansen 2020), forward and backward, without the [B, O, I] product of the eager
+// form.
+//
+//   y_o = prod_i t_oi,   t_oi = w_oi x_i + (1 - w_oi)
+//   e_oi = grad_y_o prod_{j != i} t_oj        the product without its i-th factor, as prefix times suffix: right at t =
+//   0 dw_oi = sum_b e_oi (x_i - 1)              dx_i = sum_o e_oi w_oi
+//
+// Weights are taken as they are; their interval [0, 1] is the caller's matter. Rows are turned into panels as in
+// npu_forward.cpp; the backward keeps the prefixes of a few outs for one register of rows in the first-level cache.
+#include "api.h"
+#include "panel.h"
+
+namespace npu {
+namespace NPU_ISA {
+namespace {
+
+constexpr int kTileRows = 3;
+#if defined(__AVX512F__)
+constexpr int kTileOuts = 4;
+#else
+constexpr int kTileOuts = 2;
+#endif
+
+// [O / kTileOuts][I][outs of the tile][w, 1 - w]
+template <typename T>
+void pack(const NmuInputs<T>& in, int64_t model, T* packed) {
+  const T* weight = in.weight + model * in.out * in.in;
+  for (int64_t o0 = 0; o0 < in.out; o0 += kTileOuts) {
+    const int outs = int(least<int64_t>(kTileOuts, in.out - o0));
+    for (int64_t i = 0; i < in.in; ++i) {
+      for (int n = 0; n < outs; ++n) {
+        const T w = weight[(o0 + n) * in.in + i];
+        *packed++ = w;
+        *packed++ = T(1) - w;
+      }
+    }
+  }
+}
+
+// Rows from p on as [features][registers]; rows behind the last one read as zero.
+template <typename T>
+void turn(const T* p, int64_t features, int64_t rows, int64_t registers, T* panel) {
+  using S = Simd<T>;
+  constexpr int W = S::width;
+  for (int64_t v = 0; v < registers; ++v) {
+    const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - v * W)));
+    for (int64_t i = 0; i < features; i += W) {
+      const int count = int(least<int64_t>(W, features - i));
+      typename S::Reg column[W] = {};
+      load_columns<T>(p + v * W * features + i, features, valid, count, column);
+      for (int c = 0; c < count; ++c) S::store(panel + ((i + c) * registers + v) * W, column[c]);
+    }
+  }
+}
+
+template <typename T, int R, int N>
+void multiply_tile(const T* x, int64_t in, const T* w, typename Simd<T>::Reg (*y)[N]) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  Reg product[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) product[r][n] = S::set1(T(1));
+  for (int64_t i = 0; i < in; ++i, x += R * S::width, w += 2 * N) {
+    for (int n = 0; n < N; ++n) {
+      const Reg weight = S::set1(w[2 * n]), rest = S::set1(w[2 * n + 1]);
+      for (int r = 0; r < R; ++r) product[r][n] = product[r][n] * S::fma(weight, S::load(x + r * S::width), rest);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) y[r][n] = product[r][n];
+}
+
+template <typename T, int R, int N>
+void forward_tile(const NmuForward<T>& f, int64_t first, int64_t rows, int64_t o, const T* x, const T* packed) {
+  using S = Simd<T>;
+  const NmuInputs<T>& in = f.inputs;
+  typename S::Reg y[R][N];
+  multiply_tile<T, R, N>(x, in.in, packed + 2 * o * in.in, y);
+  for (int r = 0; r < R; ++r) {
+    const int valid = int(least<int64_t>(S::width, rows - r * S::width));
+    if (valid > 0) store_columns<T>(f.y + (first + r * S::width) * in.out + o, in.out, valid, N, y[r]);
+  }
+}
+
+template <typename T, int R>
+void forward_rows(const NmuForward<T>& f, int64_t model, int64_t row, const T* packed, T* panel) {
+  const NmuInputs<T>& in = f.inputs;
+  const int64_t rows = least<int64_t>(R * Simd<T>::width, in.rows - row);
+  turn<T>(in.x + ((in.shared_x ? 0 : model * in.rows) + row) * in.in, in.in, rows, R, panel);
+  const int64_t first = model * in.rows + row;
+  int64_t o = 0;
+  for (; o + kTileOuts <= in.out; o += kTileOuts) forward_tile<T, R, kTileOuts>(f, first, rows, o, panel, packed);
+  switch (in.out - o) {
+    case 1:
+      return forward_tile<T, R, 1>(f, first, rows, o, panel, packed);
+#if defined(__AVX512F__)
+    case 2:
+      return forward_tile<T, R, 2>(f, first, rows, o, panel, packed);
+    case 3:
+      return forward_tile<T, R, 3>(f, first, rows, o, panel, packed);
+#endif
+  }
+}
+
+// One row group of one model.
+template <typename T>
+class BackwardGroup {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  static constexpr int W = S::width;
+
+ public:
+  explicit BackwardGroup(const NmuBackward<T>& f)
+      : f_(f),
+        in_(f.inputs),
+        packed_(2 * in_.in * in_.out),
+        x_(in_.in * kRegisters * W),
+        grad_x_(in_.in * kRegisters * W),
+        grad_y_(in_.out * kRegisters * W),
+        prefix_(in_.in * kTileOuts * W),
+        lanes_(in_.in * kTileOuts * W) {}
+
+  // grad_weight: [O, I], overwritten by the sums over rows [begin, end).
+  void run(int64_t model, int64_t begin, int64_t end, T* grad_weight) {
+    pack<T>(in_, model, packed_);
+    if (grad_weight != nullptr) std::memset(grad_weight, 0, size_t(in_.out * in_.in) * sizeof(T));
+    for (int64_t row = begin; row < end; row += kRegisters * W) {
+      const int64_t rows = least<int64_t>(kRegisters * W, end - row), registers = ceil_div(rows, W);
+      turn<T>(in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, in_.in, rows, registers, x_);
+      turn<T>(f_.grad_y + (model * in_.rows + row) * in_.out, in_.out, rows, registers, grad_y_);
+      std::memset(grad_x_, 0, size_t(in_.in * registers * W) * sizeof(T));
+      int64_t o = 0;
+      for (; o + kTileOuts <= in_.out; o += kTileOuts) outs<kTileOuts>(o, registers, grad_weight);
+      for (; o < in_.out; ++o) outs<1>(o, registers, grad_weight);
+      if (f_.grad_x != nullptr) store_grad_x(model * in_.rows + row, rows, registers);
+    }
+  }
+
+ private:
+  static constexpr int64_t kRegisters = 4;
+
+  template <int N>
+  void outs(int64_t o, int64_t registers, T* grad_weight) {
+    const T* weights = packed_ + 2 * o * in_.in;
+    const int64_t step = N == 1 ? tile_width(o) : N;  // outs of the packed tile that o lies in
+    if (N == 1) weights = packed_ + 2 * (o / kTileOuts * kTileOuts) * in_.in + 2 * (o % kTileOuts);
+    std::memset(lanes_, 0, size_t(in_.in * N * W) * sizeof(T));
+    for (int64_t v = 0; v < registers; ++v) {
+      Reg product[N], suffix[N];
+      for (int n = 0; n < N; ++n) {
+        product[n] = S::set1(T(1));
+        suffix[n] = S::load(grad_y_ + ((o + n) * registers + v) * W);
+      }
+      for (int64_t i = 0; i < in_.in; ++i) {
+        const Reg x = S::load(x_ + (i * registers + v) * W);
+        const T* w = weights + 2 * i * step;
+        for (int n = 0; n < N; ++n) {
+          S::store(prefix_ + (i * N + n) * W, product[n]);
+          product[n] = product[n] * S::fma(S::set1(w[2 * n]), x, S::set1(w[2 * n + 1]));
+        }
+      }
+      for (int64_t i = in_.in - 1; i >= 0; --i) {
+        const Reg x = S::load(x_ + (i * registers + v) * W), x_less_one = x - S::set1(T(1));
+        T* grad_x = grad_x_ + (i * registers + v) * W;
+        Reg dx = S::load(grad_x);
+        const T* w = weights + 2 * i * step;
+        for (int n = 0; n < N; ++n) {
+          T* lane = lanes_ + (i * N + n) * W;
+          const Reg weight = S::set1(w[2 * n]);
+          const Reg others = suffix[n] * S::load(prefix_ + (i * N + n) * W);
+          S::store(lane, S::fma(others, x_less_one, S::load(lane)));
+          dx = S::fma(others, weight, dx);
+          suffix[n] = suffix[n] * S::fma(weight, x, S::set1(w[2 * n + 1]));
+        }
+        S::store(grad_x, dx);
+      }
+    }
+    if (grad_weight == nullptr) return;
+    for (int n = 0; n < N; ++n) {
+      for (int64_t i = 0; i < in_.in; i += W) {
+        const int count = int(least<int64_t>(W, in_.in - i));
+        Reg lane[W];
+        for (int c = 0; c < W; ++c) lane[c] = c < count ? S::load(lanes_ + ((i + c) * N + n) * W) : S::zero();
+        T* at = grad_weight + (o + n) * in_.in + i;
+        S::store_first(at, S::load_first(at, count) + S::sum_each(lane), count);
+      }
+    }
+  }
+
+  int64_t tile_width(int64_t o) const { return least<int64_t>(kTileOuts, in_.out - o / kTileOuts * kTileOuts); }
+
+  void store_grad_x(int64_t first, int64_t rows, int64_t registers) {
+    for (int64_t v = 0; v < registers; ++v) {
+      for (int64_t i = 0; i < in_.in; i += W) {
+        const int count = int(least<int64_t>(W, in_.in - i));
+        Reg column[W];
+        for (int c = 0; c < count; ++c) column[c] = S::load(grad_x_ + ((i + c) * registers + v) * W);
+        store_columns<T>(f_.grad_x + (first + v * W) * in_.in + i, in_.in, int(least<int64_t>(W, rows - v * W)), count,
+                         column);
+      }
+    }
+  }
+
+  const NmuBackward<T>& f_;
+  const NmuInputs<T>& in_;
+  Scratch<T> packed_, x_, grad_x_, grad_y_, prefix_, lanes_;
+};
+
+}  // namespace
+
+template <typename T>
+void nmu_forward(const NmuForward<T>& f, const Parallel& parallel) {
+  constexpr int64_t kRows = kTileRows * Simd<T>::width;
+  const NmuInputs<T>& in = f.inputs;
+  const int64_t tiles = ceil_div(in.rows, kRows);
+  parallel.over(in.models * tiles, [&](int64_t begin, int64_t end) {
+    Scratch<T> packed(2 * in.in * in.out), panel(in.in * kRows);
+    int64_t packed_model = -1;
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t model = task / tiles, row = task % tiles * kRows;
+      if (model != packed_model) pack<T>(in, model, packed);
+      packed_model = model;
+      const int64_t registers = ceil_div(least(kRows, in.rows - row), Simd<T>::width);
+      if (registers == 1) forward_rows<T, 1>(f, model, row, packed, panel);
+      else if (registers == 2) forward_rows<T, 2>(f, model, row, packed, panel);
+      else forward_rows<T, kTileRows>(f, model, row, packed, panel);
+    }
+  });
+}
+
+// The rows are split into groups by shape alone and their sums added in order: the same bits at any number of threads.
+template <typename T>
+void nmu_backward(const NmuBackward<T>& f, const Parallel& parallel) {
+  const NmuInputs<T>& in = f.inputs;
+  const int64_t size = in.out * in.in;
+  const int64_t groups =
+      most<int64_t>(1, least<int64_t>(in.rows / 64, least<int64_t>(16, (int64_t(1) << 21) / most<int64_t>(size, 1))));
+  const int64_t group_rows = ceil_div(ceil_div(in.rows, groups), Simd<T>::width) * Simd<T>::width;
+  const bool direct = groups == 1;
+  const bool want_weight = f.grad_weight != nullptr;
+  Scratch<T> partial(direct || !want_weight ? 0 : in.models * groups * size);
+  parallel.over(in.models * groups, [&](int64_t begin, int64_t end) {
+    BackwardGroup<T> group(f);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t model = task / groups, row = least(task % groups * group_rows, in.rows);
+      T* sums = !want_weight ? nullptr : (direct ? f.grad_weight + model * size : partial + task * size);
+      group.run(model, row, least(row + group_rows, in.rows), sums);
+    }
+  });
+  if (direct || !want_weight) return;
+  parallel.over(in.models, [&](int64_t begin, int64_t end) {
+    for (int64_t model = begin; model < end; ++model) {
+      T* total = f.grad_weight + model * size;
+      std::memcpy(total, partial + model * groups * size, size_t(size) * sizeof(T));
+      for (int64_t g = 1; g < groups; ++g)
+        for (int64_t n = 0; n < size; ++n) total[n] += partial[(model * groups + g) * size + n];
+    }
+  });
+}
+
+template void nmu_forward<float>(const NmuForward<float>&, const Parallel&);
+template void nmu_forward<double>(const NmuForward<double>&, const Parallel&);
+template void nmu_backward<float>(const NmuBackward<float>&, const Parallel&);
+template void nmu_backward<double>(const NmuBackward<double>&, const Parallel&);
+
+}  // namespace NPU_ISA
+}  // namespace npu

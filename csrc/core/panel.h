@@ -1,0 +1,96 @@
+// Panels: blocks of rows turned so that a register holds one feature of `width` rows.
+//
+// Every kernel works on such panels: products then need no horizontal step, any number of features is as good as any
+// other (the field's layers have 2 to 100), and exp, log and sincos run on full registers whatever the layer's size.
+#pragma once
+
+#include <cstdlib>
+#include <new>
+
+#include "simd.h"
+
+namespace npu {
+namespace NPU_ISA {
+
+// Uninitialised scratch, aligned to a cache line.
+template <typename T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t count) : data_(static_cast<T*>(std::aligned_alloc(64, bytes(count)))) {
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  ~Scratch() { std::free(data_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  operator T*() const { return data_; }
+
+ private:
+  static size_t bytes(int64_t count) { return (size_t(count) * sizeof(T) + 127) / 64 * 64; }
+  T* data_;
+};
+
+template <typename T>
+NPU_INLINE T clamp_gate(T g) {  // nan stays nan, as in torch.clamp
+  return g < T(0) ? T(0) : (g > T(1) ? T(1) : g);
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+template <typename V>
+NPU_INLINE V least(V a, V b) {
+  return b < a ? b : a;
+}
+template <typename V>
+NPU_INLINE V most(V a, V b) {
+  return a < b ? b : a;
+}
+
+// columns[c] = the c-th of `count` <= width columns of `rows` <= width rows at p; what lies outside reads as zero.
+template <typename T>
+NPU_INLINE void load_columns(const T* p, int64_t row_stride, int rows, int count, typename Simd<T>::Reg* columns) {
+  using S = Simd<T>;
+  constexpr int W = S::width;
+  if (count == 1 && row_stride == 1) {
+    columns[0] = S::load_first(p, rows);
+    return;
+  }
+  if (4 * count <= W) {
+    alignas(64) T lanes[W / 4 ? W / 4 : 1][W] = {};
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < count; ++c) lanes[c][r] = p[r * row_stride + c];
+    for (int c = 0; c < count; ++c) columns[c] = S::load(lanes[c]);
+    return;
+  }
+  typename S::Reg block[W];
+  for (int r = 0; r < W; ++r) {
+    const T* row = p + r * row_stride;
+    block[r] = r < rows ? S::load_first(row, count) : S::zero();
+  }
+  S::transpose(block);
+  for (int c = 0; c < W; ++c)
+    if (c < count) columns[c] = block[c];
+}
+
+// The reverse: the first `rows` lanes of `count` columns into rows at p.
+template <typename T>
+NPU_INLINE void store_columns(T* p, int64_t row_stride, int rows, int count, const typename Simd<T>::Reg* columns) {
+  using S = Simd<T>;
+  constexpr int W = S::width;
+  if (count == 1 && row_stride == 1) {
+    S::store_first(p, columns[0], rows);
+    return;
+  }
+  if (4 * count <= W) {
+    alignas(64) T lanes[W / 4 ? W / 4 : 1][W];
+    for (int c = 0; c < count; ++c) S::store(lanes[c], columns[c]);
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < count; ++c) p[r * row_stride + c] = lanes[c][r];
+    return;
+  }
+  typename S::Reg block[W];
+  for (int c = 0; c < W; ++c) block[c] = c < count ? columns[c] : S::zero();
+  S::transpose(block);
+  for (int r = 0; r < rows; ++r) S::store_first(p + r * row_stride, block[r], count);
+}
+
+}  // namespace NPU_ISA
+}  // namespace npu

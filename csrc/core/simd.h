@@ -1,0 +1,237 @@
+// Vectors of one instruction set, for float and double.
+//
+// This header is compiled once per instruction set (see kernels.cpp); NPU_ISA names the namespace, so that the linker
+// can never merge code of two instruction sets. Arithmetic uses the compilers' vector extensions (a + b on registers);
+// only what these lack (fused multiply-add, masks, partial loads) is written per instruction set.
+//
+//   Simd<T>::width   lanes of a register
+//   Reg, Bits        a register of T, and of integers of the same size
+//   Mask             how the mask of one register lies in memory: lane bits with AVX-512, otherwise lanes of 0 or 1
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define NPU_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define NPU_VECTOR_BYTES 32
+#else
+#define NPU_VECTOR_BYTES 16
+#endif
+
+#define NPU_INLINE inline __attribute__((always_inline))
+
+namespace npu {
+namespace NPU_ISA {
+
+template <typename T>
+struct SimdTypes;
+
+template <>
+struct SimdTypes<float> {
+  typedef float Reg __attribute__((vector_size(NPU_VECTOR_BYTES)));
+  typedef int32_t Bits __attribute__((vector_size(NPU_VECTOR_BYTES)));
+  typedef uint32_t UnsignedBits __attribute__((vector_size(NPU_VECTOR_BYTES)));
+  using Int = int32_t;
+#if defined(__AVX512F__)
+  using Mask = uint16_t;
+#else
+  struct Mask {
+    float lane[NPU_VECTOR_BYTES / sizeof(float)];
+  };
+#endif
+};
+
+template <>
+struct SimdTypes<double> {
+  typedef double Reg __attribute__((vector_size(NPU_VECTOR_BYTES)));
+  typedef int64_t Bits __attribute__((vector_size(NPU_VECTOR_BYTES)));
+  typedef uint64_t UnsignedBits __attribute__((vector_size(NPU_VECTOR_BYTES)));
+  using Int = int64_t;
+#if defined(__AVX512F__)
+  using Mask = uint8_t;
+#else
+  struct Mask {
+    double lane[NPU_VECTOR_BYTES / sizeof(double)];
+  };
+#endif
+};
+
+template <typename T>
+struct Simd {
+  using Reg = typename SimdTypes<T>::Reg;
+  using Bits = typename SimdTypes<T>::Bits;
+  using UnsignedBits = typename SimdTypes<T>::UnsignedBits;
+  using Int = typename SimdTypes<T>::Int;
+  using Mask = typename SimdTypes<T>::Mask;
+  static constexpr int width = NPU_VECTOR_BYTES / sizeof(T);
+  static constexpr bool single = std::is_same<T, float>::value;
+
+  static NPU_INLINE Reg zero() { return Reg{}; }
+
+  static NPU_INLINE Reg set1(T v) {
+#if defined(__AVX512F__)
+    if constexpr (single) return (Reg)_mm512_set1_ps(v);
+    else return (Reg)_mm512_set1_pd(v);
+#elif defined(__AVX2__)
+    if constexpr (single) return (Reg)_mm256_set1_ps(v);
+    else return (Reg)_mm256_set1_pd(v);
+#else
+    Reg r;
+    for (int l = 0; l < width; ++l) r[l] = v;
+    return r;
+#endif
+  }
+
+  static NPU_INLINE Reg load(const T* p) {
+    Reg r;
+    std::memcpy(&r, p, sizeof r);
+    return r;
+  }
+  static NPU_INLINE void store(T* p, Reg r) { std::memcpy(p, &r, sizeof r); }
+
+  // The first n <= width lanes; the others read as zero. Never touches memory behind p + n.
+  static NPU_INLINE Reg load_first(const T* p, int n) {
+    if (n == width) return load(p);
+#if defined(__AVX512F__)
+    if constexpr (single) return (Reg)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+    else return (Reg)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p);
+#else
+    T lanes[width] = {};
+    for (int l = 0; l < n; ++l) lanes[l] = p[l];
+    return load(lanes);
+#endif
+  }
+  static NPU_INLINE void store_first(T* p, Reg r, int n) {
+    if (n == width) return store(p, r);
+#if defined(__AVX512F__)
+    if constexpr (single) _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)r);
+    else _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), (__m512d)r);
+#else
+    T lanes[width];
+    store(lanes, r);
+    for (int l = 0; l < n; ++l) p[l] = lanes[l];
+#endif
+  }
+
+  // a * b + c; one rounding where the instruction set has it.
+  static NPU_INLINE Reg fma(Reg a, Reg b, Reg c) {
+#if defined(__AVX512F__)
+    if constexpr (single) return (Reg)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+    else return (Reg)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__AVX2__)
+    if constexpr (single) return (Reg)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+    else return (Reg)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+    return a * b + c;
+#endif
+  }
+
+  // a * b + c with one rounding on every instruction set: range reductions are wrong without it.
+  static NPU_INLINE Reg fma_exact(Reg a, Reg b, Reg c) {
+#if defined(__AVX2__) || defined(__AVX512F__)
+    return fma(a, b, c);
+#else
+    Reg r;
+    for (int l = 0; l < width; ++l) r[l] = std::fma(a[l], b[l], c[l]);
+    return r;
+#endif
+  }
+
+  static NPU_INLINE Bits set1_bits(Int v) { return Bits{} + v; }
+  static NPU_INLINE Reg select(Bits condition, Reg a, Reg b) { return condition ? a : b; }
+  static NPU_INLINE Reg abs(Reg a) { return (Reg)((Bits)a & set1_bits(~(Int(1) << (8 * sizeof(Int) - 1)))); }
+
+  static NPU_INLINE bool any(Bits condition) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)condition, (__m512i)condition) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
+#else
+    Int r = 0;
+    for (int l = 0; l < width; ++l) r |= condition[l];
+    return r != 0;
+#endif
+  }
+
+  // Stores the mask of x < 0 and returns whether any lane has it. -0 and nan are not negative.
+  static NPU_INLINE bool store_negative(Mask* mask, Reg x) {
+#if defined(__AVX512F__)
+    if constexpr (single) *mask = _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    else *mask = _mm512_cmp_pd_mask((__m512d)x, _mm512_setzero_pd(), _CMP_LT_OQ);
+    return *mask != 0;
+#else
+    const Bits negative = x < zero();
+    store(mask->lane, select(negative, set1(1), zero()));
+    return any(negative);
+#endif
+  }
+
+  // acc + v in the lanes of the mask, acc in the others.
+  static NPU_INLINE Reg add_masked(Reg acc, const Mask& mask, Reg v) {
+#if defined(__AVX512F__)
+    if constexpr (single) return (Reg)_mm512_mask_add_ps((__m512)acc, mask, (__m512)acc, (__m512)v);
+    else return (Reg)_mm512_mask_add_pd((__m512d)acc, mask, (__m512d)acc, (__m512d)v);
+#else
+    return fma(load(mask.lane), v, acc);
+#endif
+  }
+
+  template <int... L>
+  static NPU_INLINE Reg pick(Reg a, Reg b, std::integer_sequence<int, L...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, L...);
+#else
+    return __builtin_shuffle(a, b, Bits{L...});
+#endif
+  }
+  // Lanes with bit `step` clear come from a, the others from b's lane `step` lower: one half of a 2 x 2 block
+  // transpose.
+  template <int step, int... L>
+  static NPU_INLINE Reg merge_low(Reg a, Reg b, std::integer_sequence<int, L...>) {
+    return pick(a, b, std::integer_sequence<int, ((L & step) ? width + L - step : L)...>{});
+  }
+  template <int step, int... L>
+  static NPU_INLINE Reg merge_high(Reg a, Reg b, std::integer_sequence<int, L...>) {
+    return pick(a, b, std::integer_sequence<int, ((L & step) ? width + L : L + step)...>{});
+  }
+
+  // In place transpose of width registers of width lanes, by log2(width) rounds of 2 x 2 block swaps.
+  static NPU_INLINE void transpose(Reg* r) { transpose_step<1>(r); }
+
+  // Lane n of the result is the sum of the lanes of r[n], for n < width: the same rounds, adding instead of keeping.
+  static NPU_INLINE Reg sum_each(Reg* r) { return sum_step<1>(r); }
+
+ private:
+  using Lanes = std::make_integer_sequence<int, width>;
+
+  template <int step>
+  static NPU_INLINE void transpose_step(Reg* r) {
+    for (int n = 0; n < width; ++n) {
+      if (n & step) continue;
+      const Reg a = r[n], b = r[n + step];
+      r[n] = merge_low<step>(a, b, Lanes{});
+      r[n + step] = merge_high<step>(a, b, Lanes{});
+    }
+    if constexpr (2 * step < width) transpose_step<2 * step>(r);
+  }
+
+  template <int step>
+  static NPU_INLINE Reg sum_step(Reg* r) {
+    for (int n = 0; n < width; n += 2 * step)
+      r[n] = merge_low<step>(r[n], r[n + step], Lanes{}) + merge_high<step>(r[n], r[n + step], Lanes{});
+    if constexpr (2 * step < width) return sum_step<2 * step>(r);
+    else return r[0];
+  }
+};
+
+}  // namespace NPU_ISA
+}  // namespace npu

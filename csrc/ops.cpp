@@ -1,0 +1,251 @@
+// The operators' CPU implementations: the only file that knows torch. Checks, allocation, registration; the arithmetic
+// is core/'s. LibTorch Stable ABI, target 2.10: one binary serves every torch >= 2.10 and every Python. Schemas and
+// shape functions are registered by npu_kernels/ops.py.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/api.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+std::string shape_of(const Tensor& t) {
+  std::ostringstream text;
+  text << "(";
+  for (int64_t d = 0; d < t.dim(); ++d) text << (d ? ", " : "") << t.size(d);
+  text << (t.dim() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+template <typename... Words>
+void check(bool holds, const Words&... words) {
+  if (__builtin_expect(holds, 1)) return;
+  std::ostringstream text;
+  (text << ... << words);
+  throw std::runtime_error(text.str());
+}
+
+// The sizes of one call, read off the operands, and whether these fit together.
+struct Sizes {
+  int64_t models, rows, in, out;
+  bool batched;   // the weights have a model dimension
+  bool shared_x;  // x has none
+
+  Sizes(const char* op, const Tensor& x, const Tensor& weight) {
+    const int64_t dims = weight.dim();
+    check(dims == 2 || dims == 3, op, ": weight must have 2 dimensions [O, I] or 3 [K, O, I], got shape ",
+          shape_of(weight));
+    batched = dims == 3;
+    models = batched ? weight.size(0) : 1;
+    out = weight.size(dims - 2);
+    in = weight.size(dims - 1);
+    shared_x = batched && x.dim() == 2;
+    check(x.dim() == dims || shared_x, op, ": x must have as many dimensions as the weights, or 2, got shape ",
+          shape_of(x));
+    rows = x.size(x.dim() - 2);
+    check(x.size(x.dim() - 1) == in, op, ": x must have last dimension ", in, " (in_features), got shape ",
+          shape_of(x));
+    check(!batched || shared_x || x.size(0) == models, op, ": x must have first dimension ", models,
+          " (num_models), got shape ", shape_of(x));
+  }
+
+  std::vector<int64_t> x_shape() const { return shape(in, shared_x); }
+  std::vector<int64_t> y_shape() const { return shape(out, false); }
+
+ private:
+  std::vector<int64_t> shape(int64_t features, bool shared) const {
+    if (batched && !shared) return {models, rows, features};
+    return {rows, features};
+  }
+};
+
+// An operand as the core reads it: CPU, contiguous, of the call's dtype and of `count` elements.
+template <typename T>
+class Operand {
+ public:
+  Operand(const char* op, const char* name, const Tensor& t, ScalarType dtype, int64_t count)
+      : tensor_(t.is_contiguous() ? t : torch::stable::contiguous(t)) {
+    check(t.scalar_type() == dtype, op, ": ", name, " must have the dtype of x");
+    check(t.is_cpu(), op, ": ", name, " must be on the CPU, like x");
+    check(t.numel() == count, op, ": ", name, " must have ", count, " elements, got shape ", shape_of(t));
+    data_ = static_cast<const T*>(tensor_.const_data_ptr());
+  }
+  operator const T*() const { return data_; }
+
+ private:
+  Tensor tensor_;  // keeps a contiguous copy alive
+  const T* data_;
+};
+
+Tensor empty(const Tensor& like, const std::vector<int64_t>& shape) { return torch::stable::new_empty(like, shape); }
+Tensor absent(const Tensor& like) { return empty(like, {0}); }
+
+template <typename T>
+T* data(const Tensor& t) {
+  return static_cast<T*>(t.mutable_data_ptr());
+}
+
+// Torch's own threads (never a second OpenMP runtime), and only where the work pays for waking them.
+npu::Parallel threads_for(double multiply_adds) {
+  npu::Parallel parallel;
+  if (multiply_adds < 4e5) return parallel;
+  parallel.threads = int(torch::stable::get_num_threads());
+  parallel.run = [](int64_t count, npu::Parallel::Body body, void* context) {
+    torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) { body(begin, end, context); });
+  };
+  return parallel;
+}
+
+// A feature of a row costs a logarithm or an exponential and a sine: worth some forty multiply-adds.
+npu::Parallel threads_for(const Sizes& n) {
+  return threads_for(double(n.models) * double(n.rows) * (double(n.in) * double(n.out) + 40.0 * double(n.in + n.out)));
+}
+
+template <typename F>
+auto by_dtype(const char* op, const Tensor& x, F&& f) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float:
+      return f(float{});
+    case ScalarType::Double:
+      return f(double{});
+    default:
+      throw std::runtime_error(std::string(op) + ": the CPU kernels compute in float32 and float64 only");
+  }
+}
+
+enum Needs : int64_t { kX = 1, kWeightRe = 2, kWeightIm = 4, kGate = 8 };
+
+// The operands that forward and backward share.
+template <typename T>
+struct NpuOperands {
+  Operand<T> x, weight_re;
+  std::optional<Operand<T>> weight_im, gate;
+  npu::NpuInputs<T> inputs;
+
+  NpuOperands(const char* op, const Sizes& n, const Tensor& x, const Tensor& weight_re,
+              const std::optional<Tensor>& weight_im, const std::optional<Tensor>& gate, double eps)
+      : x(op, "x", x, x.scalar_type(), (n.shared_x ? 1 : n.models) * n.rows * n.in),
+        weight_re(op, "weight_re", weight_re, x.scalar_type(), n.models * n.out * n.in) {
+    if (weight_im) this->weight_im.emplace(op, "weight_im", *weight_im, x.scalar_type(), n.models * n.out * n.in);
+    if (gate) this->gate.emplace(op, "gate", *gate, x.scalar_type(), n.models * n.in);
+    inputs = {n.models,
+              n.rows,
+              n.in,
+              n.out,
+              this->x,
+              n.shared_x,
+              this->weight_re,
+              this->weight_im ? *this->weight_im : static_cast<const T*>(nullptr),
+              this->gate ? *this->gate : static_cast<const T*>(nullptr),
+              T(eps)};
+  }
+};
+
+std::tuple<Tensor, Tensor> npu_forward(const Tensor& x, const Tensor& weight_re, std::optional<Tensor> weight_im,
+                                       std::optional<Tensor> gate, double eps, bool save_sin) {
+  const char* op = "npu_forward";
+  const Sizes n(op, x, weight_re);
+  Tensor y = empty(x, n.y_shape());
+  Tensor s = save_sin ? empty(x, n.y_shape()) : absent(x);
+  by_dtype(op, x, [&](auto zero) {
+    using T = decltype(zero);
+    const NpuOperands<T> operands(op, n, x, weight_re, weight_im, gate, eps);
+    npu::kernels<T>().npu_forward({operands.inputs, data<T>(y), save_sin ? data<T>(s) : nullptr}, threads_for(n));
+  });
+  return {y, s};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> npu_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight_re,
+                                                        std::optional<Tensor> weight_im, std::optional<Tensor> gate,
+                                                        const Tensor& y, const Tensor& s, double eps,
+                                                        bool straight_through, int64_t needs) {
+  const char* op = "npu_backward";
+  const Sizes n(op, x, weight_re);
+  const std::vector<int64_t> weight_shape(weight_re.sizes().begin(), weight_re.sizes().end());
+  // A shared x gets one gradient per model, added up below.
+  const bool per_model = n.shared_x && n.models != 1;
+  Tensor grad_x = !(needs & kX) ? absent(x) : per_model ? empty(x, {n.models, n.rows, n.in}) : empty(x, n.x_shape());
+  Tensor grad_weight_re = needs & kWeightRe ? empty(x, weight_shape) : absent(x);
+  Tensor grad_weight_im = weight_im && needs & kWeightIm ? empty(x, weight_shape) : absent(x);
+  Tensor grad_gate =
+      gate && needs & kGate ? empty(x, std::vector<int64_t>(gate->sizes().begin(), gate->sizes().end())) : absent(x);
+  by_dtype(op, x, [&](auto zero) {
+    using T = decltype(zero);
+    const NpuOperands<T> operands(op, n, x, weight_re, weight_im, gate, eps);
+    const int64_t outputs = n.models * n.rows * n.out;
+    const Operand<T> upstream(op, "grad_y", grad_y, x.scalar_type(), outputs);
+    const Operand<T> cosine(op, "y", y, x.scalar_type(), outputs), sine(op, "s", s, x.scalar_type(), outputs);
+    npu::kernels<T>().npu_backward(
+        {operands.inputs, upstream, cosine, sine, straight_through, needs & kX ? data<T>(grad_x) : nullptr,
+         needs & kWeightRe ? data<T>(grad_weight_re) : nullptr,
+         weight_im && needs & kWeightIm ? data<T>(grad_weight_im) : nullptr,
+         gate && needs & kGate ? data<T>(grad_gate) : nullptr},
+        threads_for(n));
+  });
+  if (needs & kX && per_model) grad_x = torch::stable::sum(grad_x, std::vector<int64_t>{0});
+  return {grad_x, grad_weight_re, grad_weight_im, grad_gate};
+}
+
+template <typename T>
+npu::NmuInputs<T> nmu_inputs(const Sizes& n, const Operand<T>& x, const Operand<T>& weight) {
+  return {n.models, n.rows, n.in, n.out, x, n.shared_x, weight};
+}
+
+Tensor nmu_forward(const Tensor& x, const Tensor& weight) {
+  const char* op = "nmu_forward";
+  const Sizes n(op, x, weight);
+  Tensor y = empty(x, n.y_shape());
+  by_dtype(op, x, [&](auto zero) {
+    using T = decltype(zero);
+    const Operand<T> inputs(op, "x", x, x.scalar_type(), (n.shared_x ? 1 : n.models) * n.rows * n.in);
+    const Operand<T> weights(op, "weight", weight, x.scalar_type(), n.models * n.out * n.in);
+    npu::kernels<T>().nmu_forward({nmu_inputs<T>(n, inputs, weights), data<T>(y)}, threads_for(n));
+  });
+  return y;
+}
+
+std::tuple<Tensor, Tensor> nmu_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, int64_t needs) {
+  const char* op = "nmu_backward";
+  const Sizes n(op, x, weight);
+  const bool per_model = n.shared_x && n.models != 1;
+  Tensor grad_x = !(needs & kX) ? absent(x) : per_model ? empty(x, {n.models, n.rows, n.in}) : empty(x, n.x_shape());
+  Tensor grad_weight =
+      needs & kWeightRe ? empty(x, std::vector<int64_t>(weight.sizes().begin(), weight.sizes().end())) : absent(x);
+  by_dtype(op, x, [&](auto zero) {
+    using T = decltype(zero);
+    const Operand<T> inputs(op, "x", x, x.scalar_type(), (n.shared_x ? 1 : n.models) * n.rows * n.in);
+    const Operand<T> weights(op, "weight", weight, x.scalar_type(), n.models * n.out * n.in);
+    const Operand<T> upstream(op, "grad_y", grad_y, x.scalar_type(), n.models * n.rows * n.out);
+    npu::kernels<T>().nmu_backward({nmu_inputs<T>(n, inputs, weights), upstream, needs & kX ? data<T>(grad_x) : nullptr,
+                                    needs & kWeightRe ? data<T>(grad_weight) : nullptr},
+                                   threads_for(n));
+  });
+  if (needs & kX && per_model) grad_x = torch::stable::sum(grad_x, std::vector<int64_t>{0});
+  return {grad_x, grad_weight};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
+  library.impl("npu_forward", TORCH_BOX(&npu_forward));
+  library.impl("npu_backward", TORCH_BOX(&npu_backward));
+  library.impl("nmu_forward", TORCH_BOX(&nmu_forward));
+  library.impl("nmu_backward", TORCH_BOX(&nmu_backward));
+}
+
+// For ctypes (npu_kernels/backends/cpu.py).
+extern "C" {
+__attribute__((visibility("default"))) const char* npu_kernels_isa() { return npu::isa(); }
+__attribute__((visibility("default"))) const char* npu_kernels_supported_isas() { return npu::supported_isas(); }
+__attribute__((visibility("default"))) int npu_kernels_set_isa(const char* name) { return npu::set_isa(name) ? 0 : 1; }
+}

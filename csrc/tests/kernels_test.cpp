@@ -1,0 +1,252 @@
+// The kernels of one instruction set against plain long-double loops over the formulas, with OpenMP's threads; and the
+// same bits from one thread as from many.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "core/api.h"
+
+namespace {
+
+int failures = 0;
+constexpr long double kPi = 3.14159265358979323846264338327950288L;
+
+npu::Parallel openmp(int threads) {
+  npu::Parallel parallel;
+  parallel.threads = threads;
+  parallel.run = [](int64_t count, npu::Parallel::Body body, void* context) {
+#pragma omp parallel
+    {
+      const int64_t share = (count + omp_get_num_threads() - 1) / omp_get_num_threads();
+      const int64_t begin = std::min<int64_t>(count, omp_get_thread_num() * share);
+      const int64_t end = std::min<int64_t>(count, begin + share);
+      if (begin < end) body(begin, end, context);
+    }
+  };
+  omp_set_num_threads(threads);
+  return parallel;
+}
+
+template <typename T>
+void compare(const char* what, const std::vector<T>& got, const std::vector<long double>& want, int64_t work) {
+  long double difference = 0, size = 0;
+  for (size_t n = 0; n < want.size(); ++n) {
+    difference += (got[n] - want[n]) * (got[n] - want[n]);
+    size += want[n] * want[n];
+    if (std::isnan(got[n])) difference = INFINITY;  // an output that was not written
+  }
+  const long double relative = size > 0 ? sqrtl(difference / size) : sqrtl(difference);
+  const long double bound = 30 * std::numeric_limits<T>::epsilon() * sqrtl(1 + (long double)work);
+  if (relative <= bound) return;
+  std::printf("FAILED: %s: relative error %Lg > %Lg\n", what, relative, bound);
+  ++failures;
+}
+
+struct Shape {
+  int64_t models, rows, in, out;
+  bool shared_x, complex, gated, negative;
+};
+
+template <typename T>
+struct Case {
+  Shape n;
+  std::vector<T> x, wr, wi, gate, grad_y;
+  T eps = std::numeric_limits<T>::epsilon();
+
+  explicit Case(const Shape& shape) : n(shape) {
+    std::mt19937_64 random(7);
+    std::normal_distribution<double> normal;
+    const auto fill = [&](std::vector<T>& v, int64_t count, double scale) {
+      v.resize(count);
+      for (T& e : v) e = T(scale * normal(random));
+    };
+    fill(x, (n.shared_x ? 1 : n.models) * n.rows * n.in, 1);
+    if (!n.negative)
+      for (T& e : x) e = std::fabs(e);
+    fill(wr, n.models * n.out * n.in, 1 / std::sqrt(double(n.in)));
+    fill(wi, n.models * n.out * n.in, 0.3 / std::sqrt(double(n.in)));
+    fill(gate, n.models * n.in, 0.7);  // a good part lies outside [0, 1]
+    fill(grad_y, n.models * n.rows * n.out, 1);
+  }
+
+  npu::NpuInputs<T> inputs() const {
+    return {n.models,
+            n.rows,
+            n.in,
+            n.out,
+            x.data(),
+            n.shared_x,
+            wr.data(),
+            n.complex ? wi.data() : nullptr,
+            n.gated ? gate.data() : nullptr,
+            eps};
+  }
+};
+
+template <typename T>
+struct Results {
+  std::vector<T> y, s, grad_x, grad_wr, grad_wi, grad_gate;
+
+  explicit Results(const Case<T>& c, const npu::Parallel& parallel) {
+    const Shape& n = c.n;
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    y.assign(n.models * n.rows * n.out, nan);
+    s = y;
+    grad_x.assign(n.models * n.rows * n.in, nan);
+    grad_wr.assign(n.models * n.out * n.in, nan);
+    grad_wi = grad_wr;
+    grad_gate.assign(n.models * n.in, nan);
+    const auto& kernels = npu::kernels<T>();
+    kernels.npu_forward({c.inputs(), y.data(), s.data()}, parallel);
+    kernels.npu_backward({c.inputs(), c.grad_y.data(), y.data(), s.data(), false, grad_x.data(), grad_wr.data(),
+                          n.complex ? grad_wi.data() : nullptr, n.gated ? grad_gate.data() : nullptr},
+                         parallel);
+  }
+
+  bool same_bits(const Results& o, bool complex, bool gated) const {
+    const auto same = [](const std::vector<T>& a, const std::vector<T>& b) {
+      return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+    };
+    return same(y, o.y) && same(s, o.s) && same(grad_x, o.grad_x) && same(grad_wr, o.grad_wr) &&
+           (!complex || same(grad_wi, o.grad_wi)) && (!gated || same(grad_gate, o.grad_gate));
+  }
+};
+
+template <typename T>
+void check_npu(const Shape& n) {
+  const Case<T> c(n);
+  const Results<T> one(c, openmp(1)), many(c, openmp(3));
+  if (!one.same_bits(many, n.complex, n.gated)) {
+    std::printf("FAILED: three threads give other bits than one\n");
+    ++failures;
+  }
+  using V = std::vector<long double>;
+  V y(one.y.size()), s(y), gx(one.grad_x.size()), gwr(one.grad_wr.size()), gwi(gwr.size()), gg(one.grad_gate.size());
+  for (int64_t k = 0; k < n.models; ++k) {
+    for (int64_t b = 0; b < n.rows; ++b) {
+      const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
+      for (int64_t o = 0; o < n.out; ++o) {
+        const int64_t w0 = (k * n.out + o) * n.in;
+        const int64_t at = (k * n.rows + b) * n.out + o;
+        long double p = 0, q = 0;
+        for (int64_t i = 0; i < n.in; ++i) {
+          const long double g = n.gated ? std::min<T>(std::max<T>(c.gate[k * n.in + i], 0), 1) : 1;
+          const long double l = logl(g * (fabsl(x[i]) + c.eps) + (1 - g)), turn = x[i] < 0 ? kPi * g : 0;
+          const long double wr = c.wr[w0 + i], wi = n.complex ? c.wi[w0 + i] : 0;
+          p += l * wr - turn * wi;
+          q += l * wi + turn * wr;
+        }
+        y[at] = expl(p) * cosl(q);
+        s[at] = expl(p) * sinl(q);
+        const long double dp = c.grad_y[at] * y[at], dq = -c.grad_y[at] * s[at];
+        for (int64_t i = 0; i < n.in; ++i) {
+          const T raw = n.gated ? c.gate[k * n.in + i] : 1;
+          const long double g = std::min<T>(std::max<T>(raw, 0), 1);
+          const long double size = fabsl(x[i]) + c.eps, r = g * size + (1 - g);
+          const long double l = logl(r), m = x[i] < 0 ? 1 : 0;
+          const long double wr = c.wr[w0 + i], wi = n.complex ? c.wi[w0 + i] : 0;
+          const long double dr = (dp * wr + dq * wi) / r;
+          gx[(k * n.rows + b) * n.in + i] += dr * g * (x[i] > 0 ? 1 : (x[i] < 0 ? -1 : 0));
+          gwr[w0 + i] += dp * l + kPi * dq * m * g;
+          gwi[w0 + i] += dq * l - kPi * dp * m * g;
+          if (raw >= 0 && raw <= 1) gg[k * n.in + i] += dr * (size - 1) + kPi * m * (wr * dq - wi * dp);
+        }
+      }
+    }
+  }
+  compare("y", one.y, y, n.in);
+  compare("s", one.s, s, n.in);
+  compare("grad_x", one.grad_x, gx, n.in + n.out);
+  compare("grad_weight_re", one.grad_wr, gwr, n.in + n.rows);
+  if (n.complex) compare("grad_weight_im", one.grad_wi, gwi, n.in + n.rows);
+  if (n.gated) compare("grad_gate", one.grad_gate, gg, n.in + n.rows + n.out);
+}
+
+template <typename T>
+void check_nmu(const Shape& n) {
+  Case<T> c(n);
+  for (T& w : c.wr) w = std::min<T>(std::fabs(w), 1);
+  if (n.in > 2 && n.rows > 0) c.wr[2] = 1, c.x[2] = 0;  // a factor that is exactly zero
+  const npu::NmuInputs<T> inputs{n.models, n.rows, n.in, n.out, c.x.data(), n.shared_x, c.wr.data()};
+  const T nan = std::numeric_limits<T>::quiet_NaN();
+  std::vector<T> results[2][3];
+  for (int run = 0; run < 2; ++run) {
+    const npu::Parallel parallel = openmp(run ? 3 : 1);
+    auto& [y, gx, gw] = results[run];
+    y.assign(n.models * n.rows * n.out, nan);
+    gx.assign(n.models * n.rows * n.in, nan);
+    gw.assign(n.models * n.out * n.in, nan);
+    npu::kernels<T>().nmu_forward({inputs, y.data()}, parallel);
+    npu::kernels<T>().nmu_backward({inputs, c.grad_y.data(), gx.data(), gw.data()}, parallel);
+  }
+  for (int part = 0; part < 3; ++part) {
+    if (results[0][part] != results[1][part]) std::printf("FAILED: nmu: other bits from three threads\n"), ++failures;
+  }
+  using V = std::vector<long double>;
+  V y(results[0][0].size()), gx(results[0][1].size()), gw(results[0][2].size());
+  for (int64_t k = 0; k < n.models; ++k) {
+    for (int64_t b = 0; b < n.rows; ++b) {
+      const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
+      for (int64_t o = 0; o < n.out; ++o) {
+        const T* w = c.wr.data() + (k * n.out + o) * n.in;
+        const auto others = [&](int64_t skip) {
+          long double product = 1;
+          for (int64_t i = 0; i < n.in; ++i)
+            product *= i == skip ? 1.0L : (long double)w[i] * x[i] + (1 - (long double)w[i]);
+          return product;
+        };
+        const int64_t at = (k * n.rows + b) * n.out + o;
+        y[at] = others(-1);
+        for (int64_t i = 0; i < n.in; ++i) {
+          const long double e = c.grad_y[at] * others(i);
+          gx[(k * n.rows + b) * n.in + i] += e * w[i];
+          gw[(k * n.out + o) * n.in + i] += e * (x[i] - 1.0L);
+        }
+      }
+    }
+  }
+  compare("nmu y", results[0][0], y, n.in);
+  compare("nmu grad_x", results[0][1], gx, n.in + n.out);
+  compare("nmu grad_weight", results[0][2], gw, n.in + n.rows);
+}
+
+}  // namespace
+
+int main(int count, char** names) {
+  const char* isa = count > 1 ? names[1] : npu::isa();
+  if (!npu::set_isa(isa)) {
+    std::printf("%s is not supported by this processor\n", isa);
+    return 77;
+  }
+  const int64_t sizes[][4] = {{1, 0, 3, 2},    {1, 1, 1, 1},    {1, 7, 2, 6},    {1, 100, 6, 2},  {1, 47, 15, 16},
+                              {1, 48, 16, 17}, {1, 49, 17, 1},  {1, 130, 33, 5}, {3, 20, 6, 2},   {2, 65, 9, 31},
+                              {1, 1100, 5, 7}, {2, 1030, 3, 4}, {1, 33, 65, 66}, {1, 700, 24, 40}};
+  // A sanitizer's build is some thirty times slower: it is given a limit on the work of one case.
+  const int64_t limit = count > 2 ? std::atoll(names[2]) : std::numeric_limits<int64_t>::max();
+  for (const auto& size : sizes) {
+    if (size[0] * size[1] * size[2] * size[3] > limit) continue;
+    for (int bits = 0; bits < 16; ++bits) {
+      const Shape n{size[0],         size[1],         size[2],         size[3],
+                    (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
+      const int before = failures;
+      check_npu<float>(n);
+      check_npu<double>(n);
+      if (bits < 2 && n.in < 40) {
+        check_nmu<float>(n);
+        check_nmu<double>(n);
+      }
+      if (failures > before)
+        std::printf("  at K %ld B %ld I %ld O %ld shared %d complex %d gated %d negative %d\n", long(n.models),
+                    long(n.rows), long(n.in), long(n.out), n.shared_x, n.complex, n.gated, n.negative);
+    }
+  }
+  std::printf("%s: %d failures\n", isa, failures);
+  return failures ? 1 : 0;
+}
