@@ -185,6 +185,39 @@ struct Simd {
 #endif
   }
 
+  // Inputs whose signs select one entry of a register of partial sums (2^group_size <= width, with a permute by lane).
+  // 0: the instruction set has no such permute.
+#if defined(__AVX512F__)
+  static constexpr int group_size = single ? 4 : 3;
+#elif defined(__AVX2__)
+  static constexpr int group_size = single ? 3 : 0;
+#else
+  static constexpr int group_size = 0;
+#endif
+
+  // Lane l is table[index[l]].
+  static NPU_INLINE Reg lookup(Reg table, Bits index) {
+#if defined(__AVX512F__)
+    if constexpr (single) return (Reg)_mm512_permutexvar_ps((__m512i)index, (__m512)table);
+    else return (Reg)_mm512_permutexvar_pd((__m512i)index, (__m512d)table);
+#elif defined(__AVX2__)
+    if constexpr (single) return (Reg)_mm256_permutevar8x32_ps((__m256)table, (__m256i)index);
+#endif
+    (void)index;
+    return table;
+  }
+
+  // Lane e is the sum of the terms whose bit is set in e: all partial sums of up to group_size terms.
+  static NPU_INLINE Reg partial_sums(const T* terms, int count) {
+    alignas(NPU_VECTOR_BYTES) static constexpr Int kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Bits lane;
+    std::memcpy(&lane, kLane, sizeof lane);
+    Reg sums = zero();
+    for (int j = 0; j < count; ++j)
+      sums = sums + (Reg)((Bits)set1(terms[j]) & ((lane & set1_bits(Int(1) << j)) != set1_bits(0)));
+    return sums;
+  }
+
   template <int... L>
   static NPU_INLINE Reg pick(Reg a, Reg b, std::integer_sequence<int, L...>) {
 #if defined(__clang__)
