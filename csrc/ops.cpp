@@ -87,7 +87,18 @@ class Operand {
   const T* data_;
 };
 
-Tensor empty(const Tensor& like, const std::vector<int64_t>& shape) { return torch::stable::new_empty(like, shape); }
+// An uninitialised contiguous tensor. By the allocator's own entry: new_empty looks its operator up by name at every
+// call, which costs more than a small layer's arithmetic.
+Tensor empty(const Tensor& like, const std::vector<int64_t>& shape) {
+  int32_t dtype;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  int64_t strides[3] = {}, step = 1;
+  for (size_t d = shape.size(); d-- > 0; step *= shape[d] > 1 ? shape[d] : 1) strides[d] = step;
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides, dtype,
+                                                  aoti_torch_device_type_cpu(), -1, &handle));
+  return Tensor(handle);
+}
 Tensor absent(const Tensor& like) { return empty(like, {0}); }
 
 template <typename T>
