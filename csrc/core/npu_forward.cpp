@@ -123,15 +123,7 @@ void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t 
   constexpr int parts = PackedWeights<T, complex>::parts;
   constexpr int group = Phase<T>::inputs;
   constexpr int entries = Phase<T>::entries;
-  Reg p[R][N] = {}, q[R][N] = {};
-  if (resume) {
-    for (int n = 0; n < N; ++n) {
-      for (int r = 0; r < R; ++r) {
-        p[r][n] = S::load(p_out + (n * R + r) * W);
-        q[r][n] = S::load(q_out + (n * R + r) * W);
-      }
-    }
-  }
+  Reg p[R][N], q[R][N];
   const auto multiply = [&]() __attribute__((always_inline)) {
     Reg l[R];
     for (int r = 0; r < R; ++r) l[r] = S::load(log_r + r * W);
@@ -155,20 +147,27 @@ void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t 
     slots += R;
   };
   int64_t i = 0;
-  for (; i + group <= in; i += group) {
-    for (int j = 0; j < group; ++j) multiply();
-    if constexpr (negative) turn();
-  }
-  if (i < in) {
-    for (; i < in; ++i) multiply();
-    if constexpr (negative) turn();
-  }
-  for (int n = 0; n < N; ++n) {
-    for (int r = 0; r < R; ++r) {
-      S::store(p_out + (n * R + r) * W, p[r][n]);
-      S::store(q_out + (n * R + r) * W, q[r][n]);
+  do {
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) p[r][n] = q[r][n] = S::zero();
+    const int64_t end = least(i + kRun, in);
+    for (; i + group <= end; i += group) {
+      for (int j = 0; j < group; ++j) multiply();
+      if constexpr (negative) turn();
     }
-  }
+    if (i < end) {
+      for (; i < end; ++i) multiply();
+      if constexpr (negative) turn();
+    }
+    for (int n = 0; n < N; ++n) {
+      for (int r = 0; r < R; ++r) {
+        T *p_at = p_out + (n * R + r) * W, *q_at = q_out + (n * R + r) * W;
+        S::store(p_at, resume ? S::load(p_at) + p[r][n] : p[r][n]);
+        S::store(q_at, resume ? S::load(q_at) + q[r][n] : q[r][n]);
+      }
+    }
+    resume = true;
+  } while (i < in);
 }
 
 template <typename T, bool complex, bool negative, int R>

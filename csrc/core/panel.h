@@ -12,6 +12,10 @@
 namespace npu {
 namespace NPU_ISA {
 
+// Terms that one accumulator adds up before it joins the total: rounding errors then grow with the root of the number
+// of runs, not of the number of terms. A multiple of the group sizes in simd.h.
+constexpr int64_t kRun = 24;
+
 // Uninitialised scratch, aligned to a cache line.
 template <typename T>
 class Scratch {

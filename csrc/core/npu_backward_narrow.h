@@ -1,0 +1,338 @@
+// The backward of layers with few inputs: a register holds one feature of `width` rows.
+//
+// A chunk's x, L, dP and dQ are turned into panels [feature][rows]. The weight sums end in sums over the lanes.
+#pragma once
+
+#include "npu_backward.h"
+
+namespace npu {
+namespace NPU_ISA {
+namespace narrow {
+
+// Register tiles. dL: rows x inputs accumulators. Weight sums: inputs x outs, each with up to four accumulators.
+#if defined(__AVX512F__)
+constexpr int kSpreadRows = 3, kSpreadIns = 8;
+constexpr int kComplexIns = 2, kComplexOuts = 3;
+constexpr int kRealIns = 3, kRealOuts = 4;
+#else
+constexpr int kSpreadRows = 3, kSpreadIns = 4;
+constexpr int kComplexIns = 1, kComplexOuts = 3;
+constexpr int kRealIns = 2, kRealOuts = 3;
+#endif
+
+template <bool complex>
+struct SumTile {
+  static constexpr int ins = complex ? kComplexIns : kRealIns;
+  static constexpr int outs = complex ? kComplexOuts : kRealOuts;
+};
+
+// Rows of a chunk as panels: feature-major, `stride` elements (a whole number of registers) per feature.
+template <typename T>
+struct Chunk {
+  int64_t rows, registers, stride;
+  T *x, *log_r;                  // [I][stride]; x is overwritten by dx
+  typename Simd<T>::Mask* mask;  // [I][registers]
+  bool* negative;                // [I]: any x < 0
+  T *grad_p, *grad_q;            // [O][stride]
+};
+
+// dl[r][n] = sum_o dP wr + dQ wi;  w: [O][N][wr, wi].
+template <typename T, bool complex, int R, int N>
+NPU_INLINE void spread_tile(const Chunk<T>& c, int64_t reg, int64_t out, const T* w, typename Simd<T>::Reg (*dl)[N]) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  const T* grad_p = c.grad_p + reg * S::width;
+  const T* grad_q = c.grad_q + reg * S::width;
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) dl[r][n] = S::zero();
+  for (int64_t o = 0; o < out;) {
+    Reg acc[R][N] = {};
+    for (const int64_t end = least(o + kRun, out); o < end; ++o) {
+      Reg dp[R], dq[R];
+      for (int r = 0; r < R; ++r) {
+        dp[r] = S::load(grad_p + r * S::width);
+        if constexpr (complex) dq[r] = S::load(grad_q + r * S::width);
+      }
+      for (int n = 0; n < N; ++n) {
+        const Reg re = S::set1(w[complex ? 2 * n : n]);
+        for (int r = 0; r < R; ++r) acc[r][n] = S::fma(dp[r], re, acc[r][n]);
+        if constexpr (complex) {
+          const Reg im = S::set1(w[2 * n + 1]);
+          for (int r = 0; r < R; ++r) acc[r][n] = S::fma(dq[r], im, acc[r][n]);
+        }
+      }
+      grad_p += c.stride, grad_q += c.stride, w += N * (complex ? 2 : 1);
+    }
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) dl[r][n] = dl[r][n] + acc[r][n];
+  }
+}
+
+// dL of N inputs from i on, R registers of rows; finished to dx (over x's panel) and to the gate's sums over rows.
+template <typename T, bool complex, int R, int N>
+void spread(const NpuInputs<T>& in, const Chunk<T>& c, int64_t reg, int64_t i, int ins, const T* gate, const T* w,
+            T* gate_lanes) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  Reg dl[R][N];
+  spread_tile<T, complex, R, N>(c, reg, in.out, w, dl);
+  const Reg one = S::set1(T(1)), eps = S::set1(in.eps);
+  for (int n = 0; n < N; ++n) {
+    if (n >= ins) break;
+    const Reg g = S::set1(gate[i + n]);
+    Reg gate_sum = S::load(gate_lanes + (i + n) * S::width);
+    for (int r = 0; r < R; ++r) {
+      T* at = c.x + (i + n) * c.stride + (reg + r) * S::width;
+      const Reg x = S::load(at);
+      const Reg size = S::abs(x) + eps;
+      const Reg dr = dl[r][n] / S::fma(g, size, one - g);
+      gate_sum = S::fma(dr, size - one, gate_sum);
+      const Reg dx = dr * g;
+      S::store(at, S::select(x > S::zero(), dx, S::select(x < S::zero(), -dx, x * dx)));  // 0 at 0, nan at nan
+    }
+    S::store(gate_lanes + (i + n) * S::width, gate_sum);
+  }
+}
+
+// Weights of one model for `spread`: [I / kSpreadIns][O][kSpreadIns][wr, wi], zeros behind I.
+template <typename T, bool complex>
+void pack_spread(const NpuInputs<T>& in, int64_t model, int64_t block, T* packed) {
+  constexpr int parts = complex ? 2 : 1;
+  const T* wr = in.weight_re + model * in.out * in.in;
+  const T* wi = complex ? in.weight_im + model * in.out * in.in : nullptr;
+  const int64_t i0 = block * kSpreadIns;
+  T* w = packed + i0 * in.out * parts;
+  for (int64_t o = 0; o < in.out; ++o) {
+    for (int n = 0; n < kSpreadIns; ++n, w += parts) {
+      const bool inside = i0 + n < in.in;
+      w[0] = inside ? wr[o * in.in + i0 + n] : T(0);
+      if constexpr (complex) w[1] = inside ? wi[o * in.in + i0 + n] : T(0);
+    }
+  }
+}
+
+// Adds the weight sums of NI inputs from i and NO outs from o over a chunk's rows to sums[part][O][I].
+template <typename T, bool complex, bool negative, int NI, int NO>
+void sum_tile(const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T* sums) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  constexpr int W = S::width;
+  constexpr int parts = negative ? kParts<complex> : (complex ? 2 : 1);
+  constexpr int total = parts * NI * NO;
+  const T *log_r[NI], *grad_p[NO], *grad_q[NO];
+  const typename S::Mask* mask[NI];
+  for (int a = 0; a < NI; ++a) {
+    log_r[a] = c.log_r + (i + a) * c.stride;
+    mask[a] = c.mask + (i + a) * c.registers;
+  }
+  for (int b = 0; b < NO; ++b) {
+    grad_p[b] = c.grad_p + (o + b) * c.stride;
+    grad_q[b] = c.grad_q + (o + b) * c.stride;
+  }
+  Reg sp[NI][NO] = {}, sq[NI][NO] = {}, mp[NI][NO] = {}, mq[NI][NO] = {};
+  for (int64_t v = 0; v < c.registers; ++v) {
+    Reg dp[NO], dq[NO];
+    for (int b = 0; b < NO; ++b) {
+      dp[b] = S::load(grad_p[b] + v * W);
+      if constexpr (complex || negative) dq[b] = S::load(grad_q[b] + v * W);
+    }
+    for (int a = 0; a < NI; ++a) {
+      const Reg l = S::load(log_r[a] + v * W);
+      for (int b = 0; b < NO; ++b) sp[a][b] = S::fma(dp[b], l, sp[a][b]);
+      if constexpr (complex)
+        for (int b = 0; b < NO; ++b) sq[a][b] = S::fma(dq[b], l, sq[a][b]);
+      if constexpr (negative) {
+        for (int b = 0; b < NO; ++b) mq[a][b] = S::add_masked(mq[a][b], mask[a][v], dq[b]);
+        if constexpr (complex)
+          for (int b = 0; b < NO; ++b) mp[a][b] = S::add_masked(mp[a][b], mask[a][v], dp[b]);
+      }
+    }
+  }
+  // Sums over the lanes, a register's worth of accumulators at a time.
+  constexpr int padded = (total + W - 1) / W * W;
+  Reg all[padded] = {};
+  constexpr Part order[4] = {kSP, negative ? kMQ : kSQ, kSQ, kMP};
+  for (int a = 0; a < NI; ++a) {
+    for (int b = 0; b < NO; ++b) {
+      all[b * NI + a] = sp[a][b];
+      if constexpr (parts > 1) all[NI * NO + b * NI + a] = negative ? mq[a][b] : sq[a][b];
+      if constexpr (parts > 2) all[2 * NI * NO + b * NI + a] = sq[a][b];
+      if constexpr (parts > 3) all[3 * NI * NO + b * NI + a] = mp[a][b];
+    }
+  }
+  T totals[padded];
+  for (int n = 0; n < padded; n += W) S::store(totals + n, S::sum_each(all + n));
+  for (int part = 0; part < parts; ++part)
+    for (int b = 0; b < NO; ++b)
+      for (int a = 0; a < NI; ++a)
+        sums[(order[part] * in.out + o + b) * in.in + i + a] += totals[(part * NO + b) * NI + a];
+}
+
+template <typename T, bool complex, bool negative, int NI>
+void sum_tile_of(int outs, const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T* sums) {
+  switch (outs) {
+    case 1:
+      return sum_tile<T, complex, negative, NI, 1>(in, c, i, o, sums);
+    case 2:
+      return sum_tile<T, complex, negative, NI, 2>(in, c, i, o, sums);
+    case 3:
+      return sum_tile<T, complex, negative, NI, 3>(in, c, i, o, sums);
+    case 4:
+      if constexpr (SumTile<complex>::outs >= 4) return sum_tile<T, complex, negative, NI, 4>(in, c, i, o, sums);
+  }
+}
+
+template <typename T, bool complex, bool negative>
+void sum_tile_of(int ins, int outs, const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T* sums) {
+  switch (ins) {
+    case 1:
+      return sum_tile_of<T, complex, negative, 1>(outs, in, c, i, o, sums);
+    case 2:
+      if constexpr (SumTile<complex>::ins >= 2) return sum_tile_of<T, complex, negative, 2>(outs, in, c, i, o, sums);
+      break;
+    case 3:
+      if constexpr (SumTile<complex>::ins >= 3) return sum_tile_of<T, complex, negative, 3>(outs, in, c, i, o, sums);
+  }
+}
+
+// x, L and m of `count` <= width features from i on.
+template <typename T>
+void turn_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const T* gate, const Chunk<T>& c) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  constexpr int W = S::width;
+  const Reg eps = S::set1(in.eps), one = S::set1(T(1));
+  for (int n = 0; n < count; ++n) c.negative[i + n] = false;
+  for (int64_t v = 0; v < c.registers; ++v) {
+    Reg column[W];
+    load_columns<T>(x + v * W * in.in + i, in.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
+    for (int n = 0; n < count; ++n) {
+      const Reg g = S::set1(gate[i + n]);
+      S::store(c.x + (i + n) * c.stride + v * W, column[n]);
+      S::store(c.log_r + (i + n) * c.stride + v * W, VectorMath<T>::log(S::fma(g, S::abs(column[n]) + eps, one - g)));
+      c.negative[i + n] |= S::store_negative(c.mask + (i + n) * c.registers + v, column[n]);
+    }
+  }
+}
+
+// dP and dQ of `count` <= width outs from o on; rows behind the chunk's last one are zero.
+template <typename T>
+void turn_gradients(const NpuBackward<T>& f, int64_t first_row, int64_t o, int count, const Chunk<T>& c) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  constexpr int W = S::width;
+  const int64_t out = f.inputs.out;
+  for (int64_t v = 0; v < c.registers; ++v) {
+    const int64_t at = (first_row + v * W) * out + o;
+    const int rows = int(least<int64_t>(W, c.rows - v * W));
+    Reg grad_y[W], y[W], s[W];
+    load_columns<T>(f.grad_y + at, out, rows, count, grad_y);
+    load_columns<T>(f.y + at, out, rows, count, y);
+    load_columns<T>(f.s + at, out, rows, count, s);
+    for (int n = 0; n < count; ++n) {
+      S::store(c.grad_p + (o + n) * c.stride + v * W, grad_y[n] * y[n]);
+      S::store(c.grad_q + (o + n) * c.stride + v * W, -grad_y[n] * s[n]);
+    }
+  }
+}
+
+template <typename T, bool complex>
+class Group {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  static constexpr int W = S::width;
+
+ public:
+  explicit Group(const NpuBackward<T>& f) : f_(f), in_(f.inputs) {}
+
+  void run(const GroupTask<T>& task) const {
+    // Long chunks, since every chunk ends with sums over lanes; 16 MiB of panels at most.
+    const int64_t row_size = 2 * (in_.in + in_.out) * int64_t(sizeof(T));
+    const int64_t most_rows = most<int64_t>(128, least<int64_t>(1024, (int64_t(1) << 24) / row_size)) / W * W;
+    const int64_t chunk_rows = most<int64_t>(W, least(most_rows, ceil_div(task.end - task.begin, W) * W));
+    std::memset(task.sums, 0, size_t(kParts<complex> * in_.out * in_.in) * sizeof(T));
+    const int64_t blocks = ceil_div(in_.in, kSpreadIns);
+    Scratch<T> packed(task.want_spread ? blocks * kSpreadIns * in_.out * (complex ? 2 : 1) : 0);
+    for (int64_t block = 0; task.want_spread && block < blocks; ++block)
+      pack_spread<T, complex>(in_, task.model, block, packed);
+    Scratch<T> gate_lanes(in_.in * W);
+    std::memset(gate_lanes, 0, size_t(in_.in * W) * sizeof(T));
+    Scratch<T> panels(2 * (in_.in + in_.out) * chunk_rows);
+    Scratch<typename S::Mask> masks(in_.in * chunk_rows / W);
+    Scratch<bool> negative(in_.in);
+    for (int64_t row = task.begin; row < task.end; row += chunk_rows) {
+      Chunk<T> c;
+      c.rows = least(chunk_rows, task.end - row);
+      c.registers = ceil_div(c.rows, W);
+      c.stride = c.registers * W;
+      c.x = panels;
+      c.log_r = c.x + in_.in * c.stride;
+      c.grad_p = c.log_r + in_.in * c.stride;
+      c.grad_q = c.grad_p + in_.out * c.stride;
+      c.mask = masks;
+      c.negative = negative;
+      turn(task, row, c);
+      if (task.want_spread) spread_all(task, row, packed, c, gate_lanes);
+      if (task.want_sums) sum_all(c, task.sums);
+    }
+    for (int64_t i = 0; i < in_.in; ++i) {
+      T sum = 0;
+      for (int l = 0; l < W; ++l) sum += gate_lanes[i * W + l];
+      task.gate_sums[i] = sum;
+    }
+  }
+
+ private:
+  void turn(const GroupTask<T>& task, int64_t row, const Chunk<T>& c) const {
+    const T* x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
+    for (int64_t i = 0; i < in_.in; i += W) turn_inputs<T>(in_, x, i, int(least<int64_t>(W, in_.in - i)), task.gate, c);
+    for (int64_t o = 0; o < in_.out; o += W)
+      turn_gradients<T>(f_, task.model * in_.rows + row, o, int(least<int64_t>(W, in_.out - o)), c);
+  }
+
+  void spread_all(const GroupTask<T>& task, int64_t row, const T* packed, const Chunk<T>& c, T* gate_lanes) const {
+    for (int64_t v = 0; v < c.registers; v += kSpreadRows) {
+      const int64_t registers = least<int64_t>(kSpreadRows, c.registers - v);
+      for (int64_t i = 0; i < in_.in; i += kSpreadIns) {
+        const int ins = int(least<int64_t>(kSpreadIns, in_.in - i));
+        const T* w = packed + i * in_.out * (complex ? 2 : 1);
+        if (registers == kSpreadRows)
+          spread<T, complex, kSpreadRows, kSpreadIns>(in_, c, v, i, ins, task.gate, w, gate_lanes);
+        else
+          for (int64_t r = 0; r < registers; ++r)
+            spread<T, complex, 1, kSpreadIns>(in_, c, v + r, i, ins, task.gate, w, gate_lanes);
+      }
+    }
+    if (f_.grad_x == nullptr) return;
+    for (int64_t i = 0; i < in_.in; i += W) {
+      const int count = int(least<int64_t>(W, in_.in - i));
+      for (int64_t v = 0; v < c.registers; ++v) {
+        Reg column[W] = {};
+        for (int n = 0; n < count; ++n) column[n] = S::load(c.x + (i + n) * c.stride + v * W);
+        T* at = f_.grad_x + (task.model * in_.rows + row + v * W) * in_.in + i;
+        store_columns<T>(at, in_.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
+      }
+    }
+  }
+
+  void sum_all(const Chunk<T>& c, T* sums) const {
+    constexpr int NI = SumTile<complex>::ins, NO = SumTile<complex>::outs;
+    for (int64_t o = 0; o < in_.out; o += NO) {
+      const int outs = int(least<int64_t>(NO, in_.out - o));
+      for (int64_t i = 0; i < in_.in; i += NI) {
+        const int ins = int(least<int64_t>(NI, in_.in - i));
+        bool negative = false;
+        for (int a = 0; a < ins; ++a) negative |= c.negative[i + a];
+        if (negative) sum_tile_of<T, complex, true>(ins, outs, in_, c, i, o, sums);
+        else sum_tile_of<T, complex, false>(ins, outs, in_, c, i, o, sums);
+      }
+    }
+  }
+
+  const NpuBackward<T>& f_;
+  const NpuInputs<T>& in_;
+};
+
+}  // namespace narrow
+}  // namespace NPU_ISA
+}  // namespace npu

@@ -1,0 +1,271 @@
+// The backward of layers with many inputs: a register holds `width` inputs of one row, so that nothing is turned and no
+// sum runs over lanes. A chunk keeps L, m, dP and dQ row by row; ranges of I are then independent.
+#pragma once
+
+#include "npu_backward.h"
+
+namespace npu {
+namespace NPU_ISA {
+namespace wide {
+
+// Register tiles. dL: rows x registers of inputs. Weight sums: outs x registers of inputs, two (RealNPU) or four each.
+#if defined(__AVX512F__)
+constexpr int kSpreadRows = 12, kSpreadVectors = 2;
+constexpr int kSumVectors = 2, kComplexOuts = 3, kRealOuts = 6;
+#else
+constexpr int kSpreadRows = 6, kSpreadVectors = 2;
+constexpr int kSumVectors = 1, kComplexOuts = 3, kRealOuts = 6;
+#endif
+template <bool complex>
+constexpr int kSumOuts = complex ? kComplexOuts : kRealOuts;
+
+// Rows that the weight sums of one tile run over before they are stored: their L and gradients stay in the first-level
+// cache.
+constexpr int64_t kSumRows = 128;
+
+template <typename T>
+struct Chunk {
+  int64_t rows, row;             // how many, and the first of all models' rows
+  const T* x;                    // [rows][I]
+  int64_t ins, outs;             // strides of a row: whole registers, odd in cache lines, so that rows share no sets
+  T* log_r;                      // [rows][ins], zero behind I
+  typename Simd<T>::Mask* mask;  // [rows][ins / width]
+  bool* negative;                // [rows / kSumRows][ins / width]: any x < 0
+  T *grad_p, *grad_q;            // [rows][outs]
+
+  int64_t vectors() const { return ins / Simd<T>::width; }
+};
+
+template <typename T, bool complex>
+class Group {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  using Mask = typename S::Mask;
+  static constexpr int W = S::width;
+  static constexpr int kBlock = kSpreadVectors * W;  // inputs of a packed block of weights
+  static constexpr int kWeights = complex ? 2 : 1;
+
+ public:
+  explicit Group(const NpuBackward<T>& f) : f_(f), in_(f.inputs) {}
+
+  // `inner` shares the work of one group among threads.
+  void run(const GroupTask<T>& task, const Parallel& inner) const {
+    const int64_t size = in_.out * in_.in, blocks = ceil_div(in_.in, kBlock);
+    std::memset(task.sums, 0, size_t(kParts<complex> * size) * sizeof(T));
+    std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(T));
+    Chunk<T> c;
+    c.ins = padded(in_.in);
+    c.outs = padded(in_.out);
+    // 4 MiB of panels at most.
+    const int64_t row_size = (c.ins + 2 * c.outs) * int64_t(sizeof(T));
+    const int64_t chunk_rows = least<int64_t>(ceil_div(task.end - task.begin, kSumRows),
+                                              most<int64_t>(1, (int64_t(1) << 22) / row_size / kSumRows)) *
+                               kSumRows;
+    Scratch<T> packed(task.want_spread ? blocks * kBlock * in_.out * kWeights : 0);
+    Scratch<T> log_r(chunk_rows * c.ins), grad_p(chunk_rows * c.outs), grad_q(chunk_rows * c.outs);
+    Scratch<Mask> mask(chunk_rows * c.vectors());
+    Scratch<bool> negative(chunk_rows / kSumRows * c.vectors());
+    c.log_r = log_r, c.grad_p = grad_p, c.grad_q = grad_q, c.mask = mask, c.negative = negative;
+    if (task.want_spread) {
+      inner.over(blocks, [&](int64_t begin, int64_t end) {
+        for (int64_t block = begin; block < end; ++block) pack(task.model, block, packed);
+      });
+    }
+    for (int64_t row = task.begin; row < task.end; row += chunk_rows) {
+      c.rows = least(chunk_rows, task.end - row);
+      c.row = task.model * in_.rows + row;
+      c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
+      inner.over(ceil_div(c.rows, kSumRows), [&](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; ++n) prepare(task, c, n * kSumRows, least((n + 1) * kSumRows, c.rows));
+      });
+      inner.over(blocks, [&](int64_t begin, int64_t end) {
+        for (int64_t block = begin; block < end; ++block) {
+          const int64_t i0 = block * kBlock, i1 = least(i0 + kBlock, in_.in);
+          if (task.want_spread) spread(task, c, i0, i1, packed + i0 * in_.out * kWeights);
+          if (task.want_sums) sum(task, c, i0, i1);
+        }
+      });
+    }
+  }
+
+ private:
+  static int64_t padded(int64_t features) {
+    const int64_t line = 64 / int64_t(sizeof(T)), lines = ceil_div(ceil_div(features, W) * W, line);
+    return (lines | 1) * line;
+  }
+
+  // Weights for dL: [I / kBlock][O][wr of kBlock inputs, wi], zeros behind I.
+  void pack(int64_t model, int64_t block, T* packed) const {
+    const int64_t i0 = block * kBlock, count = least<int64_t>(kBlock, in_.in - i0);
+    T* w = packed + i0 * in_.out * kWeights;
+    for (int64_t o = 0; o < in_.out; ++o) {
+      const int64_t at = (model * in_.out + o) * in_.in + i0;
+      for (int part = 0; part < kWeights; ++part, w += kBlock) {
+        std::memcpy(w, (part ? in_.weight_im : in_.weight_re) + at, size_t(count) * sizeof(T));
+        for (int64_t i = count; i < kBlock; ++i) w[i] = T(0);
+      }
+    }
+  }
+
+  // L, m, dP and dQ of rows [begin, end), which are one kSumRows block of the chunk.
+  void prepare(const GroupTask<T>& task, const Chunk<T>& c, int64_t begin, int64_t end) const {
+    const Reg eps = S::set1(in_.eps), one = S::set1(T(1));
+    bool* negative = c.negative + begin / kSumRows * c.vectors();
+    for (int64_t v = 0; v < c.vectors(); ++v) negative[v] = false;
+    for (int64_t i = 0; i < c.ins; i += W) {
+      const int count = int(most<int64_t>(0, least<int64_t>(W, in_.in - i)));
+      const Reg g = S::load_first(task.gate + i, count);  // zero behind I: r = 1, L = 0
+      for (int64_t b = begin; b < end; ++b) {
+        const Reg x = S::load_first(c.x + b * in_.in + i, count);
+        S::store(c.log_r + b * c.ins + i, VectorMath<T>::log(S::fma(g, S::abs(x) + eps, one - g)));
+        negative[i / W] |= S::store_negative(c.mask + b * c.vectors() + i / W, x);
+      }
+    }
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t from = (c.row + b) * in_.out;
+      for (int64_t o = 0; o < in_.out; o += W) {
+        const int count = int(least<int64_t>(W, in_.out - o));
+        const Reg grad_y = S::load_first(f_.grad_y + from + o, count);
+        S::store(c.grad_p + b * c.outs + o, grad_y * S::load_first(f_.y + from + o, count));
+        S::store(c.grad_q + b * c.outs + o, -grad_y * S::load_first(f_.s + from + o, count));
+      }
+    }
+  }
+
+  // dL = dP Wr + dQ Wi of the inputs [i0, i1), and from it dx and the gate's sums.
+  void spread(const GroupTask<T>& task, const Chunk<T>& c, int64_t i0, int64_t i1, const T* w) const {
+    int64_t b = 0;
+    const bool both = i1 - i0 > W;  // registers of inputs
+    for (; b + kSpreadRows <= c.rows; b += kSpreadRows) spread_rows<kSpreadRows>(task, c, b, i0, i1, w, both);
+    for (; b + 3 <= c.rows; b += 3) spread_rows<3>(task, c, b, i0, i1, w, both);
+    for (; b < c.rows; ++b) spread_rows<1>(task, c, b, i0, i1, w, both);
+  }
+
+  template <int R>
+  void spread_rows(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w,
+                   bool both) const {
+    if (both) spread_tile<R, kSpreadVectors>(task, c, b, i0, i1, w);
+    else spread_tile<R, 1>(task, c, b, i0, i1, w);
+  }
+
+  template <int R, int V>
+  void spread_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w) const {
+    Reg dl[R][V] = {};
+    int64_t o = 0;
+    const T *grad_p = c.grad_p + b * c.outs, *grad_q = c.grad_q + b * c.outs;
+    while (o < in_.out) {
+      Reg run[R][V] = {};
+      for (const int64_t end = least(o + kRun, in_.out); o < end; ++o, w += kBlock * kWeights) {
+        Reg re[V], im[V];
+        for (int v = 0; v < V; ++v) {
+          re[v] = S::load(w + v * W);
+          if constexpr (complex) im[v] = S::load(w + kBlock + v * W);
+        }
+        for (int r = 0; r < R; ++r) {
+          const Reg dp = S::set1(grad_p[r * c.outs + o]);
+          for (int v = 0; v < V; ++v) run[r][v] = S::fma(dp, re[v], run[r][v]);
+          if constexpr (complex) {
+            const Reg dq = S::set1(grad_q[r * c.outs + o]);
+            for (int v = 0; v < V; ++v) run[r][v] = S::fma(dq, im[v], run[r][v]);
+          }
+        }
+      }
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) dl[r][v] = dl[r][v] + run[r][v];
+    }
+    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps);
+    for (int v = 0; v < V; ++v) {
+      const int64_t i = i0 + v * W;
+      const int count = int(least<int64_t>(W, i1 - i));
+      const Reg g = S::load_first(task.gate + i, count);
+      Reg gate_sum = S::load_first(task.gate_sums + i, count);
+      for (int r = 0; r < R; ++r) {
+        const Reg x = S::load_first(c.x + (b + r) * in_.in + i, count);
+        const Reg size = S::abs(x) + eps;
+        const Reg dr = dl[r][v] / S::fma(g, size, one - g);
+        gate_sum = S::fma(dr, size - one, gate_sum);
+        if (f_.grad_x == nullptr) continue;
+        const Reg dx = dr * g;
+        const Reg signed_dx =
+            S::select(x > S::zero(), dx, S::select(x < S::zero(), -dx, x * dx));  // 0 at 0, nan at nan
+        S::store_first(f_.grad_x + (c.row + b + r) * in_.in + i, signed_dx, count);
+      }
+      S::store_first(task.gate_sums + i, gate_sum, count);
+    }
+  }
+
+  // The weight sums of the inputs [i0, i1).
+  void sum(const GroupTask<T>& task, const Chunk<T>& c, int64_t i0, int64_t i1) const {
+    for (int64_t b = 0; b < c.rows; b += kSumRows) {
+      const int64_t end = least(b + kSumRows, c.rows);
+      for (int64_t i = i0; i < i1; i += kSumVectors * W) {
+        const int vectors = int(least<int64_t>(kSumVectors, ceil_div(i1 - i, W)));
+        bool negative = false;
+        for (int v = 0; v < vectors; ++v) negative |= c.negative[b / kSumRows * c.vectors() + i / W + v];
+        if (vectors == 1) sum_outs<1>(task, c, b, end, i, i1, negative);
+        else sum_outs<kSumVectors>(task, c, b, end, i, i1, negative);
+      }
+    }
+  }
+
+  template <int V>
+  void sum_outs(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1,
+                bool negative) const {
+    constexpr int N = kSumOuts<complex>;
+    int64_t o = 0;
+    for (; o + N <= in_.out; o += N) {
+      if (negative) sum_tile<true, N, V>(task, c, b, end, i, i1, o);
+      else sum_tile<false, N, V>(task, c, b, end, i, i1, o);
+    }
+    for (; o < in_.out; ++o) {
+      if (negative) sum_tile<true, 1, V>(task, c, b, end, i, i1, o);
+      else sum_tile<false, 1, V>(task, c, b, end, i, i1, o);
+    }
+  }
+
+  template <bool negative, int N, int V>
+  void sum_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1,
+                int64_t o) const {
+    Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
+    const T *log_r = c.log_r + b * c.ins + i, *grad_p = c.grad_p + b * c.outs + o, *grad_q = c.grad_q + b * c.outs + o;
+    const Mask* mask = c.mask + b * c.vectors() + i / W;
+    for (; b < end; ++b, log_r += c.ins, grad_p += c.outs, grad_q += c.outs, mask += c.vectors()) {
+      Reg l[V];
+      for (int v = 0; v < V; ++v) l[v] = S::load(log_r + v * W);
+      for (int n = 0; n < N; ++n) {
+        const Reg dp = S::set1(grad_p[n]);
+        for (int v = 0; v < V; ++v) sp[n][v] = S::fma(dp, l[v], sp[n][v]);
+        if constexpr (complex || negative) {
+          const Reg dq = S::set1(grad_q[n]);
+          if constexpr (complex)
+            for (int v = 0; v < V; ++v) sq[n][v] = S::fma(dq, l[v], sq[n][v]);
+          if constexpr (negative)
+            for (int v = 0; v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], mask[v], dq);
+        }
+        if constexpr (complex && negative)
+          for (int v = 0; v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], mask[v], dp);
+      }
+    }
+    for (int n = 0; n < N; ++n) {
+      for (int v = 0; v < V; ++v) {
+        const int count = int(least<int64_t>(W, i1 - i - v * W));
+        T* at = task.sums + (o + n) * in_.in + i + v * W;
+        const auto add = [&](Part part, Reg sum) __attribute__((always_inline)) {
+          T* to = at + part * in_.out * in_.in;
+          S::store_first(to, S::load_first(to, count) + sum, count);
+        };
+        add(kSP, sp[n][v]);
+        if constexpr (negative) add(kMQ, mq[n][v]);
+        if constexpr (complex) add(kSQ, sq[n][v]);
+        if constexpr (complex && negative) add(kMP, mp[n][v]);
+      }
+    }
+  }
+
+  const NpuBackward<T>& f_;
+  const NpuInputs<T>& in_;
+};
+
+}  // namespace wide
+}  // namespace NPU_ISA
+}  // namespace npu
