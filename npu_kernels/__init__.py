@@ -1,0 +1,34 @@
+"""Neural Power Unit, a layer: fused kernels for PyTorch, and for its siblings NAU, NMU, NAC, NALU and iNALU.
+
+    >>> model = torch.nn.Sequential(npu_kernels.NPU(2, 6), npu_kernels.NAU(6, 4))
+
+The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an accelerator.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from npu_kernels import functional, reference, training
+from npu_kernels.dispatch import backend_for, use_backend
+from npu_kernels.layers import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU
+
+try:
+    __version__ = version("npu_kernels")
+except PackageNotFoundError:  # imported from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "NAC",
+    "NALU",
+    "NAU",
+    "NMU",
+    "NPU",
+    "NaiveNPU",
+    "RealNPU",
+    "__version__",
+    "backend_for",
+    "functional",
+    "iNALU",
+    "reference",
+    "training",
+    "use_backend",
+]

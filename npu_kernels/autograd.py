@@ -1,0 +1,178 @@
+"""Neural Power Unit, a layer: the operators' derivatives.
+
+Each layer has two Functions: the forward operator, whose derivative is the backward operator, and the backward
+operator, whose derivative is that of its eager formula. So first derivatives are fused, and second and higher ones
+are right.
+
+The Functions have the old ``forward(ctx, ...)`` style: ``setup_context`` inspects a signature at every call.
+`torch.func` transforms and forward-mode differentiation do not see into them; `eager_only` says when they are at
+work, and then the eager formulas have to be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from npu_kernels import ops, reference
+
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
+def eager_only() -> bool:
+    """Whether a `torch.func` transform or forward-mode differentiation is at work."""
+    return _transforms_active() or forward_ad._current_level >= 0
+
+
+def _differentiate(
+    formula: Callable[..., tuple[Tensor, ...]],
+    inputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Gradients of ``formula(*inputs)`` for the inputs that need one, given those of its outputs."""
+    create_graph = torch.is_grad_enabled()
+    # Aliases, so that an input that was computed from another one does not bring that one's gradient along.
+    device_type = next(t for t in inputs if t is not None).device.type
+    with torch.enable_grad(), torch.autocast(device_type, enabled=False):
+        aliases = [None if t is None else t.view_as(t) for t in inputs]
+        outputs = [(o, g) for o, g in zip(formula(*aliases), grads, strict=True) if g is not None and o.requires_grad]
+        wanted = [alias for alias, need in zip(aliases, needed, strict=True) if alias is not None and need]
+        if not outputs or not wanted:
+            return [None] * len(inputs)
+        found = iter(
+            torch.autograd.grad(
+                [output for output, _ in outputs],
+                wanted,
+                [grad for _, grad in outputs],
+                create_graph=create_graph,
+                allow_unused=True,
+            )
+        )
+    return [next(found) if need else None for need in needed]
+
+
+class NPUFunction(Function):
+    """``y [K, B, O]`` from x, weight_re, weight_im, gate, eps, straight_through, kernels (None: the operators)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_re: Tensor,
+        weight_im: Tensor | None,
+        gate: Tensor | None,
+        eps: float,
+        straight_through: bool,
+        kernels: ModuleType | None,
+    ) -> Tensor:
+        y, s = (kernels or ops).npu_forward(x, weight_re, weight_im, gate, eps, True)
+        ctx.save_for_backward(x, weight_re, weight_im, gate, y, s)
+        ctx.options = eps, straight_through, kernels
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_re, weight_im, gate, y, s = ctx.saved_tensors
+        eps, straight, kernels = ctx.options
+        n = ctx.needs_input_grad
+        needs = n[0] | n[1] << 1 | n[2] << 2 | n[3] << 3
+        if eager_only():  # vmap over this backward, or a tangent in grad_y
+            grads = reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, eps, straight, needs)
+        elif torch.is_grad_enabled():
+            four = NPUBackwardFunction.apply(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs, kernels)
+            return *four, None, None, None
+        else:
+            grads = (kernels or ops).npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs)
+        return (
+            grads[0] if n[0] else None,
+            grads[1] if n[1] else None,
+            grads[2] if n[2] else None,
+            grads[3] if n[3] else None,
+            None,
+            None,
+            None,
+        )
+
+
+class NPUBackwardFunction(Function):
+    """The four gradients of `NPUFunction`; y and s are functions of the other inputs and get no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_y: Tensor,
+        x: Tensor,
+        weight_re: Tensor,
+        weight_im: Tensor | None,
+        gate: Tensor | None,
+        y: Tensor,
+        s: Tensor,
+        eps: float,
+        straight_through: bool,
+        needs: int,
+        kernels: ModuleType | None,
+    ) -> tuple[Tensor | None, ...]:
+        ctx.save_for_backward(grad_y, x, weight_re, weight_im, gate)
+        ctx.options = eps, straight_through, needs
+        ctx.set_materialize_grads(False)
+        grads = (kernels or ops).npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
+        return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        def formula(
+            grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None
+        ) -> tuple[Tensor, ...]:
+            return reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, *ctx.options)
+
+        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:5], grads), *(None,) * 6
+
+
+class NMUFunction(Function):
+    """``y [K, B, O]`` from x, weight (used as it is), kernels (None: the operators)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, kernels: ModuleType | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.kernels = kernels
+        return (kernels or ops).nmu_forward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        n = ctx.needs_input_grad
+        needs = n[0] | n[1] << 1
+        if eager_only():
+            grads = reference.nmu_backward(grad_y, x, weight, needs)
+        elif torch.is_grad_enabled():
+            return *NMUBackwardFunction.apply(grad_y, x, weight, needs, ctx.kernels), None
+        else:
+            grads = (ctx.kernels or ops).nmu_backward(grad_y, x, weight, needs)
+        return grads[0] if n[0] else None, grads[1] if n[1] else None, None
+
+
+class NMUBackwardFunction(Function):
+    """The two gradients of `NMUFunction`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, grad_y: Tensor, x: Tensor, weight: Tensor, needs: int, kernels: ModuleType | None
+    ) -> tuple[Tensor | None, ...]:
+        ctx.save_for_backward(grad_y, x, weight)
+        ctx.needs = needs
+        ctx.set_materialize_grads(False)
+        grads = (kernels or ops).nmu_backward(grad_y, x, weight, needs)
+        return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        def formula(grad_y: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+            return reference.nmu_backward(grad_y, x, weight, ctx.needs)
+
+        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:3], grads), None, None

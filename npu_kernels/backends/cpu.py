@@ -1,0 +1,78 @@
+"""Neural Power Unit, a layer: the C++ library with the CPU kernels, and its instruction sets.
+
+``NPU_KERNELS_CPU_ISA`` forces an instruction set lower than the best one of the processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+
+LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libnpu_kernels_cpu.so"
+BUILD_COMMAND = "pip install --no-build-isolation ."
+ISA_VARIABLE = "NPU_KERNELS_CPU_ISA"
+
+_symbols: ctypes.CDLL | None = None
+_reason = "not loaded yet"
+
+
+def load() -> None:
+    """Load the library and register its kernels; does nothing when it is loaded.
+
+    A missing library, or one that this torch cannot load, is no error here: `available` gives the reason.
+    Raises ValueError when ``NPU_KERNELS_CPU_ISA`` names an instruction set that this processor does not have.
+    """
+    global _symbols, _reason
+    if _symbols is not None:
+        return
+    if not LIBRARY.exists():
+        _reason = f"the C++ library is not built (build it with `{BUILD_COMMAND}`)"
+        return
+    try:
+        torch.ops.load_library(str(LIBRARY))
+        symbols = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        _reason = f"the C++ library does not load with torch {torch.__version__}: {error}"
+        return
+    symbols.npu_kernels_isa.restype = ctypes.c_char_p
+    symbols.npu_kernels_supported_isas.restype = ctypes.c_char_p
+    symbols.npu_kernels_set_isa.argtypes = [ctypes.c_char_p]
+    _symbols, _reason = symbols, ""
+    wanted = os.environ.get(ISA_VARIABLE)
+    if wanted:
+        try:
+            set_isa(wanted)  # the library has done this already, but has no way to say that it could not
+        except ValueError as error:
+            raise ValueError(f"{ISA_VARIABLE}={wanted}: {error}") from None
+
+
+def available(device_type: str = "cpu") -> tuple[bool, str]:
+    """Whether the kernels run on tensors of that device, and if not, why."""
+    if device_type != "cpu":
+        return False, "runs on cpu tensors only"
+    return _symbols is not None, _reason
+
+
+def _loaded() -> ctypes.CDLL:
+    if _symbols is None:
+        raise RuntimeError(f"npu_kernels: the cpu backend cannot run: {_reason}")
+    return _symbols
+
+
+def isa() -> str:
+    """The instruction set in use: "baseline", "avx2", "avx512", ...; raises RuntimeError without the library."""
+    return _loaded().npu_kernels_isa().decode()
+
+
+def supported_isas() -> list[str]:
+    """The instruction sets of this processor that the library has kernels for, lowest first."""
+    return _loaded().npu_kernels_supported_isas().decode().split(",")
+
+
+def set_isa(name: str) -> None:
+    """Use the kernels of another instruction set, process-wide; ValueError when this processor does not have it."""
+    if _loaded().npu_kernels_set_isa(name.encode()) != 0:
+        raise ValueError(f"unknown or unsupported instruction set {name!r}, this processor has {supported_isas()}")

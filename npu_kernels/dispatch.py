@@ -1,0 +1,143 @@
+"""Neural Power Unit, a layer: which backend computes, and why not the other.
+
+device   first choice                          otherwise, with one notice
+cpu      "cpu", the C++ library                "reference", the eager formulas
+cuda     "triton"                              "reference"
+other    -                                     "reference"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from npu_kernels import ops, reference
+from npu_kernels.backends import cpu
+
+BACKENDS = ("reference", "cpu", "triton")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_forced: str | None = None
+_chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use
+
+
+class use_backend(contextlib.ContextDecorator):
+    """Force one backend in a ``with`` block or, as a decorator, in a function.
+
+    name: "reference" (eager formulas, any device), "cpu" (the C++ library) or "triton".
+
+    The choice holds for the whole process, all threads included, until the block ends. Enter the block outside of
+    functions that `torch.compile` compiles. Raises ValueError for an unknown name; a call under a backend that cannot
+    run on its tensors raises RuntimeError with the reason of every backend.
+
+        with npu_kernels.use_backend("reference"):
+            y = layer(x)
+    """
+
+    def __init__(self, name: str) -> None:
+        if name not in BACKENDS:
+            raise ValueError(f"use_backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
+        self.name = name
+        self._outer: list[str | None] = []
+
+    def __enter__(self) -> use_backend:
+        global _forced
+        self._outer.append(_forced)
+        _forced = self.name
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        global _forced
+        _forced = self._outer.pop()
+
+
+def _constant_in_graphs(function: _Function) -> _Function:
+    """`torch.compiler.assume_constant_result`, which would import the compiler for everybody."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def triton() -> ModuleType:
+    """The Triton backend's module; raises ImportError where it or triton is missing."""
+    return importlib.import_module("npu_kernels.backends.triton")
+
+
+def _state(backend: str, device_type: str) -> tuple[bool, str]:
+    if backend == "reference":
+        return True, ""
+    if backend == "cpu":
+        return cpu.available(device_type)
+    try:
+        return triton().available(device_type)
+    except ImportError as error:
+        return False, str(error)
+
+
+def reasons(device_type: str) -> dict[str, tuple[bool, str]]:
+    """For every backend, whether it runs on tensors of that device type, and if not, why."""
+    return {backend: _state(backend, device_type) for backend in BACKENDS}
+
+
+def _explain(device_type: str) -> str:
+    return "; ".join(
+        f"{name}: {'available' if runs else reason}" for name, (runs, reason) in reasons(device_type).items()
+    )
+
+
+@_constant_in_graphs
+def _choose(device_type: str) -> str:
+    """The backend for a device type when none is forced; says so once when the kernels cannot run."""
+    if device_type not in _chosen:
+        wanted = {"cpu": "cpu", "cuda": "triton"}.get(device_type, "reference")
+        _chosen[device_type] = wanted if _state(wanted, device_type)[0] else "reference"
+        if _chosen[device_type] == "triton":
+            triton().register()
+        if _chosen[device_type] == "reference" and device_type != "meta":  # meta tensors compute nothing
+            command = f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
+            warnings.warn(
+                f"npu_kernels: {device_type} tensors are computed by the slower eager formulas "
+                f"({_explain(device_type)}){command}",
+                stacklevel=2,
+            )
+    return _chosen[device_type]
+
+
+@_constant_in_graphs
+def _forced_backend(name: str, device_type: str) -> str:
+    if not _state(name, device_type)[0]:
+        raise RuntimeError(
+            f"npu_kernels: backend {name!r} cannot run on {device_type} tensors. Candidates: {_explain(device_type)}"
+        )
+    return name
+
+
+def backend_for(tensor: Tensor) -> str:
+    """The name of the backend that computes a call with this tensor.
+
+    Raises RuntimeError, with every candidate and its reason, when the backend that `use_backend` forces cannot run.
+    """
+    if _forced is not None:
+        return _forced_backend(_forced, tensor.device.type)
+    return "cpu" if _cpu_runs and tensor.is_cpu else _choose(tensor.device.type)
+
+
+def _run(name: str, *args: Any) -> Any:
+    """An operator on a device for which no kernel is registered."""
+    if backend_for(args[0]) == "triton":
+        return getattr(triton(), name)(*args)
+    outputs = getattr(reference, name)(*args)  # with the strides of its matrix products; an operator's are contiguous
+    return outputs.contiguous() if isinstance(outputs, Tensor) else tuple(output.contiguous() for output in outputs)
+
+
+for _name in ops.NAMES:
+    ops.library.impl(_name, functools.partial(_run, _name), "CompositeExplicitAutograd")
+cpu.load()
+_cpu_runs = cpu.available()[0]

@@ -1,0 +1,66 @@
+"""Neural Power Unit, a layer: what this installation runs on, for a bug report: ``python -m npu_kernels.env``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from npu_kernels import __version__, dispatch
+from npu_kernels.backends import cpu
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def environment() -> dict[str, str]:
+    """Versions, processor, instruction sets, and for every backend whether it runs and if not, why."""
+    runs, reason = cpu.available()
+    facts = {
+        "npu_kernels": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "triton": _version("triton"),
+        "numpy": _version("numpy"),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "torch threads": str(torch.get_num_threads()),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "no device",
+        "cpu library": str(cpu.LIBRARY) if runs else reason,
+        "cpu instruction set": f"{cpu.isa()} (of {', '.join(cpu.supported_isas())})" if runs else "-",
+        cpu.ISA_VARIABLE: os.environ.get(cpu.ISA_VARIABLE, "not set"),
+    }
+    for device_type in ("cpu", "cuda"):
+        for backend, (runs, reason) in dispatch.reasons(device_type).items():
+            facts[f"{backend} on {device_type}"] = "available" if runs else f"unavailable: {reason}"
+    return facts
+
+
+def main() -> None:
+    """Print the environment, one fact a line."""
+    facts = environment()
+    width = max(map(len, facts))
+    print("\n".join(f"{name:<{width}}  {fact}" for name, fact in facts.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,380 @@
+"""Neural Power Unit, a layer, and its siblings as stateless functions: check, flatten, choose, call.
+
+All functions take any leading batch shape and any strides. With weights that have a leading model dimension K they
+compute K independent layers in one call: ``x [K, ..., I]`` gives every model its own rows, a two-dimensional
+``x [B, I]`` is shared by all models, and the result is ``[K, ..., O]``.
+
+Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in float32 and the
+result is cast back. Under `torch.autocast` everything is computed in float32 and the result is float32, as for
+``log``, ``exp`` and ``prod``. All tensors of a call have one dtype (autocast lifts this) and one device.
+
+Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend that cannot run.
+
+Under `torch.func` transforms and forward-mode differentiation the eager formulas compute, so that every mode is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels import dispatch, ops, reference
+from npu_kernels.autograd import NMUFunction, NPUFunction, eager_only
+from npu_kernels.dispatch import backend_for
+from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
+
+_INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
+_EPS = {dtype: info.eps for dtype, info in _INFO.items()}
+_HALF = (torch.float16, torch.bfloat16)
+
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def _fits(x: Tensor, weight: Tensor, *weights: Tensor | None) -> bool:
+    """The common valid case on the CPU, by the cheapest comparisons; what does not fit goes to `_check`."""
+    try:
+        dtype, shape, rows = weight.dtype, weight.shape, x.shape
+        if not (dtype in _INFO and x.dtype is dtype and x.is_cpu and weight.is_cpu):
+            return False
+        for other in weights:
+            if other is not None and not (other.dtype is dtype and other.is_cpu and other.shape == shape):
+                return False
+        if len(shape) == 2:
+            return len(rows) > 0 and rows[-1] == shape[1]
+        return len(shape) == 3 and len(rows) > 1 and rows[-1] == shape[2] and (len(rows) == 2 or rows[0] == shape[0])
+    except AttributeError:  # not a tensor
+        return False
+
+
+def _fits_rows(gate: Tensor | None, weight: Tensor) -> bool:
+    """Whether a gate belongs to a weight that fits."""
+    if gate is None:
+        return True
+    if not isinstance(gate, Tensor) or gate.dtype is not weight.dtype or not gate.is_cpu:
+        return False
+    found, shape = gate.shape, weight.shape
+    return len(found) == len(shape) - 1 and found[-1] == shape[-1] and (len(found) == 1 or found[0] == shape[0])
+
+
+def _check(layer: str, x: Any, weights: dict[str, Any], vectors: dict[str, tuple[Any, int]]) -> None:
+    """Raise for the first thing wrong. All weights have one shape; a vector comes with the dimension that it shares."""
+    tensors = {"x": x, **weights, **{name: vector for name, (vector, _) in vectors.items()}}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{layer}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dtype not in _INFO and tensor.dtype not in _HALF:
+            raise TypeError(f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
+    for what, error in (("dtype", TypeError), ("device", ValueError)):
+        if any(getattr(tensor, what) != getattr(x, what) for tensor in tensors.values()):
+            found = ", ".join(f"{name} {getattr(tensor, what)}" for name, tensor in tensors.items())
+            raise error(f"{layer}: all tensors must have one {what}, got {found}")
+
+    first, weight = next(iter(weights.items()))
+    shape, rows = tuple(weight.shape), tuple(x.shape)
+    if len(shape) not in (2, 3):
+        raise ValueError(
+            f"{layer}: {first} must have shape (out_features, in_features) or (num_models, out_features, in_features), "
+            f"got shape {shape}"
+        )
+    for name, other in weights.items():
+        if other.shape != weight.shape:
+            raise ValueError(f"{layer}: {name} must have the shape of {first}, {shape}, got shape {tuple(other.shape)}")
+    models = "num_models, " if len(shape) == 3 else ""
+    for name, (vector, dim) in vectors.items():
+        expected = (*shape[:-2], shape[dim])
+        if tuple(vector.shape) != expected:
+            meaning = models + ("in_features" if dim == -1 else "out_features")
+            raise ValueError(f"{layer}: {name} must have shape {expected} ({meaning}), got shape {tuple(vector.shape)}")
+
+    if not rows or rows[-1] != shape[-1]:
+        raise ValueError(f"{layer}: x must have last dimension {shape[-1]} (in_features), got shape {rows}")
+    if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
+        raise ValueError(
+            f"{layer}: x must have shape ({shape[0]}, ..., {shape[-1]}) (num_models, ..., in_features) "
+            f"or (batch, {shape[-1]}) (shared by all models), got shape {rows}"
+        )
+
+
+def _check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> None:
+    info = _INFO.get(dtype, _INFO[torch.float32])
+    if not isinstance(value, (int, float)) or not info.smallest_normal <= value <= info.max:
+        raise ValueError(f"{layer}: {name} must be finite and greater than 0 in {info.dtype}, got {value!r}")
+
+
+# ---- shapes, dtypes, choice -----------------------------------------------------------------------------------------
+
+
+def _flatten(x: Tensor, weight: Tensor) -> Tensor:
+    """x as ``[B, I]``, or as ``[K, B, I]`` where every model has its own rows."""
+    extra = x.dim() - weight.dim()
+    if extra == 0:
+        return x
+    if extra > 0:
+        return x.flatten(weight.dim() - 2, -2)
+    return x if weight.dim() == 3 else x.unsqueeze(0)
+
+
+def _autocasts(x: Any) -> bool:
+    if not _any_autocast() or not isinstance(x, Tensor):
+        return False
+    device_type = x.device.type
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def _to_float(tensor: Any) -> Any:
+    return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype in _HALF else tensor
+
+
+def _call(
+    layer: str,
+    formula: Callable[..., Tensor],
+    x: Tensor,
+    weights: dict[str, Tensor],
+    vectors: dict[str, tuple[Tensor, int]] | None = None,
+    **options: Any,
+) -> Tensor:
+    """Check, cast, flatten, and call the formula with ``x [B, I]`` or ``[K, B, I]``, the rest by name."""
+    vectors = vectors or {}
+    autocast, half = _autocasts(x), False
+    if not autocast and (vectors or not _fits(x, *weights.values())):
+        _check(layer, x, weights, vectors)
+        half = x.dtype in _HALF
+    if autocast or half:
+        weights = {name: _to_float(weight) for name, weight in weights.items()}
+        vectors = {name: (_to_float(vector), dim) for name, (vector, dim) in vectors.items()}
+        with torch.autocast(x.device.type, enabled=False):
+            y = _call(layer, formula, _to_float(x), weights, vectors, **options)
+        return y.to(x.dtype) if half else y
+
+    flat = _flatten(x, next(iter(weights.values())))
+    y = formula(flat, **weights, **{name: vector for name, (vector, _) in vectors.items()}, **options)
+    return y if flat is x else y.reshape(x.shape[:-1] + y.shape[-1:])
+
+
+def _kernels(backend: str, x: Tensor) -> ModuleType | None:
+    """None for the registered operators; the launchers themselves where Triton interprets on the CPU."""
+    return dispatch.triton() if backend == "triton" and x.is_cpu else None
+
+
+def _npu(
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None = None,
+    gate: Tensor | None = None,
+    *,
+    eps: float | None,
+    gate_gradient: str,
+) -> Tensor:
+    if eps is None:
+        eps = _EPS[x.dtype]
+    else:
+        _check_positive("npu", "eps", eps, x.dtype)
+    if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
+        raise ValueError(f"npu: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}")
+    backend = backend_for(x)
+    if backend == "reference" or eager_only():
+        return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
+    kernels = _kernels(backend, x)
+    if torch.is_grad_enabled() and (
+        weight_re.requires_grad
+        or x.requires_grad
+        or (weight_im is not None and weight_im.requires_grad)
+        or (gate is not None and gate.requires_grad)
+    ):
+        return NPUFunction.apply(x, weight_re, weight_im, gate, eps, gate_gradient == STRAIGHT_THROUGH, kernels)
+    return (kernels or ops).npu_forward(x, weight_re, weight_im, gate, eps, False)[0]
+
+
+def _nmu(x: Tensor, weight: Tensor) -> Tensor:
+    backend = backend_for(x)
+    if backend == "reference" or eager_only():
+        return reference.nmu(x, weight, clip=False)
+    kernels = _kernels(backend, x)
+    if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
+        return NMUFunction.apply(x, weight, kernels)
+    return (kernels or ops).nmu_forward(x, weight)
+
+
+def _nmu_clipped(x: Tensor, weight: Tensor) -> Tensor:
+    return _nmu(x, weight.clamp(0, 1))
+
+
+# ---- layers ---------------------------------------------------------------------------------------------------------
+
+
+def npu(
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None = None,
+    gate: Tensor | None = None,
+    *,
+    eps: float | None = None,
+    gate_gradient: str = CLIP,
+) -> Tensor:
+    """Neural Power Unit, a layer: products of powers, ``y_o = prod_i x_i ** w_oi``, for real x of any sign.
+
+        r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
+        k = g where x < 0, else 0        (-0.0 is not negative)
+        y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)
+
+    Args:
+        x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
+        weight_re: ``[O, I]`` or ``[K, O, I]``, real part of the exponents.
+        weight_im: the same shape, imaginary part. None: the RealNPU.
+        gate: ``[I]`` or ``[K, I]``, relevance of the inputs. None: all are relevant, the NaiveNPU.
+        eps: added to ``|x|``; by default the machine epsilon of the compute dtype.
+        gate_gradient: "clip" (the paper: no gradient where the gate is outside [0, 1]) or "straight_through".
+
+    Returns:
+        ``[..., O]`` or ``[K, ..., O]``.
+
+    Special values: for inf and nan in x the kernels give what the formula gives. They leave out its terms for negative
+    inputs where an input is not negative, instead of multiplying them by 0; so with an infinite weight the result, and
+    with an infinite result a gradient, may be a number or inf where the formula's ``0 * inf`` is nan.
+
+    Derivatives of every order are right; the first is fused, higher ones are eager. torch does not support a double
+    backward through a function that `torch.compile` compiled; compile the gradient's computation instead.
+
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
+
+        >>> x = torch.tensor([[3.0, -2.0]], dtype=torch.float64)
+        >>> npu(x, torch.tensor([[1.0, 2.0]], dtype=torch.float64)).round(decimals=6)  # 3 ** 1 * (-2) ** 2
+        tensor([[12.]], dtype=torch.float64)
+    """
+    if (
+        not _any_autocast()
+        and _fits(x, weight_re, weight_im)
+        and _fits_rows(gate, weight_re)
+        and x.dim() == weight_re.dim()
+    ):  # nothing to cast or flatten
+        return _npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
+    weights = {"weight_re": weight_re} if weight_im is None else {"weight_re": weight_re, "weight_im": weight_im}
+    vectors = None if gate is None else {"gate": (gate, -1)}
+    return _call("npu", _npu, x, weights, vectors, eps=eps, gate_gradient=gate_gradient)
+
+
+def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
+    """Neural Addition Unit, a layer: ``y = A x``, with ``A = min(max(weight, -1), 1)``.
+
+    Args:
+        x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
+        weight: ``[O, I]`` or ``[K, O, I]``.
+        clip: clip the weight to [-1, 1] as the paper defines; false is what its authors ran.
+
+    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on every backend: a matrix product.
+
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
+    """
+    return _call("nau", reference.nau, x, {"weight": weight}, clip=clip)
+
+
+def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
+    """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``, with ``M = min(max(weight, 0), 1)``.
+
+    Args:
+        x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
+        weight: ``[O, I]`` or ``[K, O, I]``.
+        clip: clip the weight to [0, 1] as the paper defines; false uses it as it is.
+
+    Returns ``[..., O]`` or ``[K, ..., O]``.
+
+    Gradients are right where a factor is 0: they are products of the other factors, not quotients.
+
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
+    """
+    return _call("nmu", _nmu_clipped if clip else _nmu, x, {"weight": weight})
+
+
+def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
+    """Neural Accumulator, a layer, the additive path of the NALU: ``y = (tanh(weight) * sigmoid(mask)) x``.
+
+    Args:
+        x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
+        weight, mask: ``[O, I]`` or ``[K, O, I]``.
+
+    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on every backend: a matrix product.
+
+    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power Units".
+    """
+    return _call("nac", reference.nac, x, {"weight": weight, "mask": mask})
+
+
+def nalu(
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    *,
+    eps: float = 1e-8,
+) -> Tensor:
+    """Neural Arithmetic Logic Unit, a layer.
+
+        a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(G x + bias)
+        y = g a + (1 - g) m
+
+    Args:
+        x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
+        weight, mask, gate_weight: ``[O, I]`` or ``[K, O, I]``.
+        gate_bias: ``[O]`` or ``[K, O]``. None is the paper's formula; the authors' code has a bias.
+        eps: added to ``|x|``, as published.
+
+    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on every backend: matrix products. The sign of x is lost in m,
+    whose values easily leave float32: the authors computed this layer in float64.
+
+    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
+    """
+    _check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
+    weights = {"weight": weight, "mask": mask, "gate_weight": gate_weight}
+    vectors = None if gate_bias is None else {"gate_bias": (gate_bias, -2)}
+    return _call("nalu", reference.nalu, x, weights, vectors, eps=eps)
+
+
+def inalu(
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    *,
+    eps: float = 1e-7,
+    omega: float = 20.0,
+) -> Tensor:
+    """Improved Neural Arithmetic Logic Unit, a layer.
+
+        a = nac(x)                                     with weight_add, mask_add
+        W = tanh(weight_mul) * sigmoid(mask_mul)
+        m = exp(min(W log(max(|x|, eps)), omega))
+        s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(G x)
+        y = g a + (1 - g) m s
+
+    Args:
+        x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
+        weight_add, mask_add, weight_mul, mask_mul, gate_weight: ``[O, I]`` or ``[K, O, I]``.
+        eps: the least ``|x|`` in the logarithm.
+        omega: the greatest exponent.
+
+    Returns ``[..., O]`` or ``[K, ..., O]``. The sign product is the fused `nmu`, the rest plain torch.
+
+    Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
+    the authors of "Neural Power Units" ran.
+    """
+    dtype = getattr(x, "dtype", torch.float32)
+    _check_positive("inalu", "eps", eps, dtype)
+    _check_positive("inalu", "omega", omega, dtype)
+    weights = {
+        "weight_add": weight_add,
+        "mask_add": mask_add,
+        "weight_mul": weight_mul,
+        "mask_mul": mask_mul,
+        "gate_weight": gate_weight,
+    }
+    return _call("inalu", reference.inalu, x, weights, eps=eps, omega=omega, product=_nmu)

@@ -1,0 +1,54 @@
+"""Neural Power Unit, a layer: what all modules share, sizes and initialisation."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+Device = torch.device | str | int | None
+
+
+def glorot_(parameter: Tensor, scale: float = 1.0) -> Tensor:
+    """Fill ``[..., O, I]`` in place from U(-b, b), ``b = scale sqrt(6 / (I + O))``, whatever the number of models."""
+    bound = scale * math.sqrt(6 / (parameter.shape[-1] + parameter.shape[-2]))
+    return nn.init.uniform_(parameter, -bound, bound)
+
+
+class Unit(nn.Module):
+    """Base of the modules: `in_features` I, `out_features` O and, for K models in one call, `num_models`."""
+
+    # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the bound.
+    intervals: ClassVar[dict[str, tuple[float, float] | None]] = {}
+
+    def __init__(self, in_features: int, out_features: int, num_models: int | None = None) -> None:
+        super().__init__()
+        sizes = {"in_features": in_features, "out_features": out_features}
+        for name, size in {**sizes, **({} if num_models is None else {"num_models": num_models})}.items():
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+                raise ValueError(f"{type(self).__name__}: {name} must be a positive integer, got {size!r}")
+        self.in_features = int(in_features)
+        self.out_features = int(out_features)
+        self.num_models = None if num_models is None else int(num_models)
+
+    def _create(self, shapes: dict[str, str], device: Device, dtype: torch.dtype | None) -> None:
+        """Register uninitialised parameters; a shape is written in sizes, "OI", and gets the leading K by itself."""
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise TypeError(f"{type(self).__name__}: dtype must be a floating-point torch.dtype, got {dtype!r}")
+        sizes = {"O": self.out_features, "I": self.in_features}
+        models = [] if self.num_models is None else [self.num_models]
+        for name, letters in shapes.items():
+            shape = models + [sizes[letter] for letter in letters]
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, in place."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        models = "" if self.num_models is None else f", num_models={self.num_models}"
+        return f"in_features={self.in_features}, out_features={self.out_features}{models}"

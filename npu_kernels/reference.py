@@ -1,0 +1,250 @@
+"""Neural Power Unit, a layer: the formulas of the paper in eager torch.
+
+This file is the specification and the oracle. Every function is plain tensor algebra: any floating dtype, any device,
+differentiable to any order and in every mode (``torch.func``, forward mode, ``torch.compile``).
+
+Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020 (numbers of equations and definitions are the paper's).
+
+Shapes, for all layers: weights ``[O, I]`` with ``x [..., I]`` give ``[..., O]``; weights with a leading model dimension
+``[K, O, I]`` take ``x [K, B, I]``, or ``x [B, I]`` shared by all models, and give ``[K, B, O]``.
+
+The functions at the end have the signatures of the registered operators, so that this module is also a backend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+CLIP, STRAIGHT_THROUGH = "clip", "straight_through"
+
+
+def clip_gate(gate: Tensor, gate_gradient: str = CLIP) -> Tensor:
+    """``min(max(gate, 0), 1)``.
+
+    Its gradient is that of ``torch.clamp`` ("clip": passes where 0 <= gate <= 1) or passes everywhere
+    ("straight_through").
+    """
+    clipped = gate.clamp(0, 1)
+    if gate_gradient == CLIP:
+        return clipped
+    return clipped.detach() + (gate - gate.detach())  # adds an exact zero that carries the gradient
+
+
+def _rows(vector: Tensor) -> Tensor:
+    """A per-feature vector, ``[I]`` or ``[K, I]``, so that it broadcasts against ``[..., I]`` or ``[K, B, I]``."""
+    return vector if vector.dim() == 1 else vector.unsqueeze(-2)
+
+
+def _apply(x: Tensor, weight: Tensor) -> Tensor:
+    """``x W'`` for one weight matrix or one per model."""
+    return linear(x, weight) if weight.dim() == 2 else x @ weight.mT
+
+
+def _exponents(
+    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, g: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``(P, Q, r, log r, m)`` for an already clipped gate; m is 1 where x < 0, else 0."""
+    r, m = x.abs() + eps, (x < 0).to(x.dtype)
+    k = m
+    if g is not None:
+        g = _rows(g)
+        r, k = g * r + (1 - g), g * m
+    log_r = r.log()
+    p, q = _apply(log_r, weight_re), math.pi * _apply(k, weight_re)
+    if weight_im is not None:
+        p, q = p - math.pi * _apply(k, weight_im), q + _apply(log_r, weight_im)
+    return p, q, r, log_r, m
+
+
+def npu(
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None = None,
+    gate: Tensor | None = None,
+    *,
+    eps: float | None = None,
+    gate_gradient: str = CLIP,
+) -> Tensor:
+    """NPU (definition 4); RealNPU without `weight_im`, NaiveNPU (definition 3) without `gate`.
+
+        r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
+        k = g where x < 0, else 0        (-0.0 is not negative)
+        y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)
+
+    `eps` is the machine epsilon of the dtype unless given.
+    """
+    g = None if gate is None else clip_gate(gate, gate_gradient)
+    p, q, *_ = _exponents(x, weight_re, weight_im, g, torch.finfo(x.dtype).eps if eps is None else eps)
+    return p.exp() * q.cos()
+
+
+def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
+    """Neural Addition Unit (equation 5): ``y = A x``, with ``A = min(max(weight, -1), 1)`` when `clip` is true.
+
+    The paper clips; the authors' code does not.
+    """
+    return _apply(x, weight.clamp(-1, 1) if clip else weight)
+
+
+def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
+    """Neural Multiplication Unit (equation 4): ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
+
+    ``M = min(max(weight, 0), 1)`` when `clip` is true. The sum is formed as ``M x + (1 - M)``, which is exact in the
+    second term for M in [1/2, 1] and loses nothing when x is small.
+    """
+    m = weight.clamp(0, 1) if clip else weight
+    if m.dim() > 2:
+        m = m.unsqueeze(-3)  # [K, 1, O, I]
+    return (m * x.unsqueeze(-2) + (1 - m)).prod(-1)
+
+
+def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
+    """Neural Accumulator, the additive path of the NALU (equation 1): ``y = (tanh(W) * sigmoid(M)) x``."""
+    return _apply(x, weight.tanh() * mask.sigmoid())
+
+
+def nalu(
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    *,
+    eps: float = 1e-8,
+) -> Tensor:
+    """Neural Arithmetic Logic Unit (definition 1).
+
+        a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(G x + bias)
+        y = g a + (1 - g) m
+
+    The paper's gate has no bias; the authors' code has one.
+    """
+    gate = _apply(x, gate_weight)
+    if gate_bias is not None:
+        gate = gate + _rows(gate_bias)
+    g = gate.sigmoid()
+    return g * nac(x, weight, mask) + (1 - g) * nac((x.abs() + eps).log(), weight, mask).exp()
+
+
+def inalu(
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    *,
+    eps: float = 1e-7,
+    omega: float = 20.0,
+    product: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Improved NALU (Schloer, Ring, Hotho 2020) as the authors of the paper ran it.
+
+        a = nac(x)                                     with weight_add, mask_add
+        W = tanh(weight_mul) * sigmoid(mask_mul)
+        m = exp(min(W log(max(|x|, eps)), omega))
+        s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(G x)
+        y = g a + (1 - g) m s
+
+    Weight and gradient clipping, regularisation and re-initialisation belong to the training loop and are not here.
+    `product` computes ``prod_i (w_oi x_i + 1 - w_oi)``, `nmu_forward` unless given.
+    """
+    w = weight_mul.tanh() * mask_mul.sigmoid()
+    m = _apply(x.abs().clamp(min=eps).log(), w).clamp(max=omega).exp()
+    s = (product or nmu_forward)(x.detach().sign(), w.abs())
+    g = _apply(x, gate_weight).sigmoid()
+    return g * nac(x, weight_add, mask_add) + (1 - g) * m * s
+
+
+# ---- the operators' signatures -------------------------------------------------------------------------------------
+
+
+def npu_forward(
+    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, eps: float, save_sin: bool
+) -> tuple[Tensor, Tensor]:
+    """``(y, s)`` with ``y = exp(P) cos(Q)`` and ``s = exp(P) sin(Q)``; s is empty when `save_sin` is false."""
+    p, q, *_ = _exponents(x, weight_re, weight_im, None if gate is None else gate.clamp(0, 1), eps)
+    return p.exp() * q.cos(), p.exp() * q.sin() if save_sin else x.new_empty(0)
+
+
+def npu_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    y: Tensor | None,
+    s: Tensor | None,
+    eps: float,
+    straight_through: bool,
+    needs: int = 15,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``(grad_x, grad_weight_re, grad_weight_im, grad_gate)``, itself differentiable when y and s are None.
+
+    With saved y and s their exponentials are not recomputed. `needs` is a bit mask (1: x, 2: weight_re, 4: weight_im,
+    8: gate); what is not needed, or absent, comes back as an empty tensor. Takes ``x [B, I]`` or ``[K, B, I]``.
+
+        dP = grad_y y             dQ = -grad_y s
+        dWr = dP' L + pi dQ' k    dWi = dQ' L - pi dP' k
+        dL = dP Wr + dQ Wi        dr = dL / r           dx = dr g sign(x)
+        dg = sum_b dr (|x| + eps - 1) + pi sum_o (Wr dQ'm - Wi dP'm)
+    """
+    g = None if gate is None else clip_gate(gate, STRAIGHT_THROUGH if straight_through else CLIP)
+    p, q, r, log_r, m = _exponents(x, weight_re, weight_im, g, eps)
+    d_p = grad_y * (p.exp() * q.cos() if y is None else y)  # [K, B, O]
+    d_q = -grad_y * (p.exp() * q.sin() if s is None else s)
+    grad_x, grad_weight_re, grad_weight_im, grad_gate = (x.new_empty(0) for _ in range(4))
+
+    phase_re, phase_im = d_q.mT @ m, d_p.mT @ m  # [K, O, I]
+    scale = math.pi if g is None else math.pi * _rows(g)
+    if needs & 2:
+        grad_weight_re = d_p.mT @ log_r + scale * phase_re
+    if needs & 4 and weight_im is not None:
+        grad_weight_im = d_q.mT @ log_r - scale * phase_im
+    if needs & 9:
+        d_log = d_p @ weight_re
+        if weight_im is not None:
+            d_log = d_log + d_q @ weight_im
+        d_r = d_log / r  # [K, B, I]
+        grad_x = (d_r if g is None else d_r * _rows(g)) * x.sign()
+        if grad_x.dim() > x.dim():  # x is shared by the models
+            grad_x = grad_x.sum(0)
+        if needs & 8 and gate is not None:
+            phase = weight_re * phase_re
+            if weight_im is not None:
+                phase = phase - weight_im * phase_im
+            grad_gate = (d_r * (x.abs() + (eps - 1))).sum(-2) + math.pi * phase.sum(-2)
+            if not straight_through:
+                grad_gate = grad_gate.where((gate >= 0) & (gate <= 1), 0)
+        if not needs & 1:
+            grad_x = x.new_empty(0)
+    return grad_x, grad_weight_re, grad_weight_im, grad_gate
+
+
+def nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
+    """``y_o = prod_i (weight_oi x_i + (1 - weight_oi))``, the weight as it is."""
+    return nmu(x, weight, clip=False)
+
+
+def nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int = 3) -> tuple[Tensor, Tensor]:
+    """``(grad_x, grad_weight)``, differentiable; `needs` is 1 for x, 2 for weight, 3 for both.
+
+    f = weight x + (1 - weight)      e_i = prod_{j != i} f_j     (products of the others: right where a factor is 0)
+    dx_i = sum_o grad_y_o e_oi weight_oi       dweight_oi = sum_b grad_y_o e_oi (x_i - 1)
+    """
+    m = weight.unsqueeze(-3)  # [K, 1, O, I]
+    rows = x.unsqueeze(-2)  # [K, B, 1, I]
+    f = m * rows + (1 - m)  # [K, B, O, I]
+    one = torch.ones_like(f[..., :1])
+    before = torch.cat([one, f[..., :-1]], -1).cumprod(-1)
+    after = torch.cat([f[..., 1:], one], -1).flip(-1).cumprod(-1).flip(-1)
+    d_f = grad_y.unsqueeze(-1) * before * after
+    grad_x = (d_f * m).sum(-2) if needs & 1 else x.new_empty(0)
+    if needs & 1 and grad_x.dim() > x.dim():
+        grad_x = grad_x.sum(0)
+    return grad_x, (d_f * (rows - 1)).sum(-3) if needs & 2 else x.new_empty(0)

@@ -1,0 +1,342 @@
+"""Neural Power Unit, a layer: one record per operator, read by the tests and by the benchmarks.
+
+A record names the fused function and its eager reference, draws valid samples over the sizes and layouts that break
+kernels (0, 1, odd, around vector widths; contiguous, transposed, expanded, sliced), lists the calls that must fail with
+their messages, and bounds the error: at most twice the eager layer's, measured against float64, plus a few ulp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels import functional, reference
+
+# Batch, in and out sizes: nothing, one, odd, and around the widths of vectors and tiles.
+SIZES: tuple[tuple[int, int, int], ...] = (
+    (0, 3, 2),
+    (1, 1, 1),
+    (3, 5, 7),
+    (7, 1, 4),
+    (16, 15, 16),
+    (17, 17, 15),
+    (33, 16, 31),
+    (31, 31, 17),
+    (49, 47, 48),
+    (5, 48, 49),
+    (2, 100, 1),
+    (100, 6, 2),
+)
+MODELS: tuple[int | None, ...] = (None, 1, 3)
+LAYOUTS = ("contiguous", "transposed", "expanded", "sliced")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One valid call: ``function(x, *tensors.values(), **options)``; absent tensors are None."""
+
+    name: str
+    x: Tensor
+    tensors: dict[str, Tensor | None]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def call(self, function: Callable[..., Tensor]) -> Tensor:
+        """The function's result."""
+        return function(self.x, *self.tensors.values(), **self.options)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Sample:
+        """The sample with every tensor changed."""
+        tensors = {name: None if t is None else change(t) for name, t in self.tensors.items()}
+        return Sample(self.name, change(self.x), tensors, self.options)
+
+    def requires_grad(self) -> Sample:
+        """The sample over fresh leaves that require gradients."""
+        return self.map(lambda t: t.detach().clone(memory_format=torch.preserve_format).requires_grad_())
+
+    def leaves(self) -> list[Tensor]:
+        """x and the tensors that are present."""
+        return [self.x, *(t for t in self.tensors.values() if t is not None)]
+
+
+@dataclass(frozen=True)
+class ErrorSample:
+    """One call that must raise `error` with a message that matches `message` (a regular expression)."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    error: type[Exception]
+    message: str
+
+
+@dataclass(frozen=True)
+class OperatorRecord:
+    """All that a test or a benchmark needs to know about an operator."""
+
+    name: str
+    function: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    shapes: dict[str, str]  # tensor -> its sizes, "OI"
+    optional: tuple[str, ...] = ()  # tensors that may be None
+    weight_range: tuple[float, float] = (-1.0, 1.0)
+    option_sets: tuple[dict[str, Any], ...] = ({},)
+    fused: bool = False  # has kernels of its own
+
+    def sample(
+        self,
+        batch: int,
+        in_features: int,
+        out_features: int,
+        *,
+        num_models: int | None = None,
+        shared: bool = False,
+        without: tuple[str, ...] = (),
+        options: dict[str, Any] | None = None,
+        layout: str = "contiguous",
+        dtype: torch.dtype = torch.float64,
+        device: str = "cpu",
+        seed: int = 0,
+    ) -> Sample:
+        """One valid call. Values are drawn in float64, so that dtypes see the same numbers up to rounding."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(low: float, high: float, *shape: int) -> Tensor:
+            values = torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
+            return with_layout(values.to(device=device, dtype=dtype), layout)
+
+        models = () if num_models is None else (num_models,)
+        x = draw(-2, 2, *(() if shared else models), batch, in_features)
+        sizes = {"O": out_features, "I": in_features}
+        tensors: dict[str, Tensor | None] = {}
+        for name, letters in self.shapes.items():
+            low, high = (-0.25, 1.25) if name == "gate" else self.weight_range
+            # Exponents shrink with the number of inputs, as Glorot's do, so that results stay finite.
+            scale = min(1.0, 3 / in_features**0.5) if low < 0 and name != "gate" else 1.0
+            shape = (*models, *(sizes[letter] for letter in letters))
+            tensors[name] = None if name in without else draw(low * scale, high * scale, *shape)
+        title = f"{self.name}-B{batch}-I{in_features}-O{out_features}-K{num_models}{'-shared' if shared else ''}"
+        title += "".join(f"-no_{name}" for name in without) + ("" if layout == "contiguous" else f"-{layout}")
+        options = self.option_sets[0] if options is None else options
+        title += "".join(f"-{value}" for value in options.values())
+        return Sample(title, x, tensors, options)
+
+    def variants(self) -> list[tuple[str, ...]]:
+        """Every choice of the optional tensors to leave out."""
+        choices: list[tuple[str, ...]] = [()]
+        for name in self.optional:
+            choices += [(*choice, name) for choice in choices]
+        return choices
+
+    def samples(self, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 0) -> Iterator[Sample]:
+        """Valid calls: every size; every number of models, optional tensor, option and layout on an odd size."""
+        draw = functools.partial(self.sample, dtype=dtype, device=device, seed=seed)
+        for batch, in_features, out_features in SIZES:
+            yield draw(batch, in_features, out_features)
+        for num_models in MODELS:
+            for shared in (False, True) if num_models else (False,):
+                odd = functools.partial(draw, 17, 5, 3, num_models=num_models, shared=shared)
+                for without in self.variants():
+                    for options in self.option_sets:
+                        yield odd(without=without, options=options)
+                for layout in LAYOUTS[1:]:
+                    yield odd(layout=layout)
+        yield draw(33, 31, 17, num_models=3)
+
+    def error_samples(self) -> list[ErrorSample]:
+        """Calls that must fail: 4 inputs, 2 outputs, 8 rows."""
+        good = self.sample(8, 4, 2)
+        models = self.sample(8, 4, 2, num_models=3)
+        names = list(good.tensors)
+        first = names[0]
+
+        def bad(name: str, error: type[Exception], message: str, base: Sample = good, /, **changes: Any) -> ErrorSample:
+            options = {key: changes.pop(key) for key in list(changes) if key != "x" and key not in base.tensors}
+            arguments = {"x": base.x, **base.tensors, **changes}
+            return ErrorSample(name, tuple(arguments.values()), options, error, f"^{self.name}: {message}")
+
+        def like(tensor: Tensor | None, *shape: int) -> Tensor:
+            assert tensor is not None
+            return tensor.new_ones(shape)
+
+        floats = "float16, bfloat16, float32 or float64"
+        x = good.x
+        # fmt: off
+        found = [
+            bad("last dimension", ValueError, r"x must have last dimension 4 \(in_features\), got shape \(8, 3\)$",
+                x=like(x, 8, 3)),
+            bad("no dimension", ValueError, r"x must have last dimension 4 \(in_features\), got shape \(\)$",
+                x=like(x)),
+            bad("number of models", ValueError,
+                r"x must have shape \(3, ..., 4\) \(num_models, ..., in_features\) "
+                r"or \(batch, 4\) \(shared by all models\), got shape \(2, 8, 4\)$", models, x=like(x, 2, 8, 4)),
+            bad("one row for models", ValueError, r"x must have shape \(3, ..., 4\) .*, got shape \(4,\)$", models,
+                x=like(x, 4)),
+            bad("weight dimensions", ValueError,
+                rf"{first} must have shape \(out_features, in_features\) or \(num_models, out_features, in_features\), "
+                r"got shape \(4,\)$", **{name: like(x, 4) for name in names}),
+            bad("integers", TypeError, rf"x must be {floats}, got torch.int64$", x=x.long()),
+            bad("booleans", TypeError, rf"x must be {floats}, got torch.bool$", x=x > 0),
+            bad("complex", TypeError, rf"x must be {floats}, got torch.complex128$", x=x.to(torch.complex128)),
+            bad("two dtypes", TypeError, r"all tensors must have one dtype, got x torch.float32, \w+ torch.float64",
+                x=x.float()),
+            bad("two devices", ValueError, r"all tensors must have one device, got x meta, \w+ cpu", x=x.to("meta")),
+            bad("no tensor", TypeError, r"x must be a torch.Tensor, got list$", x=[1.0, 2.0, 3.0, 4.0]),
+            bad("no weight", TypeError, rf"{first} must be a torch.Tensor, got float$", **{first: 1.0}),
+        ]
+        # fmt: on
+        for name in names[1:]:
+            if self.shapes[name] == "OI":
+                message = rf"{name} must have the shape of {first}, \(2, 4\), got shape \(2, 3\)$"
+                found.append(bad(f"{name} shape", ValueError, message, **{name: like(x, 2, 3)}))
+            else:
+                size, meaning = (4, "in_features") if self.shapes[name] == "I" else (2, "out_features")
+                message = rf"{name} must have shape \({size},\) \({meaning}\), got shape \(3,\)$"
+                found.append(bad(f"{name} length", ValueError, message, **{name: like(x, 3)}))
+                message = rf"{name} must have shape \(3, {size}\) \(num_models, {meaning}\), got shape \({size},\)$"
+                found.append(bad(f"{name} models", ValueError, message, models, **{name: like(x, size)}))
+        if self.name in ("npu", "nalu", "inalu"):
+            for value in (0.0, -1e-3, float("nan"), float("inf"), 1e-320, "small"):
+                message = r"eps must be finite and greater than 0 in float64, got "
+                found.append(bad(f"eps {value}", ValueError, message, eps=value))
+            single = {name: None if t is None else t.float() for name, t in good.tensors.items()}
+            message = r"eps must be finite and greater than 0 in float32, got 1e-50$"
+            found.append(bad("eps of float32", ValueError, message, x=x.float(), **single, eps=1e-50))
+        if self.name == "npu":
+            message = r"gate_gradient must be 'clip' or 'straight_through', got 'hard'$"
+            found.append(bad("gate gradient", ValueError, message, gate_gradient="hard"))
+        if self.name == "inalu":
+            message = r"omega must be finite and greater than 0 in float64, got 0$"
+            found.append(bad("omega", ValueError, message, omega=0))
+        return found
+
+
+RECORDS: dict[str, OperatorRecord] = {
+    record.name: record
+    for record in (
+        OperatorRecord(
+            "npu",
+            functional.npu,
+            reference.npu,
+            {"weight_re": "OI", "weight_im": "OI", "gate": "I"},
+            optional=("weight_im", "gate"),
+            option_sets=({"gate_gradient": "clip"}, {"gate_gradient": "straight_through", "eps": 1e-3}),
+            fused=True,
+        ),
+        OperatorRecord(
+            "nmu",
+            functional.nmu,
+            reference.nmu,
+            {"weight": "OI"},
+            weight_range=(-0.25, 1.25),
+            option_sets=({}, {"clip": False}),
+            fused=True,
+        ),
+        OperatorRecord(
+            "nau",
+            functional.nau,
+            reference.nau,
+            {"weight": "OI"},
+            weight_range=(-1.5, 1.5),
+            option_sets=({}, {"clip": False}),
+        ),
+        OperatorRecord("nac", functional.nac, reference.nac, {"weight": "OI", "mask": "OI"}),
+        OperatorRecord(
+            "nalu",
+            functional.nalu,
+            reference.nalu,
+            {"weight": "OI", "mask": "OI", "gate_weight": "OI", "gate_bias": "O"},
+            optional=("gate_bias",),
+        ),
+        OperatorRecord(
+            "inalu",
+            functional.inalu,
+            reference.inalu,
+            {"weight_add": "OI", "mask_add": "OI", "weight_mul": "OI", "mask_mul": "OI", "gate_weight": "OI"},
+            fused=True,
+        ),
+    )
+}
+
+
+def with_layout(tensor: Tensor, layout: str) -> Tensor:
+    """The tensor in another memory layout; "expanded" repeats its first entry along the first dimension."""
+    if layout == "contiguous":
+        return tensor.contiguous()
+    if layout == "transposed":
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "expanded":
+        return tensor[:1].expand(tensor.shape)
+    if layout == "sliced":  # every second element of a larger tensor, whose other elements are nan
+        padded = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), float("nan"))
+        padded[..., 1::2] = tensor
+        return padded[..., 1::2]
+    raise ValueError(f"with_layout: layout must be one of {LAYOUTS}, got {layout!r}")
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """The greatest difference in units of the greatest expected magnitude; 0 for empty tensors.
+
+    Entries that are not finite must be the same in both, else the error is inf.
+    """
+    actual, expected = actual.detach().double(), expected.detach().double()
+    if actual.shape != expected.shape:
+        raise ValueError(f"relative_error: shapes differ, {tuple(actual.shape)} and {tuple(expected.shape)}")
+    finite = expected.isfinite()
+    if not torch.equal(finite, actual.isfinite()) or not torch.equal(
+        actual[~finite].nan_to_num(nan=0.5), expected[~finite].nan_to_num(nan=0.5)
+    ):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    scale = expected[finite].abs().max().item()
+    difference = (actual - expected)[finite].abs().max().item()
+    return difference / scale if scale else difference
+
+
+def rms_error(actual: Tensor, exact: Tensor, scale: Tensor | None = None) -> float:
+    """The root mean square of ``(actual - exact) / scale``, to compare how two programs round one formula.
+
+    A maximum would compare their luck at one element, and so would one common scale where magnitudes differ much. So
+    the scale is, unless given, each element's own magnitude but at least the median one.
+    """
+    if exact.numel() == 0:
+        return 0.0
+    exact = exact.detach().double()
+    scale = exact.abs().clamp(min=exact.abs().median().item()) if scale is None else scale
+    return ((actual.detach().double() - exact) / scale.clamp(min=1e-300)).square().mean().sqrt().item()
+
+
+def error_bound(eager_error: float, dtype: torch.dtype, ulps: float = 4.0) -> float:
+    """The error that a kernel may have: twice the eager layer's, both against float64, plus a few ulp."""
+    return 2 * eager_error + ulps * torch.finfo(dtype).eps
+
+
+@contextlib.contextmanager
+def fill_uninitialized_with_nan() -> Iterator[None]:
+    """Fill the memory of every new output, so that an element that a kernel does not write cannot pass.
+
+    With nan where torch's operators allocate. torch does not fill what a C++ library allocates through its stable C
+    interface; there the C library does it (glibc only), with bytes that read as -1.5 and 3 in float32 and as -0.12 and
+    33 in float64.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: None)
+    perturb = -6  # M_PERTURB
+    options: Any = torch.utils.deterministic
+    deterministic, fill = torch.are_deterministic_algorithms_enabled(), options.fill_uninitialized_memory
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    options.fill_uninitialized_memory = True
+    mallopt(perturb, 0xBF)
+    try:
+        yield
+    finally:
+        mallopt(perturb, 0)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        options.fill_uninitialized_memory = fill

@@ -1,0 +1,186 @@
+"""Neural Power Unit, a layer: what its training adds to a loss and to an optimiser's step.
+
+    schedule = SteppedSchedule(1e-5, 1e-3, step=10_000)
+    for x, target in batches:
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), target) + l1(model, schedule.step())
+        loss.backward()
+        optimizer.step()
+        project_(model)
+
+The penalties give one number, or one per model (``[K]``) where the units have `num_models`: a model's loss then is its
+own data term plus its own penalty, and the sum over the models trains each as if it were alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels.layers.base import Unit
+from npu_kernels.layers.nau import NAU
+from npu_kernels.layers.nmu import NMU
+
+Parameters = nn.Module | Tensor | Iterable[Tensor]
+
+
+def _models(module: nn.Module) -> int | None:
+    """The number of models of a module's units."""
+    found = {unit.num_models for unit in module.modules() if isinstance(unit, Unit)}
+    if len(found) > 1:
+        raise ValueError(f"the units of one model must have one num_models, got {sorted(found, key=str)}")
+    return found.pop() if found else None
+
+
+def _collect(
+    name: str, parameters: Parameters, num_models: int | None, only: tuple[type[Unit], ...] | None = None
+) -> tuple[list[Tensor], int | None]:
+    """The tensors to sum over, and the number of models that they belong to."""
+    if isinstance(parameters, nn.Module):
+        num_models = _models(parameters) if num_models is None else num_models
+        modules = [m for m in parameters.modules() if only is None or isinstance(m, only)]
+        found = [p for m in modules for p in m.parameters(recurse=False)]
+        tensors: list[Tensor] = list({id(p): p for p in found}.values())  # a shared parameter counts once
+    else:
+        tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if not tensors:
+        raise ValueError(f"{name}: no parameters to sum over")
+    if num_models is not None:
+        for tensor in tensors:
+            if tensor.dim() == 0 or tensor.shape[0] != num_models:
+                raise ValueError(
+                    f"{name}: every parameter must have leading dimension {num_models} (num_models), "
+                    f"got shape {tuple(tensor.shape)}"
+                )
+    return tensors, num_models
+
+
+def _total(terms: Iterable[Tensor], num_models: int | None) -> Tensor:
+    return torch.stack([t.sum() if num_models is None else t.reshape(num_models, -1).sum(1) for t in terms]).sum(0)
+
+
+def l1(parameters: Parameters, beta: float = 1.0, *, norm: str = "l1", num_models: int | None = None) -> Tensor:
+    """The sparsity penalty of the paper, ``beta * sum_k |theta_k|``, over all parameters, gates included.
+
+    Args:
+        parameters: a module, a tensor or tensors.
+        beta: its weight, see `SteppedSchedule`.
+        norm: "l1", the paper's text: the sum of absolute values. "frobenius", what its authors' code computed in the
+            arithmetic tasks: the sum over the parameter tensors of their Frobenius norms, which hardly touches the
+            large weights of a tensor that has some. Its gradient at an all-zero tensor is 0.
+        num_models: K, when the tensors have a leading model dimension; found by itself in a module's units.
+
+    Returns a scalar, or ``[K]`` with models. Raises ValueError for an unknown norm, and for tensors without that K.
+
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, appendix and published code.
+    """
+    tensors, num_models = _collect("l1", parameters, num_models)
+    if norm == "l1":
+        return beta * _total((t.abs() for t in tensors), num_models)
+    if norm == "frobenius":
+        flat = (t.reshape(1 if num_models is None else num_models, -1) for t in tensors)
+        return beta * _total((torch.linalg.vector_norm(t, dim=1) for t in flat), num_models)
+    raise ValueError(f"l1: norm must be 'l1' or 'frobenius', got {norm!r}")
+
+
+def regularizer(parameters: Parameters, *, form: str = "madsen", num_models: int | None = None) -> Tensor:
+    """The NAU's and NMU's regulariser, which draws weights to whole numbers.
+
+        "madsen"   sum min(|w|, |1 - |w||)    0 at -1, 0 and 1: Madsen and Johansen's bias towards {-1, 0, 1}
+        "paper"    sum min(|w|, |1 - w|)      0 at 0 and 1 only, as "Neural Power Units" prints it
+
+    The two agree where w >= 0, so for the NMU. Madsen and Johansen take the mean over a weight: divide by its size.
+
+    Args:
+        parameters: a module, of which the weights of all NAU and NMU units are taken, a tensor or tensors.
+        form: "madsen" or "paper".
+        num_models: as in `l1`.
+
+    Returns a scalar, or ``[K]`` with models. Raises ValueError for an unknown form and a module without such units.
+
+    Source: Madsen, Johansen, "Neural Arithmetic Units", ICLR 2020; Heim, Pevny, Smidl, NeurIPS 2020, section 2.2.
+    """
+    if form not in ("madsen", "paper"):
+        raise ValueError(f"regularizer: form must be 'madsen' or 'paper', got {form!r}")
+    tensors, num_models = _collect("regularizer", parameters, num_models, (NAU, NMU))
+    distance = (torch.minimum(t.abs(), (1 - (t.abs() if form == "madsen" else t)).abs()) for t in tensors)
+    return _total(distance, num_models)
+
+
+class SteppedSchedule:
+    """The paper's schedule of beta: ``beta = min(beta * growth, end)`` at every `step`-th iteration.
+
+    Call `step` at the start of each iteration n = 1, 2, ...; it returns the beta of that iteration, so with step =
+    10000 iteration 10000 is the first with a larger one. `beta` is the current value.
+
+    Args:
+        start, end: first and greatest beta, 0 <= start <= end.
+        step: iterations between changes.
+        growth: factor at each change, greater than 1; 10 in the paper.
+
+    Raises ValueError for values outside of these.
+
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, appendix and published code.
+    """
+
+    def __init__(self, start: float, end: float, step: int, growth: float = 10.0) -> None:
+        if not 0 <= start <= end < math.inf:
+            raise ValueError(f"SteppedSchedule: 0 <= start <= end must hold, got start={start!r}, end={end!r}")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+            raise ValueError(f"SteppedSchedule: step must be a positive integer, got {step!r}")
+        if not 1 < growth < math.inf:
+            raise ValueError(f"SteppedSchedule: growth must be finite and greater than 1, got {growth!r}")
+        self.end, self.interval, self.growth = end, step, growth
+        self.beta, self.iteration = start, 0
+
+    def step(self) -> float:
+        """Begin the next iteration; returns its beta."""
+        self.iteration += 1
+        if self.iteration % self.interval == 0:
+            self.beta = min(self.beta * self.growth, self.end)
+        return self.beta
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule stands, to save with a checkpoint."""
+        return {"beta": self.beta, "iteration": self.iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        self.beta, self.iteration = state["beta"], state["iteration"]
+
+    def __repr__(self) -> str:
+        return f"SteppedSchedule(beta={self.beta}, end={self.end}, step={self.interval}, growth={self.growth})"
+
+
+@torch.no_grad()
+def project_(model: nn.Module, *, gates: bool = True, weights: float | None = None) -> None:
+    """Clamp the units' parameters into their intervals, in place; call it after an optimiser's step.
+
+    A gate outside of [0, 1] has no gradient and stays there for ever; projected after each step it stays alive.
+
+    Args:
+        model: a module; all its units are projected.
+        gates: clamp the gates of NPU and RealNPU to [0, 1].
+        weights: None leaves the weights; a bound w clamps the power units' weights to [-w, w], and the weights of NAU
+            and NMU to their own intervals, [-1, 1] and [0, 1].
+
+    Raises ValueError when the bound is not greater than 0.
+    """
+    if weights is not None and not weights > 0:
+        raise ValueError(f"project_: weights must be None or a bound greater than 0, got {weights!r}")
+    for unit in model.modules():
+        if not isinstance(unit, Unit):
+            continue
+        for name, parameter in unit.named_parameters(recurse=False):
+            if name not in unit.intervals:
+                continue
+            interval = unit.intervals[name]
+            if name == "gate":
+                if gates and interval is not None:
+                    parameter.clamp_(*interval)
+            elif weights is not None:
+                parameter.clamp_(*(interval or (-weights, weights)))
