@@ -1,0 +1,45 @@
+"""Neural Power Unit, a layer: fixtures that all tests share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+from npu_kernels import backend_for, use_backend
+from npu_kernels.backends import cpu
+
+# No deadline: the machines that run this are shared. No database: a run does not depend on the one before.
+hypothesis.settings.register_profile("npu_kernels", deadline=None, database=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("npu_kernels")
+
+needs_library = pytest.mark.skipif(not cpu.available()[0], reason=f"the cpu backend cannot run: {cpu.available()[1]}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _notice() -> None:
+    """Without the C++ library its notice comes once, here, and not as an error in the first test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        backend_for(torch.empty(0))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Torch's threads spin: on a machine with other work a tiny tensor waits for them. `test_threads` sets its own."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["reference", pytest.param("cpu", marks=needs_library)])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every backend that computes on the CPU, forced."""
+    with use_backend(request.param):
+        yield request.param

@@ -1,0 +1,156 @@
+"""The build: from nothing to a wheel, what the library links, and what a build that cannot work says."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.building import ROOT, needs_compiler, run_python
+
+USE_LAYER = """
+import warnings, torch
+import npu_kernels
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    torch.manual_seed(0)
+    layer, x = npu_kernels.NPU(3, 2), torch.randn(5, 3)
+    y = layer(x)
+    layer(x).sum().backward()
+with npu_kernels.use_backend("reference"):
+    assert torch.allclose(y, layer(x), rtol=1e-4)
+print(npu_kernels.__file__)
+print("warnings", len(caught), *[w.message for w in caught])
+"""
+
+
+def copy_of_the_tree(tmp_path: Path) -> Path:
+    """The tree without anything built, so that nothing old can pass for new."""
+    tree = tmp_path / "tree"
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "lib", "*.egg-info", "__pycache__", ".*_cache", "results")
+    shutil.copytree(ROOT, tree, ignore=ignored)
+    return tree
+
+
+def build_wheel(tmp_path: Path, **env: str) -> Path:
+    tree = copy_of_the_tree(tmp_path)
+    command = ["-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path / "wheels"), str(tree)]
+    run = run_python(*command, env=env)
+    assert run.returncode == 0, run.stderr
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    return wheel
+
+
+def unpack(wheel: Path, to: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(to)
+    return to
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@needs_compiler
+def test_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
+    assert "-py3-none-" in wheel.name  # torch's stable ABI and no Python: one wheel for every interpreter
+    site = unpack(wheel, tmp_path / "site")
+    run = run_python("-c", USE_LAYER, env={"PYTHONPATH": str(site)}, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert str(site) in run.stdout
+    assert "warnings 0" in run.stdout
+
+
+@needs_compiler
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf (binutils)")
+def test_library_links_the_stable_abi_and_no_openmp(wheel: Path, tmp_path: Path) -> None:
+    library = next((unpack(wheel, tmp_path) / "npu_kernels/lib").iterdir())
+    dynamic = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+    needed = [line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "NEEDED" in line]
+    assert "libtorch_cpu.so" in needed
+    assert not [name for name in needed if "omp" in name]
+    assert "RPATH" not in dynamic
+    assert "RUNPATH" not in dynamic
+    symbols = subprocess.run(["readelf", "-Ws", "--dyn-syms", str(library)], capture_output=True, text=True, check=True)
+    unstable = [line for line in symbols.stdout.splitlines() if "UND" in line and ("_ZN2at" in line or "_ZN3c10" in line)]
+    assert not unstable
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc to list the loaded libraries")
+def test_one_openmp_runtime_in_the_process() -> None:
+    run = run_python(
+        "-c",
+        USE_LAYER + "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line.split()[-1]}, sep='\\n')",
+    )
+    assert run.returncode == 0, run.stderr
+    runtimes = {line for line in run.stdout.splitlines() if "libgomp" in line or "libomp" in line or "libiomp" in line}
+    assert len(runtimes) <= 1, runtimes
+
+
+def test_without_the_kernels_says_so_once(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path, NPU_KERNELS_NO_CPP="1")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    site = unpack(wheel, tmp_path / "site")
+    run = run_python("-c", USE_LAYER, env={"PYTHONPATH": str(site)}, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert str(site) in run.stdout
+    assert "warnings 1 npu_kernels: the slower eager formulas are used on cpu tensors" in run.stdout
+    assert "pip install --no-build-isolation" in run.stdout
+
+
+def failing_build(tmp_path: Path, **env: str) -> str:
+    tree = copy_of_the_tree(tmp_path)
+    run = run_python("setup.py", "build_ext", "--build-temp", str(tmp_path), env=env, cwd=tree)
+    assert run.returncode != 0
+    return run.stdout + run.stderr
+
+
+def test_without_torch_the_build_names_the_commands(tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden" / "torch"  # a torch without headers, before the real one
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").touch()
+    message = failing_build(tmp_path, PYTHONPATH=str(hidden.parent))
+    assert "sees no torch >= 2.10" in message
+    assert "pip install --no-build-isolation" in message
+    assert "NPU_KERNELS_FETCH_TORCH=1 pip install" in message
+    assert "NPU_KERNELS_NO_CPP=1 pip install" in message
+
+
+@pytest.mark.parametrize(
+    ("missing", "word", "command"),
+    [
+        (("c++", "g++", "clang++"), "a C++17 compiler", "apt-get install g++"),
+        (("cmake",), "CMake", "pip install cmake"),
+        (("ninja",), "Ninja", "pip install ninja"),
+    ],
+)
+def test_without_a_tool_the_build_names_the_command(tmp_path: Path, missing: tuple, word: str, command: str) -> None:
+    # A PATH with everything else.
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("c++", "cmake", "ninja"):
+        if name not in missing:
+            (tools / name).write_text("#!/bin/sh\nexit 1\n")
+            (tools / name).chmod(0o755)
+    message = failing_build(tmp_path, PATH=str(tools), CXX="")
+    assert word in message
+    assert command in message
+    assert "NPU_KERNELS_NO_CPP=1 pip install" in message
+
+
+def test_make_install_refuses_an_old_python(tmp_path: Path) -> None:
+    if not shutil.which("make"):
+        pytest.skip("needs make")
+    old = tmp_path / "python"
+    old.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import sys; sys.exit(1)'\n")
+    old.chmod(0o755)
+    run = subprocess.run(
+        ["make", "install", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}"],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ},
+    )  # fmt: skip
+    assert run.returncode != 0
+    assert "needs Python >= 3.10" in run.stdout + run.stderr

@@ -1,0 +1,265 @@
+"""The demonstration: its data, its formulas, and that each part runs and prints what it has measured."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+
+import pytest
+import torch
+
+from benchmarks.demo import __main__ as demo
+from benchmarks.demo import arithmetic, kepler, speed
+from benchmarks.demo.formula import formula
+from benchmarks.demo.progress import Progress, duration
+from benchmarks.throughput.cases import Size
+from npu_kernels import NAU, NPU
+
+GAUSSIAN_YEAR = 365.2568983  # days: the period at 1 au of a body without mass, from the Sun's gravity
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # nothing here is large enough for two
+    yield
+    torch.set_num_threads(before)
+
+
+# ---- (a) ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_orbit_obeys_the_law_within_a_fraction_of_a_percent():
+    bodies = kepler.read_bodies()
+    assert len(bodies) == len({b.name for b in bodies}) == 34
+    assert [b.name for b in bodies if b.kind == "planet"] == [
+        "Mercury", "Venus", "Earth", "Mars", "Jupiter", "Saturn", "Uranus", "Neptune",
+    ]  # fmt: skip
+    for body in bodies:
+        assert body.axis**3 / body.period**2 == pytest.approx(1, abs=2e-3), body.name
+
+
+def test_computed_periods_are_right_to_the_last_digit():
+    # The database computes them from the axis, so a mistyped digit in either column shows.
+    bodies = [b for b in kepler.read_bodies() if not b.measured]
+    assert len(bodies) == 25
+    for body in bodies:
+        days = GAUSSIAN_YEAR * body.axis**1.5
+        rounding = 0.005 + 1.5 * days / body.axis * 0.5e-8
+        assert abs(body.period * kepler.YEAR - days) < rounding * 1.01, body.name
+
+
+def test_the_table_names_its_sources():
+    head = [line for line in kepler.DATA.read_text().splitlines() if line.startswith("#")]
+    assert any("NASA Planetary Fact Sheets" in line for line in head)
+    assert any("JPL Small-Body Database" in line for line in head)
+
+
+def test_the_law_is_learnt(capsys):
+    law = kepler.run(steps=600)
+    exponent, constant = kepler.least_squares([b for b in kepler.read_bodies() if b.measured])
+    assert law.gate == 1
+    assert law.exponent == pytest.approx(1.5, abs=5e-4)
+    assert law.exponent == pytest.approx(exponent, abs=1e-4)
+    assert law.constant == pytest.approx(constant, abs=1e-4)
+    printed = capsys.readouterr().out
+    assert f"exponent {law.exponent:.6f}, {abs(law.exponent - 1.5):.1e} from 3/2" in printed
+    assert "gate 1: the layer sees the axis itself" in printed
+
+
+def test_a_gate_that_is_not_1_is_said(capsys):
+    law = kepler.run(steps=1)
+    assert 0 < law.gate < 1
+    assert "so the exponent is NOT one of the axis itself" in capsys.readouterr().out
+
+
+# ---- (b) ------------------------------------------------------------------------------------------------------------
+
+
+def trained(gates: list[float], *, clip: bool = False, seed: int = 0) -> tuple[NPU, NAU]:
+    """A batch of two models with these gates in the second."""
+    torch.manual_seed(seed)
+    power = NPU(2, 5, num_models=2, dtype=torch.float64)
+    scale = NAU(5, 3, num_models=2, dtype=torch.float64, clip=clip)
+    with torch.no_grad():
+        power.gate[1] = torch.tensor(gates)
+        power.weight_re[1, 0, 0] = 1.0
+        scale.weight[1, 0, 0] = 1.7
+    return power, scale
+
+
+@pytest.mark.parametrize("gates", [[1.0, 1.0], [1.0, 0.3], [0.0, 1.0], [1.5, -0.5]])
+@pytest.mark.parametrize("clip", [False, True])
+def test_formula_is_the_model(gates, clip):
+    power, scale = trained(gates, clip=clip)
+    found = formula(power, scale, 1, ("x", "y"), digits=9, threshold=0.0)
+    x = torch.randn(200, 2, dtype=torch.float64)
+    with torch.no_grad():
+        model = scale(power(x))[1]
+    torch.testing.assert_close(found.evaluate(x), model, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("gates", [[1.0, 1.0], [0.9, 0.3], [0.0, 1.0], [0.0, 0.0]])
+@pytest.mark.parametrize("threshold", [0.0, 0.2])
+def test_formula_text_is_what_is_evaluated(gates, threshold):
+    found = formula(*trained(gates), 1, ("x", "y"), threshold=threshold)
+    points = torch.rand(20, 2, dtype=torch.float64) + 0.1
+    values = found.evaluate(points)
+    for row in range(3):
+        text = found.text(row).replace("^", "**")
+        for (x, y), value in zip(points.tolist(), values[:, row].tolist(), strict=True):
+            assert eval(text, {"x": x, "y": y}) == pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+def test_formula_is_honest_about_gates_and_small_numbers():
+    power, scale = trained([1.0, 0.25])
+    with torch.no_grad():
+        scale.weight[1, 2] = torch.tensor([0.004, -0.004, 0.5, 0.0, -0.006])
+    found = formula(power, scale, 1, ("x", "y"))
+    assert "(0.2500*y + 0.7500)^" in found.text(0)
+    assert found.text(2).startswith("0.5000*x^")
+    assert " - 0.0060*" in found.text(2)
+    assert found.dropped == 3
+    assert formula(*trained([0.0, 0.0]), 1, ("x", "y")).product(0) == ""
+
+
+def test_formula_refuses_imaginary_weights():
+    power, scale = trained([1.0, 1.0])
+    with torch.no_grad():
+        power.weight_im[1, 0, 0] = 0.1
+    with pytest.raises(ValueError, match="the imaginary weights are not 0"):
+        formula(power, scale, 1, ("x", "y"))
+
+
+def test_grids_are_those_of_the_paper():
+    signed, root = arithmetic.signed_grid(), arithmetic.root_grid()
+    assert signed.shape == (1681, 2)
+    assert root.shape == (1600, 2)
+    assert signed.min().item() == pytest.approx(-4.1)
+    assert signed.max().item() == pytest.approx(3.9)
+    assert signed.abs().min() > 0.09
+    assert (root.min().item(), root.max().item()) == pytest.approx((0.1, 4.0))
+
+
+def test_arithmetic_runs_and_prints_what_it_measured(tmp_path, capsys):
+    model = arithmetic.run(tmp_path, steps=40, seeds=3)
+    printed = capsys.readouterr().out
+    assert model.errors.shape == (3, 4)
+    signed = arithmetic.signed_grid()
+    x, y = signed.unbind(-1)
+    own = (model(signed.float())[2, :, 1].double() - x * y).abs().mean()
+    assert model.errors[2, 1].item() == pytest.approx(own.item())
+    row = next(line for line in printed.splitlines() if "best seed (" in line)
+    assert [float(word) for word in row.split()[-4:]] == pytest.approx(model.errors[model.best].tolist(), rel=5e-3)
+    assert "0.37 +- 0.23" in printed
+    assert "not comparable" in printed
+    # On inputs without a sign nothing moves the imaginary weights.
+    assert (model.power.weight_im == 0).all()
+
+
+def test_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    arithmetic.run(tmp_path, steps=2, seeds=2)
+    assert (tmp_path / "arithmetic_error.png").read_bytes().startswith(b"\x89PNG")
+    assert "arithmetic_error.png" in capsys.readouterr().out
+
+
+def test_without_matplotlib_it_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    arithmetic.run(tmp_path, steps=2, seeds=2)
+    assert "No picture of the error surface: matplotlib is not installed" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- (c) ------------------------------------------------------------------------------------------------------------
+
+
+def test_speed_prints_its_rows(capsys):
+    rows = speed.run(sizes=[Size(8, 3, 2), Size(8, 3, 2, 4)], seconds=0.01, skip_compile=True)
+    printed = capsys.readouterr().out
+    assert [row["rival"] for row in rows] == ["ours", "eager", "linear"] * 2
+    assert "without torch.compile: on request" in printed
+    assert "8, 3, 2, 4" in printed
+    assert f"{rows[0]['median_us']:.1f} us" in printed
+
+
+def test_unsteady_ratios_are_marked():
+    row = {"rows": 8, "inputs": 3, "outputs": 2, "models": 1, "rival": "ours", "median_us": 10.0, "error": 1e-7}
+    row |= {"ratio": 1.0, "ratio_p20": 1.0, "ratio_p80": 1.0}
+    eager = {**row, "rival": "eager", "ratio": 5.0, "ratio_p20": 2.0, "ratio_p80": 9.0}
+    text = speed.line([row, eager, {**row, "rival": "linear", "ratio": 0.5}])
+    assert text.split()[4:9] == ["10.0", "us", "5.00x?", "-", "2.00x"]
+
+
+# ---- the frame ------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (3725, "62 min 5 s")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_progress_writes_few_plain_lines_where_there_is_no_terminal():
+    stream = io.StringIO()
+    with Progress("training", 1000, stream) as progress:
+        for done in range(1, 1001):
+            progress.update(done)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("  training: 200 of 1,000 (0 s, 0 s left)")
+    assert "\r" not in stream.getvalue()
+
+
+def test_progress_rewrites_and_clears_its_line_on_a_terminal():
+    stream = Terminal()
+    with Progress("training", 2, stream) as progress:
+        progress.update(1)
+        progress.update(2)
+    assert "\n" not in stream.getvalue()
+    assert stream.getvalue().endswith(" \r")
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_any_work(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit) as stop:
+        demo.main(["--out", str(file)])
+    assert stop.value.code == 2
+    error = capsys.readouterr()
+    assert f"cannot write into {file}" in error.err
+    assert "Kepler" not in error.out
+
+
+def test_interruption_ends_cleanly(tmp_path, capsys, monkeypatch):
+    def interrupt(**options):
+        raise KeyboardInterrupt
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(kepler, "run", interrupt)
+    assert demo.main(["--out", str(tmp_path)]) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert torch.get_num_threads() == threads
+
+
+def test_the_whole_demonstration_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(arithmetic, "SEEDS", 2)
+    parts = {"kepler": kepler.run, "arithmetic": arithmetic.run, "speed": speed.run}
+    monkeypatch.setattr(kepler, "run", lambda steps: parts["kepler"](steps=3, starts=2))
+    monkeypatch.setattr(arithmetic, "run", lambda folder, steps: parts["arithmetic"](folder, steps=3, seeds=2))
+    monkeypatch.setattr(speed, "run", lambda **o: parts["speed"](**o, sizes=[Size(4, 3, 2)], seconds=0.01))
+    assert demo.main(["--quick", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for part in ("(a) Kepler", "(b) the paper's arithmetic", "(c) speed", "Done in"):
+        assert part in printed
+
+
+def test_a_seed_that_went_to_nan_is_not_the_best():
+    errors = torch.tensor([[math.nan, 0, 0, 0], [1, 1, 1, 1], [0.5, 1, 1, 1]])
+    power, scale = trained([1.0, 1.0])
+    assert arithmetic.Trained(power, scale, errors).best == 2

@@ -1,0 +1,235 @@
+"""Neural Power Unit, a layer: shapes, dtypes, autocast and the choice of a backend."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import backend_for, dispatch, functional, ops, use_backend
+from npu_kernels.backends import cpu
+from npu_kernels.testing import RECORDS, Sample, relative_error
+from tests.conftest import needs_library
+
+every_operator = pytest.mark.parametrize("name", list(RECORDS))
+
+
+@every_operator
+@pytest.mark.parametrize("batch", [(), (0,), (1,), (5,), (2, 3), (2, 0, 3), (2, 1, 3, 2)])
+def test_batch_shapes(name: str, batch: tuple[int, ...], backend: str) -> None:
+    """Any batch shape is the flat batch, reshaped."""
+    record = RECORDS[name]
+    sample = record.sample(1, 4, 3)
+    x = torch.randn(*batch, 4, dtype=torch.float64)
+    y = record.function(x, *sample.tensors.values())
+    assert y.shape == (*batch, 3)
+    flat = record.function(x.reshape(-1, 4) if x.numel() else x.new_empty(0, 4), *sample.tensors.values())
+    assert relative_error(y.reshape(-1, 3) if y.numel() else y.new_empty(0, 3), flat) < 1e-14
+
+
+@every_operator
+@pytest.mark.parametrize("batch", [(5,), (0,), (2, 3), (2, 0, 3), (2, 1, 3, 2)])
+def test_batch_shapes_of_models(name: str, batch: tuple[int, ...], backend: str) -> None:
+    record = RECORDS[name]
+    sample = record.sample(1, 4, 3, num_models=2)
+    x = torch.randn(2, *batch, 4, dtype=torch.float64)
+    y = record.function(x, *sample.tensors.values())
+    assert y.shape == (2, *batch, 3)
+    for k in range(2):
+        tensors = [None if t is None else t[k] for t in sample.tensors.values()]
+        assert relative_error(y[k], record.function(x[k], *tensors)) < 1e-14
+
+
+def test_two_dimensional_rows_are_shared_even_when_their_number_is_k(backend: str) -> None:
+    sample = RECORDS["npu"].sample(3, 4, 2, num_models=3, shared=True)
+    expected = functional.npu(sample.x.expand(3, 3, 4), *sample.tensors.values())  # type: ignore[misc]
+    torch.testing.assert_close(sample.call(functional.npu), expected)
+
+
+@needs_library
+def test_no_graph_without_need() -> None:
+    """No gradient wanted: nothing is saved, and the bits are those with one."""
+    for name in ("npu", "nmu"):
+        sample = RECORDS[name].sample(7, 4, 3).requires_grad()
+        y = sample.call(RECORDS[name].function)
+        with torch.no_grad():
+            assert not sample.call(RECORDS[name].function).requires_grad
+            assert torch.equal(sample.call(RECORDS[name].function), y)
+        with torch.inference_mode():
+            assert torch.equal(sample.call(RECORDS[name].function), y)
+        assert y.grad_fn is not None
+        assert not sample.map(Tensor.detach).call(RECORDS[name].function).requires_grad
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(name: str, dtype: torch.dtype, backend: str) -> None:
+    """Computed in float32 and rounded once."""
+    record = RECORDS[name]
+    sample = record.sample(9, 5, 3, num_models=2, dtype=dtype)
+    y = sample.call(record.function)
+    assert y.dtype == dtype
+    assert torch.equal(y, sample.map(Tensor.float).call(record.function).to(dtype))
+    leaves = sample.requires_grad()
+    leaves.call(record.function).float().square().sum().backward()
+    assert all(leaf.grad is not None and leaf.grad.dtype == dtype for leaf in leaves.leaves())
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
+    """Float32 inside and out; mixed dtypes are welcome; float64 stays; the backward needs no autocast of its own."""
+    record = RECORDS[name]
+    sample = record.sample(9, 5, 3, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=dtype):
+        y = sample.call(record.function)
+        mixed = Sample("", sample.x.to(dtype), sample.tensors, sample.options).call(record.function)
+        double = sample.map(Tensor.double).call(record.function)
+        leaves = sample.requires_grad()
+        out = leaves.call(record.function)
+        inside = torch.autograd.grad(out.sum(), leaves.leaves(), retain_graph=True)
+    assert y.dtype == mixed.dtype == torch.float32
+    assert double.dtype == torch.float64
+    assert torch.equal(y, sample.call(record.function))
+    outside = torch.autograd.grad(out.sum(), leaves.leaves())
+    for a, b in zip(inside, outside, strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        if record.fused and backend == "cpu" and name != "inalu":
+            assert torch.equal(a, b)
+
+
+@needs_library
+def test_autocast_of_the_second_derivative() -> None:
+    """A double backward inside autocast is in float32 all the way (the eager formula has its products cast)."""
+    sample = RECORDS["npu"].sample(9, 5, 3, dtype=torch.float32).requires_grad()
+
+    def second() -> tuple[Tensor, ...]:
+        grads = torch.autograd.grad(sample.call(functional.npu).sum(), sample.leaves(), create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())  # type: ignore[arg-type]
+
+    expected = second()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = second()
+    for a, b in zip(actual, expected, strict=True):
+        assert relative_error(a, b) < 1e-5
+
+
+def test_autocast_of_another_device_changes_nothing() -> None:
+    sample = RECORDS["npu"].sample(9, 5, 3, dtype=torch.float32)
+    expected = sample.call(functional.npu)
+    previous = torch.is_autocast_enabled("xpu")
+    torch.set_autocast_enabled("xpu", True)
+    try:
+        assert torch._C._is_any_autocast_enabled()
+        assert torch.equal(sample.call(functional.npu), expected)
+    finally:
+        torch.set_autocast_enabled("xpu", previous)
+
+
+# ---- the choice of a backend ----------------------------------------------------------------------------------------
+
+
+class _Spy(torch.utils._python_dispatch.TorchDispatchMode):
+    """The names of this package's operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "npu_kernels":
+            self.names.append(func.name().removeprefix("npu_kernels::"))
+        return func(*args, **(kwargs or {}))
+
+
+@needs_library
+def test_the_operators_run() -> None:
+    sample = RECORDS["npu"].sample(4, 3, 2).requires_grad()
+    with _Spy() as spy:
+        sample.call(functional.npu).sum().backward()
+    assert spy.names == ["npu_forward", "npu_backward"]
+    with _Spy() as spy, use_backend("reference"):
+        sample.call(functional.npu).sum().backward()
+    assert spy.names == []
+
+
+@needs_library
+def test_use_backend_nests_and_decorates() -> None:
+    x = torch.ones(1)
+    assert backend_for(x) == "cpu"
+    with use_backend("reference"):
+        assert backend_for(x) == "reference"
+        with use_backend("cpu"):
+            assert backend_for(x) == "cpu"
+        assert backend_for(x) == "reference"
+
+    outer = use_backend("reference")
+
+    @outer
+    def inside(depth: int) -> str:
+        return inside(depth - 1) if depth else backend_for(x)
+
+    assert inside(3) == "reference"
+    assert backend_for(x) == "cpu"
+    with pytest.raises(KeyError), outer:
+        raise KeyError
+    assert backend_for(x) == "cpu"
+
+
+@needs_library
+def test_use_backend_holds_for_other_threads() -> None:
+    found = []
+    with use_backend("reference"):
+        thread = threading.Thread(target=lambda: found.append(backend_for(torch.ones(1))))
+        thread.start()
+        thread.join()
+    assert found == ["reference"]
+
+
+@pytest.fixture
+def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_symbols", None)
+    monkeypatch.setattr(cpu, "_reason", "the C++ library is not built")
+    monkeypatch.setattr(dispatch, "_cpu_runs", False)
+    monkeypatch.setattr(dispatch, "_chosen", {})
+
+
+@pytest.mark.usefixtures("_no_library")
+def test_without_the_library_one_notice() -> None:
+    sample = RECORDS["npu"].sample(4, 3, 2)
+    message = r"^npu_kernels: cpu tensors are computed by the slower eager formulas .*not built.*build .* with `pip"
+    with pytest.warns(UserWarning, match=message):
+        y = sample.call(functional.npu)
+    assert torch.equal(y, sample.call(functional.npu))  # a second warning would be an error
+    assert backend_for(sample.x) == "reference"
+
+
+@pytest.mark.usefixtures("_no_library")
+def test_forcing_what_cannot_run() -> None:
+    sample = RECORDS["npu"].sample(4, 3, 2)
+    for name in ("cpu", "triton"):
+        if dispatch.reasons("cpu")[name][0]:
+            continue
+        message = rf"backend '{name}' cannot run on cpu tensors. Candidates: reference: available; cpu: .+; triton: .+"
+        with use_backend(name), pytest.raises(RuntimeError, match=message):
+            sample.call(functional.npu)
+    with use_backend("cpu"), pytest.raises(RuntimeError, match=r"on meta tensors.*cpu: runs on cpu tensors only"):
+        functional.npu(torch.ones(1, 2, device="meta"), torch.ones(1, 2, device="meta"))
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(ValueError, match=r"name must be one of 'reference', 'cpu', 'triton', got 'cuda'"):
+        use_backend("cuda")
+
+
+def test_operators_run_where_nothing_is_compiled() -> None:
+    """The default kernel of every operator, here for a device without one: the reference."""
+    sample = RECORDS["npu"].sample(4, 3, 2)
+    with use_backend("reference"):
+        y, s = dispatch._run("npu_forward", sample.x, *sample.tensors.values(), 1e-3, True)
+    expected = ops.npu_forward(sample.x, *sample.tensors.values(), 1e-3, True)
+    assert relative_error(y, expected[0]) < 1e-14
+    assert relative_error(s, expected[1]) < 1e-14

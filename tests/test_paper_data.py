@@ -1,0 +1,193 @@
+"""The paper's experiments: their exact checks, streams, test sets, optimisers, penalties and published numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import npu_kernels
+from benchmarks.paper import large, published, simple
+from benchmarks.paper.layers import NALU, NAU
+from benchmarks.paper.optimizers import Adam, RMSProp
+from benchmarks.paper.streams import Sobol, stream
+from benchmarks.paper.summary import mad, median, number, standard_error
+from benchmarks.paper.training import Buffer, frobenius, l1
+from npu_kernels import training
+
+# ---- the exact checks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", published.load("test_sets"), ids=lambda row: row["task"])
+def test_zero_predictor_scores_as_on_the_published_test_set(row: dict[str, float]) -> None:
+    tolerance = 1e-4 if row["task"] == "mul" else 1e-5  # a product of float32 sums
+    assert large.zero_predictor(str(row["task"])) == pytest.approx(row["zero_predictor_mse"], rel=tolerance)
+
+
+def test_training_inputs_start_as_in_the_authors_stream() -> None:
+    x = large.training_points(Sobol(100), 0, 3, -1.0, 1.0)
+    assert torch.equal(x[0], torch.zeros(100))  # the middle of every range: the zero point is left out
+    assert x[1, :5].tolist() == [0.5, -0.5, -0.5, -0.5, 0.5]
+    assert x.dtype == torch.float32
+
+
+def test_sobol_is_joe_and_kuos() -> None:
+    qmc = pytest.importorskip("scipy.stats.qmc", reason="scipy is not installed")
+    expected = qmc.Sobol(100, scramble=False).random(1024)
+    assert torch.equal(Sobol(100).points(0, 1024), torch.from_numpy(expected))
+
+
+def test_sobol_from_any_point_on() -> None:
+    whole, parts = Sobol(5).points(0, 300), Sobol(5)
+    assert torch.equal(whole[:100], parts.points(0, 100))
+    assert torch.equal(whole[100:101], parts.points(100, 1))
+    assert torch.equal(whole[250:], parts.points(250, 50))
+    assert torch.equal(whole[1:9], parts.points(1, 8))
+
+
+def test_imaginary_weights_of_the_simple_task_stay_zero() -> None:
+    (batch,) = simple.batches(["NPU"], 3, 60, "code", "cpu")
+    work = batch.make(batch)
+    work.advance(work.total)
+    assert torch.count_nonzero(work.module[0].weight_im) == 0
+    assert torch.count_nonzero(work.module[0].weight_re) > 0
+
+
+# ---- streams and test sets --------------------------------------------------------------------------------------------
+
+
+def test_streams_differ_by_purpose_seed_and_block() -> None:
+    def first(*name: object) -> float:
+        return float(torch.rand((), generator=stream(*name)))  # type: ignore[arg-type]
+
+    names = [("a", 0, 0), ("a", 0, 1), ("a", 1, 0), ("b", 0, 0)]
+    assert len({first(*name) for name in names}) == len(names)
+    assert first("a", 0) == first("a", 0, 0)
+
+
+def test_grids_of_the_simple_task() -> None:
+    wide, positive = simple.grid("div"), simple.grid("sqrt")
+    assert wide.shape == (1681, 2)
+    assert positive.shape == (1600, 2)
+    assert wide.abs().min() > 0.05  # no zero to divide by
+    assert wide.amin() == torch.tensor(-4.1)
+    assert wide.amax() == torch.tensor(3.9)
+    assert positive.amax() == 4
+
+
+def test_subsets_overlap_in_twelve() -> None:
+    x = torch.zeros(100)
+    x[[0, 49, 87]] = torch.tensor([1.0, 10.0, 100.0])
+    a, b = large.sums(x)
+    assert (a, b) == (11, 110)
+    assert len(set(range(100)[large.FIRST]) & set(range(100)[large.SECOND])) == 12
+
+
+def test_extrapolation_points_reverse_the_range() -> None:
+    points = large.extrapolation_points(-0.5, 0.0)
+    assert points.shape == (10_000, 100)
+    assert points.amax() <= 0
+    assert points.amin() > -0.5
+
+
+def test_beta_grows_as_the_packages_schedule() -> None:
+    schedule = training.SteppedSchedule(1e-6, 1e-4, 10_000)
+    values = [schedule.step() for _ in range(31_000)]
+    for step in (1, 9_999, 10_000, 19_999, 20_000, 30_500):
+        assert large.beta_at(step, 1e-6, 1e-4) == values[step - 1]
+    assert large.beta_at(10_000, 1e-5, 1e-7) == 1e-7  # the paper's table for mul: less, not more
+
+
+# ---- one step ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.01, torch.full((128,), 0.01)], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", ["RMSProp", "Adam"])
+def test_optimizers_are_torchs(name: str, rate: float | torch.Tensor) -> None:
+    start = torch.randn(128)
+    ours, theirs = start.clone(), torch.nn.Parameter(start.clone())
+    optimizer = (RMSProp if name == "RMSProp" else Adam)(ours, rate)
+    expected: torch.optim.Optimizer = torch.optim.Adam([theirs], 0.01)
+    if name == "RMSProp":
+        expected = torch.optim.RMSprop([theirs], 0.01, alpha=0.9)
+    for step in range(1, 30):
+        grad = torch.randn(128)
+        theirs.grad = grad.clone()
+        expected.step()
+        optimizer.update(ours, grad, step)
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "l1"])
+def test_penalties_have_the_packages_gradient(norm: str) -> None:
+    layer = npu_kernels.NPU(3, 2, num_models=4, dtype=torch.float64)
+    beta = torch.rand(4, dtype=torch.float64)
+    (beta * training.l1(layer, norm=norm)).sum().backward()
+    expected = [parameter.grad for parameter in layer.parameters()]
+    buffer = Buffer(layer)
+    zeros = [torch.zeros_like(view) for view in buffer.views]
+    (frobenius if norm == "frobenius" else l1)(buffer, zeros, beta)
+    for grad, wanted in zip(buffer.grads, expected, strict=True):
+        torch.testing.assert_close(grad, wanted)
+
+
+def test_buffer_gives_each_model_its_parameters() -> None:
+    layer = npu_kernels.NPU(3, 2, num_models=4)
+    before = [parameter.detach().clone() for parameter in layer.parameters()]
+    buffer = Buffer(layer)
+    for parameter, kept in zip(layer.parameters(), before, strict=True):
+        assert torch.equal(parameter, kept)
+    per_model = buffer.per_model()
+    assert per_model.shape == (4, 15)
+    values = torch.arange(4.0)
+    spread = buffer.spread(values)
+    buffer.flat.copy_(spread)
+    assert torch.equal(buffer.per_model(), values.unsqueeze(1).expand(4, 15))
+    buffer.load_per_model(per_model)
+    for parameter, kept in zip(layer.parameters(), before, strict=True):
+        assert torch.equal(parameter, kept)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("name", ["NAU", "NALU"])
+def test_layers_are_the_packages(name: str, shared: bool) -> None:
+    options = {"num_models": 3, "dtype": torch.float64} | ({"bias": True} if name == "NALU" else {"clip": False})
+    ours = (NAU if name == "NAU" else NALU)(5, 2, **options)
+    theirs = getattr(npu_kernels, name)(5, 2, **options)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(7, 5, dtype=torch.float64).expand(3, 7, 5) if shared else torch.randn(3, 7, 5, dtype=torch.float64)
+    inputs = [] if shared else [x.requires_grad_()]
+    y, expected = ours(x), theirs(x)
+    torch.testing.assert_close(y, expected)
+    dy = torch.randn_like(y)
+    grads = torch.autograd.grad(y, [*ours.parameters(), *inputs], dy)
+    wanted = torch.autograd.grad(expected, [*theirs.parameters(), *inputs], dy)
+    for grad, want in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, want)
+
+
+# ---- the paper's numbers ----------------------------------------------------------------------------------------------
+
+
+def test_published_medians_are_those_of_the_published_points() -> None:
+    points = published.load("pareto")
+    for row in published.load("large"):
+        if row["metric"] != "test_mse" or row["n_points_in_pareto"] < 10:
+            continue
+        cell = [p["test_mse"] for p in points if (p["task"], p["model"]) == (row["task"], row["model"])]
+        assert median(cell) == pytest.approx(row["recomputed_median_from_pareto"], rel=1e-6)
+        assert mad(cell) == pytest.approx(row["recomputed_mad_from_pareto"], rel=1e-6)
+
+
+def test_summaries() -> None:
+    infinite = float("inf")
+    assert median([3, 1, 2, infinite]) == 2.5
+    assert mad([1.0, infinite, infinite]) == infinite
+    assert standard_error([1.0, 3.0]) == 1.0
+    assert [number(v) for v in (0.0123456, 1.0, 161.59551, 4.7e17, infinite, 1.36e-7)] == [
+        "0.0123",
+        "1.00",
+        "162",
+        "4.70e17",
+        "inf",
+        "1.36e-7",
+    ]

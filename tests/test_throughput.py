@@ -1,0 +1,408 @@
+"""The throughput suite on tiny sizes and made-up rows, and the guard: at small sizes the layer is faster than eager."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.throughput import __main__ as suite_main
+from benchmarks.throughput import environment, memory, report, rivals, suite, timing
+from benchmarks.throughput.cases import FORWARD, STEP, Case, Size, all_cases, cost, draw, training_cases
+from npu_kernels.backends import cpu
+
+TINY, MODELS = Size(5, 3, 2), Size(5, 3, 2, 3)
+WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX)]
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # nothing here is large enough for two
+    yield
+    torch.set_num_threads(before)
+
+
+# ---- timing ---------------------------------------------------------------------------------------------------------
+
+
+def test_percentiles():
+    assert timing.percentile([3.0, 1.0, 2.0], 0.5) == 2
+    assert timing.percentile([1.0, 2.0], 0.25) == 1.25
+    assert timing.percentile([7.0], 0.8) == 7
+    assert timing.spread([float(i) for i in range(11)]) == timing.Spread(5, 2, 8)
+    with pytest.raises(ValueError, match="no values"):
+        timing.percentile([], 0.5)
+
+
+def test_ratios_are_formed_within_a_repetition():
+    # The machine was ten times slower in the second repetition: the ratio does not see it.
+    assert timing.ratios([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]) == timing.Spread(2, 2, 2)
+    with pytest.raises(ValueError, match="shorter"):
+        timing.ratios([1.0, 2.0], [1.0])
+
+
+def test_rivals_alternate():
+    calls: list[str] = []
+
+    def rival(name: str):
+        def run() -> None:
+            calls.append(name)
+            time.sleep(0.001)
+
+        return run
+
+    times = timing.interleaved({"a": rival("a"), "b": rival("b")}, 0.03, block=1e-9)
+    assert len(times["a"]) == len(times["b"]) >= timing.LEAST_REPETITIONS
+    assert calls[-4:] in (["a", "b", "b", "a"], ["b", "a", "a", "b"])
+    assert min(times["a"]) >= 0.001
+
+
+def test_short_calls_are_repeated():
+    count = 0
+
+    def run() -> None:
+        nonlocal count
+        count += 1
+
+    times = timing.interleaved({"a": run}, 0.01, block=0.001)
+    assert count > 100 * len(times["a"])
+
+
+# ---- cases ----------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_parsed():
+    assert Size.parse("100x6x2") == Size(100, 6, 2)
+    assert Size.parse("100x6x2x20") == Size(100, 6, 2, 20)
+    assert str(Size.parse("100x6x2x20")) == "100x6x2x20"
+    for text in ("", "100", "3x2", "0x1x1", "1x2x3x4x5", "ax2x3", "-1x2x3"):
+        with pytest.raises(ValueError, match="BxIxO"):
+            Size.parse(text)
+
+
+def test_cases_survive_their_row():
+    for case in all_cases():
+        assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
+
+
+def test_the_suite_has_what_it_promises():
+    cases = set(all_cases())
+    for size in (Size(100, 6, 2), Size(2048, 1024, 1024), Size(100, 6, 2, 1000), Size(128, 100, 100, 10)):
+        for kind in (FORWARD, STEP):
+            assert {Case("npu", kind, size), Case("realnpu", kind, size), Case("npu", kind, size, "positive")} <= cases
+    assert {Case("nmu", STEP, Size(128, 100, 100)), Case("inalu", STEP, Size(128, 100, 100))} <= cases
+    assert {case.size.models for case in training_cases()} == {1, 20}
+
+
+def test_operands():
+    assert (draw(Case("npu", STEP, MODELS)).x < 0).any()
+    assert (draw(Case("npu", STEP, MODELS, "positive")).x >= 0).all()
+    again = draw(Case("npu", STEP, MODELS))
+    torch.testing.assert_close(again.x, draw(Case("npu", STEP, MODELS)).x, rtol=0, atol=0)
+
+
+def test_cost_counts_the_products():
+    operations, moved = cost(Case("npu", FORWARD, Size(10, 20, 30))) or (0, 0)
+    assert operations == 2 * 2 * 10 * 20 * 30
+    assert moved == 4 * (10 * 20 + 2 * 20 * 30 + 10 * 30)
+    assert cost(Case("realnpu", STEP, Size(10, 20, 30, 4)))[0] == 2 * 3 * 10 * 20 * 30 * 4
+    assert cost(Case("nmu", STEP, TINY)) is None
+
+
+# ---- rivals ---------------------------------------------------------------------------------------------------------
+
+
+def cases_to_compare() -> list[Case]:
+    layers = [layer for layer in rivals.FORMULAS if layer != "npu-nau"]
+    cases = [Case(layer, kind, size) for layer in layers for kind in (FORWARD, STEP) for size in (TINY, MODELS)]
+    return [*cases, Case("npu", STEP, TINY, "positive"), *training_cases()]
+
+
+@pytest.mark.parametrize("case", cases_to_compare(), ids=str)
+def test_rivals_compute_the_same(case):
+    operands = draw(case)
+    truth = rivals.exact(case, operands)
+    compared = []
+    for name in WITHOUT_TOOLS:
+        if rivals.not_applicable(name, case, 1) is not None:
+            continue
+        workload = rivals.build(name, case, operands)
+        if workload.results is not None:
+            assert rivals.error(workload.results(), truth) < 2e-5, name
+            compared.append(name)
+        workload.run()
+    assert compared[:2] == [rivals.OURS, rivals.EAGER]
+    if case.layer in rivals.COMPLEX_FORMULAS:
+        assert rivals.COMPLEX in compared
+
+
+def test_jax_computes_the_same():
+    pytest.importorskip("jax", reason="JAX is not installed")
+    for layer in ("npu", "realnpu"):
+        for size in (TINY, MODELS):
+            case = Case(layer, STEP, size)
+            operands = draw(case)
+            workload = rivals.build(rivals.JAX, case, operands)
+            assert workload.results is not None
+            assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
+
+
+def test_training_moves_the_parameters():
+    case = training_cases()[0]
+    for name in (rivals.OURS, rivals.EAGER):
+        workload = rivals.build(name, case, draw(case))
+        assert workload.results is not None
+        first = workload.results()[0].item()
+        for _ in range(50):
+            workload.run()
+        assert workload.results()[0].item() < first
+
+
+def test_who_takes_part():
+    single, several = Case("npu", STEP, TINY), Case("npu", STEP, MODELS)
+    training = training_cases()
+    assert rivals.not_applicable(rivals.ONE_MODEL, several, 1) is None
+    assert rivals.not_applicable(rivals.ONE_MODEL, single, 1) == ""
+    assert rivals.not_applicable(rivals.LOOP, training[1], 1) is None
+    assert rivals.not_applicable(rivals.LOOP, training[0], 1) == ""
+    assert rivals.not_applicable(rivals.COMPLEX, Case("nmu", STEP, TINY), 1) == ""
+    assert rivals.not_applicable(rivals.LINEAR, training[0], 1) == ""
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_case_makes_rows():
+    limits = environment.Limits(product_rate=1e10, copy_rate=1e9)
+    said: list[str] = []
+    names = [rivals.EAGER, rivals.LINEAR, rivals.ONE_MODEL]
+    rows = suite.measure(Case("npu", STEP, MODELS), names, 1, 0.01, limits=limits, tell=said.append)
+    assert [row["rival"] for row in rows] == ["ours", *names]
+    ours, eager, linear, _ = json.loads(json.dumps(rows))
+    assert ours["ratio"] == 1
+    assert ours["p20_us"] <= ours["median_us"] <= ours["p80_us"]
+    assert 0 < ours["error"] < 1e-5 > eager["error"]
+    assert linear["error"] is None
+    assert ours["share_of_limit"] > 0
+    assert "share_of_limit" not in linear
+    assert "ours" in suite.show(ours)
+    assert said == []
+
+
+def test_losses_are_named():
+    row = {**Case("npu", STEP, TINY).to_dict(), "threads": 2, "rival": "eager", "ratio": 0.5}
+    assert suite.losses([row]) == ["npu step 5x3x2, 2 threads: eager takes 0.50 of our time"]
+    assert suite.losses([{**row, "ratio": 1.5}, {**row, "rival": "linear"}, {**row, "rival": "ours"}]) == []
+
+
+def test_environment():
+    where = environment.describe()
+    json.dumps(where)
+    for key in ("processor", "instruction_set", "torch", "npu_kernels", "commit", "cores"):
+        assert where[key]
+    limits = environment.Limits(100.0, 10.0)
+    assert limits.seconds((200.0, 10.0)) == 2
+    assert limits.seconds((100.0, 50.0)) == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark is read from Linux's /proc")
+def test_peak_memory():
+    case = Case("nmu", STEP, Size(128, 100, 100))  # eager builds [B, O, I] several times: 4.9 MiB each
+    peak, why = memory.peak(rivals.EAGER, case.to_dict(), 1)
+    if peak is None:
+        pytest.skip(why)
+    assert 2 * 128 * 100 * 100 * 4 < peak < 20 * 128 * 100 * 100 * 4
+    assert suite.wants_memory(case)
+    assert not suite.wants_memory(Case("npu", STEP, TINY))
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "3x2"], "a size is BxIxO or BxIxOxK in positive integers, got '3x2'"),
+        (["--threads", "0"], "thread counts go from 1"),
+        (["--threads", "one"], "integers with commas"),
+        (["--rivals", "eager,foo"], "unknown foo; known: ours, eager"),
+        (["--passes", "backward"], "unknown backward; known: forward, step, train"),
+        (["--seconds", "0"], "--seconds must be greater than 0"),
+        (["--json", "/nonexistent/rows.jsonl"], "cannot write /nonexistent/rows.jsonl"),
+    ],
+)
+def test_bad_arguments_are_named_before_any_work(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        suite_main.main(arguments)
+    assert stop.value.code == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.out == ""
+
+
+def run_tiny(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(environment, "PRODUCT_SIZE", 64)
+    monkeypatch.setattr(environment, "COPY_FLOATS", 2**16)
+    arguments = ["--sizes", "5x3x2,5x3x2x3", "--threads", "1", "--seconds", "0.01", "--no-memory"]
+    return suite_main.main([*arguments, "--rivals", "eager,linear", "--json", str(path)])
+
+
+def test_the_suite_writes_rows_that_the_report_reads(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 0
+    rows = report.read([path])
+    assert len(rows) == 2 * 6 * 3
+    assert {row["threads"] for row in rows} == {1}
+    assert rows[0]["environment"]["torch"] == torch.__version__
+    text = report.markdown(rows)
+    assert text.count("\n| NPU |") == 8
+    assert text.count("\n| RealNPU |") == 4
+    assert "a @ b" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_keeps_its_rows(tmp_path, capsys, monkeypatch):
+    measured, calls = suite.measure, 0
+
+    def interrupt(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return measured(*arguments, **options)
+
+    monkeypatch.setattr(suite, "measure", interrupt)
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 130
+    assert len(path.read_text().splitlines()) == 3
+    assert "interrupted" in capsys.readouterr().err
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+
+def made_up(rival: str, ratio: float, size: Size = TINY, threads: int = 1, **more: object) -> dict[str, object]:
+    where = {"processor": "Abacus 3", "instruction_set": "beads", "torch": "9", "npu_kernels": "8", "commit": "c0ffee"}
+    row = {**Case("npu", STEP, size).to_dict(), "threads": threads, "rival": rival, "ratio": ratio}
+    return {**row, "median_us": 100 * ratio, "error": 1e-7, "environment": where, **more}
+
+
+def made_up_rows() -> list[dict[str, object]]:
+    return [
+        made_up("ours", 1.0, peak_bytes=2**20, share_of_limit=0.5),
+        made_up("eager", 5.0, error=2e-7, peak_bytes=4 * 2**20),
+        made_up("compile", 0.8),
+        made_up("linear", 0.5, error=None),
+        made_up("ours", 1.0, Size(500, 30, 20)),
+        made_up("eager", 4.0, Size(500, 30, 20)),
+    ]
+
+
+def test_markdown_table():
+    lines = report.markdown(made_up_rows()).splitlines()
+    assert "Abacus 3, kernels for beads, torch 9, npu_kernels 8 at c0ffee:" in lines
+    head = [cell.strip() for cell in next(line for line in lines if line.startswith("| layer")).split("|")[1:-1]]
+    row = [cell.strip() for cell in next(line for line in lines if "5, 3, 2, 1" in line).split("|")[1:-1]]
+    cells = dict(zip(head, row, strict=True))
+    assert cells["ours"] == "100 µs"
+    assert cells["eager"] == "5.00"
+    assert cells["compile"] == "**0.80**"  # lost, and shown
+    assert cells["ours / linear"] == "2.00"
+    assert cells["error (eager's)"] == "1.0e-07 (2.0e-07)"
+    assert cells["peak MiB (eager's)"] == "1.0 (4.0)"
+    assert cells["of the limit"] == "50 %"
+
+
+def test_machines_and_precisions_have_their_own_tables():
+    other = made_up("ours", 1.0, environment={"processor": "Slide rule"})
+    text = report.markdown([*made_up_rows(), other, made_up("ours", 1.0, matmul_precision="high")])
+    assert text.count("| layer |") == 3
+    assert 'matmul precision "high"' in text
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_readme_block_is_replaced_and_nothing_else(tmp_path):
+    file, readme = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "README.md"
+    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    for _ in range(2):  # again gives the same
+        assert report.main([str(file), "--readme", str(readme)]) == 0
+        text = readme.read_text()
+        assert text.startswith(f"before\n{report.BEGIN}\nA rival's")
+        assert text.endswith(f"{report.END}\nafter\n")
+        assert "old" not in text
+        assert text.count("| layer |") == 1
+
+
+@pytest.mark.parametrize("text", ["", f"{report.END} {report.BEGIN}", f"{report.BEGIN}{report.BEGIN}{report.END}"])
+def test_a_readme_without_markers_is_left_alone(text, tmp_path, capsys):
+    file, readme = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "README.md"
+    readme.write_text(text)
+    assert report.main([str(file), "--readme", str(readme)]) == 1
+    assert readme.read_text() == text
+    assert f"report: {readme} needs {report.BEGIN}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "there are no rows"),
+        ("{", "line 1 is no JSON"),
+        ("[]", "no row of the suite"),
+        ('{"layer": 1}', "without kind"),
+    ],
+)
+def test_bad_files_are_named(content, message, tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(content)
+    assert report.main([str(file)]) == 1
+    assert message in capsys.readouterr().err
+    assert report.main([str(tmp_path / "absent.jsonl")]) == 1
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_report_prints_by_default(tmp_path, capsys):
+    assert report.main([str(write(tmp_path / "rows.jsonl", made_up_rows()))]) == 0
+    assert "| NPU | step |" in capsys.readouterr().out
+
+
+def test_report_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    file, picture = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "picture.png"
+    assert report.main([str(file), "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    write(file, [made_up("ours", 1.0, MODELS)])
+    assert report.main([str(file), "--picture", str(picture)]) == 1
+    assert "single models" in capsys.readouterr().err
+
+
+# ---- the guard ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not cpu.available()[0], reason=f"no C++ kernels: {cpu.available()[1]}")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("npu", FORWARD, Size(100, 6, 2)),
+        Case("npu", STEP, Size(100, 6, 2)),
+        Case("npu", STEP, Size(100, 100, 1)),
+        Case("realnpu", STEP, Size(100, 6, 2)),
+        Case("npu", STEP, Size(100, 6, 2, 20)),
+    ],
+    ids=str,
+)
+def test_small_layers_are_faster_than_eager(case, benchmark):
+    operands = draw(case)
+    runs = {name: rivals.build(name, case, operands).run for name in (rivals.OURS, rivals.EAGER)}
+    times = timing.interleaved(runs, 0.2)
+    ratio = timing.ratios(times[rivals.EAGER], times[rivals.OURS])
+    benchmark.extra_info["eager / ours"] = ratio.median
+    benchmark.pedantic(runs[rivals.OURS], rounds=5, iterations=20)
+    assert ratio.median > 1.2, f"eager / ours: {ratio}"

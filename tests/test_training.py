@@ -1,0 +1,174 @@
+"""Neural Power Unit, a layer: penalties, the schedule and the projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU
+from npu_kernels.training import SteppedSchedule, l1, project_, regularizer
+
+
+def _model(num_models: int | None = None) -> nn.Sequential:
+    model = nn.Sequential(NPU(3, 5, num_models=num_models), NAU(5, 2, num_models=num_models))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    return model
+
+
+def test_l1() -> None:
+    model = _model()
+    expected = sum(p.abs().sum() for p in model.parameters())
+    torch.testing.assert_close(l1(model, 0.25), 0.25 * expected)
+    torch.testing.assert_close(l1(model.parameters()), expected)
+    torch.testing.assert_close(l1(model[0].gate), model[0].gate.abs().sum())
+
+
+def test_l1_as_the_authors_ran_it() -> None:
+    """The sum of Frobenius norms: beta w / |w| as its gradient, and 0 for the imaginary weights that start at 0."""
+    model = nn.Sequential(NPU(3, 5), NAU(5, 2))
+    penalty = l1(model, 0.5, norm="frobenius")
+    torch.testing.assert_close(penalty, 0.5 * sum(p.detach().norm() for p in model.parameters()))
+    penalty.backward()
+    for parameter in model.parameters():
+        expected = 0.5 * parameter.detach() / parameter.detach().norm().clamp(min=1e-30)
+        torch.testing.assert_close(parameter.grad, expected)
+
+
+@pytest.mark.parametrize("norm", ["l1", "frobenius"])
+def test_penalties_per_model(norm: str) -> None:
+    """One number for each of K models, that of the model by itself."""
+    model = _model(num_models=4)
+    penalty = l1(model, 2.0, norm=norm)
+    assert penalty.shape == (4,)
+    draw = regularizer(model)
+    assert draw.shape == (4,)
+    for k in range(4):
+        single = [p[k].detach() for p in model.parameters()]
+        torch.testing.assert_close(penalty[k], l1(single, 2.0, norm=norm))
+        torch.testing.assert_close(draw[k], regularizer(model[1].weight[k]))
+    torch.testing.assert_close(l1(list(model.parameters()), 2.0, norm=norm, num_models=4), penalty)
+    penalty[2].backward()
+    assert not model[0].weight_re.grad[[0, 1, 3]].any()
+    assert model[0].weight_re.grad[2].any()
+
+
+def test_a_shared_parameter_counts_once() -> None:
+    model = nn.Sequential(NAU(3, 3), NAU(3, 3))
+    model[1].weight = model[0].weight
+    torch.testing.assert_close(l1(model), model[0].weight.abs().sum())
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("madsen", [0.5, 0.0, 0.25, 0.0, 0.5, 0.25, 0.0, 0.5]),
+        ("paper", [1.5, 1.0, 0.25, 0.0, 0.5, 0.25, 0.0, 0.5]),
+    ],
+)
+def test_regularizer(form: str, expected: list[float]) -> None:
+    weights = torch.tensor([-1.5, -1.0, -0.25, 0.0, 0.5, 0.75, 1.0, 1.5])
+    for weight, value in zip(weights, expected, strict=True):
+        torch.testing.assert_close(regularizer(weight.reshape(1), form=form), torch.tensor(value))
+    torch.testing.assert_close(regularizer(weights, form=form), torch.tensor(sum(expected)))
+
+
+def test_regularizer_takes_nau_and_nmu_only() -> None:
+    model = nn.Sequential(NPU(3, 5), NAU(5, 2), nn.Linear(2, 2), NMU(2, 1))
+    expected = regularizer([model[1].weight, model[3].weight])
+    torch.testing.assert_close(regularizer(model), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: l1(_model(), norm="l2"), r"^l1: norm must be 'l1' or 'frobenius', got 'l2'$"),
+        (lambda: l1([]), r"^l1: no parameters to sum over$"),
+        (lambda: regularizer(NPU(2, 2)), r"^regularizer: no parameters to sum over$"),
+        (lambda: regularizer(NAU(2, 2), form="x"), r"^regularizer: form must be 'madsen' or 'paper', got 'x'$"),
+        (
+            lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 2))),
+            r"^l1: every parameter must have leading dimension 3 \(num_models\), got shape \(2, 2\)$",
+        ),
+        (
+            lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), NAU(2, 2))),
+            r"the units of one model must have one num_models, got \[3, None\]",
+        ),
+        (
+            lambda: project_(_model(), weights=0.0),
+            r"^project_: weights must be None or a bound greater than 0, got 0.0$",
+        ),
+        (lambda: SteppedSchedule(2, 1, 5), r"0 <= start <= end must hold, got start=2, end=1"),
+        (lambda: SteppedSchedule(-1, 1, 5), r"0 <= start <= end must hold, got start=-1, end=1"),
+        (lambda: SteppedSchedule(0, 1, 0), r"step must be a positive integer, got 0"),
+        (lambda: SteppedSchedule(0, 1, 5, 1), r"growth must be finite and greater than 1, got 1"),
+    ],
+)
+def test_errors(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_schedule() -> None:
+    """Published: evaluated at the start of iteration n = 1, 2, ..., and every n that step divides changes it."""
+    schedule = SteppedSchedule(1e-5, 5e-4, step=10)
+    betas = [schedule.step() for _ in range(45)]
+    assert betas[:9] == [1e-5] * 9
+    assert betas[9:19] == pytest.approx([1e-4] * 10)
+    assert betas[19:] == [5e-4] * 26
+    assert schedule.beta == 5e-4
+    assert repr(schedule) == "SteppedSchedule(beta=0.0005, end=0.0005, step=10, growth=10.0)"
+
+
+def test_schedule_continues() -> None:
+    schedule = SteppedSchedule(1.0, 8.0, step=3, growth=2)
+    for _ in range(4):
+        schedule.step()
+    other = SteppedSchedule(1.0, 8.0, step=3, growth=2)
+    other.load_state_dict(schedule.state_dict())
+    assert [schedule.step() for _ in range(9)] == [other.step() for _ in range(9)]
+
+
+def _ranges(model: nn.Module) -> dict[str, tuple[float, float]]:
+    return {name: (p.min().item(), p.max().item()) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("num_models", [None, 3])
+def test_project(num_models: int | None) -> None:
+    model: Any = nn.Sequential(NPU(9, 9, num_models=num_models), RealNPU(9, 9, num_models=num_models))
+    model.append(nn.Sequential(NaiveNPU(9, 9, num_models=num_models), NAU(9, 9), NMU(9, 9), nn.Linear(9, 9)))
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -5, 5)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+
+    project_(model, gates=False)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    project_(model)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name].clamp(0, 1) if name.endswith("gate") else before[name])
+    project_(model, weights=2.5)
+    ranges = _ranges(model)
+    for name in ("0.weight_re", "0.weight_im", "1.weight_re", "2.0.weight_re", "2.0.weight_im"):
+        assert ranges[name] == (-2.5, 2.5)
+    assert ranges["2.1.weight"] == (-1, 1)
+    assert ranges["2.2.weight"] == (0, 1)
+    assert torch.equal(model[2][3].weight, before["2.3.weight"])
+    assert all(p.requires_grad and p.grad_fn is None for p in model.parameters())
+
+
+def test_projection_keeps_a_gate_alive() -> None:
+    """Thrown out of [0, 1] a clipped gate has no gradient; projected back to the end it has one."""
+    layer = RealNPU(2, 1)
+    with torch.no_grad():
+        layer.gate.fill_(1.3)  # type: ignore[union-attr]
+    x = torch.tensor([[2.0, -3.0]])
+
+    def slope() -> Tensor:
+        return torch.autograd.grad(layer(x).sum(), layer.gate)[0]  # type: ignore[arg-type]
+
+    assert not slope().any()
+    project_(layer)
+    assert slope().all()
