@@ -1,0 +1,138 @@
+"""Part (a): a Neural Power Unit, a layer, learns Kepler's third law from the measured orbits of the planets.
+
+The model is ``RealNPU(1, 1) -> NAU(1, 1)``: T = c r^w with r = g|a| + 1 - g. Only with g = 1 is that a power of the
+axis a, so g has to be learnt too, and is printed. A gate that an optimiser's step throws out of [0, 1] gets no
+gradient any more; `project_` puts it back after each step, and 1 then is a value that it reaches and keeps.
+
+Several starts are trained as one batch of models. Those that lose their gate to 0 in the first steps end at a
+constant; the start with the least loss is taken, which needs no knowledge of the law.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.demo.progress import Progress
+from npu_kernels import NAU, RealNPU
+from npu_kernels.training import project_
+
+DATA = Path(__file__).with_name("kepler.csv")
+YEAR = 365.25636  # days of a sidereal year
+STARTS = 20
+STEPS = 3000
+LEARNING_RATE = 0.02
+
+
+@dataclass(frozen=True)
+class Body:
+    """An orbit: axis in au, period in sidereal years; `measured`: the period was not computed from the axis."""
+
+    name: str
+    kind: str
+    axis: float
+    period: float
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Law:
+    """What the best start has learnt, T = constant r^exponent, and how the other starts ended."""
+
+    exponent: float
+    constant: float
+    gate: float
+    loss: float  # mean squared relative error of the periods
+    agreeing: int  # starts whose exponent is the same to 0.001
+    starts: int
+
+    def period(self, axis: float) -> float:
+        """In years, for a semi-major axis in au."""
+        return self.constant * (self.gate * axis + 1 - self.gate) ** self.exponent
+
+
+def read_bodies(path: Path = DATA) -> list[Body]:
+    """The rows of the table."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    return [
+        Body(r["name"], r["kind"], float(r["axis_au"]), float(r["period_days"]) / YEAR, r["source"] == "fact sheet")
+        for r in rows
+    ]
+
+
+def learn(bodies: list[Body], *, steps: int = STEPS, starts: int = STARTS, seed: int = 0) -> Law:
+    """Train on these bodies: full batch, Adam, squared relative error; float64, as the data has up to nine digits."""
+    torch.manual_seed(seed)
+    axis = torch.tensor([[b.axis] for b in bodies], dtype=torch.float64)  # [B, 1], shared by the starts
+    period = torch.tensor([[b.period] for b in bodies], dtype=torch.float64)
+    power = RealNPU(1, 1, num_models=starts, dtype=torch.float64)
+    # Without the paper's clipping to [-1, 1]: the constant is near 1.
+    scale = NAU(1, 1, num_models=starts, dtype=torch.float64, clip=False)
+    model = nn.Sequential(power, scale)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+    def losses() -> Tensor:  # [K]
+        return (model(axis) / period - 1).square().mean((1, 2))
+
+    with Progress("training", steps) as progress:
+        for step in range(steps):
+            optimizer.zero_grad()
+            losses().sum().backward()
+            optimizer.step()
+            schedule.step()
+            project_(model)
+            progress.update(step + 1)
+    with torch.no_grad():
+        loss = losses()
+    best = int(loss.nan_to_num(nan=math.inf).argmin())
+    exponents = power.weight_re.detach()[:, 0, 0]
+    return Law(
+        exponent=exponents[best].item(),
+        constant=scale.weight[best, 0, 0].item(),
+        gate=power.gate[best, 0].item() if power.gate is not None else 1.0,
+        loss=loss[best].item(),
+        agreeing=int(((exponents - exponents[best]).abs() < 1e-3).sum()),
+        starts=starts,
+    )
+
+
+def least_squares(bodies: list[Body]) -> tuple[float, float]:
+    """(exponent, constant) of the straight line through the logarithms: the answer without a network."""
+    x = torch.tensor([[1.0, math.log(b.axis)] for b in bodies], dtype=torch.float64)
+    y = torch.tensor([[math.log(b.period)] for b in bodies], dtype=torch.float64)
+    constant, exponent = torch.linalg.lstsq(x, y).solution[:, 0].tolist()
+    return exponent, math.exp(constant)
+
+
+def run(*, steps: int = STEPS, starts: int = STARTS) -> Law:
+    """Train and print."""
+    bodies = read_bodies()
+    known = [b for b in bodies if b.measured]
+    unseen = [b for b in bodies if not b.measured]
+    print(f"(a) Kepler's third law from {len(known)} orbits, {known[0].name} to {known[-1].name} ({DATA.name})")
+    print(f"    RealNPU(1, 1) -> NAU(1, 1), axis in au, period in years; {starts} starts in one batch of models")
+    law = learn(known, steps=steps, starts=starts)
+    print(f"    period = {law.constant:.6f} * axis ^ {law.exponent:.6f}")
+    off = abs(law.exponent - 1.5)
+    print(f"    exponent {law.exponent:.6f}, {off:.1e} from 3/2; constant {law.constant:.6f} (Kepler: 1)")
+    if law.gate == 1:
+        print("    gate 1: the layer sees the axis itself (r = g|x| + 1 - g), so the exponent is one of the axis")
+    else:
+        print(f"    gate {law.gate:.6f}: a power of r = g|x| + 1 - g, so the exponent is NOT one of the axis itself")
+    print(f"    {law.agreeing} of {law.starts} starts found this exponent; the one with the least loss is shown")
+    exponent, constant = least_squares(known)
+    print(f"    least squares on the logarithms, for comparison: {constant:.6f} * axis ^ {exponent:.6f}")
+    print("    (not 3/2 to the last digit: the giants' masses and mutual pull are in their measured periods)")
+    for title, group in (("trained on", known), (f"{len(unseen)} bodies not seen", unseen)):
+        errors = [(abs(law.period(b.axis) / b.period - 1), b) for b in group]
+        worst, body = max(errors, key=lambda pair: pair[0])
+        span = f"{min(b.axis for b in group):.3g} to {max(b.axis for b in group):.3g} au"
+        print(f"    {title}, {span}: worst period {100 * worst:.3f} % off ({body.name})")
+    return law

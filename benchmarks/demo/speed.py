@@ -1,0 +1,92 @@
+"""Part (c): the fused layer against eager torch and torch.compile on this machine, forward + backward through autograd.
+
+The machinery is that of `benchmarks.throughput`: interleaved, medians of ratios, the error against float64 in each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.demo.progress import Progress
+from benchmarks.throughput import rivals, suite
+from benchmarks.throughput.cases import ENSEMBLES, LARGE, QUICK_SIZES, STEP, TINY, Case, Size
+from npu_kernels import backend_for
+
+DEMO_SIZES = (*TINY, *LARGE, ENSEMBLES[0])
+SECONDS = 2.0  # per size, for all rivals together
+UNSTEADY = 2.0  # between the 20 and 80 percentiles of a ratio: such a number says little, and is marked
+
+COLUMNS = ("B, I, O, models", "fused", "eager", "compile", "fused/linear", "error, fused (eager)")
+WIDTHS = (20, 12, 10, 10, 14, 24)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"    {cells[0]:<{WIDTHS[0]}}" + "".join(f"{c:>{w}}" for c, w in zip(cells[1:], WIDTHS[1:], strict=True))
+
+
+def _unsteady(row: suite.Row) -> bool:
+    return bool(row["ratio_p80"] > UNSTEADY * row["ratio_p20"])
+
+
+def _ratio(row: suite.Row | None, *, inverse: bool = False) -> str:
+    if row is None:
+        return "-"
+    ratio = 1 / row["ratio"] if inverse else row["ratio"]
+    return f"{ratio:.2f}x" + ("?" if _unsteady(row) else "")
+
+
+def line(rows: Sequence[suite.Row]) -> str:
+    """The rows of one size as a line of the table."""
+    by_rival = {row["rival"]: row for row in rows}
+    ours, eager = by_rival[rivals.OURS], by_rival[rivals.EAGER]
+    size = f"{ours['rows']}, {ours['inputs']}, {ours['outputs']}, {ours['models']}"
+    time = f"{ours['median_us']:.1f} us"
+    ratios = [_ratio(by_rival.get(name)) for name in (rivals.EAGER, rivals.COMPILE)]
+    linear = _ratio(by_rival[rivals.LINEAR], inverse=True)
+    errors = f"{ours['error']:.1e} ({eager['error']:.1e})"
+    return _line([size, time, *ratios, linear, errors])
+
+
+def run(
+    *,
+    quick: bool = False,
+    skip_compile: bool = False,
+    sizes: Sequence[Size] | None = None,
+    seconds: float | None = None,
+) -> list[suite.Row]:
+    """Measure and print; returns the rows."""
+    sizes = (QUICK_SIZES if quick else DEMO_SIZES) if sizes is None else sizes
+    seconds = (0.3 if quick else SECONDS) if seconds is None else seconds
+    names = [rivals.EAGER, rivals.LINEAR]
+    why = "on request" if skip_compile else "quick" if quick else rivals.compiler_missing()
+    if not why:
+        names.insert(1, rivals.COMPILE)
+    threads = torch.get_num_threads()
+    backend = backend_for(torch.empty(0))
+    print(f"(c) speed of one NPU layer here, forward + backward, float32, {threads} thread{'s' if threads > 1 else ''}")
+    if backend != "cpu":
+        print(f"    the C++ kernels are not installed: the column 'fused' is the {backend!r} backend")
+    if why:
+        print(f"    without torch.compile: {why}")
+    print("    eager, compile: how many times as long as the fused layer they take; below 1 they are faster")
+    print("    fused/linear: how many times as long as nn.Linear of the shape the fused layer takes, a yardstick")
+    print("    errors: relative, against float64, the greatest of the result and all gradients")
+    found: list[list[suite.Row]] = []
+    with Progress("measuring", len(sizes)) as progress:
+        for number, size in enumerate(sizes, 1):
+            progress.update(number - 1, f", now {size}")
+            found.append(suite.measure(Case("npu", STEP, size), names, threads, seconds))
+            progress.update(number)
+    print(_line(COLUMNS))
+    for rows in found:
+        print(line(rows))
+    every = [row for rows in found for row in rows]
+    if any(_unsteady(row) for row in every):
+        print("    ?: the repetitions disagree by more than a factor of 2; other work is running on this machine")
+    lost = suite.losses(every)
+    print("    Where we lose:" if lost else "    Neither eager nor compiled torch was faster at any size of this run.")
+    for text in lost:
+        print(f"      {text}")
+    return every

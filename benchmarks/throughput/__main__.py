@@ -1,0 +1,168 @@
+"""The throughput suite of the Neural Power Unit, a layer: a line per rival on the screen, and in JSON with --json.
+
+Run it as ``python -m benchmarks.throughput``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from benchmarks.throughput import environment, rivals, suite
+from benchmarks.throughput.cases import PASSES, QUICK_SIZES, Size, all_cases, training_cases
+from npu_kernels import backend_for
+
+SECONDS, QUICK_SECONDS = 3.0, 0.3  # for all rivals of a case together
+
+
+def _threads(text: str) -> list[int]:
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"thread counts are integers with commas between them, got {text!r}") from None
+    cores = os.cpu_count() or 1
+    if not all(1 <= n <= cores for n in found):
+        raise argparse.ArgumentTypeError(f"thread counts go from 1 to this machine's {cores}, got {text!r}")
+    return found
+
+
+def _sizes(text: str) -> list[Size]:
+    try:
+        return [Size.parse(word) for word in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _words(known: Sequence[str], text: str) -> list[str]:
+    found = text.split(",")
+    unknown = [word for word in found if word not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; known: {', '.join(known)}")
+    return found
+
+
+def _passes(text: str) -> list[str]:
+    return _words(PASSES, text)
+
+
+def _rivals(text: str) -> list[str]:
+    return _words(rivals.RIVALS, text)
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    try:
+        path.open("a").close()  # an older file keeps its rows until the first new one
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {text}: {error.strerror or error}") from None
+    return path
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.throughput", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--device", choices=["cpu"], default="cpu", help="where to measure")
+    parser.add_argument("--quick", action="store_true", help="few sizes, short, no torch.compile: does it run?")
+    parser.add_argument("--threads", type=_threads, help="such as 1,2; default: 1 and all cores")
+    parser.add_argument("--sizes", type=_sizes, help="only NPU and RealNPU at BxIxO or BxIxOxK, with commas between")
+    parser.add_argument("--passes", type=_passes, default=list(PASSES), help=f"of {','.join(PASSES)}")
+    parser.add_argument("--rivals", type=_rivals, help=f"of {','.join(rivals.RIVALS)}")
+    parser.add_argument("--max-autotune", action="store_true", help="torch.compile in that mode too (minutes per case)")
+    parser.add_argument(
+        "--precision", choices=["highest", "high", "medium"], default="highest", help="of float32 products"
+    )
+    parser.add_argument("--seconds", type=float, help=f"per case, default {SECONDS:g}")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory (a process for each row)")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write the rows there, one JSON object a line")
+    options = parser.parse_args(argv)
+    if options.seconds is not None and not options.seconds > 0:
+        parser.error(f"--seconds must be greater than 0, got {options.seconds:g}")
+    return options
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    if options.rivals:
+        return list(options.rivals)
+    left_out = set() if options.max_autotune else {rivals.AUTOTUNE}
+    if options.quick:
+        left_out |= {rivals.COMPILE, rivals.JAX}
+    return [name for name in rivals.RIVALS if name not in left_out]
+
+
+def measure(options: argparse.Namespace, output: TextIO | None) -> None:
+    """Run the suite; rows go to the output as they come, so that an interrupted run keeps what it has."""
+    torch.set_float32_matmul_precision(options.precision)
+    where = environment.describe()
+    print(", ".join(f"{key} {value}" for key, value in where.items() if value is not None))
+    backend = backend_for(torch.empty(0, device=options.device))
+    if backend != "cpu":
+        print(f"ours is the {backend!r} backend here: these rows say nothing about the kernels")
+    sizes = options.sizes or (QUICK_SIZES if options.quick else None)
+    cases = all_cases(sizes) + (training_cases() if options.quick else [])
+    cases = [case for case in cases if case.kind in options.passes]
+    threads = options.threads or sorted({1, os.cpu_count() or 1})
+    seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
+    said: set[str] = set()
+
+    def tell(line: str) -> None:
+        reason = line.split(": ", 1)[1]
+        if reason not in said:  # once, not for every case
+            said.add(reason)
+            print(f"  {line}")
+
+    rows: list[suite.Row] = []
+    for count in threads:
+        torch.set_num_threads(count)
+        limits = environment.measure_limits()
+        print(
+            f"\n{count} thread{'s' if count > 1 else ''}: a @ b {limits.product_rate / 1e9:.0f} GFLOP/s, "
+            f"copy {limits.copy_rate / 1e9:.1f} GB/s"
+        )
+        for number, case in enumerate(cases, 1):
+            print(f"\n[{number}/{len(cases)}] {case}, {count} thread{'s' if count > 1 else ''}", flush=True)
+            found = suite.measure(
+                case,
+                _names(options),
+                count,
+                seconds,
+                limits=limits,
+                with_memory=not (options.no_memory or options.quick),
+                tell=tell,
+            )
+            for row in found:
+                row["backend"] = backend
+                row["environment"] = where
+                print("  " + suite.show(row))
+                if output is not None:
+                    output.write(json.dumps(row) + "\n")
+                    output.flush()
+            rows += found
+    lost = suite.losses(rows)
+    print("\nWhere we lose:" if lost else "\nNo rival that computes the same was faster in this run.")
+    for line in lost:
+        print("  " + line)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    options = arguments(argv)
+    try:
+        with options.json.open("w") if options.json else nullcontext() as output:
+            measure(options, output)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the rows so far are kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""What is measured: a layer, a pass and sizes, with the operands that every rival gets.
+
+Passes
+  forward  under no_grad
+  step     forward and backward through autograd, all gradients, x included
+  train    NPU(2, 6) -> NAU(6, 4), MSE loss, backward and a step of fused Adam
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FORWARD, STEP, TRAIN = "forward", "step", "train"
+PASSES = (FORWARD, STEP, TRAIN)
+
+
+@dataclass(frozen=True)
+class Size:
+    """B rows, I in-features, O out-features, K models (1: a layer without a model dimension)."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    models: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.inputs}x{self.outputs}" + (f"x{self.models}" if self.models > 1 else "")
+
+    @staticmethod
+    def parse(text: str) -> Size:
+        """From "100x6x2" or "100x6x2x20"; ValueError says what is wrong."""
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2,3}", text):
+            raise ValueError(f"a size is BxIxO or BxIxOxK in positive integers, got {text!r}")
+        return Size(*map(int, text.split("x")))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row's question. signs: "random", or "positive" for inputs without a negative one."""
+
+    layer: str  # "npu", "realnpu", "nmu", "inalu", "npu-nau" (the pass "train")
+    kind: str  # one of PASSES
+    size: Size
+    signs: str = "random"
+
+    def __str__(self) -> str:
+        return f"{self.layer} {self.kind} {self.size}" + (
+            " positive" if self.signs == "positive" and self.kind != TRAIN else ""
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"layer": self.layer, "kind": self.kind, **asdict(self.size), "signs": self.signs}
+
+    @staticmethod
+    def from_dict(row: dict[str, Any]) -> Case:
+        size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
+        return Case(row["layer"], row["kind"], size, row["signs"])
+
+
+TINY = (Size(100, 6, 2), Size(100, 2, 6), Size(100, 100, 1), Size(100, 100, 100))
+LARGE = (Size(1024, 64, 64), Size(4096, 256, 256), Size(2048, 1024, 1024))
+ENSEMBLES = (Size(100, 6, 2, 20), Size(100, 6, 2, 1000), Size(128, 100, 100, 10))
+SIZES = TINY + LARGE + ENSEMBLES
+QUICK_SIZES = (Size(100, 6, 2), Size(100, 100, 100), Size(100, 6, 2, 20))
+PRODUCTS_SIZE = Size(128, 100, 100)  # of NMU and iNALU, whose eager form builds [B, O, I]
+TRAINING_ROWS = 100
+TRAINING_MODELS = (1, 20)
+HIDDEN = 6
+
+
+def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
+    """The whole suite, or NPU and RealNPU at these sizes: random signs, then inputs without a negative one."""
+    chosen = SIZES if sizes is None else sizes
+    found = [Case(layer, kind, size) for size in chosen for layer in ("npu", "realnpu") for kind in (FORWARD, STEP)]
+    found += [Case("npu", kind, size, "positive") for size in chosen for kind in (FORWARD, STEP)]
+    if sizes is None:
+        found += training_cases()
+        found += [Case(layer, kind, PRODUCTS_SIZE) for layer in ("nmu", "inalu") for kind in (FORWARD, STEP)]
+    return found
+
+
+def training_cases() -> list[Case]:
+    """The paper's simple arithmetic model, one and as many as it has seeds."""
+    return [Case("npu-nau", TRAIN, Size(TRAINING_ROWS, 2, 4, models), "positive") for models in TRAINING_MODELS]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """x ``[B, I]`` or ``[K, B, I]``, the parameters in the formula's order, the gradient of y (or the target)."""
+
+    x: Tensor
+    parameters: tuple[Tensor, ...]
+    grad_y: Tensor
+
+    def to(self, dtype: torch.dtype) -> Operands:
+        return Operands(self.x.to(dtype), tuple(p.to(dtype) for p in self.parameters), self.grad_y.to(dtype))
+
+
+def _glorot(*shape: int, generator: torch.Generator) -> Tensor:
+    bound = math.sqrt(6 / (shape[-1] + shape[-2]))
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def draw(case: Case, seed: int = 0) -> Operands:
+    """Float32: x standard normal (or its absolute value), weights Glorot uniform, gates and NMU weights U(0, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    size = case.size
+    lead = () if size.models == 1 else (size.models,)
+    matrix = (*lead, size.outputs, size.inputs)
+
+    def glorot(*shape: int) -> Tensor:
+        return _glorot(*(shape or matrix), generator=generator)
+
+    if case.kind == TRAIN:
+        x = torch.empty(*lead, size.rows, size.inputs).uniform_(0.1, 2, generator=generator)
+        a, b = x.unbind(-1)
+        first = (*lead, HIDDEN, size.inputs)
+        parameters: tuple[Tensor, ...] = (glorot(*first), torch.zeros(first), torch.full((*lead, size.inputs), 0.5))
+        parameters += (glorot(*lead, size.outputs, HIDDEN),)
+        return Operands(x, parameters, torch.stack([a + b, a * b, a / b, a.sqrt()], -1))
+    x = torch.randn(*lead, size.rows, size.inputs, generator=generator)
+    if case.signs == "positive":
+        x = x.abs()
+    gate = torch.rand(*lead, size.inputs, generator=generator)
+    parameters = {
+        "npu": lambda: (glorot(), glorot(), gate),
+        "realnpu": lambda: (glorot(), gate),
+        "nmu": lambda: (torch.rand(matrix, generator=generator),),
+        "inalu": lambda: tuple(glorot() for _ in range(5)),
+    }[case.layer]()
+    return Operands(x, parameters, torch.randn(*lead, size.rows, size.outputs, generator=generator))
+
+
+def cost(case: Case) -> tuple[float, float] | None:
+    """(floating-point operations, bytes) that no implementation can avoid; None where no such bound is known.
+
+    Operations: the real products of B x I x O (NPU 2 forward, 4 backward; RealNPU 1 and 2), mask products not counted.
+    Bytes: the layer's inputs and outputs once per pass, in float32, y and s saved between the passes.
+    """
+    if case.layer not in ("npu", "realnpu") or case.kind == TRAIN:
+        return None
+    size = case.size
+    matrices = 2 if case.layer == "npu" else 1
+    x, y, w = size.rows * size.inputs, size.rows * size.outputs, size.outputs * size.inputs * matrices
+    products, floats = matrices, x + w + y
+    if case.kind == STEP:
+        products, floats = 3 * matrices, floats + y + (x + w + 3 * y) + (x + w)
+    return 2.0 * products * size.rows * size.inputs * size.outputs * size.models, 4.0 * floats * size.models

@@ -1,0 +1,109 @@
+"""Where a row was measured: versions, processor, instruction set, commit; and the machine's own limits."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import npu_kernels
+from npu_kernels.backends import cpu
+
+PRODUCT_SIZE = 1536
+COPY_FLOATS = 32 * 2**20  # 128 MiB: more than any cache
+TRIALS = 5
+
+
+def processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def instruction_set() -> str:
+    """What our kernels use, or why they do not run."""
+    runs, reason = cpu.available()
+    return cpu.isa() if runs else f"none: {reason}"
+
+
+def commit() -> str:
+    """The repository's commit, "+" behind it when tracked files are changed, or "unknown"."""
+    folder = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def describe() -> dict[str, Any]:
+    """What every row of a run carries. The load average tells whether the machine was busy with something else."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "instruction_set": instruction_set(),
+        "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "load_average": None if load is None else round(load, 2),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "jax": _version("jax"),
+        "npu_kernels": npu_kernels.__version__,
+        "commit": commit(),
+    }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine does with the current number of threads, the best of a few trials."""
+
+    product_rate: float  # floating-point operations per second of a float32 a @ b
+    copy_rate: float  # bytes per second of a copy, read and written ones counted
+
+    def seconds(self, cost: tuple[float, float]) -> float:
+        """The least time for (operations, bytes). A layer that uses faster units than a @ b may beat it."""
+        operations, moved = cost
+        return max(operations / self.product_rate, moved / self.copy_rate)
+
+
+def measure_limits() -> Limits:
+    a, b = torch.randn(2, PRODUCT_SIZE, PRODUCT_SIZE)
+    c = torch.empty_like(a)
+    source = torch.ones(COPY_FLOATS)
+    target = torch.empty_like(source)
+    product = copy = float("inf")
+    for trial in range(TRIALS + 1):
+        start = time.perf_counter()
+        torch.mm(a, b, out=c)
+        middle = time.perf_counter()
+        target.copy_(source)
+        if trial > 0:  # the first one warms up
+            product = min(product, middle - start)
+            copy = min(copy, time.perf_counter() - middle)
+    return Limits(2.0 * PRODUCT_SIZE**3 / product, 2.0 * 4 * COPY_FLOATS / copy)

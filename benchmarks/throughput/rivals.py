@@ -1,0 +1,322 @@
+"""Who is measured. Every rival makes a module from the same operands; a workload runs one pass of it.
+
+ours               npu_kernels' layer
+eager              npu_kernels.reference under autograd: for models, all of them in one batched call
+loop               one eager model after the other, in a Python loop (training with models)
+compile            torch.compile of eager, default mode
+compile-autotune   mode="max-autotune" (on request)
+complex            Re(exp(W log x)) in complex64, the gate as in the layer
+one-model          our layer with one of the models: what K models should not cost much more than
+jax                jax.jit of the formula and its vjp, where JAX is installed. It brings its own threads.
+linear             nn.Linear of the shape, a batched product for models: a yardstick that computes something else
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import npu_kernels
+from benchmarks.throughput.cases import FORWARD, HIDDEN, TRAIN, Case, Operands
+from npu_kernels import reference
+
+OURS, EAGER, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "loop", "compile", "compile-autotune"
+COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
+RIVALS = (OURS, EAGER, LOOP, COMPILE, AUTOTUNE, COMPLEX, ONE_MODEL, JAX, LINEAR)
+OTHER_FUNCTION = (ONE_MODEL, LINEAR)  # yardsticks: they compute something else, so no error is stated
+LEARNING_RATE = 0.005
+EPS = torch.finfo(torch.float32).eps  # the layers' default; the same in float64, so that an error is one of arithmetic
+
+
+@dataclass(frozen=True)
+class Workload:
+    """run: one pass, timed. results: the pass's outputs and gradients, for the error; None for a yardstick."""
+
+    run: Callable[[], object]
+    results: Callable[[], Sequence[Tensor]] | None
+
+
+# ---- formulas -------------------------------------------------------------------------------------------------------
+
+
+def _npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
+    return reference.npu(x, weight_re, weight_im, gate, eps=EPS)
+
+
+def _real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
+    return reference.npu(x, weight, None, gate, eps=EPS)
+
+
+def _npu_nau(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return reference.nau(_npu(x, weight_re, weight_im, gate), weight, clip=False)
+
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "npu": _npu,
+    "realnpu": _real_npu,
+    "nmu": reference.nmu,
+    "inalu": reference.inalu,
+    "npu-nau": _npu_nau,
+}
+
+
+def _complex_npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
+    g = gate.clamp(0, 1).unsqueeze(-2)
+    r = g * (x.abs() + EPS) + (1 - g)
+    log_x = torch.complex(r.log(), math.pi * g * (x < 0).to(x.dtype))
+    return (log_x @ torch.complex(weight_re, weight_im).mT).exp().real
+
+
+def _complex_real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
+    return _complex_npu(x, weight, torch.zeros_like(weight), gate)
+
+
+COMPLEX_FORMULAS: dict[str, Callable[..., Tensor]] = {"npu": _complex_npu, "realnpu": _complex_real_npu}
+
+
+class Formula(nn.Module):
+    """A formula with its parameters."""
+
+    def __init__(self, function: Callable[..., Tensor], parameters: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        for index, parameter in enumerate(parameters):
+            self.register_parameter(f"weight{index}", nn.Parameter(parameter.clone()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self._parameters.values())  # ParameterList costs microseconds per call
+
+
+# ---- modules --------------------------------------------------------------------------------------------------------
+
+
+def _fill(module: nn.Module, parameters: Sequence[Tensor]) -> nn.Module:
+    """The module with these values, in the order in which it registers its parameters: that of the formulas."""
+    with torch.no_grad():
+        for own, value in zip(module.parameters(), parameters, strict=True):
+            own.copy_(value)
+    return module
+
+
+def _ours(case: Case, operands: Operands) -> nn.Module:
+    size = case.size
+    models = None if size.models == 1 else size.models
+    if case.kind == TRAIN:
+        module: nn.Module = nn.Sequential(
+            npu_kernels.NPU(size.inputs, HIDDEN, num_models=models),
+            npu_kernels.NAU(HIDDEN, size.outputs, num_models=models, clip=False),
+        )
+    else:
+        layers = {"npu": npu_kernels.NPU, "realnpu": npu_kernels.RealNPU, "nmu": npu_kernels.NMU}
+        layer = {**layers, "inalu": npu_kernels.iNALU}[case.layer]
+        module = layer(size.inputs, size.outputs, num_models=models)
+    return _fill(module, operands.parameters)
+
+
+def _linear(case: Case, operands: Operands) -> nn.Module:
+    size = case.size
+    if size.models == 1:
+        return nn.Linear(size.inputs, size.outputs)
+    weight = torch.randn(size.models, size.outputs, size.inputs)
+    return Formula(lambda x, w: x @ w.mT, [weight])
+
+
+def _first_model(operands: Operands) -> Operands:
+    return Operands(operands.x[0], tuple(p[0] for p in operands.parameters), operands.grad_y[0])
+
+
+# ---- passes ---------------------------------------------------------------------------------------------------------
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.clone().requires_grad_()
+
+
+def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: bool) -> Workload:
+    if case.kind == FORWARD:
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                y: Tensor = module(x)
+            return y
+
+        x = operands.x
+        return Workload(forward, (lambda: [forward()]) if compare else None)
+
+    x, grad_y = _leaf(operands.x), operands.grad_y
+    leaves = [x, *module.parameters()]
+
+    def step() -> Tensor:
+        for leaf in leaves:
+            leaf.grad = None
+        y: Tensor = module(x)
+        y.backward(grad_y)
+        return y
+
+    def results() -> list[Tensor]:
+        y = step()
+        return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    return Workload(step, results if compare else None)
+
+
+def _loss(y: Tensor, target: Tensor) -> Tensor:
+    """The sum over the models of their mean squared errors: each model is trained as if it were alone."""
+    return (y - target).square().mean((-2, -1)).sum()
+
+
+def _training_workload(modules: Sequence[nn.Module], batches: Sequence[Operands], compare: bool) -> Workload:
+    optimizers = [torch.optim.Adam(m.parameters(), lr=LEARNING_RATE, fused=True) for m in modules]
+    together = list(zip(modules, optimizers, batches, strict=True))
+
+    def gradients(module: nn.Module, optimizer: torch.optim.Optimizer, batch: Operands) -> Tensor:
+        optimizer.zero_grad()
+        loss = _loss(module(batch.x), batch.grad_y)
+        loss.backward()
+        return loss
+
+    def step() -> None:
+        for module, optimizer, batch in together:
+            gradients(module, optimizer, batch)
+            optimizer.step()
+
+    def results() -> list[Tensor]:
+        loss = gradients(*together[0])
+        return [loss.detach(), *(p.grad for p in modules[0].parameters() if p.grad is not None)]
+
+    return Workload(step, results if compare and len(modules) == 1 else None)
+
+
+def _workload(case: Case, module: nn.Module, operands: Operands, compare: bool = True) -> Workload:
+    if case.kind == TRAIN:
+        return _training_workload([module], [operands], compare)
+    return _layer_workload(case, module, operands, compare)
+
+
+def _loop(case: Case, operands: Operands) -> Workload:
+    batches = [
+        Operands(operands.x[k], tuple(p[k] for p in operands.parameters), operands.grad_y[k])
+        for k in range(case.size.models)
+    ]
+    return _training_workload([Formula(FORMULAS[case.layer], b.parameters) for b in batches], batches, False)
+
+
+# ---- JAX ------------------------------------------------------------------------------------------------------------
+
+
+def _jax(case: Case, operands: Operands) -> Workload:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    def npu(x: Any, *parameters: Any) -> Any:
+        weight_re, gate = parameters[0], parameters[-1]
+        g = jnp.expand_dims(jnp.clip(gate, 0, 1), -2)
+        log_r = jnp.log(g * (jnp.abs(x) + EPS) + (1 - g))
+        k = jnp.pi * g * (x < 0)
+        transposed = jnp.swapaxes(weight_re, -1, -2)
+        p, q = log_r @ transposed, k @ transposed
+        if case.layer == "npu":
+            imaginary = jnp.swapaxes(parameters[1], -1, -2)
+            p, q = p - k @ imaginary, q + log_r @ imaginary
+        return jnp.exp(p) * jnp.cos(q)
+
+    def both(grad_y: Any, *inputs: Any) -> Any:
+        y, vjp = jax.vjp(npu, *inputs)
+        return (y, *vjp(grad_y))
+
+    inputs = [jnp.asarray(t.numpy()) for t in (operands.x, *operands.parameters)]
+    grad_y = jnp.asarray(operands.grad_y.numpy())
+    forward, step = jax.jit(npu), jax.jit(both)
+
+    def run() -> Any:
+        if case.kind == FORWARD:
+            return [jax.block_until_ready(forward(*inputs))]
+        return jax.block_until_ready(step(grad_y, *inputs))
+
+    return Workload(run, lambda: [torch.from_numpy(np.array(a)) for a in run()])
+
+
+# ---- the list -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def compiler_missing() -> str:
+    """Why torch.compile does not work here, or ""."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
+    except Exception as error:  # whatever the compiler's tool chain raises
+        return f"torch.compile does not work here: {str(error).strip().splitlines()[0]}"
+    return ""
+
+
+def not_applicable(rival: str, case: Case, threads: int) -> str | None:
+    """Why the rival is left out of the case: None when it takes part, "" when the question makes no sense."""
+    models = case.size.models > 1
+    if rival == LOOP:
+        return None if case.kind == TRAIN and models else ""
+    if rival == ONE_MODEL:
+        return None if models else ""
+    if rival == COMPLEX:
+        return None if case.layer in COMPLEX_FORMULAS else ""
+    if rival == LINEAR:
+        return None if case.kind != TRAIN else ""
+    if rival in (COMPILE, AUTOTUNE):
+        return compiler_missing() or None
+    if rival == JAX:
+        if case.layer not in ("npu", "realnpu"):
+            return ""
+        if importlib.util.find_spec("jax") is None:
+            return "JAX is not installed"
+        if threads != os.cpu_count():
+            return f"JAX takes all {os.cpu_count()} cores, so it is left out of the rows with {threads}"
+    return None
+
+
+def build(rival: str, case: Case, operands: Operands) -> Workload:
+    """The rival's workload for the case."""
+    if rival == OURS:
+        return _workload(case, _ours(case, operands), operands)
+    if rival == ONE_MODEL:
+        size = case.size
+        single = Case(case.layer, case.kind, type(size)(size.rows, size.inputs, size.outputs), case.signs)
+        first = _first_model(operands)
+        return _workload(single, _ours(single, first), first, compare=False)
+    if rival == LOOP:
+        return _loop(case, operands)
+    if rival == LINEAR:
+        return _workload(case, _linear(case, operands), operands, compare=False)
+    if rival == JAX:
+        return _jax(case, operands)
+    if rival == COMPLEX:
+        return _workload(case, Formula(COMPLEX_FORMULAS[case.layer], operands.parameters), operands)
+    module: nn.Module = Formula(FORMULAS[case.layer], operands.parameters)
+    if rival in (COMPILE, AUTOTUNE):
+        module.compile(dynamic=False, mode="max-autotune" if rival == AUTOTUNE else "default")
+    return _workload(case, module, operands)
+
+
+def exact(case: Case, operands: Operands) -> list[Tensor]:
+    """The eager results in float64 from the same float32 operands: what errors are measured against."""
+    double = operands.to(torch.float64)
+    results = _workload(case, Formula(FORMULAS[case.layer], double.parameters), double).results
+    assert results is not None
+    return list(results())
+
+
+def error(results: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """The greatest relative error, in the Euclidean norm, of the outputs and gradients."""
+    worst = 0.0
+    for own, true in zip(results, truth, strict=True):
+        norm = true.norm()
+        if norm > 0:
+            worst = max(worst, ((own.double() - true).norm() / norm).item())
+    return worst

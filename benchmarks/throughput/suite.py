@@ -1,0 +1,110 @@
+"""One case: build the rivals, compare their results, time them interleaved, make a row of each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.throughput import memory, rivals, timing
+from benchmarks.throughput.cases import STEP, Case, cost, draw
+from benchmarks.throughput.environment import Limits
+
+Row = dict[str, Any]
+MEMORY_RIVALS = (rivals.OURS, rivals.EAGER, rivals.COMPILE)
+JAX_NOTE = "its own threads"
+
+
+def wants_memory(case: Case) -> bool:
+    size = case.size
+    floats = size.models * size.rows * max(size.inputs, size.outputs)
+    if case.layer in ("nmu", "inalu"):
+        floats *= min(size.inputs, size.outputs)
+    return case.kind == STEP and case.signs == "random" and floats >= memory.LEAST_FLOATS
+
+
+def measure(
+    case: Case,
+    names: Sequence[str],
+    threads: int,
+    seconds: float,
+    *,
+    limits: Limits | None = None,
+    with_memory: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """The rows of one case, ours first. `names`: the rivals wanted; `tell` gets a line for each that cannot run."""
+    torch.set_num_threads(threads)
+    operands = draw(case)
+    truth = rivals.exact(case, operands)
+    workloads, errors = {}, {}
+    if {rivals.COMPILE, rivals.AUTOTUNE} & set(names):
+        torch.compiler.reset()  # the limit on recompilations counts per function, whatever the size
+    for name in dict.fromkeys((rivals.OURS, *names)):
+        reason = rivals.not_applicable(name, case, threads)
+        if reason is not None:
+            if reason:
+                tell(f"{case}: without {name}: {reason}")
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a rival's own
+            workload = rivals.build(name, case, operands)
+            errors[name] = None if workload.results is None else rivals.error(workload.results(), truth)
+        workloads[name] = workload
+    del truth
+    times = timing.interleaved({name: w.run for name, w in workloads.items()}, seconds)
+    rows = []
+    for name, own in times.items():
+        time, ratio = timing.spread(own), timing.ratios(own, times[rivals.OURS])
+        row: Row = {
+            **case.to_dict(),
+            "threads": threads,
+            "rival": name,
+            "repetitions": len(own),
+            "median_us": 1e6 * time.median,
+            "p20_us": 1e6 * time.p20,
+            "p80_us": 1e6 * time.p80,
+            "ratio": ratio.median,  # its time / ours
+            "ratio_p20": ratio.p20,
+            "ratio_p80": ratio.p80,
+            "error": errors[name],
+            "matmul_precision": torch.get_float32_matmul_precision(),
+        }
+        if name == rivals.JAX:
+            row["note"] = JAX_NOTE
+        least = cost(case)
+        if limits is not None:
+            row["product_gflops"], row["copy_gb_s"] = limits.product_rate / 1e9, limits.copy_rate / 1e9
+            if least is not None and name not in rivals.OTHER_FUNCTION:
+                row["share_of_limit"] = limits.seconds(least) / time.median
+        if with_memory and name in MEMORY_RIVALS and wants_memory(case):
+            row["peak_bytes"], why = memory.peak(name, case.to_dict(), threads)
+            row["peak_method"] = memory.METHOD
+            if why:
+                tell(f"{case}: no peak memory of {name}: {why}")
+        rows.append(row)
+    return rows
+
+
+def show(row: Row) -> str:
+    """A row as a line of text."""
+    ratio = f"{row['ratio']:7.2f}x ({row['ratio_p20']:.2f} to {row['ratio_p80']:.2f})"
+    line = f"{row['rival']:<17}{row['median_us']:12.1f} us  {ratio:<26}"
+    if row["error"] is not None:
+        line += f"  error {row['error']:.1e}"
+    if row.get("share_of_limit") is not None:
+        line += f"  {100 * row['share_of_limit']:.0f} % of the limit"
+    if row.get("peak_bytes") is not None:
+        line += f"  peak {row['peak_bytes'] / 2**20:.1f} MiB"
+    return line
+
+
+def losses(rows: Sequence[Row]) -> list[str]:
+    """Sentences: where a rival that computes the same is faster than ours."""
+    return [
+        f"{Case.from_dict(row)}, {row['threads']} threads: {row['rival']} takes {row['ratio']:.2f} of our time"
+        for row in rows
+        if row["ratio"] < 1 and row["rival"] not in (rivals.OURS, *rivals.OTHER_FUNCTION)
+    ]

@@ -1,0 +1,84 @@
+"""Interleaved timing: in every repetition each rival runs once, so that what disturbs the machine disturbs all.
+
+A ratio is formed within a repetition, its median over the repetitions: it is sound where the times are not.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+BLOCK_SECONDS = 0.002  # a rival runs at least this long in a repetition: the clock's own cost disappears
+LEAST_REPETITIONS, MOST_REPETITIONS = 7, 300
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and 20/80 percentiles."""
+
+    median: float
+    p20: float
+    p80: float
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of the values lie, linear between two of them; ValueError without values."""
+    if not values:
+        raise ValueError("percentile: there are no values")
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(percentile(values, 0.5), percentile(values, 0.2), percentile(values, 0.8))
+
+
+def ratios(times: Sequence[float], base: Sequence[float]) -> Spread:
+    """Spread of times / base, repetition by repetition."""
+    return spread([t / b for t, b in zip(times, base, strict=True)])
+
+
+def _block(run: Callable[[], object], count: int) -> float:
+    """Seconds of one call, from `count` calls."""
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - start) / count
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], object]], seconds: float, *, block: float = BLOCK_SECONDS
+) -> dict[str, list[float]]:
+    """Seconds per call of every rival in every repetition, within a budget of about `seconds` for all of them.
+
+    Each is warmed up first. The order rotates, so that no rival always runs after the same one.
+    """
+    counts, expected = {}, 0.0
+    for name, run in runs.items():
+        run()
+        run()
+        one = min(_block(run, 1) for _ in range(3))
+        counts[name] = max(1, round(block / max(one, 1e-9)))
+        expected += one * counts[name]
+    repetitions = min(MOST_REPETITIONS, max(LEAST_REPETITIONS, round(seconds / expected)))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    begin = time.perf_counter()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for repetition in range(repetitions):
+            start = repetition % len(names)
+            for name in names[start:] + names[:start]:
+                times[name].append(_block(runs[name], counts[name]))
+            if repetition + 1 >= LEAST_REPETITIONS and time.perf_counter() - begin > 2 * seconds:
+                break  # the calls that were counted on were faster than these: a busy machine
+    finally:
+        if enabled:
+            gc.enable()
+    return times
