@@ -96,7 +96,7 @@ Tensor empty(const Tensor& like, const std::vector<int64_t>& shape) {
   for (size_t d = shape.size(); d-- > 0; step *= shape[d] > 1 ? shape[d] : 1) strides[d] = step;
   AtenTensorHandle handle;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides, dtype,
-                                                  aoti_torch_device_type_cpu(), -1, &handle));
+                                                         aoti_torch_device_type_cpu(), -1, &handle));
   return Tensor(handle);
 }
 Tensor absent(const Tensor& like) { return empty(like, {0}); }
@@ -109,7 +109,7 @@ T* data(const Tensor& t) {
 // Torch's own threads (never a second OpenMP runtime), and only where the work pays for waking them.
 npu::Parallel threads_for(double multiply_adds) {
   npu::Parallel parallel;
-  if (multiply_adds < 4e5) return parallel;
+  if (multiply_adds < 1.2e6) return parallel;
   parallel.threads = int(torch::stable::get_num_threads());
   parallel.run = [](int64_t count, npu::Parallel::Body body, void* context) {
     torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) { body(begin, end, context); });

@@ -9,6 +9,8 @@
 // A tile of rows is turned into a panel (L and the masks m, [I][registers of rows]); register tiles of P and Q run
 // over I with broadcast weights; exp and sincos finish them before they leave the first-level cache. No [B, I] array is
 // written, none of size [B, O] but the results. A tile without a negative input leaves out its mask products.
+#include <optional>
+
 #include "api.h"
 #include "panel.h"
 #include "vector_math.h"
@@ -27,6 +29,9 @@ constexpr int kTileOuts = 2;
 #endif
 
 constexpr double kPi = 3.14159265358979323846;
+
+// Inputs of a block: a multiple of every Phase<T>::inputs.
+constexpr int64_t kInBlock = 384;
 
 // The products with the sign mask m, where the instruction set has a permute by lane: the bits of `inputs` neighbouring
 // masks select one of all partial sums of these inputs' phases, so that one lookup and one addition do what `inputs`
@@ -65,50 +70,49 @@ struct Phase {
   }
 };
 
-// Weights of one model in the order the tiles read them, block after block of kTileOuts outs:
-//   reals   [I][outs][wr, wi]
+// A block of kTileOuts outs and up to kInBlock inputs of one model, in the order in which the tiles read it:
+//   reals   [inputs][outs][wr, wi]
 //   phases  [groups of inputs][outs][tables of pi ghat wr, -pi ghat wi]
 template <typename T, bool complex>
 struct PackedWeights {
   static constexpr int parts = complex ? 2 : 1;
-  const T *reals, *phases;
+  static constexpr int group = Phase<T>::inputs;
+  static constexpr int entries = Phase<T>::entries;
 
-  static int64_t reals_size(const NpuInputs<T>& in) { return ceil_div(in.out * in.in * parts, 16) * 16; }
-  static int64_t phases_per_out(const NpuInputs<T>& in) { return Phase<T>::groups(in.in) * parts * Phase<T>::entries; }
-  static int64_t size(const NpuInputs<T>& in) { return reals_size(in) + in.out * phases_per_out(in); }
+  Scratch<T> reals, phases;
 
-  PackedWeights(const NpuInputs<T>& in, const T* packed) : reals(packed), phases(packed + reals_size(in)) {}
+  explicit PackedWeights(int64_t ins)
+      : reals(ins * kTileOuts * parts), phases(Phase<T>::groups(ins) * kTileOuts * parts * entries) {}
 
-  static void pack(const NpuInputs<T>& in, int64_t model, const T* gate, int64_t out_begin, int64_t out_end,
-                   T* packed) {
-    constexpr int group = Phase<T>::inputs;
-    const T* wr = in.weight_re + model * in.out * in.in;
-    const T* wi = complex ? in.weight_im + model * in.out * in.in : nullptr;
-    for (int64_t o0 = out_begin; o0 < out_end; o0 += kTileOuts) {
-      const int outs = int(least<int64_t>(kTileOuts, in.out - o0));
-      T* reals = packed + o0 * in.in * parts;
-      T* phases = packed + reals_size(in) + o0 * phases_per_out(in);
-      for (int n = 0; n < outs; ++n) {
-        const T* re = wr + (o0 + n) * in.in;
-        const T* im = complex ? wi + (o0 + n) * in.in : nullptr;
-        for (int64_t i = 0; i < in.in; ++i) {
-          reals[(i * outs + n) * parts] = re[i];
-          if constexpr (complex) reals[(i * outs + n) * parts + 1] = im[i];
-        }
-        for (int64_t i0 = 0; i0 < in.in; i0 += group) {
-          const int count = int(least<int64_t>(group, in.in - i0));
-          T turn[group], shrink[group];
-          for (int j = 0; j < count; ++j) {
-            const T phase = T(kPi) * gate[i0 + j];
-            turn[j] = phase * re[i0 + j];
-            if constexpr (complex) shrink[j] = -phase * im[i0 + j];
-          }
-          T* table = phases + (i0 / group * outs + n) * parts * Phase<T>::entries;
-          Phase<T>::pack(turn, count, table);
-          if constexpr (complex) Phase<T>::pack(shrink, count, table + Phase<T>::entries);
-        }
+  // Inputs [i0, i0 + ins) of outs [o, o + outs).
+  void pack(const NpuInputs<T>& in, int64_t model, const T* gate, int64_t i0, int64_t ins, int64_t o, int outs) {
+    for (int n = 0; n < outs; ++n) {
+      const int64_t at = (model * in.out + o + n) * in.in + i0;
+      const T* re = in.weight_re + at;
+      const T* im = complex ? in.weight_im + at : nullptr;
+      T* real = reals + n * parts;
+      for (int64_t i = 0; i < ins; ++i, real += outs * parts) {
+        real[0] = re[i];
+        if constexpr (complex) real[1] = im[i];
       }
+      T* table = phases + n * parts * entries;
+      int64_t i = 0;
+      for (; i + group <= ins; i += group, table += outs * parts * entries)
+        pack_group(re + i, im + i, gate + i0 + i, group, table);
+      if (i < ins) pack_group(re + i, im + i, gate + i0 + i, int(ins - i), table);
     }
+  }
+
+ private:
+  static NPU_INLINE void pack_group(const T* re, const T* im, const T* gate, int count, T* table) {
+    T turn[group], shrink[group];
+    for (int j = 0; j < count; ++j) {
+      const T phase = T(kPi) * gate[j];
+      turn[j] = phase * re[j];
+      if constexpr (complex) shrink[j] = -phase * im[j];
+    }
+    Phase<T>::pack(turn, count, table);
+    if constexpr (complex) Phase<T>::pack(shrink, count, table + entries);
   }
 };
 
@@ -187,6 +191,17 @@ void product_tile_of(int outs, const T* log_r, const typename Phase<T>::Slot* sl
   }
 }
 
+// y = exp(P) cos(Q), s = exp(P) sin(Q)
+template <typename T>
+NPU_INLINE void outputs(typename Simd<T>::Reg p, typename Simd<T>::Reg q, typename Simd<T>::Reg* y,
+                        typename Simd<T>::Reg* s) {
+  const typename Simd<T>::Reg size = VectorMath<T>::exp(p);
+  typename Simd<T>::Reg sine, cosine;
+  VectorMath<T>::sincos(q, &sine, &cosine);
+  *y = size * cosine;
+  *s = size * sine;
+}
+
 // L as [I][R] and m as [groups][R] of R registers of rows; returns whether any x is negative.
 template <typename T, int R>
 bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, const T* gate, T* log_r,
@@ -213,21 +228,19 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, const T* gate, 
   return negative;
 }
 
-// The rows of a few tiles of one model. Tiles pass over a block of weights in turn while it is in the second-level
-// cache. Many inputs are taken in blocks, all outs after each other, so that the tiles' panels stay there too; P and Q
-// of all outs are kept meanwhile.
+// Outs [first, end) of the rows of some tiles of one model. A block of weights is packed once and stays in the cache
+// while all tiles pass over it. Many inputs are taken in blocks, all outs after each other, so that the tiles' panels
+// stay in the second-level cache too; P and Q of all outs are kept meanwhile.
 template <typename T, bool complex>
 class Chunk {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   using Slot = typename Phase<T>::Slot;
-  using Weights = PackedWeights<T, complex>;
   static constexpr int W = S::width;
-  static constexpr int64_t kInBlock = 384;  // a multiple of every Phase<T>::inputs
 
  public:
   static constexpr int64_t kTileSize = kTileRows * W;  // rows
-  static constexpr int kMostTiles = 8;
+  static constexpr int kMostTiles = 32;
 
   // As many tiles as keep their panels of a block at half a megabyte.
   static int64_t tiles_for(int64_t in) {
@@ -235,17 +248,17 @@ class Chunk {
     return most<int64_t>(1, least<int64_t>(kMostTiles, (int64_t(1) << 19) / most<int64_t>(bytes, 1)));
   }
 
-  Chunk(const NpuForward<T>& f, int64_t tiles)
+  Chunk(const NpuForward<T>& f, int64_t tiles, int64_t outs)
       : f_(f),
         in_(f.inputs),
+        weights_(least(in_.in, kInBlock)),
         log_r_(tiles * in_.in * kTileSize),
         slots_(tiles * Phase<T>::groups(in_.in) * kTileRows),
-        outs_at_once_(in_.in <= kInBlock ? W : ceil_div(in_.out, W) * W),
+        outs_at_once_(in_.in <= kInBlock ? W : ceil_div(outs, W) * W),
         p_(tiles * outs_at_once_ * kTileSize),
         q_(tiles * outs_at_once_ * kTileSize) {}
 
-  void run(int64_t model, int64_t first_row, int64_t end_row, const T* gate, const T* packed) {
-    const Weights weights(in_, packed);
+  void run(int64_t model, int64_t first_row, int64_t end_row, int64_t first_out, int64_t end_out, const T* gate) {
     Tile tiles[kMostTiles];
     int count = 0;
     for (int64_t row = first_row; row < end_row; row += kTileSize, ++count) {
@@ -259,13 +272,16 @@ class Chunk {
       t.q = q_ + count * outs_at_once_ * kTileSize;
       turn(t, in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, gate);
     }
-    for (int64_t first = 0; first < in_.out; first += outs_at_once_) {
-      const int64_t end = least(first + outs_at_once_, in_.out);
+    for (int64_t first = first_out; first < end_out; first += outs_at_once_) {
+      const int64_t end = least(first + outs_at_once_, end_out);
       int64_t i0 = 0;
       do {
-        for (int64_t o = first; o < end; o += kTileOuts)
-          for (int t = 0; t < count; ++t)
-            multiply(tiles[t], weights, i0, first, o, int(least<int64_t>(kTileOuts, end - o)));
+        const int64_t ins = least(kInBlock, in_.in - i0);
+        for (int64_t o = first; o < end; o += kTileOuts) {
+          const int outs = int(least<int64_t>(kTileOuts, end - o));
+          weights_.pack(in_, model, gate, i0, ins, o, outs);
+          for (int t = 0; t < count; ++t) multiply(tiles[t], i0, ins, o - first, outs);
+        }
         i0 += kInBlock;
       } while (i0 < in_.in);
       for (int64_t o = first; o < end; o += W)
@@ -288,22 +304,19 @@ class Chunk {
     else t.negative = log_panel<T, kTileRows>(in_, x, t.rows, gate, t.log_r, t.slots);
   }
 
-  // Adds the inputs of the block from i0 on to P and Q of `outs` outs from o on, which are kept from `first` on.
-  void multiply(const Tile& t, const Weights& weights, int64_t i0, int64_t first, int64_t o, int outs) {
-    if (t.registers == 1) multiply_by<1>(t, weights, i0, first, o, outs);
-    else if (t.registers == 2) multiply_by<2>(t, weights, i0, first, o, outs);
-    else multiply_by<kTileRows>(t, weights, i0, first, o, outs);
+  // Adds the packed block, whose inputs begin at i0, to P and Q of `outs` outs, the `at`-th and following of those
+  // kept.
+  void multiply(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
+    if (t.registers == 1) multiply_by<1>(t, i0, ins, at, outs);
+    else if (t.registers == 2) multiply_by<2>(t, i0, ins, at, outs);
+    else multiply_by<kTileRows>(t, i0, ins, at, outs);
   }
 
   template <int R>
-  void multiply_by(const Tile& t, const Weights& weights, int64_t i0, int64_t first, int64_t o, int outs) {
-    const int64_t ins = least(kInBlock, in_.in - i0), group = i0 / Phase<T>::inputs;
-    const T* reals = weights.reals + (o * in_.in + i0 * outs) * Weights::parts;
-    const T* phases =
-        weights.phases + o * Weights::phases_per_out(in_) + group * outs * Weights::parts * Phase<T>::entries;
-    const T* log_r = t.log_r + i0 * R * W;
-    const Slot* slots = t.slots + group * R;
-    T *p = t.p + (o - first) * R * W, *q = t.q + (o - first) * R * W;
+  void multiply_by(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
+    const T *log_r = t.log_r + i0 * R * W, *reals = weights_.reals, *phases = weights_.phases;
+    const Slot* slots = t.slots + i0 / Phase<T>::inputs * R;
+    T *p = t.p + at * R * W, *q = t.q + at * R * W;
     if (t.negative) product_tile_of<T, complex, true, R>(outs, log_r, slots, ins, reals, phases, i0 > 0, p, q);
     else product_tile_of<T, complex, false, R>(outs, log_r, slots, ins, reals, phases, i0 > 0, p, q);
   }
@@ -314,11 +327,7 @@ class Chunk {
       Reg y[W], s[W];
       for (int n = 0; n < outs; ++n) {
         const int64_t from = ((o - first + n) * t.registers + r) * W;
-        const Reg size = VectorMath<T>::exp(S::load(t.p + from));
-        Reg sine, cosine;
-        VectorMath<T>::sincos(S::load(t.q + from), &sine, &cosine);
-        y[n] = size * cosine;
-        s[n] = size * sine;
+        outputs<T>(S::load(t.p + from), S::load(t.q + from), &y[n], &s[n]);
       }
       const int valid = int(least<int64_t>(W, t.rows - r * W));
       const int64_t at = (t.row + r * W) * in_.out + o;
@@ -329,54 +338,145 @@ class Chunk {
 
   const NpuForward<T>& f_;
   const NpuInputs<T>& in_;
+  PackedWeights<T, complex> weights_;
   Scratch<T> log_r_;
   Scratch<Slot> slots_;
   const int64_t outs_at_once_;
   Scratch<T> p_, q_;
 };
 
+// Outs [first, end) of a few rows, for which packing weights would cost more than their products: a register holds
+// neighbouring inputs, the weights are read as they lie, and every output ends in a sum over lanes.
 template <typename T, bool complex>
-void forward(const NpuForward<T>& f, const Parallel& parallel) {
-  using Rows = Chunk<T, complex>;
-  using Weights = PackedWeights<T, complex>;
-  const NpuInputs<T>& in = f.inputs;
-  // Rows do not meet one another: how they are cut into chunks may follow from the number of threads.
-  const int64_t tiles = ceil_div(in.rows, Rows::kTileSize);
-  const int64_t share = ceil_div(tiles * in.models, 2 * parallel.threads);
-  const int64_t chunk_tiles = parallel.threads > 1 ? least(share, Rows::tiles_for(in.in)) : Rows::tiles_for(in.in);
-  const int64_t chunk_rows = most<int64_t>(chunk_tiles, 1) * Rows::kTileSize;
-  const int64_t chunks = ceil_div(in.rows, chunk_rows);
-  const int64_t packed_size = Weights::size(in);
+class FewRows {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  static constexpr int W = S::width;
+  static constexpr int R = 4;                                 // rows of a tile
+  static constexpr int kBatch = 2 * R < W ? W / (2 * R) : 1;  // outs whose P and Q fill registers for the sums
+  static constexpr int kSums = (kBatch * 2 * R + W - 1) / W;  // registers of them
 
-  // Many models: each task packs the weights that it meets. One model: they are packed once, by all threads.
-  const bool pack_shared = in.models == 1;
-  Scratch<T> shared_gate(pack_shared ? in.in : 0), shared_packed(pack_shared ? packed_size : 0);
-  const auto gates_of = [&](int64_t model, T* gate) {
-    for (int64_t i = 0; i < in.in; ++i) gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);
-  };
-  if (pack_shared && chunks > 0) {
-    gates_of(0, shared_gate);
-    const Parallel serial;
-    const Parallel& packers = packed_size > (1 << 18) ? parallel : serial;
-    packers.over(ceil_div(in.out, kTileOuts), [&](int64_t begin, int64_t end) {
-      Weights::pack(in, 0, shared_gate, begin * kTileOuts, least(end * kTileOuts, in.out), shared_packed);
-    });
+ public:
+  static constexpr int64_t kMostRows = 24;
+  static bool suits(const NpuInputs<T>& in) { return in.rows <= kMostRows && in.in >= W; }
+
+  explicit FewRows(const NpuForward<T>& f)
+      : f_(f),
+        in_(f.inputs),
+        ins_(ceil_div(in_.in, W) * W),
+        rows_(ceil_div(in_.rows, R) * R),
+        outs_(ceil_div(in_.out, W) * W),
+        log_r_(rows_ * ins_),
+        turn_(rows_ * ins_),
+        p_(rows_ * outs_),
+        q_(rows_ * outs_) {}
+
+  void run(int64_t model, int64_t first_out, int64_t end_out, const T* gate) {
+    prepare(in_.x + (in_.shared_x ? 0 : model * in_.rows) * in_.in, gate);
+    for (int64_t o = first_out; o < end_out; o += kBatch)
+      for (int64_t b = 0; b < in_.rows; b += R) multiply(model, b, o, int(least<int64_t>(kBatch, end_out - o)));
+    for (int64_t b = 0; b < in_.rows; ++b) {
+      for (int64_t o = first_out; o < end_out; o += W) {
+        Reg y, s;
+        outputs<T>(S::load(p_ + b * outs_ + o), S::load(q_ + b * outs_ + o), &y, &s);
+        const int count = int(least<int64_t>(W, end_out - o));
+        const int64_t at = (model * in_.rows + b) * in_.out + o;
+        S::store_first(f_.y + at, y, count);
+        if (f_.s != nullptr) S::store_first(f_.s + at, s, count);
+      }
+    }
   }
 
-  parallel.over(in.models * chunks, [&](int64_t begin, int64_t end) {
-    Rows rows(f, chunk_rows / Rows::kTileSize);
-    Scratch<T> own_gate(pack_shared ? 0 : in.in), own_packed(pack_shared ? 0 : packed_size);
-    const T* gate = pack_shared ? shared_gate : own_gate;
-    const T* packed = pack_shared ? shared_packed : own_packed;
-    int64_t packed_model = pack_shared ? 0 : -1;
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t model = task / chunks, row = task % chunks * chunk_rows;
-      if (model != packed_model) {
-        gates_of(model, own_gate);
-        Weights::pack(in, model, own_gate, 0, in.out, own_packed);
-        packed_model = model;
+ private:
+  // L and pi ghat m, zero behind I and behind the last row.
+  void prepare(const T* x, const T* gate) {
+    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kPi));
+    for (int64_t b = 0; b < rows_; ++b) {
+      for (int64_t i = 0; i < ins_; i += W) {
+        const int count = int(least<int64_t>(W, in_.in - i));
+        const Reg g = S::load_first(gate + i, count);
+        const Reg v = b < in_.rows ? S::load_first(x + b * in_.in + i, count) : S::zero();
+        S::store(log_r_ + b * ins_ + i, VectorMath<T>::log(S::fma(g, S::abs(v) + eps, one - g)));
+        S::store(turn_ + b * ins_ + i, S::select(v < S::zero(), pi * g, S::zero()));
       }
-      rows.run(model, row, least(row + chunk_rows, in.rows), gate, packed);
+    }
+  }
+
+  void multiply(int64_t model, int64_t b, int64_t o, int outs) {
+    Reg sums[kSums * W] = {};
+    for (int n = 0; n < outs; ++n) {
+      const int64_t at = (model * in_.out + o + n) * in_.in;
+      Reg p[R] = {}, q[R] = {};
+      for (int64_t i = 0; i < in_.in; i += W) {
+        const int count = int(least<int64_t>(W, in_.in - i));
+        const Reg re = S::load_first(in_.weight_re + at + i, count);
+        const Reg im = complex ? S::load_first(in_.weight_im + at + i, count) : S::zero();
+        for (int r = 0; r < R; ++r) {
+          const Reg l = S::load(log_r_ + (b + r) * ins_ + i), t = S::load(turn_ + (b + r) * ins_ + i);
+          p[r] = S::fma(l, re, p[r]);
+          q[r] = S::fma(t, re, q[r]);
+          if constexpr (complex) {
+            q[r] = S::fma(l, im, q[r]);
+            p[r] = S::fma(-t, im, p[r]);
+          }
+        }
+      }
+      for (int r = 0; r < R; ++r) {
+        sums[n * 2 * R + r] = p[r];
+        sums[n * 2 * R + R + r] = q[r];
+      }
+    }
+    T totals[kSums * W];
+    for (int n = 0; n < kSums; ++n) S::store(totals + n * W, S::sum_each(sums + n * W));
+    for (int n = 0; n < outs; ++n) {
+      for (int r = 0; r < R; ++r) {
+        p_[(b + r) * outs_ + o + n] = totals[n * 2 * R + r];
+        q_[(b + r) * outs_ + o + n] = totals[n * 2 * R + R + r];
+      }
+    }
+  }
+
+  const NpuForward<T>& f_;
+  const NpuInputs<T>& in_;
+  const int64_t ins_, rows_, outs_;  // padded to whole registers and tiles
+  Scratch<T> log_r_, turn_, p_, q_;
+};
+
+template <typename T, bool complex>
+void forward(const NpuForward<T>& f, const Parallel& parallel) {
+  using Tiles = Chunk<T, complex>;
+  const NpuInputs<T>& in = f.inputs;
+  const bool few = FewRows<T, complex>::suits(in);
+  // Outputs do not meet one another: how they are cut into tasks may follow from the number of threads. Rows are cut by
+  // the cache first, then outs, which costs each task the logarithms anew, then rows again.
+  const int64_t tiles = ceil_div(in.rows, Tiles::kTileSize);
+  int64_t chunk_tiles = Tiles::tiles_for(in.in), outs = most<int64_t>(in.out, 1);
+  if (parallel.threads > 1) {
+    const int64_t wanted = 2 * parallel.threads, rows_alone = in.models * ceil_div(tiles, chunk_tiles);
+    const int64_t splits =
+        most<int64_t>(1, least(in.out / Simd<T>::width, ceil_div(wanted, most<int64_t>(rows_alone, 1))));
+    outs = most<int64_t>(1, ceil_div(ceil_div(in.out, splits), Simd<T>::width) * Simd<T>::width);
+    chunk_tiles = most<int64_t>(1, least(chunk_tiles, tiles * in.models * splits / wanted));
+  }
+  const int64_t chunk_rows = chunk_tiles * Tiles::kTileSize;
+  const int64_t chunks = few ? least<int64_t>(in.rows, 1) : ceil_div(in.rows, chunk_rows);
+  const int64_t out_ranges = ceil_div(in.out, outs);
+
+  parallel.over(in.models * chunks * out_ranges, [&](int64_t begin, int64_t end) {
+    Scratch<T> gate(in.in);
+    std::optional<FewRows<T, complex>> rows;
+    std::optional<Tiles> chunk;
+    if (few) rows.emplace(f);
+    else chunk.emplace(f, least(chunk_tiles, tiles), least(outs, in.out));
+    int64_t gate_model = -1;
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t model = task / (chunks * out_ranges), row = task / out_ranges % chunks * chunk_rows;
+      const int64_t first_out = task % out_ranges * outs, end_out = least(first_out + outs, in.out);
+      for (int64_t i = 0; model != gate_model && i < in.in; ++i)
+        gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);
+      gate_model = model;
+      if (few) rows->run(model, first_out, end_out, gate);
+      else chunk->run(model, row, least(row + chunk_rows, in.rows), first_out, end_out, gate);
     }
   });
 }
