@@ -19,8 +19,6 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
-constexpr double kPi = 3.14159265358979323846;
-
 template <typename T, bool complex>
 class Backward {
  public:
@@ -33,16 +31,27 @@ class Backward {
 
   void run() {
     const int64_t tasks = in_.models * groups_;
-    // One group: its sums become gradients at once. More: all are kept, and added in order.
-    const bool together = groups_ > 1;
+    // One group: its sums become gradients at once, or are never stored. More: all are kept, and added in order.
+    const bool together = groups_ > 1, direct = wide_ && wide::Group<T, complex>::writes_gradients(in_.rows);
     Scratch<T> partial(together ? tasks * task_size() : 0);
     const auto run_tasks = [&](int64_t begin, int64_t end, const Parallel& inner) {
-      Scratch<T> own(together ? 0 : task_size()), gate(in_.in);
-      for (int64_t task = begin; task < end; ++task) {
-        T* sums = together ? partial + task * task_size() : own;
-        load_gate(task / groups_, gate);
-        run_group(task / groups_, task % groups_, gate, sums, inner);
-        if (!together) finish(task, sums, gate);
+      Scratch<T> own(together || direct ? 0 : task_size()), gate(in_.in), gate_sums(in_.in), phase_sums(in_.in);
+      for (int64_t n = begin; n < end; ++n) {
+        GroupTask<T> task;
+        task.model = n / groups_;
+        task.begin = least(n % groups_ * group_rows_, in_.rows);
+        task.end = least(task.begin + group_rows_, in_.rows);
+        task.gate = gate;
+        task.sums = direct ? nullptr : (together ? partial + n * task_size() : own);
+        task.gate_sums = direct ? gate_sums : task.sums + sums_size();
+        task.phase_sums = phase_sums;
+        task.want_spread = f_.grad_x != nullptr || f_.grad_gate != nullptr;
+        task.want_sums = f_.grad_weight_re != nullptr || f_.grad_weight_im != nullptr || f_.grad_gate != nullptr;
+        load_gate(task.model, gate);
+        if (wide_) wide::Group<T, complex>(f_).run(task, inner);
+        else narrow::Group<T, complex>(f_).run(task);
+        if (direct) finish_gate(task.model, gate_sums, phase_sums);
+        else if (!together) finish(task.model, task.sums, gate);
       }
     };
     const Parallel serial;
@@ -67,45 +76,33 @@ class Backward {
       gate[i] = in_.gate == nullptr ? T(1) : clamp_gate(in_.gate[model * in_.in + i]);
   }
 
-  void run_group(int64_t model, int64_t group, const T* gate, T* sums, const Parallel& inner) const {
-    GroupTask<T> task;
-    task.model = model;
-    task.begin = least(group * group_rows_, in_.rows);
-    task.end = least(task.begin + group_rows_, in_.rows);
-    task.gate = gate;
-    task.sums = sums;
-    task.gate_sums = sums + sums_size();
-    task.want_spread = f_.grad_x != nullptr || f_.grad_gate != nullptr;
-    task.want_sums = f_.grad_weight_re != nullptr || f_.grad_weight_im != nullptr || f_.grad_gate != nullptr;
-    if (wide_) wide::Group<T, complex>(f_).run(task, inner);
-    else narrow::Group<T, complex>(f_).run(task);
-  }
-
   // Adds the groups' sums in order and turns them into the gradients of one model.
   void finish(int64_t model, const T* partial, const T* gate) const {
-    const int64_t size = in_.out * in_.in, stride = task_size();
-    const T* wr = in_.weight_re + model * size;
-    const T* wi = complex ? in_.weight_im + model * size : nullptr;
-    T* grad_re = f_.grad_weight_re == nullptr ? nullptr : f_.grad_weight_re + model * size;
-    T* grad_im = f_.grad_weight_im == nullptr ? nullptr : f_.grad_weight_im + model * size;
+    using S = Simd<T>;
+    using Reg = typename S::Reg;
+    const int64_t size = in_.out * in_.in;
     Scratch<T> phase(in_.in);
-    for (int64_t i = 0; i < in_.in; ++i) phase[i] = T(0);
+    std::memset(phase, 0, size_t(in_.in) * sizeof(T));
     for (int64_t o = 0; o < in_.out; ++o) {
-      for (int64_t i = 0; i < in_.in; ++i) {
-        const int64_t at = o * in_.in + i;
-        T sum[4] = {};
+      for (int64_t i = 0; i < in_.in; i += S::width) {
+        const int count = int(least<int64_t>(S::width, in_.in - i));
+        Reg sum[4] = {};
         for (int64_t g = 0; g < groups_; ++g)
-          for (int part = 0; part < kParts<complex>; ++part) sum[part] += partial[g * stride + part * size + at];
-        const T turn = T(kPi) * gate[i];
-        if (grad_re != nullptr) grad_re[at] = sum[kSP] + turn * sum[kMQ];
-        if (grad_im != nullptr) grad_im[at] = sum[kSQ] - turn * sum[kMP];
-        phase[i] += wr[at] * sum[kMQ] - (complex ? wi[at] * sum[kMP] : T(0));
+          for (int part = 0; part < kParts<complex>; ++part)
+            sum[part] = sum[part] + S::load_first(partial + g * task_size() + part * size + o * in_.in + i, count);
+        const int64_t at = model * size + o * in_.in + i;
+        weight_gradients<T, complex>(f_, at, count, S::load_first(gate + i, count), sum, phase + i);
       }
     }
+    finish_gate(model, partial + sums_size(), phase);
+  }
+
+  // The gate's gradient from the groups' sums over rows and the phase sums.
+  void finish_gate(int64_t model, const T* gate_sums, const T* phase) const {
     if (f_.grad_gate == nullptr) return;
     for (int64_t i = 0; i < in_.in; ++i) {
       T grad = T(kPi) * phase[i];
-      for (int64_t g = 0; g < groups_; ++g) grad += partial[g * stride + kParts<complex> * size + i];
+      for (int64_t g = 0; g < groups_; ++g) grad += gate_sums[g * task_size() + i];
       const T raw = in_.gate[model * in_.in + i];
       const bool passes = f_.straight_through || (raw >= T(0) && raw <= T(1));
       f_.grad_gate[model * in_.in + i] = passes ? grad : T(0);

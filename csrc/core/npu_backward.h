@@ -14,13 +14,33 @@ enum Part { kSP, kMQ, kSQ, kMP };
 template <bool complex>
 constexpr int kParts = complex ? 4 : 2;
 
+constexpr double kPi = 3.14159265358979323846;
+
+// The weights' gradients of a register of inputs, from their sums; `phase` takes wr MQ - wi MP. A null output is not
+// wanted.
+template <typename T, bool complex>
+NPU_INLINE void weight_gradients(const NpuBackward<T>& f, int64_t at, int count, typename Simd<T>::Reg gate,
+                                 const typename Simd<T>::Reg* sum, T* phase) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  const Reg turn = S::set1(T(kPi)) * gate;
+  if (f.grad_weight_re != nullptr) S::store_first(f.grad_weight_re + at, sum[kSP] + turn * sum[kMQ], count);
+  Reg added = S::load_first(f.inputs.weight_re + at, count) * sum[kMQ];
+  if constexpr (complex) {
+    if (f.grad_weight_im != nullptr) S::store_first(f.grad_weight_im + at, sum[kSQ] - turn * sum[kMP], count);
+    added = added - S::load_first(f.inputs.weight_im + at, count) * sum[kMP];
+  }
+  S::store_first(phase, S::load_first(phase, count) + added, count);
+}
+
 // What one row group of one model adds up to.
 template <typename T>
 struct GroupTask {
   int64_t model, begin, end;  // rows
   const T* gate;              // [I], clamped
-  T* sums;                    // [part][O][I], overwritten
+  T* sums;                    // [part][O][I], overwritten; null: gradients are written instead (the group is all rows)
   T* gate_sums;               // [I], overwritten: sum_b dr (|x| + eps - 1)
+  T* phase_sums;              // [I], where gradients are written: sum_o wr MQ - wi MP
   bool want_spread;           // grad_x and gate_sums
   bool want_sums;
 };

@@ -23,6 +23,9 @@ constexpr int kSumOuts = complex ? kComplexOuts : kRealOuts;
 // cache.
 constexpr int64_t kSumRows = 128;
 
+// Up to so many rows dL reads the weights as they lie: packing them would cost more than it gains.
+constexpr int64_t kFewRows = 24;
+
 template <typename T>
 struct Chunk {
   int64_t rows, row;             // how many, and the first of all models' rows
@@ -48,30 +51,37 @@ class Group {
  public:
   explicit Group(const NpuBackward<T>& f) : f_(f), in_(f.inputs) {}
 
+  // Whether a layer's rows are few enough for one pass of the weight sums, which then need not be stored.
+  static bool writes_gradients(int64_t rows) { return rows <= kSumRows; }
+
   // `inner` shares the work of one group among threads.
   void run(const GroupTask<T>& task, const Parallel& inner) const {
     const int64_t size = in_.out * in_.in, blocks = ceil_div(in_.in, kBlock);
-    std::memset(task.sums, 0, size_t(kParts<complex> * size) * sizeof(T));
+    if (task.sums != nullptr) std::memset(task.sums, 0, size_t(kParts<complex> * size) * sizeof(T));
+    std::memset(task.phase_sums, 0, size_t(in_.in) * sizeof(T));
     std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(T));
     Chunk<T> c;
     c.ins = padded(in_.in);
     c.outs = padded(in_.out);
     // 4 MiB of panels at most.
     const int64_t row_size = (c.ins + 2 * c.outs) * int64_t(sizeof(T));
-    const int64_t chunk_rows = least<int64_t>(ceil_div(task.end - task.begin, kSumRows),
+    const int64_t chunk_rows = least<int64_t>(most<int64_t>(1, ceil_div(task.end - task.begin, kSumRows)),
                                               most<int64_t>(1, (int64_t(1) << 22) / row_size / kSumRows)) *
                                kSumRows;
-    Scratch<T> packed(task.want_spread ? blocks * kBlock * in_.out * kWeights : 0);
+    const bool packs = task.want_spread && task.end - task.begin > kFewRows;
+    Scratch<T> packed(packs ? blocks * kBlock * in_.out * kWeights : 0);
     Scratch<T> log_r(chunk_rows * c.ins), grad_p(chunk_rows * c.outs), grad_q(chunk_rows * c.outs);
     Scratch<Mask> mask(chunk_rows * c.vectors());
     Scratch<bool> negative(chunk_rows / kSumRows * c.vectors());
     c.log_r = log_r, c.grad_p = grad_p, c.grad_q = grad_q, c.mask = mask, c.negative = negative;
-    if (task.want_spread) {
+    if (packs) {
       inner.over(blocks, [&](int64_t begin, int64_t end) {
         for (int64_t block = begin; block < end; ++block) pack(task.model, block, packed);
       });
     }
-    for (int64_t row = task.begin; row < task.end; row += chunk_rows) {
+    // Without rows one pass still writes the gradients.
+    int64_t row = task.begin;
+    do {
       c.rows = least(chunk_rows, task.end - row);
       c.row = task.model * in_.rows + row;
       c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
@@ -81,11 +91,13 @@ class Group {
       inner.over(blocks, [&](int64_t begin, int64_t end) {
         for (int64_t block = begin; block < end; ++block) {
           const int64_t i0 = block * kBlock, i1 = least(i0 + kBlock, in_.in);
-          if (task.want_spread) spread(task, c, i0, i1, packed + i0 * in_.out * kWeights);
+          if (packs) spread<true>(task, c, i0, i1, packed + i0 * in_.out * kWeights);
+          else if (task.want_spread) spread<false>(task, c, i0, i1, nullptr);
           if (task.want_sums) sum(task, c, i0, i1);
         }
       });
-    }
+      row += chunk_rows;
+    } while (row < task.end);
   }
 
  private:
@@ -133,33 +145,41 @@ class Group {
   }
 
   // dL = dP Wr + dQ Wi of the inputs [i0, i1), and from it dx and the gate's sums.
+  template <bool packs>
   void spread(const GroupTask<T>& task, const Chunk<T>& c, int64_t i0, int64_t i1, const T* w) const {
     int64_t b = 0;
     const bool both = i1 - i0 > W;  // registers of inputs
-    for (; b + kSpreadRows <= c.rows; b += kSpreadRows) spread_rows<kSpreadRows>(task, c, b, i0, i1, w, both);
-    for (; b + 3 <= c.rows; b += 3) spread_rows<3>(task, c, b, i0, i1, w, both);
-    for (; b < c.rows; ++b) spread_rows<1>(task, c, b, i0, i1, w, both);
+    for (; b + kSpreadRows <= c.rows; b += kSpreadRows) spread_rows<packs, kSpreadRows>(task, c, b, i0, i1, w, both);
+    for (; b + 3 <= c.rows; b += 3) spread_rows<packs, 3>(task, c, b, i0, i1, w, both);
+    for (; b < c.rows; ++b) spread_rows<packs, 1>(task, c, b, i0, i1, w, both);
   }
 
-  template <int R>
+  template <bool packs, int R>
   void spread_rows(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w,
                    bool both) const {
-    if (both) spread_tile<R, kSpreadVectors>(task, c, b, i0, i1, w);
-    else spread_tile<R, 1>(task, c, b, i0, i1, w);
+    if (both) spread_tile<packs, R, kSpreadVectors>(task, c, b, i0, i1, w);
+    else spread_tile<packs, R, 1>(task, c, b, i0, i1, w);
   }
 
-  template <int R, int V>
+  template <bool packs, int R, int V>
   void spread_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w) const {
     Reg dl[R][V] = {};
     int64_t o = 0;
     const T *grad_p = c.grad_p + b * c.outs, *grad_q = c.grad_q + b * c.outs;
     while (o < in_.out) {
       Reg run[R][V] = {};
-      for (const int64_t end = least(o + kRun, in_.out); o < end; ++o, w += kBlock * kWeights) {
+      for (const int64_t end = least(o + kRun, in_.out); o < end; ++o) {
         Reg re[V], im[V];
         for (int v = 0; v < V; ++v) {
-          re[v] = S::load(w + v * W);
-          if constexpr (complex) im[v] = S::load(w + kBlock + v * W);
+          if constexpr (packs) {
+            re[v] = S::load(w + o * kBlock * kWeights + v * W);
+            if constexpr (complex) im[v] = S::load(w + o * kBlock * kWeights + kBlock + v * W);
+          } else {
+            const int64_t at = (task.model * in_.out + o) * in_.in + i0 + v * W;
+            const int count = int(least<int64_t>(W, i1 - i0 - v * W));
+            re[v] = S::load_first(in_.weight_re + at, count);
+            if constexpr (complex) im[v] = S::load_first(in_.weight_im + at, count);
+          }
         }
         for (int r = 0; r < R; ++r) {
           const Reg dp = S::set1(grad_p[r * c.outs + o]);
@@ -196,16 +216,18 @@ class Group {
 
   // The weight sums of the inputs [i0, i1).
   void sum(const GroupTask<T>& task, const Chunk<T>& c, int64_t i0, int64_t i1) const {
-    for (int64_t b = 0; b < c.rows; b += kSumRows) {
+    int64_t b = 0;
+    do {
       const int64_t end = least(b + kSumRows, c.rows);
       for (int64_t i = i0; i < i1; i += kSumVectors * W) {
         const int vectors = int(least<int64_t>(kSumVectors, ceil_div(i1 - i, W)));
         bool negative = false;
-        for (int v = 0; v < vectors; ++v) negative |= c.negative[b / kSumRows * c.vectors() + i / W + v];
+        for (int v = 0; v < vectors && b < end; ++v) negative |= c.negative[b / kSumRows * c.vectors() + i / W + v];
         if (vectors == 1) sum_outs<1>(task, c, b, end, i, i1, negative);
         else sum_outs<kSumVectors>(task, c, b, end, i, i1, negative);
       }
-    }
+      b += kSumRows;
+    } while (b < c.rows);
   }
 
   template <int V>
@@ -249,15 +271,20 @@ class Group {
     for (int n = 0; n < N; ++n) {
       for (int v = 0; v < V; ++v) {
         const int count = int(least<int64_t>(W, i1 - i - v * W));
-        T* at = task.sums + (o + n) * in_.in + i + v * W;
-        const auto add = [&](Part part, Reg sum) __attribute__((always_inline)) {
-          T* to = at + part * in_.out * in_.in;
-          S::store_first(to, S::load_first(to, count) + sum, count);
-        };
-        add(kSP, sp[n][v]);
-        if constexpr (negative) add(kMQ, mq[n][v]);
-        if constexpr (complex) add(kSQ, sq[n][v]);
-        if constexpr (complex && negative) add(kMP, mp[n][v]);
+        const int64_t at = (o + n) * in_.in + i + v * W;
+        Reg sum[4];
+        sum[kSP] = sp[n][v], sum[kMQ] = mq[n][v], sum[kSQ] = sq[n][v], sum[kMP] = mp[n][v];
+        if (task.sums == nullptr) {
+          const Reg gate = S::load_first(task.gate + i + v * W, count);
+          weight_gradients<T, complex>(f_, task.model * in_.out * in_.in + at, count, gate, sum,
+                                       task.phase_sums + i + v * W);
+          continue;
+        }
+        for (int part = 0; part < kParts<complex>; ++part) {
+          if (!negative && (part == kMQ || part == kMP)) continue;
+          T* to = task.sums + part * in_.out * in_.in + at;
+          S::store_first(to, S::load_first(to, count) + sum[part], count);
+        }
       }
     }
   }
