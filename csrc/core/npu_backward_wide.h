@@ -19,22 +19,29 @@ constexpr int kSumVectors = 1, kComplexOuts = 3, kRealOuts = 6;
 template <bool complex>
 constexpr int kSumOuts = complex ? kComplexOuts : kRealOuts;
 
-// Rows that the weight sums of one tile run over before they are stored: their L and gradients stay in the first-level
-// cache.
-constexpr int64_t kSumRows = 128;
+// Rows that the weight sums of one tile run over before they are stored: more of them store less often, fewer stay closer
+// (measured: 240). A multiple of every group size in simd.h.
+constexpr int64_t kSumRows = 240;
+
+// From so many inputs on, mask products are looked up: the signs of a group of rows select one of all partial sums of
+// these rows' dP (dQ). The tables of a few outs serve kSumIns inputs, whose L stays in the second-level cache.
+constexpr int64_t kLookupIns = 128;
+constexpr int64_t kSumIns = 256;
+enum class Signs { kNone, kMasked, kLookup };
 
 // Up to so many rows dL reads the weights as they lie: packing them would cost more than it gains.
 constexpr int64_t kFewRows = 24;
 
 template <typename T>
 struct Chunk {
-  int64_t rows, row;             // how many, and the first of all models' rows
-  const T* x;                    // [rows][I]
-  int64_t ins, outs;             // strides of a row: whole registers, odd in cache lines, so that rows share no sets
-  T* log_r;                      // [rows][ins], zero behind I
-  typename Simd<T>::Mask* mask;  // [rows][ins / width]
-  bool* negative;                // [rows / kSumRows][ins / width]: any x < 0
-  T *grad_p, *grad_q;            // [rows][outs]
+  int64_t rows, row;              // how many, and the first of all models' rows
+  const T* x;                     // [rows][I]
+  int64_t ins, outs;              // strides of a row: whole registers, odd in cache lines, so that rows share no sets
+  T* log_r;                       // [rows][ins], zero behind I
+  typename Simd<T>::Mask* mask;   // [rows][ins / width]
+  typename Simd<T>::Bits* index;  // [rows / group size][ins / width], the masks of a group of rows as bits; null: masks
+  bool* negative;                 // [rows / kSumRows][ins / width]: any x < 0
+  T *grad_p, *grad_q;             // [rows][outs]
 
   int64_t vectors() const { return ins / Simd<T>::width; }
 };
@@ -47,6 +54,8 @@ class Group {
   static constexpr int W = S::width;
   static constexpr int kBlock = kSpreadVectors * W;  // inputs of a packed block of weights
   static constexpr int kWeights = complex ? 2 : 1;
+  static constexpr int kGroup = S::group_size > 0 ? S::group_size : 1;  // rows of a lookup
+  static constexpr int kGroups = int(kSumRows) / kGroup;
 
  public:
   explicit Group(const NpuBackward<T>& f) : f_(f), in_(f.inputs) {}
@@ -73,7 +82,10 @@ class Group {
     Scratch<T> log_r(chunk_rows * c.ins), grad_p(chunk_rows * c.outs), grad_q(chunk_rows * c.outs);
     Scratch<Mask> mask(chunk_rows * c.vectors());
     Scratch<bool> negative(chunk_rows / kSumRows * c.vectors());
+    const bool looks_up = S::group_size > 0 && in_.in >= kLookupIns;
+    Scratch<typename S::Bits> index(looks_up ? chunk_rows / kGroup * c.vectors() : 0);
     c.log_r = log_r, c.grad_p = grad_p, c.grad_q = grad_q, c.mask = mask, c.negative = negative;
+    c.index = looks_up ? static_cast<typename S::Bits*>(index) : nullptr;
     if (packs) {
       inner.over(blocks, [&](int64_t begin, int64_t end) {
         for (int64_t block = begin; block < end; ++block) pack(task.model, block, packed);
@@ -93,8 +105,10 @@ class Group {
           const int64_t i0 = block * kBlock, i1 = least(i0 + kBlock, in_.in);
           if (packs) spread<true>(task, c, i0, i1, packed + i0 * in_.out * kWeights);
           else if (task.want_spread) spread<false>(task, c, i0, i1, nullptr);
-          if (task.want_sums) sum(task, c, i0, i1);
         }
+        const int64_t last = least(end * kBlock, in_.in);
+        for (int64_t i = begin * kBlock; task.want_sums && i < last; i += kSumIns)
+          sum(task, c, i, least(i + kSumIns, last));
       });
       row += chunk_rows;
     } while (row < task.end);
@@ -131,6 +145,10 @@ class Group {
         const Reg x = S::load_first(c.x + b * in_.in + i, count);
         S::store(c.log_r + b * c.ins + i, VectorMath<T>::log(S::fma(g, S::abs(x) + eps, one - g)));
         negative[i / W] |= S::store_negative(c.mask + b * c.vectors() + i / W, x);
+        if (c.index == nullptr) continue;
+        typename S::Bits& index = c.index[b / kGroup * c.vectors() + i / W];
+        const typename S::Bits bit = (x < S::zero()) & S::set1_bits(typename S::Int(1) << (b % kGroup));
+        index = b % kGroup == 0 ? bit : index | bit;
       }
     }
     for (int64_t b = begin; b < end; ++b) {
@@ -219,54 +237,122 @@ class Group {
     int64_t b = 0;
     do {
       const int64_t end = least(b + kSumRows, c.rows);
-      for (int64_t i = i0; i < i1; i += kSumVectors * W) {
-        const int vectors = int(least<int64_t>(kSumVectors, ceil_div(i1 - i, W)));
-        bool negative = false;
-        for (int v = 0; v < vectors && b < end; ++v) negative |= c.negative[b / kSumRows * c.vectors() + i / W + v];
-        if (vectors == 1) sum_outs<1>(task, c, b, end, i, i1, negative);
-        else sum_outs<kSumVectors>(task, c, b, end, i, i1, negative);
-      }
+      if (c.index != nullptr) sum_by_lookup(task, c, b, end, i0, i1);
+      else sum_by_masks(task, c, b, end, i0, i1);
       b += kSumRows;
     } while (b < c.rows);
   }
 
-  template <int V>
-  void sum_outs(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1,
-                bool negative) const {
-    constexpr int N = kSumOuts<complex>;
-    int64_t o = 0;
-    for (; o + N <= in_.out; o += N) {
-      if (negative) sum_tile<true, N, V>(task, c, b, end, i, i1, o);
-      else sum_tile<false, N, V>(task, c, b, end, i, i1, o);
-    }
-    for (; o < in_.out; ++o) {
-      if (negative) sum_tile<true, 1, V>(task, c, b, end, i, i1, o);
-      else sum_tile<false, 1, V>(task, c, b, end, i, i1, o);
+  // Whether any input of the registers from i on is negative in the kSumRows block from row b on.
+  bool negative(const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int vectors) const {
+    bool any = false;
+    for (int v = 0; v < vectors && b < end; ++v) any |= c.negative[b / kSumRows * c.vectors() + i / W + v];
+    return any;
+  }
+
+  // Inputs outside, outs inside: the rows' L stays in the first-level cache.
+  void sum_by_masks(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i0, int64_t i1) const {
+    for (int64_t i = i0; i < i1; i += kSumVectors * W) {
+      const int vectors = int(least<int64_t>(kSumVectors, ceil_div(i1 - i, W)));
+      const Signs signs = negative(c, b, end, i, vectors) ? Signs::kMasked : Signs::kNone;
+      for (int64_t o = 0; o < in_.out;) o += sum_tile_of(task, c, b, end, i, i1, o, vectors, signs, nullptr);
     }
   }
 
-  template <bool negative, int N, int V>
-  void sum_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1,
-                int64_t o) const {
+  // Outs outside, inputs inside: the outs' tables stay there.
+  void sum_by_lookup(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i0,
+                     int64_t i1) const {
+    constexpr int N = kSumOuts<complex>;
+    alignas(64) T tables[N * kGroups * 2 * W];
+    const bool any = negative(c, b, end, i0, int(ceil_div(i1 - i0, W)));
+    for (int64_t o = 0; o < in_.out;) {
+      const int outs = o + N <= in_.out ? N : 1;
+      if (any) {
+        for (int64_t g = b; g < end; g += kGroup) {
+          const int rows = int(least<int64_t>(kGroup, end - g));
+          T* table = tables + (g - b) / kGroup * outs * 2 * W;
+          for (int n = 0; n < outs; ++n, table += 2 * W) {
+            T terms[2][kGroup];
+            for (int r = 0; r < rows; ++r) {
+              terms[0][r] = c.grad_q[(g + r) * c.outs + o + n];
+              terms[1][r] = c.grad_p[(g + r) * c.outs + o + n];
+            }
+            S::store(table, S::partial_sums(terms[0], rows));
+            if constexpr (complex) S::store(table + W, S::partial_sums(terms[1], rows));
+          }
+        }
+      }
+      for (int64_t i = i0; i < i1; i += kSumVectors * W) {
+        const int vectors = int(least<int64_t>(kSumVectors, ceil_div(i1 - i, W)));
+        const Signs signs = negative(c, b, end, i, vectors) ? Signs::kLookup : Signs::kNone;
+        sum_tile_of(task, c, b, end, i, i1, o, vectors, signs, tables);
+      }
+      o += outs;
+    }
+  }
+
+  // Returns how many outs the tile had: a whole tile's, or 1 behind the last whole one.
+  int sum_tile_of(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1, int64_t o,
+                  int vectors, Signs signs, const T* tables) const {
+    constexpr int N = kSumOuts<complex>;
+    const auto run = [&](auto outs, auto registers) __attribute__((always_inline)) {
+      constexpr int n = decltype(outs)::value, v = decltype(registers)::value;
+      if (signs == Signs::kNone) sum_tile<Signs::kNone, n, v>(task, c, b, end, i, i1, o, tables);
+      else if (signs == Signs::kMasked) sum_tile<Signs::kMasked, n, v>(task, c, b, end, i, i1, o, tables);
+      else if constexpr (S::group_size > 0) sum_tile<Signs::kLookup, n, v>(task, c, b, end, i, i1, o, tables);
+      return n;
+    };
+    using One = std::integral_constant<int, 1>;
+    using Whole = std::integral_constant<int, N>;
+    using Vectors = std::integral_constant<int, kSumVectors>;
+    if (o + N <= in_.out) return vectors == 1 ? run(Whole{}, One{}) : run(Whole{}, Vectors{});
+    return vectors == 1 ? run(One{}, One{}) : run(One{}, Vectors{});
+  }
+
+  template <Signs signs, int N, int V>
+  void sum_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1, int64_t o,
+                const T* tables) const {
     Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
     const T *log_r = c.log_r + b * c.ins + i, *grad_p = c.grad_p + b * c.outs + o, *grad_q = c.grad_q + b * c.outs + o;
     const Mask* mask = c.mask + b * c.vectors() + i / W;
-    for (; b < end; ++b, log_r += c.ins, grad_p += c.outs, grad_q += c.outs, mask += c.vectors()) {
+    const auto add_row = [&]() __attribute__((always_inline)) {
       Reg l[V];
       for (int v = 0; v < V; ++v) l[v] = S::load(log_r + v * W);
       for (int n = 0; n < N; ++n) {
         const Reg dp = S::set1(grad_p[n]);
         for (int v = 0; v < V; ++v) sp[n][v] = S::fma(dp, l[v], sp[n][v]);
-        if constexpr (complex || negative) {
+        if constexpr (complex || signs == Signs::kMasked) {
           const Reg dq = S::set1(grad_q[n]);
           if constexpr (complex)
             for (int v = 0; v < V; ++v) sq[n][v] = S::fma(dq, l[v], sq[n][v]);
-          if constexpr (negative)
+          if constexpr (signs == Signs::kMasked)
             for (int v = 0; v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], mask[v], dq);
         }
-        if constexpr (complex && negative)
+        if constexpr (complex && signs == Signs::kMasked)
           for (int v = 0; v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], mask[v], dp);
       }
+      log_r += c.ins, grad_p += c.outs, grad_q += c.outs, mask += c.vectors();
+    };
+    if constexpr (signs == Signs::kLookup) {
+      const typename S::Bits* index = c.index + b / kGroup * c.vectors() + i / W;
+      const auto add_group = [&]() __attribute__((always_inline)) {
+        for (int n = 0; n < N; ++n, tables += 2 * W) {
+          for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(tables), index[v]);
+          if constexpr (complex)
+            for (int v = 0; v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(tables + W), index[v]);
+        }
+        index += c.vectors();
+      };
+      for (; b + kGroup <= end; b += kGroup) {
+        for (int r = 0; r < kGroup; ++r) add_row();
+        add_group();
+      }
+      if (b < end) {
+        for (; b < end; ++b) add_row();
+        add_group();
+      }
+    } else {
+      for (; b < end; ++b) add_row();
     }
     for (int n = 0; n < N; ++n) {
       for (int v = 0; v < V; ++v) {
@@ -281,7 +367,7 @@ class Group {
           continue;
         }
         for (int part = 0; part < kParts<complex>; ++part) {
-          if (!negative && (part == kMQ || part == kMP)) continue;
+          if (signs == Signs::kNone && (part == kMQ || part == kMP)) continue;
           T* to = task.sums + part * in_.out * in_.in + at;
           S::store_first(to, S::load_first(to, count) + sum[part], count);
         }
