@@ -20,7 +20,9 @@ def cmake_configure(build: Path, *options: str) -> None:
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", *options], check=True)
 
 
-def run_python(*arguments: str, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run_python(
+    *arguments: str, env: dict[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
     """Python in a process of its own, with the warnings that a user would see."""
     environment = {**os.environ, "PYTHONWARNINGS": "default", **(env or {})}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd)

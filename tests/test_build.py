@@ -30,8 +30,8 @@ print("warnings", len(caught), *[w.message for w in caught])
 def copy_of_the_tree(tmp_path: Path) -> Path:
     """The tree without anything built, so that nothing old can pass for new."""
     tree = tmp_path / "tree"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", "lib", "*.egg-info", "__pycache__", ".*_cache", "results")
-    shutil.copytree(ROOT, tree, ignore=ignored)
+    built = (".git", ".venv", "build", "lib", "*.egg-info", "__pycache__", ".*_cache", "results")
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*built))
     return tree
 
 
@@ -75,20 +75,19 @@ def test_library_links_the_stable_abi_and_no_openmp(wheel: Path, tmp_path: Path)
     assert not [name for name in needed if "omp" in name]
     assert "RPATH" not in dynamic
     assert "RUNPATH" not in dynamic
-    symbols = subprocess.run(["readelf", "-Ws", "--dyn-syms", str(library)], capture_output=True, text=True, check=True)
-    unstable = [line for line in symbols.stdout.splitlines() if "UND" in line and ("_ZN2at" in line or "_ZN3c10" in line)]
-    assert not unstable
+    listing = subprocess.run(["readelf", "-Ws", "--dyn-syms", str(library)], capture_output=True, text=True, check=True)
+    undefined = [line for line in listing.stdout.splitlines() if "UND" in line]
+    assert undefined
+    assert not [line for line in undefined if "_ZN2at" in line or "_ZN3c10" in line]
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc to list the loaded libraries")
 def test_one_openmp_runtime_in_the_process() -> None:
-    run = run_python(
-        "-c",
-        USE_LAYER + "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line.split()[-1]}, sep='\\n')",
-    )
+    run = run_python("-c", USE_LAYER + "print(open('/proc/self/maps').read())")
     assert run.returncode == 0, run.stderr
-    runtimes = {line for line in run.stdout.splitlines() if "libgomp" in line or "libomp" in line or "libiomp" in line}
-    assert len(runtimes) <= 1, runtimes
+    mapped = {line.split()[-1] for line in run.stdout.splitlines() if line.count("/") > 1}
+    runtimes = {path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))}
+    assert len(runtimes) == 1, runtimes
 
 
 def test_without_the_kernels_says_so_once(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_without_the_kernels_says_so_once(tmp_path: Path) -> None:
     run = run_python("-c", USE_LAYER, env={"PYTHONPATH": str(site)}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert str(site) in run.stdout
-    assert "warnings 1 npu_kernels: the slower eager formulas are used on cpu tensors" in run.stdout
+    assert "warnings 1 npu_kernels: cpu tensors are computed by the slower eager formulas" in run.stdout
     assert "pip install --no-build-isolation" in run.stdout
 
 

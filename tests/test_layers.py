@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import io
 import math
 import pickle
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import npu_kernels
-from npu_kernels import functional
+from npu_kernels import functional, layers
 from npu_kernels.layers import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
 UNITS: list[type[Unit]] = [NPU, RealNPU, NaiveNPU, NAU, NMU, NAC, NALU, iNALU]
@@ -241,6 +242,13 @@ def test_functional_call_swaps_parameters() -> None:
 def test_numpy_integers_are_integers() -> None:
     np = pytest.importorskip("numpy")
     assert NPU(np.int64(2), np.int32(3)).in_features == 2
+
+
+@pytest.mark.parametrize("module", [functional, layers.npu, layers.nau, layers.nmu, layers.nalu])
+def test_examples(module: Any) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted
+    assert not result.failed
 
 
 def test_public_names() -> None:

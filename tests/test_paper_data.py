@@ -6,15 +6,14 @@ import pytest
 import torch
 
 import npu_kernels
-from benchmarks.paper import large, published, simple
-from benchmarks.paper.layers import NALU, NAU
+from benchmarks.paper import large, layers, published, simple
 from benchmarks.paper.optimizers import Adam, RMSProp
 from benchmarks.paper.streams import Sobol, stream
-from benchmarks.paper.summary import mad, median, number, standard_error
+from benchmarks.paper.summary import interval, mad, mean, median, number, standard_error
 from benchmarks.paper.training import Buffer, frobenius, l1
 from npu_kernels import training
 
-# ---- the exact checks -------------------------------------------------------------------------------------------------
+# ---- the exact checks ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", published.load("test_sets"), ids=lambda row: row["task"])
@@ -52,7 +51,7 @@ def test_imaginary_weights_of_the_simple_task_stay_zero() -> None:
     assert torch.count_nonzero(work.module[0].weight_re) > 0
 
 
-# ---- streams and test sets --------------------------------------------------------------------------------------------
+# ---- streams and test sets -----------------------------------------------------------------------------------------
 
 
 def test_streams_differ_by_purpose_seed_and_block() -> None:
@@ -97,7 +96,7 @@ def test_beta_grows_as_the_packages_schedule() -> None:
     assert large.beta_at(10_000, 1e-5, 1e-7) == 1e-7  # the paper's table for mul: less, not more
 
 
-# ---- one step ---------------------------------------------------------------------------------------------------------
+# ---- one step ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate", [0.01, torch.full((128,), 0.01)], ids=["number", "tensor"])
@@ -130,6 +129,12 @@ def test_penalties_have_the_packages_gradient(norm: str) -> None:
         torch.testing.assert_close(grad, wanted)
 
 
+def test_sigmoid_rounds_the_same_everywhere() -> None:
+    x = torch.randn(1003, dtype=torch.float64)
+    torch.testing.assert_close(layers.sigmoid(x), x.sigmoid())
+    assert torch.equal(layers.sigmoid(x)[5:905], layers.sigmoid(x[5:905]))
+
+
 def test_buffer_gives_each_model_its_parameters() -> None:
     layer = npu_kernels.NPU(3, 2, num_models=4)
     before = [parameter.detach().clone() for parameter in layer.parameters()]
@@ -148,10 +153,10 @@ def test_buffer_gives_each_model_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", ["NAU", "NALU"])
-def test_layers_are_the_packages(name: str, shared: bool) -> None:
-    options = {"num_models": 3, "dtype": torch.float64} | ({"bias": True} if name == "NALU" else {"clip": False})
-    ours = (NAU if name == "NAU" else NALU)(5, 2, **options)
+@pytest.mark.parametrize(("name", "extra"), [("NAU", {"clip": False}), ("NALU", {"bias": True}), ("iNALU", {})])
+def test_layers_are_the_packages(name: str, extra: dict[str, bool], shared: bool) -> None:
+    options = {"num_models": 3, "dtype": torch.float64, **extra}
+    ours = getattr(layers, name)(5, 2, **options)
     theirs = getattr(npu_kernels, name)(5, 2, **options)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(7, 5, dtype=torch.float64).expand(3, 7, 5) if shared else torch.randn(3, 7, 5, dtype=torch.float64)
@@ -165,7 +170,7 @@ def test_layers_are_the_packages(name: str, shared: bool) -> None:
         torch.testing.assert_close(grad, want)
 
 
-# ---- the paper's numbers ----------------------------------------------------------------------------------------------
+# ---- the paper's numbers -------------------------------------------------------------------------------------------
 
 
 def test_published_medians_are_those_of_the_published_points() -> None:
@@ -183,6 +188,10 @@ def test_summaries() -> None:
     assert median([3, 1, 2, infinite]) == 2.5
     assert mad([1.0, infinite, infinite]) == infinite
     assert standard_error([1.0, 3.0]) == 1.0
+    assert interval(median, [float(i) for i in range(1, 21)]) == (6, 15)  # covers 95.9 %, the next pair 88.5 %
+    assert interval(median, [float(i) for i in range(1, 7)]) == (1, 6)
+    assert interval(mean, [1.0, 3.0] * 3) == pytest.approx((2 - 2 / 5**0.5, 2 + 2 / 5**0.5))
+    assert interval(median, [1.0] * 5) is None
     assert [number(v) for v in (0.0123456, 1.0, 161.59551, 4.7e17, infinite, 1.36e-7)] == [
         "0.0123",
         "1.00",

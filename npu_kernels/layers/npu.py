@@ -92,6 +92,7 @@ class NPU(_PowerUnit):
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 4.
 
+        >>> from npu_kernels import NAU, NPU
         >>> model = torch.nn.Sequential(NPU(2, 6), NAU(6, 4))
         >>> model(torch.rand(100, 2)).shape
         torch.Size([100, 4])

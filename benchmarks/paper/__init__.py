@@ -1,0 +1,19 @@
+"""The experiments of "Neural Power Units" (Heim, Pevny, Smidl, NeurIPS 2020) on the Neural Power Unit, a layer.
+
+__main__.py          the command line
+runner.py            batches of models over processes and machines; resumes; knows nothing of any experiment
+workers.py           the processes, and what they say to each other
+training.py          one training step for a batch of models, as work for the runner
+optimizers.py        RMSProp and Adam over one flat buffer
+models.py            the stacks of layers and their starts
+layers.py            forms of the package's layers that train fastest here
+streams.py           the random and the Sobol streams
+gradient_surface.py  simple.py  large.py    one experiment each: its settings, data, batches, rows
+eager.py             what eager torch takes, one model at a time
+summary.py           median, MAD, mean, standard error
+session.py           what an experiment has found so far
+tables.py            comma-separated files
+published.py         the paper's numbers, and what counts as reaching them
+report.py            the Markdown report
+pictures.py          its figures
+"""

@@ -1,0 +1,75 @@
+"""What the simple task takes in eager torch, one model at a time: the time that batches of models save.
+
+One `nn.Sequential` of the package's layers with their eager formulas, torch's optimiser, a fresh batch each step: what
+a first script would be. One thread, which is the fastest for layers of this size.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+import npu_kernels
+from benchmarks.paper import simple
+from benchmarks.paper.runner import Batch, Folder, write_file
+from benchmarks.paper.workers import duration
+
+FILE = "eager.json"
+
+
+def _model(name: str) -> nn.Module:
+    if name == "Dense":
+        return nn.Sequential(nn.Linear(2, 10), nn.Sigmoid(), nn.Linear(10, 10), nn.Sigmoid(), nn.Linear(10, 4))
+    first, second = (getattr(npu_kernels, layer)(i, o) for layer, i, o in simple.RECIPES[name].stack)
+    return nn.Sequential(first, second).to(simple.RECIPES[name].dtype)
+
+
+def seconds_per_step(name: str, steps: int) -> float:
+    """The median of three stretches of so many steps."""
+    recipe, model = simple.RECIPES[name], _model(name)
+    if recipe.optimizer == "Adam":
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), recipe.rate)
+    else:
+        optimizer = torch.optim.RMSprop(model.parameters(), recipe.rate, alpha=0.9)
+
+    def train(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            x = torch.rand(simple.ROWS, 2, dtype=recipe.dtype) * 2 + 0.1
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), simple.targets(x)).backward()
+            optimizer.step()
+        return (time.perf_counter() - start) / count
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with npu_kernels.use_backend("reference"):
+            train(max(5, steps // 5))
+            return sorted(train(steps) for _ in range(3))[1]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure(folder: Folder, steps: int) -> None:
+    """Keep the seconds of one step of one model, for each model."""
+    text = json.dumps({name: seconds_per_step(name, steps) for name in simple.RECIPES})
+    write_file(folder.path / FILE, lambda file: file.write(text.encode()))
+
+
+def compare(folder: Folder, batches: Sequence[Batch], seconds: float) -> list[str]:
+    """A line on what the same runs take in eager torch, against our seconds of work; none if it was not measured."""
+    path = folder.path / FILE
+    if not path.exists():
+        return []
+    per_step = json.loads(path.read_text())
+    total = sum(per_step[batch.settings["model"]] * batch.settings["steps"] * len(batch.runs) for batch in batches)
+    each = ", ".join(f"{name} {1e6 * value:.0f}" for name, value in per_step.items())
+    return [
+        f"eager torch, one model at a time: {duration(total)} of work for the same runs, {total / seconds:.1f} times "
+        f"as much; microseconds of one step of one model: {each}"
+    ]

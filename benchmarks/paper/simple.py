@@ -1,0 +1,169 @@
+"""The simple arithmetic task: one model learns x + y, x y, x / y and sqrt(x) on (0.1, 2.1) and is tested beyond it.
+
+Section 4.2 and Table A2 of the paper, as the published code ran it (variant "code") or as the text says ("paper"):
+
+                 code                                       paper
+    x, y         U(0.1, 2.1)                                U(0.1, 2)
+    optimiser    Adam 0.005; NALU RMSProp 0.005,            Adam 0.001
+                 iNALU RMSProp 0.001
+    NAU, NALU    not clipped; a bias in the gate            clipped to [-1, 1]; no bias
+Both: 20,000 steps of 100 fresh rows, the last iterate, Dense with 10 hidden units, NALU in float64. Not in either:
+iNALU's clipping, regularisers and new starts, and the NAU's and NMU's regulariser, for which the text gives no weight.
+
+The error is the mean of |model - f| on a grid with negative numbers, for the root on a positive one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.paper.models import build, start_
+from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
+from benchmarks.paper.runner import Batch, chunks
+from benchmarks.paper.streams import stream
+from benchmarks.paper.training import Buffer, Rows, Training
+
+TASKS = ("add", "mul", "div", "sqrt")
+COLUMNS = ("model", "seed", *TASKS)
+ROWS = 100
+STEPS = 20_000
+QUICK_STEPS = 300
+SEEDS = 20
+QUICK_SEEDS = 3
+BLOCK = 100  # steps whose rows are drawn at once
+LARGEST_BATCH = 100  # models; more of them fill the caches
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model, and how the authors trained it."""
+
+    stack: tuple[tuple[str, int, int], ...]
+    optimizer: str = "Adam"
+    rate: float = 0.005
+    dtype: torch.dtype = torch.float32
+    cost: tuple[int, int] = (0, 0)  # expected microseconds of a step: once, and per model; for the time left only
+
+
+def _two(first: str, second: str) -> tuple[tuple[str, int, int], ...]:
+    return (first, 2, 6), (second, 6, 4)
+
+
+RECIPES = {
+    "NPU": Recipe(_two("NPU", "NAU"), cost=(230, 6)),
+    "RealNPU": Recipe(_two("RealNPU", "NAU"), cost=(230, 6)),
+    "NMU": Recipe(_two("NMU", "NAU"), cost=(230, 5)),
+    "NALU": Recipe(_two("NALU", "NALU"), "RMSProp", dtype=torch.float64, cost=(420, 28)),
+    "iNALU": Recipe(_two("iNALU", "iNALU"), "RMSProp", 0.001, cost=(920, 35)),
+    "Dense": Recipe((("Dense", 2, 10), ("Dense", 10, 10), ("Linear", 10, 4)), cost=(400, 18)),
+}
+
+
+def settings(model: str, variant: str) -> tuple[str, float, float]:
+    """(optimiser, its rate, upper end of the inputs)."""
+    recipe = RECIPES[model]
+    return (recipe.optimizer, recipe.rate, 2.1) if variant == "code" else ("Adam", 0.001, 2.0)
+
+
+def targets(x: Tensor) -> Tensor:
+    """The four functions: ``[..., 2]`` to ``[..., 4]``."""
+    a, b = x.unbind(-1)
+    return torch.stack([a + b, a * b, a / b, a.sqrt()], -1)
+
+
+def _pairs(axis: Tensor) -> Tensor:
+    return torch.cartesian_prod(axis, axis)
+
+
+def grid(task: str) -> Tensor:
+    """The test inputs of a task, ``[N, 2]`` float32."""
+    if task == "sqrt":
+        return _pairs(torch.arange(1, 41, dtype=torch.float64).mul(0.1).float())
+    return _pairs(torch.arange(41, dtype=torch.float64).mul(0.2).sub(4.1).float())
+
+
+class Data:
+    """A fresh batch for each step and seed, from the stream ("simple data", seed, block of steps)."""
+
+    def __init__(self, seeds: Sequence[int], high: float, dtype: torch.dtype, device: torch.device) -> None:
+        self.seeds, self.high, self.dtype, self.device = seeds, high, dtype, device
+        self._block = -1
+        self._x = self._y = torch.empty(0)
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        block, index = divmod(step - 1, BLOCK)
+        if block != self._block:
+            draws = [torch.rand(BLOCK, ROWS, 2, generator=stream("simple data", s, block)) for s in self.seeds]
+            x = torch.stack(draws, 1).mul_(self.high - 0.1).add_(0.1)  # [BLOCK, K, ROWS, 2]
+            self._x = x.to(self.device, self.dtype)
+            self._y = targets(x).to(self.device, self.dtype)
+            self._block = block
+        return self._x[index], self._y[index]
+
+
+def batches(models: Sequence[str], seeds: int, steps: int, variant: str, device: str) -> list[Batch]:
+    """The work: batches of seeds of one model."""
+    return [
+        Batch(
+            experiment="simple",
+            label=f"{model}-{part[0]:04d}",
+            settings={"model": model, "steps": steps, "variant": variant, "device": device},
+            runs=tuple({"seed": seed} for seed in part),
+            cost=steps * (RECIPES[model].cost[0] + RECIPES[model].cost[1] * len(part)),
+            make=make,
+        )
+        for model in models
+        for part in chunks(range(seeds), LARGEST_BATCH)
+    ]
+
+
+def make(batch: Batch) -> Training:
+    """The models of a batch at their start."""
+    model, variant = batch.settings["model"], batch.settings["variant"]
+    device = torch.device(batch.settings["device"])
+    recipe, seeds = RECIPES[model], [run["seed"] for run in batch.runs]
+    optimizer, rate, high = settings(model, variant)
+    module = build(recipe.stack, len(seeds), recipe.dtype, variant)
+    start_(module, seeds, "simple start")
+    module.to(device)
+
+    def make_optimizer(buffer: Buffer) -> Optimizer:
+        return (Adam if optimizer == "Adam" else RMSProp)(buffer.flat, rate)
+
+    def evaluate(training: Training) -> tuple[Rows, dict[str, Tensor]]:
+        errors = evaluate_errors(training.module, len(seeds), recipe.dtype, device)
+        rows = [
+            {"model": model, "seed": seed, **{task: float(errors[task][k]) for task in TASKS}}
+            for k, seed in enumerate(seeds)
+        ]
+        return rows, {"parameters": training.buffer.per_model().cpu()}
+
+    data = Data(seeds, high, recipe.dtype, device)
+    return Training(module, make_optimizer, data, batch.settings["steps"], evaluate)
+
+
+@torch.no_grad()
+def evaluate_errors(module: nn.Module, models: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Mean of |model - f| of each model on each task's grid, ``[K]``."""
+    found = {}
+    for index, task in enumerate(TASKS):
+        x = grid(task)
+        expected = targets(x)[:, index].to(device, dtype)
+        y = module(x.to(device, dtype).expand(models, -1, -1))[..., index]
+        found[task] = (y - expected).abs().mean(1)
+    return found
+
+
+@torch.no_grad()
+def surface(model: str, variant: str, parameters: Tensor, task: str, axis: Tensor) -> Tensor:
+    """|model - f| of one trained model, its parameters ``[P]``, over ``axis x axis``: ``[N, N]``, first index x."""
+    recipe = RECIPES[model]
+    module = build(recipe.stack, 1, recipe.dtype, variant)
+    Buffer(module).load_per_model(parameters.unsqueeze(0).to(recipe.dtype))
+    x, index = _pairs(axis.float()), TASKS.index(task)
+    error = module(x.to(recipe.dtype).unsqueeze(0))[0, :, index] - targets(x)[:, index]
+    return error.abs().view(len(axis), len(axis))

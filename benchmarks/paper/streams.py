@@ -1,0 +1,39 @@
+"""The streams of numbers that runs draw from: a model's own depend on its seed alone, so no run depends on its batch.
+
+A stream is named by (purpose, seed, block). Its generator is seeded with the first four bytes of the BLAKE2b hash of
+"purpose:seed:block"; a resumed run makes the block that it needs and no state has to be kept. The draws are made on the
+CPU in float32, whatever the device and the dtype of the training.
+
+The Sobol stream is shared by all runs, as in the published code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+
+def stream(purpose: str, seed: int, block: int = 0) -> torch.Generator:
+    """The generator of one stream."""
+    digest = hashlib.blake2b(f"{purpose}:{seed}:{block}".encode(), digest_size=4).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+class Sobol:
+    """The unscrambled Sobol sequence (Joe and Kuo's directions), point 0 the zero vector, from any point on."""
+
+    def __init__(self, dimension: int) -> None:
+        self._engine = SobolEngine(dimension)
+        self._next = 0
+
+    def points(self, start: int, count: int) -> Tensor:
+        """Points start, start + 1, ... as ``[count, dimension]`` float64 in [0, 1)."""
+        if start != self._next:
+            self._engine.reset()
+            if start > 0:
+                self._engine.fast_forward(start)
+        self._next = start + count
+        return self._engine.draw(count, dtype=torch.float64)

@@ -1,0 +1,66 @@
+"""What tables say about a list of runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value, or the mean of the two; nan for none."""
+    return statistics.median(values) if values else math.nan
+
+
+def mad(values: Sequence[float]) -> float:
+    """The median of |value - median|, unscaled, as in the paper. Two infinities have no distance: inf."""
+    middle = median(values)
+    distances = [abs(value - middle) for value in values]
+    return median([math.inf if math.isnan(d) else d for d in distances])
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """std / sqrt(n), the std with n - 1; nan below two values."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def interval(statistic: Callable[[Sequence[float]], float], values: Sequence[float]) -> tuple[float, float] | None:
+    """What the same statistic of infinitely many runs lies in, with 95 % confidence; None for fewer than six runs.
+
+    The median's is exact, between two of the sorted values; the mean's is two standard errors wide on either side.
+    """
+    if len(values) < 6:
+        return None
+    if statistic is mean:
+        return mean(values) - 2 * standard_error(values), mean(values) + 2 * standard_error(values)
+    count, cut = len(values), 0  # so many values lie outside on either side: at most 2.5 % of binomial(count, 1/2)
+    while sum(math.comb(count, i) for i in range(cut + 2)) <= 0.025 * 2**count:
+        cut += 1
+    ranked = sorted(values)
+    return ranked[cut], ranked[-1 - cut]
+
+
+def best(values: Sequence[float], count: int) -> list[float]:
+    """The least `count`."""
+    return sorted(values)[:count]
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Three significant digits, powers of ten where they are shorter."""
+    if math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e5:
+        places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:.{places}f}"
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"

@@ -1,0 +1,42 @@
+"""Comma-separated files with comment lines (#) on top."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.paper.runner import write_file
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def write(path: Path, comments: Iterable[str], columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Replace a table as a whole."""
+    text = io.StringIO()
+    text.writelines(f"# {comment}\n" for comment in comments)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(row[column]) for column in columns] for row in rows)
+    write_file(path, lambda file: file.write(text.getvalue().encode()))
+
+
+def read(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    """(comments, rows); what reads as a number is one."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comments = [line[1:].strip() for line in lines if line.startswith("#")]
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return comments, [{key: _value(text) for key, text in row.items()} for row in rows]
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

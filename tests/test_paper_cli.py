@@ -1,0 +1,123 @@
+"""The paper's experiments from the command line: what is wrong is named before any work, and the report is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.paper import large, published, report, simple, tables
+from benchmarks.paper.__main__ import arguments, main, plan
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["medium"], "invalid choice: 'medium'"),
+        (["simple", "--seeds", "0"], "argument --seeds: must be a whole number of at least 1, got '0'"),
+        (["simple", "--seeds", "many"], "argument --seeds: must be a whole number of at least 1, got 'many'"),
+        (["simple", "--jobs", "-1"], "argument --jobs: must be a whole number of at least 1, got '-1'"),
+        (["simple", "--device", "nowhere"], "argument --device: 'nowhere' does not work here"),
+        (["simple", "--variant", "draft"], "invalid choice: 'draft'"),
+        (["simple", "--insert", "README.md"], "argument --insert: must be an existing file, and the experiment report"),
+    ],
+)
+def test_bad_arguments_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        arguments(words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_unwritable_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        arguments(["simple", "--out", str(tmp_path / "file" / "below")])
+    assert "argument --out: cannot write into" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes everywhere")
+def test_read_only_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(SystemExit):
+        arguments(["simple", "--out", str(tmp_path)])
+    assert "argument --out: cannot write into" in capsys.readouterr().err
+
+
+def test_jobs_are_torchruns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        arguments(["simple", "--jobs", "2"])
+    assert "use its --nproc-per-node" in capsys.readouterr().err
+
+
+def test_plans(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path)]
+    simple_runs = sum(len(batch.runs) for batch in plan("simple", arguments(["simple", *out])))
+    assert simple_runs == 20 * len(simple.RECIPES)
+    assert len(plan("simple", arguments(["simple", "--seeds", "1000", *out]))) == 10 * len(simple.RECIPES)
+    quick = plan("large", arguments(["large", "--quick", *out]))
+    assert {batch.settings["steps"] for batch in quick} == {large.QUICK_STEPS}
+
+
+def test_gradient_surface_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gradient-surface", "--seeds", "2", "--out", str(tmp_path), "--jobs", "1"]
+    assert main(words) == 0
+    assert main(words) == 0
+    assert "1 of 1 batches were done before" in capsys.readouterr().out
+    text = (tmp_path / "report.md").read_text()
+    assert "3 of 3 reached" in text
+    comments, rows = tables.read(tmp_path / "gradient_surface.csv")
+    assert len(rows) == 12
+    assert comments[0] == "gradient-surface, variant code"
+    assert any("torch" in comment for comment in comments)
+    assert any("wall time" in comment for comment in comments)
+
+
+def test_simple_quick_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(simple, "QUICK_STEPS", 20)
+    assert main(["simple", "--quick", "--seeds", "2", "--out", str(tmp_path), "--jobs", "1"]) == 0
+    comments, rows = tables.read(tmp_path / "simple.csv")
+    assert list(rows[0]) == list(simple.COLUMNS)
+    assert len(rows) == 2 * len(simple.RECIPES)
+    assert any(comment.startswith("eager torch, one model at a time") for comment in comments)
+    assert "seed 1" in capsys.readouterr().out
+    text = (tmp_path / "report.md").read_text()
+    assert "### Verdict\n\nNone" in text  # a quick run is not asked for the paper's numbers
+
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- paper: simple -->\nold\n<!-- end -->\nafter\n<!-- paper: large -->\n<!-- end -->\n")
+    assert main(["report", "--out", str(tmp_path), "--insert", str(readme)]) == 0
+    inserted = readme.read_text()
+    assert inserted.startswith("before\n<!-- paper: simple -->\n| task | model |")
+    assert "old" not in inserted
+    assert inserted.endswith("<!-- end -->\nafter\n<!-- paper: large -->\n<!-- end -->\n")
+
+
+def test_large_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "QUICK_STEPS", 3)
+    assert main(["large", "--quick", "--seeds", "1", "--out", str(tmp_path), "--jobs", "1"]) == 0
+    _, rows = tables.read(tmp_path / "large.csv")
+    assert list(rows[0])[:5] == ["task", "model", "seed", "test_mse", "n_params"]
+    assert len(rows) == 4 * 5 + 2  # and the NMU's two short schedules
+    assert "| × | NPU |" in (tmp_path / "report.md").read_text()
+
+
+def test_verdicts_on_the_published_numbers() -> None:
+    """Runs as the paper shows them reach what is asked of the best ten, and fail when they are worse."""
+    rows = [
+        {"task": p["task"], "model": p["model"], "test_mse": p["test_mse"], "n_params": p["n_params_abs_gt_1e-2"]}
+        for p in published.load("pareto")
+    ]
+    for row in rows:
+        row["train_mse"] = 0.0
+    checks = {check.what: check for check in published.large_checks(rows)}
+    best = [check for what, check in checks.items() if "best 10" in what]
+    assert [check.what for check in best if not check.reached] == []
+    for row in rows:
+        row["test_mse"] *= 100
+    assert not any(c.reached for c in published.large_checks(rows) if c.what.endswith("NPU, median of the best 10"))
+    assert "**not reached**" in report.verdicts(published.large_checks(rows))
