@@ -1,0 +1,7 @@
+"""Neural Power Unit, a layer: tests of the Triton kernels.
+
+    TRITON_INTERPRET=1 python -m pytest tests/triton      without a GPU: Triton's interpreter runs the kernels
+    python -m pytest tests/triton -m gpu                  the same tests, and more, on the GPU
+
+Ahead-of-time compilation for GPUs that are not there runs either way, in a child process.
+"""

@@ -1,0 +1,58 @@
+"""Neural Power Unit, a layer: where the Triton kernels of these tests run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import numpy
+import pytest
+import torch
+
+from npu_kernels.backends import triton as kernels_module
+
+
+def _skip_unless_available(device: str) -> None:
+    runs, reason = kernels_module.available(device)
+    if not runs:
+        pytest.skip(f"the triton backend does not run on {device} tensors: {reason}")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=["interpreted", "gpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where tensors live: the CPU if Triton interprets, the GPU if there is one; skipped with the reason otherwise."""
+    _skip_unless_available(request.param)
+    return request.param
+
+
+@pytest.fixture
+def gpu() -> str:
+    """For tests that mean something on a GPU only (mark them `gpu`)."""
+    _skip_unless_available("cuda")
+    return "cuda"
+
+
+@pytest.fixture
+def kernels() -> ModuleType:
+    """The launchers, which have the operators' names and signatures."""
+    return kernels_module
+
+
+@pytest.fixture(params=["small", "tiles"])
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both sets of NPU kernels for layers that are small enough for either."""
+    pytest.importorskip("triton")
+    from npu_kernels.backends.triton import tuning
+
+    if request.param == "tiles":
+        monkeypatch.setattr(tuning, "SMALL", 0)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    """Tests set the float32 matmul precision freely; the interpreter's NumPy warns about what a GPU does quietly."""
+    before = torch.get_float32_matmul_precision()
+    with numpy.errstate(all="ignore"):
+        yield
+    torch.set_float32_matmul_precision(before)

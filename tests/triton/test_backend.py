@@ -1,0 +1,103 @@
+"""Neural Power Unit, a layer: whether the Triton backend runs, its reasons when it does not, and its registration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from npu_kernels import dispatch
+from npu_kernels.backends import triton as backend
+
+
+@pytest.fixture
+def _fresh() -> Iterator[None]:
+    """Answers are remembered; forget them before and after."""
+    for function in (backend._import_problem, backend._device_problem):
+        function.cache_clear()
+    yield
+    for function in (backend._import_problem, backend._device_problem):
+        function.cache_clear()
+
+
+def _python(code: str, interpret: bool = False) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_importing_imports_no_triton() -> None:
+    assert _python("import sys, npu_kernels.backends.triton; print('triton' in sys.modules)") == "False"
+
+
+def test_cpu_tensors_only_where_triton_interprets() -> None:
+    pytest.importorskip("triton")
+    code = "from npu_kernels.backends.triton import available; print(available('cpu'))"
+    assert _python(code, interpret=True) == "(True, '')"
+    assert "runs on cpu tensors only in a process started with TRITON_INTERPRET=1" in _python(code)
+
+
+def test_other_devices() -> None:
+    runs, reason = backend.available("mps")
+    assert not runs
+    assert reason == "runs on cuda tensors only (on cpu tensors with TRITON_INTERPRET=1)"
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert backend.available("cuda") == (False, "triton is not installed (`pip install triton`)")
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_broken_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise OSError("libtriton.so: cannot open shared object file")
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(backend, "_load", broken)
+    runs, reason = backend.available("cuda")
+    assert not runs
+    assert reason == "triton does not load: OSError: libtriton.so: cannot open shared object file"
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_no_driver_and_old_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert backend.available("cuda") == (False, "torch finds no CUDA device or no working driver")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    backend._device_problem.cache_clear()
+    assert backend.available("cuda")[1].endswith("is built without CUDA")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    backend._device_problem.cache_clear()
+    assert backend.available("cuda") == (False, "device 0 has compute capability 7.5, the kernels need 8.0")
+
+
+def test_reasons_reach_the_user() -> None:
+    runs, reason = dispatch.reasons("cuda")["triton"]
+    assert runs or reason
+
+
+def test_registration() -> None:
+    """The launchers become the operators' CUDA kernels. In a process of its own: it cannot be undone."""
+    pytest.importorskip("triton")
+    code = """
+import torch, npu_kernels
+from npu_kernels.backends import triton
+assert triton.register() is triton.register()
+print([torch._C._dispatch_has_kernel_for_dispatch_key(f"npu_kernels::{name}", "CUDA")
+       for name in ("npu_forward", "npu_backward", "nmu_forward", "nmu_backward")])
+"""
+    assert _python(code) == "[True, True, True, True]"

@@ -1,0 +1,159 @@
+"""Neural Power Unit, a layer: what only a GPU can show: graphs, streams, devices, huge tensors, real launches."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+import npu_kernels
+from npu_kernels import reference
+from npu_kernels.testing import RECORDS, relative_error
+from tests.kernels import backward, forward, outputs
+
+pytestmark = pytest.mark.gpu
+
+
+def _needs_memory(gigabytes: float) -> None:
+    free, _ = torch.cuda.mem_get_info()
+    if free < gigabytes * 2**30:
+        pytest.skip(f"needs {gigabytes} GiB of free GPU memory, there are {free / 2**30:.1f}")
+
+
+@pytest.mark.parametrize("num_models", [None, 8])
+@pytest.mark.parametrize("sizes", [(100, 6, 2), (256, 64, 48)])
+def test_training_step_in_a_graph(gpu: str, sizes: tuple[int, int, int], num_models: int | None) -> None:
+    """A captured step (forward, backward, optimiser) does what the uncaptured one does, bit by bit."""
+    rows, in_features, out_features = sizes
+    lead = [] if num_models is None else [num_models]
+    x = torch.rand(*lead, rows, in_features, device=gpu) - 0.5
+    target = torch.rand(*lead, rows, out_features, device=gpu)
+
+    def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        layer = npu_kernels.NPU(in_features, out_features, num_models=num_models, device=gpu)
+        return layer, torch.optim.SGD(layer.parameters(), lr=1e-3)
+
+    def step(layer: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = (layer(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    plain, captured = build(), build()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(*captured)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured_loss = step(*captured)
+    for _ in range(5):
+        graph.replay()
+    for _ in range(3 + 5):
+        loss = step(*plain)
+    torch.cuda.synchronize()
+    assert torch.equal(loss, captured_loss)
+    for one, two in zip(plain[0].parameters(), captured[0].parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", ["npu", "nmu"])
+def test_other_stream(name: str, gpu: str, kernels: ModuleType) -> None:
+    """Kernels run on the current stream: their input is made there, late."""
+    sample = RECORDS[name].sample(64, 6, 5, num_models=2, device=gpu)
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    expected = outputs(sample, kernels, grad_y)
+    copies = sample.map(torch.zeros_like)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)
+        for copy, source in zip(copies.leaves(), sample.leaves(), strict=True):
+            copy.copy_(source)
+        actual = [*forward(copies, kernels), *backward(copies, kernels, grad_y, 15)]
+    stream.synchronize()
+    for one, two in zip(actual, expected, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_other_device(gpu: str, kernels: ModuleType) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two devices, there is {torch.cuda.device_count()}")
+    for name in ("npu", "nmu"):
+        sample = RECORDS[name].sample(64, 6, 5, device="cuda:0")
+        other = sample.map(lambda t: t.to("cuda:1"))
+        grad_y = torch.randn_like(forward(sample, reference)[0])
+        actual = outputs(other, kernels, grad_y.to("cuda:1"))
+        assert {t.device.index for t in actual} == {1}
+        for one, two in zip(actual, outputs(sample, kernels, grad_y), strict=True):
+            assert torch.equal(one.to("cuda:0"), two)
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), [(2, 9), (17, 3), (3, 17)])
+def test_more_than_2_31_elements(in_features: int, out_features: int, gpu: str, kernels: ModuleType) -> None:
+    """Offsets beyond 32 bits: the last rows of outputs and input gradients are right, and so are the sums."""
+    _needs_memory(80)
+    rows = 2**31 // max(in_features, out_features) + 1000
+    x = torch.rand(rows, in_features, device=gpu).sub_(0.5)
+    weight_re, weight_im = torch.rand(2, out_features, in_features, device=gpu)
+    gate = torch.rand(in_features, device=gpu)
+    y, s = kernels.npu_forward(x, weight_re, weight_im, gate, 1e-7, True)
+    tail = slice(rows - 500, rows)
+    want = reference.npu_forward(x[tail], weight_re, weight_im, gate, 1e-7, True)
+    assert max(relative_error(y[tail], want[0]), relative_error(s[tail], want[1])) < 1e-5
+    grad_y = torch.zeros_like(y)
+    grad_y[tail] = 1  # only these rows count, so the sums are those of the tail
+    found = kernels.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, 1e-7, False, 15)
+    wanted = reference.npu_backward(grad_y[tail], x[tail], weight_re, weight_im, gate, *want, 1e-7, False, 15)
+    assert relative_error(found[0][tail], wanted[0]) < 1e-4
+    for grad, expected in zip(found[1:], wanted[1:], strict=True):
+        assert relative_error(grad, expected) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["npu", "nmu"])
+def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
+    """More models than a grid has rows in its second dimension."""
+    sample = RECORDS[name].sample(3, 4, 2, num_models=70000, dtype=torch.float32, device=gpu)
+    grad_y = torch.ones_like(forward(sample, reference)[0])
+    for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+        assert relative_error(actual[-100:], expected[-100:]) < 1e-3
+
+
+def test_launches_of_a_small_step(gpu: str) -> None:
+    """The profiler's count: at most four kernels of ours, and no copies, for forward and backward of a small layer."""
+    layer = npu_kernels.NPU(6, 2, device=gpu)
+    x = (torch.rand(100, 6, device=gpu) - 0.5).requires_grad_()
+    grad_y = torch.ones(100, 2, device=gpu)
+    layer(x).backward(grad_y)
+    for tensor in (x, *layer.parameters()):
+        tensor.grad = None
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        layer(x).backward(grad_y)
+        torch.cuda.synchronize()
+    launched = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert 0 < len(launched) <= 4, launched
+
+
+@pytest.mark.parametrize("sizes", [(4096, 256, 256), (4099, 257, 259)])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_large_layer(sizes: tuple[int, int, int], precision: str, gpu: str, kernels: ModuleType) -> None:
+    """The shipped configurations at full size, against float64: twice the eager error at `highest`."""
+    sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=gpu)
+    exact = sample.map(Tensor.double)
+    grad_y = torch.randn_like(forward(sample, reference)[0]) / sizes[0]
+    wanted = outputs(exact, reference, grad_y.double())
+    eager = outputs(sample, reference, grad_y)
+    torch.set_float32_matmul_precision(precision)
+    found, again = outputs(sample, kernels, grad_y), outputs(sample, kernels, grad_y)
+    torch.set_float32_matmul_precision("highest")
+    for one, two, plain, want in zip(found, again, eager, wanted, strict=True):
+        assert torch.equal(one, two)
+        error, eager_error = ((t.double() - want).norm() / want.norm() for t in (one, plain))
+        assert error <= {"highest": 2 * eager_error + 1e-7, "high": 1e-3, "medium": 1e-1}[precision]

@@ -1,0 +1,340 @@
+"""Neural Power Unit, a layer: the Triton kernels against the formulas, interpreted on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import functional, reference, use_backend
+from npu_kernels.testing import (
+    LAYOUTS,
+    RECORDS,
+    Sample,
+    error_bound,
+    fill_uninitialized_with_nan,
+    relative_error,
+    with_layout,
+)
+from tests.kernels import backward, errors, forward, outputs
+
+FUSED = ("npu", "nmu")
+# The NMU has one set of kernels for all sizes.
+both_routes = pytest.mark.parametrize(
+    ("name", "route"), [("npu", "small"), ("npu", "tiles"), ("nmu", "small")], indirect=["route"]
+)
+
+# Rows, inputs, outputs: around the tiles of the table's "narrow" and "medium" configurations.
+TILE_SIZES = ((1, 16, 1), (63, 17, 16), (65, 15, 33), (3, 33, 17))
+
+
+def _cheap_samples(name: str, dtype: torch.dtype, device: str) -> Iterator[Sample]:
+    """The record's samples without those whose loops are long in the interpreter."""
+    for sample in RECORDS[name].samples(dtype, device):
+        limit = 48 if name == "npu" else 20
+        if max(sample.x.shape[-1], next(iter(sample.tensors.values())).shape[-2]) <= limit:  # type: ignore[union-attr]
+            yield sample
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
+    """Every size, layout, number of models and optional tensor of the record. What is not written would be nan."""
+    for sample in _cheap_samples(name, torch.float64, device):
+        grad_y = torch.randn_like(forward(sample, reference)[0])
+        for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+            assert actual.is_contiguous()
+            assert relative_error(actual, expected) < 5e-14, sample.name
+
+
+@pytest.mark.parametrize("sizes", TILE_SIZES)
+@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
+def test_float64_parity_on_tiles(
+    sizes: tuple[int, int, int], num_models: int | None, shared: bool, device: str, kernels: ModuleType
+) -> None:
+    for without in ((), ("weight_im",), ("gate",)):
+        sample = RECORDS["npu"].sample(*sizes, num_models=num_models, shared=shared, without=without, device=device)
+        grad_y = torch.randn_like(forward(sample, reference)[0])
+        for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+            assert relative_error(actual, expected) < 5e-14, sample.name
+
+
+@both_routes
+def test_float32_error(name: str, route: str, device: str, kernels: ModuleType) -> None:
+    """At most twice the eager layer's error, both against float64."""
+    record = RECORDS[name]
+    for sizes in ((33, 5, 3), (100, 6, 2), (33, 15, 15))[: 3 if name == "npu" else 2]:
+        samples = [record.sample(*sizes, num_models=2, dtype=torch.float32, device=device, seed=s) for s in range(2)]
+        pooled = torch.tensor([errors(sample, kernels) for sample in samples]).square().mean(0).sqrt()
+        for which, (error, eager) in enumerate(pooled.tolist()):
+            assert error <= error_bound(eager, torch.float32), f"{samples[0].name}, output {which}"
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleType) -> None:
+    """An upstream gradient of any strides, stride 0 among them, gives the bits of a contiguous one."""
+    for sizes in ((9, 4, 3), (9, 17, 16)) if name == "npu" else ((9, 4, 3),):
+        sample = RECORDS[name].sample(*sizes, num_models=2, device=device)
+        grad_y = with_layout(torch.randn_like(forward(sample, reference)[0]), layout)
+        expected = backward(sample, kernels, grad_y.contiguous(), 15)
+        for grad, want in zip(backward(sample, kernels, grad_y, 15), expected, strict=True):
+            assert torch.equal(grad, want)
+
+
+@pytest.mark.parametrize(
+    ("name", "route", "shared"),
+    [("npu", "small", False), ("npu", "tiles", True), ("nmu", "small", True)],
+    indirect=["route"],
+)
+def test_needs(name: str, shared: bool, route: str, device: str, kernels: ModuleType) -> None:
+    """Every subset gives the bits of the full set, and empty tensors for the rest."""
+    sample = RECORDS[name].sample(17, 5, 3, num_models=2, shared=shared, device=device)
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    full = backward(sample, kernels, grad_y, 15)
+    for needs in range(1 << len(full)):
+        with fill_uninitialized_with_nan():
+            some = backward(sample, kernels, grad_y, needs)
+        for bit, (grad, want) in enumerate(zip(some, full, strict=True)):
+            assert torch.equal(grad, want) if needs >> bit & 1 else grad.shape == (0,)
+
+
+@both_routes
+def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: ModuleType) -> None:
+    """Rows split among programs and added up again: the same bits every time."""
+    from npu_kernels.backends.triton import tuning
+
+    splits = {"npu_small_backward": {"BLOCK_B": 16, "num_warps": 4, "programs": 10}}
+    splits["npu_backward_w"] = {"BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4}
+    splits["npu_backward_w"] |= {"num_stages": 1, "programs": 10}
+    splits["nmu_backward"] = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 4}
+    sample = RECORDS[name].sample(70, 5, 6, num_models=2, dtype=torch.float32, device=device)
+    exact = sample.map(Tensor.double)
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    with contextlib.ExitStack() as stack:
+        for kernel, config in splits.items():
+            stack.enter_context(tuning.use_config(kernel, config))
+        first, second = (outputs(sample, kernels, grad_y) for _ in range(2))
+    for one, two, want in zip(first, second, outputs(exact, reference, grad_y.double()), strict=True):
+        assert torch.equal(one, two)
+        assert relative_error(one, want) < 1e-5
+
+
+@both_routes
+def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: ModuleType) -> None:
+    for layout in ("contiguous", "expanded"):
+        sample = RECORDS[name].sample(9, 5, 3, num_models=2, layout=layout, device=device)
+        copies = [t.clone() for t in sample.leaves()]
+        grad_y = torch.randn_like(forward(sample, reference)[0])
+        grad_copy = grad_y.clone()
+        backward(sample, kernels, grad_y, 15)
+        assert all(torch.equal(t, copy) for t, copy in zip(sample.leaves(), copies, strict=True))
+        assert torch.equal(grad_y, grad_copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("inalu", "small")],
+    indirect=["route"],
+)
+@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
+def test_gradcheck(name: str, num_models: int | None, shared: bool, route: str, device: str) -> None:
+    """Through the public functions: first derivatives by the kernels, second by the formula on top of them."""
+    record = RECORDS[name]
+    for without in record.variants():
+        sample = record.sample(3, 3, 2, num_models=num_models, shared=shared, without=without, device=device)
+        sample = sample.requires_grad()
+
+        def call(*leaves: Tensor, sample: Sample = sample) -> Tensor:
+            rest = iter(leaves)
+            arguments = [None if t is None else next(rest) for t in (sample.x, *sample.tensors.values())]
+            return record.function(*arguments, **sample.options)
+
+        with use_backend("triton"):
+            torch.autograd.gradcheck(call, sample.leaves(), fast_mode=True)
+            if num_models is None and not without:
+                torch.autograd.gradgradcheck(call, sample.leaves(), fast_mode=True)
+
+
+def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> None:
+    sample = RECORDS["npu"].sample(9, 5, 3, device=device)
+    gate = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5], dtype=torch.float64, device=device)
+    sample = Sample(sample.name, sample.x, {**sample.tensors, "gate": gate})
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    for straight_through in (False, True):
+        found = backward(sample, kernels, grad_y, 8, straight_through)[3]
+        assert relative_error(found, backward(sample, reference, grad_y, 8, straight_through)[3]) < 1e-13
+        assert (found == 0).tolist() == ([False] * 5 if straight_through else [True, False, False, False, True])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@both_routes
+def test_half_precision_storage(name: str, dtype: torch.dtype, route: str, device: str, kernels: ModuleType) -> None:
+    """The launchers take half-precision tensors, compute in float32 and round once (the interpreter truncates)."""
+    sample = RECORDS[name].sample(33, 5, 3, num_models=2, dtype=dtype, device=device)
+    exact = sample.map(Tensor.double)
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    actual = outputs(sample, kernels, grad_y)
+    assert {t.dtype for t in actual} == {dtype}
+    for found, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
+        # y and s are rounded before the backward uses them
+        assert relative_error(found, want) < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 2), (4, 0, 2), (4, 3, 0), (0, 20, 17), (4, 20, 0)])
+@pytest.mark.parametrize("name", FUSED)
+def test_empty_tensors(name: str, sizes: tuple[int, int, int], device: str, kernels: ModuleType) -> None:
+    record, (b, i, o) = RECORDS[name], sizes
+    sample = record.sample(b, max(i, 1), o, num_models=2, device=device)
+    sample = sample if i else sample.map(lambda t: t[..., :0])
+    grad_y = torch.ones_like(forward(sample, reference)[0])
+    for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_negative_inputs_in_a_few_tiles(device: str, kernels: ModuleType) -> None:
+    """Tiles without a negative input skip the products with the mask; those with one must not."""
+    sample = RECORDS["npu"].sample(70, 40, 17, device=device)
+    sample.x.abs_()
+    sample.x[66, 3] *= -1
+    sample.x[5, 39] = -0.0
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+        assert relative_error(actual, expected) < 5e-14
+
+
+# ---- special values ------------------------------------------------------------------------------------------------
+
+SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gate", [None, 0.0, 0.5])
+@pytest.mark.parametrize("imaginary", [False, True])
+def test_special_input(dtype: torch.dtype, gate: float | None, imaginary: bool, route: str, device: str) -> None:
+    """Value and gradients of a row with one special input are the formula's."""
+
+    def tensor(values: list[list[float]]) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    x = tensor([[value, 0.7, -1.3] for value in SPECIAL])
+    weight_re = tensor([[0.5, 0.25, -0.5], [-0.3, 0.5, 0.75]])
+    weight_im = tensor([[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]]) if imaginary else None
+    gates = None if gate is None else torch.full((3,), gate, dtype=dtype, device=device)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    # Every row a model of its own, so that one bad row does not spoil the others' gradients.
+    n = len(SPECIAL)
+    tensors = [
+        t if t is None else t.expand(n, *t.shape).clone().requires_grad_() for t in (weight_re, weight_im, gates)
+    ]
+    leaves = [x.unsqueeze(1).requires_grad_(), *(t for t in tensors if t is not None)]
+    with use_backend("triton"):
+        actual = functional.npu(leaves[0], *tensors)  # type: ignore[arg-type]
+        grads = torch.autograd.grad(actual.sum(), leaves)
+    expected = reference.npu(leaves[0], *tensors)  # type: ignore[arg-type]
+    wanted = torch.autograd.grad(expected.sum(), leaves)
+    for row, value in enumerate(SPECIAL):
+        assert relative_error(actual[row], expected[row]) < tolerance, value
+        for grad, want in zip(grads, wanted, strict=True):
+            found = grad[row]
+            if expected[row].isinf().any():  # the formula's nan of 0 * inf may be inf, see functional.npu
+                found = torch.where(want[row].isnan() & found.isinf(), want[row], found)
+            assert relative_error(found, want[row]) < tolerance, value
+
+
+@pytest.mark.parametrize("passes", [6, 3, 1])
+def test_infinite_input_in_split_products(passes: int, device: str, kernels: ModuleType) -> None:
+    """Sums of planes of an infinity would be nan everywhere; the forward gives what the formula gives."""
+    from npu_kernels.backends.triton import tuning
+
+    x = torch.rand(len(SPECIAL), 20, device=device) + 0.5
+    x[:, 3] = torch.tensor(SPECIAL)
+    weight_re, weight_im = torch.rand(2, 17, 20, device=device) / 8 + 0.03125
+    weight_re[1] *= -1
+    config = {"BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": passes, "num_warps": 4, "num_stages": 2}
+    with tuning.use_config("npu_forward", config):
+        for w_im in (None, weight_im):
+            y, s = kernels.npu_forward(x, weight_re, w_im, None, 1e-7, True)
+            want_y, want_s = reference.npu_forward(x, weight_re, w_im, None, 1e-7, True)
+            tolerance = {6: 1e-5, 3: 1e-2, 1: math.inf}[passes]
+            for row in range(len(SPECIAL)):
+                for found, want in ((y, want_y), (s, want_s)):
+                    error = relative_error(found[row], want[row])
+                    assert error < tolerance or (passes == 1 and error < 10), (SPECIAL[row], error)
+
+
+def test_extreme_products(device: str, kernels: ModuleType) -> None:
+    """exp saturates to inf and 0, and subnormal results are rounded, not flushed."""
+    x = torch.full((1, 1), 2.0, device=device)
+    exponents = torch.tensor([127.5, 128.0, 200.0, 1e4, -126.0, -140.0, -149.0, -151.0, -1e4], device=device)[:, None]
+    y, _ = kernels.npu_forward(x, exponents, None, None, 1e-30, False)
+    want = torch.pow(2.0, exponents.double()).float().T
+    finite = want.isfinite()
+    assert torch.equal(y.isfinite(), finite)
+    torch.testing.assert_close(y[finite], want[finite], rtol=2e-5, atol=3e-45)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleType) -> None:
+    """No, one and several zero factors; products of all that underflow or overflow while those of the others do not."""
+    tiny, huge = (1e-30, 1e30) if dtype == torch.float32 else (1e-200, 1e200)
+    rows = [
+        [0.0, 2.0, 3.0, 0.5],
+        [0.0, 0.0, 3.0, 0.5],
+        [tiny, tiny, 2.0, huge],
+        [huge, huge, 2.0, tiny],
+        [-0.0, tiny, tiny, tiny],
+        [1e-45, huge, 2.0, 3.0],
+        [1.0, 1.0, 1.0, 1.0],
+    ]
+    x = torch.tensor(rows, dtype=dtype, device=device)
+    weight = torch.ones(1, 4, dtype=dtype, device=device)
+    grad_y = torch.ones(len(rows), 1, dtype=dtype, device=device)
+    assert torch.equal(kernels.nmu_forward(x, weight), reference.nmu_forward(x, weight))
+    found = kernels.nmu_backward(grad_y, x, weight, 1)[0]
+    eps, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
+    for row, factors in enumerate(x.tolist()):
+        for i, value in enumerate(found[row].tolist()):
+            others = math.prod(Fraction(f) for j, f in enumerate(factors) if j != i)
+            if others > Fraction(torch.finfo(dtype).max):
+                assert value == math.inf
+            else:
+                assert math.isclose(value, float(others), rel_tol=8 * eps, abs_tol=eps * smallest), (row, i)
+
+
+def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:
+    """Gradients that a factor enters that is not finite are not finite; the other rows are right."""
+    x = torch.tensor([[math.inf, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, math.nan, 3.0]], device=device)
+    grad_x, _ = kernels.nmu_backward(torch.ones(3, 1, device=device), x, torch.ones(1, 3, device=device), 1)
+    assert grad_x.isfinite().tolist() == [[False] * 3, [True] * 3, [False] * 3]
+    assert grad_x[1].tolist() == [6.0, 3.0, 2.0]
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_bad_operands(device: str, kernels: ModuleType) -> None:
+    """Kernels compute addresses from sizes: what does not fit must not reach them."""
+    x, w = torch.ones(4, 3, device=device), torch.ones(2, 3, device=device)
+    with pytest.raises(ValueError, match=r"^npu_forward: x must have shape .+, got x \(4, 3\) and weight \(2, 5\)$"):
+        kernels.npu_forward(x, torch.ones(2, 5, device=device), None, None, 1e-7, True)
+    with pytest.raises(ValueError, match=r"^npu_forward: gate must have shape \(3,\), got shape \(2,\)$"):
+        kernels.npu_forward(x, w, None, torch.ones(2, device=device), 1e-7, True)
+    with pytest.raises(TypeError, match=r"^npu_forward: weight_re must have the dtype of x, .+, got torch.float64$"):
+        kernels.npu_forward(x, w.double(), None, None, 1e-7, True)
+    with pytest.raises(
+        ValueError, match=r"^nmu_forward: at most 16777215 inputs and outputs, got weight \(1, 16777216\)$"
+    ):
+        kernels.nmu_forward(x, x[:1, :1].expand(1, 2**24))
+    with pytest.raises(TypeError, match=r"x must be float16, bfloat16, float32 or float64, got torch.int64"):
+        kernels.nmu_forward(x.long(), w.long())
+    y = torch.ones(4, 2, device=device)
+    with pytest.raises(ValueError, match=r"^npu_backward: s must have shape \(4, 2\), got shape \(0,\)$"):
+        kernels.npu_backward(y, x, w, None, None, y, y.new_empty(0), 1e-7, False, 15)
+    with pytest.raises(ValueError, match=r"^nmu_backward: grad_y must have shape \(4, 2\), got shape \(2, 4\)$"):
+        kernels.nmu_backward(y.T, x, w, 3)

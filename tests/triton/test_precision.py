@@ -1,0 +1,168 @@
+"""Neural Power Unit, a layer: the arithmetic inside the Triton kernels: schemes of products, exp, sine and cosine."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import reference
+from npu_kernels.testing import RECORDS, error_bound
+from tests.kernels import errors
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+from npu_kernels.backends.triton import tuning  # noqa: E402
+from npu_kernels.backends.triton.device_math import exp_accurate, sincos, split  # noqa: E402
+
+
+@triton.jit
+def _functions(v_ptr, exp_ptr, sin_ptr, cos_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(v_ptr + offs)
+    tl.store(exp_ptr + offs, exp_accurate(v))
+    sin_v, cos_v = sincos(v)
+    tl.store(sin_ptr + offs, sin_v)
+    tl.store(cos_ptr + offs, cos_v)
+
+
+@triton.jit
+def _planes(v_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    hi, mid, lo = split(tl.load(v_ptr + offs), 6)
+    tl.store(out_ptr + offs, hi.to(tl.float32))
+    tl.store(out_ptr + n + offs, mid.to(tl.float32))
+    tl.store(out_ptr + 2 * n + offs, lo.to(tl.float32))
+
+
+def _evaluate(values: Tensor) -> list[Tensor]:
+    """exp, sin, cos of a float32 vector."""
+    block = 1024
+    padded = torch.cat([values, values.new_zeros(-len(values) % block)])
+    results = [torch.full_like(padded, float("nan")) for _ in range(3)]
+    _functions[(len(padded) // block,)](padded, *results, BLOCK=block)
+    return [result[: len(values)].double() for result in results]
+
+
+def _ulps(found: Tensor, exact: Tensor) -> float:
+    """The greatest error in units in the last place of float32."""
+    rounded = exact.float().abs()
+    ulp = torch.nextafter(rounded, torch.full_like(rounded, float("inf"))).double() - rounded.double()
+    return ((found - exact).abs() / ulp).max().item()
+
+
+def test_exp(device: str) -> None:
+    """At most 2 ulp, subnormal results included; saturates to 0 and inf."""
+    values = torch.cat([torch.linspace(-104, 88.7, 20000), torch.linspace(-1, 1, 2000)]).to(device)
+    assert _ulps(_evaluate(values)[0], values.double().exp()) <= 2
+    inf, nan = float("inf"), float("nan")
+    edges = torch.tensor([-1e30, -104.0, -0.0, 0.0, 88.8, 1e30, -inf, inf, nan], device=device)
+    expected = torch.tensor([0, 0, 1, 1, inf, inf, 0, inf, nan], dtype=torch.float64, device=device)
+    torch.testing.assert_close(_evaluate(edges)[0], expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("limit", [1.0, 100.0, 8192.0, 65536.0, 1e6, 2.0**28])
+def test_sine_and_cosine(limit: float, device: str) -> None:
+    """Absolute error below 1.2e-7 up to 2**28; relative error a few ulp also where they are nearly 0."""
+    generator = torch.Generator().manual_seed(0)
+    values = ((torch.rand(20000, generator=generator) * 2 - 1) * limit).to(device)
+    _, sin, cos = _evaluate(values)
+    assert (sin - values.double().sin()).abs().max() < 1.2e-7
+    assert (cos - values.double().cos()).abs().max() < 1.2e-7
+    if limit <= 100:
+        near = (torch.arange(-60, 61, device=device) * torch.pi / 2).float()
+        _, sin, cos = _evaluate(near)
+        assert max(_ulps(sin, near.double().sin()), _ulps(cos, near.double().cos())) <= 4
+
+
+def test_sine_and_cosine_of_anything(device: str) -> None:
+    """In [-1, 1] for every finite argument, nan for inf and nan, in a tile with others that stay right."""
+    values = torch.tensor([1e10, -1e20, 3.4e38, torch.inf, -torch.inf, torch.nan, 0.5, -0.0], device=device)
+    _, sin, cos = _evaluate(values)
+    for result in (sin, cos):
+        assert result[:3].abs().max() <= 1
+        assert result[3:6].isnan().all()
+    torch.testing.assert_close(sin[6:], values[6:].double().sin(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(cos[6:], values[6:].double().cos(), rtol=0, atol=1e-7)
+
+
+def test_planes_hold_every_bit(device: str) -> None:
+    """Three bfloat16 planes add up to the float32 value exactly, and each is a bfloat16 value."""
+    generator = torch.Generator().manual_seed(0)
+    n = 1024
+    values = torch.randn(n, generator=generator).mul_(torch.randn(n, generator=generator).mul_(9).exp()).to(device)
+    planes = values.new_full((3, n), float("nan"))
+    _planes[(1,)](values, planes, n, BLOCK=n)
+    assert torch.equal(planes, planes.bfloat16().float())
+    assert torch.equal(planes[0], values.bfloat16().float())  # rounded to nearest, ties to even
+    assert torch.equal(planes.double().sum(0), values.double())
+
+
+TILES: dict[str, dict[str, Any]] = {
+    "npu_forward": {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 32},
+    "npu_backward_x": {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 32},
+    "npu_backward_w": {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 32, "programs": 4},
+}
+
+
+@pytest.mark.parametrize(("passes", "bound"), [(0, None), (6, None), (3, 1e-4), (1, 6e-2)])
+def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleType) -> None:
+    """PASSES 0 and 6 are as accurate as float32: at most twice the eager error. 3 and 1 have their class of error."""
+    launch = {"PASSES": passes, "num_warps": 4, "num_stages": 2}
+    with (
+        tuning.use_config("npu_forward", TILES["npu_forward"] | launch),
+        tuning.use_config("npu_backward_x", TILES["npu_backward_x"] | launch),
+        tuning.use_config("npu_backward_w", TILES["npu_backward_w"] | launch),
+    ):
+        for without in ((), ("weight_im",)):
+            sample = RECORDS["npu"].sample(50, 90, 40, without=without, dtype=torch.float32, device=device)
+            for error, eager in errors(sample, kernels):
+                limit = error_bound(eager, torch.float32, 1.0) if bound is None else bound
+                assert error <= limit, f"kernel {error:.1e}, eager {eager:.1e}"
+                if bound is not None and eager:
+                    assert error > 2 * eager  # or the scheme is not what it says
+
+
+def test_precision_setting_is_obeyed(device: str, kernels: ModuleType) -> None:
+    """`torch.set_float32_matmul_precision` decides which products a large layer uses."""
+    x = torch.rand(1, device=device)
+    for kernel in tuning.PRODUCTS:
+        found = []
+        for precision in ("highest", "high", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            found.append(tuning.lookup(kernel, x, 4096, 256, 256, 1).options["PASSES"])
+            assert tuning.lookup(kernel, x.double(), 4096, 256, 256, 1).options["PASSES"] == 0
+        assert found[0] in (0, 6)
+        assert found[1:] == [3, 1]
+
+
+def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: ModuleType) -> None:
+    """The shipped configuration for large layers, run with few rows: long sums, several tiles, at `highest`."""
+    x = torch.rand(1, device=device)
+    configs = {name: tuning.lookup(name, x, 4096, 256, 256, 1) for name in tuning.PRODUCTS}
+    entries = {name: config.options | {"programs": config.programs} for name, config in configs.items()}
+    for entry in entries.values():
+        entry.pop("enable_fp_fusion")
+    for name in ("npu_forward", "npu_backward_x"):
+        entries[name].pop("programs")
+    sample = RECORDS["npu"].sample(65, 130, 68, dtype=torch.float32, device=device)
+    with (
+        tuning.use_config("npu_forward", entries["npu_forward"]),
+        tuning.use_config("npu_backward_x", entries["npu_backward_x"]),
+        tuning.use_config("npu_backward_w", entries["npu_backward_w"]),
+    ):
+        for error, eager in errors(sample, kernels):
+            assert error <= error_bound(eager, torch.float32, 1.0)
+
+
+def test_float64_constants(device: str, kernels: ModuleType) -> None:
+    """pi and eps - 1 enter float64 arithmetic as float64: one input, where a float32 constant would show."""
+    x = torch.full((1, 1), -1.0, dtype=torch.float64, device=device)
+    for weight in (x * -0.3, (x * -0.3).expand(20, 1)):
+        y, s = kernels.npu_forward(x, weight, None, None, 1e-3, True)
+        want = reference.npu_forward(x, weight, None, None, 1e-3, True)
+        torch.testing.assert_close((y, s), want, rtol=1e-14, atol=0)

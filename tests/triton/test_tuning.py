@@ -1,0 +1,159 @@
+"""Neural Power Unit, a layer: the tables of configurations, and how many launches a step takes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from npu_kernels.testing import RECORDS
+from tests.kernels import backward, forward
+
+pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget
+
+from npu_kernels.backends.triton import nmu, npu, npu_small, reduction, tuning
+
+KEY = re.compile(r"(\w+) (float16|bfloat16|float32|float64) (highest|high|medium|any) (\w+)( odd)?( i\d+ o\d+ k\d+)?")
+ARCHITECTURES = ("gfx942", "sm_100", "sm_80", "sm_90")
+BUCKETS = {"small": (100, 6, 2), "narrow": (100, 100, 1), "medium": (128, 100, 100), "large": (4096, 256, 256)}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tables_are_well_formed(architecture: str) -> None:
+    for key, entry in tuning.load_table()[architecture].items():
+        match = KEY.fullmatch(key)
+        assert match, key
+        assert match[1] in tuning.KERNELS
+        for name, value in entry.items():
+            known = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "PASSES", "num_warps", "num_stages", "programs")
+            assert name in known, key
+            if name.startswith("BLOCK") or name == "num_warps":
+                assert value & (value - 1) == 0, key
+        if match[1] in tuning.PRODUCTS:
+            # matrix units take tiles of at least 16
+            assert min(entry[name] for name in ("BLOCK_B", "BLOCK_O", "BLOCK_I")) >= 16, key
+            assert entry["PASSES"] in ((0,) if match[2] == "float64" else (0, 1, 3, 6)), key
+            if match[3] == "highest" or (match[3] == "any" and match[2] != "float64"):
+                assert entry["PASSES"] in (0, 6), f"{key}: not as accurate as float32"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_shape_has_a_configuration(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_architecture_of", lambda device: architecture)
+    tuning._find.cache_clear()
+    try:
+        for name, (b, i, o) in BUCKETS.items():
+            assert tuning.bucket(b, i, o, 1) == name
+        dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        shapes = itertools.product((1, 100, 10**6), (1, 15, 16, 17, 127, 128, 4096), (1, 16, 100, 512), (1, 100))
+        for (b, i, o, k), dtype in itertools.product(shapes, dtypes):
+            kernels = tuning.KERNELS[3:5] if tuning.is_small(i, o) else tuning.PRODUCTS
+            for kernel, precision in itertools.product((*kernels, *tuning.KERNELS[5:]), ("highest", "high", "medium")):
+                config = tuning._find(kernel, torch.device("cpu"), dtype, precision, b, i, o, k)
+                assert config.options["BLOCK_B"]
+                assert config.programs > 0 or kernel not in ("npu_backward_w", "npu_small_backward")
+    finally:
+        tuning._find.cache_clear()
+
+
+def test_architectures() -> None:
+    known = {80: "sm_80", 86: "sm_80", 89: "sm_80", 90: "sm_90", 100: "sm_100", 103: "sm_100", 120: "sm_80"}
+    for capability, name in known.items():
+        assert tuning.architecture(GPUTarget("cuda", capability, 32)) == name
+    assert tuning.architecture(GPUTarget("hip", "gfx950", 64)) == "gfx942"
+    with pytest.raises(RuntimeError, match=r"no configurations for compute capability 7.5, the least is 8.0"):
+        tuning.architecture(GPUTarget("cuda", 75, 32))
+
+
+def test_tables_are_saved_as_they_are_shipped(tmp_path: Path) -> None:
+    """Writing a table and reading it back changes nothing, not even the file."""
+    tables = tuning.load_table()
+    tuning.save_table(tables, tmp_path / "tables.json")
+    assert tuning.load_table(tmp_path / "tables.json") == tables
+    assert (tmp_path / "tables.json").read_text() == tuning.TABLES.read_text()
+
+
+def test_measured_entries_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = tuning.exact_key("npu_forward", torch.float32, "highest", (4000, 200, 256, 1))
+    assert key == "npu_forward float32 highest b4096 i256 o256 k1"
+    assert tuning.exact_key("npu_forward", torch.float64, "high", (1, 1, 1, 3)).split()[2:] == [
+        "any",
+        "b1",
+        "i1",
+        "o1",
+        "k4",
+    ]
+    entry = {"BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": 0, "num_warps": 1, "num_stages": 1}
+    table: dict[str, Any] = dict(tuning.load_table()["sm_90"])
+    monkeypatch.setattr(tuning, "tables_in_use", lambda: {"sm_90": table | {key: entry}})
+    monkeypatch.setattr(tuning, "_architecture_of", lambda device: "sm_90")
+    tuning._find.cache_clear()
+    try:
+        options = tuning._find("npu_forward", torch.device("cpu"), torch.float32, "highest", 4000, 200, 256, 1).options
+        assert options == entry | {"enable_fp_fusion": True}
+        other = tuning._find("npu_forward", torch.device("cpu"), torch.float32, "highest", 5000, 200, 256, 1).options
+        assert other["num_warps"] > 1
+    finally:
+        tuning._find.cache_clear()
+
+
+def test_candidates_keep_the_promised_accuracy() -> None:
+    for kernel in tuning.KERNELS:
+        for dtype in (torch.float32, torch.float64):
+            found = list(tuning.candidates(kernel, dtype, "highest", "large"))
+            assert len(found) > 3
+            allowed = {0} if dtype is torch.float64 else {0, 6}
+            assert {entry["PASSES"] for entry in found if "PASSES" in entry} <= allowed
+            assert all(("programs" in entry) == (kernel in ("npu_backward_w", "npu_small_backward")) for entry in found)
+
+
+def test_unknown_kernel() -> None:
+    with pytest.raises(ValueError, match=r"^use_config: kernel must be one of npu_forward, .+, got 'fast'$"):
+        tuning.use_config("fast", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "num_models", "shared", "most"),
+    [
+        ("npu", (100, 6, 2), None, False, 2),
+        ("npu", (100, 6, 2), 5, False, 2),
+        ("npu", (100, 6, 2), 5, True, 3),
+        ("npu", (50, 17, 16), None, False, 4),
+        ("npu", (20, 17, 16), 2, True, 4),
+        ("nmu", (20, 6, 2), None, False, 2),
+        ("nmu", (50, 6, 2), 2, True, 3),
+    ],
+)
+def test_launches_of_a_step(
+    name: str,
+    sizes: tuple[int, int, int],
+    num_models: int | None,
+    shared: bool,
+    most: int,
+    device: str,
+    kernels: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Forward and backward together: at most four, two for a small layer whose rows fit one program."""
+    launched = []
+    for module in (npu, npu_small, nmu, reduction):
+        for label, function in vars(module).items():
+            if label.endswith("_kernel"):
+                run = function.run
+
+                def counted(*args: Any, run: Any = run, label: str = label, **options: Any) -> Any:
+                    launched.append(label)
+                    return run(*args, **options)
+
+                monkeypatch.setattr(function, "run", counted)
+    sample = RECORDS[name].sample(*sizes, num_models=num_models, shared=shared, device=device)
+    grad_y = torch.ones_like(forward(sample, kernels)[0])
+    launched.clear()
+    backward(sample, kernels, grad_y, 15)  # runs the forward first
+    assert len(launched) <= most, launched
