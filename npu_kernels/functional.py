@@ -10,7 +10,8 @@ result is cast back. Under `torch.autocast` everything is computed in float32 an
 
 Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend that cannot run.
 
-Under `torch.func` transforms and forward-mode differentiation the eager formulas compute, so that every mode is right.
+Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model dimension; under the
+other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every mode is right.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels import dispatch, ops, reference
+from npu_kernels import dispatch, ops, reference, transforms
 from npu_kernels.autograd import NMUFunction, NPUFunction, eager_only
 from npu_kernels.dispatch import backend_for
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
@@ -179,9 +180,14 @@ def _npu(
     if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
         raise ValueError(f"npu: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}")
     backend = backend_for(x)
-    if backend == "reference" or eager_only():
+    if backend == "reference":
         return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
     kernels = _kernels(backend, x)
+    if eager_only():
+        if not transforms.fused(weight_re, weight_im, gate):
+            return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
+        straight_through = gate_gradient == STRAIGHT_THROUGH
+        return transforms.NPUTransformed.apply(x, weight_re, weight_im, gate, eps, straight_through, kernels)[0]
     if torch.is_grad_enabled() and (
         weight_re.requires_grad
         or x.requires_grad
@@ -194,9 +200,13 @@ def _npu(
 
 def _nmu(x: Tensor, weight: Tensor) -> Tensor:
     backend = backend_for(x)
-    if backend == "reference" or eager_only():
+    if backend == "reference":
         return reference.nmu(x, weight, clip=False)
     kernels = _kernels(backend, x)
+    if eager_only():
+        if not transforms.fused(weight):
+            return reference.nmu(x, weight, clip=False)
+        return transforms.NMUTransformed.apply(x, weight, kernels)
     if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
         return NMUFunction.apply(x, weight, kernels)
     return (kernels or ops).nmu_forward(x, weight)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from npu_kernels import NPU
 from npu_kernels.testing import RECORDS, Sample
@@ -82,3 +86,82 @@ def test_python_threads_share_a_module() -> None:
         for _ in range(5):
             for actual, want in zip(pool.map(step, inputs), expected, strict=True):
                 assert all(torch.equal(a, w) for a, w in zip(actual, want, strict=True))
+
+
+def test_set_num_threads_while_others_compute() -> None:
+    """The number of threads changes under running calls: the same bits."""
+    sample = RECORDS["npu"].sample(1500, 33, 35, dtype=torch.float32)
+    expected = _everything("npu", sample)
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            for threads in (1, 2, 4):
+                torch.set_num_threads(threads)
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for found in pool.map(lambda _: _everything("npu", sample), range(12)):
+                assert all(torch.equal(a, e) for a, e in zip(found, expected, strict=True))
+    finally:
+        stop.set()
+        changer.join()
+
+
+def _in_child(sample: Sample, connection: multiprocessing.connection.Connection) -> None:
+    torch.set_num_threads(1)  # torch asks for this in a child that forks from a process with threads
+    connection.send([t.numpy() for t in _everything("npu", sample)])
+    connection.close()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_fork_after_use() -> None:
+    """A child that forks from a process that has used the kernels on several threads."""
+    sample = RECORDS["npu"].sample(2000, 33, 35, dtype=torch.float32)
+    torch.set_num_threads(2)
+    expected = _everything("npu", sample)
+    context = multiprocessing.get_context("fork")
+    for _ in range(2):
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_in_child, args=(sample, sender))
+        child.start()
+        sender.close()
+        assert receiver.poll(60), "the child hangs"
+        found = receiver.recv()
+        child.join(60)
+        assert child.exitcode == 0
+        assert all(torch.equal(torch.from_numpy(a), e) for a, e in zip(found, expected, strict=True))
+
+
+class _Rows(Dataset[Tensor]):
+    """Rows that went through a layer, in the worker that loads them."""
+
+    def __init__(self, layer: NPU, x: Tensor) -> None:
+        self.layer, self.x = layer, x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Tensor:
+        with torch.no_grad():
+            return self.layer(self.x[index])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_loader_workers(method: str) -> None:
+    """A layer in a DataLoader's workers, and the main process training meanwhile."""
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"this system has no {method}")
+    layer, x = NPU(4, 3), torch.randn(24, 4)
+    with torch.no_grad():
+        expected = layer(x)
+    loader = DataLoader(_Rows(layer, x), batch_size=8, num_workers=2, multiprocessing_context=method)
+    found = []
+    for batch in loader:
+        found.append(batch)
+        layer(x).sum().backward()
+    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-6, atol=1e-7)

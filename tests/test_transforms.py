@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import NAU, NMU, NPU, autograd, functional, iNALU, reference, use_backend
@@ -130,13 +132,150 @@ def test_per_sample_gradients(name: str, backend: str) -> None:
         assert relative_error(actual, expected) < ROUNDING
 
 
-def test_vmap_over_stacked_modules(backend: str) -> None:
-    modules: Any = [NPU(3, 2, dtype=torch.float64) for _ in range(4)]
-    state, buffers = stack_module_state(modules)
-    x = torch.randn(5, 3, dtype=torch.float64)
-    together = vmap(lambda s, b: functional_call(modules[0], (s, b), x))(state, buffers)
-    for y, module in zip(together, modules, strict=True):
-        assert relative_error(y, module(x)) < ROUNDING
+class Count(TorchDispatchMode):
+    """How often each of our operators runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "npu_kernels":
+            self.calls[func.name().partition("::")[2]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _stacked(models: int, **options: Any) -> tuple[list[nn.Module], nn.Module, dict[str, Any]]:
+    modules: list[nn.Module] = []
+    for _ in range(models):
+        modules.append(nn.Sequential(NPU(3, 4, init_im=0.3, **options), NMU(4, 2, **options)))
+    state, _ = stack_module_state(modules)
+    return modules, modules[0], state
+
+
+def _square(module: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
+    return functional_call(module, state, x).square().sum()
+
+
+def _all_gradients(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    return grad(lambda *tensors: function(*tensors).square().sum(), argnums=(0, 1, 2, 3))
+
+
+ONE_CALL = {"npu_forward": 1, "nmu_forward": 1}
+ONE_STEP = {**ONE_CALL, "npu_backward": 1, "nmu_backward": 1}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
+    """Five modules, one call of each operator: forward, and with the gradient inside, outside and by plain autograd."""
+    modules, module, state = _stacked(5, dtype=torch.float64)
+    x = torch.randn(*(() if shared else (5,)), 7, 3, dtype=torch.float64)
+    dims = (0, None if shared else 0)
+    rows = [x] * 5 if shared else list(x)
+    expected = torch.stack([m(row) for m, row in zip(modules, rows, strict=True)])
+    losses = [m(row).square().sum() for m, row in zip(modules, rows, strict=True)]
+    slopes = [torch.autograd.grad(loss, list(m.parameters())) for loss, m in zip(losses, modules, strict=True)]
+    wanted = [torch.stack(slope) for slope in zip(*slopes, strict=True)]
+
+    def together(state: dict[str, Tensor]) -> Tensor:
+        return vmap(lambda s, r: functional_call(module, s, r), dims)(state, x)
+
+    frozen = {name: value.detach() for name, value in state.items()}
+    found: dict[str, tuple[Counter[str], Any]] = {}
+    with Count() as count:
+        y = together(frozen)
+    assert relative_error(y, expected) < ROUNDING
+    found["forward"] = (count.calls, None)
+    with Count() as count:
+        inside = vmap(grad(lambda s, r: _square(module, s, r)), dims)(frozen, x)
+    found["inside"] = (count.calls, inside)
+    with Count() as count:
+        outside = grad(lambda s: together(s).square().sum())(frozen)
+    found["outside"] = (count.calls, outside)
+    with Count() as count:
+        together(state).square().sum().backward()
+    found["autograd"] = (count.calls, {name: value.grad for name, value in state.items()})
+    for where, (calls, grads) in found.items():
+        if backend == "cpu":
+            assert calls == (ONE_CALL if where == "forward" else ONE_STEP), where
+        for actual, want in zip((grads or {}).values(), wanted, strict=grads is not None):
+            assert relative_error(actual, want) < ROUNDING, where
+
+
+@needs_library
+def test_vmap_over_anything_is_one_call() -> None:
+    """Rows alone, only one weight, other dimensions than the first, modules that have models, two levels."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+
+    x, re, im, gate = draw(6, 3), draw(2, 3), draw(2, 3), draw(3)
+    cases: list[tuple[Any, Any, tuple[Tensor, ...]]] = [
+        ((0, None, None, None), None, (draw(5, 6, 3), re, im, gate)),
+        ((1, None, None, None), None, (draw(6, 5, 3), re, im, gate)),
+        ((None, None, 2, None), None, (x, re, draw(2, 3, 5), gate)),
+        ((None, 1, None, 1), None, (x, draw(2, 5, 3), im, draw(3, 5))),
+        ((None, None, None, 0), None, (x, re, im, draw(5, 3))),
+        ((0, None, None, None), None, (draw(5, 3), re, im, gate)),  # single rows
+        ((0, None, None, None), None, (draw(5, 4, 6, 3), draw(4, 2, 3), draw(4, 2, 3), draw(4, 3))),
+        ((0, None, None, None), None, (draw(5, 6, 3), draw(4, 2, 3), draw(4, 2, 3), draw(4, 3))),  # shared by models
+        ((None, 0, 0, 0), None, (x, draw(5, 4, 2, 3), draw(5, 4, 2, 3), draw(5, 4, 3))),
+        ((0, 0, 0, 0), None, (draw(5, 6, 3), draw(5, 4, 2, 3), draw(5, 4, 2, 3), draw(5, 4, 3))),
+        ((None, 0, 0, 0), None, (draw(4, 6, 3), draw(5, 4, 2, 3), draw(5, 4, 2, 3), draw(5, 4, 3))),
+        ((0, None, None, None), (None, 0, 0, 0), (draw(7, 6, 3), draw(5, 2, 3), draw(5, 2, 3), draw(5, 3))),
+        ((None, 0, None, 0), (0, None, 0, None), (draw(7, 6, 3), draw(5, 2, 3), draw(7, 2, 3), draw(5, 3))),
+    ]
+    for outer, inner, tensors in cases:
+
+        def mapped(
+            function: Callable[..., Any], outer: Any = outer, inner: Any = inner, tensors: tuple[Tensor, ...] = tensors
+        ) -> Any:
+            return vmap(function if inner is None else vmap(function, inner), outer)(*tensors)
+
+        transformations: tuple[Any, ...] = (lambda f: f, _all_gradients)
+        for transform in transformations:
+            with Count() as count:
+                actual = mapped(transform(functional.npu))
+            expected = mapped(transform(reference.npu))
+            gradient, weights = isinstance(actual, tuple), any(d is not None for d in (*outer[1:], *(inner or ())[1:]))
+            assert count.calls["npu_forward"] == (weights or not gradient)
+            assert count.calls["npu_backward"] == (weights and gradient)
+            for a, e in zip(*(v if isinstance(v, tuple) else (v,) for v in (actual, expected)), strict=True):
+                assert relative_error(a, e) < ROUNDING, (outer, inner)
+
+
+def test_second_derivative_over_stacked_modules(backend: str) -> None:
+    """By plain autograd through vmap, by grad of grad inside and outside."""
+    _, module, state = _stacked(3, dtype=torch.float64)
+    x = torch.rand(4, 3, dtype=torch.float64) + 0.3
+
+    def penalty(s: dict[str, Tensor]) -> Tensor:
+        slope = grad(lambda s: _square(module, s, x))(s)
+        return sum((v.square().sum() for v in slope.values()), x.new_zeros(()))
+
+    with use_backend("reference"):
+        expected = vmap(grad(penalty))({name: value.detach() for name, value in state.items()})
+    inside = vmap(grad(penalty))({name: value.detach() for name, value in state.items()})
+    outside = grad(lambda s: vmap(penalty)(s).sum())({name: value.detach() for name, value in state.items()})
+    y = vmap(lambda s: functional_call(module, s, x))(state).square().sum()
+    slopes = torch.autograd.grad(y, list(state.values()), create_graph=True)
+    plain = torch.autograd.grad(sum((s.square().sum() for s in slopes), x.new_zeros(())), list(state.values()))
+    for name, third in zip(state, plain, strict=True):
+        for actual in (inside[name], outside[name], third):
+            assert relative_error(actual, expected[name]) < ROUNDING
+
+
+def test_vmap_gradcheck(backend: str) -> None:
+    """Derivatives of a vmapped call against finite differences, in every mode that torch can check."""
+    arguments = tuple(a.requires_grad_() for a in _arguments("npu", rows=2))
+    stacked = (arguments[0], *(torch.stack([a, 0.7 * a + 0.1]).detach().requires_grad_() for a in arguments[1:]))
+
+    def function(*tensors: Tensor) -> Tensor:
+        return vmap(functional.npu, (None, 0, 0, 0))(*tensors)
+
+    assert torch.autograd.gradcheck(function, stacked, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(function, stacked)
 
 
 @fused

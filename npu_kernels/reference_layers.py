@@ -1,0 +1,127 @@
+"""Neural Power Unit, a layer: the eager modules, with the parameters of the fused ones, and the published layouts.
+
+Same names, arguments, checks and state dicts as `npu_kernels.layers`; the formulas of `npu_kernels.reference` compute,
+on any device. `PublishedNPU` has the parameters of published code, for weights that go back there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import functional, layers, reference
+
+# layout -> its names of weight_re, weight_im and gate, and whether its weights are [I, O]
+LAYOUTS: dict[str, tuple[tuple[str, str, str], bool]] = {
+    "julia": (("Re", "Im", "g"), False),
+    "pytorch": (("W_real", "W_im", "g"), True),
+}
+
+
+def _power(layer: layers.npu._PowerUnit, x: Tensor) -> Tensor:
+    weights = {"weight_re": layer.weight_re}
+    if layer.weight_im is not None:
+        weights["weight_im"] = layer.weight_im
+    vectors = None if layer.gate is None else {"gate": (layer.gate, -1)}
+    options = {"eps": layer.eps, "gate_gradient": layer.gate_gradient}
+    return functional._call("npu", reference.npu, x, weights, vectors, **options)
+
+
+class NPU(layers.NPU):
+    """Neural Power Unit, a layer, eager: `npu_kernels.NPU` by `reference.npu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the fused layer."""
+        return _power(self, x)
+
+
+class RealNPU(layers.RealNPU):
+    """Real Neural Power Unit, a layer, eager: `npu_kernels.RealNPU` by `reference.npu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the fused layer."""
+        return _power(self, x)
+
+
+class NaiveNPU(layers.NaiveNPU):
+    """Naive Neural Power Unit, a layer, eager: `npu_kernels.NaiveNPU` by `reference.npu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the fused layer."""
+        return _power(self, x)
+
+
+class NMU(layers.NMU):
+    """Neural Multiplication Unit, a layer, eager: `npu_kernels.NMU` by `reference.nmu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the fused layer."""
+        return functional._call("nmu", reference.nmu, x, {"weight": self.weight}, clip=self.clip)
+
+
+class iNALU(layers.iNALU):
+    """Improved Neural Arithmetic Logic Unit, a layer, eager: `npu_kernels.iNALU` by `reference.inalu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the fused layer."""
+        names = ("weight_add", "mask_add", "weight_mul", "mask_mul", "gate_weight")
+        weights = {name: getattr(self, name) for name in names}
+        return functional._call("inalu", reference.inalu, x, weights, eps=self.eps, omega=self.omega)
+
+
+# Of these the fused modules are plain torch already.
+NAU, NAC, NALU = layers.NAU, layers.NAC, layers.NALU
+
+EAGER: dict[type[nn.Module], type[nn.Module]] = {
+    layers.NPU: NPU,
+    layers.RealNPU: RealNPU,
+    layers.NaiveNPU: NaiveNPU,
+    layers.NMU: NMU,
+    layers.iNALU: iNALU,
+}
+
+
+class PublishedNPU(nn.Module):
+    """Neural Power Unit, a layer, eager, with the parameters of published code (one model).
+
+    Args:
+        layout: "julia": ``Re, Im [O, I], g [I]``; "pytorch": ``W_real, W_im [I, O], g [I]``.
+        weight_re, weight_im, gate: ``[O, I]``, ``[O, I]`` or None (RealNPU), ``[I]`` or None (NaiveNPU).
+        eps: added to ``|x|``. The Julia package has the machine epsilon of the dtype (None), the PyTorch code that of
+            float32 in any dtype.
+        gate_gradient: "clip" or "straight_through" (the Julia package from 1.0.3).
+    """
+
+    def __init__(
+        self,
+        layout: str,
+        weight_re: nn.Parameter,
+        weight_im: nn.Parameter | None = None,
+        gate: nn.Parameter | None = None,
+        *,
+        eps: float | None = None,
+        gate_gradient: str = "clip",
+    ) -> None:
+        super().__init__()
+        if layout not in LAYOUTS:
+            raise ValueError(f"PublishedNPU: layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
+        self.layout, self.gate_gradient = layout, gate_gradient
+        self.eps = torch.finfo(torch.float32).eps if eps is None and layout == "pytorch" else eps
+        names, transposed = LAYOUTS[layout]
+        for name, tensor in zip(names, (weight_re, weight_im, gate), strict=True):
+            if tensor is not None and transposed and tensor.dim() == 2:
+                tensor = nn.Parameter(tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad)
+            if tensor is not None:
+                self.register_parameter(name, tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [..., I]`` to ``[..., O]``."""
+        names, transposed = LAYOUTS[self.layout]
+        weight_re: Tensor = getattr(self, names[0])
+        weight_im, gate = (getattr(self, name, None) for name in names[1:])
+        if transposed:
+            weight_re, weight_im = weight_re.t(), None if weight_im is None else weight_im.t()
+        return reference.npu(x, weight_re, weight_im, gate, eps=self.eps, gate_gradient=self.gate_gradient)
+
+    def extra_repr(self) -> str:
+        return f"layout={self.layout!r}, eps={self.eps}"

@@ -1,0 +1,104 @@
+"""Neural Power Unit, a layer: ``python -m npu_kernels.certify`` and the table in the documentation made from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from npu_kernels import certify, ops
+from npu_kernels.backends import cpu
+from tests.building import ROOT, run_python
+from tests.conftest import needs_library
+
+TABLE = ROOT / "docs" / "compatibility.md"
+# These take seconds, and tests of their own measure the same.
+SLOW = ("torch.compile", "torch.export", "ONNX", "two processes", "double backward", "all sizes")
+
+
+@needs_library
+def test_quick_checks_pass() -> None:
+    titles = [title for title in certify.CHECKS if not title.startswith(SLOW)]
+    column = certify.Column("cpu", isa=cpu.isa())
+    before = cpu.isa()
+    results = certify.certify(titles, [column])
+    assert [result.check for result in results] == titles
+    assert [(r.check, r.detail) for r in results if r.status != "ok"] == []
+    assert cpu.isa() == before
+
+
+def test_all_of_the_table_is_measured() -> None:
+    """The documentation has every check, a measured cell for each, and nothing that failed."""
+    rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+    head, _, *body = cells
+    assert [row[0] for row in body] == list(certify.CHECKS)
+    assert "reference on cpu" in head
+    assert any(name.startswith("cpu ") for name in head)
+    for row in body:
+        assert len(row) == len(head)
+        assert all(cell and "FAIL" not in cell and not cell.startswith("n/a") for cell in row), row
+    assert "\nMeasured with npu_kernels " in TABLE.read_text()
+    assert TABLE.read_text().endswith(certify.NOTES)
+
+
+def test_a_failure_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A backward that is wrong by one part in a thousand: exit status 1, and the report says where."""
+    right = ops.npu_backward
+
+    def wrong(*arguments: object) -> tuple[torch.Tensor, ...]:
+        first, second, *rest = right(*arguments)
+        return first, 1.001 * second, *rest
+
+    arguments = [
+        "--json",
+        str(tmp_path / "c.json"),
+        "--markdown",
+        str(tmp_path / "c.md"),
+        "--only",
+        "gradcheck, batched",
+    ]
+    arguments += ["--column", "cpu " if cpu.available()[0] else "reference"]
+    assert certify.main(arguments) == 0
+    report = json.loads((tmp_path / "c.json").read_text())
+    assert report["passed"]
+    assert report["versions"]["torch"] == torch.__version__
+    assert len(report["results"]) == len([c for c in certify.columns() if c.name.startswith(arguments[-1])])
+    if cpu.available()[0]:
+        monkeypatch.setattr(ops, "npu_backward", wrong)
+        assert certify.main(arguments) == 1
+        assert not json.loads((tmp_path / "c.json").read_text())["passed"]
+        assert "**FAIL** GradcheckError" in (tmp_path / "c.md").read_text()
+        assert "failed" in capsys.readouterr().out
+
+
+def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    result = certify.run("torch.compile, inductor: the same", certify.Column("reference"))
+    assert (result.status, result.detail) == ("n/a", "no C++ compiler")
+    assert "n/a: no C++ compiler" in certify.markdown([result], {"torch": "x"})
+    with pytest.raises(SystemExit):
+        certify.main(["--only", "no such check"])
+
+
+def test_command(tmp_path: Path) -> None:
+    """As a user calls it; no warnings, no path of this machine in the report."""
+    child = run_python(
+        "-m",
+        "npu_kernels.certify",
+        "--only",
+        "empty",
+        "--column",
+        "reference",
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert child.returncode == 0, child.stderr
+    assert "1 cells, 0 failed" in child.stdout
+    assert not child.stderr
+    for name in ("npu_kernels_certificate.json", "npu_kernels_certificate.md"):
+        assert str(ROOT) not in (tmp_path / name).read_text()
