@@ -21,8 +21,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
+# Two processes: Triton decides when it is imported whether it interprets, and then compiles nothing.
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --ignore tests/triton $(ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/triton $(ARGS)
 
 lint: install $(VENV)/.lint
 	$(BIN)/ruff check .

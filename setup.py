@@ -57,6 +57,11 @@ def need(*candidates: str, what: str, command: str) -> str:
 
 
 class BuildKernels(build_ext):
+    def copy_extensions_to_source(self) -> None:
+        # An editable install copies the library into the tree, where git keeps no empty folder for it.
+        (ROOT / "npu_kernels" / "lib").mkdir(exist_ok=True)
+        super().copy_extensions_to_source()
+
     def get_ext_filename(self, fullname: str) -> str:
         # A plain library that torch loads, no Python module: its name carries no interpreter.
         return os.path.join(*fullname.split(".")) + ".so"

@@ -691,7 +691,7 @@ def _rank(rank: int, port: int, where: list[Column], folder: str) -> None:
             failures[column.name] = str(error).strip()
     Path(folder, f"{rank}.json").write_text(json.dumps(failures))
     dist.barrier()
-    # torch aborts now and then when gloo's threads end with the process, with plain DTensors too; nothing is left to do.
+    # torch aborts now and then when gloo's threads end with the process, with plain DTensors too; all is done here.
     os._exit(0)
 
 

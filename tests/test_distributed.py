@@ -43,7 +43,7 @@ def _child(rank: int, ranks: int, port: int, checks: tuple[Callable[[int, int], 
         torch.manual_seed(0)  # the same numbers on every rank
         check(rank, ranks)
     dist.barrier()
-    # torch aborts now and then when gloo's threads end with the process, with plain DTensors too; nothing is left to do.
+    # torch aborts now and then when gloo's threads end with the process, with plain DTensors too; all is done here.
     os._exit(0)
 
 
