@@ -341,6 +341,21 @@ def test_readme_block_is_replaced_and_nothing_else(tmp_path):
         assert text.count("| layer |") == 1
 
 
+def test_the_short_table_keeps_every_row_that_we_lose():
+    rows = [
+        {**made_up("eager", ratio), "layer": layer, "signs": signs, "threads": threads}
+        for layer, signs, threads, ratio in (
+            ("npu", "random", 2, 3.0),
+            ("npu", "random", 1, 3.0),
+            ("realnpu", "random", 2, 3.0),
+            ("npu", "positive", 1, 0.9),
+        )
+    ]
+    assert report.brief(rows) == [rows[0], rows[3]]
+    yardstick = {**rows[1], "rival": "linear", "ratio": 0.5}
+    assert report.brief([*rows, yardstick]) == [rows[0], rows[3]]
+
+
 @pytest.mark.parametrize("text", ["", f"{report.END} {report.BEGIN}", f"{report.BEGIN}{report.BEGIN}{report.END}"])
 def test_a_readme_without_markers_is_left_alone(text, tmp_path, capsys):
     file, readme = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "README.md"

@@ -2,7 +2,7 @@
 
 --markdown FILE   write the table there; without any option it is printed
 --picture FILE    time over size and ratio over size, PNG, SVG or PDF (needs matplotlib)
---readme FILE     replace what stands between the two throughput markers
+--readme FILE     a short table (`brief`) between the two throughput markers
 """
 
 from __future__ import annotations
@@ -139,6 +139,18 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def brief(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a short table: one layer, random signs, the most threads; and every case in which a rival was faster."""
+    threads = max((row["threads"] for row in rows), default=0)
+
+    def case(row: Row) -> tuple[Any, ...]:
+        return tuple(row[key] for key in ("layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads"))
+
+    lost = {case(row) for row in rows if row["ratio"] < 1 and row["rival"] not in YARDSTICKS}
+    usual = {case(row) for row in rows if (row["layer"], row["signs"], row["threads"]) == ("npu", "random", threads)}
+    return [row for row in rows if case(row) in lost | usual]
+
+
 def replace_block(text: str, block: str) -> str:
     """The text with the block between the markers; ReportError unless each stands there once, in order."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
@@ -206,7 +218,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw time and ratio over size")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help=f"replace what stands between {BEGIN} and {END}")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help=f"put a short table between {BEGIN} and {END}")
     return parser.parse_args(argv)
 
 
@@ -219,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.readme:
             old = options.readme.read_text()
             try:
-                options.readme.write_text(replace_block(old, text))
+                options.readme.write_text(replace_block(old, markdown(brief(rows))))
             except ReportError as error:
                 raise ReportError(f"{options.readme} {error}") from None
         if options.markdown:
