@@ -140,7 +140,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def brief(rows: Sequence[Row]) -> list[Row]:
-    """The rows of a short table: one layer, random signs, the most threads; and every case in which a rival was faster."""
+    """A short table: one layer, random signs, the most threads; and every case in which a rival was faster."""
     threads = max((row["threads"] for row in rows), default=0)
 
     def case(row: Row) -> tuple[Any, ...]:
