@@ -19,8 +19,8 @@ constexpr int kSumVectors = 1, kComplexOuts = 3, kRealOuts = 6;
 template <bool complex>
 constexpr int kSumOuts = complex ? kComplexOuts : kRealOuts;
 
-// Rows that the weight sums of one tile run over before they are stored: more of them store less often, fewer stay closer
-// (measured: 240). A multiple of every group size in simd.h.
+// Rows that the weight sums of one tile run over before they are stored: more of them store less often, fewer stay
+// closer (measured: 240). A multiple of every group size in simd.h.
 constexpr int64_t kSumRows = 240;
 
 // From so many inputs on, mask products are looked up: the signs of a group of rows select one of all partial sums of
