@@ -1,0 +1,59 @@
+"""Neural Power Unit, a layer: weights as simple fractions. Needs torch only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Above this a float64 is whole by itself, and its product with a denominator is not exact.
+_WHOLE = 2.0**45
+
+
+def check_max_denominator(function: str, value: object) -> int:
+    """The value, a positive int; raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{function}: max_denominator must be an integer of at least 1, got {value!r}")
+    return value
+
+
+@torch.no_grad()
+def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Tensor]:
+    """The nearest fraction of every weight, in lowest terms: ``(numerator, denominator)``, whole numbers in float64.
+
+    Of two fractions that are equally near, the one with the smaller denominator. inf and nan keep their value, over 1.
+
+    Args:
+        weights: a tensor of any shape, floating-point.
+        max_denominator: the greatest denominator, 1 for whole numbers.
+
+    Raises TypeError for weights that are no floating-point tensor, ValueError for a denominator below 1.
+
+        >>> as_fraction(torch.tensor([0.3334, -0.5, 2.0]), 3)
+        (tensor([ 1., -1.,  2.], dtype=torch.float64), tensor([3., 2., 1.], dtype=torch.float64))
+    """
+    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+        got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
+        raise TypeError(f"as_fraction: weights must be a floating-point tensor, got {got}")
+    check_max_denominator("as_fraction", max_denominator)
+    exact = weights.detach().double()
+    numerator, denominator = exact.round(), torch.ones_like(exact)
+    error = (exact - numerator).abs()
+    for q in range(2, max_denominator + 1):  # a smaller denominator is tried first, so the result is in lowest terms
+        p = (exact * q).round()
+        off = (exact - p / q).abs()
+        better = (off < error) & (exact.abs() < _WHOLE)
+        numerator, error = torch.where(better, p, numerator), torch.where(better, off, error)
+        denominator = denominator.masked_fill(better, q)
+    return numerator + 0.0, denominator  # no -0
+
+
+def nearest_fraction(weights: Tensor, max_denominator: int = 12) -> Tensor:
+    """Every weight replaced by the nearest fraction with at most this denominator, as a new tensor without gradient.
+
+    The same shape, dtype and device; arguments and errors as `as_fraction`.
+
+        >>> nearest_fraction(torch.tensor([0.3334, -0.499, 1.98]), 2)
+        tensor([ 0.5000, -0.5000,  2.0000])
+    """
+    numerator, denominator = as_fraction(weights, max_denominator)
+    return (numerator / denominator).to(weights.dtype)
