@@ -7,7 +7,7 @@ The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an acce
 
 from importlib.metadata import PackageNotFoundError, version
 
-from npu_kernels import formula, functional, interop, reference, trace, training
+from npu_kernels import formula, functional, interop, ode, reference, trace, training
 from npu_kernels.dispatch import backend_for, use_backend
 from npu_kernels.layers import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 
@@ -30,6 +30,7 @@ __all__ = [
     "functional",
     "iNALU",
     "interop",
+    "ode",
     "reference",
     "trace",
     "training",

@@ -1,0 +1,16 @@
+"""Neural Power Unit, a layer, in a time loop: neural ODEs ``u' = NAU(NPU(u))``, K of them in one call.
+
+rollout          the trajectory of a Sequential of a power layer and a NAU, and its exact discrete adjoint
+integrate        the same for weights that are no modules
+interpolate      a trajectory at any times, linear or by cubic Hermite polynomials
+first_nonfinite  where trajectories leave the finite numbers
+rollout_any      any other model, through torchdiffeq
+"""
+
+from npu_kernels.ode.checks import NonFiniteError, first_nonfinite
+from npu_kernels.ode.interpolation import interpolate
+from npu_kernels.ode.other import rollout_any
+from npu_kernels.ode.solver import integrate, rollout
+from npu_kernels.reference_ode import METHODS
+
+__all__ = ["METHODS", "NonFiniteError", "first_nonfinite", "integrate", "interpolate", "rollout", "rollout_any"]

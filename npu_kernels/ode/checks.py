@@ -1,0 +1,152 @@
+"""Neural Power Unit, a layer, in a time loop: what the arguments must be, and whether the result is finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels.layers import NAU
+from npu_kernels.layers.npu import _PowerUnit
+from npu_kernels.reference_ode import METHODS
+
+
+class NonFiniteError(FloatingPointError):
+    """A trajectory left the finite numbers. ``first``: `first_nonfinite` of all of them."""
+
+    def __init__(self, message: str, first: Tensor) -> None:
+        super().__init__(message)
+        self.first = first
+
+
+def check_choice(function: str, name: str, value: Any, choices: Sequence[str]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_grid(function: str, steps: Any, dt: Any) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
+        raise ValueError(f"{function}: steps must be a positive integer, got {steps!r}")
+    check_dt(function, dt)
+
+
+def check_dt(function: str, dt: Any) -> None:
+    if isinstance(dt, bool) or not isinstance(dt, Real) or not math.isfinite(dt) or dt == 0:
+        raise ValueError(f"{function}: dt must be a finite number other than 0, got {dt!r}")
+
+
+def check_options(function: str, steps: Any, dt: Any, method: Any, memory: Any, nonfinite: Any) -> None:
+    check_grid(function, steps, dt)
+    check_choice(function, "method", method, tuple(METHODS))
+    check_choice(function, "memory", memory, ("full", "checkpointed"))
+    check_choice(function, "nonfinite", nonfinite, ("raise", "keep"))
+
+
+def layers_of(model: Any) -> tuple[_PowerUnit, NAU]:
+    """The two layers of a model that the fused loop knows; TypeError or ValueError says what it is not."""
+    rule = "rollout: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU"
+    instead = "; ode.rollout_any runs any model, through torchdiffeq"
+    if not isinstance(model, nn.Sequential) or len(model) != 2:
+        what = type(model).__name__
+        if isinstance(model, nn.Sequential):
+            what += f"({', '.join(type(layer).__name__ for layer in model)})"
+        raise TypeError(f"{rule}, got {what}{instead}")
+    power, nau = model
+    for layer, base in ((power, _PowerUnit), (nau, NAU)):
+        if not isinstance(layer, base) or type(layer).forward is not base.forward:
+            found = ", ".join(type(part).__name__ for part in model)
+            raise TypeError(f"{rule} with their own forward, got Sequential({found}){instead}")
+    for part in (model, power, nau):
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            raise ValueError(
+                f"rollout: model must have no hooks, one call computes all of its steps; {type(part).__name__} has "
+                f"some{instead}"
+            )
+    if (nau.in_features, nau.out_features, nau.num_models) != (
+        power.out_features,
+        power.in_features,
+        power.num_models,
+    ):
+        raise ValueError(f"rollout: model must map D to h to D features for the same models, got {power} and {nau}")
+    return power, nau  # type: ignore[return-value]
+
+
+def check_tensors(function: str, u0: Any, weights: dict[str, Tensor | None]) -> None:
+    """Types, one dtype, one device, and the weights' shapes."""
+    present = {name: weight for name, weight in weights.items() if weight is not None}
+    for name, tensor in {"u0": u0, **present}.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{function}: {name} must be float32 or float64, got {tensor.dtype}")
+    for what, error in (("dtype", TypeError), ("device", ValueError)):
+        if any(getattr(tensor, what) != getattr(u0, what) for tensor in present.values()):
+            found = ", ".join(f"{name} {getattr(t, what)}" for name, t in {"u0": u0, **present}.items())
+            raise error(f"{function}: all tensors must have one {what}, got {found}")
+    shape = tuple(present["weight_re"].shape)
+    if len(shape) not in (2, 3):
+        raise ValueError(f"{function}: weight_re must have shape (h, D) or (num_models, h, D), got shape {shape}")
+    models, (h, d) = shape[:-2], shape[-2:]
+    expected = {"weight_im": shape, "gate": (*models, d), "weight": (*models, d, h)}
+    for name, want in expected.items():
+        if name in present and tuple(present[name].shape) != want:
+            raise ValueError(
+                f"{function}: {name} must have shape {want} beside weight_re of shape {shape}, "
+                f"got shape {tuple(present[name].shape)}"
+            )
+
+
+def starts(function: str, u0: Tensor, weight_re: Tensor) -> tuple[Tensor, bool]:
+    """u0 as ``[B, D]``, or ``[K, B, D]`` with models, and whether the caller's has a dimension of starts."""
+    d, found = weight_re.shape[-1], tuple(u0.shape)
+    if weight_re.dim() == 2:
+        if len(found) not in (1, 2) or found[-1] != d:
+            raise ValueError(f"{function}: u0 must have shape ({d},) or (starts, {d}), got shape {found}")
+        return (u0, True) if len(found) == 2 else (u0.unsqueeze(0), False)
+    k = weight_re.shape[0]
+    fits = len(found) in (1, 2, 3) and found[-1] == d
+    if not fits or (len(found) == 2 and found[0] != k) or (len(found) == 3 and found[0] not in (1, k)):
+        raise ValueError(
+            f"{function}: u0 must have shape ({d},), ({k}, {d}) (num_models, D), ({k}, starts, {d}) or (1, starts, {d})"
+            f" (shared by all models), got shape {found}"
+        )
+    if len(found) == 3:
+        return u0.expand(k, -1, -1), True
+    return u0.expand(k, d).unsqueeze(1), False
+
+
+def first_nonfinite(trajectory: Tensor) -> Tensor:
+    """The first step at which a trajectory ``[..., steps + 1, D]`` is inf or nan, ``[...]``; -1 where it is finite."""
+    if not isinstance(trajectory, Tensor) or trajectory.dim() < 2:
+        raise ValueError("first_nonfinite: trajectory must be a tensor of shape (..., steps + 1, D)")
+    bad = ~trajectory.detach().isfinite().all(-1)
+    return torch.where(bad.any(-1), bad.int().argmax(-1), -1)
+
+
+def raise_nonfinite(function: str, trajectory: Tensor, derivatives: Tensor | None, models: bool, many: bool) -> None:
+    """NonFiniteError with model and step unless all is finite.
+
+    What is not finite stays so: ``u + dt k`` of an inf or a nan is one again. So the last state tells of all of them.
+    """
+    last = trajectory.detach()[..., -1, :]
+    if derivatives is not None:
+        last = last + derivatives.detach()[..., -1, :]
+    if math.isfinite(last.sum().item()):  # may overflow where no state does: then the whole is looked at
+        return
+    whole = trajectory if derivatives is None else torch.cat([trajectory, derivatives], -1)
+    first = first_nonfinite(whole)
+    where = (first >= 0).nonzero()
+    if not len(where):
+        return
+    at = tuple(where[0].tolist())
+    names = [name for name, there in (("model", models), ("start", many)) if there]
+    who = " ".join(f"{name} {index}" for name, index in zip(names, at, strict=True)) or "the trajectory"
+    number = f", the first of {len(where)} of {first.numel()} trajectories" if first.numel() > 1 else ""
+    raise NonFiniteError(
+        f"{function}: {who} is not finite from step {int(first[at])} on{number}; nonfinite='keep' returns it as it is",
+        first,
+    )

@@ -1,0 +1,165 @@
+"""Neural Power Unit, a layer, in a time loop: check, choose, call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from npu_kernels import functional
+from npu_kernels.autograd import eager_only
+from npu_kernels.ode import checks
+from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
+from npu_kernels.reference_ode import METHODS, solve
+
+
+class _Options(NamedTuple):
+    tableau: tuple[float, ...]
+    steps: int
+    dt: float
+    eps: float
+    gate_gradient: str
+    clip: bool
+    memory: str
+    derivatives: bool
+
+
+def rollout(
+    model: nn.Module,
+    u0: Tensor,
+    *,
+    steps: int,
+    dt: float,
+    method: str = "euler",
+    memory: str = "full",
+    nonfinite: str = "raise",
+    derivatives: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The trajectory of ``u' = model(u)`` at times 0, dt, .. steps dt, by `steps` explicit steps.
+
+    Args:
+        model: an ``nn.Sequential`` of NPU, RealNPU or NaiveNPU (D to h) and NAU (h to D), with or without `num_models`.
+        u0: where to start. Without models ``[D]`` or B starts ``[B, D]``. With K models ``[D]`` (the same for all),
+            ``[K, D]`` (two dimensions are always one start per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B
+            starts for all).
+        steps, dt: how many steps of which size. dt may be negative; it gets no gradient.
+        method: "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or "rk4_38" (the 3/8 rule, which is what
+            torchdiffeq calls "rk4").
+        memory: what is kept for the backward pass beside the result: "full", the stages' layer outputs, or
+            "checkpointed", about sqrt(steps) states; the rest is computed again, to the same bits.
+        nonfinite: "raise" (`NonFiniteError` names model and step) or "keep": trajectories with inf and nan are
+            returned, and do not touch those of the other models and starts.
+        derivatives: return also ``model(u)`` at every state, for `interpolate`; gradients flow through it.
+
+    Returns:
+        The trajectory ``[(K,) (B,) steps + 1, D]``, or with `derivatives` a pair of such.
+
+    The gradient is that of these very steps (the discrete adjoint), for u0 and all parameters; higher derivatives are
+    right too.
+
+    Raises TypeError for a model that is not of this kind; `rollout_any` takes any.
+
+        >>> model = nn.Sequential(RealNPU(3, 9, num_models=20), NAU(9, 3, num_models=20))
+        >>> rollout(model, torch.tensor([1.0, 0.5, 0.1]), steps=200, dt=0.1, method="rk4").shape
+        torch.Size([20, 201, 3])
+    """
+    power, nau = checks.layers_of(model)
+    return integrate(
+        u0,
+        power.weight_re,
+        power.weight_im,
+        power.gate,
+        nau.weight,
+        steps=steps,
+        dt=dt,
+        method=method,
+        memory=memory,
+        nonfinite=nonfinite,
+        derivatives=derivatives,
+        eps=power.eps,
+        gate_gradient=power.gate_gradient,
+        clip=nau.clip,
+        _name="rollout",
+    )
+
+
+def integrate(
+    u0: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    *,
+    steps: int,
+    dt: float,
+    method: str = "euler",
+    memory: str = "full",
+    nonfinite: str = "raise",
+    derivatives: bool = False,
+    eps: float | None = None,
+    gate_gradient: str = CLIP,
+    clip: bool = True,
+    _name: str = "integrate",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`rollout` for weights: ``weight_re, weight_im [(K,) h, D]``, ``gate [(K,) D]``, the NAU's ``weight [(K,) D, h]``.
+
+    Without weight_im the RealNPU, without gate the NaiveNPU; eps, gate_gradient and clip as in the layers.
+    """
+    checks.check_options(_name, steps, dt, method, memory, nonfinite)
+    weights = {"weight_re": weight_re, "weight_im": weight_im, "gate": gate, "weight": weight}
+    checks.check_tensors(_name, u0, weights)
+    if eps is None:
+        eps = torch.finfo(u0.dtype).eps
+    else:
+        functional._check_positive(_name, "eps", eps, u0.dtype)
+    checks.check_choice(_name, "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
+    rows, many = checks.starts(_name, u0, weight_re)
+    if nonfinite == "raise" and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
+        raise RuntimeError(
+            f"{_name}: nonfinite='raise' has to look at the values, which torch.compile and torch.func cannot; "
+            "say nonfinite='keep'"
+        )
+
+    options = _Options(METHODS[method], int(steps), float(dt), eps, gate_gradient, clip, memory, derivatives)
+    trajectory, slopes = _eager(rows, weight_re, weight_im, gate, weight, options)
+    if not many:
+        trajectory = trajectory.squeeze(-3)
+        slopes = None if slopes is None else slopes.squeeze(-3)
+    if nonfinite == "raise":
+        checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, many)
+    return trajectory if slopes is None else (trajectory, slopes)
+
+
+def _eager(
+    u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor, options: _Options
+) -> tuple[Tensor, Tensor | None]:
+    """Step by step through the layers' functions: any device, any mode of differentiation."""
+
+    def f(u: Tensor) -> Tensor:
+        y = functional.npu(u, weight_re, weight_im, gate, eps=options.eps, gate_gradient=options.gate_gradient)
+        return functional.nau(y, weight, clip=options.clip)
+
+    with torch.autocast(u0.device.type, enabled=False):
+        save_memory = options.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
+        loop = _checkpointed if save_memory else solve
+        states, slopes = loop(f, u0, options.tableau, options.steps, options.dt, options.derivatives)
+        return torch.stack(states, -2), torch.stack(slopes, -2) if options.derivatives else None
+
+
+def _checkpointed(
+    f: Callable[[Tensor], Tensor], u0: Tensor, tableau: Sequence[float], steps: int, dt: float, last: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """`solve` in about sqrt(steps) segments, of which only the first states are kept."""
+    length = math.isqrt(steps - 1) + 1
+    states, slopes = [u0], []
+    for first in range(0, steps, length):
+        count = min(length, steps - first)
+        ends = first + count == steps
+        more, k = checkpoint(solve, f, states[-1], tableau, count, dt, last and ends, use_reentrant=False)
+        states += more[1:]
+        slopes += k
+    return states, slopes

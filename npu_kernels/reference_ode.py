@@ -1,0 +1,170 @@
+"""Neural Power Unit, a layer: the time loop ``u' = NAU(NPU(u))`` by explicit Runge-Kutta steps, in eager torch.
+
+The specification and the oracle of the fused loop, like `npu_kernels.reference` for the layers: `solve` is the plain
+loop over any f, differentiable to any order, and the functions at the end have the operators' signatures.
+
+A method is its tableau's lower triangle, row by row: row i has the i coefficients with which stages 1 .. i make the
+state of stage i + 1, the last row those that make the step. s stages are s (s + 1) / 2 numbers.
+
+    v_1 = u_n    k_i = f(v_i)    v_{i+1} = u_n + dt sum_{j <= i} a_ij k_j    u_{n+1} = u_n + dt sum_j b_j k_j
+
+Shapes: ``u [B, D]`` with weights without, ``[K, B, D]`` with weights with a model dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from npu_kernels import reference
+
+METHODS: dict[str, tuple[float, ...]] = {
+    "euler": (1.0,),
+    "midpoint": (1 / 2, 0.0, 1.0),
+    "rk4": (1 / 2, 0.0, 1 / 2, 0.0, 0.0, 1.0, 1 / 6, 1 / 3, 1 / 3, 1 / 6),
+    "rk4_38": (1 / 3, -1 / 3, 1.0, 1.0, -1.0, 1.0, 1 / 8, 3 / 8, 3 / 8, 1 / 8),
+}
+
+
+def rows(tableau: Sequence[float]) -> list[Sequence[float]]:
+    """The triangle's rows: one per stage, the last one the step's."""
+    found: list[Sequence[float]] = []
+    at = 0
+    while at < len(tableau):
+        found.append(tableau[at : at + len(found) + 1])
+        at += len(found)
+    return found
+
+
+def _advance(u: Tensor, dt: float, row: Sequence[float], k: Sequence[Tensor]) -> Tensor:
+    for coefficient, slope in zip(row, k, strict=True):
+        if coefficient != 0:
+            u = u + (dt * coefficient) * slope
+    return u
+
+
+def _stages(
+    f: Callable[[Tensor], Tensor], u: Tensor, dt: float, triangle: Sequence[Sequence[float]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The states and slopes of a step's stages."""
+    v, k = [u], [f(u)]
+    for row in triangle[:-1]:
+        v.append(_advance(u, dt, row, k))
+        k.append(f(v[-1]))
+    return v, k
+
+
+def solve(
+    f: Callable[[Tensor], Tensor], u0: Tensor, tableau: Sequence[float], steps: int, dt: float, last: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The states at 0 .. steps, and f there, without the last one unless `last`."""
+    triangle, states, slopes = rows(tableau), [u0], []
+    for _ in range(steps):
+        _, k = _stages(f, states[-1], dt, triangle)
+        slopes.append(k[0])
+        states.append(_advance(states[-1], dt, triangle[-1], k))
+    if last:
+        slopes.append(f(states[-1]))
+    return states, slopes
+
+
+# ---- the operators' signatures -------------------------------------------------------------------------------------
+
+
+def ode_forward(
+    u0: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    tableau: Sequence[float],
+    steps: int,
+    dt: float,
+    eps: float,
+    clip: bool,
+    derivatives: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``(trajectory, derivatives, stages)``, ``[..., steps + 1, D]``, the same, and what a backward may reuse.
+
+    derivatives is f at every state, empty unless wanted. This one saves nothing: stages is empty.
+    """
+
+    def f(u: Tensor) -> Tensor:
+        return reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=eps), weight, clip=clip)
+
+    states, slopes = solve(f, u0, tableau, steps, dt, derivatives)
+    none = u0.new_empty(0)
+    return torch.stack(states, -2), torch.stack(slopes, -2) if derivatives else none, none
+
+
+def ode_backward(
+    grad_trajectory: Tensor | None,
+    grad_derivatives: Tensor | None,
+    trajectory: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    stages: Tensor,
+    tableau: Sequence[float],
+    dt: float,
+    eps: float,
+    clip: bool,
+    straight_through: bool,
+    needs: int = 31,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``(grad_u0, grad_weight_re, grad_weight_im, grad_gate, grad_weight)``: the discrete adjoint, by hand.
+
+    `needs` is a bit mask in that order; what is not needed, or absent, comes back as an empty tensor. Backwards over
+    the steps, g the gradient of u_{n+1}, and per stage, last one first:
+
+        dk_i = dt b_i g + dt sum_{j > i} a_{j-1,i} dv_j  (+ that of derivatives, i = 1)      dv_i = J(v_i)' dk_i
+        the gradient of u_n = g + sum_i dv_i + that of trajectory
+    """
+    triangle = rows(tableau)
+    bounded = weight.clamp(-1, 1) if clip else weight
+    grads = [torch.zeros_like(t) if t is not None else None for t in (weight_re, weight_im, gate, weight)]
+
+    def f(u: Tensor) -> Tensor:
+        return reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=eps), bounded, clip=False)
+
+    def pull(v: Tensor, dk: Tensor) -> Tensor:
+        """J' dk; adds to the parameters' gradients."""
+        y, s = reference.npu_forward(v, weight_re, weight_im, gate, eps, True)
+        dv, *of_npu = reference.npu_backward(
+            dk @ bounded, v, weight_re, weight_im, gate, y, s, eps, straight_through, 15
+        )
+        for total, found in zip(grads, [*of_npu, dk.mT @ y], strict=True):
+            if total is not None:
+                total += found
+        return dv
+
+    steps = trajectory.shape[-2] - 1
+    g = torch.zeros_like(trajectory[..., 0, :])
+    for n in range(steps, -1, -1):
+        u = trajectory[..., n, :]
+        dv: dict[int, Tensor] = {}
+        if n < steps:
+            v, _ = _stages(f, u, dt, triangle)
+            for i in reversed(range(len(triangle))):
+                dk = (dt * triangle[-1][i]) * g
+                for j in range(i + 1, len(triangle)):
+                    dk = dk + (dt * triangle[j - 1][i]) * dv[j]
+                if i == 0 and grad_derivatives is not None:
+                    dk = dk + grad_derivatives[..., n, :]
+                dv[i] = pull(v[i], dk)
+        elif grad_derivatives is not None:
+            dv[0] = pull(u, grad_derivatives[..., n, :])
+        for found in dv.values():
+            g = g + found
+        if grad_trajectory is not None:
+            g = g + grad_trajectory[..., n, :]
+    if clip:
+        grads[3] = grads[3].where((weight >= -1) & (weight <= 1), 0)  # type: ignore[union-attr]
+    wanted = [g, *grads]
+    return tuple(  # type: ignore[return-value]
+        t if t is not None and needs >> bit & 1 else trajectory.new_empty(0) for bit, t in enumerate(wanted)
+    )
