@@ -1,0 +1,181 @@
+"""Neural Power Unit, a layer: from a model to its formula."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels.formula.code import TorchFunction, torch_function
+from npu_kernels.formula.fractions import check_max_denominator
+from npu_kernels.formula.models import POWER_UNITS, Layer, check_model, epsilon, layers_of
+from npu_kernels.layers import NALU, iNALU
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+INSTALL = (
+    "npu_kernels.formula needs sympy to write formulas: pip install 'npu_kernels[formula]' (or: pip install sympy)"
+)
+
+
+def _require_sympy() -> ModuleType:
+    try:
+        import sympy
+    except ImportError as error:
+        raise ImportError(INSTALL) from error
+    return sympy
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What a model computes, as expressions; from `read`.
+
+    symbols: the inputs, sympy's. names: of the outputs. expressions: one for each output. note: what was left out.
+
+    ``str()`` gives one line per output, in Python's operators but with ``|x|``, and ``[x < 0]`` for 1 where x is
+    negative and 0 elsewhere, decimals rounded to 4 digits. Calling it with ``x [..., I]`` gives ``[..., O]``, computed
+    by `torch_function`, with all digits.
+    """
+
+    symbols: tuple[Any, ...]
+    names: tuple[str, ...]
+    expressions: tuple[Any, ...]
+    note: str
+
+    def text(self, digits: int | None = 4) -> str:
+        """One line per output; decimals with so many significant digits, None for all."""
+        from npu_kernels.formula import printing
+
+        rows = zip(self.names, self.expressions, strict=True)
+        return "\n".join(f"{name} = {printing.text(expression, digits)}" for name, expression in rows)
+
+    def latex(self, digits: int | None = 4) -> list[str]:
+        """One equation per output, without dollars; decimals with so many significant digits, None for all."""
+        from npu_kernels.formula import printing
+
+        sympy = _require_sympy()
+        left = [sympy.latex(sympy.Symbol(name)) for name in self.names]
+        return [f"{name} = {printing.latex(e, digits)}" for name, e in zip(left, self.expressions, strict=True)]
+
+    @functools.cached_property
+    def torch_function(self) -> TorchFunction:
+        """The formula as plain torch code, which needs no sympy any more; ``str()`` of it is the source."""
+        return torch_function(self.symbols, self.expressions, self.text())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.torch_function(x)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def _note(layers: dict[str, Layer], eps: bool) -> str:
+    """What the formula leaves out, in words."""
+    parts = []
+    for name, layer in layers.items():
+        if eps or not isinstance(layer, (*POWER_UNITS, NALU, iNALU)):
+            continue
+        value = epsilon(layer)
+        unit = f"{type(layer).__name__} {name!r}" if name else type(layer).__name__
+        if isinstance(layer, iNALU):
+            effect = f"max(|x|, {value:.3g}), which differs below {value:.3g} only"
+        else:
+            effect = f"|x| + {value:.3g}, which makes a power |x|**w greater by the factor (1 + {value:.3g}/|x|)**w"
+        parts.append(f"{unit} computes with {effect}")
+    if not parts:
+        return ""
+    parts.append("at 0 the formula may be 0, infinite or undefined where the model is finite")
+    return "eps is left out of the formula: " + "; ".join(parts) + "."
+
+
+def _symbols(
+    sympy: ModuleType, names: Sequence[Any] | None, count: int, positive: bool | Collection[str]
+) -> tuple[Any, ...]:
+    if names is None:
+        names = [f"x{i}" for i in range(count)] if count > 1 else ["x"]
+    if isinstance(names, str) or len(names) != count or len({str(name) for name in names}) != count:
+        raise ValueError(f"read: inputs must be {count} different names (in_features), got {names!r}")
+    unknown = [] if isinstance(positive, bool) else sorted(set(positive) - {str(name) for name in names})
+    if unknown:
+        raise ValueError(f"read: positive must name inputs, got {unknown}")
+    found = []
+    for name in names:
+        if isinstance(name, sympy.Symbol):
+            found.append(name)
+        elif isinstance(name, str) and name.isprintable() and name.strip():
+            is_positive = positive if isinstance(positive, bool) else name in positive
+            found.append(sympy.Symbol(name, positive=True) if is_positive else sympy.Symbol(name, real=True))
+        else:
+            raise TypeError(f"read: inputs must be names or sympy symbols, got {name!r}")
+    return tuple(found)
+
+
+@torch.no_grad()
+def read(
+    module: nn.Module,
+    inputs: Sequence[Any] | None = None,
+    *,
+    outputs: Sequence[str] | None = None,
+    model: int | None = None,
+    eps: bool = False,
+    positive: bool | Collection[str] = False,
+    max_denominator: int = 12,
+) -> Formula:
+    """The formula that a model computes.
+
+    Args:
+        module: NPU, RealNPU, NaiveNPU, NAU, NMU, NAC, NALU, iNALU, Linear, or a Sequential of these, nested or not.
+            Expressions grow with every layer's width, so this is for models of some tens of units.
+        inputs: I names, or sympy symbols with assumptions of their own; x0, x1, ... unless given.
+        outputs: O names; y0, y1, ... unless given.
+        model: index of the model to read where the layers have `num_models`.
+        eps: whether the units' eps is kept. True: the expressions equal the model to rounding at every input, 0
+            included. False: it is left out of ``|x| + eps``, so that powers read as powers; `Formula.note` says what
+            that does, which matters for inputs not much greater than eps only.
+        positive: inputs that are never negative, True for all: their ``|x|`` is x then, and no ``[x < 0]`` is needed.
+        max_denominator: a weight that is, to its dtype's last digit, a fraction with at most this denominator is
+            written as a fraction. Weights that are merely near one are left alone: `simplify` moves them.
+
+    Products of powers are right for inputs of both signs: a weight w with an open gate gives ``x**w`` where w is whole,
+    else ``|x|**w`` and, with the other inputs, a factor ``cos(pi (w [x < 0] + ...))``; a gate g strictly between 0 and
+    1 gives ``(g |x| + 1 - g)**w`` and ``w g`` in the cosine.
+
+    Raises ImportError without sympy, TypeError for other modules, ValueError for wrong names, model or weights that are
+    not finite.
+
+        >>> layer = RealNPU(3, 1)
+        >>> layer.weight_re.data = torch.tensor([[1.0, 0.5, -2.0]])
+        >>> layer.gate.data = torch.ones(3)
+        >>> print(read(layer, ["a", "b", "c"]))
+        y = a*sqrt(|b|)*[b >= 0]/c**2
+        >>> print(read(layer, ["a", "b", "c"], positive=True))
+        y = a*sqrt(b)/c**2
+    """
+    sympy = _require_sympy()
+    layers = layers_of("read", module)
+    index = check_model("read", layers, model)
+    check_max_denominator("read", max_denominator)
+    chain = list(layers.values())
+    symbols = _symbols(sympy, inputs, chain[0].in_features, positive)
+    count = chain[-1].out_features
+    if outputs is None:
+        outputs = [f"y{o}" for o in range(count)] if count > 1 else ["y"]
+    if isinstance(outputs, str) or len(outputs) != count or not all(name.isprintable() for name in outputs):
+        raise ValueError(f"read: outputs must be {count} names (out_features), got {outputs!r}")
+
+    from npu_kernels.formula.expressions import Builder
+
+    builder = Builder(index, eps=eps, max_denominator=max_denominator)
+    values: Sequence[Any] = symbols
+    for layer in chain:
+        values = builder.layer(layer, values)
+    for name, expression in zip(outputs, values, strict=True):
+        if expression.has(sympy.zoo, sympy.oo, -sympy.oo, sympy.nan):
+            hint = "" if eps else "; read with eps=True, which is finite wherever the model is"
+            raise ValueError(f"read: output {name} is infinite or undefined at all inputs{hint}")
+    return Formula(symbols, tuple(outputs), tuple(values), _note(layers, eps))
