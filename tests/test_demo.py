@@ -11,7 +11,6 @@ import torch
 
 from benchmarks.demo import __main__ as demo
 from benchmarks.demo import arithmetic, kepler, speed
-from benchmarks.demo.formula import formula
 from benchmarks.demo.progress import Progress, duration
 from benchmarks.throughput.cases import Size
 from npu_kernels import NAU, NPU
@@ -66,6 +65,7 @@ def test_the_law_is_learnt(capsys):
     printed = capsys.readouterr().out
     assert f"exponent {law.exponent:.6f}, {abs(law.exponent - 1.5):.1e} from 3/2" in printed
     assert "gate 1: the layer sees the axis itself" in printed
+    assert "period = axis**(3/2)" in printed
 
 
 def test_a_gate_that_is_not_1_is_said(capsys):
@@ -75,61 +75,6 @@ def test_a_gate_that_is_not_1_is_said(capsys):
 
 
 # ---- (b) ------------------------------------------------------------------------------------------------------------
-
-
-def trained(gates: list[float], *, clip: bool = False, seed: int = 0) -> tuple[NPU, NAU]:
-    """A batch of two models with these gates in the second."""
-    torch.manual_seed(seed)
-    power = NPU(2, 5, num_models=2, dtype=torch.float64)
-    scale = NAU(5, 3, num_models=2, dtype=torch.float64, clip=clip)
-    with torch.no_grad():
-        power.gate[1] = torch.tensor(gates)
-        power.weight_re[1, 0, 0] = 1.0
-        scale.weight[1, 0, 0] = 1.7
-    return power, scale
-
-
-@pytest.mark.parametrize("gates", [[1.0, 1.0], [1.0, 0.3], [0.0, 1.0], [1.5, -0.5]])
-@pytest.mark.parametrize("clip", [False, True])
-def test_formula_is_the_model(gates, clip):
-    power, scale = trained(gates, clip=clip)
-    found = formula(power, scale, 1, ("x", "y"), digits=9, threshold=0.0)
-    x = torch.randn(200, 2, dtype=torch.float64)
-    with torch.no_grad():
-        model = scale(power(x))[1]
-    torch.testing.assert_close(found.evaluate(x), model, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("gates", [[1.0, 1.0], [0.9, 0.3], [0.0, 1.0], [0.0, 0.0]])
-@pytest.mark.parametrize("threshold", [0.0, 0.2])
-def test_formula_text_is_what_is_evaluated(gates, threshold):
-    found = formula(*trained(gates), 1, ("x", "y"), threshold=threshold)
-    points = torch.rand(20, 2, dtype=torch.float64) + 0.1
-    values = found.evaluate(points)
-    for row in range(3):
-        text = found.text(row).replace("^", "**")
-        for (x, y), value in zip(points.tolist(), values[:, row].tolist(), strict=True):
-            assert eval(text, {"x": x, "y": y}) == pytest.approx(value, rel=1e-9, abs=1e-12)
-
-
-def test_formula_is_honest_about_gates_and_small_numbers():
-    power, scale = trained([1.0, 0.25])
-    with torch.no_grad():
-        scale.weight[1, 2] = torch.tensor([0.004, -0.004, 0.5, 0.0, -0.006])
-    found = formula(power, scale, 1, ("x", "y"))
-    assert "(0.2500*y + 0.7500)^" in found.text(0)
-    assert found.text(2).startswith("0.5000*x^")
-    assert " - 0.0060*" in found.text(2)
-    assert found.dropped == 3
-    assert formula(*trained([0.0, 0.0]), 1, ("x", "y")).product(0) == ""
-
-
-def test_formula_refuses_imaginary_weights():
-    power, scale = trained([1.0, 1.0])
-    with torch.no_grad():
-        power.weight_im[1, 0, 0] = 0.1
-    with pytest.raises(ValueError, match="the imaginary weights are not 0"):
-        formula(power, scale, 1, ("x", "y"))
 
 
 def test_grids_are_those_of_the_paper():
@@ -154,6 +99,10 @@ def test_arithmetic_runs_and_prints_what_it_measured(tmp_path, capsys):
     assert [float(word) for word in row.split()[-4:]] == pytest.approx(model.errors[model.best].tolist(), rel=5e-3)
     assert "0.37 +- 0.23" in printed
     assert "not comparable" in printed
+    for operation in arithmetic.OPERATIONS:
+        assert any(line.startswith(f"      {operation} = ") for line in printed.splitlines())
+    deviation = next(line for line in printed.splitlines() if "this formula deviates" in line)
+    assert float(deviation.split()[-1].rstrip(".")) < 0.05  # what was pruned is small
     # On inputs without a sign nothing moves the imaginary weights.
     assert (model.power.weight_im == 0).all()
 
@@ -163,6 +112,13 @@ def test_picture(tmp_path, capsys):
     arithmetic.run(tmp_path, steps=2, seeds=2)
     assert (tmp_path / "arithmetic_error.png").read_bytes().startswith(b"\x89PNG")
     assert "arithmetic_error.png" in capsys.readouterr().out
+
+
+def test_without_sympy_it_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sympy", None)
+    arithmetic.run(tmp_path, steps=2, seeds=2)
+    kepler.run(steps=1)
+    assert capsys.readouterr().out.count("pip install 'npu_kernels[formula]'") == 2
 
 
 def test_without_matplotlib_it_says_so(tmp_path, capsys, monkeypatch):
@@ -261,5 +217,4 @@ def test_the_whole_demonstration_runs(tmp_path, capsys, monkeypatch):
 
 def test_a_seed_that_went_to_nan_is_not_the_best():
     errors = torch.tensor([[math.nan, 0, 0, 0], [1, 1, 1, 1], [0.5, 1, 1, 1]])
-    power, scale = trained([1.0, 1.0])
-    assert arithmetic.Trained(power, scale, errors).best == 2
+    assert arithmetic.Trained(NPU(2, 6, num_models=3), NAU(6, 4, num_models=3), errors).best == 2

@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.demo.formula import formula
 from benchmarks.demo.picture import error_surface
 from benchmarks.demo.progress import Progress
-from npu_kernels import NAU, NPU
+from npu_kernels import NAU, NPU, formula
 
 OPERATIONS = ("x + y", "x * y", "x / y", "sqrt(x)")
 LOW, HIGH = 0.1, 2.0
 SEEDS, STEPS, BATCH, LEARNING_RATE = 20, 20_000, 100, 0.005
+THRESHOLD = 5e-3  # below it a weight is left out of the formula
 
 # Table A2: mean and standard error of the mean over 20 runs, in the order of OPERATIONS. (Its caption says median and
 # MAD; the authors' code computes these.) Without negative inputs the imaginary weights stay 0, so that both rows are
@@ -119,27 +119,23 @@ def _table(model: Trained) -> None:
 
 
 def _formula(model: Trained) -> None:
-    try:
-        found = formula(model.power, model.scale, model.best, ("x", "y"))
-    except ValueError as error:
-        print(f"    no formula for the best seed: {error}")
-        return
-    print("    The best seed as a formula, for x, y >= 0")
-    print(
-        f"    ({found.dropped} of {found.coefficients.numel()} coefficients are below {found.threshold:g} and dropped):"
-    )
-    for row, name in enumerate(OPERATIONS):
-        print(textwrap.fill(f"{name} = {found.text(row)}", 118, initial_indent="      ", subsequent_indent=" " * 16))
-    for i, gate in enumerate(found.gates.tolist()):
-        meaning = {1.0: "open", 0.0: "closed: the input is not used"}.get(
-            gate, f"{found.inputs[i]} enters as {found.base(i)}, whose power is no power of {found.inputs[i]}"
-        )
-        print(f"    gate of {found.inputs[i]}: {gate:.{found.digits}f}, {meaning}")
-    print("    A negative input enters by its absolute value and multiplies each product by cos(pi * gate * exponent);")
-    print("    for several, the sum of gate * exponent stands in the cosine.")
     x = LOW + (HIGH - LOW) * _grid(torch.linspace(0, 1, 41, dtype=torch.float64))
-    deviation = (found.evaluate(x) - model(x.float())[model.best].double()).abs().max().item()
-    print(f"    On the training square this text deviates from the model by at most {deviation:.1e}.")
+    best = formula.select(nn.Sequential(model.power, model.scale), model.best).double()
+    pruned = formula.simplify(best, x, steps=("prune",), threshold=THRESHOLD)
+    try:
+        found = formula.read(pruned.module, ("x", "y"), outputs=OPERATIONS)
+        positive = formula.read(pruned.module, ("x", "y"), outputs=OPERATIONS, positive=True)
+    except ImportError as error:
+        print(f"    No formula of the best seed: {error}")
+        return
+    left, cost = pruned.steps[-1].parameters, pruned.steps[-1].after
+    print(f"    The best seed as a formula, for x, y >= 0. Weights below {THRESHOLD:g} are made 0: {left} of")
+    print(f"    {pruned.parameters} remain, and the outputs move by {cost:.1e} of their size:")
+    for line in positive.text().splitlines():
+        print(textwrap.fill(line, 118, initial_indent="      ", subsequent_indent=" " * 16, break_long_words=False))
+    deviation = (found(x) - model(x.float())[model.best].double()).abs().max().item()
+    print(f"    On the training square this formula deviates from the model by at most {deviation:.1e}.")
+    print("    A power of (g*x + 1 - g) is no power of x: only a gate g that has become 0 or 1 gives an exponent of x.")
 
 
 def _picture(model: Trained, folder: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.demo.progress import Progress
-from npu_kernels import NAU, RealNPU
+from npu_kernels import NAU, RealNPU, formula
 from npu_kernels.training import project_
 
 DATA = Path(__file__).with_name("kepler.csv")
@@ -27,6 +27,7 @@ YEAR = 365.25636  # days of a sidereal year
 STARTS = 20
 STEPS = 3000
 LEARNING_RATE = 0.02
+TOLERANCE = 2e-3
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Law:
     loss: float  # mean squared relative error of the periods
     agreeing: int  # starts whose exponent is the same to 0.001
     starts: int
+    model: nn.Module  # the best start alone
 
     def period(self, axis: float) -> float:
         """In years, for a semi-major axis in au."""
@@ -67,10 +69,9 @@ def read_bodies(path: Path = DATA) -> list[Body]:
 
 
 def learn(bodies: list[Body], *, steps: int = STEPS, starts: int = STARTS, seed: int = 0) -> Law:
-    """Train on these bodies: full batch, Adam, squared relative error; float64, as the data has up to nine digits."""
+    """Train on these bodies: full batch, Adam, squared relative error."""
     torch.manual_seed(seed)
-    axis = torch.tensor([[b.axis] for b in bodies], dtype=torch.float64)  # [B, 1], shared by the starts
-    period = torch.tensor([[b.period] for b in bodies], dtype=torch.float64)
+    axis, period = _columns(bodies)  # shared by the starts
     power = RealNPU(1, 1, num_models=starts, dtype=torch.float64)
     # Without the paper's clipping to [-1, 1]: the constant is near 1.
     scale = NAU(1, 1, num_models=starts, dtype=torch.float64, clip=False)
@@ -100,7 +101,14 @@ def learn(bodies: list[Body], *, steps: int = STEPS, starts: int = STARTS, seed:
         loss=loss[best].item(),
         agreeing=int(((exponents - exponents[best]).abs() < 1e-3).sum()),
         starts=starts,
+        model=formula.select(model, best),
     )
+
+
+def _columns(bodies: list[Body]) -> tuple[Tensor, Tensor]:
+    """Axes and periods, ``[B, 1]``; float64, as the data has up to nine digits."""
+    axis = torch.tensor([[b.axis] for b in bodies], dtype=torch.float64)
+    return axis, torch.tensor([[b.period] for b in bodies], dtype=torch.float64)
 
 
 def least_squares(bodies: list[Body]) -> tuple[float, float]:
@@ -109,6 +117,18 @@ def least_squares(bodies: list[Body]) -> tuple[float, float]:
     y = torch.tensor([[math.log(b.period)] for b in bodies], dtype=torch.float64)
     constant, exponent = torch.linalg.lstsq(x, y).solution[:, 0].tolist()
     return exponent, math.exp(constant)
+
+
+def _print_rounded(law: Law, bodies: list[Body]) -> None:
+    """The law with the simplest weights that the orbits allow, and what that costs."""
+    result = formula.simplify(law.model, *_columns(bodies), tolerance=TOLERANCE)
+    try:
+        found = formula.read(result.module, ["axis"], outputs=["period"], positive=True)
+    except ImportError as error:
+        print(f"    no rounded formula: {error}")
+        return
+    print(f"    with simple fractions where they make the error greater by at most {TOLERANCE:g}: {found.text(6)}")
+    print(f"    (error relative to the periods' size: {result.error:.1e} before, {result.steps[-1].after:.1e} after)")
 
 
 def run(*, steps: int = STEPS, starts: int = STARTS) -> Law:
@@ -127,6 +147,7 @@ def run(*, steps: int = STEPS, starts: int = STARTS) -> Law:
     else:
         print(f"    gate {law.gate:.6f}: a power of r = g|x| + 1 - g, so the exponent is NOT one of the axis itself")
     print(f"    {law.agreeing} of {law.starts} starts found this exponent; the one with the least loss is shown")
+    _print_rounded(law, known)
     exponent, constant = least_squares(known)
     print(f"    least squares on the logarithms, for comparison: {constant:.6f} * axis ^ {exponent:.6f}")
     print("    (not 3/2 to the last digit: the giants' masses and mutual pull are in their measured periods)")
