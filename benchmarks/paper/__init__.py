@@ -8,7 +8,9 @@ optimizers.py        RMSProp and Adam over one flat buffer
 models.py            the stacks of layers and their starts
 layers.py            forms of the package's layers that train fastest here
 streams.py           the random and the Sobol streams
-gradient_surface.py  simple.py  large.py    one experiment each: its settings, data, batches, rows
+gradient_surface.py  simple.py  large.py  fsir.py    one experiment each: its settings, data, batches, rows
+fsir_dense.py        the dense rival in Euler's loop
+fsir_report.py  fsir_pictures.py    its part of the report
 eager.py             what eager torch takes, one model at a time
 summary.py           median, MAD, mean, standard error
 session.py           what an experiment has found so far

@@ -1,6 +1,6 @@
-"""The arithmetic experiments of "Neural Power Units" on the Neural Power Unit, a layer.
+"""The experiments of "Neural Power Units" on the Neural Power Unit, a layer.
 
-    python -m benchmarks.paper {gradient-surface,simple,large,all,report}
+    python -m benchmarks.paper {gradient-surface,simple,large,fsir,all,report}
 
 Stop it at any time, with Ctrl-C or harder; the same command goes on from there. On several machines:
 
@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.paper import gradient_surface, large, report, simple, workers
+from benchmarks.paper import fsir, gradient_surface, large, report, simple, workers
 from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.session import Session
 from benchmarks.paper.workers import Place
 
-EXPERIMENTS = ("gradient-surface", "simple", "large")
+EXPERIMENTS = ("gradient-surface", "simple", "large", "fsir")
 DEFAULT_FOLDER = Path("benchmarks/out/paper")
 WORK = "work"  # the folder within for checkpoints and finished batches
 
@@ -67,7 +67,7 @@ def _cores() -> int:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    description = "The arithmetic experiments of the paper: gradient surface, Table A2, Table 1 and their figures."
+    description = "The experiments of the paper, with their tables and figures."
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=description)
     parser.add_argument("experiment", choices=[*EXPERIMENTS, "all", "report"], help="report: only from existing tables")
     parser.add_argument("--seeds", type=_positive, metavar="N", help="runs per model and task; default: as published")
@@ -76,6 +76,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", type=_device, default="cpu", help="default %(default)s")
     parser.add_argument("--out", type=_writable, default=str(DEFAULT_FOLDER), metavar="DIR", help="default %(default)s")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes; default: one per core, on a GPU one")
+    parser.add_argument("--integrator", choices=["euler", "rk4"], default="euler", help="fsir: default as published")
     parser.add_argument("--insert", type=Path, metavar="FILE", help="with report: also renew the tables in FILE")
     options = parser.parse_args(argv)
     place = Place.find()
@@ -97,8 +98,15 @@ def plan(experiment: str, options: argparse.Namespace) -> list[Batch]:
         steps = simple.QUICK_STEPS if quick else simple.STEPS
         seeds = seeds or (simple.QUICK_SEEDS if quick else simple.SEEDS)
         return simple.batches(list(simple.RECIPES), seeds, steps, *common)
+    if experiment == "fsir":
+        return fsir.plan(quick, seeds, options.integrator, *common)
     steps = large.QUICK_STEPS if quick else large.STEPS
     return large.batches(list(large.MODELS), seeds or (large.QUICK_SEEDS if quick else None), steps, *common)
+
+
+def table_name(experiment: str, options: argparse.Namespace) -> str:
+    """The table that an experiment fills: with the accurate integrator one of its own."""
+    return f"{experiment}-rk4" if experiment == "fsir" and options.integrator == "rk4" else experiment
 
 
 # ---- one experiment after the other ------------------------------------------------------------------------------
@@ -108,7 +116,7 @@ def perform(experiment: str, options: argparse.Namespace, place: Place, folder: 
     """Run one experiment to its table; False if somebody stopped it."""
     batches = plan(experiment, options)
     processes = place.size if place.size > 1 else min(options.jobs, len(batches))
-    session = Session(experiment, options, batches, folder, processes)
+    session = Session(table_name(experiment, options), options, batches, folder, processes)
     complete = workers.run(
         experiment, batches, folder, options.jobs, session.announce, session.wall, store=store, place=place
     )

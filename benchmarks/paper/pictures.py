@@ -11,11 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.paper import gradient_surface, published, simple
+from benchmarks.paper import fsir_pictures, fsir_report, gradient_surface, published, simple
 from benchmarks.paper.runner import Batch
 
 Rows = Sequence[dict[str, Any]]
-FILES = {"gradient-surface": "gradient_surface.png", "simple": "simple.png", "large": "pareto.png"}
+FILES = {
+    "gradient-surface": "gradient_surface.png",
+    "simple": "simple.png",
+    "large": "pareto.png",
+    "fsir": "fsir.png",
+    "fsir-rk4": "fsir_rk4.png",
+}
 COLORS = {"NPU": "tab:blue", "RealNPU": "tab:orange", "NMU": "tab:green", "NALU": "tab:red", "NaiveNPU": "tab:purple"}
 
 
@@ -110,6 +116,9 @@ def draw(name: str, results: Sequence[tuple[Batch, dict[str, Any]]], options: ar
                 if row["model"] not in best or error < best[row["model"]][0]:
                     best[row["model"]] = error, parameters
         error_surfaces({model: best[model][1] for model in simple.RECIPES if model in best}, options.variant, path)
+    elif name in fsir_report.MODELS_FILES:
+        rows = [row for _, result in results for row in result["rows"]]
+        fsir_pictures.draw(rows, options.out / fsir_report.MODELS_FILES[name], path)
     else:
         pareto([row for _, result in results for row in result["rows"]], path)
     return True

@@ -11,13 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper import gradient_surface, large, pictures, published, simple, tables
+from benchmarks.paper import fsir_report, gradient_surface, large, pictures, published, simple, tables
 from benchmarks.paper.published import SIGNS, Check
 from benchmarks.paper.runner import write_file
 from benchmarks.paper.summary import mad, mean, median, number, standard_error
 
 Rows = Sequence[dict[str, Any]]
-FILES = {"gradient-surface": "gradient_surface.csv", "simple": "simple.csv", "large": "large.csv"}
+FILES = {
+    "gradient-surface": "gradient_surface.csv",
+    "simple": "simple.csv",
+    "large": "large.csv",
+    "fsir": "fsir.csv",
+    "fsir-rk4": "fsir_rk4.csv",
+}
 SOLVED = 0.01  # of the mean size of the right answers on the test grid
 
 
@@ -177,14 +183,21 @@ SECTIONS: dict[str, tuple[str, Callable[[Rows], str], Callable[[Rows], list[Chec
     ),
     "simple": ("Simple arithmetic task", simple_section, published.simple_checks),
     "large": ("Large scale arithmetic task", large_section, published.large_checks),
+    "fsir": ("Fractional SIR model", fsir_report.section, fsir_report.checks),
+    "fsir-rk4": ("Fractional SIR model, accurate integrator", fsir_report.section, fsir_report.accurate_checks),
 }
-SHORT_TABLES = {"gradient-surface": gradient_surface_table, "simple": simple_table, "large": large_table}
+SHORT_TABLES = {
+    "gradient-surface": gradient_surface_table,
+    "simple": simple_table,
+    "large": large_table,
+    "fsir": fsir_report.table,
+}
 
 
 def write(folder: Path) -> Path:
     """Make report.md from the tables that are there; returns its path."""
     parts = [
-        '# The arithmetic of "Neural Power Units", reproduced\n',
+        '# "Neural Power Units", reproduced\n',
         "Made by `python -m benchmarks.paper`; every number comes from the tables in this folder. A run's numbers "
         "depend on its seed alone, not on the runs beside it or on the number of processes; another processor or "
         "version of torch rounds differently, which training amplifies.\n",
@@ -195,6 +208,8 @@ def write(folder: Path) -> Path:
             continue
         comments, rows = tables.read(path)
         parts += [f"## {title}\n", "\n".join(f"- {comment}" for comment in comments) + "\n", section(rows)]
+        if name in fsir_report.MODELS_FILES:
+            parts.append(fsir_report.equation_section(folder / fsir_report.MODELS_FILES[name]))
         if (folder / pictures.FILES[name]).exists():
             parts.append(f"![{title}]({pictures.FILES[name]})\n")
         parts.append("### Verdict\n")

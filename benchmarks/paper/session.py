@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.paper import eager, gradient_surface, large, pictures, report, simple, tables
+from benchmarks.paper import eager, fsir, fsir_report, gradient_surface, large, pictures, report, simple, tables
 from benchmarks.paper.runner import Batch, Folder, write_file
 from benchmarks.paper.workers import duration
 from npu_kernels.env import environment
 
-MODULES = {"gradient-surface": gradient_surface, "simple": simple, "large": large}
+MODULES = {"gradient-surface": gradient_surface, "simple": simple, "large": large, "fsir": fsir, "fsir-rk4": fsir}
 ORDER = ["add", "mul", "div", "sqrt", "NPU", "RealNPU", "NMU", "NALU", "iNALU", "NaiveNPU", "Dense"]
 
 
@@ -57,6 +57,8 @@ class Session:
             eager.measure(self.folder, 20 if self.options.quick else 300)
         if self.results:
             self._write(wall)
+        if complete and self.name in fsir_report.MODELS_FILES:
+            fsir_report.keep_best(self.pairs(), self.options.out / fsir_report.MODELS_FILES[self.name])
         if complete and not pictures.draw(self.name, self.pairs(), self.options):
             print(f"{self.name}: no picture, matplotlib is not installed")
 
@@ -72,7 +74,7 @@ class Session:
 
     def _write(self, wall: float) -> None:
         rows = [row for _, result in self.pairs() for row in result["rows"]]
-        if self.name != "gradient-surface":
+        if self.name in ("simple", "large"):
             rows.sort(key=lambda row: (ORDER.index(row.get("task", "add")), ORDER.index(row["model"]), row["seed"]))
         path = self.options.out / report.FILES[self.name]
         tables.write(path, self._comments(wall), MODULES[self.name].COLUMNS, rows)

@@ -1,0 +1,279 @@
+"""The fractional SIR model by neural ODEs: NPU, RealNPU and a dense network learn an equation from 40 points of it.
+
+Section 4.1 of the paper, as the published code ran it (variant "code"):
+
+    data         dS/dt = -r + eta R,  dI/dt = r - alpha I,  dR/dt = alpha I - eta R,  r = beta I^gamma S^kappa
+                 alpha 0.05, beta 0.06, eta 0.01, gamma = kappa = 0.5; 40 times from 0 to 200; no noise, no test set
+    models       NPU(3, h), NAU(h, 3); RealNPU(3, h), NAU(h, 3); Dense(3, h, tanh), Dense(h, h, tanh), Dense(h, 3)
+    solution     200 Euler steps of 1, cubic Hermite polynomials at the save times; the exact solution of the *true*
+                 equation so computed has an error of 1.08
+    loss         mean squared error + beta sum |theta|, the gradient of |0| +1: an L1 norm, unlike in the other tasks
+    start        0.2 Glorot, imaginary parts 0, gates 1/2; Dense Glorot, biases 0
+    optimiser    RMSProp 0.005 for 3,000 steps, then L-BFGS, at most 1,000 iterations, until |gradient| <= 1e-8
+                 (the text: Adam)
+    grid         h in 6, 9, 12, 15, 20; beta in 0, 0.01, 0.1, 1; five runs of each; float64
+
+The variant "paper" takes Adam in the first phase. In both, the gradient is that of the very loop that is computed; the
+authors solved the continuous adjoint equation by the same coarse steps, which is the gradient of no loss.
+Their L-BFGS searches along a line by Hager and Zhang's rules, ours by strong Wolfe conditions. A model whose loss or
+gradient is not finite stays where it is.
+
+`integrator` "rk4" takes the classic Runge-Kutta method with the same steps for NPU and RealNPU: there the true
+parameters are the optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.paper import fsir_dense
+from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
+from benchmarks.paper.published import load
+from benchmarks.paper.runner import Batch
+from benchmarks.paper.streams import stream
+from benchmarks.paper.training import Rows
+from npu_kernels import ode
+from npu_kernels.lbfgs import LBFGS
+
+COLUMNS = ("model", "h", "beta", "run", "mse", "n_params", "first_mse", "iterations")
+MODELS = ("NPU", "RealNPU", "Dense")
+WIDTHS = (6, 9, 12, 15, 20)
+BETAS = (0.0, 0.01, 0.1, 1.0)
+RUNS = 5
+STEPS, ITERATIONS = 3000, 1000  # of the first and of the second phase
+QUICK_STEPS, QUICK_ITERATIONS, QUICK_RUNS, QUICK_WIDTHS = 60, 20, 1, (6, 9)
+RATE = 0.005
+START = {"NPU": 0.2, "RealNPU": 0.2, "Dense": 1.0}  # times Glorot's
+NON_ZERO = 1e-3  # a parameter counts when it is larger
+
+NAMES = ("S", "I", "R")
+U0 = torch.tensor([100.0, 0.01, 0.0], dtype=torch.float64)
+END, POINTS, GRID = 200.0, 40, 200  # time, save times, steps
+RATES = {"alpha": 0.05, "beta": 0.06, "eta": 0.01}
+POWER = 0.5
+
+TIMES = torch.linspace(0, END, POINTS, dtype=torch.float64)
+
+
+def data() -> Tensor:
+    """The published training data ``[40, 3]``."""
+    rows = load("fsir_series")
+    return torch.tensor([[row[f"{name}_true"] for name in NAMES] for row in rows], dtype=torch.float64)
+
+
+# ---- models as vectors ---------------------------------------------------------------------------------------------
+
+
+def shapes(model: str, h: int) -> list[tuple[int, ...]]:
+    """The shapes of a model's parameters, in the order in which they lie in its vector."""
+    if model == "Dense":
+        return fsir_dense.shapes(h)
+    return [(h, 3)] * (2 if model == "NPU" else 1) + [(3,), (3, h)]
+
+
+def size(model: str, h: int) -> int:
+    return sum(math.prod(shape) for shape in shapes(model, h))
+
+
+def split(model: str, h: int, parameters: Tensor) -> list[Tensor]:
+    """Parameters ``[K, N]`` as tensors ``[K, ...]``."""
+    wanted = shapes(model, h)
+    parts = parameters.split([math.prod(shape) for shape in wanted], 1)
+    return [part.reshape(-1, *shape) for part, shape in zip(parts, wanted, strict=True)]
+
+
+def start(model: str, h: int, beta: float, run: int) -> Tensor:
+    """A model's first parameters ``[N]``, from its own stream; the RealNPU's real weights are those of the NPU."""
+    generator = stream(f"fsir start {h} {beta}", run)
+    parts = []
+    for index, shape in enumerate(shapes(model, h)):
+        if len(shape) == 1:
+            part = torch.full(shape, 0.0 if model == "Dense" else 0.5)
+        elif model == "NPU" and index == 1:
+            part = torch.zeros(shape)
+        else:
+            bound = START[model] * math.sqrt(6 / (shape[0] + shape[1]))
+            part = torch.rand(shape, generator=generator) * (2 * bound) - bound
+        parts.append(part.flatten())
+    return torch.cat(parts).double()
+
+
+def solve(model: str, h: int, parameters: Tensor, integrator: str = "euler") -> tuple[Tensor, Tensor]:
+    """States and slopes ``[K, 201, 3]`` at the times 0, 1, .. 200 of K models ``[K, N]``."""
+    parts = split(model, h, parameters)
+    u0 = U0.to(parameters.device)
+    if model == "Dense":
+        return fsir_dense.rollout(u0, parts, GRID, END / GRID)
+    weight_re, weight_im = parts[0], parts[1] if model == "NPU" else None
+    gate, weight = parts[-2:]
+    found = ode.integrate(
+        u0,
+        weight_re,
+        weight_im,
+        gate,
+        weight,
+        steps=GRID,
+        dt=END / GRID,
+        method=integrator,
+        nonfinite="keep",
+        derivatives=True,
+        clip=False,
+    )
+    assert isinstance(found, tuple)
+    return found
+
+
+def predict(model: str, h: int, parameters: Tensor, integrator: str = "euler", times: Tensor = TIMES) -> Tensor:
+    """The states of K models at `times`, ``[K, M, 3]``."""
+    states, slopes = solve(model, h, parameters, integrator)
+    return ode.interpolate(states, times, dt=END / GRID, method="hermite", derivatives=slopes)
+
+
+def truth() -> Tensor:
+    """The true equation as a RealNPU of width 3, ``[1, N]``: I^0.5 S^0.5, I, R."""
+    alpha, beta, eta = RATES.values()
+    weight_re = torch.tensor([[POWER, POWER, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    weight = torch.tensor([[-beta, 0.0, eta], [beta, -alpha, 0.0], [0.0, alpha, -eta]])
+    return torch.cat([weight_re.flatten(), torch.ones(3), weight.flatten()]).double().unsqueeze(0)
+
+
+# ---- work ----------------------------------------------------------------------------------------------------------
+
+
+def plan(quick: bool, runs: int | None, integrator: str, variant: str, device: str) -> list[Batch]:
+    """The batches of a command; `runs` of each model, width and beta instead of the published number."""
+    steps, iterations = (QUICK_STEPS, QUICK_ITERATIONS) if quick else (STEPS, ITERATIONS)
+    widths = QUICK_WIDTHS if quick else WIDTHS
+    runs = runs or (QUICK_RUNS if quick else RUNS)
+    return batches(MODELS, widths, runs, steps, iterations, integrator, variant, device)
+
+
+def batches(
+    models: Sequence[str],
+    widths: Sequence[int],
+    runs: int,
+    steps: int,
+    iterations: int,
+    integrator: str,
+    variant: str,
+    device: str,
+) -> list[Batch]:
+    """The work: one batch for each model and width, of all its betas and runs."""
+    return [
+        Batch(
+            experiment="fsir",
+            label=f"{model}-{h}-{integrator}",
+            settings={
+                "model": model,
+                "h": h,
+                "steps": steps,
+                "iterations": iterations,
+                "integrator": integrator,
+                "variant": variant,
+                "device": device,
+            },
+            runs=tuple({"beta": beta, "run": run} for beta in BETAS for run in range(runs)),
+            cost=COSTS[model](h),
+            make=make,
+        )
+        for model in models
+        if integrator == "euler" or model != "Dense"
+        for h in widths
+    ]
+
+
+# Expected milliseconds of an evaluation of 20 models; for the order and the time left only.
+COSTS = {"NPU": lambda h: 0.15 * h, "RealNPU": lambda h: 0.1 * h, "Dense": lambda h: 4 + 0.2 * h}
+
+
+def make(batch: Batch) -> Training:
+    """The models of a batch at their start."""
+    return Training(batch)
+
+
+class Training:
+    """RMSProp, then L-BFGS. A step of the second phase is an iteration of the problem that is furthest behind."""
+
+    def __init__(self, batch: Batch) -> None:
+        settings = batch.settings
+        self.model, self.h, self.integrator = settings["model"], settings["h"], settings["integrator"]
+        self.runs, self.steps, self.iterations = batch.runs, settings["steps"], settings["iterations"]
+        self.total, self.done = self.steps + self.iterations, 0
+        device = torch.device(settings["device"])
+        self.target, self.times = data().to(device), TIMES
+        self.beta = torch.tensor([run["beta"] for run in batch.runs], dtype=torch.float64, device=device)
+        starts = [start(self.model, self.h, run["beta"], run["run"]) for run in batch.runs]
+        self.parameters = torch.stack(starts).to(device)
+        kind = RMSProp if settings["variant"] == "code" else Adam
+        self.optimizer: Optimizer = kind(self.parameters, RATE)
+        self.problems: LBFGS | None = None
+
+    def errors(self, parameters: Tensor) -> Tensor:
+        """The mean squared error of K models ``[K]``."""
+        predicted = predict(self.model, self.h, parameters, self.integrator, self.times)
+        return (predicted - self.target).square().mean((1, 2))
+
+    def closure(self, parameters: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss ``[A]`` and its gradient ``[A, N]``."""
+        with torch.enable_grad():
+            parameters = parameters.detach().requires_grad_()
+            error = self.errors(parameters)
+            (gradient,) = torch.autograd.grad(error.sum(), parameters)
+        beta = self.beta[active]
+        parameters = parameters.detach()
+        loss = error.detach() + beta * parameters.abs().sum(1)
+        return loss, gradient + torch.copysign(beta.unsqueeze(1), parameters)
+
+    def advance(self, steps: int) -> None:
+        every = torch.arange(len(self.runs), device=self.parameters.device)
+        for step in range(self.done + 1, self.done + steps + 1):
+            if step <= self.steps:
+                _, gradient = self.closure(self.parameters, every)
+                gradient.masked_fill_(~gradient.isfinite().all(1, keepdim=True), 0.0)
+                self.optimizer.update(self.parameters, gradient, step)
+                continue
+            problems = self._second()
+            while len(running := problems.running) and int(problems.iterations[running].min()) < step - self.steps:
+                problems.round()
+        self.done += steps
+
+    def _second(self) -> LBFGS:
+        if self.problems is None:
+            self.problems = LBFGS(self.closure, self.parameters, max_iterations=self.iterations)
+        return self.problems
+
+    def state(self) -> dict[str, Any]:
+        second = None if self.problems is None else self.problems.state_dict()
+        return {"done": self.done, "tensors": [self.parameters, *self.optimizer.state], "second": second}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.done = state["done"]
+        for tensor, kept in zip([self.parameters, *self.optimizer.state], state["tensors"], strict=True):
+            tensor.copy_(kept)
+        if state["second"] is not None:
+            self._second().load_state_dict(state["second"])
+
+    @torch.no_grad()
+    def results(self) -> tuple[Rows, dict[str, Tensor]]:
+        found = self._second().result()
+        mse, first_mse = self.errors(found.x), self.errors(self.parameters)
+        counts = (found.x.abs() > NON_ZERO).sum(1)
+        rows = [
+            {
+                "model": self.model,
+                "h": self.h,
+                "beta": run["beta"],
+                "run": run["run"],
+                "mse": float(mse[k]),
+                "n_params": int(counts[k]),
+                "first_mse": float(first_mse[k]),
+                "iterations": int(found.iterations[k]),
+            }
+            for k, run in enumerate(self.runs)
+        ]
+        return rows, {"parameters": found.x.cpu(), "status": found.status.cpu()}

@@ -1,0 +1,89 @@
+"""The figures of the fractional SIR experiment: Pareto fronts, trajectories, and the diagram of a RealNPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.paper import fsir, fsir_report
+
+COLORS = {"NPU": "tab:blue", "RealNPU": "tab:orange", "Dense": "tab:green"}
+STATES = {"S": "tab:blue", "I": "tab:red", "R": "tab:green"}
+
+
+def draw(rows: Sequence[dict[str, Any]], models: Path, path: Path) -> None:
+    """One picture: fronts, what the best models predict, and the weights of the sparsest good RealNPU."""
+    from benchmarks.paper.pictures import _figure
+
+    figure, axes = _figure(1, 3, (16, 4.6))
+    _fronts(axes[0][0], rows)
+    chosen = json.loads(models.read_text())
+    _trajectories(axes[0][1], chosen)
+    shown = chosen.get("sparse RealNPU", chosen.get("RealNPU"))
+    if shown is not None:
+        _diagram(axes[0][2], shown)
+    figure.savefig(path, dpi=110)
+
+
+def _fronts(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    paper = fsir_report.paper_rows()
+    for model, color in COLORS.items():
+        for runs, filled in ((rows, True), (paper, False)):
+            mine = [row for row in fsir_report.of(runs, model) if row["mse"] < 1e5]
+            x, y = [row["n_params"] for row in mine], [row["mse"] for row in mine]
+            axis.scatter(x, y, s=10, alpha=0.6, color=color if filled else "none", edgecolors=color, linewidths=0.6)
+            best = fsir_report.front(mine)
+            x, y = [row["n_params"] for row in best], [row["mse"] for row in best]
+            label = model if filled else None
+            axis.step(x, y, where="post", color=color, linestyle="-" if filled else ":", label=label)
+    axis.set(xscale="log", yscale="log", xlabel="non-zero parameters", ylabel="MSE", ylim=(1e-3, 1e4))
+    axis.set_title("Pareto fronts (dotted, hollow: published)", fontsize=10)
+    axis.legend(fontsize=8)
+
+
+def _trajectories(axis: Any, chosen: dict[str, Any]) -> None:
+    name = min((name for name in chosen if name in COLORS), key=lambda name: chosen[name]["mse"])
+    best, times = chosen[name], torch.linspace(0, fsir.END, 401, dtype=torch.float64)
+    parameters = torch.tensor([best["parameters"]], dtype=torch.float64)
+    with torch.no_grad():
+        predicted = fsir.predict(best["model"], best["h"], parameters, best["integrator"], times)[0]
+    for (state, color), truth, line in zip(STATES.items(), fsir.data().T, predicted.T, strict=True):
+        axis.plot(fsir.TIMES.numpy(), truth.numpy(), "o", color=color, markersize=3)
+        axis.plot(times.numpy(), line.numpy(), color=color, label=state)
+    axis.set(xlabel="t", title=f"Data and best model: {name}, h {best['h']}, beta {best['beta']:g}")
+    axis.legend(fontsize=8)
+
+
+def _diagram(axis: Any, best: dict[str, Any]) -> None:
+    """The layers as in the paper, read from right to left: inputs, gates, powers, the NAU's weights, derivatives."""
+    parameters = torch.tensor([best["parameters"]], dtype=torch.float64)
+    weight_re, gate, weight = (part[0] for part in fsir.split("RealNPU", best["h"], parameters))
+    used = [j for j in range(best["h"]) if bool((weight[:, j].abs() > fsir.NON_ZERO).any())]
+    axis.set_axis_off()
+    axis.set_title(f"RealNPU, h {best['h']}: {best['n_params']} parameters, MSE {best['mse']:.3g}", fontsize=10)
+
+    def height(index: int, count: int) -> float:
+        return 1 - (index + 0.5) / max(1, count)
+
+    for i, name in enumerate(fsir.NAMES):
+        axis.text(2.05, height(i, 3), f"{name}\ngate {float(gate[i]):.2f}", va="center", fontsize=8)
+        axis.text(-0.05, height(i, 3), f"d{name}/dt", va="center", ha="right", fontsize=8)
+    for place, j in enumerate(used):
+        y = height(place, len(used))
+        axis.plot(1, y, "o", color="black", markersize=4)
+        for i in range(3):
+            for value, start, end in (
+                (float(weight[i, j]), (0.0, height(i, 3)), (0.95, y)),
+                (float(weight_re[j, i] * (gate[i].abs() > fsir.NON_ZERO)), (1.05, y), (2.0, height(i, 3))),
+            ):
+                if abs(value) <= fsir.NON_ZERO:
+                    continue
+                color = "tab:red" if value < 0 else "tab:blue"
+                axis.plot(*zip(start, end, strict=True), color=color, linewidth=0.5 + 2.5 * min(1.0, abs(value)))
+                at = [start[k] + (0.3 if start[0] > 0.5 else 0.7) * (end[k] - start[k]) for k in (0, 1)]
+                axis.text(*at, f"{value:.3g}", fontsize=7, ha="center", va="bottom")
+    axis.set(xlim=(-0.4, 2.5), ylim=(0, 1))

@@ -1,0 +1,237 @@
+"""The fractional SIR experiment: its exact checks, its two phases, its dense rival, fronts and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.paper import fsir, fsir_dense, fsir_report, published, tables
+from benchmarks.paper.__main__ import main
+from benchmarks.paper.runner import Batch
+
+STEPS, ITERATIONS = 6, 4
+
+
+def batch(model: str, h: int = 6, runs: int = 1, integrator: str = "euler", variant: str = "code") -> Batch:
+    (found,) = fsir.batches([model], [h], runs, STEPS, ITERATIONS, integrator, variant, "cpu")
+    return found
+
+
+# ---- the exact checks ----------------------------------------------------------------------------------------------
+
+
+def test_true_equation_by_eulers_method_scores_as_in_the_authors_setup() -> None:
+    error = (fsir.predict("RealNPU", 3, fsir.truth())[0] - fsir.data()).square().mean()
+    assert float(error) == pytest.approx(1.0846, abs=1e-3)
+
+
+def test_true_equation_by_an_accurate_method_is_in_the_data() -> None:
+    error = (fsir.predict("RealNPU", 3, fsir.truth(), "rk4")[0] - fsir.data()).square().mean()
+    assert float(error) < 4e-4  # what is left: the first steps, from I = 0.01, are coarse
+
+
+def test_published_prediction_scores_as_published() -> None:
+    rows = published.load("fsir_series")
+    predicted = torch.tensor([[row[f"{name}_pred"] for name in fsir.NAMES] for row in rows], dtype=torch.float64)
+    assert float((predicted - fsir.data()).square().mean()) == pytest.approx(0.015348, abs=1e-6)
+    best = min(row["mse"] for row in published.load("fsir_pareto") if row["kind"] == "run")
+    assert best == pytest.approx(0.015348, abs=1e-6)
+
+
+def test_data_is_as_described() -> None:
+    assert fsir.data().shape == (40, 3)
+    assert torch.equal(fsir.data()[0], fsir.U0)
+    times = torch.tensor([row["t"] for row in published.load("fsir_series")], dtype=torch.float64)
+    torch.testing.assert_close(times, fsir.TIMES)
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "count"), [("NPU", 9 * 12 + 3), ("RealNPU", 6 * 12 + 3), ("Dense", 144 + 8 * 12 + 3)]
+)
+def test_parameter_counts_are_the_authors(model: str, count: int) -> None:
+    assert fsir.size(model, 12) == count
+    totals = {row["n_params_total"] for row in published.load("fsir_pareto") if row["model"] == model}
+    assert count in totals
+
+
+def test_starts_are_the_authors() -> None:
+    npu = fsir.split("NPU", 20, fsir.start("NPU", 20, 0.1, 3).unsqueeze(0))
+    real = fsir.split("RealNPU", 20, fsir.start("RealNPU", 20, 0.1, 3).unsqueeze(0))
+    bound = 0.2 * (6 / 23) ** 0.5
+    assert 0.9 * bound < float(npu[0].abs().max()) <= bound
+    assert 0.9 * bound < float(npu[3].abs().max()) <= bound
+    assert not npu[1].any()
+    assert (npu[2] == 0.5).all()
+    assert torch.equal(npu[0], real[0])
+    dense = fsir.split("Dense", 20, fsir.start("Dense", 20, 0.1, 3).unsqueeze(0))
+    assert 0.9 < float(dense[2].abs().max()) / (6 / 40) ** 0.5 <= 1
+    assert not any(bias.any() for bias in dense[1::2])
+    assert not torch.equal(fsir.start("NPU", 20, 0.1, 3), fsir.start("NPU", 20, 0.1, 4))
+    assert not torch.equal(fsir.start("NPU", 20, 0.1, 3), fsir.start("NPU", 20, 1.0, 3))
+
+
+def eager_dense(weights: list[Tensor], u: Tensor, steps: int, dt: float) -> tuple[Tensor, Tensor]:
+    w1, b1, w2, b2, w3, b3 = weights
+    u = u.expand(len(w1), 3).unsqueeze(1)
+    states, slopes = [], []
+    for _ in range(steps + 1):
+        hidden = torch.tanh(u @ w1.mT + b1.unsqueeze(1))
+        slope = torch.tanh(hidden @ w2.mT + b2.unsqueeze(1)) @ w3.mT + b3.unsqueeze(1)
+        states.append(u)
+        slopes.append(slope)
+        u = u + dt * slope
+    return torch.cat(states, 1), torch.cat(slopes, 1)
+
+
+def test_dense_loop_is_autograds() -> None:
+    generator = torch.Generator().manual_seed(2)
+    weights = [
+        (0.6 * torch.randn(5, *shape, dtype=torch.float64, generator=generator)).requires_grad_()
+        for shape in fsir_dense.shapes(7)
+    ]
+    u0 = torch.tensor([1.0, 0.01, 0.0], dtype=torch.float64)
+    ours, theirs = fsir_dense.rollout(u0, weights, 25, 0.3), eager_dense(weights, u0, 25, 0.3)
+    factors = [torch.randn(ours[0].shape, dtype=torch.float64, generator=generator) for _ in range(2)]
+    found, expected = (
+        torch.autograd.grad(sum((a * b).sum() for a, b in zip(result, factors, strict=True)), weights)  # type: ignore[arg-type]
+        for result in (ours, theirs)
+    )
+    for a, b in zip([*ours, *found], [*theirs, *expected], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+# ---- training ------------------------------------------------------------------------------------------------------
+
+
+def test_loss_and_its_gradient() -> None:
+    work = batch("NPU", h=3).make(batch("NPU", h=3))
+    active = torch.tensor([0, 3])
+    true = fsir.truth()[0]
+    parameters = torch.cat([0.9 * true[:9], torch.zeros(9), 0.9 * true[9:]]).double().repeat(2, 1)
+    loss, gradient = work.closure(parameters, active)
+    weight_im = slice(9, 18)
+    # Imaginary weights at 0 and no negative state: no gradient from the data, but +1 from |0| in the penalty.
+    assert (gradient[0, weight_im] == 0).all()
+    assert (gradient[1, weight_im] == 1).all()
+    torch.testing.assert_close(loss, work.errors(parameters) + work.beta[active] * parameters.abs().sum(1))
+    step = 1e-6
+    for index in (1, 19, 24):  # a power, a gate, a weight of the NAU: by differences
+        moved = parameters.clone()
+        moved[:, index] += step
+        up, _ = work.closure(moved, active)
+        moved[:, index] -= 2 * step
+        down, _ = work.closure(moved, active)
+        torch.testing.assert_close((up - down) / (2 * step), gradient[:, index], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", fsir.MODELS)
+def test_training_lowers_the_loss_in_both_phases_and_resumes(model: str) -> None:
+    whole = batch(model).make(batch(model))
+    every = torch.arange(4)
+    first, _ = whole.closure(whole.parameters, every)
+    whole.advance(STEPS)
+    middle, _ = whole.closure(whole.parameters, every)
+    assert (middle < first).sum() >= 3
+    whole.advance(ITERATIONS)
+    rows, tensors = whole.results()
+    last, _ = whole.closure(tensors["parameters"], every)
+    assert (last < middle).all()
+    assert [row["beta"] for row in rows] == list(fsir.BETAS)
+    assert all(0 < row["n_params"] <= fsir.size(model, 6) and row["iterations"] <= ITERATIONS for row in rows)
+
+    for stop in (STEPS - 2, STEPS + 2):
+        begun, resumed = batch(model).make(batch(model)), batch(model).make(batch(model))
+        begun.advance(stop)
+        resumed.restore(begun.state())
+        resumed.advance(STEPS + ITERATIONS - stop)
+        assert resumed.results()[0] == rows
+
+
+@pytest.mark.parametrize("model", fsir.MODELS)
+def test_no_run_depends_on_the_others(model: str) -> None:
+    few, many = batch(model), batch(model, runs=3)
+    works = few.make(few), many.make(many)
+    for work in works:
+        work.advance(work.total)
+    alone = {(row["beta"], row["run"]): row for row in works[0].results()[0]}
+    together = {(row["beta"], row["run"]): row for row in works[1].results()[0]}
+    assert all(together[key] == row for key, row in alone.items())
+
+
+def test_a_model_that_diverges_stays_and_disturbs_nobody() -> None:
+    work, undisturbed = (batch("RealNPU").make(batch("RealNPU")) for _ in range(2))
+    work.parameters[1, -18:] = 1e200
+    work.advance(work.total)
+    undisturbed.advance(work.total)
+    rows, expected = work.results()[0], undisturbed.results()[0]
+    assert not torch.isfinite(torch.tensor(rows[1]["mse"]))
+    assert rows[1]["iterations"] == 0
+    assert [row for k, row in enumerate(rows) if k != 1] == [row for k, row in enumerate(expected) if k != 1]
+
+
+def test_variants_and_integrators_differ() -> None:
+    found = set()
+    for integrator, variant in (("euler", "code"), ("euler", "paper"), ("rk4", "code")):
+        work = batch("RealNPU", integrator=integrator, variant=variant).make(
+            batch("RealNPU", integrator=integrator, variant=variant)
+        )
+        work.advance(3)
+        found.add(float(work.errors(work.parameters)[0]))
+    assert len(found) == 3
+
+
+# ---- the report ----------------------------------------------------------------------------------------------------
+
+
+def test_published_front_is_recomputed() -> None:
+    rows = fsir_report.paper_rows()
+    found = fsir_report.front(fsir_report.of(rows, "NPU"))
+    assert [row["n_params"] for row in found] == [18, 19, 20, 50, 57, 83, 84, 109, 136]
+    assert [row["n_params"] for row in fsir_report.front(fsir_report.of(rows, "RealNPU"))] == [17]
+    dense = fsir_report.front(fsir_report.of(rows, "Dense"))
+    assert [row["n_params"] for row in dense] == [26, 29, 30, 70, 76]
+    assert fsir_report.dominates(found, dense)
+    assert not fsir_report.dominates(dense, found)
+
+
+def test_verdicts_on_the_published_numbers() -> None:
+    rows = fsir_report.paper_rows()
+    assert [check.what for check in fsir_report.checks(rows) if not check.reached] == []
+    worse = [{**row, "mse": 10 * row["mse"]} for row in rows]
+    failed = {check.what for check in fsir_report.checks(worse) if not check.reached}
+    assert {"NPU, least error", "NPU, median", "RealNPU with at most 20 parameters, least error"} <= failed
+
+
+def test_true_equation_reads_as_written() -> None:
+    pytest.importorskip("sympy", reason="sympy is not installed")
+    ds, di, dr = fsir_report.equations("RealNPU", 3, fsir.truth()[0])
+    assert ds.startswith("dS/dt = ")
+    assert "0.06*sqrt(I)*sqrt(S)" in ds.replace("sqrt(I*S)", "sqrt(I)*sqrt(S)")
+    assert "0.05*I" in di
+    assert "0.01*R" in dr
+
+
+@pytest.mark.parametrize("integrator", ["euler", "rk4"])
+def test_quick_from_end_to_end(integrator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsir, "QUICK_STEPS", 2)
+    monkeypatch.setattr(fsir, "QUICK_ITERATIONS", 2)
+    monkeypatch.setattr(fsir, "QUICK_WIDTHS", (6,))
+    words = ["fsir", "--quick", "--integrator", integrator, "--out", str(tmp_path), "--jobs", "1"]
+    assert main(words) == 0
+    name = "fsir" if integrator == "euler" else "fsir_rk4"
+    comments, rows = tables.read(tmp_path / f"{name}.csv")
+    assert list(rows[0]) == list(fsir.COLUMNS)
+    assert len(rows) == (12 if integrator == "euler" else 8)
+    assert any("wall time" in comment for comment in comments)
+    models = json.loads((tmp_path / f"{name}_models.json").read_text())
+    assert len(models["RealNPU"]["parameters"]) == fsir.size("RealNPU", 6)
+    text = (tmp_path / "report.md").read_text()
+    assert "## Fractional SIR model" in text
+    assert "| NPU |" in text
