@@ -1,6 +1,7 @@
-"""The experiments of "Neural Power Units" on the Neural Power Unit, a layer.
+"""The experiments of "Neural Power Units" on the Neural Power Unit, a layer, and the field's benchmark.
 
     python -m benchmarks.paper {gradient-surface,simple,large,fsir,all,report}
+    python -m benchmarks.paper single-module [--recipe plain|fixed|best]
 
 Stop it at any time, with Ctrl-C or harder; the same command goes on from there. On several machines:
 
@@ -20,12 +21,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.paper import fsir, gradient_surface, large, report, simple, workers
+from benchmarks.paper import fsir, gradient_surface, large, report, simple, single_module, workers
 from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.session import Session
 from benchmarks.paper.workers import Place
 
-EXPERIMENTS = ("gradient-surface", "simple", "large", "fsir")
+EXPERIMENTS = ("gradient-surface", "simple", "large", "fsir")  # of the paper, what "all" runs
 DEFAULT_FOLDER = Path("benchmarks/out/paper")
 WORK = "work"  # the folder within for checkpoints and finished batches
 
@@ -69,7 +70,11 @@ def _cores() -> int:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     description = "The experiments of the paper, with their tables and figures."
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=description)
-    parser.add_argument("experiment", choices=[*EXPERIMENTS, "all", "report"], help="report: only from existing tables")
+    parser.add_argument(
+        "experiment",
+        choices=[*EXPERIMENTS, "single-module", "all", "report"],
+        help="all: of the paper; report: only from existing tables",
+    )
     parser.add_argument("--seeds", type=_positive, metavar="N", help="runs per model and task; default: as published")
     parser.add_argument("--quick", action="store_true", help="few steps and seeds: does it run?")
     parser.add_argument("--variant", choices=["code", "paper"], default="code", help="what the authors ran, or wrote")
@@ -78,8 +83,23 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes; default: one per core, on a GPU one")
     parser.add_argument("--integrator", choices=["euler", "rk4"], default="euler", help="fsir: default as published")
     parser.add_argument("--insert", type=Path, metavar="FILE", help="with report: also renew the tables in FILE")
+    single = parser.add_argument_group("single-module")
+    recipes, units, operations = list(single_module.RECIPES), single_module.UNITS, list(single_module.OPERATIONS)
+    single.add_argument("--recipe", choices=recipes, help="how the layers are trained; default: plain")
+    single.add_argument("--units", nargs="+", choices=units, metavar="UNIT", help=f"only these: {', '.join(units)}")
+    single.add_argument("--operations", nargs="+", choices=operations, metavar="OP", help=", ".join(operations))
     options = parser.parse_args(argv)
     place = Place.find()
+    if options.experiment == "single-module":
+        options.recipe = options.recipe or "plain"
+        unknown = sorted(set(options.units or ()) - set(single_module.RECIPES[options.recipe]))
+        if unknown:
+            parser.error(f"argument --units: recipe {options.recipe} has no {', '.join(unknown)}")
+        if options.variant != "code":
+            parser.error("argument --variant: single-module has one variant only")
+    for name in ("recipe", "units", "operations"):
+        if options.experiment != "single-module" and getattr(options, name) is not None:
+            parser.error(f"argument --{name}: only for single-module, got {options.experiment}")
     if place.size > 1 and options.jobs is not None:
         parser.error("argument --jobs: torchrun starts the processes; use its --nproc-per-node")
     if options.insert is not None and (options.experiment != "report" or not options.insert.is_file()):
@@ -92,6 +112,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def plan(experiment: str, options: argparse.Namespace) -> list[Batch]:
     """The batches of an experiment."""
     quick, seeds, common = options.quick, options.seeds, (options.variant, options.device)
+    if experiment == "single-module":
+        return single_module_plan(options, options.recipe, options.units, options.operations)
     if experiment == "gradient-surface":
         return gradient_surface.batches(seeds or gradient_surface.SEEDS, *common)
     if experiment == "simple":
@@ -109,6 +131,18 @@ def table_name(experiment: str, options: argparse.Namespace) -> str:
     return f"{experiment}-rk4" if experiment == "fsir" and options.integrator == "rk4" else experiment
 
 
+def single_module_plan(
+    options: argparse.Namespace,
+    recipe: str,
+    units: Sequence[str] | None = None,
+    operations: Sequence[str] | None = None,
+) -> list[Batch]:
+    """The batches of a recipe of the single-module benchmark, or some of them."""
+    seeds = options.seeds or (single_module.QUICK_SEEDS if options.quick else single_module.SEEDS)
+    steps = single_module.QUICK_STEPS if options.quick else single_module.STEPS
+    return single_module.batches(recipe, seeds, steps, options.device, units, operations)
+
+
 # ---- one experiment after the other ------------------------------------------------------------------------------
 
 
@@ -116,7 +150,10 @@ def perform(experiment: str, options: argparse.Namespace, place: Place, folder: 
     """Run one experiment to its table; False if somebody stopped it."""
     batches = plan(experiment, options)
     processes = place.size if place.size > 1 else min(options.jobs, len(batches))
-    session = Session(table_name(experiment, options), options, batches, folder, processes)
+    parts = [batches]
+    if experiment == "single-module":  # one table for all recipes
+        parts = [single_module_plan(options, recipe) for recipe in single_module.RECIPES]
+    session = Session(table_name(experiment, options), options, batches, folder, processes, parts)
     complete = workers.run(
         experiment, batches, folder, options.jobs, session.announce, session.wall, store=store, place=place
     )

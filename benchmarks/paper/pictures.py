@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.paper import fsir_pictures, fsir_report, gradient_surface, published, simple
+from benchmarks.paper import fsir_pictures, fsir_report, gradient_surface, published, simple, single_module_pictures
 from benchmarks.paper.runner import Batch
 
 Rows = Sequence[dict[str, Any]]
@@ -21,6 +21,7 @@ FILES = {
     "large": "pareto.png",
     "fsir": "fsir.png",
     "fsir-rk4": "fsir_rk4.png",
+    "single-module": "single_module.png",
 }
 COLORS = {"NPU": "tab:blue", "RealNPU": "tab:orange", "NMU": "tab:green", "NALU": "tab:red", "NaiveNPU": "tab:purple"}
 
@@ -119,6 +120,8 @@ def draw(name: str, results: Sequence[tuple[Batch, dict[str, Any]]], options: ar
     elif name in fsir_report.MODELS_FILES:
         rows = [row for _, result in results for row in result["rows"]]
         fsir_pictures.draw(rows, options.out / fsir_report.MODELS_FILES[name], path)
+    elif name == "single-module":
+        single_module_pictures.draw([row for _, result in results for row in result["rows"]], path)
     else:
         pareto([row for _, result in results for row in result["rows"]], path)
     return True

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper import fsir_report, gradient_surface, large, pictures, published, simple, tables
+from benchmarks.paper import (
+    fsir_report,
+    gradient_surface,
+    large,
+    pictures,
+    published,
+    simple,
+    single_module_report,
+    tables,
+)
 from benchmarks.paper.published import SIGNS, Check
 from benchmarks.paper.runner import write_file
 from benchmarks.paper.summary import mad, mean, median, number, standard_error
@@ -23,6 +32,7 @@ FILES = {
     "large": "large.csv",
     "fsir": "fsir.csv",
     "fsir-rk4": "fsir_rk4.csv",
+    "single-module": "single_module.csv",
 }
 SOLVED = 0.01  # of the mean size of the right answers on the test grid
 
@@ -185,12 +195,18 @@ SECTIONS: dict[str, tuple[str, Callable[[Rows], str], Callable[[Rows], list[Chec
     "large": ("Large scale arithmetic task", large_section, published.large_checks),
     "fsir": ("Fractional SIR model", fsir_report.section, fsir_report.checks),
     "fsir-rk4": ("Fractional SIR model, accurate integrator", fsir_report.section, fsir_report.accurate_checks),
+    "single-module": (
+        "The field's single-module benchmark",
+        single_module_report.section,
+        single_module_report.checks,
+    ),
 }
 SHORT_TABLES = {
     "gradient-surface": gradient_surface_table,
     "simple": simple_table,
     "large": large_table,
     "fsir": fsir_report.table,
+    "single-module": single_module_report.short_table,
 }
 
 
@@ -225,7 +241,7 @@ def write(folder: Path) -> Path:
 def is_full(comments: Sequence[str]) -> bool:
     """Whether a table is of complete, full runs of the authors' code: only then the paper's numbers are asked of it."""
     text = " ".join(comments)
-    return "variant code" in text and "quick" not in text and "incomplete" not in text
+    return not any(word in text for word in ("variant paper", "quick", "incomplete"))
 
 
 def insert(folder: Path, target: Path) -> list[str]:

@@ -6,16 +6,36 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.paper import eager, fsir, fsir_report, gradient_surface, large, pictures, report, simple, tables
+from benchmarks.paper import (
+    eager,
+    fsir,
+    fsir_report,
+    gradient_surface,
+    large,
+    pictures,
+    report,
+    simple,
+    single_module,
+    tables,
+)
 from benchmarks.paper.runner import Batch, Folder, write_file
+from benchmarks.paper.single_module_report import key
 from benchmarks.paper.workers import duration
 from npu_kernels.env import environment
 
-MODULES = {"gradient-surface": gradient_surface, "simple": simple, "large": large, "fsir": fsir, "fsir-rk4": fsir}
+MODULES = {
+    "gradient-surface": gradient_surface,
+    "simple": simple,
+    "large": large,
+    "fsir": fsir,
+    "fsir-rk4": fsir,
+    "single-module": single_module,
+}
 ORDER = ["add", "mul", "div", "sqrt", "NPU", "RealNPU", "NMU", "NALU", "iNALU", "NaiveNPU", "Dense"]
 
 
@@ -29,6 +49,7 @@ class Session:
         batches: all of the experiment, in the order of the table.
         folder: the runner's.
         processes: how many work, for the table's comments.
+        parts: all batches that share the table, those with one clock together; what is done of them is in the table.
     """
 
     name: str
@@ -36,12 +57,23 @@ class Session:
     batches: Sequence[Batch]
     folder: Folder
     processes: int
+    parts: Sequence[Sequence[Batch]]
     results: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the batch's name
 
     def __post_init__(self) -> None:
         self.start = time.monotonic()
-        self._clock = self.folder.path / f"{min(batch.name for batch in self.batches)}.seconds"
-        self._before = float(self._clock.read_text()) if self._clock.exists() else 0.0
+        own = {batch.name for batch in self.batches}
+        self._part = next(part for part in self.parts if own <= {batch.name for batch in part})
+        self._before = self._seconds(self._part)
+        self._others = [b for part in self.parts for b in part if b.name not in own and self.folder.is_done(b)]
+        self.results.update((batch.name, self.folder.result(batch)) for batch in self._others)
+
+    def _clock(self, part: Sequence[Batch]) -> Path:
+        return self.folder.path / f"{min(batch.name for batch in part)}.seconds"
+
+    def _seconds(self, part: Sequence[Batch]) -> float:
+        clock = self._clock(part)
+        return float(clock.read_text()) if clock.exists() else 0.0
 
     def announce(self, batch: Batch, result: dict[str, Any]) -> None:
         """Print the rows of a finished batch and add them to the table."""
@@ -64,17 +96,20 @@ class Session:
 
     def pairs(self) -> list[tuple[Batch, dict[str, Any]]]:
         """The finished batches, in the order of the table."""
-        return [(batch, self.results[batch.name]) for batch in self.batches if batch.name in self.results]
+        known = [*self._others, *self.batches]
+        return [(batch, self.results[batch.name]) for batch in known if batch.name in self.results]
 
     def wall(self) -> float:
         """Seconds of all commands that worked on these batches until now, the idle time between them not."""
         wall = self._before + time.monotonic() - self.start
-        write_file(self._clock, lambda file: file.write(f"{wall:.1f}".encode()))
+        write_file(self._clock(self._part), lambda file: file.write(f"{wall:.1f}".encode()))
         return wall
 
     def _write(self, wall: float) -> None:
         rows = [row for _, result in self.pairs() for row in result["rows"]]
-        if self.name in ("simple", "large"):
+        if self.name == "single-module":
+            rows.sort(key=key)
+        elif self.name in ("simple", "large"):
             rows.sort(key=lambda row: (ORDER.index(row.get("task", "add")), ORDER.index(row["model"]), row["seed"]))
         path = self.options.out / report.FILES[self.name]
         tables.write(path, self._comments(wall), MODULES[self.name].COLUMNS, rows)
@@ -82,17 +117,37 @@ class Session:
     def _comments(self, wall: float) -> list[str]:
         """What, where, how long."""
         facts, options, pairs = environment(), self.options, self.pairs()
-        missing = len(self.batches) - len(pairs)
+        missing = sum(batch.name not in self.results for batch in self.batches)
         seconds = sum(result["seconds"] for _, result in pairs)
         device = facts["cuda"] if torch.device(options.device).type == "cuda" else facts["cpu instruction set"]
         lines = [
-            f"{self.name}, variant {options.variant}"
+            self.name
+            + ("" if self.name == "single-module" else f", variant {options.variant}")
             + (", quick: few steps" if options.quick else "")
             + (f", incomplete: {missing} of {len(self.batches)} batches are missing" if missing else ""),
             f"{facts['processor']}, {facts['cores']} cores, {device}, {facts['system']}",
             f"npu_kernels {facts['npu_kernels']}, torch {facts['torch']}, Python {facts['python']}",
-            f"wall time {duration(wall)} with {self.processes} processes; {duration(seconds)} of work in all",
         ]
+        if self.name == "single-module":
+            return [*lines, *self._recipes(wall)]
+        lines.append(f"wall time {duration(wall)} with {self.processes} processes; {duration(seconds)} of work in all")
         if self.name == "simple" and not missing:
             lines += eager.compare(self.folder, self.batches, seconds)
         return lines
+
+    def _recipes(self, wall: float) -> list[str]:
+        """A line for each recipe of the single-module benchmark."""
+        lines = []
+        for part in self.parts:
+            found = [self.results[batch.name] for batch in part if batch.name in self.results]
+            if not found:
+                continue
+            rows = [row for result in found for row in result["rows"]]
+            passed = duration(wall if part is self._part else self._seconds(part))
+            work = sum(result["seconds"] for result in found)
+            lines.append(
+                f"recipe {rows[0]['recipe']}: {len(found)} units and operations, {len(rows)} runs, "
+                f"{sum(row['steps'] for row in rows):.3g} model-steps; wall time {passed}, {duration(work)} of work "
+                f"({1e6 * work / sum(row['steps'] for row in rows):.2g} µs a model-step)"
+            )
+        return [*lines, f"the latest command ran {self.processes} processes"]

@@ -64,3 +64,13 @@ def number(value: float, digits: int = 3) -> str:
         return f"{value:.{places}f}"
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+def wilson(count: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """What a share lies in with 95 % confidence, of which `count` of `total` trials were seen: Wilson's interval."""
+    if total == 0:
+        return 0.0, 1.0
+    share, spread = count / total, z * z / total
+    centre = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,387 @@
+"""The field's single-module benchmark: one layer with two inputs learns `a op b` on a range and is tested beyond it.
+
+Mistry, Farrahi, Hare, "A Primer for Neural Arithmetic Logic Modules", JMLR 2022, and "Exploring the Learning Mechanisms
+of Neural Division Modules", TMLR 2022; as the code of both does it (github.com/bmistry4/nalm-benchmark, nalm-division):
+
+    data     128 fresh rows a step, both inputs uniform on the range; validation: 10,000 rows of the same range, test:
+             10,000 rows of the extrapolation range, the same for all seeds
+    steps    50,000 of Adam; before the first and after every 1000th the validation and the test error are noted
+    result   the test error where the validation error is least; solved at: the first noted test error below 1e-5
+
+    NPUs     rate 0.005; Glorot, gates 1/2, imaginary parts 0; L1 with beta 1e-7 (÷: 1e-9), ten times more after 10,000
+             and after 20,000 steps. Recipe fixed, "all three fixes": weights from U(-1/2, 1/2); weights projected to
+             [-1, 1], gates to [0, 1]; over the last fifth a growing penalty, mean min(|w|, |1 - |w||) of every tensor
+    NMU      rate 0.001; U(1/4, 3/4), projected to [0, 1]; from 20,000 to 35,000 growing to 10 mean min(|w|, |1 - |w||)
+    NAU      rate 0.001; U(-1/2, 1/2), projected to [-1, 1]; the same penalty, growing to 0.01
+    NALU     rate 0.001; U(-9.47, 9.47), gate Glorot; no bias, eps 1e-7
+    iNALU    rate 0.001; weights around 0.88, masks around 0.5, gate around 0, spread 0.2, uniform; gradients clipped to
+             0.1. Not: its penalty and its new starts; its gate here depends on the input
+
+All models of a unit and an operation, 25 seeds on 9 ranges, train in one call. A seed has one start and one stream of
+uniform numbers, which every range scales to itself, as in the published code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.paper import layers, tables
+from benchmarks.paper.models import Start, default_start, start_
+from benchmarks.paper.optimizers import Adam
+from benchmarks.paper.published import FOLDER
+from benchmarks.paper.runner import Batch
+from benchmarks.paper.streams import stream
+from benchmarks.paper.training import Buffer, Rows, Training
+from npu_kernels import NMU, NPU, NaiveNPU, RealNPU, iNALU
+from npu_kernels.layers.base import Unit as Layer
+from npu_kernels.training import project_
+
+ROWS = 128
+STEPS, QUICK_STEPS = 50_000, 500
+SEEDS, QUICK_SEEDS = 25, 2
+LOOKS = 50  # how often the errors are noted in a training
+POINTS = 10_000  # of a validation or test set
+PIECE = 1_000  # of them at once
+BLOCK = 50  # steps whose rows are drawn at once
+COLUMNS = ("unit", "op", "range", "recipe", "seed", "test_mse", "solved", "solved_at", "sparsity", "last_mse", "steps")
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where the inputs come from: in training, and in the test (each input from one of the intervals)."""
+
+    train: Interval
+    test: tuple[Interval, ...]
+
+
+RANGES = {
+    "[-20,-10]": Range((-20, -10), ((-40, -20),)),
+    "[-2,-1]": Range((-2, -1), ((-6, -2),)),
+    "[-1.2,-1.1]": Range((-1.2, -1.1), ((-6.1, -1.2),)),
+    "[-0.2,-0.1]": Range((-0.2, -0.1), ((-2, -0.2),)),
+    "[-2,2]": Range((-2, 2), ((-6, -2), (2, 6))),
+    "[0.1,0.2]": Range((0.1, 0.2), ((0.2, 2),)),
+    "[1,2]": Range((1, 2), ((2, 6),)),
+    "[1.1,1.2]": Range((1.1, 1.2), ((1.2, 6),)),
+    "[10,20]": Range((10, 20), ((20, 40),)),
+}
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mul": torch.mul,
+    "div": torch.div,
+    "add": torch.add,
+    "sub": torch.sub,
+}
+L1 = {"mul": 1e-7, "div": 1e-9, "add": 1e-7, "sub": 1e-7}  # the first beta; that of + and - is the one of x
+THRESHOLDS = ("fixed", "off_1e-4", "off_1e-5")  # columns of published/single_module_thresholds.csv
+
+
+def thresholds(name: str) -> dict[tuple[str, str], float]:
+    """(operation, range) to the test error below which a run counts as solved."""
+    rows = tables.read(FOLDER / "single_module_thresholds.csv")[1]
+    return {(row["op"], row["range"]): row[name] for row in rows}
+
+
+# ---- units and recipes -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer, and how the field trains it.
+
+    Args:
+        make: the layer of so many models.
+        rate: Adam's.
+        starts: of the parameters that do not start as in the paper.
+        l1: whether all parameters have the L1 penalty.
+        penalty: of weights that are neither 0 nor 1 in size: its final weight, and the shares of the steps between
+            which it grows from 0.
+        project: whether weights and gates are clamped into their intervals after each step.
+        clip: largest gradient.
+        cost: expected microseconds of a step of 225 models, for the time left only.
+    """
+
+    make: Callable[[int], Layer]
+    rate: float = 0.001
+    starts: dict[str, Start] | None = None
+    l1: bool = False
+    penalty: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    project: bool = False
+    clip: float = math.inf
+    cost: int = 600
+
+
+def _around(centre: float) -> Start:
+    """The uniform distribution with the standard deviation 0.2."""
+    return centre - 0.2 * math.sqrt(3), centre + 0.2 * math.sqrt(3)
+
+
+_HALF = {"weight_re": (-0.5, 0.5)}
+_WIDE = 1 / (1 - math.sqrt(0.8))  # tanh(w) sigmoid(m) of U(-r, r) then has the variance 2 / 5
+_FIXES: dict[str, Any] = {"starts": _HALF, "penalty": (1.0, 0.8, 1.0), "project": True}
+_NPUS: dict[str, Callable[[int], Layer]] = {
+    "NPU": lambda k: NPU(2, 1, num_models=k),
+    "RealNPU": lambda k: RealNPU(2, 1, num_models=k),
+    "NaiveNPU": lambda k: NaiveNPU(2, 1, num_models=k),
+}
+
+RECIPES: dict[str, dict[str, Unit]] = {
+    "plain": {
+        **{name: Unit(make, 0.005, l1=True) for name, make in _NPUS.items()},
+        "NMU": Unit(
+            lambda k: NMU(2, 1, num_models=k, clip=False),
+            starts={"weight": (0.25, 0.75)},
+            penalty=(10.0, 0.4, 0.7),
+            project=True,
+            cost=450,
+        ),
+        "NAU": Unit(
+            lambda k: layers.NAU(2, 1, num_models=k, clip=False),
+            starts={"weight": (-0.5, 0.5)},
+            penalty=(0.01, 0.4, 0.7),
+            project=True,
+            cost=330,
+        ),
+        "NALU": Unit(
+            lambda k: layers.NALU(2, 1, num_models=k, eps=1e-7),
+            starts={"weight": (-_WIDE, _WIDE), "mask": (-_WIDE, _WIDE)},
+            cost=1000,
+        ),
+        "iNALU": Unit(
+            lambda k: layers.iNALU(2, 1, num_models=k),
+            starts={
+                **{name: _around(0.88) for name in ("weight_add", "weight_mul")},
+                **{name: _around(0.5) for name in ("mask_add", "mask_mul")},
+                "gate_weight": _around(0.0),
+            },
+            clip=0.1,
+            cost=1800,
+        ),
+    },
+    "fixed": {name: Unit(make, 0.005, l1=True, **_FIXES) for name, make in _NPUS.items()},
+}
+UNITS = tuple(RECIPES["plain"])
+
+
+def l1_beta(step: int, steps: int, first: float) -> float:
+    """The weight of the L1 penalty at a step (from 1): ten times more after a fifth and after two fifths of them."""
+    return first * 10.0 ** min(2, 5 * (step - 1) // steps)
+
+
+def ramp(step: int, steps: int, begin: float, end: float) -> float:
+    """The share of the late penalty's final weight at a step (from 1)."""
+    return min(1.0, max(0.0, ((step - 1) / steps - begin) / (end - begin)))
+
+
+def slope(w: Tensor) -> Tensor:
+    """The derivative of min(|w|, |1 - |w||)."""
+    size = w.abs()
+    return torch.where(size < 0.5, 1.0, (size - 1).sign()).mul_(w.sign())
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+
+
+def points(kind: str, device: torch.device) -> Tensor:
+    """The "validation" or "test" rows of every range, ``[R, 10000, 2]`` float32."""
+    found = []
+    for index, there in enumerate(RANGES.values()):
+        intervals = torch.tensor([there.train] if kind == "validation" else there.test, dtype=torch.float64)
+        draws = torch.rand(POINTS, 2, generator=stream(f"single module {kind}", index), dtype=torch.float64)
+        which = (draws * len(intervals)).long()  # of the intervals, all of one width; what is left is uniform again
+        low, high = intervals[which].unbind(-1)
+        found.append((draws * len(intervals) - which) * (high - low) + low)
+    return torch.stack(found).float().to(device)
+
+
+class Data:
+    """Fresh rows for each step, seed and range, from the stream ("single module data", seed, block of steps).
+
+    The float32 draws are multiples of 2^-24; the inputs are the middles between them, so that no divisor is 0.
+    """
+
+    def __init__(self, seeds: Sequence[int], op: str, device: torch.device) -> None:
+        self.seeds, self.operation = seeds, OPERATIONS[op]
+        ends = torch.tensor([there.train for there in RANGES.values()], dtype=torch.float64)
+        width = ends[:, 1] - ends[:, 0]
+        self.width = width.float().view(1, -1, 1, 1).to(device)
+        self.low = (ends[:, 0] + width * 2.0**-25).float().view(1, -1, 1, 1).to(device)
+        self._block = -1
+        self._u = torch.empty(0)  # [BLOCK, seeds, 1, ROWS, 2]
+        self._x = torch.empty(len(seeds), len(RANGES), ROWS, 2, device=device)
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs ``[K, ROWS, 2]``, valid until the next call, and targets ``[K, ROWS, 1]``."""
+        block, index = divmod(step - 1, BLOCK)
+        if block != self._block:
+            draws = [
+                torch.rand(BLOCK, 1, ROWS, 2, generator=stream("single module data", s, block)) for s in self.seeds
+            ]
+            self._u = torch.stack(draws, 1).to(self._x.device)
+            self._block = block
+        x = torch.addcmul(self.low, self._u[index], self.width, out=self._x).flatten(0, 1)
+        return x, self.operation(x[..., :1], x[..., 1:])
+
+
+# ---- training ----------------------------------------------------------------------------------------------------
+
+
+def sharpness(module: nn.Module) -> list[Tensor]:
+    """The weights and gates that a formula would be read from, ``[K, ...]``: as the layer uses them."""
+    named = dict(module.named_parameters())
+    if isinstance(module, iNALU):
+        return [named[f"weight_{path}"].tanh() * layers.sigmoid(named[f"mask_{path}"]) for path in ("add", "mul")]
+    if "mask" in named:
+        return [named["weight"].tanh() * layers.sigmoid(named["mask"])]
+    return [p.clamp(0, 1) if name == "gate" else p for name, p in named.items()]
+
+
+def sparsity_error(module: nn.Module) -> Tensor:
+    """How far the worst weight of each model is from 0, 1 and -1, ``[K]``: the field's sparsity error."""
+    sizes = torch.cat([w.abs().flatten(1) for w in sharpness(module)], 1)
+    return torch.minimum(sizes, (1 - sizes).abs()).amax(1)
+
+
+class SingleModule(Training):
+    """All seeds and ranges of one unit and operation in training; model k is seed k // 9 on range k % 9."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.settings, self.runs = batch.settings, batch.runs
+        self.op, steps = batch.settings["op"], batch.settings["steps"]
+        self.unit = RECIPES[batch.settings["recipe"]][batch.settings["unit"]]
+        self.device = torch.device(batch.settings["device"])
+        self.seeds = [run["seed"] for run in batch.runs]
+        self.layer = self.unit.make(len(self.runs))
+        starts = self.unit.starts or {}
+
+        def start(layer: nn.Module, name: str, parameter: Tensor) -> Start:
+            return starts.get(name) or default_start(layer, name, parameter)
+
+        start_(nn.Sequential(self.layer), self.seeds, "single module start", start)
+        self.layer.to(self.device)
+        super().__init__(
+            self.layer,
+            lambda buffer: Adam(buffer.flat, self.unit.rate),
+            Data(list(dict.fromkeys(self.seeds)), self.op, self.device),
+            steps,
+            lambda training: (self._rows(), {"parameters": self.buffer.per_model().cpu()}),
+        )
+        self.every = max(1, steps // LOOKS)
+        self.sets = [self._answered(points(kind, self.device)) for kind in ("validation", "test")]
+        # What was noted: validation error, test error, sparsity error of each model.
+        self.noted = torch.full((1 + steps // self.every, 3, len(self.runs)), math.inf, dtype=torch.float64)
+        self._note(0)
+
+    def _answered(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = x.double().unbind(-1)
+        return x, OPERATIONS[self.op](a, b)
+
+    def _step(self, step: int) -> None:
+        x, target = self.data(step)
+        y = self.module(x)
+        error = (y.detach() - target).mul_(2 / ROWS)
+        gradients = torch.autograd.grad(y, self.buffer.parameters, error)
+        with torch.no_grad():
+            for gradient, kept in zip(gradients, self.buffer.grads, strict=True):
+                kept.copy_(gradient)
+            self._penalise(self.buffer, step)
+            self.optimizer.update(self.buffer.flat, self.buffer.flat_grads, step)
+            if self.unit.project:
+                project_(self.layer, weights=1.0)
+        if step % self.every == 0:
+            self._note(step // self.every)
+
+    def _penalise(self, buffer: Buffer, step: int) -> None:
+        """Add the penalties' gradients. The mean over a tensor of a model is half a sum: all have two elements."""
+        if self.unit.l1:
+            buffer.flat_grads.add_(buffer.flat.sign(), alpha=l1_beta(step, self.total, L1[self.op]))
+        weight, *shares = self.unit.penalty
+        share = ramp(step, self.total, *shares)
+        if weight * share > 0:
+            buffer.flat_grads.add_(slope(buffer.flat), alpha=weight * share / 2)
+        if self.unit.clip < math.inf:
+            buffer.flat_grads.clamp_(-self.unit.clip, self.unit.clip)
+
+    @torch.no_grad()
+    def _note(self, index: int) -> None:
+        for row, (x, target) in enumerate(self.sets):
+            self.noted[index, row] = mean_square_error(self.layer, x, target)
+        self.noted[index, 2] = sparsity_error(self.layer)
+
+    def state(self) -> dict[str, Any]:
+        state = super().state()
+        state["noted"] = self.noted
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.noted.copy_(state["noted"])
+
+    def _rows(self) -> Rows:
+        validation, test, sparsity = self.noted.nan_to_num(nan=math.inf).unbind(1)  # [looks, K]
+        best, limit = validation.argmin(0), thresholds("fixed")
+        rows = []
+        for k, run in enumerate(self.runs):
+            below = (test[:, k] < limit[self.op, run["range"]]).nonzero()
+            error = float(test[best[k], k])
+            rows.append(
+                {
+                    "unit": self.settings["unit"],
+                    "op": self.op,
+                    "range": run["range"],
+                    "recipe": self.settings["recipe"],
+                    "seed": run["seed"],
+                    "test_mse": error,
+                    "solved": int(error < limit[self.op, run["range"]]),
+                    "solved_at": int(below[0]) * self.every if len(below) else math.nan,
+                    "sparsity": float(sparsity[best[k], k]),
+                    "last_mse": float(test[-1, k]),
+                    "steps": self.total,
+                }
+            )
+        return rows
+
+
+def mean_square_error(layer: Layer, x: Tensor, target: Tensor) -> Tensor:
+    """Of each model on the rows ``[R, N, 2]`` and answers ``[R, N]`` of its range, ``[K]``; the mean in float64."""
+    total = torch.zeros((layer.num_models or 1) // len(x), len(x), dtype=torch.float64, device=x.device)
+    for rows, answers in zip(x.split(PIECE, 1), target.split(PIECE, 1), strict=True):
+        y = layer(rows.expand(len(total), -1, -1, -1).flatten(0, 1))[..., 0]
+        total += (y.view(*total.shape, -1).double() - answers).square_().sum(2)
+    return total.flatten().cpu() / x.shape[1]
+
+
+def batches(
+    recipe: str,
+    seeds: int,
+    steps: int,
+    device: str,
+    units: Sequence[str] | None = None,
+    operations: Sequence[str] | None = None,
+) -> list[Batch]:
+    """The work of a recipe: one batch for each unit and operation."""
+    return [
+        Batch(
+            experiment="single-module",
+            label=f"{recipe}-{unit}-{op}",
+            settings={"recipe": recipe, "unit": unit, "op": op, "steps": steps, "device": device},
+            runs=tuple({"seed": seed, "range": name} for seed in range(seeds) for name in RANGES),
+            cost=steps * (150 + (how.cost - 150) * seeds / SEEDS),
+            make=make,
+        )
+        for unit, how in RECIPES[recipe].items()
+        if units is None or unit in units
+        for op in operations or OPERATIONS
+    ]
+
+
+def make(batch: Batch) -> SingleModule:
+    """The models of a batch at their start."""
+    return SingleModule(batch)

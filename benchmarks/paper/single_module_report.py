@@ -1,0 +1,143 @@
+"""What the report says about the single-module benchmark: tables, text and verdict, made from the table's rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.paper import published, single_module
+from benchmarks.paper.published import SIGNS, Check
+from benchmarks.paper.single_module import OPERATIONS, RANGES, STEPS, THRESHOLDS, UNITS
+from benchmarks.paper.summary import median, number, wilson
+
+Rows = Sequence[dict[str, Any]]
+RECIPES = ("plain", "fixed", "best")
+NAMES = {
+    "fixed": "error < 1e-5",
+    "off_1e-4": "error of a solution with weights off by 1e-4",
+    "off_1e-5": "error of a solution with weights off by 1e-5",
+}
+BEST_UNITS, BEST_SHARE, BEST_STEPS = ("RealNPU", "NPU"), 0.99, 2 * STEPS
+
+
+def sign(op: str) -> str:
+    return {**SIGNS, "sub": "-"}[op]
+
+
+def key(row: dict[str, Any]) -> tuple[int, ...]:
+    """The order of the table."""
+    places = (RECIPES, row["recipe"]), (UNITS, row["unit"]), (list(OPERATIONS), row["op"]), (list(RANGES), row["range"])
+    return *(names.index(name) for names, name in places), row["seed"]
+
+
+def cells(rows: Rows) -> dict[tuple[str, str, str, str], list[dict[str, Any]]]:
+    """(recipe, unit, operation, range) to its runs, in the table's order."""
+    found: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=key):
+        found.setdefault((row["recipe"], row["unit"], row["op"], row["range"]), []).append(row)
+    return found
+
+
+def solves(names: Sequence[str]) -> Callable[[dict[str, Any]], bool]:
+    """Whether a run's test error is below all of these thresholds."""
+    limits = [single_module.thresholds(name) for name in names]
+    return lambda row: all(row["test_mse"] < limit[row["op"], row["range"]] for limit in limits)
+
+
+def rate(runs: Rows, solved: Callable[[dict[str, Any]], bool]) -> str:
+    """A share and its interval: 0.44 (0.27-0.63)."""
+    count = sum(map(solved, runs))
+    low, high = wilson(count, len(runs))
+    return f"{count / len(runs):.2f} ({low:.2f}-{high:.2f})" if runs else "-"
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cell) + " |" for cell in [header, ["---"] * len(header), *lines]) + "\n"
+
+
+def short_table(rows: Rows) -> str:
+    """Shares of all seeds and ranges."""
+    columns = [(op, names) for op in ("mul", "div") for names in (("fixed",), THRESHOLDS)]
+    columns += [("add", ("fixed",)), ("sub", ("fixed",))]
+    tests = [(op, solves(names)) for op, names in columns]
+    titles = [f"{sign(op)}: {'all three thresholds' if len(names) > 1 else '< 1e-5'}" for op, names in columns]
+    lines = []
+    for recipe in RECIPES:
+        for unit in UNITS:
+            runs = [row for row in rows if row["recipe"] == recipe and row["unit"] == unit]
+            if runs:
+                shares = [rate([row for row in runs if row["op"] == op], test) for op, test in tests]
+                lines.append([unit, recipe, *shares, number(median([row["steps"] for row in runs]))])
+    return markdown(["layer", "recipe", *titles, "model-steps a seed"], lines)
+
+
+def by_range(rows: Rows, cell: Callable[[Rows], str]) -> str:
+    """A line for each recipe, unit and operation: the cell of each range, and of all."""
+    found, lines = cells(rows), []
+    for recipe, unit, op in dict.fromkeys(key[:3] for key in found):
+        groups = [found.get((recipe, unit, op, name), []) for name in RANGES]
+        everything = [row for group in groups for row in group]
+        lines.append([sign(op), unit, recipe, *map(cell, groups), cell(everything)])
+    return markdown(["", "layer", "recipe", *RANGES, "all"], sorted(lines, key=lambda line: "×÷+-".index(line[0])))
+
+
+def _medians(rows: Rows, column: str) -> str:
+    return by_range(rows, lambda runs: number(median([row[column] for row in runs if row["solved"]])))
+
+
+def section(rows: Rows) -> str:
+    parts = [
+        "Mistry, Farrahi and Hare's benchmark: one layer, two inputs, one output, `a op b`, trained on the range "
+        "of the heading and tested on 10,000 rows beyond it; the test error counts where the error on as many of "
+        "the training range is least. Shares of seeds that solve it, in brackets Wilson's 95 % interval; all ranges "
+        "together:\n",
+        short_table(rows),
+    ]
+    for name in THRESHOLDS:
+        test = solves([name])
+        parts += [f"Solved: {NAMES[name]}.\n", by_range(rows, partial(rate, solved=test))]
+    parts += ["Solved at step, median of the solved seeds (noted every 1000 steps).\n", _medians(rows, "solved_at")]
+    parts += ["Sparsity error, the worst weight's distance from 0, 1 and -1; median.\n", _medians(rows, "sparsity")]
+    return "\n".join(parts)
+
+
+# ---- verdict -----------------------------------------------------------------------------------------------------
+
+
+def _against(theirs: dict[str, Any], runs: Rows) -> Check:
+    """A share beside one that was found before: reached within its interval, near where the intervals overlap."""
+    low, high = wilson(theirs["solved"], theirs["seeds"])
+    count = sum(row["solved"] for row in runs)
+    mine = wilson(count, len(runs))
+    share = count / len(runs)
+    return Check(
+        f"{theirs['unit']} {sign(theirs['op'])} {theirs['recipe']}, {theirs['range']}",
+        f"{low:.2f} to {high:.2f} (found before: {theirs['solved'] / theirs['seeds']:.2f})",
+        f"{share:.2f} ({mine[0]:.2f} to {mine[1]:.2f})",
+        low <= share <= high,
+        mine[0] <= high and low <= mine[1],
+    )
+
+
+def checks(rows: Rows) -> list[Check]:
+    """The shares found before, and what is asked of the recipe `best`."""
+    found, judged = cells(rows), []
+    for theirs in published.load("single_module"):
+        runs = found.get((theirs["recipe"], theirs["unit"], theirs["op"], theirs["range"]))
+        if runs:
+            judged.append(_against(theirs, runs))
+    strictest = solves(THRESHOLDS)
+    for (recipe, unit, op, name), runs in found.items():
+        if recipe == "best" and unit in BEST_UNITS and op in ("mul", "div"):
+            share = sum(map(strictest, runs)) / len(runs)
+            what = f"{unit} {sign(op)} best, {name}: all three thresholds"
+            judged.append(Check(what, f"≥ {BEST_SHARE}", rate(runs, strictest), share >= BEST_SHARE))
+    steps = max((row["steps"] for row in rows if row["recipe"] == "best"), default=-math.inf)
+    if steps > 0:
+        judged.append(Check("best: most model-steps of a seed", f"≤ {BEST_STEPS}", number(steps), steps <= BEST_STEPS))
+    return judged

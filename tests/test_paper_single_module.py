@@ -1,0 +1,307 @@
+"""The field's single-module benchmark: data, thresholds, schedules, penalties, resuming, what the report says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.paper import published, report, single_module, single_module_report, tables
+from benchmarks.paper.__main__ import arguments, main, plan
+from benchmarks.paper.runner import Batch
+from benchmarks.paper.single_module import OPERATIONS, RANGES, RECIPES, Data, SingleModule
+from benchmarks.paper.summary import wilson
+
+CPU = torch.device("cpu")
+
+
+def batch(recipe: str, unit: str, op: str, seeds: int = 1, steps: int = 20) -> Batch:
+    return single_module.batches(recipe, seeds, steps, "cpu", [unit], [op])[0]
+
+
+# ---- data ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_rows_lie_in_their_range_and_answer_the_operation(op: str) -> None:
+    x, y = Data([3, 4], op, CPU)(1)
+    expected = {
+        "mul": x[..., 0] * x[..., 1],
+        "div": x[..., 0] / x[..., 1],
+        "add": x.sum(2),
+        "sub": x[..., 0] - x[..., 1],
+    }
+    assert torch.equal(y[..., 0], expected[op])
+    for k, there in enumerate([*RANGES.values()] * 2):
+        low, high = there.train
+        assert low - 1e-6 <= x[k].min() < low + 0.1 * (high - low)
+        assert high - 0.1 * (high - low) < x[k].max() <= high + 1e-6
+
+
+def test_rows_depend_on_seed_and_step_alone() -> None:
+    together, alone = Data([0, 7], "mul", CPU), Data([7], "mul", CPU)
+    steps = 1, 2, single_module.BLOCK, single_module.BLOCK + 1
+    found = [together(step)[0][len(RANGES) :].clone() for step in steps]
+    for step, x in reversed(list(zip(steps, found, strict=True))):  # a resumed run starts anywhere
+        assert torch.equal(alone(step)[0], x)
+    assert len({float(x.sum()) for x in found}) == len(steps)
+
+
+def test_no_divisor_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The float32 draw 1/2 is the middle of [-2, 2]: it comes about ten times in a batch's training."""
+    monkeypatch.setattr(torch, "rand", lambda *size, generator: torch.full(size, 0.5))
+    x, y = Data([0], "div", CPU)(1)
+    assert 0 < x[list(RANGES).index("[-2,2]")].abs().max() < 1e-6
+    assert y.isfinite().all()
+
+
+def test_test_rows_lie_beyond() -> None:
+    validation, test = (single_module.points(kind, CPU) for kind in ("validation", "test"))
+    assert validation.shape == test.shape == (9, 10_000, 2)
+    for k, there in enumerate(RANGES.values()):
+        low, high = there.train
+        assert low <= validation[k].min()
+        assert validation[k].max() <= high
+        inside = torch.stack([(test[k] >= a) & (test[k] <= b) for a, b in there.test])
+        assert inside.any(0).all()
+        assert (inside.float().mean((1, 2)) > 0.45).all()  # every interval is drawn from
+    signs = test[list(RANGES).index("[-2,2]")].sign()
+    assert abs(float(signs.prod(1).mean())) < 0.05  # of each input on its own
+
+
+@pytest.mark.parametrize(
+    "row", published.load("single_module_thresholds"), ids=lambda row: f"{row['op']} {row['range']}"
+)
+def test_thresholds_are_errors_of_weights_that_are_off(row: dict[str, Any]) -> None:
+    """E[(f_off - f)^2] in closed form, of independent inputs whose sizes are uniform on one interval."""
+    low, high = sorted(abs(end) for end in RANGES[row["range"]].test[-1])
+    square = (high**3 - low**3) / (3 * (high - low))
+    size, inverse = (low + high) / 2, 1 / (low * high)
+    for off in (1e-4, 1e-5):
+        expected = {
+            "add": off**2 * 2 * (square + size**2),
+            "sub": off**2 * 2 * (square + size**2),
+            "mul": (1 - (1 - off) ** 2) ** 2 * square**2,
+            "div": (1 - (1 - off) / (1 + off)) ** 2 * square * inverse,
+        }
+        assert row[f"off_{off:.0e}".replace("e-0", "e-")] == pytest.approx(expected[row["op"]], rel=1e-4)
+    assert row["fixed"] == 1e-5
+
+
+# ---- training ------------------------------------------------------------------------------------------------------
+
+
+def test_schedules_are_those_of_the_published_scripts() -> None:
+    betas = [single_module.l1_beta(step, 50_000, 1e-9) for step in (1, 10_000, 10_001, 20_000, 20_001, 50_000)]
+    assert betas == pytest.approx([1e-9, 1e-9, 1e-8, 1e-8, 1e-7, 1e-7])
+    shares = [single_module.ramp(step, 50_000, 0.8, 1.0) for step in (1, 40_001, 45_001, 50_000)]
+    assert shares == pytest.approx([0, 0, 0.5, 0.9999])
+    assert [single_module.ramp(step, 50_000, 0.4, 0.7) for step in (27_501, 40_000)] == pytest.approx([0.5, 1])
+
+
+def test_slope_is_the_derivative() -> None:
+    w = torch.linspace(-2, 2, 101, dtype=torch.float64).add(1e-3).requires_grad_()
+    torch.minimum(w.abs(), (1 - w.abs()).abs()).sum().backward()
+    assert torch.equal(single_module.slope(w.detach()), w.grad)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "unit", "op"), [("plain", "NPU", "div"), ("fixed", "RealNPU", "mul"), ("plain", "NMU", "mul")]
+)
+def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
+    """Against autograd of the loss with its penalties and torch's Adam."""
+    work = SingleModule(batch(recipe, unit, op, steps=40))
+    how, models = RECIPES[recipe][unit], len(RANGES)
+    twin = how.make(models)
+    twin.load_state_dict(work.layer.state_dict())
+    optimizer = torch.optim.Adam(twin.parameters(), how.rate)
+    data = Data([0], op, CPU)
+    for step in range(1, 41):
+        x, y = data(step)
+        loss = (twin(x) - y).square().mean((1, 2)).sum()
+        for p in twin.parameters() if how.l1 else ():
+            loss = loss + single_module.l1_beta(step, 40, single_module.L1[op]) * p.abs().sum()
+        weight, begin, end = how.penalty
+        for p in twin.parameters():
+            late = torch.minimum(p.abs(), (1 - p.abs()).abs()).flatten(1).mean(1).sum()
+            loss = loss + weight * single_module.ramp(step, 40, begin, end) * late
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if how.project:
+            single_module.project_(twin, weights=1.0)
+    work.advance(40)
+    for mine, theirs in zip(work.buffer.views, twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_fixed_starts_small_and_stays_in_its_intervals() -> None:
+    work = SingleModule(batch("fixed", "NPU", "div", steps=30))
+    weight, gate = work.layer.weight_re, work.layer.gate
+    assert isinstance(weight, torch.Tensor)
+    assert isinstance(gate, torch.Tensor)
+    assert weight.abs().max() <= 0.5
+    weight.data.fill_(0.9999)
+    gate.data.fill_(0.001)
+    work.advance(10)
+    assert weight.abs().max() <= 1
+    assert gate.min() >= 0
+    assert gate.max() <= 1
+
+
+@pytest.mark.parametrize("unit", single_module.UNITS)
+def test_a_run_depends_on_its_seed_alone(unit: str) -> None:
+    many, one = SingleModule(batch("plain", unit, "div", seeds=3)), SingleModule(batch("plain", unit, "div", seeds=1))
+    many.advance(20)
+    one.advance(20)
+    assert torch.equal(many.buffer.per_model()[: len(RANGES)], one.buffer.per_model())
+    assert torch.equal(many.noted[..., : len(RANGES)], one.noted)
+
+
+def test_resumed_work_has_the_same_numbers(tmp_path: Path) -> None:
+    whole, first = (SingleModule(batch("fixed", "RealNPU", "mul", seeds=2, steps=100)) for _ in range(2))
+    whole.advance(100)
+    first.advance(37)
+    torch.save(first.state(), tmp_path / "state")
+    second = SingleModule(batch("fixed", "RealNPU", "mul", seeds=2, steps=100))
+    second.restore(torch.load(tmp_path / "state", weights_only=True))
+    second.advance(63)
+    assert torch.equal(whole.buffer.flat, second.buffer.flat)
+    assert torch.equal(whole.noted, second.noted)
+
+
+def exact(op: str) -> nn.Module:
+    layer = RECIPES["plain"]["RealNPU"].make(len(RANGES))
+    with torch.no_grad():
+        layer.weight_re.copy_(torch.tensor([[1.0, 1.0 if op == "mul" else -1.0]]))
+        layer.gate.fill_(1)
+    return layer
+
+
+@pytest.mark.parametrize("op", ["mul", "div"])
+def test_the_solution_meets_every_threshold(op: str) -> None:
+    x = single_module.points("test", CPU)
+    a, b = x.double().unbind(-1)
+    layer = exact(op)
+    errors = single_module.mean_square_error(layer, x, OPERATIONS[op](a, b))  # type: ignore[arg-type]
+    for name in single_module.THRESHOLDS:
+        limit = single_module.thresholds(name)
+        assert all(error < limit[op, there] for error, there in zip(errors, RANGES, strict=True))
+    assert torch.equal(single_module.sparsity_error(layer), torch.zeros(len(RANGES)))
+
+
+def test_results_are_taken_where_the_validation_error_is_least() -> None:
+    work = SingleModule(batch("plain", "RealNPU", "div", steps=50))
+    work.noted.fill_(1.0)
+    work.noted[3] = torch.tensor([[1e-3], [1e-7], [0.25]])  # solves, but another step validates better
+    work.noted[5] = torch.tensor([[1e-4], [0.5], [0.125]])
+    work.noted[7] = torch.nan
+    row = work.results()[0][0]
+    assert (row["test_mse"], row["solved"], row["solved_at"], row["sparsity"]) == (0.5, 0, 3, 0.125)
+
+
+# ---- report --------------------------------------------------------------------------------------------------------
+
+
+def test_wilson_interval() -> None:
+    assert wilson(5, 25) == pytest.approx((0.0886, 0.3913), abs=1e-4)  # as R's binom.confint(5, 25, methods = "wilson")
+    assert wilson(0, 25) == pytest.approx((0, 0.1332), abs=1e-4)
+    assert wilson(25, 25) == pytest.approx((0.8668, 1), abs=1e-4)
+    assert wilson(0, 0) == (0, 1)
+
+
+def rows(recipe: str, unit: str, op: str, solved: dict[str, int], error: float = 1e-7) -> list[dict[str, Any]]:
+    return [
+        {
+            "unit": unit,
+            "op": op,
+            "range": name,
+            "recipe": recipe,
+            "seed": seed,
+            "test_mse": error if seed < count else 1.0,
+            "solved": int(seed < count),
+            "solved_at": 1000 if seed < count else math.nan,
+            "sparsity": 1e-4,
+            "last_mse": 1.0,
+            "steps": 50_000,
+        }
+        for name, count in solved.items()
+        for seed in range(25)
+    ]
+
+
+def test_verdict_on_the_published_shares() -> None:
+    theirs = [row for row in published.load("single_module") if row["unit"] == "RealNPU" and row["op"] == "div"]
+    shares = {row["range"]: row["solved"] for row in theirs if row["recipe"] == "plain"}
+    checks = single_module_report.checks(rows("plain", "RealNPU", "div", shares))
+    assert len(checks) == 9
+    assert all(check.reached for check in checks)
+    checks = single_module_report.checks(rows("plain", "RealNPU", "div", dict.fromkeys(shares, 12)))
+    verdicts = {n: (c.reached, c.near) for n, c in zip(shares, checks, strict=True)}
+    assert verdicts["[-20,-10]"] == (False, True)  # 5 and 12 of 25: the intervals overlap
+    assert verdicts["[-2,2]"] == verdicts["[1,2]"] == (False, False)  # none, all
+
+
+def test_best_is_asked_for_all_thresholds() -> None:
+    """1e-7 is below 1e-5 everywhere and above some of the others."""
+    loose = single_module_report.checks(rows("best", "NPU", "div", dict.fromkeys(RANGES, 25)))
+    exact = single_module_report.checks(rows("best", "NPU", "div", dict.fromkeys(RANGES, 25), error=1e-11))
+    assert not any(check.reached for check in loose[:-1])
+    assert all(check.reached for check in exact)
+    assert len(exact) == 10
+
+
+def test_report_from_a_table(tmp_path: Path) -> None:
+    found = [*rows("plain", "NPU", "mul", {"[1,2]": 25}), *rows("fixed", "NPU", "mul", {"[1,2]": 5}, 1e-6)]
+    tables.write(tmp_path / "single_module.csv", ["single-module"], single_module.COLUMNS, found)
+    text = report.write(tmp_path).read_text()
+    assert "| NPU | plain | 1.00 (0.87-1.00) | 1.00 (0.87-1.00) | - | - | - | - | 50000 |" in text
+    assert "| NPU | fixed | 0.20 (0.09-0.39) | 0.00 (0.00-0.13) | - |" in text  # 1e-6 is above what 1e-5 off gives
+    assert "| × | NPU | plain | - | - | - | - | - | - | 1.00 (0.87-1.00) | - | - | 1.00 (0.87-1.00) |" in text
+    assert "NPU × plain, [1,2]" in text
+
+
+# ---- command line --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["simple", "--recipe", "plain"], "argument --recipe: only for single-module, got simple"),
+        (["large", "--units", "NPU"], "argument --units: only for single-module, got large"),
+        (["single-module", "--recipe", "wild"], "invalid choice: 'wild'"),
+        (["single-module", "--units", "NAC"], "invalid choice: 'NAC'"),
+        (["single-module", "--recipe", "fixed", "--units", "NAU"], "argument --units: recipe fixed has no NAU"),
+        (["single-module", "--variant", "paper"], "argument --variant: single-module has one variant only"),
+    ],
+)
+def test_bad_arguments_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(words)
+    assert message in capsys.readouterr().err
+
+
+def test_plan_is_the_fields(tmp_path: Path) -> None:
+    batches = plan("single-module", arguments(["single-module", "--out", str(tmp_path)]))
+    assert len(batches) == 7 * 4
+    assert all(len(b.runs) == 25 * 9 and b.settings["steps"] == 50_000 for b in batches)
+    assert len({b.name for b in batches}) == len(batches)
+
+
+def test_recipes_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_module, "QUICK_STEPS", 20)
+    common = ["--quick", "--seeds", "1", "--units", "RealNPU", "--jobs", "1", "--out", str(tmp_path)]
+    assert main(["single-module", *common, "--operations", "mul"]) == 0
+    assert main(["single-module", "--recipe", "fixed", *common]) == 0
+    comments, found = tables.read(tmp_path / "single_module.csv")
+    assert [row["recipe"] for row in found] == ["plain"] * 9 + ["fixed"] * 36
+    assert tuple(found[0]) == single_module.COLUMNS
+    assert any(
+        comment.startswith("recipe plain: 1 units and operations, 9 runs, 180 model-steps") for comment in comments
+    )
+    assert any(comment.startswith("recipe fixed: 4 units and operations, 36 runs") for comment in comments)
+    assert "× | RealNPU | fixed" in (tmp_path / "report.md").read_text()
