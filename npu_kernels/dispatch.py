@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from npu_kernels import ops, reference
+from npu_kernels import ops, reference, reference_ode
 from npu_kernels.backends import cpu
 
 BACKENDS = ("reference", "cpu", "triton")
@@ -137,6 +137,13 @@ def _run(name: str, *args: Any) -> Any:
     return outputs.contiguous() if isinstance(outputs, Tensor) else tuple(output.contiguous() for output in outputs)
 
 
+def _run_loop(name: str, *args: Any) -> Any:
+    """A time loop on a device other than the CPU: no backend has a kernel for it."""
+    return tuple(output.contiguous() for output in getattr(reference_ode, name)(*args))
+
+
+for _name in ops.TIME_LOOPS:
+    ops.library.impl(_name, functools.partial(_run_loop, _name), "CompositeExplicitAutograd")
 for _name in ops.NAMES:
     ops.library.impl(_name, functools.partial(_run, _name), "CompositeExplicitAutograd")
 cpu.load()

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import ops, reference, reference_layers
+from npu_kernels import ops, reference, reference_layers, reference_ode
 from npu_kernels.layers import NPU, NaiveNPU, RealNPU, Unit
 from npu_kernels.reference_layers import EAGER, LAYOUTS, PublishedNPU
 
@@ -225,6 +225,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
     for name in ops.NAMES:
         table[getattr(ops, name)] = getattr(reference, name)
+    for name in ops.TIME_LOOPS:
+        table[getattr(ops, name)] = getattr(reference_ode, name)
     return table
 
 

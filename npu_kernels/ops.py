@@ -6,6 +6,8 @@ keyword-only arguments, so that calling an operator costs as little as possible.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,9 +21,17 @@ SCHEMAS = (
     "nmu_forward(Tensor x, Tensor weight) -> Tensor",
     "nmu_backward(Tensor grad_y, Tensor x, Tensor weight, int needs) -> (Tensor, Tensor)",
 )
-NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)
+TIME_LOOP_SCHEMAS = (
+    "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, float[] tableau,"
+    " int steps, float dt, float eps, bool clip, bool derivatives, bool save) -> (Tensor, Tensor, Tensor)",
+    "ode_backward(Tensor? grad_trajectory, Tensor? grad_derivatives, Tensor trajectory, Tensor weight_re,"
+    " Tensor? weight_im, Tensor? gate, Tensor weight, Tensor stages, float[] tableau, float dt, float eps, bool clip,"
+    " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)  # of the layers
+TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # formulas in reference_ode
 
-for _schema in SCHEMAS:
+for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 # Looked up once: attribute access on torch.ops costs more than a small kernel's arithmetic.
@@ -29,6 +39,8 @@ npu_forward = torch.ops.npu_kernels.npu_forward.default
 npu_backward = torch.ops.npu_kernels.npu_backward.default
 nmu_forward = torch.ops.npu_kernels.nmu_forward.default
 nmu_backward = torch.ops.npu_kernels.nmu_backward.default
+ode_forward = torch.ops.npu_kernels.ode_forward.default
+ode_backward = torch.ops.npu_kernels.ode_backward.default
 
 
 def _output(x: Tensor, weight: Tensor) -> list[int]:
@@ -77,3 +89,56 @@ def _nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.register_fake("npu_kernels::nmu_backward", lib=library)
 def _nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple[Tensor, Tensor]:
     return _like(x, needs & 1, x), _like(weight, needs & 2, x)
+
+
+@torch.library.register_fake("npu_kernels::ode_forward", lib=library)
+def _ode_forward(
+    u0: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    tableau: list[float],
+    steps: int,
+    dt: float,
+    eps: float,
+    clip: bool,
+    derivatives: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    h, d = weight_re.shape[-2:]
+    trajectory = [*u0.shape[:-1], steps + 1, d]
+    models, starts = (1, *u0.shape)[-3:-1]
+    blocks = models * -(-starts // 16) if starts >= 8 else -(-models * starts // 16)  # OdeInputs::stages_shape
+    stages = [blocks, steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives, 2 * (d + h), 16]
+    return (
+        u0.new_empty(trajectory),
+        u0.new_empty(trajectory if derivatives else [0]),
+        u0.new_empty(stages if save else [0]),
+    )
+
+
+@torch.library.register_fake("npu_kernels::ode_backward", lib=library)
+def _ode_backward(
+    grad_trajectory: Tensor | None,
+    grad_derivatives: Tensor | None,
+    trajectory: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    stages: Tensor,
+    tableau: list[float],
+    dt: float,
+    eps: float,
+    clip: bool,
+    straight_through: bool,
+    needs: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return (
+        _like(trajectory[..., 0, :], needs & 1, trajectory),
+        _like(weight_re, needs & 2, trajectory),
+        _like(weight_im, needs & 4, trajectory),
+        _like(gate, needs & 8, trajectory),
+        _like(weight, needs & 16, trajectory),
+    )

@@ -137,9 +137,9 @@ def ode_backward(
         dv, *of_npu = reference.npu_backward(
             dk @ bounded, v, weight_re, weight_im, gate, y, s, eps, straight_through, 15
         )
-        for total, found in zip(grads, [*of_npu, dk.mT @ y], strict=True):
-            if total is not None:
-                total += found
+        for index, found in enumerate([*of_npu, dk.mT @ y]):
+            total = grads[index]
+            grads[index] = None if total is None else total + found
         return dv
 
     steps = trajectory.shape[-2] - 1

@@ -3,6 +3,7 @@
 // Sizes: K models, B rows, I in-features, O out-features; every array is row-major and contiguous.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace npu {
@@ -79,6 +80,56 @@ struct NmuBackward {
   T* grad_weight;   // [K, O, I]
 };
 
+// Trajectories whose stages lie beside each other: one or several registers of any instruction set.
+constexpr int64_t kOdeBlock = 16;
+
+// u' = A npu(u): K models from B starts each, rows = K B; D features, h hidden units.
+template <typename T>
+struct OdeInputs {
+  int64_t models, starts, features, hidden, steps, stages;
+  const T* weight_re;  // [K, h, D]
+  const T* weight_im;  // [K, h, D]; null: RealNPU
+  const T* gate;       // [K, D];    null: NaiveNPU
+  const T* weight;     // [K, D, h], A before the clip
+  bool clip;           // A to [-1, 1]
+  T eps;
+  const double* tableau;  // lower triangle by rows, stages (stages + 1) / 2
+  double dt;
+  bool last_stage;  // the forward computed the derivative at the last state too
+
+  // With so many, no register holds the starts of two models.
+  bool many_starts() const { return starts >= 8; }
+  // What the forward leaves for the backward: blocks, stages, values of a stage, trajectories of a block.
+  std::array<int64_t, 4> stages_shape() const {
+    const int64_t blocks = (starts + kOdeBlock - 1) / kOdeBlock, mixed = (models * starts + kOdeBlock - 1) / kOdeBlock;
+    return {many_starts() ? models * blocks : mixed, steps * stages + last_stage, 2 * (features + hidden), kOdeBlock};
+  }
+};
+
+template <typename T>
+struct OdeForward {
+  OdeInputs<T> inputs;
+  const T* u0;     // [K, B, D]
+  T* trajectory;   // [K, B, steps + 1, D]
+  T* derivatives;  // the same: A npu(u) at every state; null: not wanted
+  T* stages;       // stages_shape(), for the backward; null: not wanted
+};
+
+template <typename T>
+struct OdeBackward {
+  OdeInputs<T> inputs;
+  const T* grad_trajectory;   // [K, B, steps + 1, D]; null: zero
+  const T* grad_derivatives;  // the same
+  const T* trajectory;        // [K, B, steps + 1, D]
+  const T* stages;            // what the forward left; null: computed again from the trajectory
+  bool straight_through;
+  T* grad_u0;         // [K, B, D]; null: not wanted (likewise below)
+  T* grad_weight_re;  // [K, h, D]
+  T* grad_weight_im;  // [K, h, D]
+  T* grad_gate;       // [K, D]
+  T* grad_weight;     // [K, D, h]
+};
+
 // The kernels of one instruction set.
 template <typename T>
 struct Kernels {
@@ -86,6 +137,8 @@ struct Kernels {
   void (*npu_backward)(const NpuBackward<T>&, const Parallel&);
   void (*nmu_forward)(const NmuForward<T>&, const Parallel&);
   void (*nmu_backward)(const NmuBackward<T>&, const Parallel&);
+  void (*ode_forward)(const OdeForward<T>&, const Parallel&);
+  void (*ode_backward)(const OdeBackward<T>&, const Parallel&);
 };
 
 // The kernels in use: the best instruction set of this processor, or the one that set_isa chose.

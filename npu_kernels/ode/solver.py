@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from npu_kernels import functional
+from npu_kernels import functional, ops
 from npu_kernels.autograd import eager_only
+from npu_kernels.dispatch import backend_for
 from npu_kernels.ode import checks
+from npu_kernels.ode.function import RolloutFunction
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 from npu_kernels.reference_ode import METHODS, solve
 
@@ -50,7 +52,8 @@ def rollout(
         method: "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or "rk4_38" (the 3/8 rule, which is what
             torchdiffeq calls "rk4").
         memory: what is kept for the backward pass beside the result: "full", the stages' layer outputs, or
-            "checkpointed", about sqrt(steps) states; the rest is computed again, to the same bits.
+            "checkpointed", nothing in the fused loop, where every step starts again from the trajectory's own state,
+            and about sqrt(steps) states in the eager one; the rest is computed again, to the same bits.
         nonfinite: "raise" (`NonFiniteError` names model and step) or "keep": trajectories with inf and nan are
             returned, and do not touch those of the other models and starts.
         derivatives: return also ``model(u)`` at every state, for `interpolate`; gradients flow through it.
@@ -59,7 +62,8 @@ def rollout(
         The trajectory ``[(K,) (B,) steps + 1, D]``, or with `derivatives` a pair of such.
 
     The gradient is that of these very steps (the discrete adjoint), for u0 and all parameters; higher derivatives are
-    right too.
+    right too, computed by the eager loop. On the CPU the loop and its adjoint are one call each; on other devices,
+    under `torch.func` transforms and in forward-mode differentiation every step calls the layers.
 
     Raises TypeError for a model that is not of this kind; `rollout_any` takes any.
 
@@ -125,13 +129,30 @@ def integrate(
         )
 
     options = _Options(METHODS[method], int(steps), float(dt), eps, gate_gradient, clip, memory, derivatives)
-    trajectory, slopes = _eager(rows, weight_re, weight_im, gate, weight, options)
+    run = _fused if backend_for(u0) == "cpu" and not eager_only() else _eager
+    trajectory, slopes = run(rows, weight_re, weight_im, gate, weight, options)
     if not many:
         trajectory = trajectory.squeeze(-3)
         slopes = None if slopes is None else slopes.squeeze(-3)
     if nonfinite == "raise":
         checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, many)
     return trajectory if slopes is None else (trajectory, slopes)
+
+
+def _fused(
+    u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor, options: _Options
+) -> tuple[Tensor, Tensor | None]:
+    """One call of the C++ library."""
+    tensors = (u0, weight_re, weight_im, gate, weight)
+    tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives = options
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        straight_through, keep = gate_gradient == STRAIGHT_THROUGH, memory == "full"
+        trajectory, slopes = RolloutFunction.apply(
+            *tensors, tableau, steps, dt, eps, clip, straight_through, derivatives, keep
+        )
+    else:
+        trajectory, slopes, _ = ops.ode_forward(*tensors, tableau, steps, dt, eps, clip, derivatives, False)
+    return trajectory, slopes if derivatives else None
 
 
 def _eager(
