@@ -111,6 +111,8 @@ class _Work:
 
     def step(self, name: str, places: list[Place], options: Options) -> None:
         """Try the places, the cheapest first, and record them."""
+        if not places and any(step.name == name for step in self.steps):
+            return
         start, changes = self.error, []
         ranked = self.rank(places, options)
         while ranked:
@@ -220,7 +222,7 @@ def simplify(
     x: Tensor | None = None,
     y: Tensor | None = None,
     *,
-    steps: tuple[str, ...] = ("gates", "prune", "round"),
+    steps: tuple[str, ...] = ("gates", "prune", "round", "gates"),
     threshold: float = 1e-2,
     max_denominator: int = 4,
     tolerance: float | None = None,
@@ -234,9 +236,10 @@ def simplify(
         module: a layer of ours, a Linear, or a Sequential of these; never modified.
         x: inputs ``[B, I]`` to measure errors on.
         y: targets ``[B, O]``; None for the model's own output, so that errors are deviations from the model.
-        steps: of "gates", "prune", "round", in the order in which they are done. "gates" makes gates 0 or 1. "prune"
-            makes weights below `threshold` 0, and then everything that no output depends on any more ("unused" in the
-            record). "round" makes the weights of power units, NAU, NMU and Linear fractions.
+        steps: of "gates", "prune", "round", in the order in which they are done; a gate that is refused at first may
+            be accepted when the rest is simpler. "gates" makes gates 0 or 1. "prune" makes weights below `threshold` 0,
+            and then everything that no output depends on any more ("unused" in the record). "round" makes the weights
+            of power units, NAU, NMU and Linear fractions.
         threshold: of "prune"; with a tolerance, ``math.inf`` tries all weights.
         max_denominator: of "round".
         tolerance: None to make all changes. A number: changes are tried one by one, from the cheapest to the dearest,
