@@ -10,7 +10,8 @@ layers.py            forms of the package's layers that train fastest here
 streams.py           the random and the Sobol streams
 gradient_surface.py  simple.py  large.py  fsir.py    one experiment each: its settings, data, batches, rows
 fsir_dense.py        the dense rival in Euler's loop
-fsir_report.py  fsir_pictures.py    its part of the report
+fsir_equation.py     least_squares.py    the equation itself, by pruning and refitting
+fsir_report.py  fsir_pictures.py    their part of the report
 single_module.py  single_module_report.py  single_module_pictures.py    the field's benchmark, in the same way
 eager.py             what eager torch takes, one model at a time
 summary.py           median, MAD, mean, standard error

@@ -1,6 +1,6 @@
 """The experiments of "Neural Power Units" on the Neural Power Unit, a layer, and the field's benchmark.
 
-    python -m benchmarks.paper {gradient-surface,simple,large,fsir,all,report}
+    python -m benchmarks.paper {gradient-surface,simple,large,fsir,fsir-equation,all,report}
     python -m benchmarks.paper single-module [--recipe plain|fixed|best]
 
 Stop it at any time, with Ctrl-C or harder; the same command goes on from there. On several machines:
@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.paper import fsir, gradient_surface, large, report, simple, single_module, workers
+from benchmarks.paper import fsir, fsir_equation, gradient_surface, large, report, simple, single_module, workers
 from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.session import Session
 from benchmarks.paper.workers import Place
 
-EXPERIMENTS = ("gradient-surface", "simple", "large", "fsir")  # of the paper, what "all" runs
+EXPERIMENTS = ("gradient-surface", "simple", "large", "fsir", "fsir-equation")  # of the paper, what "all" runs
 DEFAULT_FOLDER = Path("benchmarks/out/paper")
 WORK = "work"  # the folder within for checkpoints and finished batches
 
@@ -122,6 +122,8 @@ def plan(experiment: str, options: argparse.Namespace) -> list[Batch]:
         return simple.batches(list(simple.RECIPES), seeds, steps, *common)
     if experiment == "fsir":
         return fsir.plan(quick, seeds, options.integrator, *common)
+    if experiment == "fsir-equation":
+        return fsir_equation.plan(quick, seeds, options.device)
     steps = large.QUICK_STEPS if quick else large.STEPS
     return large.batches(list(large.MODELS), seeds or (large.QUICK_SEEDS if quick else None), steps, *common)
 

@@ -29,6 +29,20 @@ def draw(rows: Sequence[dict[str, Any]], models: Path, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def draw_found(models: Path, path: Path) -> None:
+    """What the search for the equation returns: its weights, and its trajectory on the data."""
+    from benchmarks.paper.pictures import _figure
+
+    chosen = json.loads(models.read_text())
+    if "found" not in chosen:
+        return
+    figure, axes = _figure(1, 2, (11, 4.6))
+    found = {**chosen["found"], "model": "RealNPU", "integrator": "rk4", "beta": 0.0}
+    _trajectories(axes[0][0], {"RealNPU": found})
+    _diagram(axes[0][1], found)
+    figure.savefig(path, dpi=110)
+
+
 def _fronts(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
     paper = fsir_report.paper_rows()
     for model, color in COLORS.items():

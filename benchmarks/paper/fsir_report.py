@@ -11,14 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.paper import fsir, published
+from benchmarks.paper import fsir, fsir_equation, published
 from benchmarks.paper.runner import Batch, write_file
 from benchmarks.paper.summary import median, number
 from npu_kernels import NAU, NPU, RealNPU
 
 Rows = Sequence[dict[str, Any]]
 # Beside a table: its best models, for equations and pictures.
-MODELS_FILES = {"fsir": "fsir_models.json", "fsir-rk4": "fsir_rk4_models.json"}
+MODELS_FILES = {
+    "fsir": "fsir_models.json",
+    "fsir-rk4": "fsir_rk4_models.json",
+    "fsir-equation": "fsir_equation_models.json",
+}
 FEW = 20  # parameters; what counts as a very sparse model
 
 
@@ -163,6 +167,61 @@ def accurate_checks(rows: Rows) -> list[published.Check]:
     ]
 
 
+# ---- the search for the equation -------------------------------------------------------------------------------------
+
+
+def fits(row: dict[str, Any]) -> bool:
+    """Whether a start has come within the data's error, over the whole trajectory."""
+    return bool(row["error"] <= fsir_equation.LIMIT)
+
+
+def search_table(rows: Rows) -> str:
+    from benchmarks.paper.report import table as markdown
+
+    lines = []
+    for h in sorted({row["h"] for row in rows}):
+        mine = [row for row in rows if row["h"] == h]
+        right = [row for row in mine if row["found"]]
+        lines.append(
+            [
+                str(h),
+                str(len(mine)),
+                number(min(row["error"] for row in mine)),
+                f"{sum(map(fits, mine))} ({100 * sum(map(fits, mine)) / len(mine):.0f} %)",
+                f"{len(right)} ({100 * len(right) / len(mine):.0f} %)",
+                number(max(row["exponent_error"] for row in right)) if right else "-",
+                f"{100 * max(row['rate_error'] for row in right):.2g} %" if right else "-",
+            ]
+        )
+    header = ["width", "starts", "least error", "fit the data", "are the equation", "exponents off", "rates off"]
+    return markdown(header, lines)
+
+
+def equation_search_section(rows: Rows) -> str:
+    return (
+        "From the 40 points alone, by the classic Runge-Kutta method: fit, prune, refit, as "
+        "`benchmarks/paper/fsir_equation.py` says. A start fits if its whole trajectory is within "
+        f"{fsir_equation.DATA_ERROR / 2:g} of the data (root mean square), half the data's own greatest error. It is "
+        "the equation if exactly the right weights are not zero, every exponent is within 0.001 and every rate within "
+        "1 %; the last columns are the worst of those starts.\n\n" + search_table(rows)
+    )
+
+
+def equation_search_checks(rows: Rows) -> list[published.Check]:
+    right = [row for row in rows if row["found"]]
+    fitting = [row for row in rows if fits(row)]
+    chosen = min(fitting, key=lambda row: (row["h"], row["n_params"], row["error"]), default=None)
+    return [
+        published._within("starts that are the equation", len(right), 1, math.inf),
+        published._at_most("what the search returns: exponents off", _error(chosen, "exponent_error"), 1e-3),
+        published._at_most("what the search returns: rates off", _error(chosen, "rate_error"), 0.01),
+    ]
+
+
+def _error(row: dict[str, Any] | None, name: str) -> float:
+    return math.inf if row is None else row[name]
+
+
 # ---- the models behind the rows ------------------------------------------------------------------------------------
 
 
@@ -192,8 +251,22 @@ def equations(model: str, h: int, parameters: Tensor, digits: int = 4) -> list[s
 
 
 def keep_best(results: Sequence[tuple[Batch, dict[str, Any]]], path: Path) -> None:
-    """Write the parameters of each model's best run, and of the best RealNPU with few parameters."""
+    """Write the parameters of each model's best run, and of the best RealNPU with few parameters.
+
+    Of a search for the equation the choice is that of somebody who does not know it: the smallest width that fits, and
+    there the fewest parameters.
+    """
     chosen: dict[str, dict[str, Any]] = {}
+    if results[0][0].experiment == "fsir-equation":
+        found = [
+            pair for _, result in results for pair in zip(result["rows"], result["tensors"]["parameters"], strict=True)
+        ]
+        fitting = [pair for pair in found if fits(pair[0])]
+        if fitting:
+            row, parameters = min(fitting, key=lambda pair: (pair[0]["h"], pair[0]["n_params"], pair[0]["error"]))
+            chosen["found"] = {**row, "mse": row["error"], "parameters": parameters.tolist()}
+        write_file(path, lambda file: file.write(json.dumps(chosen, indent=1).encode()))
+        return
     for batch, result in results:
         for row, parameters in zip(result["rows"], result["tensors"]["parameters"], strict=True):
             names = [row["model"]]
@@ -212,6 +285,12 @@ def equation_section(path: Path) -> str:
         return ""
     chosen = json.loads(path.read_text())
     parts = []
+    if "found" in chosen:
+        best = chosen["found"]
+        lines = equations("RealNPU", best["h"], torch.tensor(best["parameters"], dtype=torch.float64), 6)
+        if lines:
+            what = f"h {best['h']}, start {best['start']}, error {number(best['error'])}, {best['n_params']} parameters"
+            parts.append(f"What the search returns ({what}):\n\n" + "\n".join(f"    {line}" for line in lines) + "\n")
     for name in ("RealNPU", "sparse RealNPU"):
         best = chosen.get(name)
         if best is None or (name != "RealNPU" and best == chosen["RealNPU"]):

@@ -21,6 +21,7 @@ FILES = {
     "large": "pareto.png",
     "fsir": "fsir.png",
     "fsir-rk4": "fsir_rk4.png",
+    "fsir-equation": "fsir_equation.png",
     "single-module": "single_module.png",
 }
 COLORS = {"NPU": "tab:blue", "RealNPU": "tab:orange", "NMU": "tab:green", "NALU": "tab:red", "NaiveNPU": "tab:purple"}
@@ -117,6 +118,8 @@ def draw(name: str, results: Sequence[tuple[Batch, dict[str, Any]]], options: ar
                 if row["model"] not in best or error < best[row["model"]][0]:
                     best[row["model"]] = error, parameters
         error_surfaces({model: best[model][1] for model in simple.RECIPES if model in best}, options.variant, path)
+    elif name == "fsir-equation":
+        fsir_pictures.draw_found(options.out / fsir_report.MODELS_FILES[name], path)
     elif name in fsir_report.MODELS_FILES:
         rows = [row for _, result in results for row in result["rows"]]
         fsir_pictures.draw(rows, options.out / fsir_report.MODELS_FILES[name], path)

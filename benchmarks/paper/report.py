@@ -32,6 +32,7 @@ FILES = {
     "large": "large.csv",
     "fsir": "fsir.csv",
     "fsir-rk4": "fsir_rk4.csv",
+    "fsir-equation": "fsir_equation.csv",
     "single-module": "single_module.csv",
 }
 SOLVED = 0.01  # of the mean size of the right answers on the test grid
@@ -200,12 +201,18 @@ SECTIONS: dict[str, tuple[str, Callable[[Rows], str], Callable[[Rows], list[Chec
         single_module_report.section,
         single_module_report.checks,
     ),
+    "fsir-equation": (
+        "Fractional SIR model: the equation itself",
+        fsir_report.equation_search_section,
+        fsir_report.equation_search_checks,
+    ),
 }
 SHORT_TABLES = {
     "gradient-surface": gradient_surface_table,
     "simple": simple_table,
     "large": large_table,
     "fsir": fsir_report.table,
+    "fsir-equation": fsir_report.search_table,
     "single-module": single_module_report.short_table,
 }
 

@@ -14,6 +14,7 @@ import torch
 from benchmarks.paper import (
     eager,
     fsir,
+    fsir_equation,
     fsir_report,
     gradient_surface,
     large,
@@ -34,6 +35,7 @@ MODULES = {
     "large": large,
     "fsir": fsir,
     "fsir-rk4": fsir,
+    "fsir-equation": fsir_equation,
     "single-module": single_module,
 }
 ORDER = ["add", "mul", "div", "sqrt", "NPU", "RealNPU", "NMU", "NALU", "iNALU", "NaiveNPU", "Dense"]
