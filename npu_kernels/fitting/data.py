@@ -1,0 +1,116 @@
+"""Rows from tensors or batches, split into training and held-out ones, and the loss's weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels.fitting.recipe import Recipe
+
+Batches = Callable[[torch.Generator], tuple[Tensor, Tensor]] | Iterable[tuple[Tensor, Tensor]]
+
+
+def stream(purpose: str, seed: int, block: int = 0) -> torch.Generator:
+    """A generator on the CPU that depends on these three alone."""
+    digest = hashlib.blake2b(f"fit:{purpose}:{seed}:{block}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def collect(function: str, batches: Any, rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows ``[N, I]`` and ``[N, O]`` from batches until there are `rows`, or the batches end."""
+    generator = stream("batches", seed)
+    if isinstance(batches, Iterable):
+        source = iter(batches)
+    elif callable(batches):
+        source = iter(lambda: batches(generator), None)
+    else:
+        raise TypeError(
+            f"{function}: x must be a tensor, batches (x, y), or a function of a torch.Generator that gives one, "
+            f"got {type(batches).__name__}"
+        )
+    found: list[tuple[Tensor, Tensor]] = []
+    while sum(len(x) for x, _ in found) < rows:
+        try:
+            batch = next(source)
+        except StopIteration:
+            break
+        if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)):
+            raise TypeError(f"{function}: a batch must be two tensors (x, y), got {type(batch).__name__}")
+        x, y = batch
+        if x.dim() != 2 or y.dim() != 2 or len(x) != len(y) or not len(x):
+            raise ValueError(
+                f"{function}: a batch must have shapes (B, I) and (B, O) with B of at least 1, "
+                f"got {tuple(x.shape)} and {tuple(y.shape)}"
+            )
+        found.append((x, y))
+    if not found:
+        raise ValueError(f"{function}: x must give at least one batch")
+    return torch.cat([x for x, _ in found])[:rows], torch.cat([y for _, y in found])[:rows]
+
+
+def check(function: str, x: Tensor, y: Tensor, dimensions: int) -> None:
+    """Raise for data that cannot be fitted: ``[N, I]`` and ``[N, O]``, with problems in front where there are three."""
+    letters = "(problems, N, {})" if dimensions == 3 else "(N, {})"
+    for name, tensor, letter in (("x", x, "in_features"), ("y", y, "out_features")):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{function}: {name} must be float32 or float64, got {tensor.dtype}")
+        if tensor.dim() != dimensions:
+            wanted = letters.format(letter)
+            raise ValueError(f"{function}: {name} must have shape {wanted}, got shape {tuple(tensor.shape)}")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{function}: {name} must be finite, got {int((~tensor.isfinite()).sum())} that are not")
+    if x.shape[:-1] != y.shape[:-1]:
+        raise ValueError(f"{function}: x and y must have the same rows, got shapes {tuple(x.shape)}, {tuple(y.shape)}")
+    if x.shape[-2] < 2:
+        raise ValueError(f"{function}: x must have at least 2 rows (one is held out), got {x.shape[-2]}")
+
+
+@dataclass
+class Rows:
+    """x, y and the loss's weights, ``[problems, N, ...]``."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+    def to(self, dtype: torch.dtype) -> Rows:
+        return Rows(self.x.to(dtype), self.y.to(dtype), self.weight.to(dtype))
+
+    def first(self, count: int) -> Rows:
+        return Rows(self.x[:, :count], self.y[:, :count], self.weight[:, :count])
+
+
+@dataclass
+class Data:
+    """Training and held-out rows of all problems, in float64."""
+
+    training: Rows
+    held_out: Rows
+
+    @classmethod
+    def split(cls, x: Tensor, y: Tensor, seeds: Sequence[int], recipe: Recipe, device: torch.device) -> Data:
+        """A problem's held-out rows depend on its seed alone; the weights on its training rows alone."""
+        count = x.shape[1]
+        held = min(count - 1, max(1, round(recipe.holdout * count)))
+        order = torch.stack([torch.randperm(count, generator=stream("split", seed)) for seed in seeds]).unsqueeze(2)
+        x = x.double().cpu().gather(1, order.expand(-1, -1, x.shape[2])).to(device)
+        y = y.double().cpu().gather(1, order.expand(-1, -1, y.shape[2])).to(device)
+        known = y[:, held:]
+        square = known.square().mean(1, keepdim=True)
+        square = square.where(square > 0, 1.0)
+        if recipe.loss == "relative":
+            middle = known.abs().median(1, keepdim=True).values.square()
+            weight = 1 / (y.square() + middle.where(middle > 0, square))
+        else:
+            weight = (1 / square).expand_as(y)
+        return cls(
+            Rows(x[:, held:].contiguous(), known.contiguous(), weight[:, held:].contiguous()),
+            Rows(x[:, :held].contiguous(), y[:, :held].contiguous(), weight[:, :held].contiguous()),
+        )

@@ -1,0 +1,193 @@
+"""Neural Power Unit, a layer: `fit`, its training helper."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels.fitting.data import Batches, check, collect
+from npu_kernels.fitting.recipe import Recipe
+from npu_kernels.fitting.result import Fit, Fits
+from npu_kernels.fitting.run import Run
+
+ROWS = 2048  # taken from batches
+CHECKPOINT_SECONDS = 30.0
+SLICE_SECONDS = 0.25  # between looks at the clock
+
+
+def fit(
+    model: nn.Module,
+    x: Tensor | Batches,
+    y: Tensor | None = None,
+    *,
+    seed: int = 0,
+    recipe: Recipe | None = None,
+    rows: int = ROWS,
+    progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Fit:
+    """Train a batch of models from many starts, and give the best one.
+
+    Many short starts in one batch, the wide ones among them past the barriers of the power units' cosine; gates
+    projected to [0, 1]; the best go on, are refined by L-BFGS in float64, and rounded to simple fractions; the model is
+    chosen by its error on held-out rows. The numbers depend on the arguments alone, not on global random states.
+
+    Args:
+        model: a module of this package's units (`torch.nn.Sequential(NPU(2, 6, num_models=64), ...)`); num_models is
+            the number of starts. It is not changed, and its parameters are not used.
+        x: rows ``[N, in_features]``, float32 or float64; or batches: an iterable of (x, y), or a function that makes
+            one from a `torch.Generator`. Some rows are kept for choosing.
+        y: targets ``[N, out_features]`` of a tensor x.
+        seed: of the starts, the held-out rows and the order of the rows, at least 0.
+        recipe: the settings, see `Recipe`.
+        rows: how many are taken from batches; they are drawn once.
+        progress: show a line; None: if stderr is a terminal.
+        checkpoint: a file. If it is there, the fit goes on from it, to the bit as if it had not been interrupted; it
+            is kept up to date, and at the end holds the finished fit.
+
+    Ctrl-C ends the fit, saves it if there is a checkpoint, and gives what was found until then (`complete` is False).
+
+    Returns a `Fit`. Raises ValueError and TypeError for arguments that do not fit, and for another fit's checkpoint.
+
+        >>> x = torch.rand(200, 2) + 1
+        >>> found = fit(RealNPU(2, 1, num_models=32), x, x[:, :1] / x[:, 1:])
+        >>> found.model.weight_re
+        tensor([[ 1., -1.]])
+    """
+    if isinstance(x, Tensor):
+        if y is None:
+            raise ValueError("fit: y must be given with a tensor x, got None")
+    elif y is not None:
+        raise ValueError("fit: y must be None with batches, which bring their own")
+    else:
+        _check_whole("rows", rows, 2)
+        _check_whole("seed", seed, 0)
+        x, y = collect("fit", x, rows, seed)
+    _check_whole("seed", seed, 0)
+    check("fit", x, y, 2)
+    run = Run(model, x.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit")
+    found = _complete(run, progress, checkpoint)
+    parameters = run.template.flatten([p.detach() for p in found.models.parameters()])
+    return Fit(
+        model=run.template.build(parameters, single=True),
+        score=float(found.score),
+        scores=found.scores[0],
+        retired=found.retired[0],
+        steps=float(found.steps),
+        rows=int(found.rows),
+        chosen=found.chosen[0],
+        candidates=found.candidates[0],
+        history=found.history,
+        seconds=found.seconds,
+        complete=found.complete,
+    )
+
+
+def fit_many(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    seeds: Sequence[int] | None = None,
+    recipe: Recipe | None = None,
+    progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Fits:
+    """`fit` of many problems at once, as one batch of models.
+
+    Args:
+        model: as for `fit`; num_models is problems * starts, a problem's starts one after the other.
+        x, y: ``[problems, N, in_features]`` and ``[problems, N, out_features]``.
+        seeds: one per problem, 0, 1, ... unless given; a problem's starts and held-out rows are its own seed's.
+        recipe, progress, checkpoint: as for `fit`.
+
+    Returns `Fits`: the best model of each problem, in one batch. Errors as `fit`.
+    """
+    check("fit_many", x, y, 3)
+    run = Run(model, x, y, list(range(len(x))) if seeds is None else seeds, recipe, "fit_many")
+    return _complete(run, progress, checkpoint)
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"fit: {name} must be an integer of at least {least}, got {value!r}")
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[bool]]:
+    """A list that is not empty after the first Ctrl-C; the second one raises as ever."""
+    pressed: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(True)
+
+    if before is None:  # not installed from Python: leave it
+        yield pressed
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _save(run: Run, path: Path) -> None:
+    """Aside, flushed, renamed: a kill leaves the old file or the new one."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(aside, "wb") as file:
+        torch.save(run.state(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | None) -> Fits:
+    shown = sys.stderr.isatty() if progress is None else progress
+    path = None if checkpoint is None else Path(checkpoint)
+    if path is not None and path.exists():
+        run.restore(torch.load(path, map_location="cpu", weights_only=True))
+    rounds, saved = 1, time.monotonic()
+    with _interruptible() as pressed:
+        while run.done < run.total and not pressed:
+            begin = time.monotonic()
+            run.advance(rounds)
+            now = time.monotonic()
+            if shown:
+                _show(run)
+            if path is not None and now - saved > CHECKPOINT_SECONDS:
+                _save(run, path)
+                saved = now
+            rounds = max(1, min(4 * rounds, int(rounds * SLICE_SECONDS / max(now - begin, 1e-6))))
+        if path is not None:
+            _save(run, path)
+    if shown:
+        print(file=sys.stderr)
+    return run.result()
+
+
+def _show(run: Run) -> None:
+    width = 24
+    filled = width * run.done // run.total
+    best = f", error {run.history[-1]['worst']:.1e}" if run.history else ""
+    solved = f", {int(run.solved.sum())} of {run.problems} solved" if run.problems > 1 else ""
+    text = f"fit [{'#' * filled}{'.' * (width - filled)}] {run.alive} models{best}{solved}, {run.seconds:.0f} s"
+    print(f"\r{text:<100}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,119 @@
+"""The models that may be chosen in the end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels.fitting.batch import Template
+from npu_kernels.fitting.result import Candidate
+
+KINDS = ("raw", "refined", "powers", "rounded")
+_PLAIN, _POWERS = 10_000, 1_000  # levels of simplicity: the denominator, plus this if not everything is rounded
+
+
+def ranks(problem: Tensor, score: Tensor) -> Tensor:
+    """The place ``[A]`` of each score among those of its problem, from 0; the first of equals is first."""
+    order = score.argsort(stable=True)
+    order = order[problem[order].argsort(stable=True)]
+    owner = problem[order]
+    place = torch.arange(len(order), device=order.device)
+    found = torch.empty_like(order)
+    found[order] = place - torch.searchsorted(owner, owner)
+    return found
+
+
+class Pool:
+    """Candidates: their parameters ``[C, P]``, and ``[C]`` of problem, start, kind, denominator, score, base."""
+
+    _NAMES = ("flat", "problem", "start", "kind", "denominator", "score", "base")
+
+    def __init__(self, template: Template) -> None:
+        device = template.device
+        self.flat = torch.empty(0, len(template.kind), dtype=torch.float64, device=device)
+        self.problem, self.start, self.kind, self.denominator = (
+            torch.empty(0, dtype=torch.long, device=device) for _ in range(4)
+        )
+        self.score, self.base = (torch.empty(0, dtype=torch.float64, device=device) for _ in range(2))
+
+    def add(
+        self,
+        flat: Tensor,
+        problem: Tensor,
+        start: Tensor,
+        kind: str,
+        denominator: int,
+        score: Tensor,
+        base: Tensor,
+        keep: int,
+    ) -> None:
+        """Remember the best `keep` of each problem; `base` are the scores before rounding."""
+        index = ((ranks(problem, score) < keep) & score.isfinite()).nonzero().squeeze(1)
+        constant = torch.full_like(index, KINDS.index(kind)), torch.full_like(index, denominator)
+        more = (flat[index], problem[index], start[index], *constant, score[index], base[index])
+        for name, tensor in zip(self._NAMES, more, strict=True):
+            setattr(self, name, torch.cat([getattr(self, name), tensor]))
+
+    def best(self, problems: int) -> Tensor:
+        """The least score of each problem ``[problems]``."""
+        least = torch.full((problems,), math.inf, dtype=torch.float64, device=self.score.device)
+        return least.scatter_reduce_(0, self.problem, self.score, "amin")
+
+    def choose(self, problems: int, tolerance: float, slack: float) -> tuple[Tensor, list[Candidate]]:
+        """The chosen of each problem: parameters ``[problems, P]`` and what they are.
+
+        Of all that are about as good as the best, or as good as the data's rounding lets one tell, the simplest. Where
+        there is none, as no start stayed finite: nan.
+        """
+        least = self.best(problems)[self.problem]
+        level = self._level().masked_fill(self.score > torch.clamp(least * (1 + slack), min=tolerance), math.inf)
+        order = self.score.argsort(stable=True)
+        order = order[level[order].argsort(stable=True)]
+        flat = torch.full((problems, self.flat.shape[1]), math.nan, dtype=torch.float64, device=self.flat.device)
+        chosen = [Candidate("none", 0, -1, math.inf, math.nan) for _ in range(problems)]
+        owners = self.problem[order].tolist()
+        for owner, index in reversed(list(zip(owners, order.tolist(), strict=True))):
+            chosen[owner] = self._candidate(index)
+            flat[owner] = self.flat[index]
+        return flat, chosen
+
+    def listed(self, problems: int) -> list[list[Candidate]]:
+        """Of each problem, the best first; what came up several times once, as the simplest."""
+        found: list[list[Candidate]] = [[] for _ in range(problems)]
+        seen: set[tuple[int, int, float]] = set()
+        order = self._level().argsort(stable=True)
+        order = order[self.score[order].argsort(stable=True)]
+        owners = self.problem.tolist()
+        for index in order.tolist():
+            candidate = self._candidate(index)
+            key = (owners[index], candidate.start, candidate.score)
+            if key not in seen:
+                seen.add(key)
+                found[owners[index]].append(candidate)
+        return found
+
+    def _level(self) -> Tensor:
+        """How far from simple ``[C]``."""
+        plain = torch.tensor([2 * _PLAIN, _PLAIN, _POWERS, 0], device=self.kind.device)
+        return (self.denominator + plain[self.kind]).double()
+
+    def _candidate(self, index: int) -> Candidate:
+        score, base = float(self.score[index]), float(self.base[index])
+        kind = KINDS[int(self.kind[index])]
+        return Candidate(kind, int(self.denominator[index]), int(self.start[index]), score, score - base)
+
+    def copy(self) -> Pool:
+        found = object.__new__(Pool)
+        found.restore(self.state())
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._NAMES}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        device = getattr(self, "flat", state["flat"]).device
+        for name in self._NAMES:
+            setattr(self, name, state[name].to(device))

@@ -1,0 +1,89 @@
+"""The settings of a fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How `fit` trains; the defaults know nothing of the data.
+
+    Args:
+        rungs: (steps, share) of each stretch of Adam: that many steps with that share of the starts, the best so far.
+        batch: rows of a step.
+        rate: Adam's rate in the first stretch, half of it in each later one; within one it falls along a cosine.
+        wide: power weights start in U(-w, w), ``w = wide * sqrt(2 / in_features)`` but at most wide; start s takes
+            entry s, in turn.
+        gates: where the gates start, in turn as `wide`.
+        imaginary: imaginary power weights start in U(-i w, i w), in turn.
+        bound: power weights are kept in [-bound, bound]; gates, NAU and NMU weights in their own intervals.
+        finalists: how many starts of a problem go on to L-BFGS, and of these to rounding with refits.
+        refine, settle: L-BFGS evaluations before rounding, and after each of its two steps.
+        rows: training rows of an evaluation in refine and in settle; where a model has more parameters, four for each.
+        denominators: weights are rounded to fractions with denominators up to each of these.
+        slack: a simpler candidate is taken if its held-out error is at most ``1 + slack`` times the least.
+        loss: "relative": squares of ``(y - target) / sqrt(target^2 + median(|target|)^2)``; "squared": squares of
+            ``(y - target) / rms(target)``; each output by itself.
+        holdout: share of the rows that is kept for choosing.
+
+    Raises ValueError for values outside of their ranges.
+    """
+
+    rungs: tuple[tuple[int, float], ...] = ((200, 1.0), (300, 0.25))
+    batch: int = 64
+    rate: float = 0.05
+    wide: tuple[float, ...] = (2.0, 1.0)
+    gates: tuple[float, ...] = (1.0,)
+    imaginary: tuple[float, ...] = (0.25, 0.0)
+    bound: float = 6.0
+    finalists: tuple[int, int] = (4, 2)
+    refine: int = 800
+    settle: int = 100
+    rows: tuple[int, int] = (128, 512)
+    denominators: tuple[int, ...] = (1, 2, 3, 4, 6)
+    slack: float = 0.02
+    loss: str = "relative"
+    holdout: float = 0.2
+
+    def __post_init__(self) -> None:
+        def rule(name: str, holds: bool, rule: str) -> None:
+            if not holds:
+                raise ValueError(f"Recipe: {name} must {rule}, got {getattr(self, name)!r}")
+
+        def whole(value: Any, least: int) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+        def finite(values: tuple[float, ...], low: float, high: float = math.inf) -> bool:
+            return len(values) > 0 and all(low <= value <= high and value < math.inf for value in values)
+
+        rule("batch", whole(self.batch, 1), "be an integer of at least 1")
+        for name in ("refine", "settle"):
+            rule(name, whole(getattr(self, name), 0), "be an integer of at least 0")
+        for name in ("rate", "bound"):
+            rule(name, 0 < getattr(self, name) < math.inf, "be finite and greater than 0")
+        for name in ("wide", "imaginary"):
+            rule(name, finite(getattr(self, name), 0), "be finite numbers of at least 0")
+        rule("gates", finite(self.gates, 0, 1), "be numbers from 0 to 1")
+        rule("slack", finite((self.slack,), 0), "be finite and at least 0")
+        rule("holdout", 0 < self.holdout < 1, "lie between 0 and 1")
+        rule("loss", self.loss in ("relative", "squared"), "be 'relative' or 'squared'")
+        shares = [share for _, share in self.rungs]
+        rule(
+            "rungs",
+            len(shares) > 0
+            and all(whole(steps, 1) for steps, _ in self.rungs)
+            and shares[0] == 1
+            and all(0 < share <= before for share, before in zip(shares, [1.0, *shares], strict=False)),
+            "be pairs (steps of at least 1, share of the starts), the shares falling from 1",
+        )
+        for name in ("finalists", "rows"):
+            pair = getattr(self, name)
+            rule(name, len(pair) == 2 and all(whole(n, 1) for n in pair), "be two integers of at least 1")
+        rule(
+            "denominators",
+            all(whole(d, 1) for d in self.denominators) and list(self.denominators) == sorted(set(self.denominators)),
+            "be increasing integers of at least 1",
+        )

@@ -1,0 +1,69 @@
+"""What a fit gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that was considered in the end.
+
+    kind: "raw" (as Adam left it), "refined" (gates 0 or 1, weights by L-BFGS), "powers" (powers rounded, the rest
+    refitted) or "rounded" (all of it); denominator: 0 where nothing is rounded; start: which one; score: its held-out
+    error; cost: how much more that is than its start's before rounding.
+    """
+
+    kind: str
+    denominator: int
+    start: int
+    score: float
+    cost: float
+
+
+@dataclass(frozen=True)
+class Fits:
+    """The best models of all problems.
+
+    models: one batch, `num_models` the number of problems. score ``[problems]``: held-out errors in float64, in the
+    loss's unit. scores ``[problems, starts]``: each start's when it was last scored. retired ``[problems, starts]``:
+    after how many stages it was left behind. steps ``[problems]``: model-steps, gradients of `batch` rows for one
+    model. rows ``[problems]``: rows that those gradients took. chosen: of each problem. candidates: of each problem.
+    history: what each stage began with and found. seconds: of computing. complete: False if it was interrupted.
+    """
+
+    models: nn.Module
+    score: Tensor
+    scores: Tensor
+    retired: Tensor
+    steps: Tensor
+    rows: Tensor
+    chosen: Sequence[Candidate]
+    candidates: Sequence[Sequence[Candidate]]
+    history: Sequence[dict[str, Any]] = field(repr=False)
+    seconds: float = 0.0
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The best model, without a model dimension, and how it was found; the fields are those of `Fits`, for one problem.
+
+    scores, retired: ``[starts]``.
+    """
+
+    model: nn.Module
+    score: float
+    scores: Tensor
+    retired: Tensor
+    steps: float
+    rows: int
+    chosen: Candidate
+    candidates: Sequence[Candidate] = field(repr=False)
+    history: Sequence[dict[str, Any]] = field(repr=False)
+    seconds: float = 0.0
+    complete: bool = True

@@ -1,0 +1,357 @@
+"""The stages of a fit in their order, in steps that can be saved and continued.
+
+    search    stretches of Adam, after each the best share of every problem's starts goes on
+    refine    the finalists, gates rounded to 0 or 1, by L-BFGS in float64
+    settle    the best of them once for each denominator: powers near a fraction are set to it, the rest refitted;
+              then all powers are set and the rest is refitted; then the rest is rounded too
+
+After each stage the models are rounded and scored on the held-out rows. A problem of which a rounded model's error is
+that of the data's own rounding is solved and takes no further step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels.fitting.batch import FREE, GATE, LINEAR, POWER, Template
+from npu_kernels.fitting.data import Data, check, stream
+from npu_kernels.fitting.pool import Pool, ranks
+from npu_kernels.fitting.recipe import Recipe
+from npu_kernels.fitting.refine import Refinement
+from npu_kernels.fitting.result import Fits
+from npu_kernels.fitting.search import Search
+
+FORMAT = 1  # of a saved state
+NEAR = 0.15  # of the distance between two fractions of a denominator: a power so close to one is set first
+LOOK = 100  # evaluations of refine after which it is seen what is solved
+EXACT = 16  # machine epsilons of the data that a solved problem's relative error may have
+
+
+class Run:
+    """A fit of several problems under way.
+
+    Args:
+        model: units with num_models = problems * starts; problem p's starts come one after the other.
+        x, y: ``[problems, N, I]``, ``[problems, N, O]``.
+        seeds: one for each problem; a problem's starts, its held-out rows and the order of the others are its own's.
+        recipe: the settings.
+        function: for messages.
+
+    `done` of `total` rounds are behind; `advance` makes some more; `result` gives what has been found so far.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        seeds: Sequence[int],
+        recipe: Recipe | None = None,
+        function: str = "fit_many",
+    ) -> None:
+        self.recipe = recipe = Recipe() if recipe is None else recipe
+        self.template = template = Template(function, model, recipe)
+        check(function, x, y, 3)
+        self.problems, self.seeds = len(x), list(seeds)
+        if len(self.seeds) != self.problems or not all(isinstance(s, int) and s >= 0 for s in self.seeds):
+            raise ValueError(
+                f"{function}: seeds must be {self.problems} integers of at least 0, one per problem, got {seeds!r}"
+            )
+        self.starts, rest = divmod(template.num_models, self.problems)
+        if rest or not self.starts:
+            raise ValueError(
+                f"{function}: num_models must be a multiple of the number of problems, {self.problems}, "
+                f"got {template.num_models}"
+            )
+        self.tolerance = float((EXACT * torch.finfo(y.dtype).eps) ** 2)
+        self.data = Data.split(x, y, self.seeds, recipe, template.device)
+        self._single = self.data.training.to(template.dtype)
+        least = 4 * len(template.kind) // y.shape[2]
+        self._polish = [self.data.training.first(max(rows, least)) for rows in recipe.rows]  # refine's, settle's
+
+        tensors = template.start([stream("start", seed) for seed in self.seeds], self.starts, recipe)
+        template.project_(tensors)
+        self._check_output(function, tensors)
+        self.search: Search | None = Search(template, recipe, tensors, self.starts)
+        self.refinement: Refinement | None = None
+        self._rounding = torch.empty(0)  # the denominator and the start of each model of the refinement
+        self._origin = torch.empty(0)
+
+        self._denominators = recipe.denominators if template.has(GATE, POWER, LINEAR) else ()
+        rounds = [steps for steps, _ in recipe.rungs]
+        self._rungs = len(rounds)
+        rounds.append(recipe.refine)
+        if self._denominators:
+            rounds += [recipe.settle] * 2
+        self._lengths = rounds
+        self.total, self.done = sum(rounds), 0
+        self.stage, self.at = 0, 0
+
+        shape, device = (self.problems, self.starts), template.device
+        self.pool = Pool(template)
+        self.scores = torch.full(shape, math.inf, dtype=torch.float64, device=device)
+        self.retired = torch.zeros(shape, dtype=torch.long, device=device)
+        self.solved = torch.zeros(self.problems, dtype=torch.bool, device=device)
+        self.rows = torch.zeros(self.problems, dtype=torch.long, device=device)
+        self.history: list[dict[str, Any]] = []
+        self.seconds = 0.0
+
+    def _check_output(self, function: str, tensors: list[Tensor]) -> None:
+        wanted = (len(tensors[0]), 2, self.data.training.y.shape[2])
+        with torch.no_grad():
+            found = tuple(self.template(tensors, self._single.x[:1, :2].expand(wanted[0], -1, -1)[:, [0, -1]]).shape)
+        if found != wanted:
+            raise ValueError(f"{function}: y must have last dimension {found[-1]}, as the model's, got {wanted[-1]}")
+
+    # ---- progress ------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> int:
+        """How many models are still in training."""
+        if self.search is not None:
+            return len(self.search.problem)
+        return 0 if self.refinement is None else len(self.refinement.solver.running)
+
+    @torch.no_grad()
+    def advance(self, rounds: int) -> None:
+        """Make so many rounds, a step of Adam or an evaluation of L-BFGS of all models, or end before."""
+        begin = time.perf_counter()
+        for _ in range(rounds):
+            if self.stage == len(self._lengths):
+                break
+            length = self._lengths[self.stage]
+            if self.at < length and self._round(length):
+                self.at += 1
+                self.done += 1
+            else:  # nothing left to do in this stage
+                self.done += length - self.at
+                self.at = length
+            if self.at == length:
+                self._end_stage()
+        self.seconds += time.perf_counter() - begin
+
+    def _round(self, length: int) -> bool:
+        if self.search is not None:
+            if not len(self.search.problem):
+                return False
+            rows = min(self.recipe.batch, self._single.x.shape[1])
+            self.rows += rows * torch.bincount(self.search.problem, minlength=self.problems)
+            self.search.advance(self._single, self.stage, self.at, length)
+            return True
+        assert self.refinement is not None
+        refinement = self.refinement
+        active = refinement.problem[refinement.solver.running]
+        self.rows += refinement.rows.x.shape[1] * torch.bincount(active, minlength=self.problems)
+        going = refinement.advance()
+        if self.stage == self._rungs and self.at % LOOK == LOOK - 1:
+            self._look(refinement)
+        return going
+
+    def _look(self, refinement: Refinement) -> None:
+        """End the models of problems that one of them solves when rounded."""
+        flat, problem, start = refinement.flat(), refinement.problem, self._origin
+        base = self._errors(flat, problem)
+        for denominator in self._denominators:
+            rounded = self.template.rounded(flat, denominator)
+            score = self._errors(rounded, problem).masked_fill(self.solved[problem], math.inf)
+            solved = torch.where(score <= self.tolerance, score, math.inf)
+            self.pool.add(rounded, problem, start, "rounded", denominator, solved, base, 1)
+            self.solved[problem[solved.isfinite()]] = True
+        refinement.drop(self.solved.nonzero().squeeze(1))
+
+    # ---- from stage to stage -------------------------------------------------------------------------------------
+
+    def _end_stage(self) -> None:
+        if self.search is not None:
+            self._end_rung(self.search)
+        elif self.stage == self._rungs:
+            self._end_refine()
+        else:
+            self._end_settle()
+        self.stage, self.at = self.stage + 1, 0
+        best = self.pool.best(self.problems)
+        self.history.append(
+            {
+                "stage": self.stage,
+                "rounds": self.done,
+                "models": self.alive,
+                "solved": int(self.solved.sum()),
+                "best": float(best.min()) if len(best) else math.inf,
+                "worst": float(best.max()) if len(best) else math.inf,
+                "rows": int(self.rows.sum()),
+            }
+        )
+        if self.stage == len(self._lengths):
+            self.search = self.refinement = None
+
+    def _errors(self, flat: Tensor, problem: Tensor) -> Tensor:
+        held = self.data.held_out
+        return self.template.errors(flat, held.x, held.y, held.weight, problem)
+
+    def _score(self, flat: Tensor, problem: Tensor, start: Tensor, kind: str, keep: int) -> Tensor:
+        """Score models and their roundings ``[A]``, remember the best `keep` of each problem, and what is solved."""
+        raw = self._errors(flat, problem)
+        self.scores[problem, start] = raw
+        self.pool.add(flat, problem, start, kind, 0, raw, raw, keep)
+        least = raw.clone()
+        for denominator in self._denominators:
+            rounded = self.template.rounded(flat, denominator)
+            score = self._errors(rounded, problem)
+            self.pool.add(rounded, problem, start, "rounded", denominator, score, raw, 1)
+            self.solved[problem[score <= self.tolerance]] = True
+            least = torch.minimum(least, score)
+        return least
+
+    def _end_rung(self, search: Search) -> None:
+        flat, last = search.flat(), self.stage + 1 == self._rungs
+        score = self._score(flat, search.problem, search.start, "raw", self.recipe.finalists[0] if last else 1)
+        share = 0.0 if last else self.recipe.rungs[self.stage + 1][1]
+        count = max(self.recipe.finalists[0], math.ceil(share * self.starts))
+        going = (ranks(search.problem, score) < count) & score.isfinite() & ~self.solved[search.problem]
+        self.retired[search.problem[~going], search.start[~going]] = self.stage + 1
+        index = going.nonzero().squeeze(1)
+        search.keep(index)
+        if last:
+            flat = self.template.rounded(flat[index], 1, (GATE,))
+            self._refine(flat, self.template.kind == GATE, search.problem, search.start, 0)
+            self.search = None
+
+    def _refine(self, flat: Tensor, held: Tensor, problem: Tensor, start: Tensor, rounding: Tensor | int) -> None:
+        held = held.expand_as(flat).clone()
+        self._rounding = torch.as_tensor(rounding, device=flat.device).expand(len(flat)).clone()
+        self._origin = start
+        rows = self._polish[0 if self.search is not None else 1]
+        self.refinement = Refinement(self.template, rows, flat, held, problem)
+
+    def _end_refine(self) -> None:
+        assert self.refinement is not None
+        flat, problem, start = self.refinement.flat(), self.refinement.problem, self._origin
+        score = self._score(flat, problem, start, "refined", self.recipe.finalists[0])
+        going = (ranks(problem, score) < self.recipe.finalists[1]) & score.isfinite() & ~self.solved[problem]
+        self.retired[problem[~going], start[~going]] = self.stage + 1
+        if self.stage + 1 == len(self._lengths):
+            return
+        flat, problem, start = flat[going], problem[going], start[going]
+        gate = (self.template.kind == GATE).expand_as(flat)
+        near, held, rounding = [flat], [gate], [torch.zeros_like(start)]  # once without rounding, on more rows
+        for denominator in self._denominators:
+            rounded = self.template.rounded(flat, denominator, (POWER,))
+            close = (self.template.kind == POWER) & ((rounded - flat).abs() < NEAR / denominator)
+            near.append(torch.where(close, rounded, flat))
+            held.append(close | gate)
+            rounding.append(torch.full_like(start, denominator))
+        count = len(rounding)
+        self._refine(torch.cat(near), torch.cat(held), problem.repeat(count), start.repeat(count), torch.cat(rounding))
+
+    def _end_settle(self) -> None:
+        assert self.refinement is not None
+        flat, problem, start = self.refinement.flat(), self.refinement.problem, self._origin
+        kind, plain = self.template.kind, self._rounding == 0
+        if self.stage == self._rungs + 1:
+            held = ((kind == GATE) | ((kind == POWER) & ~plain.unsqueeze(1))).expand_as(flat)
+            for denominator in self._denominators:
+                of = self._rounding == denominator
+                flat[of] = self.template.rounded(flat[of], denominator, (POWER,))
+            self._refine(flat, held, problem, start, self._rounding)
+            return
+        base = self._errors(flat, problem)
+        self.pool.add(flat[plain], problem[plain], start[plain], "refined", 0, base[plain], base[plain], 1)
+        self.scores[problem[plain], start[plain]] = base[plain]
+        base = self.scores[problem, start]
+        for denominator in self._denominators:
+            of = self._rounding == denominator
+            self._score_settled(flat[of], problem[of], start[of], denominator, base[of])
+        self.retired[problem, start] = self.stage + 1
+
+    def _score_settled(self, flat: Tensor, problem: Tensor, start: Tensor, denominator: int, base: Tensor) -> None:
+        """Models whose powers are fractions with a denominator, and their other weights rounded too."""
+        if self.template.has(LINEAR, FREE):
+            self.pool.add(flat, problem, start, "powers", denominator, self._errors(flat, problem), base, 1)
+        for other in self._denominators if self.template.has(LINEAR) else self._denominators[:1]:
+            rounded = self.template.rounded(flat, other, (LINEAR,))
+            score = self._errors(rounded, problem)
+            self.pool.add(rounded, problem, start, "rounded", max(denominator, other), score, base, 1)
+            self.solved[problem[score <= self.tolerance]] = True
+
+    # ---- what comes out ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def result(self) -> Fits:
+        """The best models so far."""
+        complete = self.stage == len(self._lengths)
+        pool = self.pool
+        if not complete:
+            pool = pool.copy()
+            if self.search is not None:
+                flat, problem, start = self.search.flat(), self.search.problem, self.search.start
+            else:
+                assert self.refinement is not None
+                flat, problem, start = self.refinement.flat(), self.refinement.problem, self._origin
+            score = self._errors(flat, problem)
+            pool.add(flat, problem, start, "raw", 0, score, score, 1)
+        flat, chosen = pool.choose(self.problems, self.tolerance, self.recipe.slack)
+        return Fits(
+            models=self.template.build(flat, single=False),
+            score=torch.tensor([c.score for c in chosen], dtype=torch.float64),
+            scores=self.scores.cpu(),
+            retired=self.retired.cpu(),
+            steps=self.rows.cpu() / self.recipe.batch,
+            rows=self.rows.cpu(),
+            chosen=chosen,
+            candidates=pool.listed(self.problems),
+            history=list(self.history),
+            seconds=self.seconds,
+            complete=complete,
+        )
+
+    # ---- saved and continued -------------------------------------------------------------------------------------
+
+    def fingerprint(self) -> str:
+        """Everything that decides the numbers, in short."""
+        digest = hashlib.blake2b(digest_size=16)
+        settings = [FORMAT, asdict(self.recipe), self.seeds, str(self.template.model), str(self.template.device.type)]
+        digest.update(repr(settings).encode())
+        for rows in (self.data.training, self.data.held_out):
+            for tensor in (rows.x, rows.y):
+                digest.update(repr(tuple(tensor.shape)).encode() + tensor.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs, in tensors and numbers."""
+        names = ("done", "stage", "at", "scores", "retired", "solved", "rows", "history", "seconds")
+        state = {name: getattr(self, name) for name in names}
+        state["fingerprint"] = self.fingerprint()
+        state["pool"] = self.pool.state()
+        state["search"] = None if self.search is None else self.search.state()
+        state["refinement"] = None if self.refinement is None else self.refinement.state()
+        state["rounding"], state["origin"] = self._rounding, self._origin
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a `state`; raises ValueError if it is another fit's."""
+        if state["fingerprint"] != self.fingerprint():
+            raise ValueError("fit: checkpoint must be of the same model, data, seed and recipe, got another one's")
+        device = self.template.device
+        for name in ("done", "stage", "at", "seconds"):
+            setattr(self, name, state[name])
+        for name in ("scores", "retired", "solved", "rows"):
+            setattr(self, name, state[name].to(device).clone())
+        self.history = list(state["history"])
+        self.pool.restore(state["pool"])
+        self._rounding, self._origin = state["rounding"].to(device), state["origin"].to(device)
+        if state["search"] is None:
+            self.search = None
+        else:
+            assert self.search is not None
+            self.search.restore(state["search"])
+        if state["refinement"] is not None:
+            rows = self._polish[int(self.stage > self._rungs)]
+            self.refinement = Refinement.restored(self.template, rows, state["refinement"])

@@ -1,0 +1,399 @@
+"""Neural Power Unit, a layer: the training helper."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NALU, NAU, NMU, NPU, RealNPU, fit
+from npu_kernels.fitting import Recipe, Run, fit_many
+from npu_kernels.fitting.pool import ranks
+from npu_kernels.lbfgs import Status
+
+SHORT = Recipe(rungs=((20, 1.0), (10, 0.5)), refine=12, settle=6, rows=(32, 64), denominators=(1, 2))
+
+
+def _rows(low: float, high: float, count: int = 400, seed: int = 1) -> Tensor:
+    return torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)) * (high - low) + low
+
+
+def _parameters(model: nn.Module) -> list[Tensor]:
+    return [p.detach() for p in model.parameters()]
+
+
+def _same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(_parameters(a), _parameters(b), strict=True))
+
+
+# ---- what it finds -----------------------------------------------------------------------------------------------
+
+
+def test_the_product_of_negative_numbers() -> None:
+    """The sign barrier: from a start near 0 the sum of the powers would have to pass -1 = cos(pi)."""
+    x = _rows(-2, -1)
+    found = fit(RealNPU(2, 1, num_models=64), x, x[:, :1] * x[:, 1:])
+    assert isinstance(found.model, RealNPU)
+    assert found.model.num_models is None
+    assert _parameters(found.model)[0].tolist() == [[1, 1]]
+    assert _parameters(found.model)[1].tolist() == [1, 1]
+    assert (found.chosen.kind, found.chosen.denominator) == ("rounded", 1)
+    assert found.score < 1e-12
+    assert found.complete
+    far = _rows(-60, -20)
+    torch.testing.assert_close(found.model(far), far[:, :1] * far[:, 1:])
+
+
+def test_complex_weights_and_mixed_signs() -> None:
+    """A quotient on [-2, 2] has a heavy tail; the relative loss does not see it."""
+    x = _rows(-2, 2)
+    found = fit(NPU(2, 1, num_models=48), x, x[:, :1] / x[:, 1:])
+    re, im, gate = _parameters(found.model)
+    assert re.tolist() == [[1, -1]]
+    assert im.tolist() == [[0, 0]]
+    assert gate.tolist() == [1, 1]
+
+
+def test_noise_and_a_root() -> None:
+    """Rounded weights are chosen where the data cannot tell them from the fitted ones."""
+    x = _rows(0.5, 3, 2000)
+    noise = 1 + 0.02 * torch.randn(2000, 1, generator=torch.Generator().manual_seed(3))
+    found = fit(RealNPU(2, 1, num_models=16), x, x[:, :1].sqrt() / x[:, 1:] * noise)
+    assert _parameters(found.model)[0].tolist() == [[0.5, -1]]
+    assert found.score > 1e-5  # the noise's
+    kinds = {candidate.kind for candidate in found.candidates}
+    assert kinds == {"raw", "refined", "rounded"}
+    assert found.candidates[0].score <= found.score <= 1.02 * found.candidates[0].score
+    scores = [candidate.score for candidate in found.candidates]
+    assert scores == sorted(scores)
+
+
+def test_a_power_that_is_no_fraction_stays() -> None:
+    x = _rows(0.5, 3)
+    found = fit(RealNPU(2, 1, num_models=16), x, x[:, :1] ** 0.5714 * x[:, 1:])
+    torch.testing.assert_close(_parameters(found.model)[0], torch.tensor([[0.5714, 1]]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", ["NPU", "NAU"])
+def test_two_layers(first: str) -> None:
+    x = _rows(0.5, 2)
+    if first == "NPU":
+        model: nn.Module = nn.Sequential(RealNPU(2, 3, num_models=12), NAU(3, 1, num_models=12))
+        y = x[:, :1] * x[:, 1:] + x[:, :1] / x[:, 1:]
+    else:
+        model = nn.Sequential(NAU(2, 2, num_models=12), RealNPU(2, 1, num_models=12))
+        y = (x[:, :1] + x[:, 1:]).sqrt()
+    found = fit(model, x, y)
+    assert found.score < 1e-12
+    far = _rows(5, 50)
+    expected = far[:, :1] * far[:, 1:] + far[:, :1] / far[:, 1:] if first == "NPU" else far.sum(1, keepdim=True).sqrt()
+    torch.testing.assert_close(found.model(far), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("unit", [NMU, NAU, NALU])
+def test_other_units(unit: type[nn.Module]) -> None:
+    x = _rows(0.5, 2)
+    model = unit(2, 1, num_models=8)  # type: ignore[call-arg]
+    found = fit(model, x, x.prod(1, keepdim=True) if unit is NMU else x.sum(1, keepdim=True))
+    assert found.score < (1e-2 if unit is NALU else 1e-12)
+    assert (found.chosen.kind == "rounded") == (unit is not NALU)
+
+
+# ---- what it depends on ------------------------------------------------------------------------------------------
+
+
+def _hard() -> tuple[Tensor, Tensor]:
+    """A sum, which no single power unit is: all stages run."""
+    x = _rows(1, 2, 90)
+    return x, x.sum(1, keepdim=True)
+
+
+def test_the_seed_alone_decides() -> None:
+    x, y = _hard()
+    model = NPU(2, 1, num_models=6)
+    before = torch.get_rng_state()
+    first = fit(model, x, y, recipe=SHORT)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(77)
+    with torch.no_grad():
+        model.weight_re.fill_(3)  # a start of the caller's has no influence
+    again = fit(model, x, y, recipe=SHORT)
+    assert _same(first.model, again.model)
+    assert torch.equal(first.scores, again.scores)
+    assert first.candidates == again.candidates
+    assert not _same(first.model, fit(model, x, y, seed=1, recipe=SHORT).model)
+    assert (model.weight_re == 3).all()
+
+
+def test_a_problem_does_not_depend_on_the_others() -> None:
+    x = torch.stack([_rows(1, 2, 90), _rows(-2, -1, 90), _rows(3, 5, 90)])
+    y = torch.stack([x[0].sum(1, keepdim=True), x[1, :, :1] * x[1, :, 1:], x[2, :, :1] - x[2, :, 1:]])
+    together = fit_many(RealNPU(2, 1, num_models=18), x, y, seeds=[4, 5, 4], recipe=SHORT)
+    assert together.models(x).shape == (3, 90, 1)
+    for p, seed in enumerate([4, 5, 4]):
+        alone = fit(RealNPU(2, 1, num_models=6), x[p], y[p], seed=seed, recipe=SHORT)
+        torch.testing.assert_close(together.models.weight_re[p], alone.model.weight_re)
+        torch.testing.assert_close(together.scores[p], alone.scores)
+        assert torch.equal(together.retired[p], alone.retired)
+        assert together.rows[p] == alone.rows
+
+
+def test_batches() -> None:
+    def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.rand(30, 2, generator=generator) + 1
+        return x, x[:, :1] * x[:, 1:]
+
+    model = RealNPU(2, 1, num_models=8)
+    first, again = (fit(model, draw, seed=5, rows=100) for _ in range(2))
+    assert _parameters(first.model)[0].tolist() == [[1, 1]]
+    assert torch.equal(first.scores, again.scores)
+
+    def forever() -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        while True:
+            yield draw(generator)
+
+    assert _parameters(fit(model, forever(), rows=100).model)[0].tolist() == [[1, 1]]
+    assert _parameters(fit(model, [draw(torch.Generator().manual_seed(0))] * 2, rows=1000).model)[0].tolist() == [
+        [1, 1]
+    ]
+
+
+# ---- stages ------------------------------------------------------------------------------------------------------
+
+
+def test_starts_are_left_behind() -> None:
+    x, y = _hard()
+    run = Run(RealNPU(2, 1, num_models=20), x[None], y[None], [0], replace(SHORT, finalists=(3, 2)))
+    alive = []
+    while run.done < run.total:
+        alive.append(run.alive)
+        run.advance(1)
+    assert alive[0] == 20
+    assert alive[20] == 10
+    assert alive[30] == 3
+    found = run.result()
+    assert run.alive == 0
+    assert torch.bincount(found.retired[0]).tolist() == [0, 10, 7, 1, 0, 2]
+    assert found.scores.isfinite().all()
+    # 72 training rows, batches of 64; then 32 rows in refine, of models that may end before.
+    searched = 64 * (20 * 20 + 10 * 10)
+    settled = 2 * 3 * 2 * 6 * 64
+    assert searched < found.rows[0] <= searched + 3 * 12 * 32 + settled
+    assert [entry["stage"] for entry in found.history] == [1, 2, 3, 4, 5]
+
+
+def test_starts_that_overflow_are_retired() -> None:
+    x, y = _hard()
+    recipe = replace(SHORT, wide=(2.0, 2000.0), bound=2000.0)
+    found = fit(RealNPU(2, 1, num_models=12), 20 * x, 400 * y, recipe=recipe)
+    finite = found.scores.isfinite()
+    assert finite[::2].all()
+    assert not finite[1::2].all()
+    assert (found.retired[~finite] == 1).all()
+    assert found.score < 1
+    x = 10 ** _rows(-3, 3, 90)
+    lost = fit(RealNPU(2, 1, num_models=2), x, y, recipe=replace(recipe, wide=(1e6,), bound=1e6))
+    assert lost.score == float("inf")
+    assert lost.chosen.kind == "none"
+    assert lost.complete
+
+
+def test_projection() -> None:
+    x, y = _hard()
+    model = nn.Sequential(NPU(2, 3, num_models=5), NAU(3, 1, num_models=5))
+    run = Run(model, x[None], y[None], [0], replace(SHORT, bound=1.5, rate=1.0))
+    run.advance(10)
+    assert run.search is not None
+    re, im, gate, nau = run.search.tensors
+    assert re.abs().max() <= 1.5
+    assert im.abs().max() <= 1.5
+    assert gate.min() >= 0
+    assert gate.max() <= 1
+    assert nau.abs().max() <= 1
+
+
+def test_held_parameters_stay() -> None:
+    x, y = _hard()
+    run = Run(nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4)), x[None], y[None], [0], SHORT)
+    run.advance(30)
+    assert run.refinement is not None
+    start = run.refinement.start.clone()
+    run.advance(11)
+    moved = (run.refinement.flat() != start).any(0)
+    kind = run.template.kind
+    assert not moved[kind == 0].any()
+    assert set(start[:, kind == 0].unique().tolist()) <= {0.0, 1.0}
+
+
+def test_a_dropped_problem_ends() -> None:
+    x, y = _hard()
+    run = Run(RealNPU(2, 1, num_models=8), x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)
+    run.advance(31)
+    assert run.refinement is not None
+    run.refinement.drop(torch.tensor([1]))
+    assert (run.refinement.solver.status[run.refinement.problem == 1] != Status.RUNNING).all()
+    assert run.alive == 4
+
+
+def test_ranks() -> None:
+    problem, score = torch.tensor([1, 0, 1, 0, 1, 3]), torch.tensor([0.5, 2.0, 0.5, 1.0, 0.1, torch.inf])
+    assert ranks(problem, score).tolist() == [1, 1, 2, 0, 0, 0]
+
+
+# ---- interrupted -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [7, 20, 25, 30, 37, 45, 50])
+def test_continued_to_the_bit(at: int, tmp_path: Path) -> None:
+    x, y = _hard()
+
+    def start() -> Run:
+        model = nn.Sequential(NPU(2, 3, num_models=8), NAU(3, 1, num_models=8))
+        return Run(model, x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)
+
+    whole, first, second = start(), start(), start()
+    whole.advance(whole.total)
+    first.advance(at)
+    torch.save(first.state(), tmp_path / "state")
+    assert first.result().complete == (first.done == first.total)
+    second.restore(torch.load(tmp_path / "state", weights_only=True))
+    second.advance(second.total)
+    expected, found = whole.result(), second.result()
+    assert _same(expected.models, found.models)
+    assert expected.candidates == found.candidates
+    assert expected.chosen == found.chosen
+    for name in ("score", "scores", "retired", "rows"):
+        assert torch.equal(getattr(expected, name), getattr(found, name))
+    assert expected.history == found.history
+
+
+def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = _hard()
+    arguments: dict[str, Any] = {"recipe": SHORT, "checkpoint": tmp_path / "fit"}
+    whole = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
+    advance, before = Run.advance, signal.getsignal(signal.SIGINT)
+
+    def interrupted(run: Run, rounds: int) -> None:
+        advance(run, 7)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "advance", interrupted)
+        part = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not part.complete
+    assert part.rows == 6 * 7 * 64
+    assert torch.isfinite(torch.tensor(part.score))
+    continued = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)
+    assert continued.complete
+    assert _same(continued.model, whole.model)
+    assert continued.rows == whole.rows
+    finished = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)  # nothing is left to do
+    assert finished.seconds == continued.seconds
+    with pytest.raises(ValueError, match=r"^fit: checkpoint must be of the same model, data, seed and recipe"):
+        fit(RealNPU(2, 1, num_models=6), x, y, seed=1, **arguments)
+
+
+def test_progress(capfd: pytest.CaptureFixture[str]) -> None:
+    x, y = _hard()
+    fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
+    assert capfd.readouterr().err == ""
+    fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, progress=True)
+    last = capfd.readouterr().err.split("\r")[-1]
+    assert last.startswith("fit [########################] 0 models, error ")
+
+
+# ---- messages ----------------------------------------------------------------------------------------------------
+
+
+def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> None:
+    fit(RealNPU(2, 1, num_models=4) if model is None else model, torch.ones(9, 2) if x is None else x, y, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: _call(), ValueError, r"^fit: y must be given with a tensor x, got None$"),
+        (lambda: _call(x=[], y=torch.ones(9, 1)), ValueError, r"^fit: y must be None with batches"),
+        (lambda: _call(x=[]), ValueError, r"^fit: x must give at least one batch$"),
+        (lambda: _call(x=3), TypeError, r"^fit: x must be a tensor, batches \(x, y\), or a function .*, got int$"),
+        (lambda: _call(x=[1]), TypeError, r"^fit: a batch must be two tensors \(x, y\), got int$"),
+        (
+            lambda: _call(x=[(torch.ones(3, 2), torch.ones(4, 1))]),
+            ValueError,
+            r"^fit: a batch must have shapes \(B, I\) and \(B, O\) with B of at least 1, got \(3, 2\) and \(4, 1\)$",
+        ),
+        (lambda: _call(y=torch.ones(9)), ValueError, r"^fit: y must have shape \(N, out_features\), got shape \(9,\)$"),
+        (lambda: _call(y=torch.ones(8, 1)), ValueError, r"^fit: x and y must have the same rows, got shapes"),
+        (
+            lambda: _call(y=torch.ones(9, 2)),
+            ValueError,
+            r"^fit: y must have last dimension 1, as the model's, got 2$",
+        ),
+        (lambda: _call(x=torch.ones(1, 2), y=torch.ones(1, 1)), ValueError, r"x must have at least 2 rows .*, got 1$"),
+        (lambda: _call(y=torch.full((9, 1), torch.nan)), ValueError, r"^fit: y must be finite, got 9 that are not$"),
+        (
+            lambda: _call(y=torch.ones(9, 1).half()),
+            TypeError,
+            r"^fit: y must be float32 or float64, got torch.float16$",
+        ),
+        (
+            lambda: _call(y=torch.ones(9, 1), seed=-1),
+            ValueError,
+            r"^fit: seed must be an integer of at least 0, got -1$",
+        ),
+        (lambda: _call(model=3, y=torch.ones(9, 1)), TypeError, r"^fit: model must be a torch.nn.Module, got int$"),
+        (
+            lambda: _call(model=RealNPU(2, 1), y=torch.ones(9, 1)),
+            ValueError,
+            r"^fit: every unit of model must have the same num_models \(the number of starts\), got \[None\]$",
+        ),
+        (
+            lambda: _call(model=nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 1)), y=torch.ones(9, 1)),
+            ValueError,
+            r"^fit: every parameter of model must belong to a unit of npu_kernels, got 1.weight$",
+        ),
+        (
+            lambda: _call(model=nn.Tanh(), y=torch.ones(9, 1)),
+            ValueError,
+            r"^fit: model must have units of npu_kernels, got Tanh without any$",
+        ),
+        (
+            lambda: _call(model=NAU(2, 1, num_models=3, dtype=torch.bfloat16), y=torch.ones(9, 1)),
+            TypeError,
+            r"^fit: model must be float32 or float64, got torch.bfloat16$",
+        ),
+        (
+            lambda: fit_many(NAU(2, 1, num_models=5), torch.ones(2, 9, 2), torch.ones(2, 9, 1)),
+            ValueError,
+            r"^fit_many: num_models must be a multiple of the number of problems, 2, got 5$",
+        ),
+        (
+            lambda: fit_many(NAU(2, 1, num_models=4), torch.ones(2, 9, 2), torch.ones(2, 9, 1), seeds=[1]),
+            ValueError,
+            r"^fit_many: seeds must be 2 integers of at least 0, one per problem, got \[1\]$",
+        ),
+        (lambda: Recipe(batch=0), ValueError, r"^Recipe: batch must be an integer of at least 1, got 0$"),
+        (lambda: Recipe(rate=0.0), ValueError, r"^Recipe: rate must be finite and greater than 0, got 0.0$"),
+        (lambda: Recipe(gates=(2.0,)), ValueError, r"^Recipe: gates must be numbers from 0 to 1, got \(2.0,\)$"),
+        (lambda: Recipe(wide=()), ValueError, r"^Recipe: wide must be finite numbers of at least 0, got \(\)$"),
+        (lambda: Recipe(loss="l1"), ValueError, r"^Recipe: loss must be 'relative' or 'squared', got 'l1'$"),
+        (lambda: Recipe(holdout=1.0), ValueError, r"^Recipe: holdout must lie between 0 and 1, got 1.0$"),
+        (lambda: Recipe(rungs=((5, 0.5),)), ValueError, r"^Recipe: rungs must be pairs .* the shares falling from 1"),
+        (lambda: Recipe(finalists=(1, 0)), ValueError, r"^Recipe: finalists must be two integers of at least 1"),
+        (lambda: Recipe(denominators=(2, 1)), ValueError, r"^Recipe: denominators must be increasing integers"),
+        (lambda: Recipe(refine=-1), ValueError, r"^Recipe: refine must be an integer of at least 0, got -1$"),
+        (lambda: Recipe(slack=-1), ValueError, r"^Recipe: slack must be finite and at least 0, got -1$"),
+    ],
+)
+def test_errors(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
