@@ -12,7 +12,6 @@ work, and then the eager formulas have to be used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -58,7 +57,7 @@ def _differentiate(
 
 
 class NPUFunction(Function):
-    """``y [K, B, O]`` from x, weight_re, weight_im, gate, eps, straight_through, kernels (None: the operators)."""
+    """``y [K, B, O]`` from x, weight_re, weight_im, gate, eps, straight_through."""
 
     @staticmethod
     def forward(
@@ -69,32 +68,30 @@ class NPUFunction(Function):
         gate: Tensor | None,
         eps: float,
         straight_through: bool,
-        kernels: ModuleType | None,
     ) -> Tensor:
-        y, s = (kernels or ops).npu_forward(x, weight_re, weight_im, gate, eps, True)
+        y, s = ops.npu_forward(x, weight_re, weight_im, gate, eps, True)
         ctx.save_for_backward(x, weight_re, weight_im, gate, y, s)
-        ctx.options = eps, straight_through, kernels
+        ctx.options = eps, straight_through
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_re, weight_im, gate, y, s = ctx.saved_tensors
-        eps, straight, kernels = ctx.options
+        eps, straight = ctx.options
         n = ctx.needs_input_grad
         needs = n[0] | n[1] << 1 | n[2] << 2 | n[3] << 3
         if eager_only():  # vmap over this backward, or a tangent in grad_y
             grads = reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, eps, straight, needs)
         elif torch.is_grad_enabled():
-            four = NPUBackwardFunction.apply(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs, kernels)
-            return *four, None, None, None
+            four = NPUBackwardFunction.apply(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs)
+            return *four, None, None
         else:
-            grads = (kernels or ops).npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs)
+            grads = ops.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs)
         return (
             grads[0] if n[0] else None,
             grads[1] if n[1] else None,
             grads[2] if n[2] else None,
             grads[3] if n[3] else None,
-            None,
             None,
             None,
         )
@@ -116,12 +113,11 @@ class NPUBackwardFunction(Function):
         eps: float,
         straight_through: bool,
         needs: int,
-        kernels: ModuleType | None,
     ) -> tuple[Tensor | None, ...]:
         ctx.save_for_backward(grad_y, x, weight_re, weight_im, gate)
         ctx.options = eps, straight_through, needs
         ctx.set_materialize_grads(False)
-        grads = (kernels or ops).npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
+        grads = ops.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
         return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
 
     @staticmethod
@@ -131,17 +127,16 @@ class NPUBackwardFunction(Function):
         ) -> tuple[Tensor, ...]:
             return reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, *ctx.options)
 
-        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:5], grads), *(None,) * 6
+        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:5], grads), *(None,) * 5
 
 
 class NMUFunction(Function):
-    """``y [K, B, O]`` from x, weight (used as it is), kernels (None: the operators)."""
+    """``y [K, B, O]`` from x, weight (used as it is)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, kernels: ModuleType | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.kernels = kernels
-        return (kernels or ops).nmu_forward(x, weight)
+        return ops.nmu_forward(x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
@@ -151,23 +146,21 @@ class NMUFunction(Function):
         if eager_only():
             grads = reference.nmu_backward(grad_y, x, weight, needs)
         elif torch.is_grad_enabled():
-            return *NMUBackwardFunction.apply(grad_y, x, weight, needs, ctx.kernels), None
+            return NMUBackwardFunction.apply(grad_y, x, weight, needs)
         else:
-            grads = (ctx.kernels or ops).nmu_backward(grad_y, x, weight, needs)
-        return grads[0] if n[0] else None, grads[1] if n[1] else None, None
+            grads = ops.nmu_backward(grad_y, x, weight, needs)
+        return grads[0] if n[0] else None, grads[1] if n[1] else None
 
 
 class NMUBackwardFunction(Function):
     """The two gradients of `NMUFunction`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, grad_y: Tensor, x: Tensor, weight: Tensor, needs: int, kernels: ModuleType | None
-    ) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple[Tensor | None, ...]:
         ctx.save_for_backward(grad_y, x, weight)
         ctx.needs = needs
         ctx.set_materialize_grads(False)
-        grads = (kernels or ops).nmu_backward(grad_y, x, weight, needs)
+        grads = ops.nmu_backward(grad_y, x, weight, needs)
         return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
 
     @staticmethod
@@ -175,4 +168,4 @@ class NMUBackwardFunction(Function):
         def formula(grad_y: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
             return reference.nmu_backward(grad_y, x, weight, ctx.needs)
 
-        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:3], grads), None, None
+        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:3], grads), None

@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import threading
 import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from npu_kernels import ops, reference, reference_ode
@@ -26,6 +28,7 @@ BACKENDS = ("reference", "cpu", "triton")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _forced: str | None = None
+_interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
 _chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use
 
 
@@ -50,6 +53,8 @@ class use_backend(contextlib.ContextDecorator):
 
     def __enter__(self) -> use_backend:
         global _forced
+        if self.name == "triton":
+            _interpret()
         self._outer.append(_forced)
         _forced = self.name
         return self
@@ -129,10 +134,16 @@ def backend_for(tensor: Tensor) -> str:
     return "cpu" if _cpu_runs and tensor.is_cpu else _choose(tensor.device.type)
 
 
+def _launch(name: str, *args: Any) -> Any:
+    """Triton's kernels: on CUDA tensors compiled, on CPU tensors interpreted, one call at a time."""
+    with contextlib.nullcontext() if args[0].is_cuda else _interpreter:
+        return getattr(triton(), name)(*args)
+
+
 def _run(name: str, *args: Any) -> Any:
     """An operator on a device for which no kernel is registered."""
     if backend_for(args[0]) == "triton":
-        return getattr(triton(), name)(*args)
+        return _launch(name, *args)
     outputs = getattr(reference, name)(*args)  # with the strides of its matrix products; an operator's are contiguous
     return outputs.contiguous() if isinstance(outputs, Tensor) else tuple(output.contiguous() for output in outputs)
 
@@ -140,6 +151,30 @@ def _run(name: str, *args: Any) -> Any:
 def _run_loop(name: str, *args: Any) -> Any:
     """A time loop on a device other than the CPU: no backend has a kernel for it."""
     return tuple(output.contiguous() for output in getattr(reference_ode, name)(*args))
+
+
+@functools.cache
+def _interpret() -> torch.library.Library | None:
+    """In a process where Triton interprets, let the operators on CPU tensors reach it as they reach the C++ kernels.
+
+    So compiled graphs, exported programs, vmap and DTensor run the interpreted kernels too. None in other processes.
+    """
+    if not (cpu.available()[0] and _state("triton", "cpu")[0]):
+        return None  # without the C++ library `_run` is their kernel already
+    library = torch.library.Library("npu_kernels", "IMPL", "CPU")
+    for name in ops.NAMES:
+        operator = f"npu_kernels::{name}"
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CPU"):
+            continue
+        compiled = torch.library.get_kernel(operator, "CPU")
+
+        def choose(keys: Any, *args: Any, name: str = name, compiled: Any = compiled) -> Any:
+            return _launch(name, *args) if _forced == "triton" else compiled.call_boxed(keys, *args)
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            library.impl(name, choose, with_keyset=True, allow_override=True)
+    return library
 
 
 for _name in ops.TIME_LOOPS:

@@ -17,13 +17,12 @@ other `torch.func` transforms and forward-mode differentiation the eager formula
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from npu_kernels import dispatch, ops, reference, transforms
+from npu_kernels import ops, reference, transforms
 from npu_kernels.autograd import NMUFunction, NPUFunction, eager_only
 from npu_kernels.dispatch import backend_for
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
@@ -159,11 +158,6 @@ def _call(
     return y if flat is x else y.reshape(x.shape[:-1] + y.shape[-1:])
 
 
-def _kernels(backend: str, x: Tensor) -> ModuleType | None:
-    """None for the registered operators; the launchers themselves where Triton interprets on the CPU."""
-    return dispatch.triton() if backend == "triton" and x.is_cpu else None
-
-
 def _npu(
     x: Tensor,
     weight_re: Tensor,
@@ -182,34 +176,32 @@ def _npu(
     backend = backend_for(x)
     if backend == "reference":
         return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
-    kernels = _kernels(backend, x)
     if eager_only():
         if not transforms.fused(weight_re, weight_im, gate):
             return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
         straight_through = gate_gradient == STRAIGHT_THROUGH
-        return transforms.NPUTransformed.apply(x, weight_re, weight_im, gate, eps, straight_through, kernels)[0]
+        return transforms.NPUTransformed.apply(x, weight_re, weight_im, gate, eps, straight_through)[0]
     if torch.is_grad_enabled() and (
         weight_re.requires_grad
         or x.requires_grad
         or (weight_im is not None and weight_im.requires_grad)
         or (gate is not None and gate.requires_grad)
     ):
-        return NPUFunction.apply(x, weight_re, weight_im, gate, eps, gate_gradient == STRAIGHT_THROUGH, kernels)
-    return (kernels or ops).npu_forward(x, weight_re, weight_im, gate, eps, False)[0]
+        return NPUFunction.apply(x, weight_re, weight_im, gate, eps, gate_gradient == STRAIGHT_THROUGH)
+    return ops.npu_forward(x, weight_re, weight_im, gate, eps, False)[0]
 
 
 def _nmu(x: Tensor, weight: Tensor) -> Tensor:
     backend = backend_for(x)
     if backend == "reference":
         return reference.nmu(x, weight, clip=False)
-    kernels = _kernels(backend, x)
     if eager_only():
         if not transforms.fused(weight):
             return reference.nmu(x, weight, clip=False)
-        return transforms.NMUTransformed.apply(x, weight, kernels)
+        return transforms.NMUTransformed.apply(x, weight)
     if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
-        return NMUFunction.apply(x, weight, kernels)
-    return (kernels or ops).nmu_forward(x, weight)
+        return NMUFunction.apply(x, weight)
+    return ops.nmu_forward(x, weight)
 
 
 def _nmu_clipped(x: Tensor, weight: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ a Function's own backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -143,7 +142,7 @@ def _pull(
 
 
 class NPUTransformed(Function):
-    """``(y, s)`` from x, weight_re, weight_im, gate, eps, straight_through, kernels (None: the operators)."""
+    """``(y, s)`` from x, weight_re, weight_im, gate, eps, straight_through."""
 
     @staticmethod
     def forward(
@@ -153,9 +152,8 @@ class NPUTransformed(Function):
         gate: Tensor | None,
         eps: float,
         straight_through: bool,
-        kernels: ModuleType | None,
     ) -> tuple[Tensor, Tensor]:
-        return (kernels or ops).npu_forward(x, weight_re, weight_im, gate, eps, True)
+        return ops.npu_forward(x, weight_re, weight_im, gate, eps, True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -165,16 +163,16 @@ class NPUTransformed(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor, grad_s: Tensor) -> tuple[Tensor | None, ...]:
-        eps, straight, kernels = ctx.options
+        eps, straight = ctx.options
         n = ctx.needs_input_grad
         needs = n[0] | n[1] << 1 | n[2] << 2 | n[3] << 3
         operands: tuple[Any, ...] = (grad_y, *ctx.saved_tensors)
         if visible():
-            grads = NPUBackwardTransformed.apply(*operands, eps, straight, needs, kernels)
+            grads = NPUBackwardTransformed.apply(*operands, eps, straight, needs)
         else:
             x, weight_re, weight_im, gate, *_ = ctx.saved_tensors
             grads = reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, eps, straight, needs)
-        return *(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads)), None, None, None
+        return *(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads)), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -208,9 +206,8 @@ class NPUBackwardTransformed(Function):
         eps: float,
         straight_through: bool,
         needs: int,
-        kernels: ModuleType | None,
     ) -> tuple[Tensor, ...]:
-        return (kernels or ops).npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
+        return ops.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -228,11 +225,11 @@ class NPUBackwardTransformed(Function):
             return reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, eps, straight, needs)
 
         present = [grad if needs >> bit & 1 else None for bit, grad in enumerate(grads)]
-        return *_pull(formula, ctx.saved_tensors, present), *(None,) * 6
+        return *_pull(formula, ctx.saved_tensors, present), *(None,) * 5
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs, kernels = inputs
+        grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs = inputs
         fold = _Fold(info.batch_size, weight_re, in_dims[2], x.dim() - (in_dims[1] is not None), True)
         grads = NPUBackwardTransformed.apply(
             fold.rows(grad_y, in_dims[0]),
@@ -245,7 +242,6 @@ class NPUBackwardTransformed(Function):
             eps,
             straight_through,
             needs,
-            kernels,
         )
         unfold = (fold.unfold_x, fold.unfold_weight, fold.unfold_weight, fold.unfold_weight)
         there = [bool(needs >> bit & 1) for bit in range(4)]
@@ -259,34 +255,31 @@ class NPUBackwardTransformed(Function):
 
 
 class NMUTransformed(Function):
-    """y from x, weight (used as it is), kernels (None: the operators)."""
+    """y from x, weight (used as it is)."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, kernels: ModuleType | None) -> Tensor:
-        return (kernels or ops).nmu_forward(x, weight)
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return ops.nmu_forward(x, weight)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
-        ctx.kernels = inputs[2]
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         n = ctx.needs_input_grad
         needs = n[0] | n[1] << 1
         if visible():
-            grads = NMUBackwardTransformed.apply(grad_y, *ctx.saved_tensors, needs, ctx.kernels)
+            grads = NMUBackwardTransformed.apply(grad_y, *ctx.saved_tensors, needs)
         else:
             x, weight = ctx.saved_tensors
             grads = reference.nmu_backward(grad_y, x, weight, needs)
-        return grads[0] if n[0] else None, grads[1] if n[1] else None, None
+        return grads[0] if n[0] else None, grads[1] if n[1] else None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, kernels: ModuleType | None
-    ) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor) -> tuple[Any, Any]:
         fold = _Fold(info.batch_size, weight, in_dims[1], x.dim() - (in_dims[0] is not None), in_dims[1] is not None)
-        y = NMUTransformed.apply(fold.x(x, in_dims[0], False), fold.weight(weight, in_dims[1]), kernels)
+        y = NMUTransformed.apply(fold.x(x, in_dims[0], False), fold.weight(weight, in_dims[1]))
         return fold.unfold_rows(y)
 
 
@@ -294,10 +287,8 @@ class NMUBackwardTransformed(Function):
     """The two gradients, empty where `needs` has no bit."""
 
     @staticmethod
-    def forward(
-        grad_y: Tensor, x: Tensor, weight: Tensor, needs: int, kernels: ModuleType | None
-    ) -> tuple[Tensor, Tensor]:
-        return (kernels or ops).nmu_backward(grad_y, x, weight, needs)
+    def forward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple[Tensor, Tensor]:
+        return ops.nmu_backward(grad_y, x, weight, needs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -311,7 +302,7 @@ class NMUBackwardTransformed(Function):
             return reference.nmu_backward(grad_y, x, weight, ctx.needs)
 
         present = [grad if ctx.needs >> bit & 1 else None for bit, grad in enumerate(grads)]
-        return *_pull(formula, ctx.saved_tensors, present), None, None
+        return *_pull(formula, ctx.saved_tensors, present), None
 
     @staticmethod
     def vmap(
@@ -321,7 +312,6 @@ class NMUBackwardTransformed(Function):
         x: Tensor,
         weight: Tensor,
         needs: int,
-        kernels: ModuleType | None,
     ) -> tuple[Any, Any]:
         fold = _Fold(info.batch_size, weight, in_dims[2], x.dim() - (in_dims[1] is not None), True)
         grad_x, grad_weight = NMUBackwardTransformed.apply(
@@ -329,7 +319,6 @@ class NMUBackwardTransformed(Function):
             fold.x(x, in_dims[1], bool(needs & 1)),
             fold.weight(weight, in_dims[2]),
             needs,
-            kernels,
         )
         return (
             fold.unfold_x(grad_x) if needs & 1 else grad_x,

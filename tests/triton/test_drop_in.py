@@ -1,0 +1,109 @@
+"""Neural Power Unit, a layer: the interpreted kernels as the registered operators, in `use_backend` and only there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NMU, NPU, functional, ops, use_backend
+from npu_kernels.backends import triton as backend
+from npu_kernels.testing import relative_error
+
+
+@pytest.fixture(autouse=True)
+def _interpreted() -> None:
+    runs, reason = backend.available("cpu")
+    if not runs:
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each launcher runs."""
+    counts: Counter[str] = Counter()
+    for name in ops.NAMES:
+
+        def count(*arguments: object, name: str = name, launcher: object = getattr(backend, name)) -> object:
+            counts[name] += 1
+            return launcher(*arguments)  # type: ignore[operator]
+
+        monkeypatch.setattr(backend, name, count)
+    return counts
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+ONE_STEP = {"npu_forward": 1, "npu_backward": 1, "nmu_forward": 1, "nmu_backward": 1}
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(NPU(3, 4, init_im=0.3, dtype=torch.float64), NMU(4, 2, dtype=torch.float64))
+
+
+def _step(model: nn.Module, x: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(model(x).square().sum(), list(model.parameters())))
+
+
+def test_only_inside_use_backend(launches: Counter[str]) -> None:
+    """The operators called directly, too; outside they are the C++ kernels or the formulas, as before."""
+    model, x = _model(), torch.randn(5, 3, dtype=torch.float64)
+    with use_backend("triton"):
+        inside = _step(model, x)
+        assert launches == ONE_STEP
+        direct = ops.nmu_forward(x, x[:2].abs())
+        assert launches["nmu_forward"] == 2
+    launches.clear()
+    outside = _step(model, x)
+    assert relative_error(ops.nmu_forward(x, x[:2].abs()), direct) < 1e-12
+    assert not launches
+    assert all(relative_error(a, b) < 1e-11 for a, b in zip(inside, outside, strict=True))
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's, about itself
+def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
+    model, x = _model(), torch.randn(5, 3, dtype=torch.float64)
+    expected = _step(model, x)
+    with use_backend("triton"):
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        found = _step(compiled, x)
+        assert launches == ONE_STEP
+        program = torch.export.export(model, (x,), strict=False).module()
+        launches.clear()
+        y = program(x)
+        assert launches == {"npu_forward": 1, "nmu_forward": 1}
+    assert all(relative_error(a, b) < 1e-11 for a, b in zip(found, expected, strict=True))
+    assert relative_error(y, model(x)) < 1e-11
+
+
+def test_vmap_is_one_launch(launches: Counter[str]) -> None:
+    modules = [NPU(3, 2, dtype=torch.float64) for _ in range(4)]
+    state, _ = torch.func.stack_module_state(modules)  # type: ignore[arg-type]
+    x = torch.randn(5, 3, dtype=torch.float64)
+    with use_backend("triton"):
+        y = torch.func.vmap(lambda s: torch.func.functional_call(modules[0], s, x))(state)
+        y.sum().backward()
+    assert launches == {"npu_forward": 1, "npu_backward": 1}
+    assert relative_error(y, torch.stack([m(x) for m in modules])) < 1e-11
+
+
+def test_python_threads() -> None:
+    """The interpreter keeps its state in globals: calls take turns."""
+    inputs = [torch.randn(rows, 3) for rows in range(1, 9)]
+    weight = torch.rand(2, 3)
+    with use_backend("triton"):
+        expected = [functional.nmu(x, weight) for x in inputs]
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(3):
+                for actual, want in zip(pool.map(lambda x: functional.nmu(x, weight), inputs), expected, strict=True):
+                    assert torch.equal(actual, want)
