@@ -66,7 +66,7 @@ def in_float64(module: nn.Module, x: Tensor) -> Tensor:
 TOLERANCE = {torch.float32: 3e-5, torch.float64: 5e-13}
 
 
-@settings(max_examples=150)
+@settings(max_examples=120)
 @given(
     st.sampled_from(UNITS), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2**31), st.booleans(),
     st.sampled_from([torch.float32, torch.float64]),
@@ -96,7 +96,7 @@ def amplitude(layer: nn.Module, x: Tensor) -> Tensor:
     return 10 + x.double().abs().sum(-1, keepdim=True)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(st.sampled_from(UNITS), min_size=1, max_size=3), st.integers(0, 2**31), st.booleans(),
     st.sampled_from([None, 3]),
