@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import doctest
 import io
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,20 @@ def test_examples_of_choosing_a_layer():
     result = doctest.testfile(str(ROOT / "docs" / "choosing-a-layer.md"), module_relative=False)
     assert result.attempted > 30
     assert not result.failed
+
+
+def test_table_of_choosing_a_layer_is_that_of_the_results():
+    text = (ROOT / "docs" / "choosing-a-layer.md").read_text()
+    lines = (ROOT / "benchmarks" / "results" / "paper" / "simple.csv").read_text().splitlines()
+    runs = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    for label, model in {"RealNPU → NAU": "RealNPU", "NMU → NAU": "NMU", "dense network": "Dense"}.items():
+        (row,) = re.findall(rf"^\| {label} \|(.*)\|$", text, re.M)
+        said = [float(cell.replace("*", "").split()[0]) for cell in row.split("|")]
+        found = [
+            statistics.median(float(run[op]) for run in runs if run["model"] == model)
+            for op in ("add", "mul", "div", "sqrt")
+        ]
+        assert said == pytest.approx(found, rel=5e-3)
 
 
 @pytest.mark.parametrize("heading", ["Reading the formula"])
