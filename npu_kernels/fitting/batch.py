@@ -129,20 +129,19 @@ class Template:
 
     # ---- starts, intervals, rounding -----------------------------------------------------------------------------
 
-    def _start(self, unit: Unit, name: str, kind: int, recipe: Recipe, starts: int) -> tuple[Tensor, Tensor]:
-        """Low and high end of the uniform distribution of each start ``[S]``."""
+    def _ends(self, unit: Unit, name: str, kind: int, recipe: Recipe, starts: int) -> tuple[Tensor, Tensor]:
+        """Low and high end of the uniform distribution that each start ``[S]`` is drawn from."""
 
-        def turns(values: tuple[float, ...]) -> Tensor:
-            return torch.tensor([values[s % len(values)] for s in range(starts)])
+        def turns(values: tuple[Any, ...], every: int = 1) -> Tensor:
+            return torch.tensor([values[s // every % len(values)] for s in range(starts)])
 
         if kind == GATE:
             return turns(recipe.gates), turns(recipe.gates)
         if kind == POWER:
-            high = turns(recipe.wide) * min(1.0, math.sqrt(2 / unit.in_features))
+            high = turns(recipe.wide) * (2 / self._inputs(unit, recipe, starts)).sqrt().clamp(max=1)
             if name == "weight_im":
-                # Its turns change once per round of the real part's, so that every pair comes up.
-                size = len(recipe.wide)
-                high = high * torch.tensor([recipe.imaginary[s // size % len(recipe.imaginary)] for s in range(starts)])
+                # Its turns change after a round of those of the real part, so that every combination comes up.
+                high = high * turns(recipe.imaginary, len(recipe.wide) * len(recipe.hidden))
             return -high, high
         if isinstance(unit, NMU):
             return torch.zeros(starts), torch.ones(starts)
@@ -150,13 +149,27 @@ class Template:
         bound = math.sqrt(6 / (fan or unit.in_features + unit.out_features))
         return torch.full((starts,), -bound), torch.full((starts,), bound)
 
+    def _inputs(self, unit: Unit, recipe: Recipe, starts: int) -> Tensor:
+        """How many of its inputs a power unit starts with ``[S]``: all of them if they are the data's."""
+        most = unit.in_features
+        if unit is self.units[0][0]:
+            return torch.full((starts,), most)
+        hidden = [recipe.hidden[s // len(recipe.wide) % len(recipe.hidden)] for s in range(starts)]
+        return torch.tensor([min(n or most, most) for n in hidden])
+
     def start(self, generators: Sequence[torch.Generator], starts: int, recipe: Recipe) -> list[Tensor]:
         """The starts of all problems, ``[problems * starts, ...]``; a problem's are its own generator's."""
         draws = torch.stack([torch.rand(starts, sum(self.sizes), generator=g) for g in generators])  # [P, S, ...]
         parts = []
-        for (unit, name), kind, part in zip(self.units, self.kinds, draws.split(self.sizes, 2), strict=True):
-            low, high = (end.view(1, -1, 1) for end in self._start(unit, name, kind, recipe, starts))
-            parts.append(low + (high - low) * part)
+        for (unit, name), kind, shape, part in zip(
+            self.units, self.kinds, self.shapes, draws.split(self.sizes, 2), strict=True
+        ):
+            low, high = (end.view(1, -1, 1) for end in self._ends(unit, name, kind, recipe, starts))
+            part = (low + (high - low) * part).view(len(draws), starts, *shape)
+            if kind in (GATE, POWER):
+                used = torch.arange(unit.in_features) < self._inputs(unit, recipe, starts).unsqueeze(1)  # [S, I]
+                part = part * (used if kind == GATE else used.unsqueeze(1))
+            parts.append(part.flatten(2))
         return self.unflatten(torch.cat(parts, 2).flatten(0, 1).to(self.device, self.dtype))
 
     def project_(self, tensors: Sequence[Tensor]) -> None:

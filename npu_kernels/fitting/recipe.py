@@ -15,14 +15,17 @@ class Recipe:
         rungs: (steps, share) of each stretch of Adam: that many steps with that share of the starts, the best so far.
         batch: rows of a step.
         rate: Adam's rate in the first stretch, half of it in each later one; within one it falls along a cosine.
-        wide: power weights start in U(-w, w), ``w = wide * sqrt(2 / in_features)`` but at most wide; start s takes
-            entry s, in turn.
+        wide: power weights start in U(-w, w), ``w = wide * sqrt(2 / inputs)`` but at most wide; start s takes entry s,
+            in turn.
+        hidden: how many of its inputs a power unit starts with if other units come before it (0: all), in turn. The
+            rest start, and stay, with gate and weight 0: from a product of a hundred random powers nothing is learnt.
         gates: where the gates start, in turn as `wide`.
         imaginary: imaginary power weights start in U(-i w, i w), in turn.
         bound: power weights are kept in [-bound, bound]; gates, NAU and NMU weights in their own intervals.
         finalists: how many starts of a problem go on to L-BFGS, and of these to rounding with refits.
         refine, settle: L-BFGS evaluations before rounding, and after each of its two steps.
-        rows: training rows of an evaluation in refine and in settle; where a model has more parameters, four for each.
+        rows: training rows of an evaluation in refine and in settle; four times the parameters that have moved, over
+            the outputs, where that is more.
         denominators: weights are rounded to fractions with denominators up to each of these.
         slack: a simpler candidate is taken if its held-out error is at most ``1 + slack`` times the least.
         loss: "relative": squares of ``(y - target) / sqrt(target^2 + median(|target|)^2)``; "squared": squares of
@@ -36,6 +39,7 @@ class Recipe:
     batch: int = 64
     rate: float = 0.05
     wide: tuple[float, ...] = (2.0, 1.0)
+    hidden: tuple[int, ...] = (2, 1, 4, 8)
     gates: tuple[float, ...] = (1.0,)
     imaginary: tuple[float, ...] = (0.25, 0.0)
     bound: float = 6.0
@@ -66,6 +70,7 @@ class Recipe:
             rule(name, 0 < getattr(self, name) < math.inf, "be finite and greater than 0")
         for name in ("wide", "imaginary"):
             rule(name, finite(getattr(self, name), 0), "be finite numbers of at least 0")
+        rule("hidden", len(self.hidden) > 0 and all(whole(n, 0) for n in self.hidden), "be integers of at least 0")
         rule("gates", finite(self.gates, 0, 1), "be numbers from 0 to 1")
         rule("slack", finite((self.slack,), 0), "be finite and at least 0")
         rule("holdout", 0 < self.holdout < 1, "lie between 0 and 1")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels.fitting.batch import FREE, GATE, LINEAR, POWER, Template
-from npu_kernels.fitting.data import Data, check, stream
+from npu_kernels.fitting.data import Data, Rows, check, stream
 from npu_kernels.fitting.pool import Pool, ranks
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.fitting.refine import Refinement
@@ -74,8 +74,7 @@ class Run:
         self.tolerance = float((EXACT * torch.finfo(y.dtype).eps) ** 2)
         self.data = Data.split(x, y, self.seeds, recipe, template.device)
         self._single = self.data.training.to(template.dtype)
-        least = 4 * len(template.kind) // y.shape[2]
-        self._polish = [self.data.training.first(max(rows, least)) for rows in recipe.rows]  # refine's, settle's
+        self._moved = 0  # the most parameters of a model in refinement that have moved at all
 
         tensors = template.start([stream("start", seed) for seed in self.seeds], self.starts, recipe)
         template.project_(tensors)
@@ -220,6 +219,8 @@ class Run:
         index = going.nonzero().squeeze(1)
         search.keep(index)
         if last:
+            moved = (self.template.flatten(search.squares) > 0).sum(1)
+            self._moved = int(moved.max()) if len(moved) else 0
             flat = self.template.rounded(flat[index], 1, (GATE,))
             self._refine(flat, self.template.kind == GATE, search.problem, search.start, 0)
             self.search = None
@@ -228,8 +229,13 @@ class Run:
         held = held.expand_as(flat).clone()
         self._rounding = torch.as_tensor(rounding, device=flat.device).expand(len(flat)).clone()
         self._origin = start
-        rows = self._polish[0 if self.search is not None else 1]
+        rows = self._polish(0 if self.search is not None else 1)
         self.refinement = Refinement(self.template, rows, flat, held, problem)
+
+    def _polish(self, which: int) -> Rows:
+        """The rows of refine (0) and of settle (1)."""
+        least = 4 * self._moved // self.data.training.y.shape[2]
+        return self.data.training.first(max(self.recipe.rows[which], least))
 
     def _end_refine(self) -> None:
         assert self.refinement is not None
@@ -326,7 +332,7 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
-        names = ("done", "stage", "at", "scores", "retired", "solved", "rows", "history", "seconds")
+        names = ("done", "stage", "at", "_moved", "scores", "retired", "solved", "rows", "history", "seconds")
         state = {name: getattr(self, name) for name in names}
         state["fingerprint"] = self.fingerprint()
         state["pool"] = self.pool.state()
@@ -340,7 +346,7 @@ class Run:
         if state["fingerprint"] != self.fingerprint():
             raise ValueError("fit: checkpoint must be of the same model, data, seed and recipe, got another one's")
         device = self.template.device
-        for name in ("done", "stage", "at", "seconds"):
+        for name in ("done", "stage", "at", "seconds", "_moved"):
             setattr(self, name, state[name])
         for name in ("scores", "retired", "solved", "rows"):
             setattr(self, name, state[name].to(device).clone())
@@ -353,5 +359,5 @@ class Run:
             assert self.search is not None
             self.search.restore(state["search"])
         if state["refinement"] is not None:
-            rows = self._polish[int(self.stage > self._rungs)]
+            rows = self._polish(int(self.stage > self._rungs))
             self.refinement = Refinement.restored(self.template, rows, state["refinement"])
