@@ -13,6 +13,7 @@ fsir_dense.py        the dense rival in Euler's loop
 fsir_equation.py     least_squares.py    the equation itself, by pruning and refitting
 fsir_report.py  fsir_pictures.py    their part of the report
 single_module.py  single_module_report.py  single_module_pictures.py    the field's benchmark, in the same way
+fitted.py  fitted_report.py    the simple and the large task with npu_kernels.fit
 eager.py             what eager torch takes, one model at a time
 summary.py           median, MAD, mean, standard error
 session.py           what an experiment has found so far

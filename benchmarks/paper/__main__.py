@@ -2,6 +2,7 @@
 
     python -m benchmarks.paper {gradient-surface,simple,large,fsir,fsir-equation,all,report}
     python -m benchmarks.paper single-module [--recipe plain|fixed|best]
+    python -m benchmarks.paper fitted
 
 Stop it at any time, with Ctrl-C or harder; the same command goes on from there. On several machines:
 
@@ -21,7 +22,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.paper import fsir, fsir_equation, gradient_surface, large, report, simple, single_module, workers
+from benchmarks.paper import (
+    fitted,
+    fsir,
+    fsir_equation,
+    gradient_surface,
+    large,
+    report,
+    simple,
+    single_module,
+    workers,
+)
 from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.session import Session
 from benchmarks.paper.workers import Place
@@ -72,7 +83,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=description)
     parser.add_argument(
         "experiment",
-        choices=[*EXPERIMENTS, "single-module", "all", "report"],
+        choices=[*EXPERIMENTS, "single-module", "fitted", "all", "report"],
         help="all: of the paper; report: only from existing tables",
     )
     parser.add_argument("--seeds", type=_positive, metavar="N", help="runs per model and task; default: as published")
@@ -120,6 +131,8 @@ def plan(experiment: str, options: argparse.Namespace) -> list[Batch]:
         steps = simple.QUICK_STEPS if quick else simple.STEPS
         seeds = seeds or (simple.QUICK_SEEDS if quick else simple.SEEDS)
         return simple.batches(list(simple.RECIPES), seeds, steps, *common)
+    if experiment == "fitted":
+        return fitted.batches(seeds, quick, *common)
     if experiment == "fsir":
         return fsir.plan(quick, seeds, options.integrator, *common)
     if experiment == "fsir-equation":

@@ -102,7 +102,9 @@ def pareto(rows: Rows, path: Path) -> None:
 
 
 def draw(name: str, results: Sequence[tuple[Batch, dict[str, Any]]], options: argparse.Namespace) -> bool:
-    """Draw an experiment's picture from its finished batches, if matplotlib is there."""
+    """Draw an experiment's picture from its finished batches, if it has one; False where matplotlib is missing."""
+    if name not in FILES:
+        return True
     if not available():
         return False
     path = options.out / FILES[name]

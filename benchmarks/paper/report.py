@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paper import (
+    fitted_report,
     fsir_report,
     gradient_surface,
     large,
@@ -34,6 +35,7 @@ FILES = {
     "fsir-rk4": "fsir_rk4.csv",
     "fsir-equation": "fsir_equation.csv",
     "single-module": "single_module.csv",
+    "fitted": "fitted.csv",
 }
 SOLVED = 0.01  # of the mean size of the right answers on the test grid
 
@@ -201,6 +203,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Rows], str], Callable[[Rows], list[Chec
         single_module_report.section,
         single_module_report.checks,
     ),
+    "fitted": ("The arithmetic tasks with `npu_kernels.fit`", fitted_report.section, fitted_report.checks),
     "fsir-equation": (
         "Fractional SIR model: the equation itself",
         fsir_report.equation_search_section,
@@ -214,6 +217,7 @@ SHORT_TABLES = {
     "fsir": fsir_report.table,
     "fsir-equation": fsir_report.search_table,
     "single-module": single_module_report.short_table,
+    "fitted": fitted_report.short_table,
 }
 
 
@@ -233,7 +237,7 @@ def write(folder: Path) -> Path:
         parts += [f"## {title}\n", "\n".join(f"- {comment}" for comment in comments) + "\n", section(rows)]
         if name in fsir_report.MODELS_FILES:
             parts.append(fsir_report.equation_section(folder / fsir_report.MODELS_FILES[name]))
-        if (folder / pictures.FILES[name]).exists():
+        if name in pictures.FILES and (folder / pictures.FILES[name]).exists():
             parts.append(f"![{title}]({pictures.FILES[name]})\n")
         parts.append("### Verdict\n")
         judged = is_full(comments)

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.paper import (
     eager,
+    fitted,
     fsir,
     fsir_equation,
     fsir_report,
@@ -37,6 +38,7 @@ MODULES = {
     "fsir-rk4": fsir,
     "fsir-equation": fsir_equation,
     "single-module": single_module,
+    "fitted": fitted,
 }
 ORDER = ["add", "mul", "div", "sqrt", "NPU", "RealNPU", "NMU", "NALU", "iNALU", "NaiveNPU", "Dense"]
 
@@ -111,6 +113,8 @@ class Session:
         rows = [row for _, result in self.pairs() for row in result["rows"]]
         if self.name == "single-module":
             rows.sort(key=key)
+        elif self.name == "fitted":
+            rows.sort(key=fitted.key)
         elif self.name in ("simple", "large"):
             rows.sort(key=lambda row: (ORDER.index(row.get("task", "add")), ORDER.index(row["model"]), row["seed"]))
         path = self.options.out / report.FILES[self.name]

@@ -1,0 +1,145 @@
+"""What `npu_kernels.fit` makes of the paper's arithmetic tasks: its default recipe, beside the published numbers.
+
+    simple    NPU(2, 6) -> NAU(6, 4) learns x + y, x y, x / y and sqrt(x), as in simple.py; 1,000 rows, 16 starts
+    large     NAU(100, 100) -> NPU(100, 1) learns one of four operations on sums of 50 inputs, as in large.py; the first
+              4,096 points of the Sobol stream that all runs share, 16 starts
+
+A run is one seed's fit; only the training range goes in, and what is tested is the model that comes back. `steps` are
+model-steps of the task's own batch, 100 or 128 rows: the rows of all gradients of all starts, over that. The paper's
+runs take 20,000 and 100,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.paper import large, simple
+from benchmarks.paper.runner import Batch
+from benchmarks.paper.streams import Sobol
+from benchmarks.paper.training import Rows
+from npu_kernels import NAU, NPU, RealNPU
+from npu_kernels.fitting import Recipe, Run
+
+COLUMNS = (
+    "task_set", "task", "model", "seed", "error", "held_out", "steps", "kind", "denominator", "n_params", "seconds",
+)  # fmt: skip
+MODELS: dict[str, type[NPU | RealNPU]] = {"NPU": NPU, "RealNPU": RealNPU}
+STARTS = 16
+SEEDS, QUICK_SEEDS = {"simple": 20, "large": 10}, 2
+COUNTS = {"simple": 1000, "large": 4096}  # rows
+BUDGET = {"simple": simple.STEPS, "large": large.STEPS}
+QUICK = Recipe(rungs=((20, 1.0),), refine=10, settle=5)
+ZERO = 1e-2  # parameters above this count, as in the large task of the code
+
+
+def batches(seeds: int | None, quick: bool, variant: str, device: str) -> list[Batch]:
+    """The work: a run of the simple task for each seed, of the large one for each seed and operation."""
+    found = []
+    for task_set, tasks in (("simple", ["all"]), ("large", list(large.TASKS))):
+        for model in MODELS:
+            for task in tasks:
+                for seed in range(seeds or (QUICK_SEEDS if quick else SEEDS[task_set])):
+                    found.append(
+                        Batch(
+                            experiment="fitted",
+                            label=f"{task_set}-{model}-{task}-{seed:04d}",
+                            settings={
+                                "task_set": task_set,
+                                "model": model,
+                                "task": task,
+                                "quick": quick,
+                                "variant": variant,
+                                "device": device,
+                            },
+                            runs=({"seed": seed},),
+                            cost=1.0 if task_set == "simple" else 5.0,
+                            make=make,
+                        )
+                    )
+    return found
+
+
+def data(task_set: str, task: str, seed: int, variant: str) -> tuple[Tensor, Tensor]:
+    """The rows of a run."""
+    if task_set == "simple":
+        source = simple.Data([seed], simple.settings("NPU", variant)[2], torch.float32, torch.device("cpu"))
+        steps = range(1, 1 + COUNTS[task_set] // simple.ROWS)
+        x, y = (torch.cat(parts, 1)[0] for parts in zip(*(source(step) for step in steps), strict=True))
+        return x, y
+    there = large.TASKS[task]
+    x = large.training_points(Sobol(large.INPUTS), 0, COUNTS[task_set], *there.train)
+    return x, there.operation(*large.sums(x)).unsqueeze(1)
+
+
+class Fitted:
+    """One fit, as work for the runner."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.settings, self.seed = batch.settings, batch.runs[0]["seed"]
+        self.device = torch.device(self.settings["device"])
+        unit, k, clip = MODELS[self.settings["model"]], STARTS, self.settings["variant"] == "paper"
+        if self.settings["task_set"] == "simple":
+            model = nn.Sequential(unit(2, 6, num_models=k), NAU(6, 4, num_models=k, clip=clip))
+        else:
+            size = large.INPUTS
+            model = nn.Sequential(NAU(size, size, num_models=k, clip=clip), unit(size, 1, num_models=k))
+        x, y = data(self.settings["task_set"], self.settings["task"], self.seed, self.settings["variant"])
+        recipe = QUICK if self.settings["quick"] else Recipe()
+        self.run = Run(model.to(self.device), x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit")
+        self.total, self.done = self.run.total, self.run.done
+
+    def advance(self, steps: int) -> None:
+        """Make so many more steps; fewer where no model is left."""
+        self.run.advance(steps)
+        self.done = self.run.done
+
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs."""
+        return self.run.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a `state`."""
+        self.run.restore(state)
+        self.done = self.run.done
+
+    def results(self) -> tuple[Rows, dict[str, Tensor]]:
+        """A row for each operation, and the model's parameters ``[1, P]``."""
+        found, task_set, task = self.run.result(), self.settings["task_set"], self.settings["task"]
+        if task_set == "simple":
+            errors = simple.evaluate_errors(found.models, 1, torch.float32, self.device)
+            rows = simple.ROWS
+        else:
+            errors = {
+                task: large.evaluate_mse(found.models, [task], self.settings["variant"], torch.float32, self.device)
+            }
+            rows = large.ROWS
+        parameters = torch.cat([p.detach().flatten(1) for p in found.models.parameters()], 1).cpu()
+        common = {
+            "task_set": task_set,
+            "model": self.settings["model"],
+            "seed": self.seed,
+            "held_out": float(found.score),
+            "steps": float(found.rows) / rows,
+            "kind": found.chosen[0].kind,
+            "denominator": found.chosen[0].denominator,
+            "n_params": int((parameters.abs() > ZERO).sum()),
+            "seconds": round(found.seconds, 1),
+        }
+        return [{**common, "task": name, "error": float(error)} for name, error in errors.items()], {
+            "parameters": parameters
+        }
+
+
+def make(batch: Batch) -> Fitted:
+    """A batch at its start."""
+    return Fitted(batch)
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The order of the table."""
+    sets: Sequence[str] = list(SEEDS)
+    return sets.index(row["task_set"]), simple.TASKS.index(row["task"]), list(MODELS).index(row["model"]), row["seed"]

@@ -1,0 +1,83 @@
+"""Neural Power Unit, a layer: the paper's arithmetic tasks with `npu_kernels.fit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.paper import fitted, fitted_report, large, report, simple, tables
+from benchmarks.paper.__main__ import main
+from npu_kernels.fitting import Recipe
+
+
+def test_rows_come_from_the_training_range() -> None:
+    x, y = fitted.data("simple", "all", 3, "code")
+    assert x.shape == (1000, 2)
+    assert x.min() >= 0.1
+    assert 2.0 < x.max() <= 2.1
+    torch.testing.assert_close(y, simple.targets(x))
+    assert not torch.equal(x, fitted.data("simple", "all", 4, "code")[0])
+    assert fitted.data("simple", "all", 3, "paper")[0].max() <= 2.0
+    x, y = fitted.data("large", "div", 3, "code")
+    assert x.shape == (4096, 100)
+    assert x.min() >= 0
+    assert x.max() < 0.5
+    torch.testing.assert_close(y[:, 0], 1 / x[:, :50].sum(1))
+
+
+@pytest.mark.parametrize("task_set", ["simple", "large"])
+def test_a_run_continues(task_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitted, "STARTS", 4)
+    monkeypatch.setattr(fitted, "QUICK", Recipe(rungs=((6, 1.0),), refine=4, settle=2, denominators=(1,)))
+    batch = next(b for b in fitted.batches(1, True, "code", "cpu") if b.settings["task_set"] == task_set)
+    whole, first, second = (batch.make(batch) for _ in range(3))
+    whole.advance(whole.total)
+    first.advance(8)
+    second.restore(first.state())
+    second.advance(second.total)
+    assert whole.done == second.done == whole.total
+    rows, tensors = whole.results()
+    again, _ = second.results()
+    for row in (*rows, *again):
+        del row["seconds"]
+    assert rows == again
+    assert [row["task"] for row in rows] == (list(simple.TASKS) if task_set == "simple" else ["add"])
+    assert {*rows[0], "seconds"} == {*fitted.COLUMNS}
+    assert tensors["parameters"].shape == (1, 50 if task_set == "simple" else 100 * 100 + 300)
+
+
+def test_what_is_wanted() -> None:
+    assert fitted_report.wanted("simple", "mul", "NPU") == pytest.approx(0.0005)  # a tenth of the NMU's 0.005
+    assert fitted_report.wanted("simple", "sqrt", "RealNPU") == pytest.approx(0.0004)
+    assert fitted_report.wanted("large", "div", "NPU") == pytest.approx(1e-7)
+    assert fitted_report.wanted("large", "mul", "RealNPU") == pytest.approx(3.09)
+
+
+def _row(error: float, steps: float) -> dict[str, object]:
+    values = ("large", "add", "NPU", 0, error, 1e-15, steps, "rounded", 1, 52, 1.0)
+    return dict(zip(fitted.COLUMNS, values, strict=True))
+
+
+def test_verdict() -> None:
+    good, bad = _row(0.01, 9e4), _row(0.2, 2e5)
+    assert [check.reached for check in fitted_report.checks([good])] == [True, True]
+    assert [check.reached for check in fitted_report.checks([bad])] == [False, False]
+    assert [check.reached for check in fitted_report.checks([good, good, bad])] == [True, False]
+    assert "| large | + | NPU | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in fitted_report.short_table(
+        [good, good, bad]
+    )
+
+
+def test_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitted, "STARTS", 2)
+    monkeypatch.setattr(fitted, "COUNTS", {"simple": 200, "large": 200})
+    monkeypatch.setattr(fitted, "QUICK", Recipe(rungs=((3, 1.0),), refine=2, settle=1, denominators=(1,)))
+    monkeypatch.setattr(large, "TEST_POINTS", 100)
+    assert main(["fitted", "--quick", "--seeds", "1", "--out", str(tmp_path), "--jobs", "1"]) == 0
+    comments, rows = tables.read(tmp_path / "fitted.csv")
+    assert len(rows) == 2 * (4 + 4)
+    assert list(rows[0]) == list(fitted.COLUMNS)
+    assert not report.is_full(comments)
+    assert "The arithmetic tasks with `npu_kernels.fit`" in (tmp_path / "report.md").read_text()
