@@ -108,9 +108,12 @@ def _ode_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     h, d = weight_re.shape[-2:]
     trajectory = [*u0.shape[:-1], steps + 1, d]
+    kept = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
     models, starts = (1, *u0.shape)[-3:-1]
-    blocks = models * -(-starts // 16) if starts >= 8 else -(-models * starts // 16)  # OdeInputs::stages_shape
-    stages = [blocks, steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives, 2 * (d + h), 16]
+    if models * starts == 1:  # OdeInputs::stages_shape
+        stages = [1, kept, 2 * (-(-d // 16) + -(-h // 16)), 16]
+    else:
+        stages = [models * -(-starts // 16) if starts >= 8 else -(-models * starts // 16), kept, 2 * (d + h), 16]
     return (
         u0.new_empty(trajectory),
         u0.new_empty(trajectory if derivatives else [0]),

@@ -12,7 +12,18 @@ import torch
 
 from benchmarks.throughput import __main__ as suite_main
 from benchmarks.throughput import environment, memory, report, rivals, suite, timing
-from benchmarks.throughput.cases import FORWARD, STEP, Case, Size, all_cases, cost, draw, training_cases
+from benchmarks.throughput.cases import (
+    FORWARD,
+    ROLLOUT,
+    STEP,
+    Case,
+    Size,
+    all_cases,
+    cost,
+    draw,
+    rollout_cases,
+    training_cases,
+)
 from npu_kernels.backends import cpu
 
 TINY, MODELS = Size(5, 3, 2), Size(5, 3, 2, 3)
@@ -97,6 +108,8 @@ def test_the_suite_has_what_it_promises():
             assert {Case("npu", kind, size), Case("realnpu", kind, size), Case("npu", kind, size, "positive")} <= cases
     assert {Case("nmu", STEP, Size(128, 100, 100)), Case("inalu", STEP, Size(128, 100, 100))} <= cases
     assert {case.size.models for case in training_cases()} == {1, 20}
+    assert {case.size for case in rollout_cases()} == {Size(200, 3, 9, models) for models in (1, 20, 100)}
+    assert set(rollout_cases()) <= cases
 
 
 def test_operands():
@@ -120,7 +133,8 @@ def test_cost_counts_the_products():
 def cases_to_compare() -> list[Case]:
     layers = [layer for layer in rivals.FORMULAS if layer != "npu-nau"]
     cases = [Case(layer, kind, size) for layer in layers for kind in (FORWARD, STEP) for size in (TINY, MODELS)]
-    return [*cases, Case("npu", STEP, TINY, "positive"), *training_cases()]
+    rollouts = [Case("npu-nau", ROLLOUT, size, "positive") for size in (TINY, MODELS)]
+    return [*cases, Case("npu", STEP, TINY, "positive"), *training_cases(), *rollouts]
 
 
 @pytest.mark.parametrize("case", cases_to_compare(), ids=str)
@@ -231,7 +245,7 @@ def test_peak_memory():
         (["--threads", "0"], "thread counts go from 1"),
         (["--threads", "one"], "integers with commas"),
         (["--rivals", "eager,foo"], "unknown foo; known: ours, eager"),
-        (["--passes", "backward"], "unknown backward; known: forward, step, train"),
+        (["--passes", "backward"], "unknown backward; known: forward, step, train, rollout"),
         (["--seconds", "0"], "--seconds must be greater than 0"),
         (["--json", "/nonexistent/rows.jsonl"], "cannot write /nonexistent/rows.jsonl"),
     ],

@@ -17,7 +17,7 @@ from typing import TextIO
 import torch
 
 from benchmarks.throughput import environment, rivals, suite
-from benchmarks.throughput.cases import PASSES, QUICK_SIZES, Size, all_cases, training_cases
+from benchmarks.throughput.cases import PASSES, QUICK_SIZES, Size, all_cases, rollout_cases, training_cases
 from npu_kernels import backend_for
 
 SECONDS, QUICK_SECONDS = 3.0, 0.3  # for all rivals of a case together
@@ -107,7 +107,7 @@ def measure(options: argparse.Namespace, output: TextIO | None) -> None:
     if backend != "cpu":
         print(f"ours is the {backend!r} backend here: these rows say nothing about the kernels")
     sizes = options.sizes or (QUICK_SIZES if options.quick else None)
-    cases = all_cases(sizes) + (training_cases() if options.quick else [])
+    cases = all_cases(sizes) + (training_cases() + rollout_cases()[:1] if options.quick else [])
     cases = [case for case in cases if case.kind in options.passes]
     threads = options.threads or sorted({1, os.cpu_count() or 1})
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)

@@ -4,6 +4,7 @@ Passes
   forward  under no_grad
   step     forward and backward through autograd, all gradients, x included
   train    NPU(2, 6) -> NAU(6, 4), MSE loss, backward and a step of fused Adam
+  rollout  u' = NAU(NPU(u)), forward and backward over all Euler steps, in float64 (size: steps x D x h x K)
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FORWARD, STEP, TRAIN = "forward", "step", "train"
-PASSES = (FORWARD, STEP, TRAIN)
+FORWARD, STEP, TRAIN, ROLLOUT = "forward", "step", "train", "rollout"
+PASSES = (FORWARD, STEP, TRAIN, ROLLOUT)
+EPS = torch.finfo(torch.float32).eps  # the layers' default; the same in float64, so that an error is one of arithmetic
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,14 @@ class Size:
 class Case:
     """One row's question. signs: "random", or "positive" for inputs without a negative one."""
 
-    layer: str  # "npu", "realnpu", "nmu", "inalu", "npu-nau" (the pass "train")
+    layer: str  # "npu", "realnpu", "nmu", "inalu", "npu-nau" (the passes "train" and "rollout")
     kind: str  # one of PASSES
     size: Size
     signs: str = "random"
 
     def __str__(self) -> str:
         return f"{self.layer} {self.kind} {self.size}" + (
-            " positive" if self.signs == "positive" and self.kind != TRAIN else ""
+            " positive" if self.signs == "positive" and self.kind not in (TRAIN, ROLLOUT) else ""
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,6 +75,8 @@ PRODUCTS_SIZE = Size(128, 100, 100)  # of NMU and iNALU, whose eager form builds
 TRAINING_ROWS = 100
 TRAINING_MODELS = (1, 20)
 HIDDEN = 6
+ROLLOUT_MODELS = (1, 20, 100)
+ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, ROLLOUT_DT = 200, 3, 9, 0.05
 
 
 def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
@@ -82,6 +86,7 @@ def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
     found += [Case("npu", kind, size, "positive") for size in chosen for kind in (FORWARD, STEP)]
     if sizes is None:
         found += training_cases()
+        found += rollout_cases()
         found += [Case(layer, kind, PRODUCTS_SIZE) for layer in ("nmu", "inalu") for kind in (FORWARD, STEP)]
     return found
 
@@ -89,6 +94,12 @@ def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
 def training_cases() -> list[Case]:
     """The paper's simple arithmetic model, one and as many as it has seeds."""
     return [Case("npu-nau", TRAIN, Size(TRAINING_ROWS, 2, 4, models), "positive") for models in TRAINING_MODELS]
+
+
+def rollout_cases() -> list[Case]:
+    """The paper's neural ODE: one model, as many as a grid's cell has runs, and as many as a whole grid."""
+    sizes = [Size(ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS]
+    return [Case("npu-nau", ROLLOUT, size, "positive") for size in sizes]
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,12 @@ def draw(case: Case, seed: int = 0) -> Operands:
         parameters: tuple[Tensor, ...] = (glorot(*first), torch.zeros(first), torch.full((*lead, size.inputs), 0.5))
         parameters += (glorot(*lead, size.outputs, HIDDEN),)
         return Operands(x, parameters, torch.stack([a + b, a * b, a / b, a.sqrt()], -1))
+    if case.kind == ROLLOUT:  # rows are steps
+        u0 = torch.rand(*lead, size.inputs, generator=generator) + 0.5
+        parameters = (0.2 * glorot(), 0.2 * glorot(), torch.full((*lead, size.inputs), 0.5))
+        parameters += (0.2 * glorot(*lead, size.inputs, size.outputs),)
+        grad_y = torch.randn(*lead, size.rows + 1, size.inputs, generator=generator)
+        return Operands(u0, parameters, grad_y).to(torch.float64)
     x = torch.randn(*lead, size.rows, size.inputs, generator=generator)
     if case.signs == "positive":
         x = x.abs()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.throughput.cases import STEP, TRAIN, Case
+from benchmarks.throughput.cases import ROLLOUT, STEP, TRAIN, Case
 
 Row = dict[str, Any]
 Group = dict[str, Row]  # rival -> row
@@ -109,8 +109,9 @@ def _table(groups: dict[tuple[Case, int], Group]) -> list[str]:
         if ours is None:
             continue
         size, eager = case.size, group.get("eager")
-        positive = ", no negatives" if case.signs == "positive" and case.kind != TRAIN else ""
-        cells = [LAYERS.get(case.layer, case.layer), case.kind + positive]
+        positive = ", no negatives" if case.signs == "positive" and case.kind not in (TRAIN, ROLLOUT) else ""
+        layer = f"u' = NAU(NPU(u)), {size.rows} steps, float64" if case.kind == ROLLOUT else case.layer
+        cells = [LAYERS.get(layer, layer), case.kind + positive]
         cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", str(threads), _time(ours["median_us"])]
         cells += [_ratio(group.get(rival)) for rival in present]
         cells.append(_pair(ours, eager, "error", lambda value: f"{value:.1e}"))
@@ -128,7 +129,8 @@ def markdown(rows: Sequence[Row]) -> str:
         "lose**. The yardsticks compute something else: how many times as long as `nn.Linear` of the shape (for "
         "several models a batched product), or as a single model, we take. Errors are relative, against float64, "
         "the greatest of the result and all gradients. The limit is the machine's own `a @ b` rate or copy rate, "
-        "whichever takes longer for the work that cannot be avoided."
+        "whichever takes longer for the work that cannot be avoided. A rollout's sizes are its steps, features and "
+        "hidden units, and its error is its difference to eager's, in float64 both."
     ]
     for machine, groups in grouped(rows).items():
         processor, isa, torch_version, version, commit, precision = machine

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 import npu_kernels
-from benchmarks.throughput.cases import FORWARD, HIDDEN, TRAIN, Case, Operands
+from benchmarks.throughput import rollouts
+from benchmarks.throughput.cases import EPS, FORWARD, HIDDEN, ROLLOUT, TRAIN, Case, Operands
 from npu_kernels import reference
 
 OURS, EAGER, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "loop", "compile", "compile-autotune"
@@ -33,7 +34,6 @@ COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
 RIVALS = (OURS, EAGER, LOOP, COMPILE, AUTOTUNE, COMPLEX, ONE_MODEL, JAX, LINEAR)
 OTHER_FUNCTION = (ONE_MODEL, LINEAR)  # yardsticks: they compute something else, so no error is stated
 LEARNING_RATE = 0.005
-EPS = torch.finfo(torch.float32).eps  # the layers' default; the same in float64, so that an error is one of arithmetic
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,9 @@ def not_applicable(rival: str, case: Case, threads: int) -> str | None:
     if rival == COMPLEX:
         return None if case.layer in COMPLEX_FORMULAS else ""
     if rival == LINEAR:
-        return None if case.kind != TRAIN else ""
+        return None if case.kind not in (TRAIN, ROLLOUT) else ""
+    if rival == AUTOTUNE and case.kind == ROLLOUT:
+        return ""
     if rival in (COMPILE, AUTOTUNE):
         return compiler_missing() or None
     if rival == JAX:
@@ -281,8 +283,20 @@ def not_applicable(rival: str, case: Case, threads: int) -> str | None:
     return None
 
 
+def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
+    if rival == ONE_MODEL:
+        size = case.size
+        single = Case(case.layer, case.kind, type(size)(size.rows, size.inputs, size.outputs), case.signs)
+        return Workload(rollouts.ours(single, _first_model(operands))[0], None)
+    if rival == OURS:
+        return Workload(*rollouts.ours(case, operands))
+    return Workload(*rollouts.eager(case, operands, compiled=rival == COMPILE))
+
+
 def build(rival: str, case: Case, operands: Operands) -> Workload:
     """The rival's workload for the case."""
+    if case.kind == ROLLOUT:
+        return _rollout(rival, case, operands)
     if rival == OURS:
         return _workload(case, _ours(case, operands), operands)
     if rival == ONE_MODEL:
@@ -305,8 +319,13 @@ def build(rival: str, case: Case, operands: Operands) -> Workload:
 
 
 def exact(case: Case, operands: Operands) -> list[Tensor]:
-    """The eager results in float64 from the same float32 operands: what errors are measured against."""
+    """The eager results in float64 from the same float32 operands: what errors are measured against.
+
+    A rollout computes in float64 itself: its error is its difference to eager's, whose own is 0.
+    """
     double = operands.to(torch.float64)
+    if case.kind == ROLLOUT:
+        return list(rollouts.eager(case, double)[1]())
     results = _workload(case, Formula(FORMULAS[case.layer], double.parameters), double).results
     assert results is not None
     return list(results())

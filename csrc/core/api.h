@@ -97,12 +97,17 @@ struct OdeInputs {
   double dt;
   bool last_stage;  // the forward computed the derivative at the last state too
 
+  bool one() const { return models * starts == 1; }
   // With so many, no register holds the starts of two models.
   bool many_starts() const { return starts >= 8; }
-  // What the forward leaves for the backward: blocks, stages, values of a stage, trajectories of a block.
+  // What the forward leaves for the backward: blocks, stages, values of a stage, trajectories of a block. A single
+  // trajectory's values come in whole blocks instead.
   std::array<int64_t, 4> stages_shape() const {
-    const int64_t blocks = (starts + kOdeBlock - 1) / kOdeBlock, mixed = (models * starts + kOdeBlock - 1) / kOdeBlock;
-    return {many_starts() ? models * blocks : mixed, steps * stages + last_stage, 2 * (features + hidden), kOdeBlock};
+    const auto blocks = [](int64_t count) { return (count + kOdeBlock - 1) / kOdeBlock; };
+    const int64_t kept = steps * stages + last_stage;
+    if (one()) return {1, kept, 2 * (blocks(features) + blocks(hidden)), kOdeBlock};
+    return {many_starts() ? models * blocks(starts) : blocks(models * starts), kept, 2 * (features + hidden),
+            kOdeBlock};
   }
 };
 
@@ -128,6 +133,12 @@ struct OdeBackward {
   T* grad_weight_im;  // [K, h, D]
   T* grad_gate;       // [K, D]
   T* grad_weight;     // [K, D, h]
+
+  // Whether the clips let the gradient of these elements through.
+  bool weight_passes(int64_t n) const {
+    return !inputs.clip || (inputs.weight[n] >= T(-1) && inputs.weight[n] <= T(1));
+  }
+  bool gate_passes(int64_t n) const { return straight_through || (inputs.gate[n] >= T(0) && inputs.gate[n] <= T(1)); }
 };
 
 // The kernels of one instruction set.

@@ -6,9 +6,12 @@
 //              dk_i = dt b_i g + dt sum_{j > i} a_{j-1,i} dv_j (+ that of derivatives, i = 1)    dv_i = J(v_i)' dk_i
 //              gradient of u_n = g + sum_i dv_i + that of the trajectory
 //
-// Trajectories (rows: starts of models) lie across the lanes of registers. What the stages kept, or the trajectory
+// Trajectories (rows: starts of models) lie across the lanes of registers (ode_lanes.h), a single one's hidden units do
+// (ode_hidden.h). What the stages kept, or the trajectory
 // itself, from which they are then computed again to the same bits, is all that the backward pass reads.
+#include "ode_hidden.h"
 #include "ode_lanes.h"
+#include "ode_loop.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -43,150 +46,14 @@ struct Plan {
   }
 };
 
-// The coefficients times dt, as registers: row i makes the state of stage i + 1, the last row the step.
-template <typename T>
-class Tableau {
-  using S = Simd<T>;
-
- public:
-  explicit Tableau(const OdeInputs<T>& in) : in_(in) {}
-  // u + dt sum_j c_j k_j
-  NPU_INLINE void advance(int64_t row, const typename S::Reg* u, const typename S::Reg* k, int64_t d_count,
-                          typename S::Reg* to) const {
-    for (int64_t d = 0; d < d_count; ++d) {
-      typename S::Reg sum = u[d];
-      for (int64_t j = 0; j <= row; ++j)
-        if (at(row, j) != 0) sum = S::fma(S::set1(scaled(row, j)), k[j * d_count + d], sum);
-      to[d] = sum;
-    }
-  }
-  double at(int64_t row, int64_t j) const { return in_.tableau[row * (row + 1) / 2 + j]; }
-  T scaled(int64_t row, int64_t j) const { return T(in_.dt * at(row, j)); }
-
- private:
-  const OdeInputs<T>& in_;
-};
-
-// D values of some rows, in one register each.
-template <typename T>
-NPU_INLINE void load_rows(const T* from, int64_t stride, int lanes, int64_t d_count, typename Simd<T>::Reg* to) {
-  constexpr int W = Simd<T>::width;
-  for (int64_t d = 0; d < d_count; d += W)
-    load_columns<T>(from + d, stride, lanes, int(least<int64_t>(W, d_count - d)), to + d);
-}
-template <typename T>
-NPU_INLINE void store_rows(T* to, int64_t stride, int lanes, int64_t d_count, const typename Simd<T>::Reg* from) {
-  constexpr int W = Simd<T>::width;
-  for (int64_t d = 0; d < d_count; d += W)
-    store_columns<T>(to + d, stride, lanes, int(least<int64_t>(W, d_count - d)), from + d);
-}
-
-template <typename T, bool complex, int D>
-class Loop {
-  using S = Simd<T>;
-  using Reg = typename S::Reg;
-  static constexpr int W = S::width;
-
- public:
-  explicit Loop(const OdeInputs<T>& in)
-      : in_(in),
-        tableau_(in),
-        lanes_(in),
-        u_(in.features),
-        v_(in.features * in.stages),
-        k_(in.features * in.stages),
-        g_(in.features),
-        kept_(in.stages * 2 * (in.features + in.hidden) * W),
-        stages_kept_(in.steps * in.stages + in.last_stage) {}
-
-  Lanes<T, complex, D>& lanes() { return lanes_; }
-
-  void forward(const OdeForward<T>& f, int64_t row, int64_t place, int lanes) {
-    const int64_t d_count = lanes_.features(), stride = (in_.steps + 1) * d_count;
-    lanes_.pack(row, lanes);
-    load_rows(f.u0 + row * d_count, d_count, lanes, d_count, +u_);
-    for (int64_t n = 0;; ++n) {
-      store_rows(f.trajectory + row * stride + n * d_count, stride, lanes, d_count, u_);
-      if (n == in_.steps && f.derivatives == nullptr) break;
-      lanes_.slope(u_, k_, stage(f.stages, n, 0, place));
-      if (f.derivatives != nullptr) store_rows(f.derivatives + row * stride + n * d_count, stride, lanes, d_count, k_);
-      if (n == in_.steps) break;
-      for (int64_t i = 1; i < in_.stages; ++i) {
-        tableau_.advance(i - 1, u_, k_, d_count, v_);
-        lanes_.slope(v_, k_ + i * d_count, stage(f.stages, n, i, place));
-      }
-      tableau_.advance(in_.stages - 1, u_, k_, d_count, u_);
-    }
-  }
-
-  void backward(const OdeBackward<T>& b, int64_t row, int64_t place, int lanes) {
-    const int64_t d_count = lanes_.features(), stride = (in_.steps + 1) * d_count, last = in_.stages - 1;
-    lanes_.pack(row, lanes);
-    for (int64_t d = 0; d < d_count; ++d) g_[d] = S::zero();
-    for (int64_t n = in_.steps; n >= 0; --n) {
-      const int64_t at = row * stride + n * d_count;
-      if (n < in_.steps || b.grad_derivatives != nullptr) {
-        const int64_t stages = n < in_.steps ? in_.stages : 1;
-        if (b.stages == nullptr) compute_again(b.trajectory + at, stride, stages, lanes);
-        for (int64_t i = stages - 1; i >= 0; --i) {
-          Reg* dk = k_;
-          if (i == 0 && b.grad_derivatives != nullptr) load_rows(b.grad_derivatives + at, stride, lanes, d_count, dk);
-          else
-            for (int64_t d = 0; d < d_count; ++d) dk[d] = S::zero();
-          for (int64_t d = 0; n < in_.steps && d < d_count; ++d) {
-            dk[d] = S::fma(S::set1(tableau_.scaled(last, i)), g_[d], dk[d]);
-            for (int64_t j = i + 1; j <= last; ++j)
-              if (tableau_.at(j - 1, i) != 0)
-                dk[d] = S::fma(S::set1(tableau_.scaled(j - 1, i)), v_[j * d_count + d], dk[d]);
-          }
-          lanes_.pull(stage(b.stages, n, i, place), dk, v_ + i * d_count);
-        }
-        for (int64_t i = 0; i < stages; ++i)
-          for (int64_t d = 0; d < d_count; ++d) g_[d] = g_[d] + v_[i * d_count + d];
-      }
-      if (b.grad_trajectory != nullptr) {
-        load_rows(b.grad_trajectory + at, stride, lanes, d_count, +u_);
-        for (int64_t d = 0; d < d_count; ++d) g_[d] = g_[d] + u_[d];
-      }
-    }
-    if (b.grad_u0 != nullptr) store_rows(b.grad_u0 + row * d_count, d_count, lanes, d_count, g_);
-  }
-
- private:
-  // Where stage i of step n lies: in the caller's memory, or in one step's that is used again and again.
-  template <typename Pointer>
-  Stage<T, Pointer> stage(Pointer stages, int64_t n, int64_t i, int64_t place) {
-    const int64_t size = 2 * (lanes_.features() + in_.hidden);
-    if (stages == nullptr) return {kept_ + i * size * W, W};
-    return {stages + ((place / kOdeBlock * stages_kept_) + n * in_.stages + i) * size * kOdeBlock + place % kOdeBlock,
-            kOdeBlock};
-  }
-
-  void compute_again(const T* state, int64_t stride, int64_t stages, int lanes) {
-    const int64_t d_count = lanes_.features();
-    load_rows(state, stride, lanes, d_count, +u_);
-    lanes_.slope(u_, k_, stage<T*>(nullptr, 0, 0, 0));
-    for (int64_t i = 1; i < stages; ++i) {
-      tableau_.advance(i - 1, u_, k_, d_count, v_);
-      lanes_.slope(v_, k_ + i * d_count, stage<T*>(nullptr, 0, i, 0));
-    }
-  }
-
-  const OdeInputs<T>& in_;
-  const Tableau<T> tableau_;
-  Lanes<T, complex, D> lanes_;
-  Scratch<Reg> u_, v_, k_, g_;
-  Scratch<T> kept_;
-  const int64_t stages_kept_;
-};
-
 template <typename T, bool complex, int D>
 void forward(const OdeForward<T>& f, const Parallel& parallel) {
   constexpr int64_t W = Simd<T>::width;
   const OdeInputs<T>& in = f.inputs;
+  if (in.one()) return Loop<T, HiddenLanes<T, complex, D>>(in).forward(f, 0, 0, 1);
   const Plan plan = Plan::of(in);
   parallel.over(plan.tasks, [&](int64_t begin, int64_t end_task) {
-    Loop<T, complex, D> loop(in);
+    Loop<T, Lanes<T, complex, D>> loop(in);
     for (int64_t task = begin; task < end_task; ++task) {
       const Plan::Task t = plan.task(in, task);
       for (int64_t n = 0; n < t.rows; n += W) loop.forward(f, t.row + n, t.place + n, int(least(W, t.rows - n)));
@@ -206,18 +73,24 @@ template <typename T, bool complex, int D>
 void backward(const OdeBackward<T>& b, const Parallel& parallel) {
   constexpr int64_t W = Simd<T>::width;
   const OdeInputs<T>& in = b.inputs;
+  if (in.one()) {
+    Loop<T, HiddenLanes<T, complex, D>> loop(in);
+    loop.units().clear_gradients();
+    loop.backward(b, 0, 0, 1);
+    return loop.units().write_gradients(b);
+  }
   const Plan plan = Plan::of(in);
   const int64_t slots = in.models * plan.slots_per_model, d_count = in.features, h = in.hidden;
   Scratch<T> parts((3 * h + 1) * d_count * slots);
   parallel.over(plan.tasks, [&](int64_t begin, int64_t end_task) {
-    Loop<T, complex, D> loop(in);
+    Loop<T, Lanes<T, complex, D>> loop(in);
     for (int64_t task = begin; task < end_task; ++task) {
       const Plan::Task t = plan.task(in, task);
-      loop.lanes().clear_gradients();
+      loop.units().clear_gradients();
       for (int64_t n = 0; n < t.rows; n += W) loop.backward(b, t.row + n, t.place + n, int(least(W, t.rows - n)));
       const int lanes = int(least(W, slots - task * W));
-      for (int64_t n = 0; n < loop.lanes().gradients(); ++n)
-        Simd<T>::store_first(parts + n * slots + task * W, loop.lanes().gradient(n), lanes);
+      for (int64_t n = 0; n < loop.units().gradients(); ++n)
+        Simd<T>::store_first(parts + n * slots + task * W, loop.units().gradient(n), lanes);
     }
   });
   const int64_t per_model = plan.slots_per_model;
@@ -230,15 +103,13 @@ void backward(const OdeBackward<T>& b, const Parallel& parallel) {
           const int64_t part = o * 3 * d_count + d;
           if (b.grad_weight_re != nullptr) b.grad_weight_re[at] = sum(part);
           if (b.grad_weight_im != nullptr) b.grad_weight_im[at] = sum(part + d_count);
-          const T a = in.weight[transposed];
-          const bool passes = !in.clip || (a >= T(-1) && a <= T(1));
-          if (b.grad_weight != nullptr) b.grad_weight[transposed] = passes ? sum(part + 2 * d_count) : T(0);
+          if (b.grad_weight != nullptr)
+            b.grad_weight[transposed] = b.weight_passes(transposed) ? sum(part + 2 * d_count) : T(0);
         }
       }
       for (int64_t d = 0; b.grad_gate != nullptr && d < d_count; ++d) {
-        const T gate = in.gate[model * d_count + d];
-        const bool passes = b.straight_through || (gate >= T(0) && gate <= T(1));
-        b.grad_gate[model * d_count + d] = passes ? sum(3 * h * d_count + d) : T(0);
+        const int64_t at = model * d_count + d;
+        b.grad_gate[at] = b.gate_passes(at) ? sum(3 * h * d_count + d) : T(0);
       }
     }
   });

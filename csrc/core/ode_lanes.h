@@ -12,37 +12,12 @@
 #pragma once
 
 #include "api.h"
+#include "ode_loop.h"
 #include "panel.h"
 #include "vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {
-
-constexpr double kOdePi = 3.14159265358979323846;
-
-// One register per feature: in registers where their number is known, in scratch otherwise.
-template <typename Reg, int count>
-struct Features {
-  explicit Features(Reg*) {}
-  NPU_INLINE Reg& operator[](int64_t d) { return values[d]; }
-  Reg values[count];
-};
-template <typename Reg>
-struct Features<Reg, 0> {
-  explicit Features(Reg* scratch) : values(scratch) {}
-  NPU_INLINE Reg& operator[](int64_t d) { return values[d]; }
-  Reg* values;
-};
-
-// What a stage leaves for the backward pass: v, L [D], y, s [h], a register of each.
-template <typename T, typename Pointer>
-struct Stage {
-  Pointer at;
-  int64_t stride;
-
-  NPU_INLINE typename Simd<T>::Reg load(int64_t n) const { return Simd<T>::load(at + n * stride); }
-  NPU_INLINE void store(int64_t n, typename Simd<T>::Reg r) const { Simd<T>::store(at + n * stride, r); }
-};
 
 template <typename T, bool complex, int D>  // D features, 0: any number
 class Lanes {
@@ -60,7 +35,26 @@ class Lanes {
         grad_gate_(in.features),
         scratch_(4 * in.features) {}
 
-  int64_t features() const { return D ? D : in_.features; }
+  int64_t registers() const { return features(); }
+  int64_t stage_size() const { return 2 * (features() + in_.hidden) * W; }
+  static constexpr int64_t kScratchStride = W;
+
+  // Stage n of all that are kept of the trajectory at `place`.
+  template <typename Pointer>
+  Stage<T, Pointer> stage(Pointer stages, int64_t n, int64_t kept, int64_t place) const {
+    const int64_t size = 2 * (features() + in_.hidden) * kOdeBlock;
+    return {stages + (place / kOdeBlock * kept + n) * size + place % kOdeBlock, kOdeBlock};
+  }
+
+  // States of some rows, a register of each feature.
+  void load(const T* from, int64_t stride, int lanes, Reg* to) const {
+    for (int64_t d = 0; d < features(); d += W)
+      load_columns<T>(from + d, stride, lanes, int(least<int64_t>(W, features() - d)), to + d);
+  }
+  void store(T* to, int64_t stride, int lanes, const Reg* from) const {
+    for (int64_t d = 0; d < features(); d += W)
+      store_columns<T>(to + d, stride, lanes, int(least<int64_t>(W, features() - d)), from + d);
+  }
 
   // The weights of the models of rows [first, first + lanes). Lanes without a row get zeros: their slope is 0.
   void pack(int64_t first, int lanes) {
@@ -208,6 +202,8 @@ class Lanes {
   }
 
  private:
+  int64_t features() const { return D ? D : in_.features; }
+
   const OdeInputs<T>& in_;
   Scratch<Reg> weights_, gate_, grads_, grad_gate_, scratch_;
   int64_t packed_model_ = -1;

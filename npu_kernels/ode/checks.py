@@ -75,6 +75,27 @@ def layers_of(model: Any) -> tuple[_PowerUnit, NAU]:
     return power, nau  # type: ignore[return-value]
 
 
+def fits(u0: Any, weight_re: Any, weight_im: Any, gate: Any, weight: Any) -> bool:
+    """The common valid case on the CPU, by the cheapest comparisons; what does not fit goes to `check_tensors`."""
+    try:
+        dtype, shape = weight_re.dtype, weight_re.shape
+        *models, h, d = shape
+        return (
+            (dtype is torch.float64 or dtype is torch.float32)
+            and len(models) < 2
+            and all(
+                t is None or (t.dtype is dtype and t.is_cpu and t.shape == want)
+                for t, want in ((weight_im, shape), (gate, (*models, d)), (weight, (*models, d, h)))
+            )
+            and weight is not None
+            and u0.dtype is dtype
+            and u0.is_cpu
+            and weight_re.is_cpu
+        )
+    except (AttributeError, ValueError):  # not a tensor, or not a matrix
+        return False
+
+
 def check_tensors(function: str, u0: Any, weights: dict[str, Tensor | None]) -> None:
     """Types, one dtype, one device, and the weights' shapes."""
     present = {name: weight for name, weight in weights.items() if weight is not None}
@@ -100,13 +121,13 @@ def check_tensors(function: str, u0: Any, weights: dict[str, Tensor | None]) -> 
             )
 
 
-def starts(function: str, u0: Tensor, weight_re: Tensor) -> tuple[Tensor, bool]:
-    """u0 as ``[B, D]``, or ``[K, B, D]`` with models, and whether the caller's has a dimension of starts."""
+def has_starts(function: str, u0: Tensor, weight_re: Tensor) -> bool:
+    """Whether u0 has a dimension of starts; ValueError for a shape that does not fit."""
     d, found = weight_re.shape[-1], tuple(u0.shape)
     if weight_re.dim() == 2:
         if len(found) not in (1, 2) or found[-1] != d:
             raise ValueError(f"{function}: u0 must have shape ({d},) or (starts, {d}), got shape {found}")
-        return (u0, True) if len(found) == 2 else (u0.unsqueeze(0), False)
+        return len(found) == 2
     k = weight_re.shape[0]
     fits = len(found) in (1, 2, 3) and found[-1] == d
     if not fits or (len(found) == 2 and found[0] != k) or (len(found) == 3 and found[0] not in (1, k)):
@@ -114,9 +135,7 @@ def starts(function: str, u0: Tensor, weight_re: Tensor) -> tuple[Tensor, bool]:
             f"{function}: u0 must have shape ({d},), ({k}, {d}) (num_models, D), ({k}, starts, {d}) or (1, starts, {d})"
             f" (shared by all models), got shape {found}"
         )
-    if len(found) == 3:
-        return u0.expand(k, -1, -1), True
-    return u0.expand(k, d).unsqueeze(1), False
+    return len(found) == 3
 
 
 def first_nonfinite(trajectory: Tensor) -> Tensor:
@@ -132,10 +151,11 @@ def raise_nonfinite(function: str, trajectory: Tensor, derivatives: Tensor | Non
 
     What is not finite stays so: ``u + dt k`` of an inf or a nan is one again. So the last state tells of all of them.
     """
-    last = trajectory.detach()[..., -1, :]
-    if derivatives is not None:
-        last = last + derivatives.detach()[..., -1, :]
-    if math.isfinite(last.sum().item()):  # may overflow where no state does: then the whole is looked at
+    with torch.no_grad():
+        last = trajectory.select(-2, -1).sum()
+        if derivatives is not None:
+            last = last + derivatives.select(-2, -1).sum()
+    if math.isfinite(last.item()):  # may overflow where no state does: then the whole is looked at
         return
     whole = trajectory if derivatives is None else torch.cat([trajectory, derivatives], -1)
     first = first_nonfinite(whole)

@@ -14,7 +14,7 @@ from npu_kernels import functional, ops
 from npu_kernels.autograd import eager_only
 from npu_kernels.dispatch import backend_for
 from npu_kernels.ode import checks
-from npu_kernels.ode.function import RolloutFunction
+from npu_kernels.ode.function import RolloutFunction, as_rows
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 from npu_kernels.reference_ode import METHODS, solve
 
@@ -28,6 +28,7 @@ class _Options(NamedTuple):
     clip: bool
     memory: str
     derivatives: bool
+    many: bool
 
 
 def rollout(
@@ -114,26 +115,24 @@ def integrate(
     Without weight_im the RealNPU, without gate the NaiveNPU; eps, gate_gradient and clip as in the layers.
     """
     checks.check_options(_name, steps, dt, method, memory, nonfinite)
-    weights = {"weight_re": weight_re, "weight_im": weight_im, "gate": gate, "weight": weight}
-    checks.check_tensors(_name, u0, weights)
+    if not checks.fits(u0, weight_re, weight_im, gate, weight):
+        weights = {"weight_re": weight_re, "weight_im": weight_im, "gate": gate, "weight": weight}
+        checks.check_tensors(_name, u0, weights)
     if eps is None:
-        eps = torch.finfo(u0.dtype).eps
+        eps = functional._EPS[u0.dtype]
     else:
         functional._check_positive(_name, "eps", eps, u0.dtype)
     checks.check_choice(_name, "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
-    rows, many = checks.starts(_name, u0, weight_re)
+    many = checks.has_starts(_name, u0, weight_re)
     if nonfinite == "raise" and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
         raise RuntimeError(
             f"{_name}: nonfinite='raise' has to look at the values, which torch.compile and torch.func cannot; "
             "say nonfinite='keep'"
         )
 
-    options = _Options(METHODS[method], int(steps), float(dt), eps, gate_gradient, clip, memory, derivatives)
+    options = _Options(METHODS[method], int(steps), float(dt), eps, gate_gradient, clip, memory, derivatives, many)
     run = _fused if backend_for(u0) == "cpu" and not eager_only() else _eager
-    trajectory, slopes = run(rows, weight_re, weight_im, gate, weight, options)
-    if not many:
-        trajectory = trajectory.squeeze(-3)
-        slopes = None if slopes is None else slopes.squeeze(-3)
+    trajectory, slopes = run(u0, weight_re, weight_im, gate, weight, options)
     if nonfinite == "raise":
         checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, many)
     return trajectory if slopes is None else (trajectory, slopes)
@@ -144,14 +143,18 @@ def _fused(
 ) -> tuple[Tensor, Tensor | None]:
     """One call of the C++ library."""
     tensors = (u0, weight_re, weight_im, gate, weight)
-    tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives = options
+    tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives, many = options
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         straight_through, keep = gate_gradient == STRAIGHT_THROUGH, memory == "full"
         trajectory, slopes = RolloutFunction.apply(
-            *tensors, tableau, steps, dt, eps, clip, straight_through, derivatives, keep
+            *tensors, tableau, steps, dt, eps, clip, straight_through, derivatives, keep, many
         )
     else:
-        trajectory, slopes, _ = ops.ode_forward(*tensors, tableau, steps, dt, eps, clip, derivatives, False)
+        rows = as_rows(u0, weight_re, many)
+        parameters = (weight_re, weight_im, gate, weight)
+        trajectory, slopes, _ = ops.ode_forward(rows, *parameters, tableau, steps, dt, eps, clip, derivatives, False)
+        if not many:
+            trajectory, slopes = trajectory.squeeze(-3), slopes.squeeze(-3) if derivatives else slopes
     return trajectory, slopes if derivatives else None
 
 
@@ -164,11 +167,15 @@ def _eager(
         y = functional.npu(u, weight_re, weight_im, gate, eps=options.eps, gate_gradient=options.gate_gradient)
         return functional.nau(y, weight, clip=options.clip)
 
+    rows = as_rows(u0, weight_re, options.many)
     with torch.autocast(u0.device.type, enabled=False):
         save_memory = options.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
         loop = _checkpointed if save_memory else solve
-        states, slopes = loop(f, u0, options.tableau, options.steps, options.dt, options.derivatives)
-        return torch.stack(states, -2), torch.stack(slopes, -2) if options.derivatives else None
+        states, slopes = loop(f, rows, options.tableau, options.steps, options.dt, options.derivatives)
+        trajectory, derivatives = torch.stack(states, -2), torch.stack(slopes, -2) if options.derivatives else None
+    if not options.many:
+        return trajectory.squeeze(-3), None if derivatives is None else derivatives.squeeze(-3)
+    return trajectory, derivatives
 
 
 def _checkpointed(

@@ -1,0 +1,74 @@
+"""The pass "rollout": a neural ODE u' = NAU(NPU(u)) by Euler steps, forward and backward, in float64.
+
+A case's size is steps x D x h x models. Ours is one call of `npu_kernels.ode.rollout` and one of its adjoint; eager is
+the reference formulas step by step under autograd; compile is the same loop over a compiled step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.throughput.cases import EPS, ROLLOUT_DT, Case, Operands
+from npu_kernels import NAU, NPU, ode, reference
+
+Pass = tuple[Callable[[], object], Callable[[], Sequence[Tensor]]]
+
+
+def _both(forward: Callable[[], Tensor], leaves: Sequence[Tensor], grad_y: Tensor) -> Pass:
+    def step() -> Tensor:
+        for leaf in leaves:
+            leaf.grad = None
+        y = forward()
+        y.backward(grad_y)
+        return y
+
+    def results() -> list[Tensor]:
+        y = step()
+        return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    return step, results
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_()
+
+
+def ours(case: Case, operands: Operands) -> Pass:
+    size = case.size
+    models = None if size.models == 1 else size.models
+    model = nn.Sequential(
+        NPU(size.inputs, size.outputs, num_models=models, dtype=torch.float64, eps=EPS),
+        NAU(size.outputs, size.inputs, num_models=models, dtype=torch.float64),
+    )
+    with torch.no_grad():
+        for own, value in zip(model.parameters(), operands.parameters, strict=True):
+            own.copy_(value)
+    u0 = _leaf(operands.x)
+
+    def forward() -> Tensor:
+        found = ode.rollout(model, u0, steps=size.rows, dt=ROLLOUT_DT)
+        assert isinstance(found, Tensor)
+        return found
+
+    return _both(forward, [u0, *model.parameters()], operands.grad_y)
+
+
+def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return u + ROLLOUT_DT * reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=EPS), weight)
+
+
+def eager(case: Case, operands: Operands, compiled: bool = False) -> Pass:
+    leaves = [_leaf(t) for t in (operands.x, *operands.parameters)]
+    u0, *parameters = leaves
+    step = torch.compile(_step, dynamic=False) if compiled else _step
+
+    def forward() -> Tensor:
+        states = [u0.unsqueeze(-2)]  # one row for each model
+        for _ in range(case.size.rows):
+            states.append(step(states[-1], *parameters))
+        return torch.cat(states, -2)
+
+    return _both(forward, leaves, operands.grad_y)
