@@ -220,6 +220,46 @@ def test_projection() -> None:
     assert nau.abs().max() <= 1
 
 
+def test_a_deep_power_unit_starts_with_some_of_its_inputs() -> None:
+    """The others have gate and weight 0, which have no gradient: they never move."""
+    x, y = _hard()
+    model = nn.Sequential(NAU(2, 6, num_models=8), NPU(6, 2, num_models=8), NAU(2, 1, num_models=8))
+    run = Run(model, x[None], y[None], [0], replace(SHORT, hidden=(2, 1, 0, 4), wide=(1.0,), imaginary=(1.0,)))
+    assert run.search is not None
+    _, re, im, gate, _ = before = [t.clone() for t in run.search.tensors]
+    assert gate.sum(1).tolist() == [2, 1, 6, 4] * 2
+    run.advance(10)
+    used = gate.bool()
+    for now, start in zip(run.search.tensors[1:3], (re, im), strict=True):
+        there = used.unsqueeze(1).expand_as(now)
+        assert (now[~there] == 0).all()
+        assert (now[there] != 0).all()
+        assert (now[there] != start[there]).all()
+    assert (run.search.tensors[3][~used] == 0).all()
+    assert not torch.equal(run.search.tensors[0], before[0])
+
+
+def test_what_is_rounded() -> None:
+    x, y = _hard()
+    model = nn.Sequential(NPU(2, 1, num_models=1), NAU(1, 1, num_models=1), NALU(1, 1, num_models=1))
+    template = Run(model, x[None], y[None], [0], SHORT).template
+    flat = torch.full((1, len(template.kind)), 0.3, dtype=torch.float64)
+    rounded = [t.unique().tolist() for t in template.unflatten(template.rounded(flat, 3))]
+    third = 1 / 3
+    assert rounded[:4] == [[third], [third], [0], [third]]  # real and imaginary powers, gates, the NAU's weight
+    assert rounded[4:] == [[0.3]] * 3
+    only = template.unflatten(template.rounded(flat, 3, (3,)))
+    assert all((t == 0.3).all() for t in only)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is false")
+def test_on_a_gpu() -> None:
+    x = _rows(-2, -1).cuda()
+    found = fit(RealNPU(2, 1, num_models=64, device="cuda"), x, x[:, :1] * x[:, 1:])
+    assert _parameters(found.model)[0].tolist() == [[1, 1]]
+    assert found.model(x).is_cuda
+
+
 def test_held_parameters_stay() -> None:
     x, y = _hard()
     run = Run(nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4)), x[None], y[None], [0], SHORT)

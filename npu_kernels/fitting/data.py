@@ -12,6 +12,8 @@ from torch import Tensor
 
 from npu_kernels.fitting.recipe import Recipe
 
+MOST_HELD_OUT = 8192  # rows: what they tell does not get much better, what they cost does not get less
+
 Batches = Callable[[torch.Generator], tuple[Tensor, Tensor]] | Iterable[tuple[Tensor, Tensor]]
 
 
@@ -98,7 +100,7 @@ class Data:
     def split(cls, x: Tensor, y: Tensor, seeds: Sequence[int], recipe: Recipe, device: torch.device) -> Data:
         """A problem's held-out rows depend on its seed alone; the weights on its training rows alone."""
         count = x.shape[1]
-        held = min(count - 1, max(1, round(recipe.holdout * count)))
+        held = min(count - 1, MOST_HELD_OUT, max(1, round(recipe.holdout * count)))
         order = torch.stack([torch.randperm(count, generator=stream("split", seed)) for seed in seeds]).unsqueeze(2)
         x = x.double().cpu().gather(1, order.expand(-1, -1, x.shape[2])).to(device)
         y = y.double().cpu().gather(1, order.expand(-1, -1, y.shape[2])).to(device)

@@ -44,7 +44,7 @@ def fit(
 
     Args:
         model: a module of this package's units (`torch.nn.Sequential(NPU(2, 6, num_models=64), ...)`); num_models is
-            the number of starts. It is not changed, and its parameters are not used.
+            the number of starts. It is not changed; only the shapes, dtype and device of its parameters matter.
         x: rows ``[N, in_features]``, float32 or float64; or batches: an iterable of (x, y), or a function that makes
             one from a `torch.Generator`. Some rows are kept for choosing.
         y: targets ``[N, out_features]`` of a tensor x.
@@ -61,8 +61,8 @@ def fit(
 
         >>> x = torch.rand(200, 2) + 1
         >>> found = fit(RealNPU(2, 1, num_models=32), x, x[:, :1] / x[:, 1:])
-        >>> found.model.weight_re
-        tensor([[ 1., -1.]])
+        >>> found.model.weight_re.tolist()
+        [[1.0, -1.0]]
     """
     if isinstance(x, Tensor):
         if y is None:

@@ -30,7 +30,7 @@ class Recipe:
         slack: a simpler candidate is taken if its held-out error is at most ``1 + slack`` times the least.
         loss: "relative": squares of ``(y - target) / sqrt(target^2 + median(|target|)^2)``; "squared": squares of
             ``(y - target) / rms(target)``; each output by itself.
-        holdout: share of the rows that is kept for choosing.
+        holdout: share of the rows that is kept for choosing, at most 8,192 of them.
 
     Raises ValueError for values outside of their ranges.
     """

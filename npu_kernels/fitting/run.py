@@ -302,7 +302,8 @@ class Run:
                 assert self.refinement is not None
                 flat, problem, start = self.refinement.flat(), self.refinement.problem, self._origin
             score = self._errors(flat, problem)
-            pool.add(flat, problem, start, "raw", 0, score, score, 1)
+            kind = "raw" if self.search is not None else "refined"
+            pool.add(flat, problem, start, kind, 0, score, score, 1)
         flat, chosen = pool.choose(self.problems, self.tolerance, self.recipe.slack)
         return Fits(
             models=self.template.build(flat, single=False),
