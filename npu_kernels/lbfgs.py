@@ -18,6 +18,7 @@ A problem ends (`Status`) when
     SMALL_CHANGE  |f - previous f| <= f_tolerance
     NO_DECREASE   its line search finds no lower point, or its direction does not descend: x never gets worse
     ITERATIONS    it has made max_iterations
+    EVALUATIONS   it has made max_evaluations, or more by its last line search
     NOT_FINITE    f or g is not finite at x0
 """
 
@@ -47,6 +48,7 @@ class Status(IntEnum):
     NO_DECREASE = 4
     ITERATIONS = 5
     NOT_FINITE = 6
+    EVALUATIONS = 7
 
 
 class Result(NamedTuple):
@@ -63,8 +65,8 @@ class Result(NamedTuple):
 _START, _BRACKET, _ZOOM = range(3)  # what the next evaluation of a problem is for
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1).double()
+def _dot(a: Tensor, b: Tensor, keep: bool = False) -> Tensor:
+    return (a * b).sum(-1, keepdim=keep).double()
 
 
 def _cubic_minimum(t: Tensor, f: Tensor, slope: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -91,6 +93,7 @@ class LBFGS:
             and the gradient ``[A, N]``; its tensors are not kept.
         x0: ``[K, N]``, float32 or float64, not changed.
         history, max_iterations, gradient_tolerance, x_tolerance, f_tolerance: see the module.
+        max_evaluations: of one problem; None for any number.
         max_line_search: evaluations of one line search after its first.
         compact: False: the closure always gets all K rows, also of finished problems, for closures of a fixed shape.
 
@@ -110,6 +113,7 @@ class LBFGS:
         *,
         history: int = 10,
         max_iterations: int = 1000,
+        max_evaluations: int | None = None,
         gradient_tolerance: float = 1e-8,
         x_tolerance: float = 0.0,
         f_tolerance: float = 0.0,
@@ -121,6 +125,8 @@ class LBFGS:
         if x0.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"lbfgs: x0 must be float32 or float64, got {x0.dtype}")
         counts = {"history": history, "max_iterations": max_iterations, "max_line_search": max_line_search}
+        if max_evaluations is not None:
+            counts["max_evaluations"] = max_evaluations
         for name, count in counts.items():
             if count < 1:
                 raise ValueError(f"lbfgs: {name} must be at least 1, got {count!r}")
@@ -130,6 +136,7 @@ class LBFGS:
                 raise ValueError(f"lbfgs: {name} must be finite and at least 0, got {tolerance!r}")
         self.closure, self.history, self.compact = closure, history, compact
         self.max_iterations, self.max_line_search = max_iterations, max_line_search
+        self.max_evaluations = max_evaluations
         self.gradient_tolerance, self.x_tolerance, self.f_tolerance = gradient_tolerance, x_tolerance, f_tolerance
 
         models, size = x0.shape
@@ -250,22 +257,21 @@ class LBFGS:
         depth = int(pairs.clamp(max=self.history).max())
         if depth == 0:
             return direction
+        # Youngest first; places without a pair have rho 0 and contribute nothing.
+        place = (pairs.unsqueeze(1) - torch.arange(1, depth + 1, device=pairs.device)) % self.history
+        rows = which.unsqueeze(1)
+        steps, changes = self.steps[rows, place].unbind(1), self.changes[rows, place].unbind(1)
+        rho = self.rho[rows, place].unsqueeze(2).unbind(1)  # depth times [A, 1]
         alphas = []
-        for back in range(1, depth + 1):
-            place = (pairs - back) % self.history
-            has = (back <= pairs).to(torch.float64)
-            alpha = _dot(self.steps[which, place], direction) * self.rho[which, place] * has
-            direction = torch.addcmul(
-                direction, alpha.neg().to(direction.dtype).unsqueeze(1), self.changes[which, place]
-            )
-            alphas.append((place, has, alpha))
+        for step, change, factor in zip(steps, changes, rho, strict=True):
+            alpha = _dot(step, direction, True) * factor
+            direction = torch.addcmul(direction, alpha.to(direction.dtype), change, value=-1)
+            alphas.append(alpha)
         scale = torch.where(pairs > 0, self.scale[which], 1.0)
         direction = direction * scale.to(direction.dtype).unsqueeze(1)
-        for place, has, alpha in reversed(alphas):
-            beta = _dot(self.changes[which, place], direction) * self.rho[which, place] * has
-            direction = torch.addcmul(
-                direction, (alpha - beta).to(direction.dtype).unsqueeze(1), self.steps[which, place]
-            )
+        for step, change, factor, alpha in reversed(list(zip(steps, changes, rho, alphas, strict=True))):
+            beta = _dot(change, direction, True) * factor
+            direction = torch.addcmul(direction, (alpha - beta).to(direction.dtype), step)
         return direction
 
     def _set_end(self, which: Tensor, end: int | Tensor, t: Tensor, f: Tensor, slope: Tensor, g: Tensor) -> None:
@@ -287,22 +293,22 @@ class LBFGS:
         found = (high | (slope >= 0)) & ~good & ~exhausted
         further = ~(found | good | exhausted)
 
-        # Out of evaluations: the start, or the last point where it is lower.
-        lost = at[exhausted]
-        self._set_end(lost, 0, torch.zeros_like(self.f[lost]), self.f[lost], self.slope[lost], self.g[lost])
+        if exhausted.any():  # the start, or the last point where it is lower
+            lost = at[exhausted]
+            self._set_end(lost, 0, torch.zeros_like(self.f[lost]), self.f[lost], self.slope[lost], self.g[lost])
         self.low[at] = torch.where(good, 1, (self.end_f[at, 0] > self.end_f[at, 1]).long())
         ended[mask] = good | exhausted
-        stuck = at[found]
-        small = self._interpolate(stuck)
-        ended[torch.isin(active, stuck[small])] = True
+        places = mask.nonzero().squeeze(1)
+        ended[places[found]] = self._interpolate(at[found])
 
-        more = at[further]
-        before, now = self.end_t[more, 0], t[further]
-        self.t[more] = _cubic_minimum(
-            self.end_t[more], self.end_f[more], self.end_slope[more], now + 0.01 * (now - before), now * 10
-        )
-        self._set_end(more, 0, now, f[further], slope[further], g[further])
-        self.searched[more] += 1
+        if further.any():
+            more = at[further]
+            before, now = self.end_t[more, 0], t[further]
+            self.t[more] = _cubic_minimum(
+                self.end_t[more], self.end_f[more], self.end_slope[more], now + 0.01 * (now - before), now * 10
+            )
+            self._set_end(more, 0, now, f[further], slope[further], g[further])
+            self.searched[more] += 1
         return ended
 
     def _zoom(self, active: Tensor, f: Tensor, g: Tensor, slope: Tensor, mask: Tensor) -> Tensor:
@@ -317,19 +323,18 @@ class LBFGS:
         good = ~worse & (slope.abs() <= -WOLFE * self.slope[at])
         turn = ~worse & ~good & (slope * (self.end_t[at, high] - self.end_t[at, low]) >= 0)
 
-        old, place = at[turn], low[turn]  # the better end so far becomes the other one
-        self._set_end(
-            old, high[turn], self.end_t[old, place], self.end_f[old, place], self.end_slope[old, place],
-            self.end_g[old, place],
-        )  # fmt: skip
+        if turn.any():  # the better end so far becomes the other one
+            old, place = at[turn], low[turn]
+            self._set_end(
+                old, high[turn], self.end_t[old, place], self.end_f[old, place], self.end_slope[old, place],
+                self.end_g[old, place],
+            )  # fmt: skip
         self._set_end(at, torch.where(worse, high, low), t, f, slope, g)
         better = (self.end_f[at, 0] > self.end_f[at, 1]).long()
         self.low[at] = torch.where(worse, better, low)
         done = good | (self.searched[at] >= self.max_line_search)
         ended[mask] = done
-        going = at[~done]
-        small = self._interpolate(going)
-        ended[torch.isin(active, going[small])] = True
+        ended[mask.nonzero().squeeze(1)[~done]] = self._interpolate(at[~done])
         return ended
 
     def _interpolate(self, at: Tensor) -> Tensor:
@@ -385,8 +390,13 @@ class LBFGS:
             (Status.CONVERGED, g.abs().amax(1) <= self.gradient_tolerance),
         ):
             status = torch.where(holds, int(rule), status)
-        full = (status == Status.RUNNING) & (self.iterations[at] >= self.max_iterations)
-        self.status[at] = torch.where(full, int(Status.ITERATIONS), status)
+        status = torch.where(
+            (status == 0) & (self.iterations[at] >= self.max_iterations), int(Status.ITERATIONS), status
+        )
+        if self.max_evaluations is not None:
+            spent = (status == 0) & (self.evaluations[at] >= self.max_evaluations)
+            status = torch.where(spent, int(Status.EVALUATIONS), status)
+        self.status[at] = status
         self._search(at[self.status[at] == Status.RUNNING])
 
 

@@ -157,6 +157,9 @@ def test_rules() -> None:
     assert set(lbfgs(closure, x0, gradient_tolerance=1e9).status.tolist()) == {Status.CONVERGED}
     assert set(lbfgs(closure, x0, x_tolerance=1e-3).status.tolist()) == {Status.SMALL_STEP}
     assert set(lbfgs(closure, x0, f_tolerance=1e9).status.tolist()) == {Status.SMALL_CHANGE}
+    spent = lbfgs(closure, x0, max_evaluations=7)
+    assert set(spent.status.tolist()) == {Status.EVALUATIONS}
+    assert ((spent.evaluations >= 7) & (spent.evaluations < 7 + 25)).all()
     x0[1, 0] = math.nan
     assert lbfgs(closure, x0, max_iterations=3).status.tolist() == [5, Status.NOT_FINITE, 5, 5]
 
@@ -204,6 +207,7 @@ def test_resumed_as_uninterrupted() -> None:
         (torch.zeros(3, 2).half(), {}, TypeError, "x0 must be float32 or float64, got torch.float16"),
         (torch.zeros(3, 2), {"history": 0}, ValueError, "history must be at least 1, got 0"),
         (torch.zeros(3, 2), {"max_iterations": -1}, ValueError, "max_iterations must be at least 1, got -1"),
+        (torch.zeros(3, 2), {"max_evaluations": 0}, ValueError, "max_evaluations must be at least 1, got 0"),
         (torch.zeros(3, 2), {"x_tolerance": -1.0}, ValueError, "x_tolerance must be finite and at least 0, got -1.0"),
         (torch.zeros(3, 2), {"f_tolerance": math.nan}, ValueError, "f_tolerance must be finite and at least 0"),
     ],

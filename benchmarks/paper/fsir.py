@@ -15,8 +15,9 @@ Section 4.1 of the paper, as the published code ran it (variant "code"):
 
 The variant "paper" takes Adam in the first phase. In both, the gradient is that of the very loop that is computed; the
 authors solved the continuous adjoint equation by the same coarse steps, which is the gradient of no loss.
-Their L-BFGS searches along a line by Hager and Zhang's rules, ours by strong Wolfe conditions. A model whose loss or
-gradient is not finite stays where it is.
+Their L-BFGS searches along a line by Hager and Zhang's rules, ours by strong Wolfe conditions, at most ten evaluations
+a search and 2,500 in all: at the kinks of the penalty no point satisfies them. A model whose loss or gradient is not
+finite stays where it is.
 
 `integrator` "rk4" takes the classic Runge-Kutta method with the same steps for NPU and RealNPU: there the true
 parameters are the optimum.
@@ -46,6 +47,7 @@ WIDTHS = (6, 9, 12, 15, 20)
 BETAS = (0.0, 0.01, 0.1, 1.0)
 RUNS = 5
 STEPS, ITERATIONS = 3000, 1000  # of the first and of the second phase
+EVALUATIONS, LINE_SEARCH = 2500, 10  # of the second phase, and of one of its line searches
 QUICK_STEPS, QUICK_ITERATIONS, QUICK_RUNS, QUICK_WIDTHS = 60, 20, 1, (6, 9)
 RATE = 0.005
 START = {"NPU": 0.2, "RealNPU": 0.2, "Dense": 1.0}  # times Glorot's
@@ -244,7 +246,13 @@ class Training:
 
     def _second(self) -> LBFGS:
         if self.problems is None:
-            self.problems = LBFGS(self.closure, self.parameters, max_iterations=self.iterations)
+            self.problems = LBFGS(
+                self.closure,
+                self.parameters,
+                max_iterations=self.iterations,
+                max_evaluations=EVALUATIONS,
+                max_line_search=LINE_SEARCH,
+            )
         return self.problems
 
     def state(self) -> dict[str, Any]:
