@@ -11,6 +11,9 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
+OLD_TRITON_VERSION := 3.6.0
+OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
+OLD_TESTS := version or parity or zero or gradcheck or float32_error or special or budgets
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/core/*)
 # The build finds the cmake and ninja of .venv.
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -21,10 +24,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
-# Two processes: Triton decides when it is imported whether it interprets, and then compiles nothing.
-test: install
+# Processes of their own: Triton decides when it is imported whether it interprets, and then compiles nothing. The kernels
+# are tested with the newest Triton, and interpreted and compiled with the oldest too.
+test: install $(OLD_TRITON)/.installed
 	$(BIN)/python -m pytest --ignore tests/triton $(ARGS)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/triton $(ARGS)
+	TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest \
+	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
+
+# Beside .venv and not in it: the rest of the environment is the same.
+$(OLD_TRITON)/.installed: $(VENV)/.requirements
+	$(BIN)/pip install --no-deps --target $(OLD_TRITON) triton==$(OLD_TRITON_VERSION)
+	@touch $@
 
 lint: install $(VENV)/.lint
 	$(BIN)/ruff check .

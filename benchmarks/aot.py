@@ -256,6 +256,24 @@ def _nmu(*sizes: Any, **options: Any) -> None:
     nmu.nmu_backward(y, x, weight, 3)
 
 
+def _nalu(*sizes: Any, bias: bool = True, needs: int = 31, **options: Any) -> None:
+    from npu_kernels.backends.triton import nalu
+
+    x, w, _, y = _operands(*sizes, **options)
+    b = w[..., 0].contiguous() if bias else None
+    nalu.nalu_forward(x, w, w, w, b, EPS, True)
+    nalu.nalu_backward(y, x, w, w, w, b, y, y, y, EPS, needs)
+
+
+def _inalu(*sizes: Any, save: bool = True, needs: int = 63, **options: Any) -> None:
+    from npu_kernels.backends.triton import nalu
+
+    x, w, _, y = _operands(*sizes, **options)
+    nalu.inalu_forward(x, w, w, w, w, w, EPS, 20.0, save)
+    if save:
+        nalu.inalu_backward(y, x, w, w, w, w, w, y, y, y, torch.empty_like(y, dtype=torch.uint8), EPS, 20.0, needs)
+
+
 Case = tuple[str, str, Callable[[], None]]  # label, float32 matmul precision, what to launch
 
 # One shape per coarse bucket of the tables; "odd" ones have sizes without a common factor with any vector width.
@@ -289,6 +307,14 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
     yield "nmu small", highest, lambda: _nmu(100, 6, 2)
     yield "nmu small float64", highest, lambda: _nmu(100, 6, 2, dtype=double)
     yield "nmu large", highest, lambda: _nmu(1000, 100, 100)
+    for layer, launch in (("nalu", _nalu), ("inalu", _inalu)):
+        yield f"{layer} small", highest, lambda f=launch: f(100, 6, 2)  # type: ignore[misc]
+        yield f"{layer} medium odd", highest, lambda f=launch: f(*SHAPES["medium odd"])  # type: ignore[misc]
+        for precision in ("highest", "high", "medium"):
+            yield f"{layer} large {precision}", precision, lambda f=launch: f(*SHAPES["large"])  # type: ignore[misc]
+    for name in ("medium", "narrow", "large odd"):
+        yield f"inalu {name}", highest, lambda name=name: _inalu(*SHAPES[name])  # type: ignore[misc]
+    yield "inalu float64", highest, lambda: _inalu(*SHAPES["large odd"], dtype=double)
     if variants:
         yield "small 15 -> 15, many rows", highest, lambda: _npu(10**6, 15, 15)
         optional: dict[str, dict[str, Any]] = {
@@ -311,6 +337,11 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
             yield f"large {label}", highest, lambda o=options: _npu(*SHAPES["large"], **o)  # type: ignore[misc]
         yield "nmu models, shared x", highest, lambda: _nmu(100, 6, 2, K=3, shared=True)
         yield "nmu models", highest, lambda: _nmu(100, 6, 2, K=3)
+        yield "nalu models, shared x", highest, lambda: _nalu(100, 6, 2, K=3, shared=True)
+        yield "nalu without bias", highest, lambda: _nalu(100, 6, 2, bias=False)
+        yield "inalu inference", highest, lambda: _inalu(100, 6, 2, save=False)
+        yield "inalu bfloat16", highest, lambda: _inalu(100, 6, 2, dtype=torch.bfloat16)
+        yield "inalu weights only", highest, lambda: _inalu(100, 6, 2, needs=2 + 16)
 
 
 def stored_cases(target: str) -> Iterator[Case]:
@@ -324,7 +355,8 @@ def stored_cases(target: str) -> Iterator[Case]:
         if match:
             kernel, dtype, precision = match.group(1, 2, 3)
             b, i, o, k = map(int, match.group(4, 5, 6, 7))
-            case = (_nmu if kernel.startswith("nmu") else _npu, dtype, precision, b, i, o, k)
+            launches = {"nmu": _nmu, "npu": _npu, "nalu": _inalu}
+            case = (launches[kernel.partition("_")[0]], dtype, precision, b, i, o, k)
             if case not in seen:
                 seen.add(case)
                 options = {"K": k if k > 1 else None, "dtype": getattr(torch, dtype)}

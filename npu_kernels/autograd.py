@@ -169,3 +169,145 @@ class NMUBackwardFunction(Function):
             return reference.nmu_backward(grad_y, x, weight, ctx.needs)
 
         return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:3], grads), None
+
+
+class NALUFunction(Function):
+    """``y [K, B, O]`` from x, weight, mask, gate_weight, gate_bias, eps."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        mask: Tensor,
+        gate_weight: Tensor,
+        gate_bias: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        inputs = x, weight, mask, gate_weight, gate_bias
+        y, *saved = ops.nalu_forward(*inputs, eps, True)
+        ctx.save_for_backward(*inputs, *saved)
+        ctx.eps = eps
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        eps = ctx.eps
+        needed = ctx.needs_input_grad[:5]
+        needs = sum(need << bit for bit, need in enumerate(needed))
+        if eager_only():
+            operands: tuple[Any, ...] = (grad_y, *ctx.saved_tensors[:5], None, None, None, eps, needs)
+            grads = reference.nalu_backward(*operands)
+        elif torch.is_grad_enabled():
+            return *NALUBackwardFunction.apply(grad_y, *ctx.saved_tensors, eps, needs), None
+        else:
+            grads = ops.nalu_backward(grad_y, *ctx.saved_tensors, eps, needs)
+        return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), None
+
+
+class NALUBackwardFunction(Function):
+    """The five gradients of `NALUFunction`; h, a and t are functions of the others and get no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_y: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        mask: Tensor,
+        gate_weight: Tensor,
+        gate_bias: Tensor | None,
+        h: Tensor,
+        a: Tensor,
+        t: Tensor,
+        eps: float,
+        needs: int,
+    ) -> tuple[Tensor | None, ...]:
+        inputs = grad_y, x, weight, mask, gate_weight, gate_bias
+        ctx.save_for_backward(*inputs)
+        ctx.options = eps, needs
+        ctx.set_materialize_grads(False)
+        grads = ops.nalu_backward(*inputs, h, a, t, eps, needs)
+        return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        def formula(*inputs: Any) -> tuple[Tensor, ...]:
+            operands: tuple[Any, ...] = (*inputs, None, None, None, *ctx.options)
+            return reference.nalu_backward(*operands)
+
+        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:6], grads), *(None,) * 5
+
+
+class INALUFunction(Function):
+    """``y [K, B, O]`` from x, the five weights, eps, omega."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_add: Tensor,
+        mask_add: Tensor,
+        weight_mul: Tensor,
+        mask_mul: Tensor,
+        gate_weight: Tensor,
+        eps: float,
+        omega: float,
+    ) -> Tensor:
+        inputs = x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
+        y, *saved = ops.inalu_forward(*inputs, eps, omega, True)
+        ctx.save_for_backward(*inputs, *saved)
+        ctx.options = eps, omega
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        eps, omega = ctx.options
+        needed = ctx.needs_input_grad[:6]
+        needs = sum(need << bit for bit, need in enumerate(needed))
+        if eager_only():
+            operands: tuple[Any, ...] = (grad_y, *ctx.saved_tensors[:6], *(None,) * 4, eps, omega, needs)
+            grads = reference.inalu_backward(*operands)
+        elif torch.is_grad_enabled():
+            six = INALUBackwardFunction.apply(grad_y, *ctx.saved_tensors, eps, omega, needs)
+            return *six, None, None
+        else:
+            grads = ops.inalu_backward(grad_y, *ctx.saved_tensors, eps, omega, needs)
+        return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), None, None
+
+
+class INALUBackwardFunction(Function):
+    """The six gradients of `INALUFunction`; what it saved is a function of the others and gets no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_y: Tensor,
+        x: Tensor,
+        weight_add: Tensor,
+        mask_add: Tensor,
+        weight_mul: Tensor,
+        mask_mul: Tensor,
+        gate_weight: Tensor,
+        h: Tensor,
+        a: Tensor,
+        t: Tensor,
+        flags: Tensor,
+        eps: float,
+        omega: float,
+        needs: int,
+    ) -> tuple[Tensor | None, ...]:
+        inputs = grad_y, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
+        ctx.save_for_backward(*inputs)
+        ctx.options = eps, omega, needs
+        ctx.set_materialize_grads(False)
+        grads = ops.inalu_backward(*inputs, h, a, t, flags, eps, omega, needs)
+        return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        def formula(*inputs: Any) -> tuple[Tensor, ...]:
+            operands: tuple[Any, ...] = (*inputs, None, None, None, None, *ctx.options)
+            return reference.inalu_backward(*operands)
+
+        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:7], grads), *(None,) * 7

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels import ops, reference, transforms
-from npu_kernels.autograd import NMUFunction, NPUFunction, eager_only
+from npu_kernels import dispatch, ops, reference, transforms
+from npu_kernels.autograd import INALUFunction, NALUFunction, NMUFunction, NPUFunction, eager_only
 from npu_kernels.dispatch import backend_for
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
@@ -204,6 +204,38 @@ def _nmu(x: Tensor, weight: Tensor) -> Tensor:
     return ops.nmu_forward(x, weight)
 
 
+def _nalu(
+    x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None = None, *, eps: float
+) -> Tensor:
+    backend = backend_for(x)
+    inputs = x, weight, mask, gate_weight, gate_bias
+    if eager_only() or not dispatch.has_kernel(backend, "nalu_forward"):
+        return reference.nalu(*inputs, eps=eps)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        return NALUFunction.apply(*inputs, eps)
+    return ops.nalu_forward(*inputs, eps, False)[0]
+
+
+def _inalu(
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    *,
+    eps: float,
+    omega: float,
+) -> Tensor:
+    backend = backend_for(x)
+    inputs = x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
+    if eager_only() or not dispatch.has_kernel(backend, "inalu_forward"):
+        return reference.inalu(*inputs, eps=eps, omega=omega, product=_nmu)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        return INALUFunction.apply(*inputs, eps, omega)
+    return ops.inalu_forward(*inputs, eps, omega, False)[0]
+
+
 def _nmu_clipped(x: Tensor, weight: Tensor) -> Tensor:
     return _nmu(x, weight.clamp(0, 1))
 
@@ -328,15 +360,16 @@ def nalu(
         gate_bias: ``[O]`` or ``[K, O]``. None is the paper's formula; the authors' code has a bias.
         eps: added to ``|x|``, as published.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on every backend: matrix products. The sign of x is lost in m,
-    whose values easily leave float32: the authors computed this layer in float64.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on the CPU, matrix products; fused on a GPU, where ``1 - g``
+    has no cancellation. The sign of x is lost in m, whose values easily leave float32: the authors computed this layer
+    in float64.
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
     """
     _check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
     weights = {"weight": weight, "mask": mask, "gate_weight": gate_weight}
     vectors = None if gate_bias is None else {"gate_bias": (gate_bias, -2)}
-    return _call("nalu", reference.nalu, x, weights, vectors, eps=eps)
+    return _call("nalu", _nalu, x, weights, vectors, eps=eps)
 
 
 def inalu(
@@ -364,7 +397,8 @@ def inalu(
         eps: the least ``|x|`` in the logarithm.
         omega: the greatest exponent.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. The sign product is the fused `nmu`, the rest plain torch.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on a GPU; on the CPU the sign product is the fused `nmu`, the rest
+    plain torch.
 
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
     the authors of "Neural Power Units" ran.
@@ -379,4 +413,4 @@ def inalu(
         "mask_mul": mask_mul,
         "gate_weight": gate_weight,
     }
-    return _call("inalu", reference.inalu, x, weights, eps=eps, omega=omega, product=_nmu)
+    return _call("inalu", _inalu, x, weights, eps=eps, omega=omega)

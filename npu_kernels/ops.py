@@ -20,6 +20,15 @@ SCHEMAS = (
     " float eps, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor)",
     "nmu_forward(Tensor x, Tensor weight) -> Tensor",
     "nmu_backward(Tensor grad_y, Tensor x, Tensor weight, int needs) -> (Tensor, Tensor)",
+    "nalu_forward(Tensor x, Tensor weight, Tensor mask, Tensor gate_weight, Tensor? gate_bias, float eps, bool save)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    "nalu_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor mask, Tensor gate_weight, Tensor? gate_bias,"
+    " Tensor h, Tensor a, Tensor t, float eps, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "inalu_forward(Tensor x, Tensor weight_add, Tensor mask_add, Tensor weight_mul, Tensor mask_mul,"
+    " Tensor gate_weight, float eps, float omega, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "inalu_backward(Tensor grad_y, Tensor x, Tensor weight_add, Tensor mask_add, Tensor weight_mul, Tensor mask_mul,"
+    " Tensor gate_weight, Tensor h, Tensor a, Tensor t, Tensor flags, float eps, float omega, int needs)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 TIME_LOOP_SCHEMAS = (
     "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, float[] tableau,"
@@ -39,6 +48,10 @@ npu_forward = torch.ops.npu_kernels.npu_forward.default
 npu_backward = torch.ops.npu_kernels.npu_backward.default
 nmu_forward = torch.ops.npu_kernels.nmu_forward.default
 nmu_backward = torch.ops.npu_kernels.nmu_backward.default
+nalu_forward = torch.ops.npu_kernels.nalu_forward.default
+nalu_backward = torch.ops.npu_kernels.nalu_backward.default
+inalu_forward = torch.ops.npu_kernels.inalu_forward.default
+inalu_backward = torch.ops.npu_kernels.inalu_backward.default
 ode_forward = torch.ops.npu_kernels.ode_forward.default
 ode_backward = torch.ops.npu_kernels.ode_backward.default
 
@@ -89,6 +102,71 @@ def _nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.register_fake("npu_kernels::nmu_backward", lib=library)
 def _nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple[Tensor, Tensor]:
     return _like(x, needs & 1, x), _like(weight, needs & 2, x)
+
+
+@torch.library.register_fake("npu_kernels::nalu_forward", lib=library)
+def _nalu_forward(
+    x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shape = _output(x, weight)
+    saved = shape if save else [0]
+    return x.new_empty(shape), x.new_empty(saved), x.new_empty(saved), x.new_empty(saved)
+
+
+@torch.library.register_fake("npu_kernels::nalu_backward", lib=library)
+def _nalu_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    h: Tensor,
+    a: Tensor,
+    t: Tensor,
+    eps: float,
+    needs: int,
+) -> tuple[Tensor, ...]:
+    return tuple(_like(t, needs >> bit & 1, x) for bit, t in enumerate((x, weight, mask, gate_weight, gate_bias)))
+
+
+@torch.library.register_fake("npu_kernels::inalu_forward", lib=library)
+def _inalu_forward(
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    eps: float,
+    omega: float,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    shape = _output(x, weight_add)
+    saved = shape if save else [0]
+    h, a, t = x.new_empty(saved), x.new_empty(saved), x.new_empty(saved)
+    return x.new_empty(shape), h, a, t, x.new_empty(saved, dtype=torch.uint8)
+
+
+@torch.library.register_fake("npu_kernels::inalu_backward", lib=library)
+def _inalu_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    h: Tensor,
+    a: Tensor,
+    t: Tensor,
+    flags: Tensor,
+    eps: float,
+    omega: float,
+    needs: int,
+) -> tuple[Tensor, ...]:
+    tensors = (x, weight_add, mask_add, weight_mul, mask_mul, gate_weight)
+    return tuple(_like(t, needs >> bit & 1, x) for bit, t in enumerate(tensors))
 
 
 @torch.library.register_fake("npu_kernels::ode_forward", lib=library)

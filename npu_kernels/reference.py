@@ -14,7 +14,7 @@ The functions at the end have the signatures of the registered operators, so tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -248,3 +248,131 @@ def nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int = 3) -> t
     if needs & 1 and grad_x.dim() > x.dim():
         grad_x = grad_x.sum(0)
     return grad_x, (d_f * (rows - 1)).sum(-3) if needs & 2 else x.new_empty(0)
+
+
+def nalu_forward(
+    x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None, eps: float, save: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``(y, h, a, t)`` with the gate's argument ``h = G x + bias``, ``a = nac(x)``, ``t = exp(nac(log(|x| + eps)))``.
+
+    ``y = g a + (1 - g) t``, ``g = sigmoid(h)``. All but y are empty when `save` is false.
+    """
+    h = _apply(x, gate_weight)
+    if gate_bias is not None:
+        h = h + _rows(gate_bias)
+    a, t = nac(x, weight, mask), nac((x.abs() + eps).log(), weight, mask).exp()
+    y = h.sigmoid() * a + (-h).sigmoid() * t
+    return (y, h, a, t) if save else (y, x.new_empty(0), x.new_empty(0), x.new_empty(0))
+
+
+def nalu_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    h: Tensor | None,
+    a: Tensor | None,
+    t: Tensor | None,
+    eps: float,
+    needs: int = 31,
+) -> tuple[Tensor, ...]:
+    """Gradients of ``(x, weight, mask, gate_weight, gate_bias)``, itself differentiable when h, a and t are None.
+
+    `needs` is a bit mask (1, 2, 4, 8, 16); what is not needed, or absent, comes back as an empty tensor.
+
+        da = grad_y g      dt = grad_y (1 - g) t      dh = grad_y g (1 - g) (a - t)
+        dW = da' x + dt' L      dG = dh' x      dx = da W + dh G + dt W sign(x) / (|x| + eps)
+    """
+    if h is None or a is None or t is None:
+        _, h, a, t = nalu_forward(x, weight, mask, gate_weight, gate_bias, eps, True)
+    g, rest = h.sigmoid(), (-h).sigmoid()
+    d_a, d_t, d_h = grad_y * g, grad_y * rest * t, grad_y * g * rest * (a - t)
+    log_x = (x.abs() + eps).log()
+    w = weight.tanh() * mask.sigmoid()
+    d_w = d_a.mT @ x + d_t.mT @ log_x
+    grad_x = d_a @ w + d_h @ gate_weight + d_t @ w * (x.sign() / (x.abs() + eps))
+    grads = [grad_x.sum(0) if grad_x.dim() > x.dim() else grad_x, *_nac_gradients(d_w, weight, mask), d_h.mT @ x]
+    return _needed([*grads, None if gate_bias is None else d_h.sum(-2)], needs, x)
+
+
+def _nac_gradients(d_w: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Of weight and mask, from that of ``W = tanh(weight) sigmoid(mask)``."""
+    turn, share = weight.tanh(), mask.sigmoid()
+    return d_w * share * (1 - turn * turn), d_w * turn * share * (1 - share)
+
+
+def _needed(grads: Sequence[Tensor | None], needs: int, x: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(0) if g is None or not needs >> bit & 1 else g for bit, g in enumerate(grads))
+
+
+def inalu_forward(
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    eps: float,
+    omega: float,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``(y, h, a, t, flags)`` with ``h = G x``, ``a = nac(x)`` and t the product m s of `inalu`, without factors 0.
+
+    flags (uint8): 1 where omega bounds the exponent, plus twice the number of factors of s that are 0: 0, 1, or 2 for
+    more. So ``y = g a + (1 - g) t`` where that number is 0, else ``g a``. All but y are empty when `save` is false.
+    """
+    w = weight_mul.tanh() * mask_mul.sigmoid()
+    e = _apply(x.abs().clamp(min=eps).log(), w)
+    sizes = w.abs() if w.dim() == 2 else w.abs().unsqueeze(-3)  # [K, 1, O, I]
+    factors = sizes * x.sign().unsqueeze(-2) + (1 - sizes)  # [K, B, O, I]
+    zero = factors == 0
+    t = e.clamp(max=omega).exp() * factors.masked_fill(zero, 1).prod(-1)
+    zeros = zero.sum(-1).clamp(max=2)
+    h, a = _apply(x, gate_weight), nac(x, weight_add, mask_add)
+    y = h.sigmoid() * a + (-h).sigmoid() * t.masked_fill(zeros > 0, 0)
+    if save:
+        return y, h, a, t, (2 * zeros + (e > omega)).to(torch.uint8)
+    return y, x.new_empty(0), x.new_empty(0), x.new_empty(0), x.new_empty(0, dtype=torch.uint8)
+
+
+def inalu_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weight_add: Tensor,
+    mask_add: Tensor,
+    weight_mul: Tensor,
+    mask_mul: Tensor,
+    gate_weight: Tensor,
+    h: Tensor | None,
+    a: Tensor | None,
+    t: Tensor | None,
+    flags: Tensor | None,
+    eps: float,
+    omega: float,
+    needs: int = 63,
+) -> tuple[Tensor, ...]:
+    """Gradients of x and the five weights in their order, differentiable; h, a, t and flags are computed anew.
+
+    `needs` is a bit mask (1, 2, 4, 8, 16, 32); what is not needed comes back as an empty tensor. In the notation of
+    `inalu`, with L the logarithm, and s of a sign that has no gradient:
+
+        da = grad_y g      dm = grad_y (1 - g) m s      dh = grad_y g (1 - g) (a - m s)      ds = grad_y (1 - g) m
+        dWa = da' x        dWm = dm' L (0 where omega bounds) + sign(W) ds/d|W|              dG = dh' x
+        dx = da Wa + dh G + dm Wm / x (the last where |x| >= eps)
+    """
+    w_add, w = weight_add.tanh() * mask_add.sigmoid(), weight_mul.tanh() * mask_mul.sigmoid()
+    log_x = x.abs().clamp(min=eps).log()
+    e = _apply(log_x, w)
+    m, signs = e.clamp(max=omega).exp(), x.detach().sign()
+    product = m * nmu_forward(signs, w.abs())
+    h, a = _apply(x, gate_weight), _apply(x, w_add)
+    g, rest = h.sigmoid(), (-h).sigmoid()
+    d_a, d_h = grad_y * g, grad_y * g * rest * (a - product)
+    d_e = (grad_y * rest * product).masked_fill(e > omega, 0)
+    d_w = d_e.mT @ log_x + w.sign() * nmu_backward(grad_y * rest * m, signs, w.abs(), 2)[1]
+    slope = torch.where(x.abs() >= eps, x.sign() / x.abs().clamp(min=eps), 0)
+    grad_x = d_a @ w_add + d_h @ gate_weight + d_e @ w * slope
+    grads = [grad_x.sum(0) if grad_x.dim() > x.dim() else grad_x, *_nac_gradients(d_a.mT @ x, weight_add, mask_add)]
+    return _needed([*grads, *_nac_gradients(d_w, weight_mul, mask_mul), d_h.mT @ x], needs, x)

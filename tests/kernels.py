@@ -10,30 +10,52 @@ from torch import Tensor
 from npu_kernels import ops, reference
 from npu_kernels.testing import Sample, fill_uninitialized_with_nan, rms_error
 
+NPU, NMU, NALU, INALU = "npu", "nmu", "nalu", "inalu"
+OMEGA = 20.0
+ALL = 63  # gradients
 EPS = torch.finfo(torch.float32).eps  # in float64 too: there the formula in float64 is the exact result
 
 
+def layer(sample: Sample) -> str:
+    """The name of its operators, by the names of its tensors."""
+    if "weight_re" in sample.tensors:
+        return NPU
+    if "weight_add" in sample.tensors:
+        return INALU
+    return NALU if "mask" in sample.tensors else NMU
+
+
+def count(sample: Sample) -> int:
+    """How many gradients its backward operator has."""
+    return 1 + len(sample.tensors)
+
+
 def forward(sample: Sample, kernels: Any) -> tuple[Tensor, ...]:
-    """``(y, s)``, or ``(y,)`` of the NMU."""
-    if "weight" in sample.tensors:
-        return (kernels.nmu_forward(sample.x, *sample.tensors.values()),)
-    return kernels.npu_forward(sample.x, *sample.tensors.values(), EPS, True)
+    """y and what is saved for the backward: s of the NPU; h, a and t of the NALU, and flags of the iNALU."""
+    name, tensors = layer(sample), sample.tensors.values()
+    if name == NMU:
+        return (kernels.nmu_forward(sample.x, *tensors),)
+    options = (EPS, OMEGA) if name == INALU else (EPS,)
+    return getattr(kernels, f"{name}_forward")(sample.x, *tensors, *options, True)
 
 
 def backward(sample: Sample, kernels: Any, grad_y: Tensor, needs: int, straight_through: bool = False) -> Any:
     """The gradients, from the kernels' own forward."""
-    tensors = sample.tensors.values()
-    if "weight" in sample.tensors:
+    name, tensors = layer(sample), sample.tensors.values()
+    if name == NMU:
         return kernels.nmu_backward(grad_y, sample.x, *tensors, needs)
-    y, s = forward(sample, kernels)
-    return kernels.npu_backward(grad_y, sample.x, *tensors, y, s, EPS, straight_through, needs)
+    y, *saved = forward(sample, kernels)
+    if name == NPU:
+        return kernels.npu_backward(grad_y, sample.x, *tensors, y, *saved, EPS, straight_through, needs)
+    options = (EPS, OMEGA) if name == INALU else (EPS,)
+    return getattr(kernels, f"{name}_backward")(grad_y, sample.x, *tensors, *saved, *options, needs)
 
 
 def outputs(sample: Sample, kernels: Any, grad_y: Tensor) -> list[Tensor]:
     """All of both. What is not written is nan."""
     straight = sample.options.get("gate_gradient") == "straight_through"
     with fill_uninitialized_with_nan():
-        return [*forward(sample, kernels), *backward(sample, kernels, grad_y, 15, straight)]
+        return [*forward(sample, kernels), *backward(sample, kernels, grad_y, ALL, straight)]
 
 
 def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
@@ -43,14 +65,29 @@ def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
     exact = sample.map(Tensor.double)
     exact_forward = forward(exact, reference)
     # The size that rounding is relative to: exp(P) for y and s. Upstream gradients undo it, lest one row be all.
-    is_npu = len(exact_forward) == 2
+    is_npu = layer(sample) == NPU
     scale = torch.hypot(*exact_forward) if is_npu else exact_forward[0].abs().clamp(min=1e-3)
     grad_y = (torch.randn_like(scale) / scale).expand_as(exact_forward[0]).float()
     kernel, eager = outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y)
     found = []
     for i, (a, e, x) in enumerate(zip(kernel, eager, outputs(exact, reference, grad_y.double()), strict=True)):
-        assert a.dtype == torch.float32
+        assert a.dtype == (torch.uint8 if e.dtype == torch.uint8 else torch.float32)
         assert a.is_contiguous()
         at = scale if is_npu and i < 2 else None
         found.append((rms_error(a, x, at), rms_error(e, x, at)))
     return found
+
+
+def with_zero_factors(sample: Sample) -> Sample:
+    """In place: some x are 0, and two weights of an iNALU so large that their factors can be: 1 - 2/2 and 1 - 1."""
+    sample.x[..., 0, 1] = 0
+    sample.x[..., 1, :3] = sample.x.new_tensor([0.0, -1.0, 1.0])
+    sample.x[..., 2, :2] = -1
+    sample.x[..., 3, :2] = 1
+    if layer(sample) == INALU:
+        weight, mask = sample.tensors["weight_mul"], sample.tensors["mask_mul"]
+        assert weight is not None
+        assert mask is not None
+        weight[..., 0, :2], mask[..., 0, :2] = 50, weight.new_tensor([50.0, 0.0])
+        weight[..., 1, :2], mask[..., 1, :2] = -50, 0
+    return sample

@@ -19,9 +19,10 @@ from npu_kernels.testing import (
     with_layout,
 )
 from tests.conftest import needs_library
-from tests.kernels import backward, errors, forward, outputs
+from tests.kernels import ALL, backward, errors, forward, outputs
 
-FUSED = ("npu", "nmu")
+FUSED = ("npu", "nmu")  # by the C++ library
+OPERATORS = (*FUSED, "nalu", "inalu")
 
 
 @needs_library
@@ -128,7 +129,7 @@ def test_inputs_are_unchanged(name: str) -> None:
         assert torch.equal(grad_y, grad_copy)
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -> None:
@@ -145,6 +146,12 @@ def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -
             y, s = ops.npu_forward(sample.x, *tensors, 1e-3, True)
             for needs in (15, 2, 9):
                 torch.library.opcheck(backward_op, (y, sample.x, *tensors, y, s, 1e-3, False, needs))
+        elif name in ("nalu", "inalu"):
+            options = (1e-3, 20.0) if name == "inalu" else (1e-3,)
+            torch.library.opcheck(forward_op, (sample.x, *tensors, *options, False))
+            y, *saved = forward_op(sample.x, *tensors, *options, True)
+            for needs in (ALL, 9):
+                torch.library.opcheck(backward_op, (y, sample.x, *tensors, *saved, *options, needs))
         else:
             torch.library.opcheck(forward_op, (sample.x, *tensors))
             for needs in (3, 1, 2):
@@ -183,7 +190,7 @@ def test_uninitialized_memory_of_the_library_is_filled(size: int) -> None:
 
 
 def test_meta_tensors_have_shapes() -> None:
-    for name in FUSED:
+    for name in OPERATORS:
         for sample in (RECORDS[name].sample(4, 3, 2, num_models=k) for k in (None, 2)):
             found = forward(sample.map(lambda t: t.to("meta")), ops)
             assert [o.shape for o in found] == [o.shape for o in forward(sample, reference)]

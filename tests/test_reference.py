@@ -10,6 +10,7 @@ from torch import Tensor
 from npu_kernels import functional, reference
 from npu_kernels.testing import RECORDS, Sample, relative_error
 from tests import exact
+from tests.kernels import with_zero_factors
 
 ROUNDING = 1e-14
 VARIANTS = RECORDS["npu"].variants()
@@ -141,6 +142,31 @@ def test_explicit_nmu_gradient(num_models: int | None, shared: bool) -> None:
     expected = torch.autograd.grad(y, (sample.x, weight), grad_y)
     for grad, want in zip(reference.nmu_backward(grad_y, sample.x, weight), expected, strict=True):
         assert relative_error(grad, want) < ROUNDING
+
+
+@pytest.mark.parametrize("name", ["nalu", "inalu"])
+@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (3, False), (3, True)])
+def test_explicit_nalu_gradients(name: str, num_models: int | None, shared: bool) -> None:
+    """The operators' formulas are the layer and its gradients, also at x = 0 and with any number of zero factors."""
+    record = RECORDS[name]
+    for without in record.variants():
+        sample = with_zero_factors(record.sample(9, 4, 3, num_models=num_models, shared=shared, without=without))
+        sample = sample.requires_grad()
+        options = {"eps": 1e-3} | ({"omega": 0.1} if name == "inalu" else {})
+        y = record.reference(sample.x, *sample.tensors.values(), **options)
+        grad_y = torch.randn_like(y)
+        expected = torch.autograd.grad(y, sample.leaves(), grad_y)
+        found, *saved = getattr(reference, f"{name}_forward")(
+            sample.x, *sample.tensors.values(), *options.values(), True
+        )
+        assert relative_error(found, y) < ROUNDING
+        if name == "inalu":
+            assert set(saved[3].flatten().tolist()) == {0, 1, 2, 3, 4, 5}
+        actual = getattr(reference, f"{name}_backward")(
+            grad_y, sample.x, *sample.tensors.values(), *saved, *options.values()
+        )
+        for grad, want in zip([g for g in actual if g.numel()], expected, strict=True):
+            assert relative_error(grad, want) < ROUNDING
 
 
 @pytest.mark.parametrize("name", list(RECORDS))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.throughput import __main__ as suite_main
-from benchmarks.throughput import environment, memory, report, rivals, suite, timing
+from benchmarks.throughput import devices, environment, memory, report, rivals, suite, timing
 from benchmarks.throughput.cases import (
     FORWARD,
     ROLLOUT,
@@ -260,8 +260,8 @@ def test_bad_arguments_are_named_before_any_work(arguments, message, capsys):
 
 
 def run_tiny(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(environment, "PRODUCT_SIZE", 64)
-    monkeypatch.setattr(environment, "COPY_FLOATS", 2**16)
+    monkeypatch.setattr(devices.Device, "product_size", 64)
+    monkeypatch.setattr(devices.Device, "copy_floats", 2**16)
     arguments = ["--sizes", "5x3x2,5x3x2x3", "--threads", "1", "--seconds", "0.01", "--no-memory"]
     return suite_main.main([*arguments, "--rivals", "eager,linear", "--json", str(path)])
 

@@ -17,7 +17,17 @@ from typing import TextIO
 import torch
 
 from benchmarks.throughput import environment, rivals, suite
-from benchmarks.throughput.cases import PASSES, QUICK_SIZES, Size, all_cases, rollout_cases, training_cases
+from benchmarks.throughput.cases import (
+    GPU_SIZES,
+    PASSES,
+    QUICK_SIZES,
+    Size,
+    all_cases,
+    product_cases,
+    rollout_cases,
+    training_cases,
+)
+from benchmarks.throughput.devices import DEVICES
 from npu_kernels import backend_for
 
 SECONDS, QUICK_SECONDS = 3.0, 0.3  # for all rivals of a case together
@@ -70,7 +80,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.throughput", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--device", choices=["cpu"], default="cpu", help="where to measure")
+    parser.add_argument("--device", choices=list(DEVICES), default="cpu", help="where to measure")
+    parser.add_argument(
+        "--tune",
+        nargs="?",
+        const="shipped",
+        metavar="FILE",
+        help="time the Triton kernels' configurations instead; faster ones go into FILE or the shipped table",
+    )
     parser.add_argument("--quick", action="store_true", help="few sizes, short, no torch.compile: does it run?")
     parser.add_argument("--threads", type=_threads, help="such as 1,2; default: 1 and all cores")
     parser.add_argument("--sizes", type=_sizes, help="only NPU and RealNPU at BxIxO or BxIxOxK, with commas between")
@@ -86,6 +103,15 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.seconds is not None and not options.seconds > 0:
         parser.error(f"--seconds must be greater than 0, got {options.seconds:g}")
+    if options.tune:
+        options.device = "cuda"
+    problem = DEVICES[options.device].problem()
+    if problem:
+        parser.error(
+            f"--{'tune' if options.tune else 'device cuda'} needs a GPU that runs the Triton kernels: {problem}"
+        )
+    if options.threads and options.device != "cpu":
+        parser.error("--threads is for the CPU")
     return options
 
 
@@ -101,15 +127,20 @@ def _names(options: argparse.Namespace) -> list[str]:
 def measure(options: argparse.Namespace, output: TextIO | None) -> None:
     """Run the suite; rows go to the output as they come, so that an interrupted run keeps what it has."""
     torch.set_float32_matmul_precision(options.precision)
-    where = environment.describe()
+    device = DEVICES[options.device]
+    where = environment.describe(device)
     print(", ".join(f"{key} {value}" for key, value in where.items() if value is not None))
     backend = backend_for(torch.empty(0, device=options.device))
-    if backend != "cpu":
+    if backend != {"cpu": "cpu", "cuda": "triton"}[device.name]:
         print(f"ours is the {backend!r} backend here: these rows say nothing about the kernels")
-    sizes = options.sizes or (QUICK_SIZES if options.quick else None)
-    cases = all_cases(sizes) + (training_cases() + rollout_cases()[:1] if options.quick else [])
+    sizes = options.sizes or (QUICK_SIZES if options.quick else None if device.name == "cpu" else GPU_SIZES)
+    cases = all_cases(sizes)
+    if options.quick:
+        cases += training_cases() + (rollout_cases()[:1] if device.name == "cpu" else [])
+    elif device.name == "cuda" and not options.sizes:
+        cases += training_cases() + product_cases()
     cases = [case for case in cases if case.kind in options.passes]
-    threads = options.threads or sorted({1, os.cpu_count() or 1})
+    threads = options.threads or (sorted({1, os.cpu_count() or 1}) if device.name == "cpu" else [1])
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     said: set[str] = set()
 
@@ -122,7 +153,7 @@ def measure(options: argparse.Namespace, output: TextIO | None) -> None:
     rows: list[suite.Row] = []
     for count in threads:
         torch.set_num_threads(count)
-        limits = environment.measure_limits()
+        limits = environment.measure_limits(device)
         print(
             f"\n{count} thread{'s' if count > 1 else ''}: a @ b {limits.product_rate / 1e9:.0f} GFLOP/s, "
             f"copy {limits.copy_rate / 1e9:.1f} GB/s"
@@ -137,6 +168,7 @@ def measure(options: argparse.Namespace, output: TextIO | None) -> None:
                 limits=limits,
                 with_memory=not (options.no_memory or options.quick),
                 tell=tell,
+                device=device,
             )
             for row in found:
                 row["backend"] = backend
@@ -155,6 +187,12 @@ def measure(options: argparse.Namespace, output: TextIO | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     options = arguments(argv)
+    if options.tune:
+        from benchmarks.throughput import tune
+
+        path = None if options.tune == "shipped" else Path(options.tune)
+        sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
+        return tune.main(sizes, options.precision, options.seconds or tune.SECONDS, path)
     try:
         with options.json.open("w") if options.json else nullcontext() as output:
             measure(options, output)

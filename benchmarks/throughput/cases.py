@@ -70,6 +70,14 @@ TINY = (Size(100, 6, 2), Size(100, 2, 6), Size(100, 100, 1), Size(100, 100, 100)
 LARGE = (Size(1024, 64, 64), Size(4096, 256, 256), Size(2048, 1024, 1024))
 ENSEMBLES = (Size(100, 6, 2, 20), Size(100, 6, 2, 1000), Size(128, 100, 100, 10))
 SIZES = TINY + LARGE + ENSEMBLES
+GPU_SIZES = (
+    Size(100, 6, 2),
+    Size(100, 6, 2, 1000),
+    Size(128, 100, 100, 100),
+    Size(4096, 256, 256),
+    Size(65536, 512, 512),
+    Size(16384, 1024, 1024),
+)
 QUICK_SIZES = (Size(100, 6, 2), Size(100, 100, 100), Size(100, 6, 2, 20))
 PRODUCTS_SIZE = Size(128, 100, 100)  # of NMU and iNALU, whose eager form builds [B, O, I]
 TRAINING_ROWS = 100
@@ -87,8 +95,13 @@ def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
     if sizes is None:
         found += training_cases()
         found += rollout_cases()
-        found += [Case(layer, kind, PRODUCTS_SIZE) for layer in ("nmu", "inalu") for kind in (FORWARD, STEP)]
+        found += product_cases()
     return found
+
+
+def product_cases() -> list[Case]:
+    """NMU and iNALU."""
+    return [Case(layer, kind, PRODUCTS_SIZE) for layer in ("nmu", "inalu") for kind in (FORWARD, STEP)]
 
 
 def training_cases() -> list[Case]:
@@ -110,8 +123,9 @@ class Operands:
     parameters: tuple[Tensor, ...]
     grad_y: Tensor
 
-    def to(self, dtype: torch.dtype) -> Operands:
-        return Operands(self.x.to(dtype), tuple(p.to(dtype) for p in self.parameters), self.grad_y.to(dtype))
+    def to(self, where: torch.dtype | str) -> Operands:
+        """In another dtype, or on another device."""
+        return Operands(self.x.to(where), tuple(p.to(where) for p in self.parameters), self.grad_y.to(where))
 
 
 def _glorot(*shape: int, generator: torch.Generator) -> Tensor:

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 import npu_kernels
+from benchmarks.throughput.devices import DEVICES, Device
 from npu_kernels.backends import cpu
 
-PRODUCT_SIZE = 1536
-COPY_FLOATS = 32 * 2**20  # 128 MiB: more than any cache
 TRIALS = 5
 
 
@@ -60,7 +59,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def describe() -> dict[str, Any]:
+def describe(device: Device = DEVICES["cpu"]) -> dict[str, Any]:
     """What every row of a run carries. The load average tells whether the machine was busy with something else."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
@@ -76,12 +75,13 @@ def describe() -> dict[str, Any]:
         "jax": _version("jax"),
         "npu_kernels": npu_kernels.__version__,
         "commit": commit(),
+        **device.describe(),
     }
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine does with the current number of threads, the best of a few trials."""
+    """What the machine does with the current number of threads, or the device, the best of a few trials."""
 
     product_rate: float  # floating-point operations per second of a float32 a @ b
     copy_rate: float  # bytes per second of a copy, read and written ones counted
@@ -92,18 +92,23 @@ class Limits:
         return max(operations / self.product_rate, moved / self.copy_rate)
 
 
-def measure_limits() -> Limits:
-    a, b = torch.randn(2, PRODUCT_SIZE, PRODUCT_SIZE)
+def measure_limits(device: Device = DEVICES["cpu"]) -> Limits:
+    """At torch's present number of threads and float32 matmul precision."""
+    size, floats = device.product_size, device.copy_floats
+    a, b = torch.randn(2, size, size, device=device.name)
     c = torch.empty_like(a)
-    source = torch.ones(COPY_FLOATS)
+    source = torch.ones(floats, device=device.name)
     target = torch.empty_like(source)
     product = copy = float("inf")
+    device.synchronize()
     for trial in range(TRIALS + 1):
         start = time.perf_counter()
         torch.mm(a, b, out=c)
+        device.synchronize()
         middle = time.perf_counter()
         target.copy_(source)
+        device.synchronize()
         if trial > 0:  # the first one warms up
             product = min(product, middle - start)
             copy = min(copy, time.perf_counter() - middle)
-    return Limits(2.0 * PRODUCT_SIZE**3 / product, 2.0 * 4 * COPY_FLOATS / copy)
+    return Limits(2.0 * size**3 / product, 2.0 * 4 * floats / copy)

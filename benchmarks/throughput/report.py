@@ -64,6 +64,11 @@ def read(paths: Iterable[Path]) -> list[Row]:
 def _machine(row: Row) -> tuple[str, ...]:
     where = row.get("environment", {})
     keys = ("processor", "instruction_set", "torch", "npu_kernels", "commit")
+    if "gpu" in where:
+        where = where | {
+            "processor": where["gpu"],
+            "instruction_set": f"compute capability {where['compute_capability']}",
+        }
     return (*(str(where.get(key, "unknown")) for key in keys), str(row.get("matmul_precision", "highest")))
 
 

@@ -42,6 +42,7 @@ class Workload:
 
     run: Callable[[], object]
     results: Callable[[], Sequence[Tensor]] | None
+    clear: Callable[[], object] = lambda: None  # gives back what a pass leaves behind: the gradients
 
 
 # ---- formulas -------------------------------------------------------------------------------------------------------
@@ -99,7 +100,8 @@ class Formula(nn.Module):
 
 
 def _fill(module: nn.Module, parameters: Sequence[Tensor]) -> nn.Module:
-    """The module with these values, in the order in which it registers its parameters: that of the formulas."""
+    """The module on their device with these values, in the order in which it registers its parameters."""
+    module.to(parameters[0].device)
     with torch.no_grad():
         for own, value in zip(module.parameters(), parameters, strict=True):
             own.copy_(value)
@@ -124,8 +126,8 @@ def _ours(case: Case, operands: Operands) -> nn.Module:
 def _linear(case: Case, operands: Operands) -> nn.Module:
     size = case.size
     if size.models == 1:
-        return nn.Linear(size.inputs, size.outputs)
-    weight = torch.randn(size.models, size.outputs, size.inputs)
+        return nn.Linear(size.inputs, size.outputs, device=operands.x.device)
+    weight = torch.randn(size.models, size.outputs, size.inputs, device=operands.x.device)
     return Formula(lambda x, w: x @ w.mT, [weight])
 
 
@@ -154,9 +156,12 @@ def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: 
     x, grad_y = _leaf(operands.x), operands.grad_y
     leaves = [x, *module.parameters()]
 
-    def step() -> Tensor:
+    def clear() -> None:
         for leaf in leaves:
             leaf.grad = None
+
+    def step() -> Tensor:
+        clear()
         y: Tensor = module(x)
         y.backward(grad_y)
         return y
@@ -165,7 +170,7 @@ def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: 
         y = step()
         return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
-    return Workload(step, results if compare else None)
+    return Workload(step, results if compare else None, clear)
 
 
 def _loss(y: Tensor, target: Tensor) -> Tensor:
@@ -249,16 +254,16 @@ def _jax(case: Case, operands: Operands) -> Workload:
 
 
 @functools.cache
-def compiler_missing() -> str:
+def compiler_missing(device: str = "cpu") -> str:
     """Why torch.compile does not work here, or ""."""
     try:
-        torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
     except Exception as error:  # whatever the compiler's tool chain raises
         return f"torch.compile does not work here: {str(error).strip().splitlines()[0]}"
     return ""
 
 
-def not_applicable(rival: str, case: Case, threads: int) -> str | None:
+def not_applicable(rival: str, case: Case, threads: int, device: str = "cpu") -> str | None:
     """Why the rival is left out of the case: None when it takes part, "" when the question makes no sense."""
     models = case.size.models > 1
     if rival == LOOP:
@@ -272,9 +277,9 @@ def not_applicable(rival: str, case: Case, threads: int) -> str | None:
     if rival == AUTOTUNE and case.kind == ROLLOUT:
         return ""
     if rival in (COMPILE, AUTOTUNE):
-        return compiler_missing() or None
+        return compiler_missing(device) or None
     if rival == JAX:
-        if case.layer not in ("npu", "realnpu"):
+        if case.layer not in ("npu", "realnpu") or device != "cpu":
             return ""
         if importlib.util.find_spec("jax") is None:
             return "JAX is not installed"

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.throughput import memory, rivals, timing
 from benchmarks.throughput.cases import STEP, Case, cost, draw
+from benchmarks.throughput.devices import DEVICES, Cuda, Device
 from benchmarks.throughput.environment import Limits
 
 Row = dict[str, Any]
@@ -34,16 +35,17 @@ def measure(
     limits: Limits | None = None,
     with_memory: bool = False,
     tell: Callable[[str], None] = lambda line: None,
+    device: Device = DEVICES["cpu"],
 ) -> list[Row]:
     """The rows of one case, ours first. `names`: the rivals wanted; `tell` gets a line for each that cannot run."""
     torch.set_num_threads(threads)
-    operands = draw(case)
+    operands = draw(case).to(device.name)
     truth = rivals.exact(case, operands)
     workloads, errors = {}, {}
     if {rivals.COMPILE, rivals.AUTOTUNE} & set(names):
         torch.compiler.reset()  # the limit on recompilations counts per function, whatever the size
     for name in dict.fromkeys((rivals.OURS, *names)):
-        reason = rivals.not_applicable(name, case, threads)
+        reason = rivals.not_applicable(name, case, threads, device.name)
         if reason is not None:
             if reason:
                 tell(f"{case}: without {name}: {reason}")
@@ -54,12 +56,13 @@ def measure(
             errors[name] = None if workload.results is None else rivals.error(workload.results(), truth)
         workloads[name] = workload
     del truth
-    times = timing.interleaved({name: w.run for name, w in workloads.items()}, seconds)
+    times = timing.interleaved({name: w.run for name, w in workloads.items()}, seconds, finish=device.synchronize)
     rows = []
     for name, own in times.items():
         time, ratio = timing.spread(own), timing.ratios(own, times[rivals.OURS])
         row: Row = {
             **case.to_dict(),
+            "device": device.name,
             "threads": threads,
             "rival": name,
             "repetitions": len(own),
@@ -80,12 +83,21 @@ def measure(
             if least is not None and name not in rivals.OTHER_FUNCTION:
                 row["share_of_limit"] = limits.seconds(least) / time.median
         if with_memory and name in MEMORY_RIVALS and wants_memory(case):
-            row["peak_bytes"], why = memory.peak(name, case.to_dict(), threads)
-            row["peak_method"] = memory.METHOD
+            row["peak_bytes"], why, row["peak_method"] = _peak(workloads[name], name, case, threads, device)
             if why:
                 tell(f"{case}: no peak memory of {name}: {why}")
+        row |= device.profile(workloads[name].run)
         rows.append(row)
     return rows
+
+
+def _peak(
+    workload: rivals.Workload, name: str, case: Case, threads: int, device: Device
+) -> tuple[int | None, str, str]:
+    """Bytes, or None and why not; the method."""
+    if isinstance(device, Cuda):
+        return device.peak(workload.clear, workload.run), "", device.PEAK_METHOD
+    return *memory.peak(name, case.to_dict(), threads), memory.METHOD
 
 
 def show(row: Row) -> str:
@@ -96,6 +108,8 @@ def show(row: Row) -> str:
         line += f"  error {row['error']:.1e}"
     if row.get("share_of_limit") is not None:
         line += f"  {100 * row['share_of_limit']:.0f} % of the limit"
+    if row.get("device_us") is not None:
+        line += f"  device {row['device_us']:.1f} us in {row['launches']:.0f} launches"
     if row.get("peak_bytes") is not None:
         line += f"  peak {row['peak_bytes'] / 2**20:.1f} MiB"
     return line

@@ -43,26 +43,37 @@ def ratios(times: Sequence[float], base: Sequence[float]) -> Spread:
     return spread([t / b for t, b in zip(times, base, strict=True)])
 
 
-def _block(run: Callable[[], object], count: int) -> float:
+def _nothing() -> None:
+    pass
+
+
+def _block(run: Callable[[], object], count: int, finish: Callable[[], object]) -> float:
     """Seconds of one call, from `count` calls."""
     start = time.perf_counter()
     for _ in range(count):
         run()
+    finish()
     return (time.perf_counter() - start) / count
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], object]], seconds: float, *, block: float = BLOCK_SECONDS
+    runs: Mapping[str, Callable[[], object]],
+    seconds: float,
+    *,
+    block: float = BLOCK_SECONDS,
+    finish: Callable[[], object] = _nothing,
 ) -> dict[str, list[float]]:
     """Seconds per call of every rival in every repetition, within a budget of about `seconds` for all of them.
 
-    Each is warmed up first. The order rotates, so that no rival always runs after the same one.
+    Each is warmed up first. The order rotates, so that no rival always runs after the same one. `finish` waits for what
+    calls have only started, on a device; a block ends with it.
     """
     counts, expected = {}, 0.0
     for name, run in runs.items():
         run()
         run()
-        one = min(_block(run, 1) for _ in range(3))
+        finish()
+        one = min(_block(run, 1, finish) for _ in range(3))
         counts[name] = max(1, round(block / max(one, 1e-9)))
         expected += one * counts[name]
     repetitions = min(MOST_REPETITIONS, max(LEAST_REPETITIONS, round(seconds / expected)))
@@ -75,7 +86,7 @@ def interleaved(
         for repetition in range(repetitions):
             start = repetition % len(names)
             for name in names[start:] + names[:start]:
-                times[name].append(_block(runs[name], counts[name]))
+                times[name].append(_block(runs[name], counts[name], finish))
             if repetition + 1 >= LEAST_REPETITIONS and time.perf_counter() - begin > 2 * seconds:
                 break  # the calls that were counted on were faster than these: a busy machine
     finally:

@@ -11,7 +11,7 @@ from torch import Tensor
 import npu_kernels
 from npu_kernels import reference
 from npu_kernels.testing import RECORDS, relative_error
-from tests.kernels import backward, forward, outputs
+from tests.kernels import ALL, backward, forward, outputs
 
 pytestmark = pytest.mark.gpu
 
@@ -76,7 +76,7 @@ def test_other_stream(name: str, gpu: str, kernels: ModuleType) -> None:
         torch.cuda._sleep(10**8)
         for copy, source in zip(copies.leaves(), sample.leaves(), strict=True):
             copy.copy_(source)
-        actual = [*forward(copies, kernels), *backward(copies, kernels, grad_y, 15)]
+        actual = [*forward(copies, kernels), *backward(copies, kernels, grad_y, ALL)]
     stream.synchronize()
     for one, two in zip(actual, expected, strict=True):
         assert torch.equal(one, two)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,16 +12,19 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.throughput import tune
+from benchmarks.throughput.cases import Size
 from npu_kernels.testing import RECORDS
-from tests.kernels import backward, forward
+from tests.kernels import ALL, backward, forward
 
 pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 
-from npu_kernels.backends.triton import nmu, npu, npu_small, reduction, tuning
+from npu_kernels.backends.triton import nalu, nmu, npu, npu_small, reduction, tuning
 
 KEY = re.compile(r"(\w+) (float16|bfloat16|float32|float64) (highest|high|medium|any) (\w+)( odd)?( i\d+ o\d+ k\d+)?")
 ARCHITECTURES = ("gfx942", "sm_100", "sm_80", "sm_90")
+SPLIT = ("npu_backward_w", "npu_small_backward", "nalu_backward_w")  # rows among programs
 BUCKETS = {"small": (100, 6, 2), "narrow": (100, 100, 1), "medium": (128, 100, 100), "large": (4096, 256, 256)}
 
 
@@ -53,11 +57,13 @@ def test_every_shape_has_a_configuration(architecture: str, monkeypatch: pytest.
         dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         shapes = itertools.product((1, 100, 10**6), (1, 15, 16, 17, 127, 128, 4096), (1, 16, 100, 512), (1, 100))
         for (b, i, o, k), dtype in itertools.product(shapes, dtypes):
-            kernels = tuning.KERNELS[3:5] if tuning.is_small(i, o) else tuning.PRODUCTS
-            for kernel, precision in itertools.product((*kernels, *tuning.KERNELS[5:]), ("highest", "high", "medium")):
+            tiled = ("npu_forward", "npu_backward_x", "npu_backward_w")
+            others = tiled if tuning.is_small(i, o) else ("npu_small_forward", "npu_small_backward")
+            kernels = [kernel for kernel in tuning.KERNELS if kernel not in others]
+            for kernel, precision in itertools.product(kernels, ("highest", "high", "medium")):
                 config = tuning._find(kernel, torch.device("cpu"), dtype, precision, b, i, o, k)
                 assert config.options["BLOCK_B"]
-                assert config.programs > 0 or kernel not in ("npu_backward_w", "npu_small_backward")
+                assert config.programs > 0 or kernel not in SPLIT
     finally:
         tuning._find.cache_clear()
 
@@ -110,7 +116,37 @@ def test_candidates_keep_the_promised_accuracy() -> None:
             assert len(found) > 3
             allowed = {0} if dtype is torch.float64 else {0, 6}
             assert {entry["PASSES"] for entry in found if "PASSES" in entry} <= allowed
-            assert all(("programs" in entry) == (kernel in ("npu_backward_w", "npu_small_backward")) for entry in found)
+            assert all(("programs" in entry) == (kernel in SPLIT) for entry in found)
+
+
+def test_tuning_with_a_made_up_clock(device: str) -> None:
+    """Every kernel of a small and of a larger layer is launched with candidates; what the timer likes is found.
+
+    The timer here prefers few rows per program and cannot run more than 4 warps.
+    """
+    passed = 0.0
+
+    def clock() -> float:
+        nonlocal passed
+        passed += 1
+        return passed
+
+    def timer(run: Callable[[], object]) -> float:
+        (config,) = tuning._overrides.values()
+        if config["num_warps"] > 4:
+            raise RuntimeError("out of resources")
+        return 1 + config["BLOCK_B"] / 128
+
+    said: list[str] = []
+    sizes = [Size(5, 3, 2), Size(5, 17, 3, 2)]
+    found = tune.entries(sizes, timer, 4.0, clock, said.append, device)
+    kernels = {line.split()[0] for line in said}
+    assert kernels == set(tuning.KERNELS)
+    assert len(said) == 7 + 8
+    assert found
+    for key, entry in found.items():
+        assert KEY.fullmatch(key) or re.fullmatch(r"(\w+) float32 (any|highest) b8 i(4|32) o(2|4) k(1|2)", key), key
+        assert entry["num_warps"] <= 4
 
 
 def test_unknown_kernel() -> None:
@@ -128,6 +164,10 @@ def test_unknown_kernel() -> None:
         ("npu", (20, 17, 16), 2, True, 4),
         ("nmu", (20, 6, 2), None, False, 2),
         ("nmu", (50, 6, 2), 2, True, 3),
+        ("nalu", (20, 6, 2), None, False, 3),
+        ("nalu", (20, 6, 2), 2, True, 4),
+        ("inalu", (100, 6, 2), None, False, 4),
+        ("inalu", (20, 17, 16), 2, True, 4),
     ],
 )
 def test_launches_of_a_step(
@@ -142,7 +182,7 @@ def test_launches_of_a_step(
 ) -> None:
     """Forward and backward together: at most four, two for a small layer whose rows fit one program."""
     launched = []
-    for module in (npu, npu_small, nmu, reduction):
+    for module in (npu, npu_small, nmu, nalu, reduction):
         for label, function in vars(module).items():
             if label.endswith("_kernel"):
                 run = function.run
@@ -155,5 +195,5 @@ def test_launches_of_a_step(
     sample = RECORDS[name].sample(*sizes, num_models=num_models, shared=shared, device=device)
     grad_y = torch.ones_like(forward(sample, kernels)[0])
     launched.clear()
-    backward(sample, kernels, grad_y, 15)  # runs the forward first
+    backward(sample, kernels, grad_y, ALL)  # runs the forward first
     assert len(launched) <= most, launched

@@ -5,7 +5,8 @@ with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels. I
 
     npu           forward and backward on matrix tiles        npu_small    the same for layers with I, O < 16
     nmu           the multiplication unit                      reduction    sums of partial results in a fixed order
-    device_math   arithmetic inside kernels                    tuning       configurations: tables.json
+    nalu          NALU and iNALU: nalu_kernels, nac            tuning       configurations: tables.json
+    device_math   arithmetic inside kernels                    launch       what launchers share
 """
 
 from __future__ import annotations
@@ -18,17 +19,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["available", "nmu_backward", "nmu_forward", "npu_backward", "npu_forward", "register"]
+__all__ = [
+    "available",
+    "inalu_backward",
+    "inalu_forward",
+    "nalu_backward",
+    "nalu_forward",
+    "nmu_backward",
+    "nmu_forward",
+    "npu_backward",
+    "npu_forward",
+    "register",
+]
 
 _INTERPRET = "TRITON_INTERPRET"
 
 
 @functools.cache
-def _load() -> tuple[ModuleType, ModuleType]:
+def _load() -> tuple[ModuleType, ModuleType, ModuleType]:
     """The modules with the kernels; imports triton."""
-    from npu_kernels.backends.triton import nmu, npu
+    from npu_kernels.backends.triton import nalu, nmu, npu
 
-    return npu, nmu
+    return npu, nmu, nalu
 
 
 @functools.cache
@@ -96,11 +108,32 @@ def nmu_backward(*args: Any) -> tuple[Tensor, Tensor]:
     return _load()[1].nmu_backward(*args)
 
 
+def nalu_forward(*args: Any) -> tuple[Tensor, ...]:
+    """The operator ``nalu_forward``: see `nalu`."""
+    return _load()[2].nalu_forward(*args)
+
+
+def nalu_backward(*args: Any) -> tuple[Tensor, ...]:
+    """The operator ``nalu_backward``: see `nalu`."""
+    return _load()[2].nalu_backward(*args)
+
+
+def inalu_forward(*args: Any) -> tuple[Tensor, ...]:
+    """The operator ``inalu_forward``: see `nalu`."""
+    return _load()[2].inalu_forward(*args)
+
+
+def inalu_backward(*args: Any) -> tuple[Tensor, ...]:
+    """The operator ``inalu_backward``: see `nalu`."""
+    return _load()[2].inalu_backward(*args)
+
+
 @functools.cache
 def register() -> torch.library.Library:
     """Register the launchers as the operators' CUDA kernels, once; call it where `available` says that they run."""
     library = torch.library.Library("npu_kernels", "IMPL", "CUDA")
-    npu, nmu = _load()
-    for module, name in ((npu, "npu_forward"), (npu, "npu_backward"), (nmu, "nmu_forward"), (nmu, "nmu_backward")):
-        library.impl(name, getattr(module, name))
+    npu, nmu, nalu = _load()
+    for layer, module in (("npu", npu), ("nmu", nmu), ("nalu", nalu), ("inalu", nalu)):
+        for name in (f"{layer}_forward", f"{layer}_backward"):
+            library.impl(name, getattr(module, name))
     return library

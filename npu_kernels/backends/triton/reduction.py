@@ -6,7 +6,9 @@ to run.
 
 Up to four sums go into one launch: weight_re, weight_im, x (shared by several models) and gate. Each has a source
 ``[rows, n]`` in the accumulation dtype and a destination ``[n]`` in the parameter's dtype. The gradient of the gate is
-set to 0 where the gate is outside [0, 1] when CLIP is true (the paper's clip; ``torch.clamp`` at the ends).
+set to 0 where the gate is outside [0, 1] when CLIP is true (the paper's clip; ``torch.clamp`` at the ends). The NALU's
+layers have other tensors in these places; the sum of one of their weights ``tanh(weight) sigmoid(mask)`` becomes the
+gradients of the two it is made of (`nac`).
 """
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
@@ -17,6 +19,7 @@ import triton.language as tl
 
 from npu_kernels.backends.triton import tuning
 from npu_kernels.backends.triton.device_math import loop_end
+from npu_kernels.backends.triton.nac import store_nac_gradients
 
 
 @triton.jit
@@ -46,6 +49,12 @@ def sum_partials_kernel(
     src_gate_ptr,  # [rows_gate, n_gate]
     dst_gate_ptr,
     gate_ptr,  # [n_gate]
+    re_weight_ptr,  # [n_w], given where the sum is of tanh(weight) sigmoid(mask)
+    re_mask_ptr,
+    dst_re_mask_ptr,
+    im_weight_ptr,
+    im_mask_ptr,
+    dst_im_mask_ptr,
     n_w,
     n_x,
     n_gate,
@@ -71,13 +80,19 @@ def sum_partials_kernel(
             offs = pid.to(tl.int64) * BLOCK + offs_block
             mask = offs < n_w
             total = _sum_rows(src_re_ptr, offs, mask, n_w, rows_w, ACC, ROWS, BLOCK)
-            tl.store(dst_re_ptr + offs, total.to(dst_re_ptr.dtype.element_ty), mask=mask)
+            if re_weight_ptr is not None:
+                store_nac_gradients(total, re_weight_ptr, re_mask_ptr, dst_re_ptr, dst_re_mask_ptr, offs, mask, ACC)
+            else:
+                tl.store(dst_re_ptr + offs, total.to(dst_re_ptr.dtype.element_ty), mask=mask)
     if HAS_IM:
         if (pid >= end_re) & (pid < end_im):
             offs = (pid - end_re).to(tl.int64) * BLOCK + offs_block
             mask = offs < n_w
             total = _sum_rows(src_im_ptr, offs, mask, n_w, rows_w, ACC, ROWS, BLOCK)
-            tl.store(dst_im_ptr + offs, total.to(dst_im_ptr.dtype.element_ty), mask=mask)
+            if im_weight_ptr is not None:
+                store_nac_gradients(total, im_weight_ptr, im_mask_ptr, dst_im_ptr, dst_im_mask_ptr, offs, mask, ACC)
+            else:
+                tl.store(dst_im_ptr + offs, total.to(dst_im_ptr.dtype.element_ty), mask=mask)
     if HAS_X:
         if (pid >= end_im) & (pid < end_x):
             offs = (pid - end_im).to(tl.int64) * BLOCK + offs_block
@@ -95,7 +110,9 @@ def sum_partials_kernel(
             tl.store(dst_gate_ptr + offs, total.to(dst_gate_ptr.dtype.element_ty), mask=mask)
 
 
-Sum = tuple[torch.Tensor, torch.Tensor]  # partial sums [rows, ...], destination [...]
+# Partial sums [rows, ...], destination [...]; the second may be absent where a third one, for a mask, is not.
+Sum = tuple[torch.Tensor, torch.Tensor | None]
+Nac = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # weight, mask, destination of the mask's gradient
 
 
 def sum_partials(
@@ -106,6 +123,8 @@ def sum_partials(
     gate: Sum | None = None,
     gate_value: torch.Tensor | None = None,
     clip: bool = False,
+    re_nac: Nac | None = None,
+    im_nac: Nac | None = None,
 ) -> None:
     """Write ``destination = partial.sum(0)`` for every sum given, in one launch (none if there is nothing to add)."""
     if not (re or im or x or gate):
@@ -116,8 +135,9 @@ def sum_partials(
     def size(item: Sum | None) -> tuple[int, int, int]:
         if item is None:
             return 0, 0, 0
-        n = item[1].numel()
-        return n, item[0].shape[0], -(-n // block)
+        rows = item[0].shape[0]
+        n = item[0].numel() // rows
+        return n, rows, -(-n // block)
 
     n_re, rows_re, blocks_re = size(re)
     n_im, rows_im, blocks_im = size(im)
@@ -140,6 +160,8 @@ def sum_partials(
         gate_src,
         gate_dst,
         gate_value if clip else None,
+        *(re_nac or (None, None, None)),
+        *(im_nac or (None, None, None)),
         n_re or n_im,
         n_x,
         n_gate,

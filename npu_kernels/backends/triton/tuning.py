@@ -38,8 +38,12 @@ KERNELS = (
     "npu_small_backward",
     "nmu_forward",
     "nmu_backward",
+    "nalu_forward",
+    "nalu_backward_x",
+    "nalu_backward_w",
 )
-PRODUCTS = KERNELS[:3]  # made of matrix products: these follow the float32 matmul precision
+# Made of matrix products: these follow the float32 matmul precision.
+PRODUCTS = ("npu_forward", "npu_backward_x", "npu_backward_w", "nalu_forward", "nalu_backward_x", "nalu_backward_w")
 TABLES = Path(__file__).with_name("tables.json")
 
 # Compute capabilities (times 10) and their table. 12.x has the shared memory and the instructions of 8.9.
@@ -201,7 +205,7 @@ def candidates(kernel: str, dtype: torch.dtype, precision: str, shape_bucket: st
     if kernel in PRODUCTS:
         schemes = [0] if dtype is torch.float64 else {"highest": [0, 6], "high": [0, 6, 3], "medium": [3, 1]}[precision]
         rows = (32,) if dtype is torch.float64 else (32, 64, 128)
-        cols = (16, 32) if dtype is torch.float64 or shape_bucket == "narrow" else (16, 32, 64, 128)
+        cols = (16, 32) if dtype is torch.float64 or shape_bucket in ("small", "narrow") else (16, 32, 64, 128)
         choices: dict[str, tuple[int, ...] | list[int]] = {
             "BLOCK_B": rows,
             "BLOCK_O": cols,
@@ -210,7 +214,7 @@ def candidates(kernel: str, dtype: torch.dtype, precision: str, shape_bucket: st
             "num_warps": (4, 8),
             "num_stages": (1, 2, 3),
         }
-        if kernel == "npu_backward_w":
+        if kernel.endswith("_backward_w"):
             choices |= {"BLOCK_B": (16, *rows), "programs": (132, 264, 528)}
     elif kernel.startswith("npu_small"):
         choices = {"BLOCK_B": (32, 64, 128, 256), "num_warps": (1, 2, 4, 8)}

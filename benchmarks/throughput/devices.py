@@ -1,0 +1,98 @@
+"""Where the suite measures: the CPU, or a CUDA device with its own clock, memory and limits."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from npu_kernels import dispatch
+
+PROFILED_CALLS = 5
+
+
+class Device:
+    """The CPU: nothing to wait for, and no time but the wall's."""
+
+    name = "cpu"
+    product_size = 1536
+    copy_floats = 32 * 2**20  # 128 MiB: more than any cache
+
+    def problem(self) -> str:
+        """Why nothing can be measured here; empty if something can."""
+        return ""
+
+    def synchronize(self) -> None:
+        """Wait for what was started."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a row says about the device beside what it says about the machine."""
+        return {}
+
+    def profile(self, run: Callable[[], object]) -> dict[str, float]:
+        """Fields of a row that a second look at one call gives."""
+        return {}
+
+
+class Cuda(Device):
+    """A CUDA device: the current one. Wall time ends when its work has; device time is that of its kernels alone."""
+
+    name = "cuda"
+    PEAK_METHOD = "most bytes of torch's allocator during one pass, less those before it"
+    product_size = 8192
+    copy_floats = 2**28  # 1 GiB
+
+    def problem(self) -> str:
+        runs, reason = dispatch.reasons("cuda")["triton"]
+        return "" if runs else reason
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def describe(self) -> dict[str, Any]:
+        import triton
+
+        major, minor = torch.cuda.get_device_capability()
+        return {
+            "gpu": torch.cuda.get_device_name(),
+            "compute_capability": f"{major}.{minor}",
+            "cuda": torch.version.cuda or torch.version.hip,
+            "triton": triton.__version__,
+            "driver": driver_version(),
+        }
+
+    def profile(self, run: Callable[[], object]) -> dict[str, float]:
+        """Of one call: microseconds in which the device was at work, the number of its kernels and copies."""
+        self.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(PROFILED_CALLS):
+                run()
+            self.synchronize()
+        on_device = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        busy = sum(event.time_range.elapsed_us() for event in on_device)
+        return {"device_us": busy / PROFILED_CALLS, "launches": len(on_device) / PROFILED_CALLS}
+
+    def peak(self, clear: Callable[[], object], run: Callable[[], object]) -> int:
+        """The most bytes that torch's allocator held for one call beyond those before it, gradients counted."""
+        clear()
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's, or "unknown"."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "unknown"
+
+
+DEVICES: dict[str, Device] = {device.name: device for device in (Device(), Cuda())}
