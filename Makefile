@@ -4,6 +4,8 @@
 #   make test      build, then every test
 #   make lint      ruff, mypy, clang-format
 #   make bench     the throughput suite (make bench ARGS="--quick")
+#   make gpu       on a machine with a GPU: its tests, tuned tables, the throughput suite
+#   make resources docs/triton-resources.md: what every Triton kernel compiles to
 #   make install   .venv with the package built into it
 #   make clean     away with .venv and everything built
 
@@ -19,7 +21,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/cor
 export PATH := $(abspath $(BIN)):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint format bench install clean
+.PHONY: demo test lint format bench gpu resources install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
@@ -50,6 +52,19 @@ format: install $(VENV)/.lint
 
 bench: install
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+# What needs a GPU, in this order: without right results no speed counts. The tuned table is to be looked at and committed.
+gpu: install
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+	$(BIN)/python -m benchmarks.throughput --tune
+	$(BIN)/python -m pytest -m gpu -q
+	$(BIN)/python -m benchmarks.throughput --device cuda --json build/throughput-gpu.jsonl
+	$(BIN)/python -m benchmarks.throughput --device cuda --precision high --rivals eager,compile --json build/throughput-gpu-high.jsonl
+
+resources: install $(OLD_TRITON)/.installed
+	$(BIN)/python -m benchmarks.aot --table build/triton-new.json
+	PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m benchmarks.aot --table build/triton-old.json
+	$(BIN)/python -m benchmarks.aot_report build/triton-new.json build/triton-old.json --out docs/triton-resources.md
 
 install: $(VENV)/.built
 

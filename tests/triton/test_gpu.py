@@ -10,10 +10,11 @@ from torch import Tensor
 
 import npu_kernels
 from npu_kernels import reference
-from npu_kernels.testing import RECORDS, relative_error
+from npu_kernels.testing import RECORDS, Sample, relative_error
 from tests.kernels import ALL, backward, forward, outputs
 
 pytestmark = pytest.mark.gpu
+LAYERS = ("npu", "nmu", "nalu", "inalu")
 
 
 def _needs_memory(gigabytes: float) -> None:
@@ -63,7 +64,7 @@ def test_training_step_in_a_graph(gpu: str, sizes: tuple[int, int, int], num_mod
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_other_stream(name: str, gpu: str, kernels: ModuleType) -> None:
     """Kernels run on the current stream: their input is made there, late."""
     sample = RECORDS[name].sample(64, 6, 5, num_models=2, device=gpu)
@@ -85,7 +86,7 @@ def test_other_stream(name: str, gpu: str, kernels: ModuleType) -> None:
 def test_other_device(gpu: str, kernels: ModuleType) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two devices, there is {torch.cuda.device_count()}")
-    for name in ("npu", "nmu"):
+    for name in LAYERS:
         sample = RECORDS[name].sample(64, 6, 5, device="cuda:0")
         other = sample.map(lambda t: t.to("cuda:1"))
         grad_y = torch.randn_like(forward(sample, reference)[0])
@@ -116,7 +117,25 @@ def test_more_than_2_31_elements(in_features: int, out_features: int, gpu: str, 
         assert relative_error(grad, expected) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu"])
+@pytest.mark.parametrize("name", ["nmu", "nalu", "inalu"])
+def test_more_than_2_31_elements_of_siblings(name: str, gpu: str, kernels: ModuleType) -> None:
+    """The same for the other layers: the last rows against a call with these rows alone."""
+    _needs_memory(110)
+    rows, tail = 2**31 // 9 + 1000, 500
+    sample = RECORDS[name].sample(tail, 2, 9, dtype=torch.float32, device=gpu)
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    want = outputs(sample, kernels, grad_y)
+    x = torch.ones(rows, 2, device=gpu)
+    x[-tail:] = sample.x
+    large_grad = grad_y.new_zeros(rows, 9)  # only the last rows count, so the sums are theirs
+    large_grad[-tail:] = grad_y
+    found = outputs(Sample(name, x, sample.tensors, sample.options), kernels, large_grad)
+    for one, two in zip(found, want, strict=True):
+        one = one[-tail:] if len(one) == rows else one
+        assert relative_error(one, two) < 1e-5
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
     """More models than a grid has rows in its second dimension."""
     sample = RECORDS[name].sample(3, 4, 2, num_models=70000, dtype=torch.float32, device=gpu)

@@ -1,0 +1,105 @@
+"""The resource tables of `benchmarks.aot` as one document.
+
+    python -m benchmarks.aot_report TABLE.json... --out docs/triton-resources.md
+
+`make resources` compiles everything with the newest and the oldest Triton and writes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+HEAD = """# What the Triton kernels compile to
+
+Made by `make resources` from `python -m benchmarks.aot`, which compiles every kernel and shipped configuration ahead of
+time, without a GPU, and fails when one exceeds its budget: a register spill, more registers or shared memory than the
+target has, an empty kernel, no tensor-core instruction where the scheme promises them (`passes` > 0). None of this says
+how fast a kernel is. Registers are per thread, spills and shared memory in bytes; instructions are those of the
+disassembly; tensor-core instructions by name.
+"""
+COLUMNS = ("kernel", "case", "tile", "passes", "warps", "stages", "registers", "spills", "shared", "instructions")
+KEYS = (
+    "kernel",
+    "case",
+    "tile",
+    "passes",
+    "warps",
+    "stages",
+    "registers",
+    "spill_bytes",
+    "shared_bytes",
+    "instructions",
+)
+
+
+def _range(rows: Sequence[Row], key: str) -> str:
+    values = [row[key] for row in rows]
+    return f"{min(values)} to {max(values)}"
+
+
+def summary(version: str, rows: Sequence[Row]) -> list[str]:
+    """A line per target."""
+    lines = []
+    for target in dict.fromkeys(row["target"] for row in rows):
+        own = [row for row in rows if row["target"] == target and "registers" in row]
+        spilling = sum(row["spill_bytes"] > 0 for row in own)
+        over = sum(bool(row["faults"]) for row in rows if row["target"] == target)
+        cells = [version, target, str(len(own)), *(_range(own, key) for key in KEYS[6:])]
+        del cells[4]
+        lines.append("| " + " | ".join([*cells, str(spilling), str(over)]) + " |")
+    return lines
+
+
+def section(version: str, target: str, rows: Sequence[Row]) -> list[str]:
+    """All rows of one target."""
+    lines = [f"## {target}, Triton {version}", "", "| " + " | ".join((*COLUMNS, "tensor core")) + " |"]
+    lines.append("|" + " --- |" * (len(COLUMNS) + 1))
+    for row in rows:
+        cells = ["" if row.get(key) is None else str(row[key]) for key in KEYS]
+        tensor = ", ".join(f"{count} {name}" for name, count in row.get("tensor_core", {}).items())
+        lines.append("| " + " | ".join([*cells, tensor + "".join(f" **{fault}**" for fault in row["faults"])]) + " |")
+    return [*lines, ""]
+
+
+def document(tables: Sequence[dict[str, Any]]) -> str:
+    """The document of several tables as `benchmarks.aot --table` writes them."""
+    head = ("Triton", "target", "kernels", "registers", "shared", "instructions", "that spill", "over budget")
+    lines = [HEAD, "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for table in tables:
+        lines += summary(table["triton"], table["rows"])
+    lines.append("")
+    for table in tables:
+        for target in dict.fromkeys(row["target"] for row in table["rows"]):
+            lines += section(table["triton"], target, [row for row in table["rows"] if row["target"] == target])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read, write or print; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.aot_report", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE", help="written by `benchmarks.aot --table`")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the document there instead of printing it")
+    options = parser.parse_args(arguments)
+    try:
+        text = document([json.loads(path.read_text()) for path in options.tables])
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        print(f"aot_report: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if options.out:
+        options.out.write_text(text)
+    else:
+        print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
