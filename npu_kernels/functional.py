@@ -10,8 +10,9 @@ result is cast back. Under `torch.autocast` everything is computed in float32 an
 
 Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend that cannot run.
 
-Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model dimension; under the
-other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every mode is right.
+Under `torch.func.vmap` the fused operators of NPU and NMU compute, a vmap over weights as one call with a model
+dimension; under the other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every
+mode is right.
 """
 
 from __future__ import annotations

@@ -291,6 +291,22 @@ def test_infinite_input_in_split_products(passes: int, device: str, kernels: Mod
                     assert error < tolerance or (passes == 1 and error < 10), (SPECIAL[row], error)
 
 
+@pytest.mark.parametrize("name", ["nalu", "inalu"])
+@pytest.mark.parametrize("passes", [0, 6])
+def test_special_input_of_the_nalus(name: str, passes: int, device: str, kernels: ModuleType) -> None:
+    """Rows with one special input give what the formula gives, also in split products."""
+    from npu_kernels.backends.triton import tuning
+
+    sample = RECORDS[name].sample(len(SPECIAL), 5, 3, dtype=torch.float32, device=device)
+    sample.x[:, 1] = torch.tensor(SPECIAL)
+    config = {"BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": passes, "num_warps": 4, "num_stages": 1}
+    with tuning.use_config("nalu_forward", config):
+        found = forward(sample, kernels)[0]
+    want = forward(sample, reference)[0]
+    for row, value in enumerate(SPECIAL):
+        assert relative_error(found[row], want[row]) < 1e-5, value
+
+
 def test_extreme_products(device: str, kernels: ModuleType) -> None:
     """exp saturates to inf and 0, and subnormal results are rounded, not flushed."""
     x = torch.full((1, 1), 2.0, device=device)

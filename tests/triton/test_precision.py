@@ -127,6 +127,22 @@ def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleT
                     assert error > 2 * eager  # or the scheme is not what it says
 
 
+@pytest.mark.parametrize("name", ["nalu", "inalu"])
+@pytest.mark.parametrize(("passes", "bound"), [(6, None), (3, 1e-3), (1, 0.3)])
+def test_schemes_of_the_nalus(name: str, passes: int, bound: float | None, device: str, kernels: ModuleType) -> None:
+    config = {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 32, "PASSES": passes, "num_warps": 4, "num_stages": 1}
+    with (
+        tuning.use_config("nalu_forward", config),
+        tuning.use_config("nalu_backward_x", config),
+        tuning.use_config("nalu_backward_w", config | {"programs": 1}),
+    ):
+        found = errors(RECORDS[name].sample(40, 50, 20, dtype=torch.float32, device=device), kernels)
+    for error, eager in found:
+        assert error <= (error_bound(eager, torch.float32) if bound is None else bound), f"{error:.1e}, {eager:.1e}"
+    if bound is not None:
+        assert found[0][0] > 2 * found[0][1]  # or the scheme is not what it says
+
+
 def test_precision_setting_is_obeyed(device: str, kernels: ModuleType) -> None:
     """`torch.set_float32_matmul_precision` decides which products a large layer uses."""
     x = torch.rand(1, device=device)
