@@ -35,16 +35,21 @@ def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_budgets(tmp_path: Path) -> None:
-    """The whole table: sm_80, sm_90, sm_100 and gfx942. ``AOT_TABLE`` names a file that keeps it."""
+    """The whole table: sm_80, sm_90, sm_100 and gfx942.
+
+    ``AOT_TABLE`` names a file that keeps it; with ``AOT_QUICK=1`` only the smallest and largest layers are compiled.
+    """
     path = Path(os.environ.get("AOT_TABLE") or tmp_path / "table.json")
-    run = _run("--table", str(path))
+    quick = os.environ.get("AOT_QUICK") == "1"
+    run = _run("--table", str(path), *(["--quick"] if quick else []))
     print(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = json.loads(path.read_text())["rows"]
     kernels = {"npu_forward", "npu_backward_x", "npu_backward_w", "npu_small_forward", "npu_small_backward"}
     kernels |= {"nmu_forward", "nmu_backward", "sum_partials", "nalu_forward", "nalu_backward_x", "nalu_backward_w"}
     for target in aot.TARGETS:
-        assert {row["kernel"] for row in rows if row["target"] == target} == kernels
+        found = {row["kernel"] for row in rows if row["target"] == target}
+        assert {"npu_forward", "npu_small_backward"} <= found if quick else found == kernels
 
 
 @pytest.mark.parametrize(
