@@ -9,7 +9,7 @@ from torch import Tensor
 
 from npu_kernels.fitting.batch import Template
 from npu_kernels.fitting.data import Rows
-from npu_kernels.lbfgs import LBFGS
+from npu_kernels.lbfgs import LBFGS, Status
 
 SCALE = 1e8  # of the loss: L-BFGS drops pairs with y s below 1e-10, which come early when the loss goes to 0
 HISTORY = 20
@@ -58,8 +58,8 @@ class Refinement:
 
     def drop(self, problems: Tensor) -> None:
         """End the models of these problems ``[n]``."""
-        gone = torch.isin(self.problem, problems) & (self.solver.status == 0)
-        self.solver.status[gone] = 5
+        gone = torch.isin(self.problem, problems) & (self.solver.status == Status.RUNNING)
+        self.solver.status[gone] = int(Status.EVALUATIONS)
 
     def flat(self) -> Tensor:
         """The parameters ``[K, P]``; where they started if they were not finite there."""
