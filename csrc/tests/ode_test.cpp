@@ -1,0 +1,287 @@
+// The time loop of one instruction set against a long-double loop, its gradients against central differences of that
+// loop; the same bits from one thread as from many, and from stages that were kept as from those computed again.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "core/api.h"
+
+namespace {
+
+int failures = 0;
+constexpr long double kPi = 3.14159265358979323846264338327950288L;
+using Long = std::vector<long double>;
+
+npu::Parallel openmp(int threads) {
+  npu::Parallel parallel;
+  parallel.threads = threads;
+  parallel.run = [](int64_t count, npu::Parallel::Body body, void* context) {
+#pragma omp parallel
+    {
+      const int64_t share = (count + omp_get_num_threads() - 1) / omp_get_num_threads();
+      const int64_t begin = std::min<int64_t>(count, omp_get_thread_num() * share);
+      const int64_t end = std::min<int64_t>(count, begin + share);
+      if (begin < end) body(begin, end, context);
+    }
+  };
+  omp_set_num_threads(threads);
+  return parallel;
+}
+
+struct Shape {
+  int64_t models, starts, features, hidden, steps;
+  bool complex, gated, clip, derivatives, runge_kutta;
+};
+
+const std::vector<double> kEuler = {1};
+const std::vector<double> kRungeKutta = {1. / 3, -1. / 3, 1, 1, -1, 1, 1. / 8, 3. / 8, 3. / 8, 1. / 8};
+constexpr double kDt = 0.01;
+
+template <typename T>
+struct Case {
+  Shape n;
+  std::vector<T> u0, wr, wi, gate, a, grad_trajectory, grad_derivatives;
+  const T eps = std::numeric_limits<T>::epsilon();
+
+  explicit Case(const Shape& shape) : n(shape) {
+    std::mt19937_64 random(11);
+    std::uniform_real_distribution<double> unit(-1, 1);
+    const auto fill = [&](std::vector<T>& v, int64_t count, const std::function<double(double)>& map) {
+      v.resize(count);
+      for (T& e : v) e = T(map(unit(random)));
+    };
+    const int64_t rows = n.models * n.starts, matrix = n.models * n.hidden * n.features;
+    const double bound = 0.6 / std::max(1.0, n.features / 3.0);
+    fill(u0, rows * n.features, [](double v) { return v < 0 ? v - 1 : v + 1; });  // the right side jumps at 0
+    fill(wr, matrix, [&](double v) { return bound * v; });
+    fill(wi, matrix, [&](double v) { return 0.3 * bound * v; });
+    // On both sides of the clips, but not so near that the differences would straddle one.
+    const auto clear_of = [](double v, double low, double high) {
+      return std::min(std::fabs(v - low), std::fabs(v - high)) < 1e-3 ? v + 2e-3 : v;
+    };
+    fill(gate, n.models * n.features, [&](double v) { return clear_of(0.5 + 0.7 * v, 0, 1); });
+    fill(a, matrix, [&](double v) { return clear_of(1.3 * v, -1, 1); });
+    fill(grad_trajectory, rows * (n.steps + 1) * n.features, [](double v) { return v; });
+    fill(grad_derivatives, rows * (n.steps + 1) * n.features, [](double v) { return v; });
+  }
+
+  const std::vector<double>& tableau() const { return n.runge_kutta ? kRungeKutta : kEuler; }
+  npu::OdeInputs<T> inputs() const {
+    return {n.models,
+            n.starts,
+            n.features,
+            n.hidden,
+            n.steps,
+            n.runge_kutta ? 4 : 1,
+            wr.data(),
+            n.complex ? wi.data() : nullptr,
+            n.gated ? gate.data() : nullptr,
+            a.data(),
+            n.clip,
+            eps,
+            tableau().data(),
+            kDt,
+            n.derivatives};
+  }
+};
+
+// One model's weights and one start in long double.
+struct Problem {
+  int64_t d, h;
+  Long wr, wi, gate, a;
+  long double eps;
+  bool clip;
+
+  Long slope(const Long& u) const {
+    Long k(d);
+    for (int64_t o = 0; o < h; ++o) {
+      long double p = 0, q = 0;
+      for (int64_t i = 0; i < d; ++i) {
+        const long double g = std::min(std::max(gate[i], 0.0L), 1.0L);
+        const long double l = logl(g * (fabsl(u[i]) + eps) + (1 - g)), turn = u[i] < 0 ? kPi * g : 0;
+        p += l * wr[o * d + i] - turn * wi[o * d + i];
+        q += l * wi[o * d + i] + turn * wr[o * d + i];
+      }
+      for (int64_t i = 0; i < d; ++i) {
+        const long double w = a[i * h + o];
+        k[i] += (clip ? std::min(std::max(w, -1.0L), 1.0L) : w) * expl(p) * cosl(q);
+      }
+    }
+    return k;
+  }
+
+  // All states, and all slopes.
+  void run(Long u, int64_t steps, const std::vector<double>& tableau, Long* states, Long* slopes) const {
+    states->clear();
+    slopes->clear();
+    for (int64_t n = 0;; ++n) {
+      states->insert(states->end(), u.begin(), u.end());
+      std::vector<Long> k = {slope(u)};
+      slopes->insert(slopes->end(), k[0].begin(), k[0].end());
+      if (n == steps) return;
+      size_t at = 0;
+      Long v;
+      while (at < tableau.size()) {
+        v = u;
+        for (size_t j = 0; j < k.size(); ++j)
+          for (int64_t i = 0; i < d; ++i) v[i] += kDt * tableau[at + j] * k[j][i];
+        at += k.size();
+        if (at < tableau.size()) k.push_back(slope(v));
+      }
+      u = v;
+    }
+  }
+};
+
+template <typename T>
+struct Results {
+  std::vector<T> trajectory, derivatives, grad_u0, grad_wr, grad_wi, grad_gate, grad_a;
+
+  Results(const Case<T>& c, const npu::Parallel& parallel, bool keep) {
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    const auto inputs = c.inputs();
+    const auto shape = inputs.stages_shape();
+    std::vector<T> stages(keep ? shape[0] * shape[1] * shape[2] * shape[3] : 0, nan);
+    trajectory.assign(c.grad_trajectory.size(), nan);
+    derivatives = trajectory;
+    grad_u0.assign(c.u0.size(), nan);
+    grad_wr.assign(c.wr.size(), nan);
+    grad_wi = grad_a = grad_wr;
+    grad_gate.assign(c.gate.size(), nan);
+    const auto& kernels = npu::kernels<T>();
+    kernels.ode_forward({inputs, c.u0.data(), trajectory.data(), c.n.derivatives ? derivatives.data() : nullptr,
+                         keep ? stages.data() : nullptr},
+                        parallel);
+    kernels.ode_backward(
+        {inputs, c.grad_trajectory.data(), c.n.derivatives ? c.grad_derivatives.data() : nullptr, trajectory.data(),
+         keep ? stages.data() : nullptr, false, grad_u0.data(), grad_wr.data(), c.n.complex ? grad_wi.data() : nullptr,
+         c.n.gated ? grad_gate.data() : nullptr, grad_a.data()},
+        parallel);
+  }
+
+  bool same_bits(const Results& o) const {
+    const auto same = [](const std::vector<T>& a, const std::vector<T>& b) {
+      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+    };
+    return same(trajectory, o.trajectory) && same(derivatives, o.derivatives) && same(grad_u0, o.grad_u0) &&
+           same(grad_wr, o.grad_wr) && same(grad_wi, o.grad_wi) && same(grad_gate, o.grad_gate) &&
+           same(grad_a, o.grad_a);
+  }
+};
+
+template <typename T>
+void compare(const char* what, const T* got, const Long& want, long double bound) {
+  long double difference = 0, size = 0;
+  for (size_t n = 0; n < want.size(); ++n) {
+    difference += (got[n] - want[n]) * (got[n] - want[n]);
+    size += want[n] * want[n];
+    if (std::isnan(got[n])) difference = INFINITY;  // an output that was not written
+  }
+  const long double relative = size > 0 ? sqrtl(difference / size) : sqrtl(difference);
+  if (relative <= bound) return;
+  std::printf("FAILED: %s: relative error %Lg > %Lg\n", what, relative, bound);
+  ++failures;
+}
+
+template <typename T>
+void check(const Shape& n) {
+  const Case<T> c(n);
+  const Results<T> got(c, openmp(1), true);
+  if (!got.same_bits(Results<T>(c, openmp(3), true)))
+    std::printf("FAILED: other bits from three threads\n"), ++failures;
+  if (!got.same_bits(Results<T>(c, openmp(1), false))) std::printf("FAILED: other bits, not kept\n"), ++failures;
+
+  const int64_t d = n.features, matrix = n.hidden * d, path = (n.steps + 1) * d;
+  const long double bound = 100 * std::numeric_limits<T>::epsilon() * sqrtl(1 + n.steps + n.starts);
+  const long double of_differences = std::max(bound, 1e-9L);
+  for (int64_t k = 0; k < n.models; ++k) {
+    const auto part = [&](const std::vector<T>& v, int64_t size) {
+      return Long(v.begin() + k * size, v.begin() + (k + 1) * size);
+    };
+    Problem p{d, n.hidden, part(c.wr, matrix), part(c.wi, matrix), part(c.gate, d), part(c.a, matrix), c.eps, n.clip};
+    if (!n.complex) p.wi.assign(matrix, 0);
+    if (!n.gated) p.gate.assign(d, 1);
+    Long states, slopes;
+    const auto row_loss = [&](int64_t b, const Long& u0) {
+      p.run(u0, n.steps, c.tableau(), &states, &slopes);
+      long double sum = 0;
+      for (int64_t i = 0; i < path; ++i) {
+        sum += states[i] * c.grad_trajectory[(k * n.starts + b) * path + i];
+        if (n.derivatives) sum += slopes[i] * c.grad_derivatives[(k * n.starts + b) * path + i];
+      }
+      return sum;
+    };
+    const auto start = [&](int64_t b) {
+      const auto from = c.u0.begin() + (k * n.starts + b) * d;
+      return Long(from, from + d);
+    };
+    const auto model_loss = [&] {
+      long double sum = 0;
+      for (int64_t b = 0; b < n.starts; ++b) sum += row_loss(b, start(b));
+      return sum;
+    };
+    const auto derivative = [&](long double& variable, const auto& loss) {
+      const long double value = variable, h = 1e-4L;
+      const auto at = [&](long double change) {
+        variable = value + change;
+        return loss();
+      };
+      const long double found = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
+      variable = value;
+      return found;
+    };
+    const auto gradient = [&](Long& variables) {
+      Long found;
+      for (long double& variable : variables) found.push_back(derivative(variable, model_loss));
+      return found;
+    };
+    for (int64_t b = 0; b < n.starts; ++b) {
+      Long u0 = start(b), grad;
+      row_loss(b, u0);
+      const int64_t row = k * n.starts + b;
+      compare("trajectory", got.trajectory.data() + row * path, states, bound);
+      if (n.derivatives) compare("derivatives", got.derivatives.data() + row * path, slopes, bound);
+      for (int64_t i = 0; i < d; ++i) grad.push_back(derivative(u0[i], [&] { return row_loss(b, u0); }));
+      compare("grad_u0", got.grad_u0.data() + row * d, grad, of_differences);
+    }
+    compare("grad_weight_re", got.grad_wr.data() + k * matrix, gradient(p.wr), of_differences);
+    if (n.complex) compare("grad_weight_im", got.grad_wi.data() + k * matrix, gradient(p.wi), of_differences);
+    if (n.gated) compare("grad_gate", got.grad_gate.data() + k * d, gradient(p.gate), of_differences);
+    compare("grad_weight", got.grad_a.data() + k * matrix, gradient(p.a), of_differences);
+  }
+}
+
+}  // namespace
+
+int main(int count, char** names) {
+  const char* isa = count > 1 ? names[1] : npu::isa();
+  if (!npu::set_isa(isa)) {
+    std::printf("%s is not supported by this processor\n", isa);
+    return 77;
+  }
+  const int64_t sizes[][5] = {{1, 1, 3, 9, 6},  {1, 1, 1, 1, 2}, {1, 1, 5, 17, 3}, {1, 1, 18, 3, 2}, {3, 1, 3, 5, 4},
+                              {19, 1, 2, 4, 3}, {2, 3, 4, 4, 3}, {2, 9, 3, 2, 3},  {1, 21, 5, 3, 2}, {1, 270, 1, 2, 2}};
+  for (const auto& size : sizes) {
+    for (int bits : {0, 5, 10, 15, 20, 25, 30, 31}) {       // every option with and without
+      if (count > 2 && bits != 10 && bits != 31) continue;  // a sanitizer's build is slow
+      const Shape n{size[0],         size[1],         size[2],         size[3],         size[4],
+                    (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0};
+      const int before = failures;
+      check<float>(n);
+      check<double>(n);
+      if (failures > before)
+        std::printf("  at K %ld B %ld D %ld h %ld steps %ld complex %d gated %d clip %d derivatives %d stages %d\n",
+                    long(n.models), long(n.starts), long(n.features), long(n.hidden), long(n.steps), n.complex, n.gated,
+                    n.clip, n.derivatives, n.runge_kutta ? 4 : 1);
+    }
+  }
+  std::printf("%s: %d failures\n", isa, failures);
+  return failures ? 1 : 0;
+}
