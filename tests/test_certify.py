@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from npu_kernels import certify, ops
+from npu_kernels import certify, dispatch, ops
 from npu_kernels.backends import cpu
 from tests.building import ROOT, run_python
 from tests.conftest import needs_library
 
 TABLE = ROOT / "docs" / "compatibility.md"
 # These take seconds, and tests of their own measure the same.
-SLOW = ("torch.compile", "torch.export", "ONNX", "two processes", "double backward", "all sizes")
+SLOW = ("torch.compile", "torch.export", "ONNX", "AOTInductor", "two processes", "fork", "double backward", "all sizes")
 
 
 @needs_library
@@ -23,7 +24,7 @@ def test_quick_checks_pass() -> None:
     titles = [title for title in certify.CHECKS if not title.startswith(SLOW)]
     column = certify.Column("cpu", isa=cpu.isa())
     before = cpu.isa()
-    results = certify.certify(titles, [column])
+    results = certify.measure(titles, [column])
     assert [result.check for result in results] == titles
     assert [(r.check, r.detail) for r in results if r.status != "ok"] == []
     assert cpu.isa() == before
@@ -40,6 +41,9 @@ def test_all_of_the_table_is_measured() -> None:
     for row in body:
         assert len(row) == len(head)
         assert all(cell and "FAIL" not in cell and not cell.startswith("n/a") for cell in row), row
+    assert "triton interpreted" in head
+    for name in ("triton on cuda", "reference on cuda"):  # measured, or said to be not
+        assert (name in head) != (f"\nNot run, and so not in the table: {name}: " in TABLE.read_text())
     assert "\nMeasured with npu_kernels " in TABLE.read_text()
     assert TABLE.read_text().endswith(certify.NOTES)
 
@@ -80,9 +84,29 @@ def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     result = certify.run("torch.compile, inductor: the same", certify.Column("reference"))
     assert (result.status, result.detail) == ("n/a", "no C++ compiler")
-    assert "n/a: no C++ compiler" in certify.markdown([result], {"torch": "x"})
+    assert "n/a: no C++ compiler" in certify.markdown([result], {"torch": "x"}, {})
+    monkeypatch.setattr(dispatch, "reasons", lambda device_type: {"triton": (False, "no such thing")})
+    for name in ("triton interpreted", "triton on cuda"):
+        assert name not in [column.name for column in certify.columns()]
+        assert certify.not_run()[name] == "no such thing"
+        text = certify.markdown([result], {"torch": "x"}, certify.not_run())
+        assert f"\nNot run, and so not in the table: {name}: no such thing." in text
     with pytest.raises(SystemExit):
         certify.main(["--only", "no such check"])
+
+
+def test_interpreted_kernels_in_a_process_of_their_own() -> None:
+    """Of a run without TRITON_INTERPRET=1; what fails there arrives here."""
+    pytest.importorskip("triton")
+    column = certify.Column("triton")
+    assert column in certify.columns()
+    found = certify.measure(["an empty batch", "no such check"], [column])
+    assert [(result.column, result.status) for result in found] == [
+        ("triton interpreted", "ok"),
+        ("triton interpreted", "fail"),
+    ]
+    assert found[1].detail.startswith("KeyError")
+    assert "TRITON_INTERPRET" not in os.environ
 
 
 def test_command(tmp_path: Path) -> None:

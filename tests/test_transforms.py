@@ -442,13 +442,14 @@ def test_double_backward_of_a_compiled_function_is_torchs_error() -> None:
 @compiles
 @needs_library
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own dependencies
-def test_inductor() -> None:
-    """The default compiler, one train step, two batch sizes without a second compilation."""
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor(dynamic: bool) -> None:
+    """The default compiler, one train step, with a dynamic batch two sizes without a second compilation."""
     model = _model()
     parameters = list(model.parameters())
-    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for rows in (9, 21):
+        for rows in (9, 21) if dynamic else (9,):
             x = torch.randn(rows, 3)
             for actual, expected in zip(_step(compiled, parameters, x), _step(model, parameters, x), strict=True):
                 assert relative_error(actual, expected) < 1e-5
