@@ -64,7 +64,7 @@ def test_verdict() -> None:
     good, bad = _row(0.01, 9e4), _row(0.2, 2e5)
     assert [check.reached for check in fitted_report.checks([good])] == [True, True]
     assert [check.reached for check in fitted_report.checks([bad])] == [False, False]
-    assert [check.reached for check in fitted_report.checks([good, good, bad])] == [True, False]
+    assert [check.reached for check in fitted_report.checks([good, bad, bad, good, good])] == [True, True]
     assert "| large | + | NPU | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in fitted_report.short_table(
         [good, good, bad]
     )
