@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.paper import published, report, single_module, single_module_report, tables
+from benchmarks.paper import published, report, single_module, single_module_best, single_module_report, tables
 from benchmarks.paper.__main__ import arguments, main, plan
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.single_module import OPERATIONS, RANGES, RECIPES, Data, SingleModule
@@ -202,6 +202,46 @@ def test_results_are_taken_where_the_validation_error_is_least() -> None:
     work.noted[7] = torch.nan
     row = work.results()[0][0]
     assert (row["test_mse"], row["solved"], row["solved_at"], row["sparsity"]) == (0.5, 0, 3, 0.125)
+
+
+# ---- recipe best ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[Batch, single_module.Work]:
+    work = single_module.make(fit := batch("best", "RealNPU", "mul"))
+    work.advance(work.total)
+    return fit, work
+
+
+def test_best_solves_what_plain_training_does_not(fitted: tuple[Batch, single_module.Work]) -> None:
+    """A product of negative numbers lies behind the barrier of the cosine; one of nine is left to chance."""
+    rows = fitted[1].results()[0]
+    exact = single_module_report.solves(single_module.THRESHOLDS)
+    assert [row["range"] for row in rows] == list(RANGES)
+    assert sum(map(exact, rows)) >= 8
+    assert all(row["steps"] <= 2 * single_module.STEPS for row in rows)
+    assert tuple(rows[0]) == single_module.COLUMNS
+
+
+def test_best_is_fitted_on_the_training_range_alone() -> None:
+    x, y = single_module_best.rows([3], "div", 2048, CPU)
+    assert x.shape == (9, 2048, 2)
+    for k, there in enumerate(RANGES.values()):
+        assert there.train[0] - 1e-6 <= x[k].min()
+        assert x[k].max() <= there.train[1] + 1e-6
+    assert torch.equal(x[:, :128], Data([3], "div", CPU)(1)[0])  # what plain training sees first
+    assert torch.equal(y, x[..., :1] / x[..., 1:])
+
+
+def test_best_resumes_with_the_same_numbers(fitted: tuple[Batch, single_module.Work], tmp_path: Path) -> None:
+    first, second = (single_module.make(fitted[0]) for _ in range(2))
+    first.advance(23)
+    torch.save(first.state(), tmp_path / "state")
+    second.restore(torch.load(tmp_path / "state", weights_only=True))
+    assert second.done == 23
+    second.advance(second.total)
+    assert torch.equal(second.results()[1]["parameters"], fitted[1].results()[1]["parameters"])
 
 
 # ---- report --------------------------------------------------------------------------------------------------------

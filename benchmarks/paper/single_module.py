@@ -17,12 +17,15 @@ of Neural Division Modules", TMLR 2022; as the code of both does it (github.com/
     iNALU    rate 0.001; weights around 0.88, masks around 0.5, gate around 0, spread 0.2, uniform; gradients clipped to
              0.1. Not: its penalty and its new starts; its gate here depends on the input
 
+Recipe best is `npu_kernels.fit` on the training range: single_module_best.py.
+
 All models of a unit and an operation, 25 seeds on 9 ranges, train in one call. A seed has one start and one stream of
 uniform numbers, which every range scales to itself, as in the published code.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +38,7 @@ from benchmarks.paper import layers, tables
 from benchmarks.paper.models import Start, default_start, start_
 from benchmarks.paper.optimizers import Adam
 from benchmarks.paper.published import FOLDER
-from benchmarks.paper.runner import Batch
+from benchmarks.paper.runner import Batch, Work
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
 from npu_kernels import NMU, NPU, NaiveNPU, RealNPU, iNALU
@@ -49,6 +52,7 @@ LOOKS = 50  # how often the errors are noted in a training
 POINTS = 10_000  # of a validation or test set
 PIECE = 1_000  # of them at once
 BLOCK = 50  # steps whose rows are drawn at once
+STARTS, FIT_ROWS = 128, 2048  # of a fit
 COLUMNS = ("unit", "op", "range", "recipe", "seed", "test_mse", "solved", "solved_at", "sparsity", "last_mse", "steps")
 
 Interval = tuple[float, float]
@@ -83,6 +87,7 @@ L1 = {"mul": 1e-7, "div": 1e-9, "add": 1e-7, "sub": 1e-7}  # the first beta; tha
 THRESHOLDS = ("fixed", "off_1e-4", "off_1e-5")  # columns of published/single_module_thresholds.csv
 
 
+@functools.cache
 def thresholds(name: str) -> dict[tuple[str, str], float]:
     """(operation, range) to the test error below which a run counts as solved."""
     rows = tables.read(FOLDER / "single_module_thresholds.csv")[1]
@@ -166,6 +171,7 @@ RECIPES: dict[str, dict[str, Unit]] = {
         ),
     },
     "fixed": {name: Unit(make, 0.005, l1=True, **_FIXES) for name, make in _NPUS.items()},
+    "best": {name: Unit(make) for name, make in _NPUS.items()},  # npu_kernels.fit knows the rest
 }
 UNITS = tuple(RECIPES["plain"])
 
@@ -199,6 +205,13 @@ def points(kind: str, device: torch.device) -> Tensor:
         low, high = intervals[which].unbind(-1)
         found.append((draws * len(intervals) - which) * (high - low) + low)
     return torch.stack(found).float().to(device)
+
+
+def answered(kind: str, op: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """These rows, and their answers ``[R, 10000]`` float64."""
+    x = points(kind, device)
+    a, b = x.double().unbind(-1)
+    return x, OPERATIONS[op](a, b)
 
 
 class Data:
@@ -274,14 +287,10 @@ class SingleModule(Training):
             lambda training: (self._rows(), {"parameters": self.buffer.per_model().cpu()}),
         )
         self.every = max(1, steps // LOOKS)
-        self.sets = [self._answered(points(kind, self.device)) for kind in ("validation", "test")]
+        self.sets = [answered(kind, self.op, self.device) for kind in ("validation", "test")]
         # What was noted: validation error, test error, sparsity error of each model.
         self.noted = torch.full((1 + steps // self.every, 3, len(self.runs)), math.inf, dtype=torch.float64)
         self._note(0)
-
-    def _answered(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = x.double().unbind(-1)
-        return x, OPERATIONS[self.op](a, b)
 
     def _step(self, step: int) -> None:
         x, target = self.data(step)
@@ -326,27 +335,26 @@ class SingleModule(Training):
 
     def _rows(self) -> Rows:
         validation, test, sparsity = self.noted.nan_to_num(nan=math.inf).unbind(1)  # [looks, K]
-        best, limit = validation.argmin(0), thresholds("fixed")
-        rows = []
+        best, limit, rows = validation.argmin(0), thresholds("fixed"), []
         for k, run in enumerate(self.runs):
             below = (test[:, k] < limit[self.op, run["range"]]).nonzero()
-            error = float(test[best[k], k])
-            rows.append(
-                {
-                    "unit": self.settings["unit"],
-                    "op": self.op,
-                    "range": run["range"],
-                    "recipe": self.settings["recipe"],
-                    "seed": run["seed"],
-                    "test_mse": error,
-                    "solved": int(error < limit[self.op, run["range"]]),
-                    "solved_at": int(below[0]) * self.every if len(below) else math.nan,
-                    "sparsity": float(sparsity[best[k], k]),
-                    "last_mse": float(test[-1, k]),
-                    "steps": self.total,
-                }
-            )
+            found = {
+                "test_mse": float(test[best[k], k]),
+                "solved_at": int(below[0]) * self.every if len(below) else math.nan,
+                "sparsity": float(sparsity[best[k], k]),
+                "last_mse": float(test[-1, k]),
+                "steps": self.total,
+            }
+            rows.append(table_row(self.settings, run, found))
         return rows
+
+
+def table_row(settings: dict[str, Any], run: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """A run's row of the table."""
+    who = {"unit": settings["unit"], "op": settings["op"], "range": run["range"], "recipe": settings["recipe"]}
+    solved = found["test_mse"] < thresholds("fixed")[settings["op"], run["range"]]
+    row = {**who, "seed": run["seed"], "solved": int(solved), **found}
+    return {column: row[column] for column in COLUMNS}
 
 
 def mean_square_error(layer: Layer, x: Tensor, target: Tensor) -> Tensor:
@@ -367,11 +375,12 @@ def batches(
     operations: Sequence[str] | None = None,
 ) -> list[Batch]:
     """The work of a recipe: one batch for each unit and operation."""
+    how_long = {"starts": STARTS, "rows": FIT_ROWS} if recipe == "best" else {"steps": steps}
     return [
         Batch(
             experiment="single-module",
             label=f"{recipe}-{unit}-{op}",
-            settings={"recipe": recipe, "unit": unit, "op": op, "steps": steps, "device": device},
+            settings={"recipe": recipe, "unit": unit, "op": op, "device": device, **how_long},
             runs=tuple({"seed": seed, "range": name} for seed in range(seeds) for name in RANGES),
             cost=steps * (150 + (how.cost - 150) * seeds / SEEDS),
             make=make,
@@ -382,6 +391,10 @@ def batches(
     ]
 
 
-def make(batch: Batch) -> SingleModule:
+def make(batch: Batch) -> Work:
     """The models of a batch at their start."""
+    if batch.settings["recipe"] == "best":
+        from benchmarks.paper.single_module_best import Best
+
+        return Best(batch)
     return SingleModule(batch)

@@ -1,0 +1,76 @@
+"""The single-module benchmark's recipe `best`: what `npu_kernels.fit` makes of the training range.
+
+A seed on a range is one problem: 2,048 rows, those of plain training's first 16 steps, and 128 starts; the 225 problems
+of a unit and an operation train as one batch. Nothing of the operation or the extrapolation range goes in, and what is
+tested are the models that come back. `steps` are model-steps of 128 rows, the field's: the rows of all gradients of all
+starts, over 128.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.paper import single_module
+from benchmarks.paper.runner import Batch
+from benchmarks.paper.single_module import ROWS, Data
+from benchmarks.paper.training import Rows
+from npu_kernels.fitting import Run
+
+
+class Best:
+    """All seeds and ranges of one unit and operation in one fit; a step is one of Adam, or an evaluation of L-BFGS."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.settings, self.runs = batch.settings, batch.runs
+        self.device = torch.device(batch.settings["device"])
+        seeds = [run["seed"] for run in batch.runs]
+        unit = single_module.RECIPES["best"][batch.settings["unit"]]
+        x, y = rows(list(dict.fromkeys(seeds)), batch.settings["op"], batch.settings["rows"], self.device)
+        self.run = Run(unit.make(len(seeds) * batch.settings["starts"]).to(self.device), x, y, seeds)
+        self.total, self.done = self.run.total, self.run.done
+
+    def advance(self, steps: int) -> None:
+        """Make so many more steps; fewer where no model is left."""
+        self.run.advance(steps)
+        self.done = self.run.done
+
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs."""
+        return self.run.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a `state`."""
+        self.run.restore(state)
+        self.done = self.run.done
+
+    @torch.no_grad()
+    def results(self) -> tuple[Rows, dict[str, Tensor]]:
+        """The rows of the runs, and their models' parameters ``[K, P]``."""
+        found, op = self.run.result(), self.settings["op"]
+        models = found.models
+        assert isinstance(models, single_module.Layer)
+        errors = single_module.mean_square_error(models, *single_module.answered("test", op, self.device))
+        errors, sparsity = errors.nan_to_num(nan=math.inf), single_module.sparsity_error(models)
+        table = []
+        for k, run in enumerate(self.runs):
+            values = {
+                "test_mse": float(errors[k]),
+                "solved_at": math.nan,  # the test error is looked at once, at the end
+                "sparsity": float(sparsity[k]),
+                "last_mse": float(errors[k]),
+                "steps": float(found.rows[k]) / ROWS,
+            }
+            table.append(single_module.table_row(self.settings, run, values))
+        return table, {"parameters": torch.cat([p.flatten(1) for p in models.parameters()], 1).cpu()}
+
+
+def rows(seeds: list[int], op: str, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The first rows of the seeds' streams on every range, ``[problems, count, 2]`` and ``[problems, count, 1]``."""
+    data = Data(seeds, op, device)
+    drawn = [tuple(part.clone() for part in data(step)) for step in range(1, 1 + count // ROWS)]
+    x, y = (torch.cat(parts, 1) for parts in zip(*drawn, strict=True))
+    return x, y
