@@ -2,14 +2,17 @@
 
 Environment:
   NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
+  NPU_KERNELS_NO_DIRECT=1    install without the direct way from Python to the C++ kernels: small layers take longer.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
 """
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -18,6 +21,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 WITHOUT_CPP = os.environ.get("NPU_KERNELS_NO_CPP", "0") not in ("", "0")
+WITHOUT_DIRECT = os.environ.get("NPU_KERNELS_NO_DIRECT", "0") not in ("", "0")
 FETCH_TORCH = os.environ.get("NPU_KERNELS_FETCH_TORCH", "0") not in ("", "0")
 
 NO_TORCH = """
@@ -31,6 +35,11 @@ NO_TOOL = """
 npu_kernels: the C++ kernels need {what}, and there is none on the PATH. Either
   install it:                     {command}
   or leave the C++ kernels out:   NPU_KERNELS_NO_CPP=1 pip install {source}
+"""
+NO_DIRECT = """
+npu_kernels: built without the direct way from Python to the C++ kernels (its compiler's words stand above; it needs
+Python's headers, looked for in {include}; Debian, Ubuntu: apt-get install python3-dev). All works, small layers take
+longer; `python -m npu_kernels.env` says so too.
 """
 
 
@@ -48,6 +57,12 @@ def _read(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
+def direct_name(torch: Path) -> str:
+    """The direct way's file: it serves one torch and one Python, npu_kernels/backends/direct.py looks for this name."""
+    found = re.search(r"__version__ = '([^']+)'", _read(torch / "version.py"))
+    return f"direct-torch{found[1] if found else 'unknown'}-{sys.implementation.cache_tag}.so"
+
+
 def need(*candidates: str, what: str, command: str) -> str:
     """The first candidate on the PATH, or the end of the build with the command that installs it."""
     for candidate in candidates:
@@ -63,8 +78,9 @@ class BuildKernels(build_ext):
         super().copy_extensions_to_source()
 
     def get_ext_filename(self, fullname: str) -> str:
-        # A plain library that torch loads, no Python module: its name carries no interpreter.
-        return os.path.join(*fullname.split(".")) + ".so"
+        # Plain libraries that the package loads by their path: names that no interpreter chooses.
+        *package, name = fullname.split(".")
+        return os.path.join(*package, direct_name(torch_folder()) if name == "direct" else f"{name}.so")
 
     def build_extension(self, ext: Extension) -> None:
         torch = torch_folder()
@@ -79,12 +95,21 @@ class BuildKernels(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DTORCH_DIR={torch}"]
         configure += [f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release"]
+        include = sysconfig.get_path("include")
+        if (Path(include) / "Python.h").exists():
+            configure.append(f"-DPYTHON_INCLUDE={include}")
         subprocess.run(configure, check=True)
-        subprocess.run(["ninja", "-C", str(build)], check=True)
-        # Replaced, never overwritten: a process may have the old library mapped.
-        fresh = target.with_suffix(".new")
-        shutil.copy2(build / "libnpu_kernels_cpu.so", fresh)
-        fresh.replace(target)
+        name = ext.name.rpartition(".")[2]
+        built = subprocess.run(["ninja", "-C", str(build), name.removeprefix("lib")], check=False)
+        if built.returncode == 0:
+            # Replaced, never overwritten: a process may have the old library mapped.
+            fresh = target.with_suffix(".new")
+            shutil.copy2(build / f"{name}.so", fresh)
+            fresh.replace(target)
+        elif ext.optional:
+            print(NO_DIRECT.format(include=include), file=sys.stderr)
+        else:
+            sys.exit(built.returncode)
 
 
 class BinaryWheel(bdist_wheel):
@@ -93,12 +118,17 @@ class BinaryWheel(bdist_wheel):
         self.root_is_pure = WITHOUT_CPP
 
     def get_tag(self) -> tuple[str, str, str]:
-        # The library uses torch's stable ABI and no Python at all: any interpreter on this platform.
+        # The kernels use torch's stable ABI and no Python at all: any interpreter on this platform. The direct way into
+        # them is loaded by the one that it was built for.
         return "py3", "none", super().get_tag()[2]
 
 
+EXTENSIONS = [] if WITHOUT_CPP else [Extension("npu_kernels.lib.libnpu_kernels_cpu", sources=[])]
+if EXTENSIONS and not WITHOUT_DIRECT:
+    EXTENSIONS.append(Extension("npu_kernels.lib.direct", sources=[], optional=True))
+
 setup(
-    ext_modules=[] if WITHOUT_CPP else [Extension("npu_kernels.lib.libnpu_kernels_cpu", sources=[])],
+    ext_modules=EXTENSIONS,
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": BinaryWheel},
     setup_requires=["torch>=2.10"] if FETCH_TORCH else [],
 )

@@ -13,6 +13,17 @@
 #include <vector>
 
 #include "core/api.h"
+#include "threads.h"
+
+npu::Parallel npu::torch_threads(double multiply_adds) {
+  Parallel parallel;
+  if (multiply_adds < 1.2e6) return parallel;
+  parallel.threads = int(torch::stable::get_num_threads());
+  parallel.run = [](int64_t count, Parallel::Body body, void* context) {
+    torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) { body(begin, end, context); });
+  };
+  return parallel;
+}
 
 namespace {
 
@@ -106,21 +117,7 @@ T* data(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
-// Torch's own threads (never a second OpenMP runtime), and only where the work pays for waking them.
-npu::Parallel threads_for(double multiply_adds) {
-  npu::Parallel parallel;
-  if (multiply_adds < 1.2e6) return parallel;
-  parallel.threads = int(torch::stable::get_num_threads());
-  parallel.run = [](int64_t count, npu::Parallel::Body body, void* context) {
-    torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) { body(begin, end, context); });
-  };
-  return parallel;
-}
-
-// A feature of a row costs a logarithm or an exponential and a sine: worth some forty multiply-adds.
-npu::Parallel threads_for(const Sizes& n) {
-  return threads_for(double(n.models) * double(n.rows) * (double(n.in) * double(n.out) + 40.0 * double(n.in + n.out)));
-}
+npu::Parallel threads_for(const Sizes& n) { return npu::torch_threads(n.models, n.rows, n.in, n.out); }
 
 template <typename F>
 auto by_dtype(const char* op, const Tensor& x, F&& f) {

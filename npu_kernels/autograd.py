@@ -80,21 +80,29 @@ class NPUFunction(Function):
         eps, straight = ctx.options
         n = ctx.needs_input_grad
         needs = n[0] | n[1] << 1 | n[2] << 2 | n[3] << 3
-        if eager_only():  # vmap over this backward, or a tangent in grad_y
-            grads = reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, eps, straight, needs)
-        elif torch.is_grad_enabled():
-            four = NPUBackwardFunction.apply(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs)
-            return *four, None, None
-        else:
-            grads = ops.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs)
-        return (
-            grads[0] if n[0] else None,
-            grads[1] if n[1] else None,
-            grads[2] if n[2] else None,
-            grads[3] if n[3] else None,
-            None,
-            None,
-        )
+        return *npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs), None, None
+
+
+def npu_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    y: Tensor,
+    s: Tensor,
+    eps: float,
+    straight_through: bool,
+    needs: int,
+) -> tuple[Tensor | None, ...]:
+    """The four gradients, None for those without their bit in `needs`, differentiable where grad mode asks for it."""
+    if eager_only():  # vmap over this backward, or a tangent in grad_y
+        grads = reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, eps, straight_through, needs)
+    elif torch.is_grad_enabled():
+        return NPUBackwardFunction.apply(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
+    else:
+        grads = ops.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
+    return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
 
 
 class NPUBackwardFunction(Function):
@@ -142,14 +150,18 @@ class NMUFunction(Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         n = ctx.needs_input_grad
-        needs = n[0] | n[1] << 1
-        if eager_only():
-            grads = reference.nmu_backward(grad_y, x, weight, needs)
-        elif torch.is_grad_enabled():
-            return NMUBackwardFunction.apply(grad_y, x, weight, needs)
-        else:
-            grads = ops.nmu_backward(grad_y, x, weight, needs)
-        return grads[0] if n[0] else None, grads[1] if n[1] else None
+        return nmu_backward(grad_y, x, weight, n[0] | n[1] << 1)
+
+
+def nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple[Tensor | None, ...]:
+    """The two gradients, as `npu_backward`."""
+    if eager_only():
+        grads = reference.nmu_backward(grad_y, x, weight, needs)
+    elif torch.is_grad_enabled():
+        return NMUBackwardFunction.apply(grad_y, x, weight, needs)
+    else:
+        grads = ops.nmu_backward(grad_y, x, weight, needs)
+    return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
 
 
 class NMUBackwardFunction(Function):

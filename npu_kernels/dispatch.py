@@ -27,7 +27,7 @@ BACKENDS = ("reference", "cpu", "triton")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_forced: str | None = None
+forced: str | None = None  # the backend that use_backend names
 _interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
 _chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use
 
@@ -52,16 +52,16 @@ class use_backend(contextlib.ContextDecorator):
         self._outer: list[str | None] = []
 
     def __enter__(self) -> use_backend:
-        global _forced
+        global forced
         if self.name == "triton":
             _interpret()
-        self._outer.append(_forced)
-        _forced = self.name
+        self._outer.append(forced)
+        forced = self.name
         return self
 
     def __exit__(self, *error: object) -> None:
-        global _forced
-        _forced = self._outer.pop()
+        global forced
+        forced = self._outer.pop()
 
 
 def _constant_in_graphs(function: _Function) -> _Function:
@@ -129,8 +129,8 @@ def backend_for(tensor: Tensor) -> str:
 
     Raises RuntimeError, with every candidate and its reason, when the backend that `use_backend` forces cannot run.
     """
-    if _forced is not None:
-        return _forced_backend(_forced, tensor.device.type)
+    if forced is not None:
+        return _forced_backend(forced, tensor.device.type)
     return "cpu" if _cpu_runs and tensor.is_cpu else _choose(tensor.device.type)
 
 
@@ -177,7 +177,7 @@ def _interpret() -> torch.library.Library | None:
         compiled = torch.library.get_kernel(operator, "CPU")
 
         def choose(keys: Any, *args: Any, name: str = name, compiled: Any = compiled) -> Any:
-            return _launch(name, *args) if _forced == "triton" else compiled.call_boxed(keys, *args)
+            return _launch(name, *args) if forced == "triton" else compiled.call_boxed(keys, *args)
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning only once for all operators")

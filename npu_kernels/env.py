@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from npu_kernels import __version__, dispatch
-from npu_kernels.backends import cpu
+from npu_kernels.backends import cpu, direct
 
 
 def _processor() -> str:
@@ -46,6 +46,7 @@ def environment() -> dict[str, str]:
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "no device",
         "cpu library": str(cpu.LIBRARY) if runs else reason,
+        "direct calls": "yes" if direct.npu else f"no: {direct.reason}",
         "cpu instruction set": f"{cpu.isa()} (of {', '.join(cpu.supported_isas())})" if runs else "-",
         cpu.ISA_VARIABLE: os.environ.get(cpu.ISA_VARIABLE, "not set"),
     }

@@ -22,17 +22,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from npu_kernels import dispatch, ops, reference, transforms
-from npu_kernels.autograd import INALUFunction, NALUFunction, NMUFunction, NPUFunction, eager_only
+from npu_kernels.autograd import (
+    INALUFunction,
+    NALUFunction,
+    NMUFunction,
+    NPUFunction,
+    eager_only,
+    nmu_backward,
+    npu_backward,
+)
+from npu_kernels.backends import direct
 from npu_kernels.dispatch import backend_for
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 _INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
 _EPS = {dtype: info.eps for dtype, info in _INFO.items()}
 _HALF = (torch.float16, torch.bfloat16)
+_DIRECT = (None, "cpu")  # what may be forced where the direct way is taken
 
 _any_autocast = torch._C._is_any_autocast_enabled
+
+direct.load(npu_backward, nmu_backward)
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------
@@ -193,6 +206,7 @@ def _npu(
 
 
 def _nmu(x: Tensor, weight: Tensor) -> Tensor:
+    """Flat operands, the weight used as it is."""
     backend = backend_for(x)
     if backend == "reference":
         return reference.nmu(x, weight, clip=False)
@@ -203,6 +217,18 @@ def _nmu(x: Tensor, weight: Tensor) -> Tensor:
     if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
         return NMUFunction.apply(x, weight)
     return ops.nmu_forward(x, weight)
+
+
+def _nmu_direct(x: Tensor, weight: Tensor, clip: bool = False) -> Any:
+    if direct.nmu is None or dispatch.forced not in _DIRECT or is_compiling():
+        return NotImplemented
+    return direct.nmu(x, weight, clip)
+
+
+def _sign_product(x: Tensor, weight: Tensor) -> Tensor:
+    """The product of an iNALU, whose operands are flat."""
+    y = _nmu_direct(x, weight)
+    return _nmu(x, weight) if y is NotImplemented else y
 
 
 def _nalu(
@@ -231,7 +257,7 @@ def _inalu(
     backend = backend_for(x)
     inputs = x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
     if eager_only() or not dispatch.has_kernel(backend, "inalu_forward"):
-        return reference.inalu(*inputs, eps=eps, omega=omega, product=_nmu)
+        return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
         return INALUFunction.apply(*inputs, eps, omega)
     return ops.inalu_forward(*inputs, eps, omega, False)[0]
@@ -283,6 +309,10 @@ def npu(
         >>> npu(x, torch.tensor([[1.0, 2.0]], dtype=torch.float64)).round(decimals=6)  # 3 ** 1 * (-2) ** 2
         tensor([[12.]], dtype=torch.float64)
     """
+    if direct.npu is not None and dispatch.forced in _DIRECT and not is_compiling():
+        y = direct.npu(x, weight_re, weight_im, gate, eps, gate_gradient)
+        if y is not NotImplemented:  # errors and all special cases are the general way's
+            return y
     if (
         not _any_autocast()
         and _fits(x, weight_re, weight_im)
@@ -324,6 +354,9 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
     """
+    y = _nmu_direct(x, weight, clip)
+    if y is not NotImplemented:
+        return y
     return _call("nmu", _nmu_clipped if clip else _nmu, x, {"weight": weight})
 
 

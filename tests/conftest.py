@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from npu_kernels import backend_for, use_backend
-from npu_kernels.backends import cpu
+from npu_kernels.backends import cpu, direct
 
 # No deadline: the machines that run this are shared. No database: a run does not depend on the one before.
 hypothesis.settings.register_profile("npu_kernels", deadline=None, database=None, derandomize=True, max_examples=60)
@@ -38,8 +38,19 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=["reference", pytest.param("cpu", marks=needs_library)])
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every backend that computes on the CPU, forced."""
-    with use_backend(request.param):
-        yield request.param
+@pytest.fixture(
+    params=[
+        "reference",
+        pytest.param("cpu", marks=needs_library),
+        pytest.param("operators", marks=pytest.mark.skipif(direct.npu is None, reason="they are what `cpu` calls")),
+    ]
+)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Every backend that computes on the CPU, forced; the C++ kernels called directly and by their operators."""
+    name = request.param
+    if name == "operators":
+        monkeypatch.setattr(direct, "npu", None)
+        monkeypatch.setattr(direct, "nmu", None)
+        name = "cpu"
+    with use_backend(name):
+        yield name

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import backend_for, dispatch, functional, ops, use_backend
-from npu_kernels.backends import cpu
+from npu_kernels.backends import cpu, direct
 from npu_kernels.testing import RECORDS, Sample, relative_error
 from tests.conftest import needs_library
 
@@ -194,6 +194,7 @@ def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_symbols", None)
     monkeypatch.setattr(cpu, "_reason", "the C++ library is not built")
     monkeypatch.setattr(dispatch, "_cpu_runs", False)
+    monkeypatch.setattr(direct, "npu", None)
     monkeypatch.setattr(dispatch, "_chosen", {})
 
 

@@ -154,7 +154,7 @@ struct Kernels {
 
 // The kernels in use: the best instruction set of this processor, or the one that set_isa chose.
 template <typename T>
-const Kernels<T>& kernels();
+__attribute__((visibility("default"))) const Kernels<T>& kernels();
 
 const char* isa();               // "baseline", "avx2" or "avx512"
 const char* supported_isas();    // those of this processor, lowest first, comma separated

@@ -1,0 +1,15 @@
+// Torch's own threads for the core (never a second OpenMP runtime), and only where the work pays for waking them.
+#pragma once
+
+#include "core/api.h"
+
+namespace npu {
+
+__attribute__((visibility("default"))) Parallel torch_threads(double multiply_adds);
+
+// A feature of a row costs a logarithm or an exponential and a sine: worth some forty multiply-adds.
+inline Parallel torch_threads(int64_t models, int64_t rows, int64_t in, int64_t out) {
+  return torch_threads(double(models) * double(rows) * (double(in) * double(out) + 40.0 * double(in + out)));
+}
+
+}  // namespace npu

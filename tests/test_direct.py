@@ -1,0 +1,214 @@
+"""Neural Power Unit, a layer: the direct way from Python to the CPU kernels, beside the operators that it stands for.
+
+What it computes is tested wherever the `backend` fixture is used; here, when it is taken, when not, and how it behaves in
+the autograd engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import npu_kernels
+from npu_kernels import NPU, env, functional
+from npu_kernels.backends import cpu, direct
+from npu_kernels.testing import RECORDS, Sample
+from tests.building import run_python
+from tests.conftest import needs_library
+
+pytestmark = needs_library
+
+
+def samples() -> list[Sample]:
+    return [*RECORDS["npu"].samples(torch.float32), *RECORDS["npu"].samples(torch.float64)]
+
+
+def outcome(sample: Sample) -> list[Tensor]:
+    """The result and the gradients."""
+    sample = sample.requires_grad()
+    y = sample.call(functional.npu)
+    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape))
+    return [y.detach(), *(leaf.grad for leaf in sample.leaves() if leaf.grad is not None)]
+
+
+def taken(call: Callable[[], Tensor]) -> bool:
+    """Whether a call that records its derivative went the direct way."""
+    grad_fn = call().grad_fn
+    return grad_fn is not None and "NPUDirect" in type(grad_fn).__name__ + grad_fn.name()
+
+
+def test_it_is_built() -> None:
+    """The build that these tests run on must not have left it out."""
+    assert direct.npu is not None, direct.reason
+    assert direct.reason == ""
+    assert env.environment()["direct calls"] == "yes"
+
+
+@pytest.mark.parametrize("sample", samples(), ids=lambda sample: f"{sample.name}-{sample.x.dtype}")
+def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcome(sample)
+    with torch.no_grad():
+        inference = sample.call(functional.npu)
+    monkeypatch.setattr(direct, "npu", None)
+    expected = outcome(sample)
+    assert torch.equal(inference, expected[0])
+    assert all(torch.equal(a, b) and a.shape == b.shape for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("leading", [(), (5,), (2, 5), (2, 1, 5)])
+@pytest.mark.parametrize("models", [None, 2])
+def test_leading_dimensions(leading: tuple[int, ...], models: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = NPU(3, 4, num_models=models, init_im="uniform")
+    x = torch.randn(*leading, 3)
+    if models is not None and len(leading) != 1 and leading[:1] != (models,):
+        pytest.skip("no shape of this layer")
+    y = layer(x)
+    assert taken(lambda: layer(x))
+    monkeypatch.setattr(direct, "npu", None)
+    assert torch.equal(y, layer(x))
+    assert y.shape == layer(x).shape
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return function(*args, **(kwargs or {}))
+
+
+class Wrapped(Tensor):
+    pass
+
+
+@contextlib.contextmanager
+def tangents():
+    with forward_ad.dual_level():
+        yield
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        Watching,
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autograd.detect_anomaly,
+        lambda: torch.device("cpu"),  # a torch function mode
+        lambda: npu_kernels.use_backend("reference"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_not_where_something_watches(around: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+    layer, x = NPU(3, 2), torch.randn(5, 3)
+    assert taken(lambda: layer(x))
+    with around():
+        assert not taken(lambda: layer(x))
+    assert taken(lambda: layer(x))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(5, 3).half(),
+        torch.randn(0, 3),
+        torch.randn(5, 3).as_subclass(Wrapped),
+        torch.randn(5, 3, dtype=torch.complex64).imag,  # a negated view
+    ],
+    ids=["half", "empty", "subclass", "negated"],
+)
+def test_not_for_what_is_not_plain(x: Tensor) -> None:
+    layer = NPU(3, 2).to(x.dtype)
+    assert not taken(lambda: layer(x)) or not x.is_neg()
+    expected = functional.reference.npu(x.clone().as_subclass(Tensor).float(), *(p.float() for p in layer.parameters()))
+    torch.testing.assert_close(layer(x).as_subclass(Tensor).float(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_tangents() -> None:
+    layer, x = NPU(3, 2).double(), torch.randn(5, 3, dtype=torch.float64)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = forward_ad.unpack_dual(layer(dual)).tangent
+    _, expected = torch.func.jvp(lambda t: layer(t), (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, expected)
+
+
+def test_errors_are_the_general_ways() -> None:
+    x, weight = torch.ones(4, 3), torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"npu: x must have last dimension 3"):
+        functional.npu(x[:, :2], weight)
+    with pytest.raises(TypeError, match=r"weight_re must be a torch.Tensor"):
+        functional.npu(x, None)  # type: ignore[arg-type]
+    for eps in (0.0, -1.0, float("nan"), "small", 1e-320):
+        with pytest.raises(ValueError, match="eps must be finite and greater than 0"):
+            functional.npu(x, weight, eps=eps)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="gate_gradient must be"):
+        functional.npu(x, weight, gate_gradient="none")
+
+
+def test_freed_and_modified_graphs() -> None:
+    x = torch.randn(5, 3, requires_grad=True)
+    layer = NPU(3, 2)
+    y = layer(x)
+    y.sum().backward(retain_graph=True)
+    first = x.grad.clone()
+    y.sum().backward()
+    assert torch.equal(x.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+    y = layer(x)
+    with torch.no_grad():
+        layer.weight_re.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_saved_tensors_go_through_hooks() -> None:
+    layer, x, packed = NPU(3, 2), torch.randn(5, 3), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.shape) or t.clone(), lambda t: t):
+        y = layer(x)
+    assert len(packed) == 6  # x, two weights, the gate, y, s
+    y.sum().backward()
+    expected = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    layer(x).sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, layer.parameters(), strict=True))
+
+
+def test_needed_gradients_only() -> None:
+    x = torch.randn(5, 3)
+    for subset in range(1, 8):
+        layer = NPU(3, 2)
+        for bit, parameter in enumerate(layer.parameters()):
+            parameter.requires_grad_(bool(subset >> bit & 1))
+        layer(x).sum().backward()
+        assert [p.grad is not None for p in layer.parameters()] == [bool(subset >> bit & 1) for bit in range(3)]
+
+
+def test_graphs_do_not_leak() -> None:
+    layer = NPU(3, 2)
+    x = torch.randn(5, 3, requires_grad=True)
+    y = layer(x)
+    alive = weakref.ref(y)
+    references = sys.getrefcount(x)
+    y.sum().backward()
+    del y
+    gc.collect()
+    assert alive() is None
+    assert sys.getrefcount(x) == references  # the graph holds the C++ tensor, not the Python object
+
+
+def test_another_torch_does_not_load_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from npu_kernels.backends import direct; print(direct.npu, direct.reason)"
+    patch = f"import torch; torch.__version__ = '2.10.0'; {code}"
+    run = run_python("-c", patch)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("None direct-torch2.10.0-")
+    assert direct.LIBRARY.name in run.stdout
+    assert cpu.BUILD_COMMAND in run.stdout
