@@ -18,7 +18,8 @@ from npu_kernels.backends import cpu
 
 LIBRARY = cpu.LIBRARY.with_name(f"direct-torch{torch.__version__}-{sys.implementation.cache_tag}.so")
 
-# npu(x, weight_re, weight_im, gate, eps, gate_gradient), nmu(x, weight, clip): y, or NotImplemented for what is not plain.
+# npu(x, weight_re, weight_im, gate, eps, gate_gradient), nmu(x, weight, clip): y, or NotImplemented for what is not
+# plain. None: not loaded.
 npu: Callable[..., Any] | None = None
 nmu: Callable[..., Any] | None = None
 reason = "not loaded yet"
