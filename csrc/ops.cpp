@@ -270,8 +270,8 @@ struct OdeSizes {
   std::vector<int64_t> start_shape() const { return shape({starts, features}); }
   std::vector<int64_t> trajectory_shape() const { return shape({starts, steps + 1, features}); }
   npu::Parallel threads() const {
-    return threads_for(double(models * starts) * double(steps * stages) *
-                       (double(features) * double(hidden) + 40.0 * double(features + hidden)));
+    return npu::torch_threads(double(models * starts) * double(steps * stages) *
+                              (double(features) * double(hidden) + 40.0 * double(features + hidden)));
   }
 
  private:
