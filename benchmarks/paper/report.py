@@ -185,10 +185,10 @@ def large_section(rows: Rows) -> str:
         "Test error, median ± MAD, Table 1 of the paper: of the ten runs with the lowest test error, as its authors "
         "chose without saying so, and of all runs. Parameters: how many are greater than 0.01 in size, median and "
         "range of those ten; the paper's are those of its Pareto figure.\n\n" + large_table(rows) + "\n"
-        "How many runs the authors chose the NPU's ten from is not known: an earlier version of their scripts made 100, "
-        "of which the best ten have a median at the 5th percentile. The least of the NPU's runs here is "
-        f"{number(_least(rows, 'mul', 'NPU'))} on × and {number(_least(rows, 'div', 'NPU'))} on ÷. The NALU's runs on × "
-        "may have been made without a penalty; a training error of 181 is here that of an output that stays 0.\n"
+        "How many runs the authors chose the NPU's ten from is not known: an earlier version of their scripts made "
+        "100, of which the best ten have a median at the 5th percentile. The least of the NPU's runs here is "
+        f"{number(_least(rows, 'mul', 'NPU'))} on × and {number(_least(rows, 'div', 'NPU'))} on ÷. The NALU's runs "
+        "on × may have been made without a penalty; a training error of 181 is here that of an output that stays 0.\n"
     )
 
 
