@@ -95,6 +95,8 @@ class LBFGS:
         history, max_iterations, gradient_tolerance, x_tolerance, f_tolerance: see the module.
         max_evaluations: of one problem; None for any number.
         max_line_search: evaluations of one line search after its first.
+        restart: where a line search finds no lower point, forget the pairs and go on along the negative gradient; the
+            problem ends when that finds none either. For functions with kinks.
         compact: False: the closure always gets all K rows, also of finished problems, for closures of a fixed shape.
 
     Raises ValueError for an x0 that is not ``[K, N]``, for counts below 1, tolerances below 0 and wrong shapes from the
@@ -118,6 +120,7 @@ class LBFGS:
         x_tolerance: float = 0.0,
         f_tolerance: float = 0.0,
         max_line_search: int = 25,
+        restart: bool = False,
         compact: bool = True,
     ) -> None:
         if x0.dim() != 2:
@@ -134,7 +137,7 @@ class LBFGS:
         for name, tolerance in tolerances.items():
             if not 0 <= tolerance < math.inf:
                 raise ValueError(f"lbfgs: {name} must be finite and at least 0, got {tolerance!r}")
-        self.closure, self.history, self.compact = closure, history, compact
+        self.closure, self.history, self.restart, self.compact = closure, history, restart, compact
         self.max_iterations, self.max_line_search = max_iterations, max_line_search
         self.max_evaluations = max_evaluations
         self.gradient_tolerance, self.x_tolerance, self.f_tolerance = gradient_tolerance, x_tolerance, f_tolerance
@@ -233,17 +236,16 @@ class LBFGS:
         self.status[new[bad[mask]]] = Status.NOT_FINITE
         self._search(new[self.status[new] == Status.RUNNING])
 
-    def _search(self, which: Tensor) -> None:
+    def _search(self, which: Tensor, afresh: bool = False) -> None:
         """A new direction from x, and its first step."""
         if not len(which):
             return
         direction = self._direction(which)
         g = self.g[which]
         slope = _dot(g, direction)
-        first = self.iterations[which] == 0
         least = (1 / g.abs().sum(1).double()).clamp(max=1.0)
         self.direction[which], self.slope[which] = direction, slope
-        self.t[which] = torch.where(first, least, 1.0)
+        self.t[which] = torch.where((self.iterations[which] == 0) | afresh, least, 1.0)
         self.purpose[which] = _BRACKET
         self.searched[which] = 0
         self.hesitant[which] = False
@@ -364,7 +366,7 @@ class LBFGS:
         t, f, g = self.end_t[at, low], self.end_f[at, low], self.end_g[at, low]
         before = self.f[at]
         decreased = (t > 0) & (f <= before)
-        self.status[at[~decreased]] = Status.NO_DECREASE
+        self._stuck(at[~decreased])
         at, t, f, g, before = at[decreased], t[decreased], f[decreased], g[decreased], before[decreased]
         if not len(at):
             return
@@ -398,6 +400,15 @@ class LBFGS:
             status = torch.where(spent, int(Status.EVALUATIONS), status)
         self.status[at] = status
         self._search(at[self.status[at] == Status.RUNNING])
+
+    def _stuck(self, at: Tensor) -> None:
+        """No lower point along the direction: the end, or with `restart` once more along the negative gradient."""
+        again = at[self.pairs[at] > 0] if self.restart else at[:0]
+        self.status[at] = int(Status.NO_DECREASE)
+        self.status[again] = int(Status.RUNNING)
+        self.pairs[again] = 0
+        self.rho[again] = 0.0
+        self._search(again, afresh=True)
 
 
 def lbfgs(closure: Closure, x0: Tensor, **options: Any) -> Result:
