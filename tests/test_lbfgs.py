@@ -228,3 +228,21 @@ def test_empty_batch_and_unchanged_start() -> None:
     kept = x0.clone()
     lbfgs(differentiated(rosenbrock), x0, max_iterations=3)
     assert torch.equal(x0, kept)
+
+
+def kinked(x: Tensor) -> Tensor:
+    """An absolute value across a curved valley: line searches end in the kink, where old pairs mislead."""
+    return (x[:, 1:] - x[:, :-1] ** 2).abs().sum(1) + 0.1 * (1 - x[:, :-1]).square().sum(1)
+
+
+def test_restarts_go_on_from_kinks() -> None:
+    x0 = starts(20, 4)
+    options = {"max_iterations": 300, "max_line_search": 10}
+    stopped = lbfgs(differentiated(kinked), x0, **options)
+    restarted = lbfgs(differentiated(kinked), x0, restart=True, **options)
+    assert (stopped.status == Status.NO_DECREASE).sum() >= 10
+    assert (restarted.f <= stopped.f).all()
+    assert (restarted.f < stopped.f).sum() >= 10
+    assert not (restarted.status == Status.RUNNING).any()
+    alone = lbfgs(differentiated(kinked), x0[3:4], restart=True, **options)
+    assert torch.equal(alone.x[0], restarted.x[3])
