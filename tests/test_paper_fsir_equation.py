@@ -143,6 +143,17 @@ def test_search_prunes_and_finds_from_near() -> None:
     )
 
 
+def test_no_start_depends_on_the_others() -> None:
+    found = []
+    for starts in (1, 3):
+        (batch,) = fsir_equation.batches((2,), starts, (4, 2, 1), "cpu")
+        work = batch.make(batch)
+        work.advance(work.total)
+        found.append((work.results()[0][0], work.x[0]))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_search_resumes() -> None:
     (batch,) = fsir_equation.batches((2,), 3, (3, 2, 1), "cpu")
     whole = batch.make(batch)

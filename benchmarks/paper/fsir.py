@@ -16,8 +16,8 @@ Section 4.1 of the paper, as the published code ran it (variant "code"):
 The variant "paper" takes Adam in the first phase. In both, the gradient is that of the very loop that is computed; the
 authors solved the continuous adjoint equation by the same coarse steps, which is the gradient of no loss.
 Their L-BFGS searches along a line by Hager and Zhang's rules, ours by strong Wolfe conditions, at most ten evaluations
-a search and 2,500 in all: at the kinks of the penalty no point satisfies them. A model whose loss or gradient is not
-finite stays where it is.
+a search and 2,500 in all: at the kinks of the penalty, the gates and |x| no point satisfies them; then the search goes
+on along the gradient. A model whose loss or gradient is not finite stays where it is.
 
 `integrator` "rk4" takes the classic Runge-Kutta method with the same steps for NPU and RealNPU: there the true
 parameters are the optimum.
@@ -111,7 +111,19 @@ def solve(model: str, h: int, parameters: Tensor, integrator: str = "euler") -> 
     u0 = U0.to(parameters.device)
     if model == "Dense":
         return fsir_dense.rollout(u0, parts, GRID, END / GRID)
-    weight_re, weight_im = parts[0], parts[1] if model == "NPU" else None
+    return integrate(u0.expand(len(parameters), -1), parts, GRID, END / GRID, integrator)
+
+
+def integrate(u0: Tensor, parts: list[Tensor], steps: int, dt: float, method: str) -> tuple[Tensor, Tensor]:
+    """States and slopes ``[K, steps + 1, 3]`` of K power models (`split`) from ``u0 [K, 3]``.
+
+    A single trajectory has a loop of its own, which rounds in another order; in company of itself it does not take it,
+    and no model's numbers depend on how many are computed beside it.
+    """
+    models = len(u0)
+    if models == 1:
+        u0, parts = u0.expand(2, -1), [part.expand(2, *part.shape[1:]) for part in parts]
+    weight_re, weight_im = parts[0], parts[1] if len(parts) == 4 else None
     gate, weight = parts[-2:]
     found = ode.integrate(
         u0,
@@ -119,15 +131,15 @@ def solve(model: str, h: int, parameters: Tensor, integrator: str = "euler") -> 
         weight_im,
         gate,
         weight,
-        steps=GRID,
-        dt=END / GRID,
-        method=integrator,
+        steps=steps,
+        dt=dt,
+        method=method,
         nonfinite="keep",
         derivatives=True,
         clip=False,
     )
     assert isinstance(found, tuple)
-    return found
+    return found[0][:models], found[1][:models]
 
 
 def predict(model: str, h: int, parameters: Tensor, integrator: str = "euler", times: Tensor = TIMES) -> Tensor:
@@ -252,6 +264,7 @@ class Training:
                 max_iterations=self.iterations,
                 max_evaluations=EVALUATIONS,
                 max_line_search=LINE_SEARCH,
+                restart=True,
             )
         return self.problems
 

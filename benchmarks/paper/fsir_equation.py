@@ -32,7 +32,6 @@ from benchmarks.paper.least_squares import FIRST_DAMPING
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Rows
-from npu_kernels import ode
 
 COLUMNS = ("h", "start", "fitted", "error", "n_params", "found", "exponent_error", "rate_error")
 WIDTHS = (1, 2, 3, 4)
@@ -88,12 +87,8 @@ def start(h: int, index: int) -> Tensor:
 
 def _flow(h: int, x: Tensor, u: Tensor, steps: int) -> Tensor:
     """Where models ``[M, N]`` get from ``u [M, 3]`` within the time between two points."""
-    weight_re, gate, weight = fsir.split("RealNPU", h, x)
-    found = ode.integrate(
-        u, weight_re, None, gate, weight, steps=steps, dt=INTERVAL / steps, method="rk4", nonfinite="keep", clip=False
-    )
-    assert isinstance(found, Tensor)
-    return found[:, -1]
+    states, _ = fsir.integrate(u, fsir.split("RealNPU", h, x), steps, INTERVAL / steps, "rk4")
+    return states[:, -1]
 
 
 def _differentiated(h: int, x: Tensor, u: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,22 +135,9 @@ class Trajectory:
         self.h, self.data = h, data
 
     def _points(self, x: Tensor) -> Tensor:
-        weight_re, gate, weight = fsir.split("RealNPU", self.h, x)
-        count = len(self.data) - 1
-        found = ode.integrate(
-            self.data[0],
-            weight_re,
-            None,
-            gate,
-            weight,
-            steps=count * FINE,
-            dt=INTERVAL / FINE,
-            method="rk4",
-            nonfinite="keep",
-            clip=False,
-        )
-        assert isinstance(found, Tensor)
-        return found[:, ::FINE]
+        steps, u0 = (len(self.data) - 1) * FINE, self.data[0].expand(len(x), -1)
+        states, _ = fsir.integrate(u0, fsir.split("RealNPU", self.h, x), steps, INTERVAL / FINE, "rk4")
+        return states[:, ::FINE]
 
     def residual(self, x: Tensor) -> Tensor:
         return (self._points(x) - self.data)[:, 1:].flatten(1)
