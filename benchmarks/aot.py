@@ -271,7 +271,7 @@ def _inalu(*sizes: Any, save: bool = True, needs: int = 63, **options: Any) -> N
     x, w, _, y = _operands(*sizes, **options)
     nalu.inalu_forward(x, w, w, w, w, w, EPS, 20.0, save)
     if save:
-        nalu.inalu_backward(y, x, w, w, w, w, w, y, y, y, torch.empty_like(y, dtype=torch.uint8), EPS, 20.0, needs)
+        nalu.inalu_backward(y, x, w, w, w, w, w, y, y, y, torch.empty_like(y, dtype=torch.int32), EPS, 20.0, needs)
 
 
 Case = tuple[str, str, Callable[[], None]]  # label, float32 matmul precision, what to launch

@@ -145,7 +145,7 @@ def _inalu_forward(
     shape = _output(x, weight_add)
     saved = shape if save else [0]
     h, a, t = x.new_empty(saved), x.new_empty(saved), x.new_empty(saved)
-    return x.new_empty(shape), h, a, t, x.new_empty(saved, dtype=torch.uint8)
+    return x.new_empty(shape), h, a, t, x.new_empty(saved, dtype=torch.int32)
 
 
 @torch.library.register_fake("npu_kernels::inalu_backward", lib=library)

@@ -320,7 +320,7 @@ def inalu_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``(y, h, a, t, flags)`` with ``h = G x``, ``a = nac(x)`` and t the product m s of `inalu`, without factors 0.
 
-    flags (uint8): 1 where omega bounds the exponent, plus twice the number of factors of s that are 0: 0, 1, or 2 for
+    flags (int32): 1 where omega bounds the exponent, plus twice the number of factors of s that are 0: 0, 1, or 2 for
     more. So ``y = g a + (1 - g) t`` where that number is 0, else ``g a``. All but y are empty when `save` is false.
     """
     w = weight_mul.tanh() * mask_mul.sigmoid()
@@ -333,8 +333,8 @@ def inalu_forward(
     h, a = _apply(x, gate_weight), nac(x, weight_add, mask_add)
     y = h.sigmoid() * a + (-h).sigmoid() * t.masked_fill(zeros > 0, 0)
     if save:
-        return y, h, a, t, (2 * zeros + (e > omega)).to(torch.uint8)
-    return y, x.new_empty(0), x.new_empty(0), x.new_empty(0), x.new_empty(0, dtype=torch.uint8)
+        return y, h, a, t, (2 * zeros + (e > omega)).to(torch.int32)
+    return y, x.new_empty(0), x.new_empty(0), x.new_empty(0), x.new_empty(0, dtype=torch.int32)
 
 
 def inalu_backward(

@@ -47,7 +47,7 @@ def _forward(
     shape = (*first.shape[:-2], B, O)
     y = empty(x, shape)
     h, a, t = (empty(x, shape if save else (0,)) for _ in range(3))
-    flags = x.new_empty(shape if save else (0,), dtype=torch.uint8)
+    flags = x.new_empty(shape if save else (0,), dtype=torch.int32)
     if y.numel() == 0:
         return y, h, a, t, flags
     x = x.contiguous()
@@ -90,9 +90,9 @@ def _backward(
     operands = {"grad_y": (grad_y, shape)} | {label: (weight, tuple(first.shape)) for label, weight in weights.items()}
     operands |= {label: (tensor, shape) for label, tensor in saved.items()}
     check_operands(name, x, **operands, gate_bias=(bias, tuple(first.shape[:-1])))
-    if flags is not None and (flags.shape != shape or flags.dtype is not torch.uint8 or flags.device != x.device):
+    if flags is not None and (flags.shape != shape or flags.dtype is not torch.int32 or flags.device != x.device):
         raise ValueError(
-            f"{name}: flags must be torch.uint8 of shape {shape} on {x.device}, got {flags.dtype} of shape "
+            f"{name}: flags must be torch.int32 of shape {shape} on {x.device}, got {flags.dtype} of shape "
             f"{tuple(flags.shape)} on {flags.device}"
         )
     acc = accumulator(x.dtype)

@@ -16,7 +16,7 @@ Sources: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; Schloer, R
 A factor of s is 1 where x > 0, ``1 - 2 |W|`` where x < 0 and ``1 - |W|`` where x = 0. So the logarithm of their
 product, its sign and the number of its zeros are products of 0/1 masks with matrices: no ``[B, O, I]`` tensor, and
 nothing to do for a tile of positive x. What is saved beside the inputs: h, a, and t without the factors that are 0; for
-the iNALU a byte per output with the number of these, 0, 1 or 2 for more, times 2, plus 1 where omega bounds W L.
+the iNALU an integer per output with the number of these, 0, 1 or 2 for more, times 2, plus 1 where omega bounds W L.
 
 Backward, given ``grad_y [B, O]``::
 
@@ -248,7 +248,7 @@ def nalu_forward_kernel(
         product = tl.where(state < 2, t, 0.0)
         if SAVE:
             flags = tl.minimum(state >> 1, 2) * 2 + bounded.to(tl.int32)
-            tl.store(flags_ptr + out, flags.to(tl.uint8), mask=mask)
+            tl.store(flags_ptr + out, flags, mask=mask)
     else:
         t = exp_accurate(e)
         product = t
