@@ -48,11 +48,12 @@ def draw(rows: Rows, path: Path) -> None:
 
     figure = Figure(figsize=(19, 11), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(PANELS), len(OPERATIONS), sharex=True, squeeze=False)
     found = cells(rows)
+    operations = [op for op in OPERATIONS if any(k[2] == op for k in found)]
+    axes = figure.subplots(len(PANELS), len(operations), sharex=True, squeeze=False)
     series = [(recipe, unit) for recipe in RECIPES for unit in UNITS if any(k[:2] == (recipe, unit) for k in found)]
     for line, (title, measure) in zip(axes, PANELS.items(), strict=True):
-        for axis, op in zip(line, OPERATIONS, strict=True):
+        for axis, op in zip(line, operations, strict=True):
             for n, (recipe, unit) in enumerate(series):
                 shown = [
                     (i, found[recipe, unit, op, r]) for i, r in enumerate(RANGES) if (recipe, unit, op, r) in found

@@ -120,7 +120,7 @@ def _against(theirs: dict[str, Any], runs: Rows) -> Check:
         f"{low:.2f} to {high:.2f} (found before: {theirs['solved'] / theirs['seeds']:.2f})",
         f"{share:.2f} ({mine[0]:.2f} to {mine[1]:.2f})",
         low <= share <= high,
-        mine[0] <= high and low <= mine[1],
+        not low <= share <= high and mine[0] <= high and low <= mine[1],
     )
 
 
