@@ -269,10 +269,7 @@ struct OdeSizes {
 
   std::vector<int64_t> start_shape() const { return shape({starts, features}); }
   std::vector<int64_t> trajectory_shape() const { return shape({starts, steps + 1, features}); }
-  npu::Parallel threads() const {
-    return npu::torch_threads(double(models * starts) * double(steps * stages) *
-                              (double(features) * double(hidden) + 40.0 * double(features + hidden)));
-  }
+  npu::Parallel threads() const { return npu::ode_threads(models * starts, steps * stages, features, hidden); }
 
  private:
   std::vector<int64_t> shape(std::vector<int64_t> of_model) const {

@@ -12,4 +12,9 @@ inline Parallel torch_threads(int64_t models, int64_t rows, int64_t in, int64_t 
   return torch_threads(double(models) * double(rows) * (double(in) * double(out) + 40.0 * double(in + out)));
 }
 
+// A time loop: so many trajectories, by so many stages each.
+inline Parallel ode_threads(int64_t trajectories, int64_t stages, int64_t features, int64_t hidden) {
+  return torch_threads(trajectories * stages, 1, features, hidden);
+}
+
 }  // namespace npu

@@ -41,11 +41,12 @@ from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 _INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
 _EPS = {dtype: info.eps for dtype, info in _INFO.items()}
 _HALF = (torch.float16, torch.bfloat16)
-_DIRECT = (None, "cpu")  # what may be forced where the direct way is taken
 
 _any_autocast = torch._C._is_any_autocast_enabled
 
-direct.load(npu_backward, nmu_backward)
+direct.load()
+direct.set_backward("npu", npu_backward)
+direct.set_backward("nmu", nmu_backward)
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ def _nmu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _nmu_direct(x: Tensor, weight: Tensor, clip: bool = False) -> Any:
-    if direct.nmu is None or dispatch.forced not in _DIRECT or is_compiling():
+    if direct.nmu is None or dispatch.forced not in dispatch.DIRECT or is_compiling():
         return NotImplemented
     return direct.nmu(x, weight, clip)
 
@@ -309,7 +310,7 @@ def npu(
         >>> npu(x, torch.tensor([[1.0, 2.0]], dtype=torch.float64)).round(decimals=6)  # 3 ** 1 * (-2) ** 2
         tensor([[12.]], dtype=torch.float64)
     """
-    if direct.npu is not None and dispatch.forced in _DIRECT and not is_compiling():
+    if direct.npu is not None and dispatch.forced in dispatch.DIRECT and not is_compiling():
         y = direct.npu(x, weight_re, weight_im, gate, eps, gate_gradient)
         if y is not NotImplemented:  # errors and all special cases are the general way's
             return y

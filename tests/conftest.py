@@ -51,6 +51,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if name == "operators":
         monkeypatch.setattr(direct, "npu", None)
         monkeypatch.setattr(direct, "nmu", None)
+        monkeypatch.setattr(direct, "ode", None)
         name = "cpu"
     with use_backend(name):
         yield name

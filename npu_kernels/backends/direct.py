@@ -1,8 +1,7 @@
 """Neural Power Unit, a layer: the direct way from Python to the CPU kernels, which saves most of a small layer's time.
 
 It is compiled against one torch and one Python and loaded by no other; without it the same kernels are called through
-torch's registered operators. `npu` and `nmu` are None then, and
-`reason` says why.
+torch's registered operators. Its functions are None then, and `reason` says why.
 """
 
 from __future__ import annotations
@@ -18,16 +17,23 @@ from npu_kernels.backends import cpu
 
 LIBRARY = cpu.LIBRARY.with_name(f"direct-torch{torch.__version__}-{sys.implementation.cache_tag}.so")
 
-# npu(x, weight_re, weight_im, gate, eps, gate_gradient), nmu(x, weight, clip): y, or NotImplemented for what is not
-# plain. None: not loaded.
+# The functions of csrc/direct/module.cpp; they answer NotImplemented to what is not plain. None: not loaded.
 npu: Callable[..., Any] | None = None
 nmu: Callable[..., Any] | None = None
+ode: Callable[..., Any] | None = None
+_set_backward: Callable[[str, Callable[..., Any]], None] | None = None
 reason = "not loaded yet"
 
 
-def load(npu_backward: Callable[..., Any], nmu_backward: Callable[..., Any]) -> None:
-    """Load it where it is built for this torch and Python; the two functions compute gradients that are not plain."""
-    global npu, nmu, reason
+def set_backward(name: str, function: Callable[..., Any]) -> None:
+    """The function that computes the gradients of "npu", "nmu" or "ode" where they are not plain."""
+    if _set_backward is not None:
+        _set_backward(name, function)
+
+
+def load() -> None:
+    """Load it where it is built for this torch and Python."""
+    global npu, nmu, ode, reason, _set_backward
     runs, reason = cpu.available()
     if not runs:
         return
@@ -41,5 +47,4 @@ def load(npu_backward: Callable[..., Any], nmu_backward: Callable[..., Any]) -> 
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.set_backwards(npu_backward, nmu_backward)
-    npu, nmu, reason = module.npu, module.nmu, ""
+    npu, nmu, ode, reason, _set_backward = module.npu, module.nmu, module.ode, "", module.set_backward

@@ -5,7 +5,7 @@ The first derivative is the discrete adjoint, one call; second and higher ones a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,8 +69,7 @@ class RolloutFunction(Function):
             trajectory = trajectory.squeeze(-3)
             slopes = slopes.squeeze(-3) if derivatives else slopes
         ctx.save_for_backward(u0, trajectory, weight_re, weight_im, gate, weight, stages)
-        ctx.options = tableau, dt, eps, clip, straight_through
-        ctx.steps, ctx.many = steps, many
+        ctx.options = tableau, dt, eps, clip, straight_through, many
         ctx.set_materialize_grads(False)
         if not derivatives:
             ctx.mark_non_differentiable(slopes)
@@ -78,30 +77,54 @@ class RolloutFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_trajectory: Tensor | None, grad_derivatives: Tensor | None) -> tuple[Any, ...]:
-        u0, trajectory, *parameters, stages = ctx.saved_tensors
-        needed = ctx.needs_input_grad[:5]
-        nothing = (None,) * 9
-        if grad_derivatives is not None and grad_derivatives.numel() == 0:
-            grad_derivatives = None
-        if grad_trajectory is None and grad_derivatives is None:
-            return *(None,) * 5, *nothing
-        if torch.is_grad_enabled() and not eager_only():
-            operands = (u0, *parameters)
-            return *_differentiate(_formula(ctx), operands, needed, (grad_trajectory, grad_derivatives)), *nothing
-        needs = sum(bool(need) << bit for bit, need in enumerate(needed))
-        adjoint: Callable[..., tuple[Tensor, ...]] = reference_ode.ode_backward if eager_only() else ops.ode_backward
-        paths: tuple[Tensor | None, ...] = grad_trajectory, grad_derivatives, trajectory
-        if not ctx.many:
-            paths = tuple(None if path is None else path.unsqueeze(-3) for path in paths)
-        grad_u0, *of_parameters = adjoint(*paths, *parameters, stages, *ctx.options, needs)
-        if needed[0]:
-            grad_u0 = (grad_u0 if ctx.many else grad_u0.squeeze(-2)).sum_to_size(u0.shape)
-        grads = (grad_u0, *of_parameters)
-        return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), *nothing
+        needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[:5]))
+        grads = rollout_backward(grad_trajectory, grad_derivatives, *ctx.saved_tensors, *ctx.options, needs=needs)
+        return *grads, *(None,) * 9
 
 
-def _formula(ctx: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    tableau, dt, eps, clip, straight_through = ctx.options
+def rollout_backward(
+    grad_trajectory: Tensor | None,
+    grad_derivatives: Tensor | None,
+    u0: Tensor,
+    trajectory: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    stages: Tensor | None,
+    tableau: Sequence[float],
+    dt: float,
+    eps: float,
+    clip: bool,
+    straight_through: bool,
+    many: bool,
+    needs: int,
+) -> tuple[Tensor | None, ...]:
+    """Five gradients, None for those without their bit in `needs`, differentiable where grad mode asks for it."""
+    if grad_derivatives is not None and grad_derivatives.numel() == 0:
+        grad_derivatives = None
+    if grad_trajectory is None and grad_derivatives is None:
+        return (None,) * 5
+    operands = (u0, weight_re, weight_im, gate, weight)
+    needed = [bool(needs >> bit & 1) for bit in range(5)]
+    if torch.is_grad_enabled() and not eager_only():
+        steps = trajectory.shape[-2] - 1
+        formula = _formula(tableau, steps, dt, eps, clip, straight_through, many)
+        return tuple(_differentiate(formula, operands, needed, (grad_trajectory, grad_derivatives)))
+    adjoint: Callable[..., tuple[Tensor, ...]] = reference_ode.ode_backward if eager_only() else ops.ode_backward
+    paths: tuple[Tensor | None, ...] = grad_trajectory, grad_derivatives, trajectory
+    if not many:
+        paths = tuple(None if path is None else path.unsqueeze(-3) for path in paths)
+    kept = trajectory.new_empty(0) if stages is None else stages
+    grad_u0, *others = adjoint(*paths, *operands[1:], kept, list(tableau), dt, eps, clip, straight_through, needs)
+    if needed[0]:
+        grad_u0 = (grad_u0 if many else grad_u0.squeeze(-2)).sum_to_size(u0.shape)
+    return tuple(grad if need else None for grad, need in zip((grad_u0, *others), needed, strict=True))
+
+
+def _formula(
+    tableau: Sequence[float], steps: int, dt: float, eps: float, clip: bool, straight_through: bool, many: bool
+) -> Callable[..., tuple[Tensor, Tensor]]:
     gate_gradient = STRAIGHT_THROUGH if straight_through else CLIP
 
     def formula(
@@ -111,9 +134,9 @@ def _formula(ctx: Any) -> Callable[..., tuple[Tensor, Tensor]]:
             y = reference.npu(u, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
             return reference.nau(y, weight, clip=clip)
 
-        rows = as_rows(u0, weight_re, ctx.many)
-        states, slopes = reference_ode.solve(f, rows, tableau, ctx.steps, dt, True)
+        rows = as_rows(u0, weight_re, many)
+        states, slopes = reference_ode.solve(f, rows, tableau, steps, dt, True)
         found = torch.stack(states, -2), torch.stack(slopes, -2)
-        return found if ctx.many else (found[0].squeeze(-3), found[1].squeeze(-3))
+        return found if many else (found[0].squeeze(-3), found[1].squeeze(-3))
 
     return formula

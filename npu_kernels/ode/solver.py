@@ -8,15 +8,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.utils.checkpoint import checkpoint
 
-from npu_kernels import functional, ops
+from npu_kernels import dispatch, functional, ops
 from npu_kernels.autograd import eager_only
+from npu_kernels.backends import direct
 from npu_kernels.dispatch import backend_for
 from npu_kernels.ode import checks
-from npu_kernels.ode.function import RolloutFunction, as_rows
+from npu_kernels.ode.function import RolloutFunction, as_rows, rollout_backward
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 from npu_kernels.reference_ode import METHODS, solve
+
+direct.set_backward("ode", rollout_backward)
 
 
 class _Options(NamedTuple):
@@ -115,6 +119,14 @@ def integrate(
     Without weight_im the RealNPU, without gate the NaiveNPU; eps, gate_gradient and clip as in the layers.
     """
     checks.check_options(_name, steps, dt, method, memory, nonfinite)
+    if direct.ode is not None and dispatch.forced in dispatch.DIRECT and not is_compiling():
+        loop = (METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives)
+        found = direct.ode(u0, weight_re, weight_im, gate, weight, *loop)
+        if found is not NotImplemented:  # errors and all special cases are the general way's
+            trajectory, slopes, finite = found
+            if nonfinite == "raise" and not finite:
+                checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, u0.dim() == weight_re.dim())
+            return (trajectory, slopes) if derivatives else trajectory
     if not checks.fits(u0, weight_re, weight_im, gate, weight):
         weights = {"weight_re": weight_re, "weight_im": weight_im, "gate": gate, "weight": weight}
         checks.check_tensors(_name, u0, weights)

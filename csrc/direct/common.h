@@ -1,0 +1,116 @@
+// What may go the direct way, and what its functions share.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include <limits>
+#include <optional>
+#include <type_traits>
+
+#include "core/api.h"
+#include "threads.h"
+
+namespace npu_direct {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Nothing that could have to see the call: modes, transforms, autocast, a tracer, the search for anomalies.
+inline bool nothing_watches() {
+  return !c10::impl::TorchDispatchModeTLS::any_modes_set() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
+         c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set &&
+         !at::autocast::is_autocast_enabled(at::kCPU) && !torch::autograd::AnomalyMode::is_enabled() &&
+         !torch::jit::tracer::isTracing();
+}
+
+// A dense CPU tensor of that dtype, with nothing wrapped around it and no tangent.
+inline bool plain(const Tensor& t, at::ScalarType dtype) {
+  static const c10::DispatchKeySet keys = at::empty({0}, at::device(at::kCPU)).key_set();
+  return t.defined() && t.key_set() == keys && t.scalar_type() == dtype && !t._fw_grad(0).defined();
+}
+
+// Which of the first inputs need a gradient, one bit each; an absent tensor has no edge.
+inline int64_t needed(const AutogradContext* ctx, const variable_list& inputs, size_t count) {
+  int64_t needs = 0;
+  for (size_t i = 0, edge = 0; i < count; ++i)
+    if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs |= int64_t(1) << i;
+  return needs;
+}
+
+// Whether a backward may call the kernels.
+inline bool direct_backward(const Tensor& grad_y, const variable_list& saved) {
+  const at::ScalarType dtype = saved[0].scalar_type();
+  if (at::GradMode::is_enabled() || !nothing_watches() || !plain(grad_y, dtype)) return false;
+  for (const Tensor& t : saved)
+    if (t.defined() && !plain(t, dtype)) return false;
+  return true;
+}
+
+// The general backwards in Python, owned for the life of the process.
+struct General {
+  PyObject *npu = nullptr, *nmu = nullptr, *ode = nullptr;
+};
+inline General general;
+
+// A general backward in Python: it may be under a transform, or have to build a graph.
+template <typename... Arguments>
+variable_list call_general(PyObject* backward, size_t count, const Arguments&... arguments) {
+  const py::gil_scoped_acquire gil;
+  const auto cast = [](const auto& value) -> py::object {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Tensor>)
+      return value.defined() ? py::cast(value) : py::object(py::none());
+    else return py::cast(value);
+  };
+  const py::tuple found = py::handle(backward)(cast(arguments)...);
+  variable_list grads(count);
+  for (size_t i = 0; i < count; ++i)
+    if (!found[i].is_none()) grads[i] = found[i].template cast<Tensor>();
+  return grads;
+}
+
+inline bool needs_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
+
+template <typename F>
+void by_dtype(at::ScalarType dtype, F&& f) {
+  dtype == at::kFloat ? f(float{}) : f(double{});
+}
+
+inline bool real(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kDouble; }
+
+// None is an undefined tensor; false: not a plain tensor of that dtype.
+inline bool unpack(PyObject* object, at::ScalarType dtype, Tensor& tensor) {
+  if (object == Py_None) return true;
+  if (!THPVariable_CheckExact(object)) return false;
+  tensor = THPVariable_Unpack(object);
+  return plain(tensor, dtype);
+}
+
+// None is the machine's epsilon; false: not a number that the dtype can add.
+inline bool unpack_eps(PyObject* object, at::ScalarType dtype, double& eps) {
+  const auto unpack = [&](auto zero) {
+    using Limits = std::numeric_limits<decltype(zero)>;
+    if (object == Py_None) {
+      eps = Limits::epsilon();
+      return true;
+    }
+    if (!PyFloat_CheckExact(object)) return false;
+    eps = PyFloat_AS_DOUBLE(object);
+    return eps >= Limits::min() && eps <= Limits::max();
+  };
+  return dtype == at::kFloat ? unpack(float{}) : unpack(double{});
+}
+
+inline bool is(PyObject* object, const char* text) {
+  return PyUnicode_CheckExact(object) && PyUnicode_CompareWithASCIIString(object, text) == 0;
+}
+
+}  // namespace npu_direct

@@ -1,0 +1,44 @@
+// The direct way from Python to the core, for plain CPU tensors: one call does what the module's checks, an
+// autograd.Function and a registered operator do otherwise, for a fifth of their cost, which is most of a small layer's
+// time. A Python module `direct` with
+//
+//   npu(x, weight_re, weight_im, gate, eps, gate_gradient)      as npu_kernels.functional.npu
+//       y, with its derivative, or NotImplemented: the general way has to be taken. It is for everything that is not
+//       plain (subclasses, transforms, modes, autocast, tangents, other devices and dtypes, empty tensors) and for
+//       every error, so that messages, special cases and their tests exist once.
+//   nmu(x, weight, clip)                                       as npu_kernels.functional.nmu
+//   ode(u0, weight_re, weight_im, gate, weight, tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives)
+//       as npu_kernels.ode.integrate: (trajectory, derivatives or None, whether all is finite), or NotImplemented
+//   set_backward(name, function)
+//       the general backward of one of these, for gradients that are not plain or will be differentiated again.
+//
+// Unlike ops.cpp these files know torch's C++ classes, which change with its releases: they serve the torch and the
+// Python that they were compiled with, and npu_kernels/backends/direct.py loads them for no other.
+#include "nmu.h"
+#include "npu.h"
+#include "ode.h"
+
+namespace {
+
+PyObject* set_backward(PyObject*, PyObject* const* args, Py_ssize_t) {
+  using npu_direct::general, npu_direct::is;
+  (is(args[0], "npu") ? general.npu : is(args[0], "nmu") ? general.nmu : general.ode) = Py_NewRef(args[1]);
+  Py_RETURN_NONE;
+}
+
+template <typename F>
+PyCFunction fast(F* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+PyMethodDef methods[] = {
+    {"npu", fast(npu_direct::npu), METH_FASTCALL, nullptr},
+    {"nmu", fast(npu_direct::nmu), METH_FASTCALL, nullptr},
+    {"ode", fast(npu_direct::ode), METH_FASTCALL, nullptr},
+    {"set_backward", fast(set_backward), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "direct", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_direct() { return PyModule_Create(&module); }
