@@ -78,8 +78,8 @@ class RolloutFunction(Function):
     @staticmethod
     def backward(ctx: Any, grad_trajectory: Tensor | None, grad_derivatives: Tensor | None) -> tuple[Any, ...]:
         needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[:5]))
-        grads = rollout_backward(grad_trajectory, grad_derivatives, *ctx.saved_tensors, *ctx.options, needs=needs)
-        return *grads, *(None,) * 9
+        arguments = (grad_trajectory, grad_derivatives, *ctx.saved_tensors, *ctx.options, needs)
+        return *rollout_backward(*arguments), *(None,) * 9
 
 
 def rollout_backward(
