@@ -33,8 +33,8 @@ struct Operands {
 };
 
 // y, and s where it is wanted.
-inline std::array<Tensor, 2> npu_forward(const Tensor& x, const Tensor& weight_re, const Tensor& weight_im, const Tensor& gate,
-                                  double eps, const Sizes& n, bool save_sin) {
+inline std::array<Tensor, 2> npu_forward(const Tensor& x, const Tensor& weight_re, const Tensor& weight_im,
+                                         const Tensor& gate, double eps, const Sizes& n, bool save_sin) {
   const Operands operands(x, weight_re, weight_im, gate);
   std::array<Tensor, 2> result{empty_result(x, n), save_sin ? empty_result(x, n) : Tensor()};
   by_dtype(x.scalar_type(), [&](auto zero) {
@@ -47,7 +47,7 @@ inline std::array<Tensor, 2> npu_forward(const Tensor& x, const Tensor& weight_r
 }
 
 inline variable_list npu_backward(const Tensor& grad_y, const variable_list& saved, double eps, bool straight_through,
-                           int64_t needs) {
+                                  int64_t needs) {
   Sizes n;
   fit(saved[0], saved[1], n);
   const Operands operands(saved[0], saved[1], saved[2], saved[3]);
@@ -87,8 +87,8 @@ struct NPUDirect : torch::autograd::Function<NPUDirect> {
     const bool straight_through = ctx->saved_data["straight_through"].toBool();
     variable_list grads = direct_backward(grad_y, saved)
                               ? npu_backward(grad_y, saved, eps, straight_through, needs)
-                              : call_general(general.npu, 4, grad_y, saved[0], saved[1], saved[2], saved[3],
-                                             saved[4], saved[5], eps, straight_through, needs);
+                              : call_general(general.npu, 4, grad_y, saved[0], saved[1], saved[2], saved[3], saved[4],
+                                             saved[5], eps, straight_through, needs);
     grads.resize(kArguments);
     return grads;
   }

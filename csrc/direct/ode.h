@@ -72,9 +72,9 @@ struct Weights {
   template <typename T>
   npu::OdeInputs<T> inputs(const Rollout& r, bool last_stage) const {
     const auto data = [](const Tensor& t) { return t.defined() ? t.const_data_ptr<T>() : nullptr; };
-    return {r.models,        r.starts,        r.features, r.hidden,     r.steps,
-            r.stages(),      data(weight_re), data(weight_im), data(gate), data(weight),
-            r.clip,          T(r.eps),        r.tableau.data(), r.dt,   last_stage};
+    return {r.models,   r.starts,        r.features,       r.hidden,   r.steps,
+            r.stages(), data(weight_re), data(weight_im),  data(gate), data(weight),
+            r.clip,     T(r.eps),        r.tableau.data(), r.dt,       last_stage};
   }
 };
 
@@ -97,11 +97,10 @@ inline RolloutResult rollout_forward(const Rollout& r, const Tensor& u0, const T
     using T = decltype(zero);
     const npu::OdeInputs<T> inputs = weights.inputs<T>(r, r.derivatives);
     if (keep) found.stages = at::empty(inputs.stages_shape(), u0.options());
-    npu::kernels<T>().ode_forward(
-        {inputs, start.const_data_ptr<T>(), found.trajectory.mutable_data_ptr<T>(),
-         r.derivatives ? found.derivatives.mutable_data_ptr<T>() : nullptr,
-         keep ? found.stages.mutable_data_ptr<T>() : nullptr},
-        r.threads());
+    npu::kernels<T>().ode_forward({inputs, start.const_data_ptr<T>(), found.trajectory.mutable_data_ptr<T>(),
+                                   r.derivatives ? found.derivatives.mutable_data_ptr<T>() : nullptr,
+                                   keep ? found.stages.mutable_data_ptr<T>() : nullptr},
+                                  r.threads());
   });
   return found;
 }
@@ -165,11 +164,10 @@ struct RolloutDirect : torch::autograd::Function<RolloutDirect> {
     r.tableau.assign(options.begin() + 5, options.end());
     bool direct = true;
     for (const Tensor& grad : grads) direct &= !grad.defined() || direct_backward(grad, saved);
-    variable_list found =
-        direct ? rollout_backward(r, grads, saved, needs)
-               : call_general(general.ode, kInputs, grads[0], r.derivatives ? grads[1] : Tensor(), saved[0], saved[5],
-                              saved[1], saved[2], saved[3], saved[4], saved[6], r.tableau, r.dt, r.eps, r.clip,
-                              r.straight_through, r.many, needs);
+    variable_list found = direct ? rollout_backward(r, grads, saved, needs)
+                                 : call_general(general.ode, kInputs, grads[0], r.derivatives ? grads[1] : Tensor(),
+                                                saved[0], saved[5], saved[1], saved[2], saved[3], saved[4], saved[6],
+                                                r.tableau, r.dt, r.eps, r.clip, r.straight_through, r.many, needs);
     found.resize(kArguments);
     return found;
   }
@@ -224,8 +222,8 @@ inline PyObject* ode(PyObject*, PyObject* const* args, Py_ssize_t count) {
   {
     const pybind11::gil_scoped_release without_gil;
     const auto optional = [](const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; };
-    if (at::GradMode::is_enabled() && (needs_grad(weight_re) || needs_grad(u0) || needs_grad(weight) ||
-                                       needs_grad(gate) || needs_grad(weight_im))) {
+    if (at::GradMode::is_enabled() &&
+        (needs_grad(weight_re) || needs_grad(u0) || needs_grad(weight) || needs_grad(gate) || needs_grad(weight_im))) {
       found = RolloutDirect::apply(u0, weight_re, optional(weight_im), optional(gate), weight, r);
     } else {
       RolloutResult result = rollout_forward(r, u0, weight_re, weight_im, gate, weight, false);
