@@ -5,6 +5,8 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <atomic>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -20,7 +22,14 @@ npu::Parallel npu::torch_threads(double multiply_adds) {
   if (multiply_adds < 1.2e6) return parallel;
   parallel.threads = int(torch::stable::get_num_threads());
   parallel.run = [](int64_t count, Parallel::Body body, void* context) {
-    torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) { body(begin, end, context); });
+    // Small pieces, taken one by one: a thread that comes late, or shares its core with another process, gets fewer.
+    const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), count);
+    const int64_t pieces = std::min(4 * threads, count);
+    std::atomic<int64_t> next{0};
+    torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+      for (int64_t n; (n = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
+        body(count * n / pieces, count * (n + 1) / pieces, context);
+    });
   };
   return parallel;
 }
