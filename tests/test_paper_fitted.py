@@ -29,7 +29,7 @@ def test_rows_come_from_the_training_range() -> None:
 
 @pytest.mark.parametrize("task_set", ["simple", "large"])
 def test_a_run_continues(task_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitted, "STARTS", 4)
+    monkeypatch.setattr(fitted, "QUICK_STARTS", 2)
     monkeypatch.setattr(fitted, "QUICK", Recipe(rungs=((6, 1.0),), refine=4, settle=2, denominators=(1,)))
     batch = next(b for b in fitted.batches(1, True, "code", "cpu") if b.settings["task_set"] == task_set)
     whole, first, second = (batch.make(batch) for _ in range(3))
@@ -71,7 +71,7 @@ def test_verdict() -> None:
 
 
 def test_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitted, "STARTS", 2)
+    monkeypatch.setattr(fitted, "QUICK_STARTS", 2)
     monkeypatch.setattr(fitted, "COUNTS", {"simple": 200, "large": 200})
     monkeypatch.setattr(fitted, "QUICK", Recipe(rungs=((3, 1.0),), refine=2, settle=1, denominators=(1,)))
     monkeypatch.setattr(large, "TEST_POINTS", 100)

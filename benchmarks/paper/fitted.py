@@ -2,7 +2,7 @@
 
     simple    NPU(2, 6) -> NAU(6, 4) learns x + y, x y, x / y and sqrt(x), as in simple.py; 1,000 rows, 16 starts
     large     NAU(100, 100) -> NPU(100, 1) learns one of four operations on sums of 50 inputs, as in large.py; the first
-              4,096 points of the Sobol stream that all runs share, 16 starts
+              4,096 points of the Sobol stream that all runs share, 128 starts: one in fifty finds x
 
 A run is one seed's fit; only the training range goes in, and what is tested is the model that comes back. `steps` are
 model-steps of the task's own batch, 100 or 128 rows: the rows of all gradients of all starts, over that. The paper's
@@ -28,7 +28,7 @@ COLUMNS = (
     "task_set", "task", "model", "seed", "error", "held_out", "steps", "kind", "denominator", "n_params", "seconds",
 )  # fmt: skip
 MODELS: dict[str, type[NPU | RealNPU]] = {"NPU": NPU, "RealNPU": RealNPU}
-STARTS = 16
+STARTS, QUICK_STARTS = {"simple": 16, "large": 128}, 4
 SEEDS, QUICK_SEEDS = {"simple": 20, "large": 10}, 2
 COUNTS = {"simple": 1000, "large": 4096}  # rows
 BUDGET = {"simple": simple.STEPS, "large": large.STEPS}
@@ -51,6 +51,7 @@ def batches(seeds: int | None, quick: bool, variant: str, device: str) -> list[B
                                 "task_set": task_set,
                                 "model": model,
                                 "task": task,
+                                "starts": QUICK_STARTS if quick else STARTS[task_set],
                                 "quick": quick,
                                 "variant": variant,
                                 "device": device,
@@ -81,7 +82,7 @@ class Fitted:
     def __init__(self, batch: Batch) -> None:
         self.settings, self.seed = batch.settings, batch.runs[0]["seed"]
         self.device = torch.device(self.settings["device"])
-        unit, k, clip = MODELS[self.settings["model"]], STARTS, self.settings["variant"] == "paper"
+        unit, k, clip = MODELS[self.settings["model"]], self.settings["starts"], self.settings["variant"] == "paper"
         if self.settings["task_set"] == "simple":
             model = nn.Sequential(unit(2, 6, num_models=k), NAU(6, 4, num_models=k, clip=clip))
         else:
