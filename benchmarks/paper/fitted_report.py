@@ -64,9 +64,10 @@ def _finite(value: float) -> float:
 def section(rows: Rows) -> str:
     return (
         "`npu_kernels.fit` with its default recipe, 16 starts and in the large task 128; it knows the rows of the "
-        "training range and nothing of the operation. Wanted: in the simple task a tenth of the least number of any "
-        "layer in the row of Table A2, in the large one the layer's own cell of Table 1. Exact: all weights rounded to fractions, with an "
-        "error on held-out rows as small as float32 gives. Model-steps: of the task's own batch size, of all starts "
+        "training range and nothing of the operation. Wanted: in the simple task a tenth of the least number of "
+        "any layer in the row of Table A2, in the large one the layer's own cell of Table 1. Exact: all weights "
+        "rounded to fractions, with an error on held-out rows as small as float32 gives. Model-steps: of the "
+        "task's own batch size, of all starts "
         f"together; the paper's runs take {BUDGET['simple']:,} and {BUDGET['large']:,}.\n\n" + short_table(rows)
     )
 
