@@ -251,6 +251,87 @@ std::tuple<Tensor, Tensor> nmu_backward(const Tensor& grad_y, const Tensor& x, c
   return {grad_x, grad_weight};
 }
 
+// The operands that iNALU's forward and backward share.
+template <typename T>
+struct InaluOperands {
+  Operand<T> x, weight_add, mask_add, weight_mul, mask_mul, gate_weight;
+  npu::InaluInputs<T> inputs;
+
+  InaluOperands(const char* op, const Sizes& n, const Tensor& x, const Tensor& weight_add, const Tensor& mask_add,
+                const Tensor& weight_mul, const Tensor& mask_mul, const Tensor& gate_weight, double eps, double omega)
+      : x(op, "x", x, x.scalar_type(), (n.shared_x ? 1 : n.models) * n.rows * n.in),
+        weight_add(op, "weight_add", weight_add, x.scalar_type(), n.models * n.out * n.in),
+        mask_add(op, "mask_add", mask_add, x.scalar_type(), n.models * n.out * n.in),
+        weight_mul(op, "weight_mul", weight_mul, x.scalar_type(), n.models * n.out * n.in),
+        mask_mul(op, "mask_mul", mask_mul, x.scalar_type(), n.models * n.out * n.in),
+        gate_weight(op, "gate_weight", gate_weight, x.scalar_type(), n.models * n.out * n.in) {
+    inputs = {n.models,
+              n.rows,
+              n.in,
+              n.out,
+              this->x,
+              n.shared_x,
+              this->weight_add,
+              this->mask_add,
+              this->weight_mul,
+              this->mask_mul,
+              this->gate_weight,
+              T(eps),
+              T(omega)};
+  }
+};
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> inalu_forward(const Tensor& x, const Tensor& weight_add,
+                                                                 const Tensor& mask_add, const Tensor& weight_mul,
+                                                                 const Tensor& mask_mul, const Tensor& gate_weight,
+                                                                 double eps, double omega, bool save) {
+  const char* op = "inalu_forward";
+  const Sizes n(op, x, weight_add);
+  const std::vector<int64_t> saved = save ? n.y_shape() : std::vector<int64_t>{0};
+  Tensor y = empty(x, n.y_shape()), h = empty(x, saved), a = empty(x, saved), t = empty(x, saved);
+  Tensor flags = torch::stable::new_empty(x, saved, ScalarType::Int);
+  by_dtype(op, x, [&](auto zero) {
+    using T = decltype(zero);
+    const InaluOperands<T> operands(op, n, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega);
+    const auto kept = [&](const Tensor& tensor) { return save ? data<T>(tensor) : nullptr; };
+    npu::kernels<T>().inalu_forward(
+        {operands.inputs, data<T>(y), kept(h), kept(a), kept(t), save ? data<int32_t>(flags) : nullptr},
+        threads_for(n));
+  });
+  return {y, h, a, t, flags};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> inalu_backward(
+    const Tensor& grad_y, const Tensor& x, const Tensor& weight_add, const Tensor& mask_add, const Tensor& weight_mul,
+    const Tensor& mask_mul, const Tensor& gate_weight, const Tensor& h, const Tensor& a, const Tensor& t,
+    const Tensor& flags, double eps, double omega, int64_t needs) {
+  const char* op = "inalu_backward";
+  const Sizes n(op, x, weight_add);
+  const bool per_model = n.shared_x && n.models != 1;
+  Tensor grad_x = !(needs & kX) ? absent(x) : per_model ? empty(x, {n.models, n.rows, n.in}) : empty(x, n.x_shape());
+  const std::vector<int64_t> weight_shape(weight_add.sizes().begin(), weight_add.sizes().end());
+  std::vector<Tensor> grads;
+  for (int bit = 1; bit <= 5; ++bit) grads.push_back(needs >> bit & 1 ? empty(x, weight_shape) : absent(x));
+  by_dtype(op, x, [&](auto zero) {
+    using T = decltype(zero);
+    const InaluOperands<T> operands(op, n, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega);
+    const int64_t outputs = n.models * n.rows * n.out;
+    const Operand<T> upstream(op, "grad_y", grad_y, x.scalar_type(), outputs),
+        gate(op, "h", h, x.scalar_type(), outputs);
+    const Operand<T> sum(op, "a", a, x.scalar_type(), outputs), product(op, "t", t, x.scalar_type(), outputs);
+    check(flags.scalar_type() == ScalarType::Int && flags.is_cpu() && flags.numel() == outputs, op,
+          ": flags must be int32 on the CPU with ", outputs, " elements, got shape ", shape_of(flags));
+    const Tensor whole = flags.is_contiguous() ? flags : torch::stable::contiguous(flags);
+    const auto into = [&](int bit) { return needs >> bit & 1 ? data<T>(grads[bit - 1]) : nullptr; };
+    npu::kernels<T>().inalu_backward(
+        {operands.inputs, upstream, gate, sum, product, static_cast<const int32_t*>(whole.const_data_ptr()),
+         needs & kX ? data<T>(grad_x) : nullptr, into(1), into(2), into(3), into(4), into(5)},
+        threads_for(n));
+  });
+  if (needs & kX && per_model) grad_x = torch::stable::sum(grad_x, std::vector<int64_t>{0});
+  return {grad_x, grads[0], grads[1], grads[2], grads[3], grads[4]};
+}
+
 // The sizes of a time loop: u0 [B, D] or [K, B, D], weight_re [h, D] or [K, h, D].
 struct OdeSizes {
   int64_t models, starts, features, hidden, steps, stages;
@@ -392,6 +473,8 @@ STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
   library.impl("npu_backward", TORCH_BOX(&npu_backward));
   library.impl("nmu_forward", TORCH_BOX(&nmu_forward));
   library.impl("nmu_backward", TORCH_BOX(&nmu_backward));
+  library.impl("inalu_forward", TORCH_BOX(&inalu_forward));
+  library.impl("inalu_backward", TORCH_BOX(&inalu_backward));
   library.impl("ode_forward", TORCH_BOX(&ode_forward));
   library.impl("ode_backward", TORCH_BOX(&ode_backward));
 }

@@ -122,6 +122,50 @@ def _nmu_backward(grad_y: Any, x: Any, weight: Any, needs: int) -> list[_Rule]:
     ]
 
 
+@register_sharding(ops.inalu_forward)
+def _inalu_forward(
+    x: Any,
+    weight_add: Any,
+    mask_add: Any,
+    weight_mul: Any,
+    mask_mul: Any,
+    gate_weight: Any,
+    eps: float,
+    omega: float,
+    save: bool,
+) -> list[_Rule]:
+    return [
+        ([p["y"], *[_if(save, p["y"], dt.Replicate())] * 4], [p["x"], *[p["weight"]] * 5, None, None, None])
+        for p in _placements(x, weight_add)
+    ]
+
+
+@register_sharding(ops.inalu_backward)
+def _inalu_backward(
+    grad_y: Any,
+    x: Any,
+    weight_add: Any,
+    mask_add: Any,
+    weight_mul: Any,
+    mask_mul: Any,
+    gate_weight: Any,
+    h: Any,
+    a: Any,
+    t: Any,
+    flags: Any,
+    eps: float,
+    omega: float,
+    needs: int,
+) -> list[_Rule]:
+    return [
+        (
+            [_if(needs >> bit & 1, p["grad_weight" if bit else "grad_x"], dt.Replicate()) for bit in range(6)],
+            [p["y"], p["x"], *[p["weight"]] * 5, *[p["y"]] * 4, None, None, None],
+        )
+        for p in _placements(x, weight_add)
+    ]
+
+
 def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Spread the K models of every unit over the ranks of a one-dimensional mesh, in place.
 

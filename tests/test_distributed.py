@@ -92,14 +92,15 @@ def _data_parallel(rank: int, ranks: int) -> None:
 
 
 def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...]) -> None:
-    """Both operators and their backwards under every placement of every operand; gathered where it is not legal."""
+    """The operators and their backwards under every placement of every operand; gathered where it is not legal."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
     import npu_kernels.sharding  # noqa: F401
 
     mesh = init_device_mesh("cpu", mesh_shape)
-    sizes = {"npu": [(None, False), (4, False), (4, True)], "nmu": [(None, False), (4, True)]}
+    two = [(None, False), (4, True)]
+    sizes = {"npu": [(None, False), (4, False), (4, True)], "nmu": two, "inalu": two}
     for name, settings in sizes.items():
         for num_models, shared in settings:
             sample = RECORDS[name].sample(8, 4, 4, num_models=num_models, shared=shared).requires_grad()

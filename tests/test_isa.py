@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from npu_kernels import ops, reference
+from npu_kernels import functional, ops, reference
 from npu_kernels.backends import cpu
 from npu_kernels.testing import RECORDS, error_bound, relative_error
 from tests.conftest import needs_library
-from tests.kernels import errors, forward, outputs
+from tests.kernels import errors, forward, outputs, with_zero_factors
 
 pytestmark = needs_library
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
@@ -28,7 +31,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     cpu.set_isa(before)
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
 def test_float64_parity(isa: str, name: str) -> None:
     assert cpu.isa() == isa
     for sample in RECORDS[name].samples(torch.float64):
@@ -37,13 +40,52 @@ def test_float64_parity(isa: str, name: str) -> None:
             assert relative_error(actual, expected) < 5e-14, sample.name
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
 @pytest.mark.parametrize("size", [(100, 6, 2), (64, 33, 35), (200, 64, 64)])
 def test_float32_error(isa: str, name: str, size: tuple[int, int, int]) -> None:
     samples = [RECORDS[name].sample(*size, dtype=torch.float32, seed=seed) for seed in range(8)]
     pooled = torch.tensor([errors(sample) for sample in samples]).square().mean(0).sqrt()
     for error, eager in pooled.tolist():
         assert error <= error_bound(eager, torch.float32)
+
+
+@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
+def test_zero_inputs_and_factors(isa: str, num_models: int | None, shared: bool) -> None:
+    """x = 0, and one or more factors of iNALU's sign product that are 0: gradients are products of the others."""
+    sample = with_zero_factors(RECORDS["inalu"].sample(83, 5, 18, num_models=num_models, shared=shared))
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    for actual, expected in zip(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True):
+        assert relative_error(actual, expected) < 5e-14
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_special_input_of_inalu(isa: str, dtype: torch.dtype) -> None:
+    """Rows with one special input: output, what is saved and the input's gradient are the formula's."""
+    inf = float("inf")
+    special = torch.tensor([0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, inf, -inf, float("nan")], dtype=dtype)
+    sample = RECORDS["inalu"].sample(len(special), 5, 3, dtype=dtype)
+    sample.x[:, 1] = special
+    grad_y = torch.ones_like(forward(sample, reference)[0])
+    found, want = outputs(sample, ops, grad_y)[:6], outputs(sample, reference, grad_y)[:6]
+    for actual, expected in zip(found, want, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_inalu_builds_no_product_tensor() -> None:
+    """No tensor of B O I elements comes into being, forward or backward."""
+    sizes: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))
+            return result
+
+    sample = RECORDS["inalu"].sample(32, 33, 34, dtype=torch.float32).requires_grad()
+    with Sizes():
+        y = sample.call(functional.inalu)
+        torch.autograd.grad(y.sum(), sample.leaves())
+    assert max(sizes) == 33 * 34
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -80,6 +80,33 @@ struct NmuBackward {
   T* grad_weight;   // [K, O, I]
 };
 
+// W and A are tanh(weight) sigmoid(mask) of the pairs of parameters.
+template <typename T>
+struct InaluInputs {
+  int64_t models, rows, in, out;
+  const T* x;  // [K, B, I], or [B, I] when shared
+  bool shared_x;
+  const T *weight_add, *mask_add, *weight_mul, *mask_mul, *gate_weight;  // [K, O, I]
+  T eps, omega;
+};
+
+template <typename T>
+struct InaluForward {
+  InaluInputs<T> inputs;
+  T* y;            // [K, B, O]
+  T *h, *a, *t;    // [K, B, O], for the backward: the gate's argument, the sum, the product without factors that are 0
+  int32_t* flags;  // [K, B, O]: 1 where omega bounds, plus 2 min(number of factors that are 0, 2). All null: not wanted
+};
+
+template <typename T>
+struct InaluBackward {
+  InaluInputs<T> inputs;
+  const T *grad_y, *h, *a, *t;  // [K, B, O]
+  const int32_t* flags;         // [K, B, O]
+  T* grad_x;                    // [K, B, I] even when x is shared; null: not wanted (likewise below)
+  T *grad_weight_add, *grad_mask_add, *grad_weight_mul, *grad_mask_mul, *grad_gate_weight;  // [K, O, I]
+};
+
 // Trajectories whose stages lie beside each other: one or several registers of any instruction set.
 constexpr int64_t kOdeBlock = 16;
 
@@ -148,6 +175,8 @@ struct Kernels {
   void (*npu_backward)(const NpuBackward<T>&, const Parallel&);
   void (*nmu_forward)(const NmuForward<T>&, const Parallel&);
   void (*nmu_backward)(const NmuBackward<T>&, const Parallel&);
+  void (*inalu_forward)(const InaluForward<T>&, const Parallel&);
+  void (*inalu_backward)(const InaluBackward<T>&, const Parallel&);
   void (*ode_forward)(const OdeForward<T>&, const Parallel&);
   void (*ode_backward)(const OdeBackward<T>&, const Parallel&);
 };

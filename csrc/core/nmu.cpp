@@ -37,22 +37,6 @@ void pack(const NmuInputs<T>& in, int64_t model, T* packed) {
   }
 }
 
-// Rows from p on as [features][registers]; rows behind the last one read as zero.
-template <typename T>
-void turn(const T* p, int64_t features, int64_t rows, int64_t registers, T* panel) {
-  using S = Simd<T>;
-  constexpr int W = S::width;
-  for (int64_t v = 0; v < registers; ++v) {
-    const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - v * W)));
-    for (int64_t i = 0; i < features; i += W) {
-      const int count = int(least<int64_t>(W, features - i));
-      typename S::Reg column[W] = {};
-      load_columns<T>(p + v * W * features + i, features, valid, count, column);
-      for (int c = 0; c < count; ++c) S::store(panel + ((i + c) * registers + v) * W, column[c]);
-    }
-  }
-}
-
 template <typename T, int R, int N>
 void multiply_tile(const T* x, int64_t in, const T* w, typename Simd<T>::Reg (*y)[N]) {
   using S = Simd<T>;
@@ -132,7 +116,8 @@ class BackwardGroup {
       int64_t o = 0;
       for (; o + kTileOuts <= in_.out; o += kTileOuts) outs<kTileOuts>(o, registers, grad_weight);
       for (; o < in_.out; ++o) outs<1>(o, registers, grad_weight);
-      if (f_.grad_x != nullptr) store_grad_x(model * in_.rows + row, rows, registers);
+      if (f_.grad_x != nullptr)
+        turn_back<T>(grad_x_, in_.in, rows, registers, f_.grad_x + (model * in_.rows + row) * in_.in);
     }
   }
 
@@ -188,18 +173,6 @@ class BackwardGroup {
   }
 
   int64_t tile_width(int64_t o) const { return least<int64_t>(kTileOuts, in_.out - o / kTileOuts * kTileOuts); }
-
-  void store_grad_x(int64_t first, int64_t rows, int64_t registers) {
-    for (int64_t v = 0; v < registers; ++v) {
-      for (int64_t i = 0; i < in_.in; i += W) {
-        const int count = int(least<int64_t>(W, in_.in - i));
-        Reg column[W];
-        for (int c = 0; c < count; ++c) column[c] = S::load(grad_x_ + ((i + c) * registers + v) * W);
-        store_columns<T>(f_.grad_x + (first + v * W) * in_.in + i, in_.in, int(least<int64_t>(W, rows - v * W)), count,
-                         column);
-      }
-    }
-  }
 
   const NmuBackward<T>& f_;
   const NmuInputs<T>& in_;

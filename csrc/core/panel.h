@@ -96,5 +96,36 @@ NPU_INLINE void store_columns(T* p, int64_t row_stride, int rows, int count, con
   for (int r = 0; r < rows; ++r) S::store_first(p + r * row_stride, block[r], count);
 }
 
+// Rows from p on as [features][registers]; rows behind the last one read as zero.
+template <typename T>
+void turn(const T* p, int64_t features, int64_t rows, int64_t registers, T* panel) {
+  using S = Simd<T>;
+  constexpr int W = S::width;
+  for (int64_t v = 0; v < registers; ++v) {
+    const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - v * W)));
+    for (int64_t i = 0; i < features; i += W) {
+      const int count = int(least<int64_t>(W, features - i));
+      typename S::Reg column[W] = {};
+      load_columns<T>(p + v * W * features + i, features, valid, count, column);
+      for (int c = 0; c < count; ++c) S::store(panel + ((i + c) * registers + v) * W, column[c]);
+    }
+  }
+}
+
+// The reverse: the first `rows` rows of a panel to p.
+template <typename T>
+void turn_back(const T* panel, int64_t features, int64_t rows, int64_t registers, T* p) {
+  using S = Simd<T>;
+  constexpr int W = S::width;
+  for (int64_t v = 0; v * W < rows; ++v) {
+    for (int64_t i = 0; i < features; i += W) {
+      const int count = int(least<int64_t>(W, features - i));
+      typename S::Reg column[W];
+      for (int c = 0; c < count; ++c) column[c] = S::load(panel + ((i + c) * registers + v) * W);
+      store_columns<T>(p + v * W * features + i, features, int(least<int64_t>(W, rows - v * W)), count, column);
+    }
+  }
+}
+
 }  // namespace NPU_ISA
 }  // namespace npu

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "core/api.h"
@@ -217,6 +218,108 @@ void check_nmu(const Shape& n) {
   compare("nmu grad_weight", results[0][2], gw, n.in + n.rows);
 }
 
+// At most one factor of a sign product is 0, by x = 0 at a weight whose tanh and sigmoid are 1.
+template <typename T>
+void check_inalu(const Shape& n) {
+  Case<T> c(n);
+  std::vector<T> parameters[5];  // weight_add, mask_add, weight_mul, mask_mul, gate_weight
+  std::mt19937_64 random(8);
+  std::normal_distribution<double> normal;
+  for (auto& p : parameters) {
+    p.resize(n.models * n.out * n.in);
+    for (T& e : p) e = T(normal(random) / std::sqrt(double(n.in)));
+  }
+  if (n.in > 2 && n.rows > 0 && n.out > 0) c.x[2] = 0, parameters[2][2] = parameters[3][2] = 60;
+  const T eps = T(1e-7), omega = T(0.5);
+  const npu::InaluInputs<T> inputs{n.models,
+                                   n.rows,
+                                   n.in,
+                                   n.out,
+                                   c.x.data(),
+                                   n.shared_x,
+                                   parameters[0].data(),
+                                   parameters[1].data(),
+                                   parameters[2].data(),
+                                   parameters[3].data(),
+                                   parameters[4].data(),
+                                   eps,
+                                   omega};
+  const T nan = std::numeric_limits<T>::quiet_NaN();
+  std::vector<T> results[2][7];  // y, grad_x, the parameters' gradients
+  for (int run = 0; run < 2; ++run) {
+    const npu::Parallel parallel = openmp(run ? 3 : 1);
+    auto& found = results[run];
+    std::vector<T> h(n.models * n.rows * n.out, nan), a = h, t = h;
+    std::vector<int32_t> flags(h.size(), -1);
+    found[0] = h;
+    found[1].assign(n.models * n.rows * n.in, nan);
+    for (int p = 2; p < 7; ++p) found[p].assign(n.models * n.out * n.in, nan);
+    npu::kernels<T>().inalu_forward({inputs, found[0].data(), h.data(), a.data(), t.data(), flags.data()}, parallel);
+    npu::kernels<T>().inalu_backward(
+        {inputs, c.grad_y.data(), h.data(), a.data(), t.data(), flags.data(), found[1].data(), found[2].data(),
+         found[3].data(), found[4].data(), found[5].data(), found[6].data()},
+        parallel);
+  }
+  for (int part = 0; part < 7; ++part) {
+    if (results[0][part] != results[1][part]) std::printf("FAILED: inalu: other bits from three threads\n"), ++failures;
+  }
+  std::vector<long double> want[7];
+  for (int part = 0; part < 7; ++part) want[part].resize(results[0][part].size());
+  const auto sigmoid = [](long double v) { return 1 / (1 + expl(-v)); };
+  // As the kernel's type rounds it: whether a factor is 0 depends on it.
+  const auto nac = [&](T weight, T mask) { return tanhl(weight) * (mask > 50 ? 1.0L : sigmoid(mask)); };
+  for (int64_t k = 0; k < n.models; ++k) {
+    for (int64_t b = 0; b < n.rows; ++b) {
+      const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
+      for (int64_t o = 0; o < n.out; ++o) {
+        const int64_t w0 = (k * n.out + o) * n.in, at = (k * n.rows + b) * n.out + o;
+        std::vector<long double> add(n.in), mul(n.in), m(n.in), log(n.in);
+        long double h = 0, a = 0, e = 0;
+        for (int64_t i = 0; i < n.in; ++i) {
+          add[i] = nac(parameters[0][w0 + i], parameters[1][w0 + i]);
+          mul[i] = nac(parameters[2][w0 + i], parameters[3][w0 + i]);
+          m[i] = x[i] < 0 ? -2 : (x[i] == 0 ? -1 : 0);
+          log[i] = logl(std::max<T>(std::fabs(x[i]), eps));
+          h += parameters[4][w0 + i] * (long double)x[i];
+          a += add[i] * x[i];
+          e += mul[i] * log[i];
+        }
+        const auto others = [&](int64_t skip) {
+          long double product = 1;
+          for (int64_t i = 0; i < n.in; ++i) product *= i == skip ? 1 : 1 + m[i] * fabsl(mul[i]);
+          return product;
+        };
+        const long double g = sigmoid(h), rest = sigmoid(-h), size = expl(std::min<long double>(e, omega));
+        const long double t = size * others(-1), up = c.grad_y[at];
+        want[0][at] = g * a + rest * t;
+        const long double d_e = e > omega ? 0 : up * rest * t, d_h = up * g * rest * (a - t);
+        for (int64_t i = 0; i < n.in; ++i) {
+          const long double slope = std::fabs(x[i]) >= eps ? 1 / (long double)x[i] : 0;
+          want[1][(k * n.rows + b) * n.in + i] += up * g * add[i] + d_h * parameters[4][w0 + i] + d_e * mul[i] * slope;
+          const long double sign = mul[i] > 0 ? 1 : (mul[i] < 0 ? -1 : 0);
+          const long double d_add = up * g * x[i];
+          const long double d_mul = d_e * log[i] + sign * m[i] * up * rest * size * others(i);
+          const auto into = [&](int part, long double grad, T weight, T mask) {
+            const long double turn = tanhl(weight), share = sigmoid(mask);
+            want[part][w0 + i] += grad * share * (1 - turn * turn);
+            want[part + 1][w0 + i] += grad * turn * share * (1 - share);
+          };
+          into(2, d_add, parameters[0][w0 + i], parameters[1][w0 + i]);
+          into(4, d_mul, parameters[2][w0 + i], parameters[3][w0 + i]);
+          want[6][w0 + i] += d_h * x[i];
+        }
+      }
+    }
+  }
+  const char* names[] = {
+      "y", "grad_x", "grad_weight_add", "grad_mask_add", "grad_weight_mul", "grad_mask_mul", "grad_gate_weight"};
+  for (int part = 0; part < 7; ++part)
+    compare((std::string("inalu ") + names[part]).c_str(), results[0][part], want[part],
+            n.in + (part == 1  ? n.out
+                    : part > 1 ? n.rows
+                               : 0));
+}
+
 }  // namespace
 
 int main(int count, char** names) {
@@ -242,6 +345,10 @@ int main(int count, char** names) {
       if (bits < 2 && n.in < 40) {
         check_nmu<float>(n);
         check_nmu<double>(n);
+      }
+      if ((bits & ~9) == 0 && n.in < 160) {
+        check_inalu<float>(n);
+        check_inalu<double>(n);
       }
       if (failures > before)
         std::printf("  at K %ld B %ld I %ld O %ld shared %d complex %d gated %d negative %d\n", long(n.models),

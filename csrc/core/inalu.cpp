@@ -1,0 +1,493 @@
+// iNALU (Schloer, Ring, Hotho 2020; Heim, Pevny, Smidl 2020, definition 1), forward and backward, without the [B, O, I]
+// product of the eager form. A and W are tanh(weight) sigmoid(mask) of their pairs of parameters, L = log max(|x|,
+// eps).
+//
+//   h = G x    a = A x    e = W L    g = 1 / (1 + exp(-h))
+//   s_o = prod_i f_oi,  f_oi = 1 + m_i |W_oi|,  m = 0 for x > 0, -2 for x < 0, -1 for x = 0
+//   y = g a + (1 - g) exp(min(e, omega)) s
+//
+// Saved: h, a, t = exp(min(e, omega)) times the factors that are not 0, and the flags of api.h. Given grad_y:
+//
+//   dA = grad_y g    dH = grad_y g (1 - g) (a - t)    dT = grad_y (1 - g) t, t as 0 where a factor is 0
+//   dE = dT where omega does not bound    d1 = grad_y (1 - g) t where one factor is 0
+//   dx = dA A + dH G + (dE W) / x, the last where |x| >= eps
+//   dA' x    dH' x    dW = dE' L + sign(W) sum over m of m (dT' [m] / (1 + m |W|), or d1' [m] where that factor is 0)
+//
+// A product without one factor is the product divided by it, or, if that one alone is 0, the product of the rest:
+// whether it is depends on W and m alone, so that the division comes after the sum over rows, and every sum is a matrix
+// product of one kernel, `add_product`.
+#include "api.h"
+#include "panel.h"
+#include "vector_math.h"
+
+namespace npu {
+namespace NPU_ISA {
+namespace {
+
+constexpr int kRegisters = 2;
+#if defined(__AVX512F__)
+constexpr int kColumns = 8;
+#else
+constexpr int kColumns = 4;
+#endif
+constexpr int64_t kBlockRows = 64;  // of the backward: a multiple of a tile's rows on every instruction set
+
+template <typename T>
+constexpr int64_t kTileRows = kRegisters * Simd<T>::width;
+
+constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg sigmoid(typename Simd<T>::Reg v) {
+  using S = Simd<T>;
+  return S::set1(T(1)) / (S::set1(T(1)) + VectorMath<T>::exp(-v));
+}
+
+// |v| < 0.4: Lambert's continued fraction to its seventh level, good to 1e-17. Else (1 - q) / (1 + q), q = exp(-2 |v|).
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg tanh(typename Simd<T>::Reg v) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  const Reg one = S::set1(T(1)), size = S::abs(v), z = v * v;
+  const Reg above = S::fma(S::fma(z + S::set1(T(378)), z, S::set1(T(17325))), z, S::set1(T(135135)));
+  const Reg below =
+      S::fma(S::fma(S::fma(S::set1(T(28)), z, S::set1(T(3150))), z, S::set1(T(62370))), z, S::set1(T(135135)));
+  const Reg q = VectorMath<T>::exp(S::set1(T(-2)) * size);
+  const Reg far = (one - q) / (one + q);
+  return S::select(size < S::set1(T(0.4)), v * (above / below), S::select(v < S::zero(), -far, far));
+}
+
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg log_size(typename Simd<T>::Reg x, T eps) {  // nan stays nan
+  using S = Simd<T>;
+  const typename S::Reg size = S::abs(x);
+  return VectorMath<T>::log(S::select(size < S::set1(eps), S::set1(eps), size));
+}
+
+// m of the formulas above.
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg sign_class(typename Simd<T>::Reg x) {
+  using S = Simd<T>;
+  return S::select(x < S::zero(), S::set1(T(-2)), S::select(x == S::zero(), S::set1(T(-1)), S::zero()));
+}
+
+// total[r][n] += sum_k panel[k][register r] packed[k][n], in runs of kRun.
+template <typename T>
+NPU_INLINE void add_product(const T* panel, int64_t stride, const T* packed, int64_t count,
+                            typename Simd<T>::Reg (&total)[kRegisters][kColumns]) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  for (int64_t k0 = 0; k0 < count; k0 += kRun) {
+    Reg run[kRegisters][kColumns] = {};
+    for (int64_t k = k0; k < least(count, k0 + kRun); ++k, panel += stride, packed += kColumns) {
+      Reg lanes[kRegisters];
+      for (int r = 0; r < kRegisters; ++r) lanes[r] = S::load(panel + r * S::width);
+      for (int n = 0; n < kColumns; ++n) {
+        const Reg factor = S::set1(packed[n]);
+        for (int r = 0; r < kRegisters; ++r) run[r][n] = S::fma(lanes[r], factor, run[r][n]);
+      }
+    }
+    for (int r = 0; r < kRegisters; ++r)
+      for (int n = 0; n < kColumns; ++n) total[r][n] = total[r][n] + run[r][n];
+  }
+}
+
+// The second operand of add_product from element (column, k) at p[column * by_column + k * by_k]:
+// [columns / kColumns][k][kColumns], the last tile filled up with zeros.
+template <typename T>
+void pack(const T* p, int64_t columns, int64_t by_column, int64_t count, int64_t by_k, T* packed) {
+  for (int64_t c0 = 0; c0 < columns; c0 += kColumns)
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t c = c0; c < c0 + kColumns; ++c) *packed++ = c < columns ? p[c * by_column + k * by_k] : T(0);
+}
+
+// A and W of every model, and whether a factor of the sign product can be 0.
+template <typename T>
+struct Weights {
+  using S = Simd<T>;
+  Scratch<T> add, mul;  // [K, O, I]
+  bool zero_factors = false;
+
+  Weights(const InaluInputs<T>& in, const Parallel& parallel)
+      : add(in.models * in.out * in.in), mul(in.models * in.out * in.in) {
+    const int64_t count = in.models * in.out * in.in;
+    constexpr int64_t kChunk = 1024;
+    parallel.over(ceil_div(count, kChunk), [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin * kChunk; n < least(count, end * kChunk); n += S::width) {
+        const int lanes = int(least<int64_t>(S::width, count - n));
+        S::store_first(add + n, nac(in.weight_add + n, in.mask_add + n, lanes), lanes);
+        S::store_first(mul + n, nac(in.weight_mul + n, in.mask_mul + n, lanes), lanes);
+      }
+    });
+    for (int64_t n = 0; n < count && !zero_factors; n += S::width) {
+      const auto size = S::abs(S::load_first(mul + n, int(least<int64_t>(S::width, count - n))));
+      zero_factors = S::any((size == S::set1(T(0.5))) | (size == S::set1(T(1))));
+    }
+  }
+
+ private:
+  static typename S::Reg nac(const T* weight, const T* mask, int lanes) {
+    return tanh<T>(S::load_first(weight, lanes)) * sigmoid<T>(S::load_first(mask, lanes));
+  }
+};
+
+// The three matrices of every model as operands of add_product: sums over inputs (columns = outs) or the reverse.
+template <typename T>
+struct PackedWeights {
+  int64_t size;
+  Scratch<T> add, mul, gate;
+
+  PackedWeights(const InaluInputs<T>& in, const Weights<T>& weights, bool over_inputs, const Parallel& parallel)
+      : size(over_inputs ? round_up(in.out, kColumns) * in.in : round_up(in.in, kColumns) * in.out),
+        add(in.models * size),
+        mul(in.models * size),
+        gate(in.models * size) {
+    const T* from[3] = {weights.add, weights.mul, in.gate_weight};
+    T* to[3] = {add, mul, gate};
+    parallel.over(3 * in.models, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const T* matrix = from[task % 3] + task / 3 * in.out * in.in;
+        T* packed = to[task % 3] + task / 3 * size;
+        if (over_inputs) pack<T>(matrix, in.out, in.in, in.in, 1, packed);
+        else pack<T>(matrix, in.in, 1, in.out, in.in, packed);
+      }
+    });
+  }
+};
+
+template <typename T>
+class ForwardTile {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  using Tile = Reg[kRegisters][kColumns];
+  static constexpr int W = S::width;
+  static constexpr int64_t kRows = kTileRows<T>;
+
+ public:
+  ForwardTile(const InaluForward<T>& f, const PackedWeights<T>& weights, bool zero_factors)
+      : f_(f),
+        in_(f.inputs),
+        weights_(weights),
+        zero_factors_(zero_factors),
+        x_(in_.in * kRows),
+        log_(in_.in * kRows),
+        sign_(in_.in * kRows),
+        results_(kResults * in_.out * kRows),
+        flags_(in_.out * kRows) {}
+
+  void run(int64_t model, int64_t row) {
+    const int64_t rows = least(kRows, in_.rows - row), first = (model * in_.rows + row) * in_.out;
+    turn<T>(in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, in_.in, rows, kRegisters, x_);
+    bool signs = false;
+    for (int64_t n = 0; n < in_.in * kRows; n += W) {
+      const Reg x = S::load(x_ + n), sign = sign_class<T>(x);
+      S::store(log_ + n, log_size<T>(x, in_.eps));
+      S::store(sign_ + n, sign);
+      signs = signs || S::any(sign != S::zero());
+    }
+    for (int64_t o = 0; o < in_.out; o += kColumns) columns(model * weights_.size + o * in_.in, o, signs);
+    T* into[kResults] = {f_.y, f_.h, f_.a, f_.t, flags_};
+    for (int n = 0; n < (f_.h == nullptr ? 1 : kResults); ++n)
+      turn_back<T>(results_ + n * in_.out * kRows, in_.out, rows, kRegisters, into[n] + (n == 4 ? 0 : first));
+    if (f_.h == nullptr) return;
+    for (int64_t n = 0; n < rows * in_.out; ++n) f_.flags[first + n] = int32_t(flags_[n]);
+  }
+
+ private:
+  static constexpr int kResults = 5;  // y, h, a, t, flags
+
+  void columns(int64_t at, int64_t o, bool signs) {
+    Tile h = {}, a = {}, e = {}, s, zeros = {};
+    add_product<T>(x_, kRows, weights_.gate + at, in_.in, h);
+    add_product<T>(x_, kRows, weights_.add + at, in_.in, a);
+    add_product<T>(log_, kRows, weights_.mul + at, in_.in, e);
+    for (auto& row : s)
+      for (Reg& product : row) product = S::set1(T(1));
+    if (signs && zero_factors_) multiply<true>(weights_.mul + at, s, zeros);
+    else if (signs) multiply<false>(weights_.mul + at, s, zeros);
+    const Reg one = S::set1(T(1)), omega = S::set1(in_.omega);
+    for (int n = 0; n < kColumns && o + n < in_.out; ++n) {
+      for (int r = 0; r < kRegisters; ++r) {
+        const typename S::Bits bounded = e[r][n] > omega;
+        const Reg t = VectorMath<T>::exp(S::select(bounded, omega, e[r][n])) * s[r][n];
+        const Reg none = S::select(zeros[r][n] == S::zero(), t, S::zero());
+        const Reg y = S::fma(sigmoid<T>(h[r][n]), a[r][n], sigmoid<T>(-h[r][n]) * none);
+        const Reg two = S::select(zeros[r][n] > one, S::set1(T(2)), zeros[r][n]);
+        const Reg flags = two + two + S::select(bounded, one, S::zero());
+        const Reg all[kResults] = {y, h[r][n], a[r][n], t, flags};
+        for (int k = 0; k < kResults; ++k) S::store(results_ + (k * in_.out + o + n) * kRows + r * W, all[k]);
+      }
+    }
+  }
+
+  // The product of the factors; with kZeros those that are 0 are counted and left out.
+  template <bool kZeros>
+  void multiply(const T* packed, Tile& s, Tile& zeros) const {
+    const Reg one = S::set1(T(1));
+    Tile product, count = {};
+    for (auto& row : product)
+      for (Reg& p : row) p = one;
+    for (int64_t i = 0; i < in_.in; ++i, packed += kColumns) {
+      Reg sign[kRegisters];
+      for (int r = 0; r < kRegisters; ++r) sign[r] = S::load(sign_ + i * kRows + r * W);
+      for (int n = 0; n < kColumns; ++n) {
+        const Reg size = S::abs(S::set1(packed[n]));
+        for (int r = 0; r < kRegisters; ++r) {
+          Reg factor = S::fma(sign[r], size, one);
+          if (kZeros) {
+            const typename S::Bits zero = factor == S::zero();
+            count[r][n] = count[r][n] + S::select(zero, one, S::zero());
+            factor = S::select(zero, one, factor);
+          }
+          product[r][n] = product[r][n] * factor;
+        }
+      }
+    }
+    for (int r = 0; r < kRegisters; ++r) {
+      for (int n = 0; n < kColumns; ++n) {
+        s[r][n] = product[r][n];
+        zeros[r][n] = count[r][n];
+      }
+    }
+  }
+
+  const InaluForward<T>& f_;
+  const InaluInputs<T>& in_;
+  const PackedWeights<T>& weights_;
+  bool zero_factors_;
+  Scratch<T> x_, log_, sign_, results_, flags_;
+};
+
+// What the weights' gradients are made of, each [O, I]. The last three occur only where x or a factor can be 0.
+enum Sum : int { kAdd, kGate, kExponent, kNegative, kZero, kNegativeRest, kZeroRest, kAllSums };
+
+// One row group of one model.
+template <typename T>
+class BackwardGroup {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  using Tile = Reg[kRegisters][kColumns];
+  static constexpr int W = S::width;
+
+ public:
+  BackwardGroup(const InaluBackward<T>& f, const PackedWeights<T>& weights, int sums)
+      : f_(f),
+        in_(f.inputs),
+        weights_(weights),
+        sums_(sums),
+        out_(round_up(in_.out, W)),
+        in_padded_(round_up(in_.in, kTileRows<T>)),
+        upstream_(kUpstream * kBlockRows * out_),
+        packed_(round_up(in_.out, kColumns) * kBlockRows),
+        turned_(3 * kBlockRows * out_),
+        turned_x_(in_.in * kBlockRows),
+        rows_(4 * kBlockRows * in_padded_) {}
+
+  // sums: [sums][O, I], overwritten by those over rows [begin, end); null: not wanted.
+  void run(int64_t model, int64_t begin, int64_t end, T* sums) {
+    if (sums != nullptr) std::memset(sums, 0, size_t(sums_ * in_.out * in_.in) * sizeof(T));
+    for (int64_t row = begin; row < end; row += kBlockRows) {
+      const int64_t rows = least(kBlockRows, end - row);
+      const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
+      load_upstream((model * in_.rows + row) * in_.out, rows);
+      if (f_.grad_x != nullptr) into_x(model, x, rows, f_.grad_x + (model * in_.rows + row) * in_.in);
+      if (sums != nullptr) into_sums(x, rows, sums);
+    }
+  }
+
+ private:
+  enum Upstream : int { kDA, kDH, kDE, kDT, kD1, kUpstream };
+  T* upstream(int which) const { return upstream_ + which * kBlockRows * out_; }
+
+  void load_upstream(int64_t at, int64_t rows) {
+    const Reg zero = S::zero(), one = S::set1(T(1));
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t o = 0; o < in_.out; o += W) {
+        const int count = int(least<int64_t>(W, in_.out - o));
+        const int64_t from = at + row * in_.out + o, to = row * out_ + o;
+        T bounds[W] = {}, zeros[W] = {};
+        for (int l = 0; l < count; ++l) {
+          bounds[l] = T(f_.flags[from + l] & 1);
+          zeros[l] = T(f_.flags[from + l] >> 1);
+        }
+        const Reg grad = S::load_first(f_.grad_y + from, count), h = S::load_first(f_.h + from, count);
+        const Reg a = S::load_first(f_.a + from, count), t = S::load_first(f_.t + from, count);
+        const Reg number = S::load(zeros), whole = S::select(number == zero, t, zero);
+        const Reg d_a = grad * sigmoid<T>(h), d_m = grad * sigmoid<T>(-h), d_t = d_m * whole;
+        S::store(upstream(kDA) + to, d_a);
+        S::store(upstream(kDH) + to, d_a * sigmoid<T>(-h) * (a - whole));
+        S::store(upstream(kDE) + to, S::select(S::load(bounds) == zero, d_t, zero));
+        S::store(upstream(kDT) + to, d_t);
+        S::store(upstream(kD1) + to, S::select(number == one, d_m * t, zero));
+      }
+    }
+  }
+
+  void into_x(int64_t model, const T* x, int64_t rows, T* grad_x) {
+    const int64_t registers = round_up(ceil_div(rows, W), kRegisters), lanes = registers * W;
+    turn<T>(x, in_.in, rows, registers, turned_x_);
+    T* turned[3];
+    for (int n = 0; n < 3; ++n) {
+      turned[n] = turned_ + n * kBlockRows * out_;
+      turn<T>(upstream(n), out_, rows, registers, turned[n]);
+    }
+    const Reg eps = S::set1(in_.eps);
+    for (int64_t i = 0; i < in_.in; i += kColumns) {
+      const int64_t at = model * weights_.size + i * in_.out;
+      for (int64_t v = 0; v < lanes; v += kTileRows<T>) {
+        Tile d_x = {}, d_log = {};
+        add_product<T>(turned[kDA] + v, lanes, weights_.add + at, in_.out, d_x);
+        add_product<T>(turned[kDH] + v, lanes, weights_.gate + at, in_.out, d_x);
+        add_product<T>(turned[kDE] + v, lanes, weights_.mul + at, in_.out, d_log);
+        for (int n = 0; n < kColumns && i + n < in_.in; ++n) {
+          for (int r = 0; r < kRegisters; ++r) {
+            T* to = turned_x_ + (i + n) * lanes + v + r * W;  // x is read here for the last time
+            const Reg value = S::load(to), inside = S::select(S::abs(value) >= eps, value, S::set1(T(1)));
+            const Reg slope = S::select(S::abs(value) >= eps, S::set1(T(1)) / inside, S::zero());
+            S::store(to, S::fma(d_log[r][n], slope, d_x[r][n]));
+          }
+        }
+      }
+    }
+    turn_back<T>(turned_x_, in_.in, rows, registers, grad_x);
+  }
+
+  void into_sums(const T* x, int64_t rows, T* sums) {
+    const int64_t size = kBlockRows * in_padded_;
+    T *values = rows_, *logs = rows_ + size, *negative = rows_ + 2 * size, *zero = rows_ + 3 * size;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < in_padded_; i += W) {
+        const int count = int(most<int64_t>(0, least<int64_t>(W, in_.in - i)));
+        const int64_t to = row * in_padded_ + i;
+        const Reg value = count > 0 ? S::load_first(x + row * in_.in + i, count) : S::zero();
+        S::store(values + to, value);
+        S::store(logs + to, log_size<T>(value, in_.eps));
+        S::store(negative + to, S::select(value < S::zero(), S::set1(T(1)), S::zero()));
+        S::store(zero + to, S::select(value == S::zero(), S::set1(T(1)), S::zero()));
+      }
+    }
+    const struct {
+      const T* panel;
+      Upstream upstream;
+    } terms[kAllSums] = {{values, kDA}, {values, kDH},   {logs, kDE}, {negative, kDT},
+                         {zero, kDT},   {negative, kD1}, {zero, kD1}};
+    for (int n = 0; n < sums_; ++n) {
+      pack<T>(upstream(terms[n].upstream), in_.out, 1, rows, out_, packed_);
+      sum(terms[n].panel, rows, sums + n * in_.out * in_.in);
+    }
+  }
+
+  void sum(const T* panel, int64_t rows, T* total) {
+    for (int64_t o = 0; o < in_.out; o += kColumns) {
+      for (int64_t i = 0; i < in_.in; i += kTileRows<T>) {
+        Tile tile = {};
+        add_product<T>(panel + i, in_padded_, packed_ + o * rows, rows, tile);
+        for (int n = 0; n < kColumns && o + n < in_.out; ++n) {
+          for (int r = 0; r < kRegisters && i + r * W < in_.in; ++r) {
+            T* at = total + (o + n) * in_.in + i + r * W;
+            const int count = int(least<int64_t>(W, in_.in - i - r * W));
+            S::store_first(at, S::load_first(at, count) + tile[r][n], count);
+          }
+        }
+      }
+    }
+  }
+
+  const InaluBackward<T>& f_;
+  const InaluInputs<T>& in_;
+  const PackedWeights<T>& weights_;
+  int sums_;
+  int64_t out_, in_padded_;
+  Scratch<T> upstream_, packed_, turned_, turned_x_, rows_;
+};
+
+// The parameters' gradients from the sums of all groups, for elements [n, n + count) of a model's [O, I].
+template <typename T>
+void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* sums, int count_sums, int64_t groups,
+            int64_t model, int64_t n, int count) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  const InaluInputs<T>& in = f.inputs;
+  const int64_t size = in.out * in.in, at = model * size + n;
+  const Reg zero = S::zero(), one = S::set1(T(1));
+  Reg sum[kAllSums] = {};
+  for (int64_t g = 0; g < groups; ++g)
+    for (int k = 0; k < count_sums; ++k)
+      sum[k] = sum[k] + S::load_first(sums + ((model * groups + g) * count_sums + k) * size + n, count);
+  const auto nac = [&](Reg grad, const T* weight, const T* mask, T* grad_weight, T* grad_mask) {
+    const Reg turn = tanh<T>(S::load_first(weight + at, count)), share = sigmoid<T>(S::load_first(mask + at, count));
+    if (grad_weight != nullptr) S::store_first(grad_weight + at, grad * share * (one - turn * turn), count);
+    if (grad_mask != nullptr) S::store_first(grad_mask + at, grad * turn * share * (one - share), count);
+  };
+  nac(sum[kAdd], in.weight_add, in.mask_add, f.grad_weight_add, f.grad_mask_add);
+  if (f.grad_gate_weight != nullptr) S::store_first(f.grad_gate_weight + at, sum[kGate], count);
+  const Reg w = S::load_first(weights.mul + at, count), size_of_w = S::abs(w);
+  const auto of_class = [&](T m, Reg whole, Reg rest) {
+    const Reg factor = S::fma(S::set1(m), size_of_w, one);
+    const typename S::Bits is_zero = factor == zero;
+    return S::set1(m) * S::select(is_zero, rest, whole / S::select(is_zero, one, factor));
+  };
+  Reg d_size = of_class(T(-2), sum[kNegative], sum[kNegativeRest]);
+  if (count_sums > kZero) d_size = d_size + of_class(T(-1), sum[kZero], sum[kZeroRest]);
+  const Reg d_signs = S::select(w < zero, -d_size, S::select(w == zero, zero, d_size));
+  nac(sum[kExponent] + d_signs, in.weight_mul, in.mask_mul, f.grad_weight_mul, f.grad_mask_mul);
+}
+
+}  // namespace
+
+template <typename T>
+void inalu_forward(const InaluForward<T>& f, const Parallel& parallel) {
+  const InaluInputs<T>& in = f.inputs;
+  const Weights<T> weights(in, parallel);
+  const PackedWeights<T> packed(in, weights, true, parallel);
+  const int64_t tiles = ceil_div(in.rows, kTileRows<T>);
+  parallel.over(in.models * tiles, [&](int64_t begin, int64_t end) {
+    ForwardTile<T> tile(f, packed, weights.zero_factors);
+    for (int64_t task = begin; task < end; ++task) tile.run(task / tiles, task % tiles * kTileRows<T>);
+  });
+}
+
+// The rows are split into groups by shape alone and their sums added in order: the same bits at any number of threads.
+template <typename T>
+void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
+  using S = Simd<T>;
+  const InaluInputs<T>& in = f.inputs;
+  const int64_t size = in.out * in.in;
+  const bool want_sums = f.grad_weight_add != nullptr || f.grad_mask_add != nullptr || f.grad_weight_mul != nullptr ||
+                         f.grad_mask_mul != nullptr || f.grad_gate_weight != nullptr;
+  const Weights<T> weights(in, parallel);
+  const PackedWeights<T> packed(in, weights, false, parallel);
+  bool zeros = weights.zero_factors;
+  const int64_t values = (in.shared_x ? 1 : in.models) * in.rows * in.in;
+  for (int64_t n = 0; n < values && !zeros; ++n) zeros = in.x[n] == T(0);
+  const int sums = zeros ? kAllSums : kNegative + 1;
+
+  const int64_t fit = (int64_t(1) << 23) / most<int64_t>(sums * size, 1);
+  const int64_t groups = most<int64_t>(1, least(in.rows / kBlockRows, least<int64_t>(16, fit)));
+  const int64_t group_rows = round_up(ceil_div(in.rows, groups), kBlockRows);
+  Scratch<T> partial(want_sums ? in.models * groups * sums * size : 0);
+  parallel.over(in.models * groups, [&](int64_t begin, int64_t end) {
+    BackwardGroup<T> group(f, packed, sums);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = least(task % groups * group_rows, in.rows);
+      group.run(task / groups, row, least(row + group_rows, in.rows),
+                want_sums ? partial + task * sums * size : nullptr);
+    }
+  });
+  if (!want_sums) return;
+  const int64_t registers = ceil_div(size, S::width);
+  parallel.over(in.models * registers, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t n = task % registers * S::width;
+      finish<T>(f, weights, partial, sums, groups, task / registers, n, int(least<int64_t>(S::width, size - n)));
+    }
+  });
+}
+
+template void inalu_forward<float>(const InaluForward<float>&, const Parallel&);
+template void inalu_forward<double>(const InaluForward<double>&, const Parallel&);
+template void inalu_backward<float>(const InaluBackward<float>&, const Parallel&);
+template void inalu_backward<double>(const InaluBackward<double>&, const Parallel&);
+
+}  // namespace NPU_ISA
+}  // namespace npu
