@@ -51,7 +51,8 @@ TENSOR_CORE = {
 }
 TARGETS = tuple(SHARED_MEMORY)
 LEAST_INSTRUCTIONS = 100
-OPTIONS = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "PASSES", "num_warps", "num_stages")
+BLOCKS = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "BLOCK_H", "BLOCK_D")
+OPTIONS = (*BLOCKS, "PASSES", "num_warps", "num_stages")
 
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
@@ -189,7 +190,7 @@ def _amd(kernel: Any) -> dict[str, Any]:
 def measure(compilation: Compilation, target: str) -> dict[str, Any]:
     """One row of the resource table: what was compiled and what it takes."""
     kernel, arguments = compilation.kernel, compilation.arguments
-    blocks = [str(arguments[name]) for name in OPTIONS[:3] if name in arguments]
+    blocks = [str(arguments[name]) for name in BLOCKS if name in arguments]
     row = {
         "target": target,
         "kernel": compilation.name.removesuffix("_kernel"),
@@ -274,6 +275,25 @@ def _inalu(*sizes: Any, save: bool = True, needs: int = 63, **options: Any) -> N
         nalu.inalu_backward(y, x, w, w, w, w, w, y, y, y, torch.empty_like(y, dtype=torch.int32), EPS, 20.0, needs)
 
 
+def _ode(
+    d: int,
+    h: int,
+    starts: int,
+    method: str = "rk4",
+    save: bool = True,
+    im: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    from npu_kernels.backends.triton import ode
+    from npu_kernels.reference_ode import METHODS
+
+    weight, gate = torch.empty([3, h, d], dtype=dtype), torch.empty([3, d], dtype=dtype)
+    u0, tableau = torch.empty([3, starts, d], dtype=dtype), list(METHODS[method])
+    of_model = (weight, weight if im else None, gate, weight.mT)
+    path, slopes, stages = ode.ode_forward(u0, *of_model, tableau, 10, 0.1, EPS, True, True, save)
+    ode.ode_backward(path, slopes, path, *of_model, stages, tableau, 0.1, EPS, True, False, 31)
+
+
 Case = tuple[str, str, Callable[[], None]]  # label, float32 matmul precision, what to launch
 
 # One shape per coarse bucket of the tables; "odd" ones have sizes without a common factor with any vector width.
@@ -284,6 +304,11 @@ SHAPES = {
     "large": (4096, 256, 256),
     "large odd": (4099, 257, 259),
 }
+
+
+# D, h and starts of time loops: a warp of models with one or some starts, and the largest that one program holds.
+ODE_SIZES = ((2, 6, 3), (3, 9, 1000), (4, 20, 1), (32, 32, 5))
+ODE_SIZES_DOUBLE = ((2, 6, 3), (3, 9, 1), (4, 20, 1), (16, 32, 5))
 
 
 def cases(quick: bool, variants: str) -> Iterator[Case]:
@@ -315,7 +340,14 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
     for name in ("medium", "narrow", "large odd"):
         yield f"inalu {name}", highest, lambda name=name: _inalu(*SHAPES[name])  # type: ignore[misc]
     yield "inalu float64", highest, lambda: _inalu(*SHAPES["large odd"], dtype=double)
+    for dtype, sizes in ((torch.float32, ODE_SIZES), (double, ODE_SIZES_DOUBLE)):
+        for size in sizes:
+            name = f"ode {size[0]} -> {size[1]}, starts {size[2]} {str(dtype).removeprefix('torch.')}"
+            yield name, highest, lambda s=size, t=dtype: _ode(*s, dtype=t)  # type: ignore[misc]
+            yield f"{name} checkpointed", highest, lambda s=size, t=dtype: _ode(*s, dtype=t, save=False)  # type: ignore[misc]
     if variants:
+        yield "ode RealNPU, euler", highest, lambda: _ode(3, 9, 1, "euler", im=False)
+        yield "ode midpoint", highest, lambda: _ode(3, 9, 1, "midpoint")
         yield "small 15 -> 15, many rows", highest, lambda: _npu(10**6, 15, 15)
         optional: dict[str, dict[str, Any]] = {
             "RealNPU": {"im": False},

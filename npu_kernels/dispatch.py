@@ -137,7 +137,8 @@ def backend_for(tensor: Tensor) -> str:
 
 def _launch(name: str, *args: Any) -> Any:
     """Triton's kernels: on CUDA tensors compiled, on CPU tensors interpreted, one call at a time."""
-    with contextlib.nullcontext() if args[0].is_cuda else _interpreter:
+    interpreted = any(isinstance(arg, Tensor) and arg.is_cpu for arg in args[:3])  # a gradient may be absent
+    with _interpreter if interpreted else contextlib.nullcontext():
         return getattr(triton(), name)(*args)
 
 
@@ -157,8 +158,23 @@ def _run(name: str, *args: Any) -> Any:
     return outputs.contiguous() if isinstance(outputs, Tensor) else tuple(output.contiguous() for output in outputs)
 
 
+@_constant_in_graphs
+def _fits_one_launch(d: int, h: int, dtype: torch.dtype) -> bool:
+    return triton().ode_fits(d, h, dtype)
+
+
+def has_time_loop(weight_re: Tensor) -> bool:
+    """Whether the backend computes the whole time loop of such models in one call, rather than step by step."""
+    backend = backend_for(weight_re)
+    h, d = weight_re.shape[-2:]
+    return backend == "cpu" or (backend == "triton" and _fits_one_launch(d, h, weight_re.dtype))
+
+
 def _run_loop(name: str, *args: Any) -> Any:
-    """A time loop on a device other than the CPU: no backend has a kernel for it."""
+    """A time loop on a device other than the CPU, or interpreted: by Triton's kernel where the model fits it."""
+    weight_re = args[1 if name == "ode_forward" else 3]
+    if backend_for(weight_re) == "triton" and has_time_loop(weight_re):
+        return _launch(name, *args)
     return tuple(output.contiguous() for output in getattr(reference_ode, name)(*args))
 
 
@@ -171,14 +187,15 @@ def _interpret() -> torch.library.Library | None:
     if not (cpu.available()[0] and _state("triton", "cpu")[0]):
         return None  # without the C++ library `_run` is their kernel already
     library = torch.library.Library("npu_kernels", "IMPL", "CPU")
-    for name in ops.NAMES:
+    for name in ops.NAMES + ops.TIME_LOOPS:
         operator = f"npu_kernels::{name}"
+        run = functools.partial(_run_loop if name in ops.TIME_LOOPS else _launch, name)
         if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CPU"):
             continue
         compiled = torch.library.get_kernel(operator, "CPU")
 
-        def choose(keys: Any, *args: Any, name: str = name, compiled: Any = compiled) -> Any:
-            return _launch(name, *args) if forced == "triton" else compiled.call_boxed(keys, *args)
+        def choose(keys: Any, *args: Any, run: Any = run, compiled: Any = compiled) -> Any:
+            return run(*args) if forced == "triton" else compiled.call_boxed(keys, *args)
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning only once for all operators")

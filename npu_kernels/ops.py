@@ -7,6 +7,7 @@ keyword-only arguments, so that calling an operator costs as little as possible.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -169,6 +170,19 @@ def _inalu_backward(
     return tuple(_like(t, needs >> bit & 1, x) for bit, t in enumerate(tensors))
 
 
+def ode_stages(
+    u0: Tensor, weight_re: Tensor, tableau: Sequence[float], steps: int, derivatives: bool
+) -> tuple[int, ...]:
+    """The shape of what a time loop keeps; what lies where is the backend's own affair."""
+    h, d = weight_re.shape[-2:]
+    kept = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
+    models, starts = (1, *u0.shape)[-3:-1]
+    if models * starts == 1:  # OdeInputs::stages_shape
+        return 1, kept, 2 * (-(-d // 16) + -(-h // 16)), 16
+    blocks = models * -(-starts // 16) if starts >= 8 else -(-models * starts // 16)
+    return blocks, kept, 2 * (d + h), 16
+
+
 @torch.library.register_fake("npu_kernels::ode_forward", lib=library)
 def _ode_forward(
     u0: Tensor,
@@ -184,18 +198,11 @@ def _ode_forward(
     derivatives: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    h, d = weight_re.shape[-2:]
-    trajectory = [*u0.shape[:-1], steps + 1, d]
-    kept = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
-    models, starts = (1, *u0.shape)[-3:-1]
-    if models * starts == 1:  # OdeInputs::stages_shape
-        stages = [1, kept, 2 * (-(-d // 16) + -(-h // 16)), 16]
-    else:
-        stages = [models * -(-starts // 16) if starts >= 8 else -(-models * starts // 16), kept, 2 * (d + h), 16]
+    trajectory = [*u0.shape[:-1], steps + 1, u0.shape[-1]]
     return (
         u0.new_empty(trajectory),
         u0.new_empty(trajectory if derivatives else [0]),
-        u0.new_empty(stages if save else [0]),
+        u0.new_empty(ode_stages(u0, weight_re, tableau, steps, derivatives) if save else [0]),
     )
 
 

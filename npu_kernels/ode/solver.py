@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from npu_kernels import dispatch, functional, ops
 from npu_kernels.autograd import eager_only
 from npu_kernels.backends import direct
-from npu_kernels.dispatch import backend_for
+from npu_kernels.dispatch import has_time_loop
 from npu_kernels.ode import checks
 from npu_kernels.ode.function import RolloutFunction, as_rows, rollout_backward
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
@@ -58,7 +58,7 @@ def rollout(
             torchdiffeq calls "rk4").
         memory: what is kept for the backward pass beside the result: "full", the stages' layer outputs, or
             "checkpointed", nothing in the fused loop, where every step starts again from the trajectory's own state,
-            and about sqrt(steps) states in the eager one; the rest is computed again, to the same bits.
+            and about sqrt(steps) states in the eager one; the rest is computed again, on the CPU to the same bits.
         nonfinite: "raise" (`NonFiniteError` names model and step) or "keep": trajectories with inf and nan are
             returned, and do not touch those of the other models and starts.
         derivatives: return also ``model(u)`` at every state, for `interpolate`; gradients flow through it.
@@ -67,8 +67,10 @@ def rollout(
         The trajectory ``[(K,) (B,) steps + 1, D]``, or with `derivatives` a pair of such.
 
     The gradient is that of these very steps (the discrete adjoint), for u0 and all parameters; higher derivatives are
-    right too, computed by the eager loop. On the CPU the loop and its adjoint are one call each; on other devices,
-    under `torch.func` transforms and in forward-mode differentiation every step calls the layers.
+    right too, computed by the eager loop. On the CPU the loop and its adjoint are one call each, and on a GPU one
+    launch each (and one for sums of partial gradients) for models of up to 1024 weights per matrix, 512 in float64,
+    counted with D and h rounded up to powers of two. For larger ones there, on other devices, under `torch.func`
+    transforms and in forward-mode differentiation every step calls the layers.
 
     Raises TypeError for a model that is not of this kind; `rollout_any` takes any.
 
@@ -143,7 +145,7 @@ def integrate(
         )
 
     options = _Options(METHODS[method], int(steps), float(dt), eps, gate_gradient, clip, memory, derivatives, many)
-    run = _fused if backend_for(u0) == "cpu" and not eager_only() else _eager
+    run = _fused if has_time_loop(weight_re) and not eager_only() else _eager
     trajectory, slopes = run(u0, weight_re, weight_im, gate, weight, options)
     if nonfinite == "raise":
         checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, many)
@@ -153,7 +155,7 @@ def integrate(
 def _fused(
     u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor, options: _Options
 ) -> tuple[Tensor, Tensor | None]:
-    """One call of the C++ library."""
+    """One call of the backend."""
     tensors = (u0, weight_re, weight_im, gate, weight)
     tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives, many = options
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):

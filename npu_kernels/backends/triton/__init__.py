@@ -6,7 +6,8 @@ with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels. I
     npu           forward and backward on matrix tiles        npu_small    the same for layers with I, O < 16
     nmu           the multiplication unit                      reduction    sums of partial results in a fixed order
     nalu          NALU and iNALU: nalu_kernels, nac            tuning       configurations: tables.json
-    device_math   arithmetic inside kernels                    launch       what launchers share
+    ode           the time loop: ode_kernels                   launch       what launchers share
+    device_math   arithmetic inside kernels
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ __all__ = [
     "nmu_forward",
     "npu_backward",
     "npu_forward",
+    "ode_backward",
+    "ode_fits",
+    "ode_forward",
     "register",
 ]
 
@@ -36,11 +40,11 @@ _INTERPRET = "TRITON_INTERPRET"
 
 
 @functools.cache
-def _load() -> tuple[ModuleType, ModuleType, ModuleType]:
+def _load() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:
     """The modules with the kernels; imports triton."""
-    from npu_kernels.backends.triton import nalu, nmu, npu
+    from npu_kernels.backends.triton import nalu, nmu, npu, ode
 
-    return npu, nmu, nalu
+    return npu, nmu, nalu, ode
 
 
 @functools.cache
@@ -128,11 +132,26 @@ def inalu_backward(*args: Any) -> tuple[Tensor, ...]:
     return _load()[2].inalu_backward(*args)
 
 
+def ode_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The operator ``ode_forward``: see `ode`."""
+    return _load()[3].ode_forward(*args)
+
+
+def ode_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The operator ``ode_backward``: see `ode`."""
+    return _load()[3].ode_backward(*args)
+
+
+def ode_fits(d: int, h: int, dtype: torch.dtype) -> bool:
+    """Whether the time loop of such a model runs in one launch: see `ode`."""
+    return _load()[3].fits(d, h, dtype)
+
+
 @functools.cache
 def register() -> torch.library.Library:
     """Register the launchers as the operators' CUDA kernels, once; call it where `available` says that they run."""
     library = torch.library.Library("npu_kernels", "IMPL", "CUDA")
-    npu, nmu, nalu = _load()
+    npu, nmu, nalu, _ = _load()
     for layer, module in (("npu", npu), ("nmu", nmu), ("nalu", nalu), ("inalu", nalu)):
         for name in (f"{layer}_forward", f"{layer}_backward"):
             library.impl(name, getattr(module, name))

@@ -114,6 +114,11 @@ def _architecture_of(device: torch.device) -> str:
     return architecture(triton.runtime.driver.active.get_current_target())
 
 
+def most_registers(device: torch.device) -> dict[str, int]:
+    """The option that lets a kernel have all the registers there are: NVIDIA's assembler otherwise prefers to spill."""
+    return {} if _architecture_of(device) == AMD else {"maxnreg": 255}
+
+
 def load_table(path: Path | str = TABLES) -> dict[str, dict[str, dict[str, int]]]:
     """Read ``{architecture: {"kernel dtype precision bucket": configuration}}``."""
     return json.loads(Path(path).read_text())

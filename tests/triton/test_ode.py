@@ -1,0 +1,226 @@
+"""Neural Power Unit, a layer, in a time loop: the Triton kernels against the eager loop and its adjoint."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import ode, ops, reference_ode, use_backend
+from npu_kernels.testing import error_bound, fill_uninitialized_with_nan, relative_error, rms_error
+from tests.test_ode import LAYERS, D, away_from_zero, make
+from tests.test_ode_kernel import outputs_and_gradients
+
+pytest.importorskip("triton")
+
+LOOP = {"steps": 3, "dt": 0.01}
+
+
+def case(
+    device: str,
+    layer: str = "NPU",
+    models: int | None = 2,
+    batch: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    **sizes: int,
+) -> tuple[nn.Sequential, Tensor]:
+    shape = (*(() if models is None else (models,)), *(() if batch is None else (batch,)), sizes.get("d", D))
+    return make(layer, models, dtype, **sizes).to(device), away_from_zero(*shape, dtype=dtype).to(device)
+
+
+def on(backend: str, *args: Any, **options: Any) -> list[Tensor]:
+    with use_backend(backend):
+        return outputs_and_gradients(*args, **{**LOOP, **options})
+
+
+@pytest.mark.parametrize("method", ode.METHODS)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("models", "batch"), [(None, None), (3, None), (2, 5)])
+def test_parity(layer: str, method: str, models: int | None, batch: int | None, device: str) -> None:
+    model, u0 = case(device, layer, models, batch)
+    for own, want in zip(*(on(name, model, u0, method=method) for name in ("triton", "reference")), strict=True):
+        assert relative_error(own, want) < 5e-13
+
+
+@pytest.mark.parametrize(("d", "h"), [(1, 1), (2, 9), (4, 20), (5, 17), (9, 2), (16, 32)])
+@pytest.mark.parametrize("batch", [None, 9])
+def test_sizes(d: int, h: int, batch: int | None, device: str) -> None:
+    model, u0 = case(device, batch=batch, d=d, h=h)
+    for own, want in zip(*(on(name, model, u0) for name in ("triton", "reference")), strict=True):
+        assert relative_error(own, want) < 5e-13
+
+
+@pytest.mark.parametrize("method", ["euler", "rk4"])
+def test_float32_error(method: str, device: str) -> None:
+    """Against float64 from the same numbers, at most twice the eager loop's, in the geometric mean of some models.
+
+    A single gate's gradient is a few sums that cancel: there one rounding more or less is a multiple of the error.
+    """
+    errors = []
+    for _ in range(6):
+        model, u0 = case(device, batch=3, dtype=torch.float32)
+        double = copy.deepcopy(model).double()
+        double[0].eps = torch.finfo(torch.float32).eps
+        own, their = (on(name, model, u0, method=method, steps=8) for name in ("triton", "reference"))
+        exact = on("reference", double, u0.double(), method=method, steps=8)
+        assert all(found.dtype == torch.float32 for found in own)
+        errors.append([[float(rms_error(*pair)) for pair in zip(found, exact, strict=True)] for found in (own, their)])
+    for of_own, of_their in zip(*torch.tensor(errors, dtype=torch.float64).log().mean(0).exp(), strict=True):
+        assert of_own <= error_bound(float(of_their), torch.float32)
+
+
+@pytest.mark.parametrize("method", ["euler", "rk4_38"])
+def test_checkpointed(method: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept, and the results are the same: bitwise where the arithmetic is the interpreter's."""
+    kept = []
+    forward = ops.ode_forward
+    monkeypatch.setattr(ops, "ode_forward", lambda *args: kept.append(forward(*args)) or kept[-1])
+    model, u0 = case(device, batch=3)
+    full, again = (on("triton", model, u0, method=method, memory=memory) for memory in ("full", "checkpointed"))
+    assert [stages.numel() > 0 for _, _, stages in kept] == [True, False]
+    for own, want in zip(again, full, strict=True):
+        assert torch.equal(own, want) if device == "cpu" else relative_error(own, want) < 1e-13
+
+
+def test_options_of_the_layers(device: str) -> None:
+    for clip in (True, False):
+        model, u0 = case(device, models=3)
+        model[1].clip, model[0].eps = clip, 0.25
+        model[0].gate_gradient = "clip" if clip else "straight_through"
+        with torch.no_grad():
+            model[1].weight[0, 0, :3] = torch.tensor([-1.0, 1.0, 1.0 + 1e-15])
+            model[0].gate[0] = torch.tensor([0.0, 1.0, 1.0 + 1e-15])
+        own, want = (on(name, model, u0) for name in ("triton", "reference"))
+        for found, expected in zip(own, want, strict=True):
+            assert relative_error(found, expected) < 1e-13
+            assert torch.equal(found == 0, expected == 0)
+
+
+def test_some_programs_for_many_starts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the starts are divided, all are counted, and each once."""
+    from npu_kernels.backends.triton import ode as launcher
+
+    model, u0 = case(device, batch=11, d=2, h=3)  # 4 starts a program
+    want = on("reference", model, u0)
+    for programs in (1, 4, 4096):
+        monkeypatch.setattr(launcher, "PROGRAMS", programs)
+        for memory in ("full", "checkpointed"):
+            for found, expected in zip(on("triton", model, u0, memory=memory), want, strict=True):
+                assert relative_error(found, expected) < 5e-13
+
+
+def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    forward = ops.ode_forward
+    monkeypatch.setattr(ops, "ode_forward", lambda *args: calls.append(1) or forward(*args))
+    for h, expected in ((128, 1), (129, 0)):
+        calls.clear()
+        model, u0 = case(device, models=None, h=h)
+        own, want = (on(name, model, u0, steps=1) for name in ("triton", "reference"))
+        assert len(calls) == expected
+        for found, true in zip(own, want, strict=True):
+            assert relative_error(found, true) < 1e-12
+    parameters = (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
+    arguments = (u0[None], *(p.detach() for p in parameters))
+    options = ([1.0], 2, 0.1, 1e-16, True, False, False)
+    with use_backend("triton"):
+        assert torch.equal(forward(*arguments, *options)[0], reference_ode.ode_forward(*arguments, *options)[0])
+
+
+def test_divergence_stays_where_it_is(device: str) -> None:
+    """Neither another model nor another start of a program, nor a padded feature, sees what has become infinite."""
+    model, u0 = case(device, models=2, batch=4, d=2, h=3)  # the four starts of a model share a program
+    want = on("triton", model, u0)
+    spoiled = u0.clone()
+    spoiled[1, 2] = torch.tensor([1e300, -1e300])
+    with torch.no_grad():
+        model[0].weight_re[1] = 1.5
+    alone = on("triton", model, u0, nonfinite="keep")
+    found = on("triton", model, spoiled, nonfinite="keep")
+    assert not found[0][1, 2].isfinite().all()
+    others = [0, 1, 3]
+    for index in (0, 1, 2):  # trajectory, derivatives, gradient of u0
+        assert torch.equal(found[index][0], want[index][0])
+        assert torch.equal(found[index][1, others], alone[index][1, others])
+    for own, before in zip(found[3:], want[3:], strict=True):
+        assert torch.equal(own[0], before[0])
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_special_values(layer: str, device: str) -> None:
+    """Zero, inf and nan are what they are in the eager loop."""
+    values = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-320, 1e308, -2.0]
+    u0 = torch.tensor(values, dtype=torch.float64, device=device)[:, None].repeat(1, D)
+    u0[:, 1:] = 0.5
+    model = make(layer, None).to(device)
+    found = []
+    for backend in ("triton", "reference"):
+        with use_backend(backend), torch.no_grad():
+            found.append(ode.rollout(model, u0, derivatives=True, nonfinite="keep", **LOOP))  # type: ignore[arg-type]
+    for own, expected in zip(*found, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
+
+
+def test_every_output_is_written(device: str) -> None:
+    model, u0 = case(device, batch=3)
+    expected = on("triton", model, u0)
+    with fill_uninitialized_with_nan():
+        found = on("triton", model, u0)
+    for own, want in zip(found, expected, strict=True):
+        assert torch.equal(own, want)
+
+
+def test_some_gradients_alone(device: str) -> None:
+    model, u0 = case(device, batch=2)
+    expected = on("triton", model, u0)[3:]
+    generator = torch.Generator().manual_seed(1)
+    with use_backend("triton"):
+        for index, parameter in enumerate(model.parameters()):
+            model.requires_grad_(False)
+            parameter.requires_grad_()
+            out = ode.rollout(model, u0, derivatives=True, **LOOP)  # type: ignore[arg-type]
+            generator.manual_seed(1)
+            upstream = [torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) for o in out]
+            (found,) = torch.autograd.grad(out, [parameter], upstream)
+            assert torch.equal(found, expected[index])
+
+
+def test_no_starts_at_all(device: str) -> None:
+    nowhere = torch.empty(2, 0, D, dtype=torch.float64, device=device)
+    out, _, grad_u0, *grads = on("triton", make("NPU", 2).to(device), nowhere)
+    assert out.shape == (2, 0, 4, D)
+    assert grad_u0.shape == (2, 0, D)
+    assert all(grad.count_nonzero() == 0 for grad in grads)
+
+
+def test_gradcheck(device: str) -> None:
+    model, u0 = case(device, batch=2, d=2, h=2)
+
+    def function(u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Any:
+        return ode.integrate(
+            u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint", derivatives=True
+        )
+
+    operands = (u0.requires_grad_(), *(p.detach().clone().requires_grad_() for p in model.parameters()))
+    with use_backend("triton"):
+        torch.autograd.gradcheck(function, operands)
+
+
+def test_wrong_operands_reach_no_kernel(device: str) -> None:
+    from npu_kernels.backends.triton import ode as launcher
+
+    model, u0 = case(device, batch=2)
+    parameters = [p.detach() for p in (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)]
+    options = (3, 0.1, 1e-16, True, False, True)
+    with pytest.raises(ValueError, match=r"^ode_forward: weight must have shape \(2, 3, 5\), got shape \(2, 5, 3\)$"):
+        launcher.ode_forward(u0, *parameters[:3], parameters[3].mT, [1.0], *options)
+    with pytest.raises(ValueError, match=r"^ode_forward: tableau must be a lower triangle by rows, got 2 numbers$"):
+        launcher.ode_forward(u0, *parameters, [1.0, 0.5], *options)
+    with pytest.raises(ValueError, match=r"^ode_forward: steps must be positive, got 0$"):
+        launcher.ode_forward(u0, *parameters, [1.0], 0, *options[1:])
+    path, _, stages = launcher.ode_forward(u0, *parameters, [1.0], *options)
+    with pytest.raises(ValueError, match=r"^ode_backward: stages must be what .*, got shape \(1, 3, 16, 1\)$"):
+        launcher.ode_backward(path, None, path, *parameters, stages[..., :1], [1.0], 0.1, 1e-16, True, False, 31)
