@@ -56,7 +56,7 @@ def test_what_is_wanted() -> None:
 
 
 def _row(error: float, steps: float) -> dict[str, object]:
-    values = ("large", "add", "NPU", 0, error, 1e-15, steps, "rounded", 1, 52, 1.0)
+    values = ("large", "add", "NPU", 16, 0, error, 1e-15, steps, "rounded", 1, 52, 1.0)
     return dict(zip(fitted.COLUMNS, values, strict=True))
 
 
@@ -65,7 +65,7 @@ def test_verdict() -> None:
     assert [check.reached for check in fitted_report.checks([good])] == [True, True]
     assert [check.reached for check in fitted_report.checks([bad])] == [False, False]
     assert [check.reached for check in fitted_report.checks([good, bad, bad, good, good])] == [True, True]
-    assert "| large | + | NPU | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in fitted_report.short_table(
+    assert "| large | + | NPU | 16 | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in fitted_report.short_table(
         [good, good, bad]
     )
 
@@ -77,7 +77,7 @@ def test_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(large, "TEST_POINTS", 100)
     assert main(["fitted", "--quick", "--seeds", "1", "--out", str(tmp_path), "--jobs", "1"]) == 0
     comments, rows = tables.read(tmp_path / "fitted.csv")
-    assert len(rows) == 2 * (4 + 4)
+    assert len(rows) == 2 * (4 + 4) + 1  # NPU on x twice
     assert list(rows[0]) == list(fitted.COLUMNS)
     assert not report.is_full(comments)
     assert "The arithmetic tasks with `npu_kernels.fit`" in (tmp_path / "report.md").read_text()
