@@ -65,9 +65,8 @@ def test_verdict() -> None:
     assert [check.reached for check in fitted_report.checks([good])] == [True, True]
     assert [check.reached for check in fitted_report.checks([bad])] == [False, False]
     assert [check.reached for check in fitted_report.checks([good, bad, bad, good, good])] == [True, True]
-    assert "| large | + | NPU | 16 | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in fitted_report.short_table(
-        [good, good, bad]
-    )
+    table = fitted_report.short_table([good, good, bad])
+    assert "| large | + | NPU | 16 | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in table
 
 
 def test_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
