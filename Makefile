@@ -61,9 +61,10 @@ gpu: install
 	$(BIN)/python -m benchmarks.throughput --device cuda --json build/throughput-gpu.jsonl
 	$(BIN)/python -m benchmarks.throughput --device cuda --precision high --rivals eager,compile --json build/throughput-gpu-high.jsonl
 
+# The document lists what is over its budget too.
 resources: install $(OLD_TRITON)/.installed
-	$(BIN)/python -m benchmarks.aot --table build/triton-new.json
-	PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m benchmarks.aot --table build/triton-old.json
+	-$(BIN)/python -m benchmarks.aot --table build/triton-new.json
+	-PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m benchmarks.aot --table build/triton-old.json
 	$(BIN)/python -m benchmarks.aot_report build/triton-new.json build/triton-old.json --out docs/triton-resources.md
 
 install: $(VENV)/.built

@@ -25,7 +25,7 @@ class Backward {
   Backward(const NpuBackward<T>& f, const Parallel& parallel)
       : f_(f), in_(f.inputs), parallel_(parallel), wide_(in_.in >= Simd<T>::width) {
     groups_ = most<int64_t>(
-        1, least<int64_t>(in_.rows / 512, least<int64_t>(16, (int64_t(1) << 21) / most<int64_t>(sums_size(), 1))));
+        1, least<int64_t>(in_.rows / 512, least<int64_t>(16, (int64_t(1) << 20) / most<int64_t>(sums_size(), 1))));
     group_rows_ = ceil_div(in_.rows, groups_);
   }
 
