@@ -208,13 +208,11 @@ def test_example(models: int, machines: int) -> None:
     printed = ""
     try:
         for child in children:
-            out, errors = child.communicate(timeout=300)
+            out, errors = child.communicate(timeout=120)
             printed += out
-            # torch's abort (see `_child`), after the last line of the script, is not the script's.
-            assert child.returncode == 0 or "terminate called without an active exception" in errors, errors
+            assert child.returncode == 0, errors
     finally:
         for child in children:
-            if child.poll() is None:
-                child.kill()
-                child.communicate()
+            child.kill()
+            child.communicate()  # closes the pipes too: one left open is an error in whatever test comes next
     assert printed.count(f"{models} model(s) on 2 rank(s): best loss") == 1
