@@ -52,7 +52,7 @@ TENSOR_CORE = {
 TARGETS = tuple(SHARED_MEMORY)
 LEAST_INSTRUCTIONS = 100
 BLOCKS = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "BLOCK_H", "BLOCK_D")
-OPTIONS = (*BLOCKS, "PASSES", "num_warps", "num_stages")
+OPTIONS = (*BLOCKS, "PASSES", "num_warps", "num_stages", "maxnreg")
 
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
@@ -312,7 +312,8 @@ ODE_SIZES_DOUBLE = ((2, 6, 3), (3, 9, 1), (4, 20, 1), (16, 32, 5))
 
 
 def cases(quick: bool, variants: str) -> Iterator[Case]:
-    """Calls that between them reach every shipped configuration; `quick`: only the smallest and the largest layers.
+    """Calls that between them reach every shipped configuration; `quick`: only the smallest and the largest layers, and
+    those that take the most registers.
 
     `variants`: "" for all operands and gradients only, "some" or "all" for calls without some of them too.
     """
@@ -320,6 +321,9 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
     yield "small 6 -> 2", highest, lambda: _npu(100, 6, 2)
     yield "large", highest, lambda: _npu(*SHAPES["large"])
     if quick:
+        yield "inalu small", highest, lambda: _inalu(100, 6, 2)
+        yield "inalu medium", highest, lambda: _inalu(*SHAPES["medium"])
+        yield "inalu float64", highest, lambda: _inalu(*SHAPES["large odd"], dtype=double)
         return
     yield "small float64", highest, lambda: _npu(100, 6, 2, dtype=double)
     for precision in ("high", "medium"):
@@ -372,6 +376,7 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
         yield "nalu models, shared x", highest, lambda: _nalu(100, 6, 2, K=3, shared=True)
         yield "nalu without bias", highest, lambda: _nalu(100, 6, 2, bias=False)
         yield "inalu inference", highest, lambda: _inalu(100, 6, 2, save=False)
+        yield "inalu inference float64", highest, lambda: _inalu(100, 6, 2, save=False, dtype=double)
         yield "inalu bfloat16", highest, lambda: _inalu(100, 6, 2, dtype=torch.bfloat16)
         yield "inalu weights only", highest, lambda: _inalu(100, 6, 2, needs=2 + 16)
 
@@ -459,7 +464,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aot", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", action="append", choices=TARGETS, help="repeat for several; default: all")
     parser.add_argument("--table", type=Path, help="write the resource table here, as JSON")
-    parser.add_argument("--quick", action="store_true", help="only the smallest and the largest layers")
+    parser.add_argument("--quick", action="store_true", help="only the smallest and the largest NPU, and some iNALUs")
     parser.add_argument(
         "--variants", action="store_true", help="calls without some operands or gradients: all, on every target (slow)"
     )

@@ -156,7 +156,8 @@ def tune(
             except Exception:  # out of registers or shared memory, or a compiler's own failure: it does not count
                 return math.inf
 
-    candidates = tuning.candidates(order.kernel, torch.float32, precision, bucket)
+    kept = {"maxnreg": start["maxnreg"]} if "maxnreg" in start else {}  # no candidate varies it
+    candidates = (entry | kept for entry in tuning.candidates(order.kernel, torch.float32, precision, bucket))
     return search(start, candidates, measure, enough=lambda: clock() - begin > seconds)
 
 

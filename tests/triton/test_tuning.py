@@ -35,13 +35,18 @@ def test_tables_are_well_formed(architecture: str) -> None:
         assert match, key
         assert match[1] in tuning.KERNELS
         for name, value in entry.items():
-            known = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "PASSES", "num_warps", "num_stages", "programs")
+            known = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "PASSES", "num_warps", "num_stages", "maxnreg", "programs")
             assert name in known, key
             if name.startswith("BLOCK") or name == "num_warps":
                 assert value & (value - 1) == 0, key
         if match[1] in tuning.PRODUCTS:
-            # matrix units take tiles of at least 16
-            assert min(entry[name] for name in ("BLOCK_B", "BLOCK_O", "BLOCK_I")) >= 16, key
+            # Matrix units take tiles of at least 16, float64 ones 8 columns of a product's right operand.
+            columns = "BLOCK_O" if match[1].endswith("_forward") else "BLOCK_I"
+            for name in ("BLOCK_B", "BLOCK_O", "BLOCK_I"):
+                assert entry[name] >= (8 if match[2] == "float64" and name == columns else 16), key
+            # There are 65536 registers; for AMD's compiler there is no such option.
+            assert entry.get("maxnreg", 0) * entry["num_warps"] * 32 <= 65536, key
+            assert "maxnreg" not in entry or architecture != tuning.AMD, key
             assert entry["PASSES"] in ((0,) if match[2] == "float64" else (0, 1, 3, 6)), key
             if match[3] == "highest" or (match[3] == "any" and match[2] != "float64"):
                 assert entry["PASSES"] in (0, 6), f"{key}: not as accurate as float32"
@@ -147,6 +152,19 @@ def test_tuning_with_a_made_up_clock(device: str) -> None:
     for key, entry in found.items():
         assert KEY.fullmatch(key) or re.fullmatch(r"(\w+) float32 (any|highest) b8 i(4|32) o(2|4) k(1|2)", key), key
         assert entry["num_warps"] <= 4
+
+
+def test_tuning_keeps_the_bound_on_registers(device: str) -> None:
+    """Candidates have the shipped configuration's, else none would be its neighbour."""
+    (order,) = (order for order in tune.orders(Size(5, 3, 2), device) if order.kernel == "nmu_forward")
+    shipped = {"BLOCK_B": 64, "BLOCK_O": 16, "num_warps": 4, "maxnreg": 255}
+    clock = itertools.count()
+    with tuning.use_config(order.kernel, shipped):
+        timer = lambda run: 1 + tuning._overrides[order.kernel]["BLOCK_B"] / 128  # noqa: E731
+        best, time, first = tune.tune(order, timer, 4.0, lambda: next(clock), device)
+    assert best["BLOCK_B"] < shipped["BLOCK_B"]
+    assert best.keys() == shipped.keys()
+    assert time < first
 
 
 def test_unknown_kernel() -> None:

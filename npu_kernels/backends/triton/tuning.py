@@ -14,7 +14,8 @@ this file has one table per architecture; others use the nearest one. To measure
 timing, :class:`use_config` makes launches use it, :func:`load_table` and :func:`save_table` read and write tables.
 
 A configuration has the block sizes ``BLOCK_B, BLOCK_O, BLOCK_I``, ``PASSES`` (scheme of the products, `device_math`),
-``num_warps``, ``num_stages``, and, for kernels that split rows, ``programs``: about how many programs to start.
+``num_warps``, ``num_stages``, for kernels that split rows ``programs``: about how many programs to start, and, where
+NVIDIA's assembler would rather spill than take another register, ``maxnreg``: how many it may take.
 """
 
 from __future__ import annotations
@@ -209,12 +210,13 @@ def candidates(kernel: str, dtype: torch.dtype, precision: str, shape_bucket: st
     """
     if kernel in PRODUCTS:
         schemes = [0] if dtype is torch.float64 else {"highest": [0, 6], "high": [0, 6, 3], "medium": [3, 1]}[precision]
-        rows = (32,) if dtype is torch.float64 else (32, 64, 128)
+        rows = (32, 64) if dtype is torch.float64 else (32, 64, 128)
         cols = (16, 32) if dtype is torch.float64 or shape_bucket in ("small", "narrow") else (16, 32, 64, 128)
+        right = (8, *cols) if dtype is torch.float64 else cols  # its matrix units are 8 columns wide
         choices: dict[str, tuple[int, ...] | list[int]] = {
             "BLOCK_B": rows,
-            "BLOCK_O": cols,
-            "BLOCK_I": cols,
+            "BLOCK_O": right if kernel.endswith("_forward") else cols,
+            "BLOCK_I": cols if kernel.endswith("_forward") else right,
             "PASSES": schemes,
             "num_warps": (4, 8),
             "num_stages": (1, 2, 3),
