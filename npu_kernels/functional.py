@@ -10,9 +10,8 @@ result is cast back. Under `torch.autocast` everything is computed in float32 an
 
 Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend that cannot run.
 
-Under `torch.func.vmap` the fused operators of NPU and NMU compute, a vmap over weights as one call with a model
-dimension; under the other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every
-mode is right.
+Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model dimension; under the
+other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every mode is right.
 """
 
 from __future__ import annotations
@@ -237,8 +236,12 @@ def _nalu(
 ) -> Tensor:
     backend = backend_for(x)
     inputs = x, weight, mask, gate_weight, gate_bias
-    if eager_only() or not dispatch.has_kernel(backend, "nalu_forward"):
+    if not dispatch.has_kernel(backend, "nalu_forward"):
         return reference.nalu(*inputs, eps=eps)
+    if eager_only():
+        if not transforms.fused(*inputs[1:]):
+            return reference.nalu(*inputs, eps=eps)
+        return transforms.NALUTransformed.apply(*inputs, eps)[0]
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         return NALUFunction.apply(*inputs, eps)
     return ops.nalu_forward(*inputs, eps, False)[0]
@@ -257,8 +260,12 @@ def _inalu(
 ) -> Tensor:
     backend = backend_for(x)
     inputs = x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
-    if eager_only() or not dispatch.has_kernel(backend, "inalu_forward"):
+    if not dispatch.has_kernel(backend, "inalu_forward"):
         return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
+    if eager_only():
+        if not transforms.fused(*inputs[1:]):
+            return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
+        return transforms.INALUTransformed.apply(*inputs, eps, omega)[0]
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
         return INALUFunction.apply(*inputs, eps, omega)
     return ops.inalu_forward(*inputs, eps, omega, False)[0]

@@ -324,3 +324,98 @@ class NMUBackwardTransformed(Function):
             fold.unfold_x(grad_x) if needs & 1 else grad_x,
             fold.unfold_weight(grad_weight) if needs & 2 else grad_weight,
         ), (0 if needs & 1 else None, 0 if needs & 2 else None)
+
+
+# ---- NALU, iNALU ----------------------------------------------------------------------------------------------------
+
+
+def _nalu_family(layer: str, operands: int, kept: int) -> tuple[type[Function], type[Function]]:
+    """Two Functions as those above, of a layer of `operands` tensors, x first, whose forward keeps `kept` beside y.
+
+    The first gives y and what is kept, functions of the operands that get no gradient; the second the operands'
+    gradients, empty where `needs` has no bit.
+    """
+    forward_operator, backward_operator = getattr(ops, f"{layer}_forward"), getattr(ops, f"{layer}_backward")
+    gradients: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer}_backward")
+    none = (None,) * kept
+
+    class Forward(Function):
+        """From the operands and the layer's options."""
+
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return forward_operator(*inputs, True)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            ctx.save_for_backward(*inputs[:operands], *output[1:])
+            ctx.options = inputs[operands:]
+            ctx.mark_non_differentiable(*output[1:])
+
+        @staticmethod
+        def backward(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+            needs = sum(need << bit for bit, need in enumerate(ctx.needs_input_grad[:operands]))
+            if visible():
+                grads = Backward.apply(grad_y, *ctx.saved_tensors, *ctx.options, needs)
+            else:
+                grads = gradients(grad_y, *ctx.saved_tensors[:operands], *none, *ctx.options, needs)
+            found = (grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
+            return *found, *(None for _ in ctx.options)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+            x, *weights = inputs[:operands]
+            of_x, *of_weights = in_dims[:operands]
+            into_models = any(dim is not None for dim in of_weights)
+            fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), into_models)
+            outputs = Forward.apply(fold.x(x, of_x, False), *map(fold.weight, weights, of_weights), *inputs[operands:])
+            rows, dims = zip(*map(fold.unfold_rows, outputs), strict=True)
+            return rows, dims
+
+    class Backward(Function):
+        """From grad_y, the operands, what the forward kept, the options and `needs`."""
+
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return backward_operator(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            ctx.save_for_backward(*inputs[: 1 + operands])
+            ctx.options = inputs[1 + operands + kept :]
+            needs = inputs[-1]
+            ctx.mark_non_differentiable(*(grad for bit, grad in enumerate(output) if not needs >> bit & 1))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            def formula(*inputs: Tensor | None) -> tuple[Tensor, ...]:
+                return gradients(*inputs, *none, *ctx.options)
+
+            present = [grad if ctx.options[-1] >> bit & 1 else None for bit, grad in enumerate(grads)]
+            return *_pull(formula, ctx.saved_tensors, present), *none, *(None for _ in ctx.options)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+            (grad_y, x, *weights), saved = inputs[: 1 + operands], inputs[1 + operands : 1 + operands + kept]
+            of_x, of_weights, of_saved = in_dims[1], in_dims[2 : 1 + operands], in_dims[1 + operands :]
+            needs = inputs[-1]
+            fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), True)
+            grads = Backward.apply(
+                fold.rows(grad_y, in_dims[0]),
+                fold.x(x, of_x, bool(needs & 1)),
+                *map(fold.weight, weights, of_weights),
+                *map(fold.rows, saved, of_saved),
+                *inputs[1 + operands + kept :],
+            )
+            there = [bool(needs >> bit & 1) for bit in range(operands)]
+            unfold = (fold.unfold_x, *(fold.unfold_weight,) * len(weights))
+            outputs = tuple(
+                back(grad) if is_there else grad for back, grad, is_there in zip(unfold, grads, there, strict=True)
+            )
+            return outputs, tuple(0 if is_there else None for is_there in there)
+
+    return Forward, Backward
+
+
+NALUTransformed, NALUBackwardTransformed = _nalu_family("nalu", 5, 3)
+INALUTransformed, INALUBackwardTransformed = _nalu_family("inalu", 6, 4)

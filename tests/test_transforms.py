@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import NAU, NMU, NPU, autograd, functional, iNALU, reference, use_backend
 from npu_kernels.testing import RECORDS, relative_error
 from tests.conftest import needs_library
+from tests.vmapped import ROUNDING, Count, check_one_call
 
-ROUNDING = 1e-11
-fused = pytest.mark.parametrize("name", ["npu", "nmu"])
+fused = pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
 
 # torch's own warnings about itself: when it traces an autograd.Function, loads forward mode, and saves a program.
 pytestmark = [
@@ -132,19 +131,6 @@ def test_per_sample_gradients(name: str, backend: str) -> None:
         assert relative_error(actual, expected) < ROUNDING
 
 
-class Count(TorchDispatchMode):
-    """How often each of our operators runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "npu_kernels":
-            self.calls[func.name().partition("::")[2]] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def _stacked(models: int, **options: Any) -> tuple[list[nn.Module], nn.Module, dict[str, Any]]:
     modules: list[nn.Module] = []
     for _ in range(models):
@@ -155,10 +141,6 @@ def _stacked(models: int, **options: Any) -> tuple[list[nn.Module], nn.Module, d
 
 def _square(module: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
     return functional_call(module, state, x).square().sum()
-
-
-def _all_gradients(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    return grad(lambda *tensors: function(*tensors).square().sum(), argnums=(0, 1, 2, 3))
 
 
 ONE_CALL = {"npu_forward": 1, "nmu_forward": 1}
@@ -203,46 +185,10 @@ def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
 
 
 @needs_library
-def test_vmap_over_anything_is_one_call() -> None:
-    """Rows alone, only one weight, other dimensions than the first, modules that have models, two levels."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
-
-    x, re, im, gate = draw(6, 3), draw(2, 3), draw(2, 3), draw(3)
-    cases: list[tuple[Any, Any, tuple[Tensor, ...]]] = [
-        ((0, None, None, None), None, (draw(5, 6, 3), re, im, gate)),
-        ((1, None, None, None), None, (draw(6, 5, 3), re, im, gate)),
-        ((None, None, 2, None), None, (x, re, draw(2, 3, 5), gate)),
-        ((None, 1, None, 1), None, (x, draw(2, 5, 3), im, draw(3, 5))),
-        ((None, None, None, 0), None, (x, re, im, draw(5, 3))),
-        ((0, None, None, None), None, (draw(5, 3), re, im, gate)),  # single rows
-        ((0, None, None, None), None, (draw(5, 4, 6, 3), draw(4, 2, 3), draw(4, 2, 3), draw(4, 3))),
-        ((0, None, None, None), None, (draw(5, 6, 3), draw(4, 2, 3), draw(4, 2, 3), draw(4, 3))),  # shared by models
-        ((None, 0, 0, 0), None, (x, draw(5, 4, 2, 3), draw(5, 4, 2, 3), draw(5, 4, 3))),
-        ((0, 0, 0, 0), None, (draw(5, 6, 3), draw(5, 4, 2, 3), draw(5, 4, 2, 3), draw(5, 4, 3))),
-        ((None, 0, 0, 0), None, (draw(4, 6, 3), draw(5, 4, 2, 3), draw(5, 4, 2, 3), draw(5, 4, 3))),
-        ((0, None, None, None), (None, 0, 0, 0), (draw(7, 6, 3), draw(5, 2, 3), draw(5, 2, 3), draw(5, 3))),
-        ((None, 0, None, 0), (0, None, 0, None), (draw(7, 6, 3), draw(5, 2, 3), draw(7, 2, 3), draw(5, 3))),
-    ]
-    for outer, inner, tensors in cases:
-
-        def mapped(
-            function: Callable[..., Any], outer: Any = outer, inner: Any = inner, tensors: tuple[Tensor, ...] = tensors
-        ) -> Any:
-            return vmap(function if inner is None else vmap(function, inner), outer)(*tensors)
-
-        transformations: tuple[Any, ...] = (lambda f: f, _all_gradients)
-        for transform in transformations:
-            with Count() as count:
-                actual = mapped(transform(functional.npu))
-            expected = mapped(transform(reference.npu))
-            gradient, weights = isinstance(actual, tuple), any(d is not None for d in (*outer[1:], *(inner or ())[1:]))
-            assert count.calls["npu_forward"] == (weights or not gradient)
-            assert count.calls["npu_backward"] == (weights and gradient)
-            for a, e in zip(*(v if isinstance(v, tuple) else (v,) for v in (actual, expected)), strict=True):
-                assert relative_error(a, e) < ROUNDING, (outer, inner)
+@pytest.mark.parametrize("name", ["npu", "inalu"])
+def test_vmap_over_anything_is_one_call(name: str) -> None:
+    """Rows alone, some weights, other dimensions than the first, modules that have models, two levels."""
+    check_one_call(name)
 
 
 def test_second_derivative_over_stacked_modules(backend: str) -> None:
@@ -266,13 +212,14 @@ def test_second_derivative_over_stacked_modules(backend: str) -> None:
             assert relative_error(actual, expected[name]) < ROUNDING
 
 
-def test_vmap_gradcheck(backend: str) -> None:
+@pytest.mark.parametrize("name", ["npu", "inalu"])
+def test_vmap_gradcheck(name: str, backend: str) -> None:
     """Derivatives of a vmapped call against finite differences, in every mode that torch can check."""
-    arguments = tuple(a.requires_grad_() for a in _arguments("npu", rows=2))
+    arguments = tuple(a.requires_grad_() for a in _arguments(name, rows=2))
     stacked = (arguments[0], *(torch.stack([a, 0.7 * a + 0.1]).detach().requires_grad_() for a in arguments[1:]))
 
     def function(*tensors: Tensor) -> Tensor:
-        return vmap(functional.npu, (None, 0, 0, 0))(*tensors)
+        return vmap(RECORDS[name].function, (None, *(0 for _ in tensors[1:])))(*tensors)
 
     assert torch.autograd.gradcheck(function, stacked, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(function, stacked)

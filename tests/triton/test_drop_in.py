@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NMU, NPU, functional, ops, use_backend
+from npu_kernels import NALU, NMU, NPU, functional, iNALU, ops, use_backend
 from npu_kernels.backends import triton as backend
 from npu_kernels.testing import relative_error
+from tests.vmapped import check_one_call
 
 
 @pytest.fixture(autouse=True)
@@ -86,15 +88,47 @@ def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
     assert relative_error(y, model(x)) < 1e-11
 
 
-def test_vmap_is_one_launch(launches: Counter[str]) -> None:
-    modules = [NPU(3, 2, dtype=torch.float64) for _ in range(4)]
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(NPU, "npu"), (NMU, "nmu"), (NALU, "nalu"), (functools.partial(NALU, bias=True), "nalu"), (iNALU, "inalu")],
+    ids=["NPU", "NMU", "NALU", "NALU with bias", "iNALU"],
+)
+def test_vmap_over_stacked_modules_is_one_launch(
+    layer: Callable[..., nn.Module], name: str, launches: Counter[str]
+) -> None:
+    """With the gradient by plain autograd, inside and outside."""
+    modules = [layer(3, 2, dtype=torch.float64) for _ in range(4)]
     state, _ = torch.func.stack_module_state(modules)  # type: ignore[arg-type]
+    frozen = {key: value.detach() for key, value in state.items()}
     x = torch.randn(5, 3, dtype=torch.float64)
+
+    def loss(s: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(modules[0], s, x).square().sum()
+
+    def plain() -> dict[str, Tensor]:
+        torch.func.vmap(loss)(state).sum().backward()
+        return {key: value.grad for key, value in state.items() if value.grad is not None}
+
+    each = [torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in modules]
+    expected = {key: torch.stack(grads) for key, grads in zip(state, zip(*each, strict=True), strict=True)}
+    calls: tuple[Callable[[], dict[str, Tensor]], ...] = (
+        plain,
+        lambda: torch.func.vmap(torch.func.grad(loss))(frozen),
+        lambda: torch.func.grad(lambda s: torch.func.vmap(loss)(s).sum())(frozen),
+    )
+    for call in calls:
+        launches.clear()
+        with use_backend("triton"):
+            found = call()
+        assert launches == {f"{name}_forward": 1, f"{name}_backward": 1}
+        assert found.keys() == expected.keys()
+        assert all(relative_error(found[key], expected[key]) < 1e-11 for key in expected)
+
+
+def test_vmap_over_anything_is_one_call() -> None:
+    """Of the layer that has no C++ kernel; the others' are in `tests/test_transforms.py`."""
     with use_backend("triton"):
-        y = torch.func.vmap(lambda s: torch.func.functional_call(modules[0], s, x))(state)
-        y.sum().backward()
-    assert launches == {"npu_forward": 1, "npu_backward": 1}
-    assert relative_error(y, torch.stack([m(x) for m in modules])) < 1e-11
+        check_one_call("nalu")
 
 
 def test_python_threads() -> None:
