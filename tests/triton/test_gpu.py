@@ -15,6 +15,7 @@ from tests.kernels import ALL, backward, forward, outputs
 
 pytestmark = pytest.mark.gpu
 LAYERS = ("npu", "nmu", "nalu", "inalu")
+UNITS = ("NPU", "RealNPU", "NaiveNPU", "NMU", "NALU", "iNALU")
 
 
 def _needs_memory(gigabytes: float) -> None:
@@ -25,43 +26,66 @@ def _needs_memory(gigabytes: float) -> None:
 
 @pytest.mark.parametrize("num_models", [None, 8])
 @pytest.mark.parametrize("sizes", [(100, 6, 2), (256, 64, 48)])
-def test_training_step_in_a_graph(gpu: str, sizes: tuple[int, int, int], num_models: int | None) -> None:
+@pytest.mark.parametrize("layer", UNITS)
+def test_training_step_in_a_graph(layer: str, gpu: str, sizes: tuple[int, int, int], num_models: int | None) -> None:
     """A captured step (forward, backward, optimiser) does what the uncaptured one does, bit by bit."""
     rows, in_features, out_features = sizes
     lead = [] if num_models is None else [num_models]
-    x = torch.rand(*lead, rows, in_features, device=gpu) - 0.5
+    x = torch.rand(*lead, rows, in_features, device=gpu) + 0.5  # an NMU's product of many smaller ones vanishes
+    x[..., 0] -= 1
     target = torch.rand(*lead, rows, out_features, device=gpu)
 
     def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
-        layer = npu_kernels.NPU(in_features, out_features, num_models=num_models, device=gpu)
-        return layer, torch.optim.SGD(layer.parameters(), lr=1e-3)
+        module = getattr(npu_kernels, layer)(in_features, out_features, num_models=num_models, device=gpu)
+        # Capturable: the number of steps is a tensor on the device, which a replayed graph can count.
+        return module, torch.optim.Adam(module.parameters(), lr=1e-3, capturable=True)
 
-    def step(layer: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    def step(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
         optimizer.zero_grad(set_to_none=False)
-        loss = (layer(x) - target).square().mean()
+        loss = (module(x) - target).square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach()
 
     plain, captured = build(), build()
+    begin = [parameter.detach().clone() for parameter in plain[0].parameters()]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side):  # compiles the kernels and allocates gradients and the optimiser's state
         for _ in range(3):
             step(*captured)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured_loss = step(*captured)
+        captured_loss = step(*captured)  # records only
     for _ in range(5):
         graph.replay()
     for _ in range(3 + 5):
         loss = step(*plain)
     torch.cuda.synchronize()
+    assert torch.isfinite(loss)
     assert torch.equal(loss, captured_loss)
-    for one, two in zip(plain[0].parameters(), captured[0].parameters(), strict=True):
+    for one, two, first in zip(plain[0].parameters(), captured[0].parameters(), begin, strict=True):
         assert torch.equal(one, two)
+        assert not torch.equal(one, first)
+
+
+@pytest.mark.parametrize("layer", UNITS)
+def test_vmap_over_stacked_modules(layer: str, gpu: str) -> None:
+    """Outputs and gradients are those of the modules one by one."""
+    modules = [getattr(npu_kernels, layer)(6, 3, device=gpu) for _ in range(4)]
+    state, _ = torch.func.stack_module_state(modules)
+    x = torch.rand(20, 6, device=gpu) - 0.5
+    y = torch.func.vmap(lambda s: torch.func.functional_call(modules[0], s, x))(state)
+    grads = torch.autograd.grad(y.sum(), list(state.values()))
+    each = [module(x) for module in modules]
+    expected = [
+        torch.autograd.grad(one.sum(), list(module.parameters())) for one, module in zip(each, modules, strict=True)
+    ]
+    assert relative_error(y, torch.stack(each)) < 1e-6
+    for grad, wanted in zip(grads, zip(*expected, strict=True), strict=True):
+        assert relative_error(grad, torch.stack(wanted)) < 1e-5
 
 
 @pytest.mark.parametrize("name", LAYERS)
