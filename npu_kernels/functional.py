@@ -439,8 +439,7 @@ def inalu(
         eps: the least ``|x|`` in the logarithm.
         omega: the greatest exponent.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on a GPU; on the CPU the sign product is the fused `nmu`, the rest
-    plain torch.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU.
 
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
     the authors of "Neural Power Units" ran.
