@@ -344,6 +344,7 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
     for name in ("medium", "narrow", "large odd"):
         yield f"inalu {name}", highest, lambda name=name: _inalu(*SHAPES[name])  # type: ignore[misc]
     yield "inalu float64", highest, lambda: _inalu(*SHAPES["large odd"], dtype=double)
+    yield "inalu float64 medium", highest, lambda: _inalu(*SHAPES["medium"], dtype=double)
     for dtype, sizes in ((torch.float32, ODE_SIZES), (double, ODE_SIZES_DOUBLE)):
         for size in sizes:
             name = f"ode {size[0]} -> {size[1]}, starts {size[2]} {str(dtype).removeprefix('torch.')}"
