@@ -397,14 +397,14 @@ def _nalu_family(layer: str, operands: int, kept: int) -> tuple[type[Function], 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
             (grad_y, x, *weights), saved = inputs[: 1 + operands], inputs[1 + operands : 1 + operands + kept]
-            of_x, of_weights, of_saved = in_dims[1], in_dims[2 : 1 + operands], in_dims[1 + operands :]
+            of_x, of_weights = in_dims[1], in_dims[2 : 1 + operands]
             needs = inputs[-1]
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), True)
             grads = Backward.apply(
                 fold.rows(grad_y, in_dims[0]),
                 fold.x(x, of_x, bool(needs & 1)),
                 *map(fold.weight, weights, of_weights),
-                *map(fold.rows, saved, of_saved),
+                *map(fold.rows, saved, in_dims[1 + operands :]),
                 *inputs[1 + operands + kept :],
             )
             there = [bool(needs >> bit & 1) for bit in range(operands)]
@@ -414,6 +414,8 @@ def _nalu_family(layer: str, operands: int, kept: int) -> tuple[type[Function], 
             )
             return outputs, tuple(0 if is_there else None for is_there in there)
 
+    title = layer.upper()  # what graphs and profiles show
+    Forward.__name__, Backward.__name__ = f"{title}Transformed", f"{title}BackwardTransformed"
     return Forward, Backward
 
 
