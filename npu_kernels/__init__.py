@@ -7,7 +7,7 @@ The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an acce
 
 from importlib.metadata import PackageNotFoundError, version
 
-from npu_kernels import fitting, formula, functional, interop, ode, reference, trace, training
+from npu_kernels import fitting, formula, functional, interop, ode, optim, reference, trace, training
 from npu_kernels.dispatch import backend_for, use_backend
 from npu_kernels.fitting import fit, fit_many
 from npu_kernels.layers import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU
@@ -35,6 +35,7 @@ __all__ = [
     "iNALU",
     "interop",
     "ode",
+    "optim",
     "reference",
     "trace",
     "training",

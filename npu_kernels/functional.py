@@ -45,7 +45,8 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 direct.load()
 direct.set_backward("npu", npu_backward)
-direct.set_backward("nmu", nmu_backward)
+direct.set_backward("nmu", lambda grad_y, x, weight, clip, needs: nmu_backward(grad_y, x, weight, needs))
+direct.set_backward("nau", reference.nau_backward)
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------
@@ -219,15 +220,16 @@ def _nmu(x: Tensor, weight: Tensor) -> Tensor:
     return ops.nmu_forward(x, weight)
 
 
-def _nmu_direct(x: Tensor, weight: Tensor, clip: bool = False) -> Any:
-    if direct.nmu is None or dispatch.forced not in dispatch.DIRECT or is_compiling():
+def _direct(function: Callable[..., Any] | None, *arguments: Any) -> Any:
+    """What the direct way answers, NotImplemented where it is not taken."""
+    if function is None or dispatch.forced not in dispatch.DIRECT or is_compiling():
         return NotImplemented
-    return direct.nmu(x, weight, clip)
+    return function(*arguments)
 
 
 def _sign_product(x: Tensor, weight: Tensor) -> Tensor:
     """The product of an iNALU, whose operands are flat."""
-    y = _nmu_direct(x, weight)
+    y = _direct(direct.nmu, x, weight, False)
     return _nmu(x, weight) if y is NotImplemented else y
 
 
@@ -317,10 +319,9 @@ def npu(
         >>> npu(x, torch.tensor([[1.0, 2.0]], dtype=torch.float64)).round(decimals=6)  # 3 ** 1 * (-2) ** 2
         tensor([[12.]], dtype=torch.float64)
     """
-    if direct.npu is not None and dispatch.forced in dispatch.DIRECT and not is_compiling():
-        y = direct.npu(x, weight_re, weight_im, gate, eps, gate_gradient)
-        if y is not NotImplemented:  # errors and all special cases are the general way's
-            return y
+    y = _direct(direct.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
+    if y is not NotImplemented:  # errors and all special cases are the general way's
+        return y
     if (
         not _any_autocast()
         and _fits(x, weight_re, weight_im)
@@ -341,10 +342,14 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
         weight: ``[O, I]`` or ``[K, O, I]``.
         clip: clip the weight to [-1, 1] as the paper defines; false is what its authors ran.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on every backend: a matrix product.
+    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: plain torch, but on the CPU, where the layer is small,
+    kernels at a fraction of the cost of torch's calls.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
     """
+    y = _direct(direct.nau, x, weight, clip)
+    if y is not NotImplemented:
+        return y
     return _call("nau", reference.nau, x, {"weight": weight}, clip=clip)
 
 
@@ -362,7 +367,7 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
     """
-    y = _nmu_direct(x, weight, clip)
+    y = _direct(direct.nmu, x, weight, clip)
     if y is not NotImplemented:
         return y
     return _call("nmu", _nmu_clipped if clip else _nmu, x, {"weight": weight})
@@ -439,7 +444,8 @@ def inalu(
         eps: the least ``|x|`` in the logarithm.
         omega: the greatest exponent.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O, I]`` factors of its sign
+    product.
 
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
     the authors of "Neural Power Units" ran.

@@ -91,6 +91,25 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     return _apply(x, weight.clamp(-1, 1) if clip else weight)
 
 
+def nau_backward(
+    grad_y: Tensor, x: Tensor, weight: Tensor, clip: bool, needs: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x and weight, None without their bit in `needs`, for any leading dimensions."""
+    grad_rows = grad_y.reshape(*weight.shape[:-2], -1, weight.shape[-2])
+    grad_x = grad_weight = None
+    if needs & 1:
+        grad_x = grad_rows @ (weight.clamp(-1, 1) if clip else weight)
+        if x.dim() < grad_y.dim():  # shared by all models
+            grad_x = grad_x.sum(0)
+        grad_x = grad_x.reshape(x.shape)
+    if needs & 2:
+        rows = x.reshape(*grad_rows.shape[:-1], x.shape[-1]) if x.dim() == grad_y.dim() else x  # else shared
+        grad_weight = grad_rows.mT @ rows
+        if clip:
+            grad_weight = torch.where((weight >= -1) & (weight <= 1), grad_weight, 0)
+    return grad_x, grad_weight
+
+
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     """Neural Multiplication Unit (equation 4): ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 

@@ -20,7 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
+from npu_kernels import dispatch
+from npu_kernels.backends import direct
 from npu_kernels.layers.base import Unit
 from npu_kernels.layers.nau import NAU
 from npu_kernels.layers.nmu import NMU
@@ -109,6 +112,59 @@ def regularizer(parameters: Parameters, *, form: str = "madsen", num_models: int
     tensors, num_models = _collect("regularizer", parameters, num_models, (NAU, NMU))
     distance = (torch.minimum(t.abs(), (1 - (t.abs() if form == "madsen" else t)).abs()) for t in tensors)
     return _total(distance, num_models)
+
+
+def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Tensor:
+    """The mean squared error, one for each model where there are several.
+
+    Args:
+        y: of any shape; with models ``[K, ...]``.
+        target: of the shape of y; with models also ``[...]``, the same for all of them.
+        num_models: K, the first dimension of y. The sum of the ``[K]`` losses trains every model as if it were alone.
+
+    Returns a scalar, or ``[K]`` with models. Raises TypeError for what are no tensors of one floating dtype, ValueError
+    for other shapes.
+
+    On the CPU one call computes it and one its gradient: for a small model, `torch.nn.functional.mse_loss` costs as
+    much as the layers.
+
+        >>> mse_loss(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 2.0]), num_models=2)
+        tensor([0., 4.])
+    """
+    if direct.mse is not None and dispatch.forced in dispatch.DIRECT and not is_compiling():
+        shape = y.shape[:1] if isinstance(y, Tensor) else ()
+        if num_models is None or shape == (num_models,):
+            loss = direct.mse(y, target, num_models is not None)
+            if loss is not NotImplemented:
+                return loss
+    _check_loss(y, target, num_models)
+    if num_models is None:
+        return nn.functional.mse_loss(y, target)
+    return (y - target).square().reshape(num_models, -1).mean(1)
+
+
+def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
+    for name, tensor in (("y", y), ("target", target)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"mse_loss: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if not tensor.is_floating_point():
+            raise TypeError(f"mse_loss: {name} must have a floating-point dtype, got {tensor.dtype}")
+    shapes = tuple(y.shape), tuple(target.shape)
+    if num_models is not None and shapes[0][:1] != (num_models,):
+        raise ValueError(f"mse_loss: y must have leading dimension {num_models} (num_models), got shape {shapes[0]}")
+    if shapes[1] != shapes[0] and (num_models is None or shapes[1] != shapes[0][1:]):
+        shared = "" if num_models is None else f" or {shapes[0][1:]} (shared by all models)"
+        raise ValueError(f"mse_loss: target must have the shape of y, {shapes[0]}{shared}, got shape {shapes[1]}")
+
+
+def _mse_backward(grad_loss: Tensor, y: Tensor, target: Tensor, models: bool) -> tuple[Tensor]:
+    """Of plain torch operations, so that any transform and any order of derivative goes through them."""
+    count = y.numel() // (y.shape[0] if models else 1)
+    scale = grad_loss.reshape(-1, *(1,) * (y.dim() - 1)) if models else grad_loss
+    return ((2 / count) * scale * (y - target),)
+
+
+direct.set_backward("mse", _mse_backward)
 
 
 class SteppedSchedule:

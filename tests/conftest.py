@@ -49,9 +49,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Every backend that computes on the CPU, forced; the C++ kernels called directly and by their operators."""
     name = request.param
     if name == "operators":
-        monkeypatch.setattr(direct, "npu", None)
-        monkeypatch.setattr(direct, "nmu", None)
-        monkeypatch.setattr(direct, "ode", None)
+        for name in ("npu", "nmu", "nau", "mse", "adam", "ode"):
+            monkeypatch.setattr(direct, name, None)
         name = "cpu"
     with use_backend(name):
         yield name

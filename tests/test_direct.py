@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import npu_kernels
-from npu_kernels import NPU, env, functional
+from npu_kernels import NAU, NMU, NPU, env, functional, reference
 from npu_kernels.backends import cpu, direct
 from npu_kernels.testing import RECORDS, Sample
 from tests.building import run_python
@@ -198,6 +198,72 @@ def test_graphs_do_not_leak() -> None:
     del y
     gc.collect()
     assert alive() is None
+
+
+# ---- layers with one weight -----------------------------------------------------------------------------------------
+
+
+def one_weight(name: str) -> tuple[type[nn.Module], Callable[..., Tensor]]:
+    return {"nau": (NAU, functional.nau), "nmu": (NMU, functional.nmu)}[name]
+
+
+@pytest.mark.parametrize("name", ["nau", "nmu"])
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("models", [None, 3])
+@pytest.mark.parametrize("leading", [(), (1,), (70,), (3, 50), (3, 2, 5)])
+def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[int, ...]) -> None:
+    """The direct way's value and gradients are the formula's; weights lie inside, on and outside the clip's bounds."""
+    if models is not None and len(leading) != 1 and leading[:1] != (models,):
+        pytest.skip("no shape of this layer")
+    layer = one_weight(name)[0](6, 4, num_models=models, clip=clip, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.mul_(4)
+        layer.weight[..., 0, :2] = torch.tensor([1.0, -1.0])
+    x = torch.randn(*leading, 6, dtype=torch.float64, requires_grad=True)
+    y = layer(x)
+    assert "OneWeightDirect" in y.grad_fn.name()
+    grad_y = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, layer.weight), grad_y)
+    with npu_kernels.use_backend("reference"):
+        want = layer(x)
+        expected = torch.autograd.grad(want, (x, layer.weight), grad_y)
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        assert torch.equal(layer(x), y)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3), (2, 2, 5, 3)])
+@pytest.mark.parametrize("clip", [True, False])
+def test_nau_general_backward(shape: tuple[int, ...], clip: bool) -> None:
+    """Second derivatives and gradients in batches."""
+    weight = (3 * torch.randn(2, 4, 3, dtype=torch.float64)).requires_grad_()
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.nau(x, weight, clip=clip)
+
+    assert "NAULayer" in call(x, weight).grad_fn.name()
+    assert torch.autograd.gradcheck(call, (x, weight), check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(call, (x, weight))
+
+
+def test_nau_special_values() -> None:
+    weight = torch.tensor([[0.5, float("nan")], [2.0, float("inf")]], requires_grad=True)
+    x = torch.tensor([[1.0, 2.0], [float("inf"), 1.0]])
+    y = functional.nau(x, weight)
+    y.sum().backward()
+    expected = weight.detach().requires_grad_()
+    z = reference.nau(x, expected)
+    z.sum().backward()
+    torch.testing.assert_close(y, z, equal_nan=True)
+    torch.testing.assert_close(weight.grad, expected.grad, equal_nan=True)
+
+
+def test_large_naus_are_torchs() -> None:
+    assert "OneWeightDirect" in NAU(64, 64)(torch.randn(3, 64)).grad_fn.name()
+    for rows, inputs, outputs in ((3, 65, 4), (3, 4, 65), (1000, 64, 64)):
+        assert "OneWeightDirect" not in NAU(inputs, outputs)(torch.randn(rows, inputs)).grad_fn.name()
 
 
 def test_another_torch_does_not_load_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,11 @@ def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
         inside = torch.autograd.grad(out.sum(), leaves.leaves(), retain_graph=True)
     assert y.dtype == mixed.dtype == torch.float32
     assert double.dtype == torch.float64
-    assert torch.equal(y, sample.call(record.function))
+    plain = sample.call(record.function)
+    if name == "nau" and backend == "cpu":  # under autocast torch's product, otherwise its own kernel
+        assert relative_error(y, plain) < 1e-6
+    else:
+        assert torch.equal(y, plain)
     outside = torch.autograd.grad(out.sum(), leaves.leaves())
     for a, b in zip(inside, outside, strict=True):
         assert a.dtype == b.dtype == torch.float32

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU
-from npu_kernels.training import SteppedSchedule, l1, project_, regularizer
+from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, use_backend
+from npu_kernels.training import SteppedSchedule, l1, mse_loss, project_, regularizer
+from tests.conftest import needs_library
 
 
 def _model(num_models: int | None = None) -> nn.Sequential:
@@ -172,3 +174,65 @@ def test_projection_keeps_a_gate_alive() -> None:
     assert not slope().any()
     project_(layer)
     assert slope().all()
+
+
+# ---- the loss -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (3,), (3, 7001), (3, 1, 2, 2)])
+def test_mse_loss(shape: tuple[int, ...], dtype: torch.dtype, backend: str | None) -> None:
+    """One loss, one per model, a target that all models share; and their gradients."""
+    y = torch.randn(shape, dtype=dtype, requires_grad=True)
+    target = torch.randn(shape, dtype=dtype)
+    losses = [
+        (mse_loss(y, target), (y - target).square().mean()),
+        (mse_loss(y, target, num_models=3), (y - target).square().reshape(3, -1).mean(1)),
+        (mse_loss(y, target[0], num_models=3), (y - target[0]).square().reshape(3, -1).mean(1)),
+    ]
+    with use_backend(backend) if backend else contextlib.nullcontext():
+        for loss, expected in losses:
+            torch.testing.assert_close(loss, expected)
+            weights = torch.linspace(-1, 2, loss.numel(), dtype=dtype).reshape(loss.shape)
+            found, want = (torch.autograd.grad(value, y, weights)[0] for value in (loss, expected))
+            torch.testing.assert_close(found, want)
+
+
+@needs_library
+def test_mse_loss_goes_the_direct_way() -> None:
+    y = torch.randn(3, 4, requires_grad=True)
+    assert "MSEDirect" in mse_loss(y, torch.zeros(3, 4)).grad_fn.name()
+    assert "MSEDirect" in mse_loss(y.t(), torch.zeros(3), num_models=4).grad_fn.name()
+    trainable = torch.zeros(3, 4, requires_grad=True)
+    mse_loss(y, trainable).backward()
+    torch.testing.assert_close(trainable.grad, -y.grad)
+
+
+@pytest.mark.parametrize("num_models", [None, 3])
+def test_mse_loss_derivatives(num_models: int | None) -> None:
+    y, target = torch.randn(2, 3, 4, dtype=torch.float64)
+    y.requires_grad_()
+
+    def loss(y: Tensor) -> Tensor:
+        return mse_loss(y, target, num_models=num_models)
+
+    assert torch.autograd.gradcheck(loss, (y,), check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(loss, (y,))
+    (jacobian,) = torch.func.jacrev(lambda y: mse_loss(y, target).unsqueeze(0))(y.detach())
+    torch.testing.assert_close(jacobian, (y - target).detach() / 6)
+
+
+def test_mse_loss_errors() -> None:
+    y = torch.zeros(3, 4)
+    for arguments, error, message in (
+        ((y, [0.0]), TypeError, "target must be a torch.Tensor, got list"),
+        ((y, torch.zeros(3, 4, dtype=torch.long)), TypeError, "floating-point dtype, got torch.int64"),
+        ((y, torch.zeros(4)), ValueError, r"shape of y, \(3, 4\), got shape \(4,\)"),
+    ):
+        with pytest.raises(error, match=message):
+            mse_loss(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"leading dimension 2 \(num_models\), got shape \(3, 4\)"):
+        mse_loss(y, y, num_models=2)
+    with pytest.raises(ValueError, match=r"or \(4,\) \(shared by all models\), got shape \(3,\)"):
+        mse_loss(y, torch.zeros(3), num_models=3)

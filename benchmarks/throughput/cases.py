@@ -3,7 +3,7 @@
 Passes
   forward  under no_grad
   step     forward and backward through autograd, all gradients, x included
-  train    NPU(2, 6) -> NAU(6, 4), MSE loss, backward and a step of fused Adam
+  train    zero_grad, NPU(2, 6) -> NAU(6, 4), mean squared error, backward and a step of (fused) Adam
   rollout  u' = NAU(NPU(u)), forward and backward over all Euler steps, in float64 (size: steps x D x h x K)
 """
 

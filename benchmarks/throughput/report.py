@@ -23,6 +23,7 @@ BEGIN, END = "<!-- throughput:begin -->", "<!-- throughput:end -->"
 NEEDED = ("layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads", "rival", "median_us", "ratio")
 COLUMNS = {
     "eager": "eager",
+    "layers": "our layers, torch's loss and Adam",
     "loop": "eager, one by one",
     "compile": "compile",
     "compile-autotune": "autotune",

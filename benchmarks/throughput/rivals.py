@@ -1,7 +1,8 @@
 """Who is measured. Every rival makes a module from the same operands; a workload runs one pass of it.
 
-ours               npu_kernels' layer
+ours               npu_kernels' layer; to train it, npu_kernels' mean squared error and Adam
 eager              npu_kernels.reference under autograd: for models, all of them in one batched call
+layers             npu_kernels' layers with torch's loss and optimiser (training)
 loop               one eager model after the other, in a Python loop (training with models)
 compile            torch.compile of eager, default mode
 compile-autotune   mode="max-autotune" (on request)
@@ -27,11 +28,11 @@ from torch import Tensor, nn
 import npu_kernels
 from benchmarks.throughput import rollouts
 from benchmarks.throughput.cases import EPS, FORWARD, HIDDEN, ROLLOUT, TRAIN, Case, Operands
-from npu_kernels import reference
+from npu_kernels import optim, reference, training
 
-OURS, EAGER, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "loop", "compile", "compile-autotune"
+OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "layers", "loop", "compile", "compile-autotune"
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
-RIVALS = (OURS, EAGER, LOOP, COMPILE, AUTOTUNE, COMPLEX, ONE_MODEL, JAX, LINEAR)
+RIVALS = (OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE, COMPLEX, ONE_MODEL, JAX, LINEAR)
 OTHER_FUNCTION = (ONE_MODEL, LINEAR)  # yardsticks: they compute something else, so no error is stated
 LEARNING_RATE = 0.005
 
@@ -175,16 +176,27 @@ def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: 
 
 def _loss(y: Tensor, target: Tensor) -> Tensor:
     """The sum over the models of their mean squared errors: each model is trained as if it were alone."""
+    if y.dim() == 2:
+        return nn.functional.mse_loss(y, target)
     return (y - target).square().mean((-2, -1)).sum()
 
 
-def _training_workload(modules: Sequence[nn.Module], batches: Sequence[Operands], compare: bool) -> Workload:
-    optimizers = [torch.optim.Adam(m.parameters(), lr=LEARNING_RATE, fused=True) for m in modules]
+def _our_loss(y: Tensor, target: Tensor) -> Tensor:
+    if y.dim() == 2:
+        return training.mse_loss(y, target)
+    return training.mse_loss(y, target, num_models=y.shape[0]).sum()
+
+
+def _training_workload(
+    modules: Sequence[nn.Module], batches: Sequence[Operands], compare: bool, ours: bool = False
+) -> Workload:
+    adam, loss_of = (optim.Adam, _our_loss) if ours else (torch.optim.Adam, _loss)
+    optimizers = [adam(m.parameters(), lr=LEARNING_RATE, fused=True) for m in modules]
     together = list(zip(modules, optimizers, batches, strict=True))
 
     def gradients(module: nn.Module, optimizer: torch.optim.Optimizer, batch: Operands) -> Tensor:
         optimizer.zero_grad()
-        loss = _loss(module(batch.x), batch.grad_y)
+        loss = loss_of(module(batch.x), batch.grad_y)
         loss.backward()
         return loss
 
@@ -200,9 +212,9 @@ def _training_workload(modules: Sequence[nn.Module], batches: Sequence[Operands]
     return Workload(step, results if compare and len(modules) == 1 else None)
 
 
-def _workload(case: Case, module: nn.Module, operands: Operands, compare: bool = True) -> Workload:
+def _workload(case: Case, module: nn.Module, operands: Operands, compare: bool = True, ours: bool = False) -> Workload:
     if case.kind == TRAIN:
-        return _training_workload([module], [operands], compare)
+        return _training_workload([module], [operands], compare, ours)
     return _layer_workload(case, module, operands, compare)
 
 
@@ -268,6 +280,8 @@ def not_applicable(rival: str, case: Case, threads: int, device: str = "cpu") ->
     models = case.size.models > 1
     if rival == LOOP:
         return None if case.kind == TRAIN and models else ""
+    if rival == LAYERS:
+        return None if case.kind == TRAIN else ""
     if rival == ONE_MODEL:
         return None if models else ""
     if rival == COMPLEX:
@@ -302,13 +316,13 @@ def build(rival: str, case: Case, operands: Operands) -> Workload:
     """The rival's workload for the case."""
     if case.kind == ROLLOUT:
         return _rollout(rival, case, operands)
-    if rival == OURS:
-        return _workload(case, _ours(case, operands), operands)
+    if rival in (OURS, LAYERS):
+        return _workload(case, _ours(case, operands), operands, ours=rival == OURS)
     if rival == ONE_MODEL:
         size = case.size
         single = Case(case.layer, case.kind, type(size)(size.rows, size.inputs, size.outputs), case.signs)
         first = _first_model(operands)
-        return _workload(single, _ours(single, first), first, compare=False)
+        return _workload(single, _ours(single, first), first, compare=False, ours=True)
     if rival == LOOP:
         return _loop(case, operands)
     if rival == LINEAR:

@@ -80,6 +80,66 @@ struct NmuBackward {
   T* grad_weight;   // [K, O, I]
 };
 
+template <typename T>
+struct NauInputs {
+  int64_t models, rows, in, out;
+  const T* x;  // [K, B, I], or [B, I] when shared
+  bool shared_x;
+  const T* weight;  // [K, O, I]
+  bool clip;        // to [-1, 1]
+};
+
+template <typename T>
+struct NauForward {
+  NauInputs<T> inputs;
+  T* y;  // [K, B, O]
+};
+
+template <typename T>
+struct NauBackward {
+  NauInputs<T> inputs;
+  const T* grad_y;  // [K, B, O]
+  T* grad_x;        // [K, B, I] even when x is shared; null: not wanted (likewise below)
+  T* grad_weight;   // [K, O, I]
+};
+
+// K models of N = count values each.
+template <typename T>
+struct MseInputs {
+  int64_t models, count;
+  const T* y;       // [K, N]
+  const T* target;  // [K, N], or [N] when shared
+  bool shared_target;
+};
+
+template <typename T>
+struct MseForward {
+  MseInputs<T> inputs;
+  T* loss;  // [K]
+};
+
+template <typename T>
+struct MseBackward {
+  MseInputs<T> inputs;
+  const T* grad_loss;  // [K]
+  T* grad_y;           // [K, N]
+};
+
+struct AdamOptions {
+  double lr, beta1, beta2, eps, weight_decay;
+  bool decoupled;  // the weight decay acts on the parameter itself (AdamW), not on the gradient
+  bool maximize;
+};
+
+template <typename T>
+struct AdamStep : AdamOptions {
+  int64_t count;
+  T* parameter;
+  const T* grad;
+  T *exp_avg, *exp_avg_sq;
+  double number;  // of the step, from 1
+};
+
 // W and A are tanh(weight) sigmoid(mask) of the pairs of parameters.
 template <typename T>
 struct InaluInputs {
@@ -175,6 +235,11 @@ struct Kernels {
   void (*npu_backward)(const NpuBackward<T>&, const Parallel&);
   void (*nmu_forward)(const NmuForward<T>&, const Parallel&);
   void (*nmu_backward)(const NmuBackward<T>&, const Parallel&);
+  void (*nau_forward)(const NauForward<T>&, const Parallel&);
+  void (*nau_backward)(const NauBackward<T>&, const Parallel&);
+  void (*mse_forward)(const MseForward<T>&, const Parallel&);
+  void (*mse_backward)(const MseBackward<T>&, const Parallel&);
+  void (*adam)(const AdamStep<T>&, const Parallel&);
   void (*inalu_forward)(const InaluForward<T>&, const Parallel&);
   void (*inalu_backward)(const InaluBackward<T>&, const Parallel&);
   void (*ode_forward)(const OdeForward<T>&, const Parallel&);

@@ -7,27 +7,26 @@
 
 namespace npu {
 
-#define NPU_DECLARE(isa)                                                                            \
-  namespace isa {                                                                                   \
-  template <typename T>                                                                             \
-  void npu_forward(const NpuForward<T>&, const Parallel&);                                          \
-  template <typename T>                                                                             \
-  void npu_backward(const NpuBackward<T>&, const Parallel&);                                        \
-  template <typename T>                                                                             \
-  void nmu_forward(const NmuForward<T>&, const Parallel&);                                          \
-  template <typename T>                                                                             \
-  void nmu_backward(const NmuBackward<T>&, const Parallel&);                                        \
-  template <typename T>                                                                             \
-  void inalu_forward(const InaluForward<T>&, const Parallel&);                                      \
-  template <typename T>                                                                             \
-  void inalu_backward(const InaluBackward<T>&, const Parallel&);                                    \
-  template <typename T>                                                                             \
-  void ode_forward(const OdeForward<T>&, const Parallel&);                                          \
-  template <typename T>                                                                             \
-  void ode_backward(const OdeBackward<T>&, const Parallel&);                                        \
-  template <typename T>                                                                             \
-  constexpr Kernels<T> table{npu_forward<T>,   npu_backward<T>,   nmu_forward<T>, nmu_backward<T>,  \
-                             inalu_forward<T>, inalu_backward<T>, ode_forward<T>, ode_backward<T>}; \
+#define NPU_DECLARE_LAYER(layer, Layer)                            \
+  template <typename T>                                            \
+  void layer##_forward(const Layer##Forward<T>&, const Parallel&); \
+  template <typename T>                                            \
+  void layer##_backward(const Layer##Backward<T>&, const Parallel&);
+
+#define NPU_DECLARE(isa)                                                                                             \
+  namespace isa {                                                                                                    \
+  NPU_DECLARE_LAYER(npu, Npu)                                                                                        \
+  NPU_DECLARE_LAYER(nmu, Nmu)                                                                                        \
+  NPU_DECLARE_LAYER(nau, Nau)                                                                                        \
+  NPU_DECLARE_LAYER(mse, Mse)                                                                                        \
+  NPU_DECLARE_LAYER(inalu, Inalu)                                                                                    \
+  NPU_DECLARE_LAYER(ode, Ode)                                                                                        \
+  template <typename T>                                                                                              \
+  void adam(const AdamStep<T>&, const Parallel&);                                                                    \
+  template <typename T>                                                                                              \
+  constexpr Kernels<T> table{npu_forward<T>,    npu_backward<T>, nmu_forward<T>,  nmu_backward<T>, nau_forward<T>,   \
+                             nau_backward<T>,   mse_forward<T>,  mse_backward<T>, adam<T>,         inalu_forward<T>, \
+                             inalu_backward<T>, ode_forward<T>,  ode_backward<T>};                                   \
   }
 NPU_DECLARE(baseline)
 #if defined(__x86_64__)

@@ -18,24 +18,13 @@
 // product of one kernel, `add_product`.
 #include "api.h"
 #include "panel.h"
+#include "product.h"
+#include "row_groups.h"
 #include "vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {
 namespace {
-
-constexpr int kRegisters = 2;
-#if defined(__AVX512F__)
-constexpr int kColumns = 8;
-#else
-constexpr int kColumns = 4;
-#endif
-constexpr int64_t kBlockRows = 64;  // of the backward: a multiple of a tile's rows on every instruction set
-
-template <typename T>
-constexpr int64_t kTileRows = kRegisters * Simd<T>::width;
-
-constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 template <typename T>
 NPU_INLINE typename Simd<T>::Reg sigmoid(typename Simd<T>::Reg v) {
@@ -69,36 +58,6 @@ template <typename T>
 NPU_INLINE typename Simd<T>::Reg sign_class(typename Simd<T>::Reg x) {
   using S = Simd<T>;
   return S::select(x < S::zero(), S::set1(T(-2)), S::select(x == S::zero(), S::set1(T(-1)), S::zero()));
-}
-
-// total[r][n] += sum_k panel[k][register r] packed[k][n], in runs of kRun.
-template <typename T>
-NPU_INLINE void add_product(const T* panel, int64_t stride, const T* packed, int64_t count,
-                            typename Simd<T>::Reg (&total)[kRegisters][kColumns]) {
-  using S = Simd<T>;
-  using Reg = typename S::Reg;
-  for (int64_t k0 = 0; k0 < count; k0 += kRun) {
-    Reg run[kRegisters][kColumns] = {};
-    for (int64_t k = k0; k < least(count, k0 + kRun); ++k, panel += stride, packed += kColumns) {
-      Reg lanes[kRegisters];
-      for (int r = 0; r < kRegisters; ++r) lanes[r] = S::load(panel + r * S::width);
-      for (int n = 0; n < kColumns; ++n) {
-        const Reg factor = S::set1(packed[n]);
-        for (int r = 0; r < kRegisters; ++r) run[r][n] = S::fma(lanes[r], factor, run[r][n]);
-      }
-    }
-    for (int r = 0; r < kRegisters; ++r)
-      for (int n = 0; n < kColumns; ++n) total[r][n] = total[r][n] + run[r][n];
-  }
-}
-
-// The second operand of add_product from element (column, k) at p[column * by_column + k * by_k]:
-// [columns / kColumns][k][kColumns], the last tile filled up with zeros.
-template <typename T>
-void pack(const T* p, int64_t columns, int64_t by_column, int64_t count, int64_t by_k, T* packed) {
-  for (int64_t c0 = 0; c0 < columns; c0 += kColumns)
-    for (int64_t k = 0; k < count; ++k)
-      for (int64_t c = c0; c < c0 + kColumns; ++c) *packed++ = c < columns ? p[c * by_column + k * by_k] : T(0);
 }
 
 // A and W of every model, and whether a factor of the sign product can be 0.
@@ -373,23 +332,7 @@ class BackwardGroup {
                          {zero, kDT},   {negative, kD1}, {zero, kD1}};
     for (int n = 0; n < sums_; ++n) {
       pack<T>(upstream(terms[n].upstream), in_.out, 1, rows, out_, packed_);
-      sum(terms[n].panel, rows, sums + n * in_.out * in_.in);
-    }
-  }
-
-  void sum(const T* panel, int64_t rows, T* total) {
-    for (int64_t o = 0; o < in_.out; o += kColumns) {
-      for (int64_t i = 0; i < in_.in; i += kTileRows<T>) {
-        Tile tile = {};
-        add_product<T>(panel + i, in_padded_, packed_ + o * rows, rows, tile);
-        for (int n = 0; n < kColumns && o + n < in_.out; ++n) {
-          for (int r = 0; r < kRegisters && i + r * W < in_.in; ++r) {
-            T* at = total + (o + n) * in_.in + i + r * W;
-            const int count = int(least<int64_t>(W, in_.in - i - r * W));
-            S::store_first(at, S::load_first(at, count) + tile[r][n], count);
-          }
-        }
-      }
+      add_sums<T>(terms[n].panel, in_padded_, in_.in, packed_, in_.out, rows, sums + n * in_.out * in_.in);
     }
   }
 
@@ -447,7 +390,6 @@ void inalu_forward(const InaluForward<T>& f, const Parallel& parallel) {
   });
 }
 
-// The rows are split into groups by shape alone and their sums added in order: the same bits at any number of threads.
 template <typename T>
 void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
   using S = Simd<T>;
@@ -462,24 +404,20 @@ void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
   for (int64_t n = 0; n < values && !zeros; ++n) zeros = in.x[n] == T(0);
   const int sums = zeros ? kAllSums : kNegative + 1;
 
-  const int64_t fit = (int64_t(1) << 23) / most<int64_t>(sums * size, 1);
-  const int64_t groups = most<int64_t>(1, least(in.rows / kBlockRows, least<int64_t>(16, fit)));
-  const int64_t group_rows = round_up(ceil_div(in.rows, groups), kBlockRows);
-  Scratch<T> partial(want_sums ? in.models * groups * sums * size : 0);
-  parallel.over(in.models * groups, [&](int64_t begin, int64_t end) {
+  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 23) / most<int64_t>(sums * size, 1));
+  Scratch<T> partial(want_sums ? in.models * groups.count * sums * size : 0);
+  parallel.over(in.models * groups.count, [&](int64_t begin, int64_t end) {
     BackwardGroup<T> group(f, packed, sums);
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t row = least(task % groups * group_rows, in.rows);
-      group.run(task / groups, row, least(row + group_rows, in.rows),
+    for (int64_t task = begin; task < end; ++task)
+      group.run(task / groups.count, groups.begin(task), groups.end(task),
                 want_sums ? partial + task * sums * size : nullptr);
-    }
   });
   if (!want_sums) return;
   const int64_t registers = ceil_div(size, S::width);
   parallel.over(in.models * registers, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t n = task % registers * S::width;
-      finish<T>(f, weights, partial, sums, groups, task / registers, n, int(least<int64_t>(S::width, size - n)));
+      finish<T>(f, weights, partial, sums, groups.count, task / registers, n, int(least<int64_t>(S::width, size - n)));
     }
   });
 }

@@ -9,6 +9,7 @@
 // npu_forward.cpp; the backward keeps the prefixes of a few outs for one register of rows in the first-level cache.
 #include "api.h"
 #include "panel.h"
+#include "row_groups.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -201,33 +202,25 @@ void nmu_forward(const NmuForward<T>& f, const Parallel& parallel) {
   });
 }
 
-// The rows are split into groups by shape alone and their sums added in order: the same bits at any number of threads.
 template <typename T>
 void nmu_backward(const NmuBackward<T>& f, const Parallel& parallel) {
   const NmuInputs<T>& in = f.inputs;
   const int64_t size = in.out * in.in;
-  const int64_t groups =
-      most<int64_t>(1, least<int64_t>(in.rows / 64, least<int64_t>(16, (int64_t(1) << 21) / most<int64_t>(size, 1))));
-  const int64_t group_rows = ceil_div(ceil_div(in.rows, groups), Simd<T>::width) * Simd<T>::width;
-  const bool direct = groups == 1;
+  const RowGroups groups(in.rows, Simd<T>::width, (int64_t(1) << 21) / most<int64_t>(size, 1));
+  const bool direct = groups.count == 1;
   const bool want_weight = f.grad_weight != nullptr;
-  Scratch<T> partial(direct || !want_weight ? 0 : in.models * groups * size);
-  parallel.over(in.models * groups, [&](int64_t begin, int64_t end) {
+  Scratch<T> partial(direct || !want_weight ? 0 : in.models * groups.count * size);
+  parallel.over(in.models * groups.count, [&](int64_t begin, int64_t end) {
     BackwardGroup<T> group(f);
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t model = task / groups, row = least(task % groups * group_rows, in.rows);
-      T* sums = !want_weight ? nullptr : (direct ? f.grad_weight + model * size : partial + task * size);
-      group.run(model, row, least(row + group_rows, in.rows), sums);
+      T* sums = !want_weight ? nullptr : (direct ? f.grad_weight : partial) + task * size;
+      group.run(task / groups.count, groups.begin(task), groups.end(task), sums);
     }
   });
   if (direct || !want_weight) return;
   parallel.over(in.models, [&](int64_t begin, int64_t end) {
-    for (int64_t model = begin; model < end; ++model) {
-      T* total = f.grad_weight + model * size;
-      std::memcpy(total, partial + model * groups * size, size_t(size) * sizeof(T));
-      for (int64_t g = 1; g < groups; ++g)
-        for (int64_t n = 0; n < size; ++n) total[n] += partial[(model * groups + g) * size + n];
-    }
+    for (int64_t model = begin; model < end; ++model)
+      add_groups<T>(partial + model * groups.count * size, groups, size, f.grad_weight + model * size);
   });
 }
 

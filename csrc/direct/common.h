@@ -12,8 +12,11 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <limits>
+#include <map>
 #include <optional>
+#include <string>
 #include <type_traits>
+#include <utility>
 
 #include "core/api.h"
 #include "threads.h"
@@ -55,22 +58,19 @@ inline bool direct_backward(const Tensor& grad_y, const variable_list& saved) {
   return true;
 }
 
-// The general backwards in Python, owned for the life of the process.
-struct General {
-  PyObject *npu = nullptr, *nmu = nullptr, *ode = nullptr;
-};
-inline General general;
+// The general backwards in Python by name, owned for the life of the process; set under the GIL, read under it.
+inline std::map<std::string, PyObject*, std::less<>> general;
 
 // A general backward in Python: it may be under a transform, or have to build a graph.
 template <typename... Arguments>
-variable_list call_general(PyObject* backward, size_t count, const Arguments&... arguments) {
+variable_list call_general(const char* name, size_t count, const Arguments&... arguments) {
   const py::gil_scoped_acquire gil;
   const auto cast = [](const auto& value) -> py::object {
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Tensor>)
       return value.defined() ? py::cast(value) : py::object(py::none());
     else return py::cast(value);
   };
-  const py::tuple found = py::handle(backward)(cast(arguments)...);
+  const py::tuple found = py::handle(general.at(name))(cast(arguments)...);
   variable_list grads(count);
   for (size_t i = 0; i < count; ++i)
     if (!found[i].is_none()) grads[i] = found[i].template cast<Tensor>();

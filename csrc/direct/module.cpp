@@ -7,6 +7,9 @@
 //       plain (subclasses, transforms, modes, autocast, tangents, other devices and dtypes, empty tensors) and for
 //       every error, so that messages, special cases and their tests exist once.
 //   nmu(x, weight, clip)                                       as npu_kernels.functional.nmu
+//   nau(x, weight, clip)                                       as npu_kernels.functional.nau, where layers are small
+//   mse(y, target, models)                                     as npu_kernels.training.mse_loss
+//   adam(param_groups, state)                                  a step of npu_kernels.optim.Adam: None
 //   ode(u0, weight_re, weight_im, gate, weight, tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives)
 //       as npu_kernels.ode.integrate: (trajectory, derivatives or None, whether all is finite), or NotImplemented
 //   set_backward(name, function)
@@ -14,15 +17,16 @@
 //
 // Unlike ops.cpp these files know torch's C++ classes, which change with its releases: they serve the torch and the
 // Python that they were compiled with, and npu_kernels/backends/direct.py loads them for no other.
-#include "nmu.h"
+#include "adam.h"
+#include "mse.h"
 #include "npu.h"
 #include "ode.h"
+#include "one_weight.h"
 
 namespace {
 
 PyObject* set_backward(PyObject*, PyObject* const* args, Py_ssize_t) {
-  using npu_direct::general, npu_direct::is;
-  (is(args[0], "npu") ? general.npu : is(args[0], "nmu") ? general.nmu : general.ode) = Py_NewRef(args[1]);
+  npu_direct::general[PyUnicode_AsUTF8(args[0])] = Py_NewRef(args[1]);
   Py_RETURN_NONE;
 }
 
@@ -32,7 +36,10 @@ PyCFunction fast(F* function) {
 }
 PyMethodDef methods[] = {
     {"npu", fast(npu_direct::npu), METH_FASTCALL, nullptr},
-    {"nmu", fast(npu_direct::nmu), METH_FASTCALL, nullptr},
+    {"nmu", fast(npu_direct::one_weight<npu_direct::NMULayer>), METH_FASTCALL, nullptr},
+    {"nau", fast(npu_direct::one_weight<npu_direct::NAULayer>), METH_FASTCALL, nullptr},
+    {"mse", fast(npu_direct::mse), METH_FASTCALL, nullptr},
+    {"adam", fast(npu_direct::adam), METH_FASTCALL, nullptr},
     {"ode", fast(npu_direct::ode), METH_FASTCALL, nullptr},
     {"set_backward", fast(set_backward), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},

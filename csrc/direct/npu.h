@@ -87,7 +87,7 @@ struct NPUDirect : torch::autograd::Function<NPUDirect> {
     const bool straight_through = ctx->saved_data["straight_through"].toBool();
     variable_list grads = direct_backward(grad_y, saved)
                               ? npu_backward(grad_y, saved, eps, straight_through, needs)
-                              : call_general(general.npu, 4, grad_y, saved[0], saved[1], saved[2], saved[3], saved[4],
+                              : call_general("npu", 4, grad_y, saved[0], saved[1], saved[2], saved[3], saved[4],
                                              saved[5], eps, straight_through, needs);
     grads.resize(kArguments);
     return grads;

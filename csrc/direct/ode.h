@@ -165,9 +165,9 @@ struct RolloutDirect : torch::autograd::Function<RolloutDirect> {
     bool direct = true;
     for (const Tensor& grad : grads) direct &= !grad.defined() || direct_backward(grad, saved);
     variable_list found = direct ? rollout_backward(r, grads, saved, needs)
-                                 : call_general(general.ode, kInputs, grads[0], r.derivatives ? grads[1] : Tensor(),
-                                                saved[0], saved[5], saved[1], saved[2], saved[3], saved[4], saved[6],
-                                                r.tableau, r.dt, r.eps, r.clip, r.straight_through, r.many, needs);
+                                 : call_general("ode", kInputs, grads[0], r.derivatives ? grads[1] : Tensor(), saved[0],
+                                                saved[5], saved[1], saved[2], saved[3], saved[4], saved[6], r.tableau,
+                                                r.dt, r.eps, r.clip, r.straight_through, r.many, needs);
     found.resize(kArguments);
     return found;
   }

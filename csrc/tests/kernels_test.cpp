@@ -218,6 +218,81 @@ void check_nmu(const Shape& n) {
   compare("nmu grad_weight", results[0][2], gw, n.in + n.rows);
 }
 
+template <typename T>
+void check_nau(const Shape& n, bool clip) {
+  Case<T> c(n);
+  for (T& w : c.wr) w *= 2;  // some lie outside [-1, 1]
+  c.wr[0] = 1;               // the clip lets the gradient of its bounds through
+  const npu::NauInputs<T> inputs{n.models, n.rows, n.in, n.out, c.x.data(), n.shared_x, c.wr.data(), clip};
+  const T nan = std::numeric_limits<T>::quiet_NaN();
+  std::vector<T> results[2][3];
+  for (int run = 0; run < 2; ++run) {
+    const npu::Parallel parallel = openmp(run ? 3 : 1);
+    auto& [y, gx, gw] = results[run];
+    y.assign(n.models * n.rows * n.out, nan);
+    gx.assign(n.models * n.rows * n.in, nan);
+    gw.assign(n.models * n.out * n.in, nan);
+    npu::kernels<T>().nau_forward({inputs, y.data()}, parallel);
+    npu::kernels<T>().nau_backward({inputs, c.grad_y.data(), gx.data(), gw.data()}, parallel);
+  }
+  for (int part = 0; part < 3; ++part) {
+    if (results[0][part] != results[1][part]) std::printf("FAILED: nau: other bits from three threads\n"), ++failures;
+  }
+  using V = std::vector<long double>;
+  V y(results[0][0].size()), gx(results[0][1].size()), gw(results[0][2].size());
+  for (int64_t k = 0; k < n.models; ++k) {
+    for (int64_t b = 0; b < n.rows; ++b) {
+      const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
+      for (int64_t o = 0; o < n.out; ++o) {
+        const int64_t at = (k * n.rows + b) * n.out + o;
+        for (int64_t i = 0; i < n.in; ++i) {
+          const T w = c.wr[(k * n.out + o) * n.in + i];
+          const long double a = clip ? std::min<T>(std::max<T>(w, -1), 1) : w;
+          y[at] += a * x[i];
+          gx[(k * n.rows + b) * n.in + i] += a * c.grad_y[at];
+          if (!clip || std::fabs(w) <= 1) gw[(k * n.out + o) * n.in + i] += (long double)x[i] * c.grad_y[at];
+        }
+      }
+    }
+  }
+  compare("nau y", results[0][0], y, n.in);
+  compare("nau grad_x", results[0][1], gx, n.out);
+  compare("nau grad_weight", results[0][2], gw, n.rows);
+}
+
+// The values of a case as those of a loss: x has other than y's size, so grad_y is y and y's target is drawn anew.
+template <typename T>
+void check_mse(const Shape& n) {
+  Case<T> c(n);
+  const int64_t count = n.rows * n.out;
+  if (count == 0) return;
+  std::vector<T> target((n.shared_x ? 1 : n.models) * count), scale(n.models);
+  std::mt19937_64 random(9);
+  std::normal_distribution<double> normal;
+  for (T& e : target) e = T(normal(random));
+  for (T& e : scale) e = T(normal(random));
+  const npu::MseInputs<T> inputs{n.models, count, c.grad_y.data(), target.data(), n.shared_x};
+  std::vector<T> losses[2], grads[2];
+  for (int run = 0; run < 2; ++run) {
+    losses[run].assign(n.models, 0);
+    grads[run].assign(n.models * count, 0);
+    npu::kernels<T>().mse_forward({inputs, losses[run].data()}, openmp(run ? 3 : 1));
+    npu::kernels<T>().mse_backward({inputs, scale.data(), grads[run].data()}, openmp(run ? 3 : 1));
+  }
+  if (losses[0] != losses[1] || grads[0] != grads[1])
+    std::printf("FAILED: mse: other bits from three threads\n"), ++failures;
+  std::vector<long double> loss(n.models), grad(n.models * count);
+  for (int64_t k = 0; k < n.models; ++k) {
+    for (int64_t e = 0; e < count; ++e) {
+      const long double d = (long double)c.grad_y[k * count + e] - target[(n.shared_x ? 0 : k * count) + e];
+      loss[k] += d * d / count;
+      grad[k * count + e] = 2 * d / count * scale[k];
+    }
+  }
+  compare("mse", losses[0], loss, 1);
+  compare("mse grad_y", grads[0], grad, 1);
+}
+
 // At most one factor of a sign product is 0, by x = 0 at a weight whose tanh and sigmoid are 1.
 template <typename T>
 void check_inalu(const Shape& n) {
@@ -345,6 +420,12 @@ int main(int count, char** names) {
       if (bits < 2 && n.in < 40) {
         check_nmu<float>(n);
         check_nmu<double>(n);
+      }
+      if (bits < 2) {
+        check_nau<float>(n, true);
+        check_nau<double>(n, false);
+        check_mse<float>(n);
+        check_mse<double>(n);
       }
       if ((bits & ~9) == 0 && n.in < 160) {
         check_inalu<float>(n);

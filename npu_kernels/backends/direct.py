@@ -20,20 +20,23 @@ LIBRARY = cpu.LIBRARY.with_name(f"direct-torch{torch.__version__}-{sys.implement
 # The functions of csrc/direct/module.cpp; they answer NotImplemented to what is not plain. None: not loaded.
 npu: Callable[..., Any] | None = None
 nmu: Callable[..., Any] | None = None
+nau: Callable[..., Any] | None = None
+mse: Callable[..., Any] | None = None
+adam: Callable[..., Any] | None = None
 ode: Callable[..., Any] | None = None
 _set_backward: Callable[[str, Callable[..., Any]], None] | None = None
 reason = "not loaded yet"
 
 
 def set_backward(name: str, function: Callable[..., Any]) -> None:
-    """The function that computes the gradients of "npu", "nmu" or "ode" where they are not plain."""
+    """The function that computes the gradients of one of them, named so, where they are not plain."""
     if _set_backward is not None:
         _set_backward(name, function)
 
 
 def load() -> None:
     """Load it where it is built for this torch and Python."""
-    global npu, nmu, ode, reason, _set_backward
+    global npu, nmu, nau, mse, adam, ode, reason, _set_backward
     runs, reason = cpu.available()
     if not runs:
         return
@@ -47,4 +50,5 @@ def load() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    npu, nmu, ode, reason, _set_backward = module.npu, module.nmu, module.ode, "", module.set_backward
+    npu, nmu, nau, ode = module.npu, module.nmu, module.nau, module.ode
+    mse, adam, _set_backward, reason = module.mse, module.adam, module.set_backward, ""

@@ -1,0 +1,142 @@
+// Neural Addition Unit (Madsen, Johansen 2020), forward and backward, for layers so small that a product of torch's own
+// costs mostly its calls.
+//
+//   y = A x    A = min(max(w, -1), 1), or w itself    dx = A' grad_y    dw = grad_y x', 0 where the clip bounds
+#include "api.h"
+#include "panel.h"
+#include "product.h"
+#include "row_groups.h"
+
+namespace npu {
+namespace NPU_ISA {
+namespace {
+
+// A of one model as an operand of add_product: sums over inputs (columns = outs) or the reverse.
+template <typename T>
+void pack_weight(const NauInputs<T>& in, int64_t model, bool over_inputs, T* packed) {
+  const T* weight = in.weight + model * in.out * in.in;
+  if (over_inputs) pack<T>(weight, in.out, in.in, in.in, 1, packed);
+  else pack<T>(weight, in.in, 1, in.out, in.in, packed);
+  if (!in.clip) return;
+  const int64_t size = over_inputs ? round_up(in.out, kColumns) * in.in : round_up(in.in, kColumns) * in.out;
+  for (int64_t n = 0; n < size; ++n)  // nan stays nan
+    packed[n] = packed[n] < T(-1) ? T(-1) : (packed[n] > T(1) ? T(1) : packed[n]);
+}
+
+// to [columns][registers] = packed times from [count][registers], one or two registers at a time.
+template <typename T>
+void multiply(const T* from, int64_t count, const T* packed, int64_t columns, int64_t registers, T* to) {
+  using S = Simd<T>;
+  constexpr int W = S::width;
+  for (int64_t c = 0; c < columns; c += kColumns) {
+    for (int64_t v = 0; v < registers; v += kRegisters) {
+      typename S::Reg tile[kRegisters][kColumns] = {};
+      add_product<T>(from + v * W, registers * W, packed + c * count, count, tile);
+      for (int n = 0; n < kColumns && c + n < columns; ++n)
+        for (int r = 0; r < kRegisters; ++r) S::store(to + ((c + n) * registers + v + r) * W, tile[r][n]);
+    }
+  }
+}
+
+// One row group of one model.
+template <typename T>
+class BackwardGroup {
+  using S = Simd<T>;
+
+ public:
+  explicit BackwardGroup(const NauBackward<T>& f)
+      : f_(f),
+        in_(f.inputs),
+        in_padded_(round_up(in_.in, kTileRows<T>)),
+        weight_(f.grad_x != nullptr ? round_up(in_.in, kColumns) * in_.out : 0),
+        turned_(in_.out * kBlockRows),
+        turned_x_(in_.in * kBlockRows),
+        packed_(round_up(in_.out, kColumns) * kBlockRows),
+        rows_(kBlockRows * in_padded_) {}
+
+  // grad_weight: [O, I], overwritten by the sums over rows [begin, end); null: not wanted.
+  void run(int64_t model, int64_t begin, int64_t end, T* grad_weight) {
+    if (f_.grad_x != nullptr && model != model_) pack_weight<T>(in_, model, false, weight_);
+    model_ = model;
+    if (grad_weight != nullptr) std::memset(grad_weight, 0, size_t(in_.out * in_.in) * sizeof(T));
+    for (int64_t row = begin; row < end; row += kBlockRows) {
+      const int64_t rows = least(kBlockRows, end - row);
+      const T* grad_y = f_.grad_y + (model * in_.rows + row) * in_.out;
+      if (f_.grad_x != nullptr) into_x(grad_y, rows, f_.grad_x + (model * in_.rows + row) * in_.in);
+      if (grad_weight == nullptr) continue;
+      const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t i = 0; i < in_padded_; i += S::width) {
+          const int count = int(most<int64_t>(0, least<int64_t>(S::width, in_.in - i)));
+          S::store(rows_ + r * in_padded_ + i, count > 0 ? S::load_first(x + r * in_.in + i, count) : S::zero());
+        }
+      }
+      pack<T>(grad_y, in_.out, 1, rows, in_.out, packed_);
+      add_sums<T>(rows_, in_padded_, in_.in, packed_, in_.out, rows, grad_weight);
+    }
+  }
+
+ private:
+  void into_x(const T* grad_y, int64_t rows, T* grad_x) {
+    const int64_t registers = round_up(ceil_div(rows, S::width), kRegisters);
+    turn<T>(grad_y, in_.out, rows, registers, turned_);
+    multiply<T>(turned_, in_.out, weight_, in_.in, registers, turned_x_);
+    turn_back<T>(turned_x_, in_.in, rows, registers, grad_x);
+  }
+
+  const NauBackward<T>& f_;
+  const NauInputs<T>& in_;
+  int64_t in_padded_, model_ = -1;
+  Scratch<T> weight_, turned_, turned_x_, packed_, rows_;
+};
+
+}  // namespace
+
+template <typename T>
+void nau_forward(const NauForward<T>& f, const Parallel& parallel) {
+  const NauInputs<T>& in = f.inputs;
+  const int64_t blocks = ceil_div(in.rows, kBlockRows);
+  parallel.over(in.models * blocks, [&](int64_t begin, int64_t end) {
+    Scratch<T> weight(round_up(in.out, kColumns) * in.in), x(in.in * kBlockRows), y(in.out * kBlockRows);
+    int64_t packed_model = -1;
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t model = task / blocks, row = task % blocks * kBlockRows;
+      if (model != packed_model) pack_weight<T>(in, model, true, weight);
+      packed_model = model;
+      const int64_t rows = least(kBlockRows, in.rows - row);
+      const int64_t registers = round_up(ceil_div(rows, Simd<T>::width), kRegisters);
+      turn<T>(in.x + ((in.shared_x ? 0 : model * in.rows) + row) * in.in, in.in, rows, registers, x);
+      multiply<T>(x, in.in, weight, in.out, registers, y);
+      turn_back<T>(y, in.out, rows, registers, f.y + (model * in.rows + row) * in.out);
+    }
+  });
+}
+
+template <typename T>
+void nau_backward(const NauBackward<T>& f, const Parallel& parallel) {
+  const NauInputs<T>& in = f.inputs;
+  const int64_t size = in.out * in.in;
+  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 21) / most<int64_t>(size, 1));
+  const bool direct = groups.count == 1, want_weight = f.grad_weight != nullptr;
+  Scratch<T> partial(direct || !want_weight ? 0 : in.models * groups.count * size);
+  parallel.over(in.models * groups.count, [&](int64_t begin, int64_t end) {
+    BackwardGroup<T> group(f);
+    for (int64_t task = begin; task < end; ++task) {
+      T* sums = !want_weight ? nullptr : (direct ? f.grad_weight : partial) + task * size;
+      group.run(task / groups.count, groups.begin(task), groups.end(task), sums);
+    }
+  });
+  if (!want_weight) return;
+  for (int64_t model = 0; model < in.models && !direct; ++model)
+    add_groups<T>(partial + model * groups.count * size, groups, size, f.grad_weight + model * size);
+  for (int64_t n = 0; n < in.models * size && in.clip; ++n)
+    if (!(in.weight[n] >= T(-1) && in.weight[n] <= T(1))) f.grad_weight[n] = T(0);
+}
+
+template void nau_forward<float>(const NauForward<float>&, const Parallel&);
+template void nau_forward<double>(const NauForward<double>&, const Parallel&);
+template void nau_backward<float>(const NauBackward<float>&, const Parallel&);
+template void nau_backward<double>(const NauBackward<double>&, const Parallel&);
+
+}  // namespace NPU_ISA
+}  // namespace npu

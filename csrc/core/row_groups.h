@@ -1,0 +1,35 @@
+// Sums over rows: the rows are split into groups by shape alone and the groups' sums added in order, so that the bits
+// are the same at any number of threads.
+#pragma once
+
+#include "panel.h"
+
+namespace npu {
+namespace NPU_ISA {
+
+constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Tasks are the groups of all models: the groups of a model lie beside each other.
+struct RowGroups {
+  int64_t all, count, rows;  // rows of a model, groups of a model, rows of a group (the last one's may be fewer)
+
+  // Groups have some 64 rows at least, a multiple of `step` each; at most 16 of them, and at most `most_groups`.
+  RowGroups(int64_t all, int64_t step, int64_t most_groups)
+      : all(all),
+        count(most<int64_t>(1, least(all / 64, least<int64_t>(16, most_groups)))),
+        rows(round_up(ceil_div(all, count), step)) {}
+
+  int64_t begin(int64_t task) const { return least(task % count * rows, all); }
+  int64_t end(int64_t task) const { return least(begin(task) + rows, all); }
+};
+
+// total = the groups' sums of one model, `size` elements each, in order.
+template <typename T>
+void add_groups(const T* sums, const RowGroups& groups, int64_t size, T* total) {
+  std::memcpy(total, sums, size_t(size) * sizeof(T));
+  for (int64_t g = 1; g < groups.count; ++g)
+    for (int64_t n = 0; n < size; ++n) total[n] += sums[g * size + n];
+}
+
+}  // namespace NPU_ISA
+}  // namespace npu
