@@ -274,18 +274,19 @@ class INALUFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        eps, omega = ctx.options
-        needed = ctx.needs_input_grad[:6]
-        needs = sum(need << bit for bit, need in enumerate(needed))
-        if eager_only():
-            operands: tuple[Any, ...] = (grad_y, *ctx.saved_tensors[:6], *(None,) * 4, eps, omega, needs)
-            grads = reference.inalu_backward(*operands)
-        elif torch.is_grad_enabled():
-            six = INALUBackwardFunction.apply(grad_y, *ctx.saved_tensors, eps, omega, needs)
-            return *six, None, None
-        else:
-            grads = ops.inalu_backward(grad_y, *ctx.saved_tensors, eps, omega, needs)
-        return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), None, None
+        needs = sum(need << bit for bit, need in enumerate(ctx.needs_input_grad[:6]))
+        return *inalu_backward(grad_y, *ctx.saved_tensors, *ctx.options, needs), None, None
+
+
+def inalu_backward(grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+    """The six gradients from x, the five weights, h, a, t, flags, eps, omega and needs, as `npu_backward`."""
+    if eager_only():
+        grads = reference.inalu_backward(grad_y, *arguments[:6], *(None,) * 4, *arguments[10:])
+    elif torch.is_grad_enabled():
+        return INALUBackwardFunction.apply(grad_y, *arguments)
+    else:
+        grads = ops.inalu_backward(grad_y, *arguments)
+    return tuple(grad if arguments[-1] >> bit & 1 else None for bit, grad in enumerate(grads))
 
 
 class INALUBackwardFunction(Function):

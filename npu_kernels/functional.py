@@ -30,6 +30,7 @@ from npu_kernels.autograd import (
     NMUFunction,
     NPUFunction,
     eager_only,
+    inalu_backward,
     nmu_backward,
     npu_backward,
 )
@@ -47,6 +48,7 @@ direct.load()
 direct.set_backward("npu", npu_backward)
 direct.set_backward("nmu", lambda grad_y, x, weight, clip, needs: nmu_backward(grad_y, x, weight, needs))
 direct.set_backward("nau", reference.nau_backward)
+direct.set_backward("inalu", inalu_backward)
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------
@@ -450,6 +452,9 @@ def inalu(
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
     the authors of "Neural Power Units" ran.
     """
+    y = _direct(direct.inalu, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega)
+    if y is not NotImplemented:
+        return y
     dtype = getattr(x, "dtype", torch.float32)
     _check_positive("inalu", "eps", eps, dtype)
     _check_positive("inalu", "omega", omega, dtype)

@@ -49,7 +49,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Every backend that computes on the CPU, forced; the C++ kernels called directly and by their operators."""
     name = request.param
     if name == "operators":
-        for name in ("npu", "nmu", "nau", "mse", "adam", "ode"):
+        for name in ("npu", "nmu", "nau", "inalu", "mse", "adam", "ode"):
             monkeypatch.setattr(direct, name, None)
         name = "cpu"
     with use_backend(name):

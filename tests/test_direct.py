@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import npu_kernels
-from npu_kernels import NAU, NMU, NPU, env, functional, reference
+from npu_kernels import NAU, NMU, NPU, env, functional, iNALU, reference
 from npu_kernels.backends import cpu, direct
 from npu_kernels.testing import RECORDS, Sample
 from tests.building import run_python
@@ -264,6 +264,47 @@ def test_large_naus_are_torchs() -> None:
     assert "OneWeightDirect" in NAU(64, 64)(torch.randn(3, 64)).grad_fn.name()
     for rows, inputs, outputs in ((3, 65, 4), (3, 4, 65), (1000, 64, 64)):
         assert "OneWeightDirect" not in NAU(inputs, outputs)(torch.randn(rows, inputs)).grad_fn.name()
+
+
+# ---- iNALU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [*RECORDS["inalu"].samples(torch.float32), *RECORDS["inalu"].samples(torch.float64)],
+    ids=lambda sample: f"{sample.name}-{sample.x.dtype}",
+)
+def test_inalu_has_the_bits_of_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    def results() -> list[Tensor]:
+        with torch.no_grad():
+            inference = sample.call(functional.inalu)
+        leaves = sample.requires_grad()
+        y = leaves.call(functional.inalu)
+        return [inference, y, *torch.autograd.grad(y, leaves.leaves(), torch.ones_like(y))]
+
+    found = results()
+    monkeypatch.setattr(direct, "inalu", None)
+    assert all(torch.equal(a, b) for a, b in zip(found, results(), strict=True))
+
+
+@pytest.mark.parametrize("models", [None, 2])
+def test_inalu_takes_it(models: int | None) -> None:
+    """Flat rows do, whatever needs a gradient; further dimensions and bad options go the general way."""
+    layer = iNALU(3, 4, num_models=models)
+    x = torch.randn(5, 3)
+    assert "INALUDirect" in layer(x).grad_fn.name()
+    assert layer(torch.randn(2, 2, 5, 3)).shape == (2, 2, 5, 4)
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    assert "INALUDirect" in layer(x.requires_grad_()).grad_fn.name()
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is None for p in layer.parameters())
+    weights = list(layer.parameters())
+    with pytest.raises(ValueError, match="inalu: omega must be finite and greater than 0"):
+        functional.inalu(x, *weights, omega=-1.0)
+    with pytest.raises(ValueError, match="inalu: mask_add must have the shape of weight_add"):
+        functional.inalu(x, weights[0], weights[1][..., :1], *weights[2:])
 
 
 def test_another_torch_does_not_load_it(monkeypatch: pytest.MonkeyPatch) -> None:

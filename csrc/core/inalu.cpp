@@ -32,6 +32,20 @@ NPU_INLINE typename Simd<T>::Reg sigmoid(typename Simd<T>::Reg v) {
   return S::set1(T(1)) / (S::set1(T(1)) + VectorMath<T>::exp(-v));
 }
 
+// The gate's share and the rest, sigmoid(v) and sigmoid(-v), without cancellation.
+template <typename T>
+struct Shares {
+  typename Simd<T>::Reg gate, rest;
+
+  explicit NPU_INLINE Shares(typename Simd<T>::Reg v) {
+    using S = Simd<T>;
+    const typename S::Reg one = S::set1(T(1)), q = VectorMath<T>::exp(-S::abs(v));
+    const typename S::Reg more = one / (one + q), less = q * more;
+    gate = S::select(v < S::zero(), less, more);
+    rest = S::select(v < S::zero(), more, less);
+  }
+};
+
 // |v| < 0.4: Lambert's continued fraction to its seventh level, good to 1e-17. Else (1 - q) / (1 + q), q = exp(-2 |v|).
 template <typename T>
 NPU_INLINE typename Simd<T>::Reg tanh(typename Simd<T>::Reg v) {
@@ -42,8 +56,9 @@ NPU_INLINE typename Simd<T>::Reg tanh(typename Simd<T>::Reg v) {
   const Reg below =
       S::fma(S::fma(S::fma(S::set1(T(28)), z, S::set1(T(3150))), z, S::set1(T(62370))), z, S::set1(T(135135)));
   const Reg q = VectorMath<T>::exp(S::set1(T(-2)) * size);
-  const Reg far = (one - q) / (one + q);
-  return S::select(size < S::set1(T(0.4)), v * (above / below), S::select(v < S::zero(), -far, far));
+  const typename S::Bits near = size < S::set1(T(0.4));
+  const Reg far = S::select(v < S::zero(), q - one, one - q);
+  return S::select(near, v * above, far) / S::select(near, below, one + q);
 }
 
 template <typename T>
@@ -65,28 +80,38 @@ template <typename T>
 struct Weights {
   using S = Simd<T>;
   Scratch<T> add, mul;  // [K, O, I]
+  // For the backward: tanh(weight) and sigmoid(mask) of A, then of W.
+  Scratch<T> turn_add, share_add, turn_mul, share_mul;
   bool zero_factors = false;
 
-  Weights(const InaluInputs<T>& in, const Parallel& parallel)
-      : add(in.models * in.out * in.in), mul(in.models * in.out * in.in) {
+  Weights(const InaluInputs<T>& in, bool keep, const Parallel& parallel)
+      : add(in.models * in.out * in.in),
+        mul(in.models * in.out * in.in),
+        turn_add(keep ? in.models * in.out * in.in : 0),
+        share_add(keep ? in.models * in.out * in.in : 0),
+        turn_mul(keep ? in.models * in.out * in.in : 0),
+        share_mul(keep ? in.models * in.out * in.in : 0) {
     const int64_t count = in.models * in.out * in.in;
     constexpr int64_t kChunk = 1024;
     parallel.over(ceil_div(count, kChunk), [&](int64_t begin, int64_t end) {
       for (int64_t n = begin * kChunk; n < least(count, end * kChunk); n += S::width) {
         const int lanes = int(least<int64_t>(S::width, count - n));
-        S::store_first(add + n, nac(in.weight_add + n, in.mask_add + n, lanes), lanes);
-        S::store_first(mul + n, nac(in.weight_mul + n, in.mask_mul + n, lanes), lanes);
+        const auto nac = [&](const T* weight, const T* mask, T* product, T* turns, T* shares) {
+          const auto turn = tanh<T>(S::load_first(weight + n, lanes)),
+                     share = sigmoid<T>(S::load_first(mask + n, lanes));
+          S::store_first(product + n, turn * share, lanes);
+          if (!keep) return;
+          S::store_first(turns + n, turn, lanes);
+          S::store_first(shares + n, share, lanes);
+        };
+        nac(in.weight_add, in.mask_add, add, turn_add, share_add);
+        nac(in.weight_mul, in.mask_mul, mul, turn_mul, share_mul);
       }
     });
     for (int64_t n = 0; n < count && !zero_factors; n += S::width) {
       const auto size = S::abs(S::load_first(mul + n, int(least<int64_t>(S::width, count - n))));
       zero_factors = S::any((size == S::set1(T(0.5))) | (size == S::set1(T(1))));
     }
-  }
-
- private:
-  static typename S::Reg nac(const T* weight, const T* mask, int lanes) {
-    return tanh<T>(S::load_first(weight, lanes)) * sigmoid<T>(S::load_first(mask, lanes));
   }
 };
 
@@ -95,12 +120,14 @@ template <typename T>
 struct PackedWeights {
   int64_t size;
   Scratch<T> add, mul, gate;
+  Scratch<T> factor;  // 1 - 2 |W|, for sums over inputs only
 
   PackedWeights(const InaluInputs<T>& in, const Weights<T>& weights, bool over_inputs, const Parallel& parallel)
       : size(over_inputs ? round_up(in.out, kColumns) * in.in : round_up(in.in, kColumns) * in.out),
         add(in.models * size),
         mul(in.models * size),
-        gate(in.models * size) {
+        gate(in.models * size),
+        factor(over_inputs ? in.models * size : 0) {
     const T* from[3] = {weights.add, weights.mul, in.gate_weight};
     T* to[3] = {add, mul, gate};
     parallel.over(3 * in.models, [&](int64_t begin, int64_t end) {
@@ -109,6 +136,8 @@ struct PackedWeights {
         T* packed = to[task % 3] + task / 3 * size;
         if (over_inputs) pack<T>(matrix, in.out, in.in, in.in, 1, packed);
         else pack<T>(matrix, in.in, 1, in.out, in.in, packed);
+        for (int64_t n = 0; n < size && over_inputs && task % 3 == 1; ++n)
+          factor[task / 3 * size + n] = T(1) - T(2) * std::fabs(packed[n]);
       }
     });
   }
@@ -131,19 +160,22 @@ class ForwardTile {
         x_(in_.in * kRows),
         log_(in_.in * kRows),
         sign_(in_.in * kRows),
+        negative_(in_.in * kRegisters),
         results_(kResults * in_.out * kRows),
         flags_(in_.out * kRows) {}
 
   void run(int64_t model, int64_t row) {
     const int64_t rows = least(kRows, in_.rows - row), first = (model * in_.rows + row) * in_.out;
     turn<T>(in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, in_.in, rows, kRegisters, x_);
-    bool signs = false;
+    bool negative = false, zero = zero_factors_;
     for (int64_t n = 0; n < in_.in * kRows; n += W) {
-      const Reg x = S::load(x_ + n), sign = sign_class<T>(x);
+      const Reg x = S::load(x_ + n);
       S::store(log_ + n, log_size<T>(x, in_.eps));
-      S::store(sign_ + n, sign);
-      signs = signs || S::any(sign != S::zero());
+      S::store(sign_ + n, sign_class<T>(x));
+      negative |= S::store_negative(negative_ + n / W, x);
+      zero |= S::any(x == S::zero());
     }
+    const Signs signs = zero ? Signs::kZeros : (negative ? Signs::kNegative : Signs::kNone);
     for (int64_t o = 0; o < in_.out; o += kColumns) columns(model * weights_.size + o * in_.in, o, signs);
     T* into[kResults] = {f_.y, f_.h, f_.a, f_.t, flags_};
     for (int n = 0; n < (f_.h == nullptr ? 1 : kResults); ++n)
@@ -153,24 +185,26 @@ class ForwardTile {
   }
 
  private:
-  static constexpr int kResults = 5;  // y, h, a, t, flags
+  static constexpr int kResults = 5;              // y, h, a, t, flags
+  enum class Signs { kNone, kNegative, kZeros };  // what a tile's inputs, or the weights, need
 
-  void columns(int64_t at, int64_t o, bool signs) {
+  void columns(int64_t at, int64_t o, Signs signs) {
     Tile h = {}, a = {}, e = {}, s, zeros = {};
     add_product<T>(x_, kRows, weights_.gate + at, in_.in, h);
     add_product<T>(x_, kRows, weights_.add + at, in_.in, a);
     add_product<T>(log_, kRows, weights_.mul + at, in_.in, e);
     for (auto& row : s)
       for (Reg& product : row) product = S::set1(T(1));
-    if (signs && zero_factors_) multiply<true>(weights_.mul + at, s, zeros);
-    else if (signs) multiply<false>(weights_.mul + at, s, zeros);
+    if (signs == Signs::kZeros) multiply_counting(weights_.mul + at, s, zeros);
+    else if (signs == Signs::kNegative) multiply(weights_.factor + at, s);
     const Reg one = S::set1(T(1)), omega = S::set1(in_.omega);
     for (int n = 0; n < kColumns && o + n < in_.out; ++n) {
       for (int r = 0; r < kRegisters; ++r) {
         const typename S::Bits bounded = e[r][n] > omega;
         const Reg t = VectorMath<T>::exp(S::select(bounded, omega, e[r][n])) * s[r][n];
         const Reg none = S::select(zeros[r][n] == S::zero(), t, S::zero());
-        const Reg y = S::fma(sigmoid<T>(h[r][n]), a[r][n], sigmoid<T>(-h[r][n]) * none);
+        const Shares<T> shares(h[r][n]);
+        const Reg y = S::fma(shares.gate, a[r][n], shares.rest * none);
         const Reg two = S::select(zeros[r][n] > one, S::set1(T(2)), zeros[r][n]);
         const Reg flags = two + two + S::select(bounded, one, S::zero());
         const Reg all[kResults] = {y, h[r][n], a[r][n], t, flags};
@@ -179,9 +213,21 @@ class ForwardTile {
     }
   }
 
-  // The product of the factors; with kZeros those that are 0 are counted and left out.
-  template <bool kZeros>
-  void multiply(const T* packed, Tile& s, Tile& zeros) const {
+  // The product of the factors 1 - 2 |W| of the negative inputs.
+  void multiply(const T* factors, Tile& s) const {
+    Tile product;
+    for (auto& row : product)
+      for (Reg& p : row) p = S::set1(T(1));
+    for (int64_t i = 0; i < in_.in; ++i, factors += kColumns)
+      for (int n = 0; n < kColumns; ++n)
+        for (int r = 0; r < kRegisters; ++r)
+          product[r][n] = S::multiply_masked(product[r][n], negative_[i * kRegisters + r], S::set1(factors[n]));
+    for (int r = 0; r < kRegisters; ++r)
+      for (int n = 0; n < kColumns; ++n) s[r][n] = product[r][n];
+  }
+
+  // The product of the factors 1 + m |W| that are not 0, and the number of those that are.
+  void multiply_counting(const T* packed, Tile& s, Tile& zeros) const {
     const Reg one = S::set1(T(1));
     Tile product, count = {};
     for (auto& row : product)
@@ -192,13 +238,10 @@ class ForwardTile {
       for (int n = 0; n < kColumns; ++n) {
         const Reg size = S::abs(S::set1(packed[n]));
         for (int r = 0; r < kRegisters; ++r) {
-          Reg factor = S::fma(sign[r], size, one);
-          if (kZeros) {
-            const typename S::Bits zero = factor == S::zero();
-            count[r][n] = count[r][n] + S::select(zero, one, S::zero());
-            factor = S::select(zero, one, factor);
-          }
-          product[r][n] = product[r][n] * factor;
+          const Reg factor = S::fma(sign[r], size, one);
+          const typename S::Bits zero = factor == S::zero();
+          count[r][n] = count[r][n] + S::select(zero, one, S::zero());
+          product[r][n] = product[r][n] * S::select(zero, one, factor);
         }
       }
     }
@@ -214,7 +257,9 @@ class ForwardTile {
   const InaluInputs<T>& in_;
   const PackedWeights<T>& weights_;
   bool zero_factors_;
-  Scratch<T> x_, log_, sign_, results_, flags_;
+  Scratch<T> x_, log_, sign_;
+  Scratch<typename S::Mask> negative_;
+  Scratch<T> results_, flags_;
 };
 
 // What the weights' gradients are made of, each [O, I]. The last three occur only where x or a factor can be 0.
@@ -272,9 +317,10 @@ class BackwardGroup {
         const Reg grad = S::load_first(f_.grad_y + from, count), h = S::load_first(f_.h + from, count);
         const Reg a = S::load_first(f_.a + from, count), t = S::load_first(f_.t + from, count);
         const Reg number = S::load(zeros), whole = S::select(number == zero, t, zero);
-        const Reg d_a = grad * sigmoid<T>(h), d_m = grad * sigmoid<T>(-h), d_t = d_m * whole;
+        const Shares<T> shares(h);
+        const Reg d_a = grad * shares.gate, d_m = grad * shares.rest, d_t = d_m * whole;
         S::store(upstream(kDA) + to, d_a);
-        S::store(upstream(kDH) + to, d_a * sigmoid<T>(-h) * (a - whole));
+        S::store(upstream(kDH) + to, d_a * shares.rest * (a - whole));
         S::store(upstream(kDE) + to, S::select(S::load(bounds) == zero, d_t, zero));
         S::store(upstream(kDT) + to, d_t);
         S::store(upstream(kD1) + to, S::select(number == one, d_m * t, zero));
@@ -357,12 +403,12 @@ void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* sums,
   for (int64_t g = 0; g < groups; ++g)
     for (int k = 0; k < count_sums; ++k)
       sum[k] = sum[k] + S::load_first(sums + ((model * groups + g) * count_sums + k) * size + n, count);
-  const auto nac = [&](Reg grad, const T* weight, const T* mask, T* grad_weight, T* grad_mask) {
-    const Reg turn = tanh<T>(S::load_first(weight + at, count)), share = sigmoid<T>(S::load_first(mask + at, count));
+  const auto nac = [&](Reg grad, const T* turns, const T* shares, T* grad_weight, T* grad_mask) {
+    const Reg turn = S::load_first(turns + at, count), share = S::load_first(shares + at, count);
     if (grad_weight != nullptr) S::store_first(grad_weight + at, grad * share * (one - turn * turn), count);
     if (grad_mask != nullptr) S::store_first(grad_mask + at, grad * turn * share * (one - share), count);
   };
-  nac(sum[kAdd], in.weight_add, in.mask_add, f.grad_weight_add, f.grad_mask_add);
+  nac(sum[kAdd], weights.turn_add, weights.share_add, f.grad_weight_add, f.grad_mask_add);
   if (f.grad_gate_weight != nullptr) S::store_first(f.grad_gate_weight + at, sum[kGate], count);
   const Reg w = S::load_first(weights.mul + at, count), size_of_w = S::abs(w);
   const auto of_class = [&](T m, Reg whole, Reg rest) {
@@ -373,7 +419,7 @@ void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* sums,
   Reg d_size = of_class(T(-2), sum[kNegative], sum[kNegativeRest]);
   if (count_sums > kZero) d_size = d_size + of_class(T(-1), sum[kZero], sum[kZeroRest]);
   const Reg d_signs = S::select(w < zero, -d_size, S::select(w == zero, zero, d_size));
-  nac(sum[kExponent] + d_signs, in.weight_mul, in.mask_mul, f.grad_weight_mul, f.grad_mask_mul);
+  nac(sum[kExponent] + d_signs, weights.turn_mul, weights.share_mul, f.grad_weight_mul, f.grad_mask_mul);
 }
 
 }  // namespace
@@ -381,7 +427,7 @@ void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* sums,
 template <typename T>
 void inalu_forward(const InaluForward<T>& f, const Parallel& parallel) {
   const InaluInputs<T>& in = f.inputs;
-  const Weights<T> weights(in, parallel);
+  const Weights<T> weights(in, false, parallel);
   const PackedWeights<T> packed(in, weights, true, parallel);
   const int64_t tiles = ceil_div(in.rows, kTileRows<T>);
   parallel.over(in.models * tiles, [&](int64_t begin, int64_t end) {
@@ -397,7 +443,7 @@ void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
   const int64_t size = in.out * in.in;
   const bool want_sums = f.grad_weight_add != nullptr || f.grad_mask_add != nullptr || f.grad_weight_mul != nullptr ||
                          f.grad_mask_mul != nullptr || f.grad_gate_weight != nullptr;
-  const Weights<T> weights(in, parallel);
+  const Weights<T> weights(in, want_sums, parallel);
   const PackedWeights<T> packed(in, weights, false, parallel);
   bool zeros = weights.zero_factors;
   const int64_t values = (in.shared_x ? 1 : in.models) * in.rows * in.in;

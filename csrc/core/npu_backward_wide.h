@@ -162,25 +162,37 @@ class Group {
     }
   }
 
-  // dL = dP Wr + dQ Wi of the inputs [i0, i1), and from it dx and the gate's sums.
+  // dL = dP Wr + dQ Wi of the inputs [i0, i1), and from it dx and the gate's sums: those of a tile's rows join a run of
+  // some kRun rows, and the runs the total, for the rounding errors' sake.
   template <bool packs>
   void spread(const GroupTask<T>& task, const Chunk<T>& c, int64_t i0, int64_t i1, const T* w) const {
-    int64_t b = 0;
     const bool both = i1 - i0 > W;  // registers of inputs
-    for (; b + kSpreadRows <= c.rows; b += kSpreadRows) spread_rows<packs, kSpreadRows>(task, c, b, i0, i1, w, both);
-    for (; b + 3 <= c.rows; b += 3) spread_rows<packs, 3>(task, c, b, i0, i1, w, both);
-    for (; b < c.rows; ++b) spread_rows<packs, 1>(task, c, b, i0, i1, w, both);
+    T run[kBlock] = {};
+    int64_t in_run = 0;
+    for (int64_t b = 0; b < c.rows;) {
+      const int64_t left = c.rows - b, rows = left >= kSpreadRows ? kSpreadRows : (left >= 3 ? 3 : 1);
+      if (rows == kSpreadRows) spread_rows<packs, kSpreadRows>(task, c, b, i0, i1, w, both, run);
+      else if (rows == 3) spread_rows<packs, 3>(task, c, b, i0, i1, w, both, run);
+      else spread_rows<packs, 1>(task, c, b, i0, i1, w, both, run);
+      b += rows;
+      in_run += rows;
+      if (in_run < kRun && b < c.rows) continue;
+      for (int64_t i = i0; i < i1; ++i) task.gate_sums[i] += run[i - i0];
+      std::memset(run, 0, sizeof run);
+      in_run = 0;
+    }
   }
 
   template <bool packs, int R>
   void spread_rows(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w,
-                   bool both) const {
-    if (both) spread_tile<packs, R, kSpreadVectors>(task, c, b, i0, i1, w);
-    else spread_tile<packs, R, 1>(task, c, b, i0, i1, w);
+                   bool both, T* gate_run) const {
+    if (both) spread_tile<packs, R, kSpreadVectors>(task, c, b, i0, i1, w, gate_run);
+    else spread_tile<packs, R, 1>(task, c, b, i0, i1, w, gate_run);
   }
 
   template <bool packs, int R, int V>
-  void spread_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w) const {
+  void spread_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w,
+                   T* gate_run) const {
     Reg dl[R][V] = {};
     int64_t o = 0;
     const T *grad_p = c.grad_p + b * c.outs, *grad_q = c.grad_q + b * c.outs;
@@ -216,7 +228,7 @@ class Group {
       const int64_t i = i0 + v * W;
       const int count = int(least<int64_t>(W, i1 - i));
       const Reg g = S::load_first(task.gate + i, count);
-      Reg gate_sum = S::load_first(task.gate_sums + i, count);
+      Reg gate_sum = S::zero();
       for (int r = 0; r < R; ++r) {
         const Reg x = S::load_first(c.x + (b + r) * in_.in + i, count);
         const Reg size = S::abs(x) + eps;
@@ -228,7 +240,7 @@ class Group {
             S::select(x > S::zero(), dx, S::select(x < S::zero(), -dx, x * dx));  // 0 at 0, nan at nan
         S::store_first(f_.grad_x + (c.row + b + r) * in_.in + i, signed_dx, count);
       }
-      S::store_first(task.gate_sums + i, gate_sum, count);
+      S::store(gate_run + v * W, S::load(gate_run + v * W) + gate_sum);
     }
   }
 

@@ -185,6 +185,16 @@ struct Simd {
 #endif
   }
 
+  // acc * v in the lanes of the mask, acc in the others.
+  static NPU_INLINE Reg multiply_masked(Reg acc, const Mask& mask, Reg v) {
+#if defined(__AVX512F__)
+    if constexpr (single) return (Reg)_mm512_mask_mul_ps((__m512)acc, mask, (__m512)acc, (__m512)v);
+    else return (Reg)_mm512_mask_mul_pd((__m512d)acc, mask, (__m512d)acc, (__m512d)v);
+#else
+    return acc * select(load(mask.lane) != zero(), v, set1(1));
+#endif
+  }
+
   // Inputs whose signs select one entry of a register of partial sums (2^group_size <= width, with a permute by lane).
   // 0: the instruction set has no such permute.
 #if defined(__AVX512F__)

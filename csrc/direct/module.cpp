@@ -8,6 +8,8 @@
 //       every error, so that messages, special cases and their tests exist once.
 //   nmu(x, weight, clip)                                       as npu_kernels.functional.nmu
 //   nau(x, weight, clip)                                       as npu_kernels.functional.nau, where layers are small
+//   inalu(x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega)
+//       as npu_kernels.functional.inalu
 //   mse(y, target, models)                                     as npu_kernels.training.mse_loss
 //   adam(param_groups, state)                                  a step of npu_kernels.optim.Adam: None
 //   ode(u0, weight_re, weight_im, gate, weight, tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives)
@@ -18,6 +20,7 @@
 // Unlike ops.cpp these files know torch's C++ classes, which change with its releases: they serve the torch and the
 // Python that they were compiled with, and npu_kernels/backends/direct.py loads them for no other.
 #include "adam.h"
+#include "inalu.h"
 #include "mse.h"
 #include "npu.h"
 #include "ode.h"
@@ -38,6 +41,7 @@ PyMethodDef methods[] = {
     {"npu", fast(npu_direct::npu), METH_FASTCALL, nullptr},
     {"nmu", fast(npu_direct::one_weight<npu_direct::NMULayer>), METH_FASTCALL, nullptr},
     {"nau", fast(npu_direct::one_weight<npu_direct::NAULayer>), METH_FASTCALL, nullptr},
+    {"inalu", fast(npu_direct::inalu), METH_FASTCALL, nullptr},
     {"mse", fast(npu_direct::mse), METH_FASTCALL, nullptr},
     {"adam", fast(npu_direct::adam), METH_FASTCALL, nullptr},
     {"ode", fast(npu_direct::ode), METH_FASTCALL, nullptr},

@@ -21,6 +21,7 @@ LIBRARY = cpu.LIBRARY.with_name(f"direct-torch{torch.__version__}-{sys.implement
 npu: Callable[..., Any] | None = None
 nmu: Callable[..., Any] | None = None
 nau: Callable[..., Any] | None = None
+inalu: Callable[..., Any] | None = None
 mse: Callable[..., Any] | None = None
 adam: Callable[..., Any] | None = None
 ode: Callable[..., Any] | None = None
@@ -36,7 +37,7 @@ def set_backward(name: str, function: Callable[..., Any]) -> None:
 
 def load() -> None:
     """Load it where it is built for this torch and Python."""
-    global npu, nmu, nau, mse, adam, ode, reason, _set_backward
+    global npu, nmu, nau, inalu, mse, adam, ode, reason, _set_backward
     runs, reason = cpu.available()
     if not runs:
         return
@@ -50,5 +51,5 @@ def load() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    npu, nmu, nau, ode = module.npu, module.nmu, module.nau, module.ode
+    npu, nmu, nau, inalu, ode = module.npu, module.nmu, module.nau, module.inalu, module.ode
     mse, adam, _set_backward, reason = module.mse, module.adam, module.set_backward, ""
