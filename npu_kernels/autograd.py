@@ -281,7 +281,8 @@ class INALUFunction(Function):
 def inalu_backward(grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
     """The six gradients from x, the five weights, h, a, t, flags, eps, omega and needs, as `npu_backward`."""
     if eager_only():
-        grads = reference.inalu_backward(grad_y, *arguments[:6], *(None,) * 4, *arguments[10:])
+        operands: tuple[Any, ...] = (grad_y, *arguments[:6], *(None,) * 4, *arguments[10:])
+        grads = reference.inalu_backward(*operands)
     elif torch.is_grad_enabled():
         return INALUBackwardFunction.apply(grad_y, *arguments)
     else:

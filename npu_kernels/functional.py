@@ -446,8 +446,8 @@ def inalu(
         eps: the least ``|x|`` in the logarithm.
         omega: the greatest exponent.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O, I]`` factors of its sign
-    product.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O, I]`` factors of its
+    sign product.
 
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
     the authors of "Neural Power Units" ran.
