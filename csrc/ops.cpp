@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -121,6 +122,14 @@ auto by_dtype(const char* op, const Tensor& x, F&& f) {
   }
 }
 
+// The core's logarithms begin at the least normal number.
+template <typename T>
+T checked_eps(const char* op, double eps) {
+  check(eps >= std::numeric_limits<T>::min() && eps <= std::numeric_limits<T>::max(), op,
+        ": eps must be finite and at least the least normal number, got ", eps);
+  return T(eps);
+}
+
 enum Needs : int64_t { kX = 1, kWeightRe = 2, kWeightIm = 4, kGate = 8 };
 
 // The operands that forward and backward share.
@@ -145,7 +154,7 @@ struct NpuOperands {
               this->weight_re,
               this->weight_im ? *this->weight_im : static_cast<const T*>(nullptr),
               this->gate ? *this->gate : static_cast<const T*>(nullptr),
-              T(eps)};
+              checked_eps<T>(op, eps)};
   }
 };
 
@@ -257,7 +266,7 @@ struct InaluOperands {
               this->weight_mul,
               this->mask_mul,
               this->gate_weight,
-              T(eps),
+              checked_eps<T>(op, eps),
               T(omega)};
   }
 };
@@ -374,7 +383,7 @@ struct OdeOperands {
               this->gate ? *this->gate : static_cast<const T*>(nullptr),
               this->weight,
               clip,
-              T(eps),
+              checked_eps<T>(op, eps),
               tableau.data(),
               dt,
               last_stage};

@@ -12,6 +12,8 @@
 //
 // Rows go in groups, whose number follows from the shape alone, and every sum over rows runs in a fixed order, so that
 // results do not depend on the number of threads. Within a group there are two forms, by what a register holds.
+#include <optional>
+
 #include "npu_backward_narrow.h"
 #include "npu_backward_wide.h"
 
@@ -36,6 +38,9 @@ class Backward {
     Scratch<T> partial(together ? tasks * task_size() : 0);
     const auto run_tasks = [&](int64_t begin, int64_t end, const Parallel& inner) {
       Scratch<T> own(together || direct ? 0 : task_size()), gate(in_.in), gate_sums(in_.in), phase_sums(in_.in);
+      const wide::Group<T, complex> wide_group(f_);
+      std::optional<narrow::Group<T, complex>> narrow_group;
+      if (!wide_) narrow_group.emplace(f_, group_rows_);
       for (int64_t n = begin; n < end; ++n) {
         GroupTask<T> task;
         task.model = n / groups_;
@@ -48,10 +53,10 @@ class Backward {
         task.want_spread = f_.grad_x != nullptr || f_.grad_gate != nullptr;
         task.want_sums = f_.grad_weight_re != nullptr || f_.grad_weight_im != nullptr || f_.grad_gate != nullptr;
         load_gate(task.model, gate);
-        if (wide_) wide::Group<T, complex>(f_).run(task, inner);
-        else narrow::Group<T, complex>(f_).run(task);
+        if (wide_) wide_group.run(task, inner);
+        else narrow_group->run(task);
         if (direct) finish_gate(task.model, gate_sums, phase_sums);
-        else if (!together) finish(task.model, task.sums, gate);
+        else if (!together) finish(task.model, task.sums, gate, phase_sums);
       }
     };
     const Parallel serial;
@@ -59,10 +64,10 @@ class Backward {
     else parallel_.over(tasks, [&](int64_t begin, int64_t end) { run_tasks(begin, end, serial); });
     if (!together) return;
     parallel_.over(in_.models, [&](int64_t begin, int64_t end) {
-      Scratch<T> gate(in_.in);
+      Scratch<T> gate(in_.in), phase(in_.in);
       for (int64_t model = begin; model < end; ++model) {
         load_gate(model, gate);
-        finish(model, partial + model * groups_ * task_size(), gate);
+        finish(model, partial + model * groups_ * task_size(), gate, phase);
       }
     });
   }
@@ -77,11 +82,10 @@ class Backward {
   }
 
   // Adds the groups' sums in order and turns them into the gradients of one model.
-  void finish(int64_t model, const T* partial, const T* gate) const {
+  void finish(int64_t model, const T* partial, const T* gate, T* phase) const {
     using S = Simd<T>;
     using Reg = typename S::Reg;
     const int64_t size = in_.out * in_.in;
-    Scratch<T> phase(in_.in);
     std::memset(phase, 0, size_t(in_.in) * sizeof(T));
     for (int64_t o = 0; o < in_.out; ++o) {
       for (int64_t i = 0; i < in_.in; i += S::width) {

@@ -243,46 +243,53 @@ class Group {
   static constexpr int W = S::width;
 
  public:
-  explicit Group(const NpuBackward<T>& f) : f_(f), in_(f.inputs) {}
+  // For groups of at most so many rows.
+  Group(const NpuBackward<T>& f, int64_t rows)
+      : f_(f),
+        in_(f.inputs),
+        chunk_rows_(rows_of_a_chunk(rows)),
+        packed_(ceil_div(in_.in, kSpreadIns) * kSpreadIns * in_.out * (complex ? 2 : 1)),
+        gate_lanes_(in_.in * W),
+        panels_(2 * (in_.in + in_.out) * chunk_rows_),
+        masks_(in_.in * chunk_rows_ / W),
+        negative_(in_.in) {}
 
   void run(const GroupTask<T>& task) const {
-    // Long chunks, since every chunk ends with sums over lanes; 16 MiB of panels at most.
-    const int64_t row_size = 2 * (in_.in + in_.out) * int64_t(sizeof(T));
-    const int64_t most_rows = most<int64_t>(128, least<int64_t>(1024, (int64_t(1) << 24) / row_size)) / W * W;
-    const int64_t chunk_rows = most<int64_t>(W, least(most_rows, ceil_div(task.end - task.begin, W) * W));
     std::memset(task.sums, 0, size_t(kParts<complex> * in_.out * in_.in) * sizeof(T));
     const int64_t blocks = ceil_div(in_.in, kSpreadIns);
-    Scratch<T> packed(task.want_spread ? blocks * kSpreadIns * in_.out * (complex ? 2 : 1) : 0);
     for (int64_t block = 0; task.want_spread && block < blocks; ++block)
-      pack_spread<T, complex>(in_, task.model, block, packed);
-    Scratch<T> gate_lanes(in_.in * W);
-    std::memset(gate_lanes, 0, size_t(in_.in * W) * sizeof(T));
-    Scratch<T> panels(2 * (in_.in + in_.out) * chunk_rows);
-    Scratch<typename S::Mask> masks(in_.in * chunk_rows / W);
-    Scratch<bool> negative(in_.in);
-    for (int64_t row = task.begin; row < task.end; row += chunk_rows) {
+      pack_spread<T, complex>(in_, task.model, block, packed_);
+    std::memset(gate_lanes_, 0, size_t(in_.in * W) * sizeof(T));
+    for (int64_t row = task.begin; row < task.end; row += chunk_rows_) {
       Chunk<T> c;
-      c.rows = least(chunk_rows, task.end - row);
+      c.rows = least(chunk_rows_, task.end - row);
       c.registers = ceil_div(c.rows, W);
       c.stride = c.registers * W;
-      c.x = panels;
+      c.x = panels_;
       c.log_r = c.x + in_.in * c.stride;
       c.grad_p = c.log_r + in_.in * c.stride;
       c.grad_q = c.grad_p + in_.out * c.stride;
-      c.mask = masks;
-      c.negative = negative;
+      c.mask = masks_;
+      c.negative = negative_;
       turn(task, row, c);
-      if (task.want_spread) spread_all(task, row, packed, c, gate_lanes);
+      if (task.want_spread) spread_all(task, row, packed_, c, gate_lanes_);
       if (task.want_sums) sum_all(c, task.sums);
     }
     for (int64_t i = 0; i < in_.in; ++i) {
       T sum = 0;
-      for (int l = 0; l < W; ++l) sum += gate_lanes[i * W + l];
+      for (int l = 0; l < W; ++l) sum += gate_lanes_[i * W + l];
       task.gate_sums[i] = sum;
     }
   }
 
  private:
+  // Long chunks, since every chunk ends with sums over lanes; 16 MiB of panels at most.
+  int64_t rows_of_a_chunk(int64_t rows) const {
+    const int64_t row_size = 2 * (in_.in + in_.out) * int64_t(sizeof(T));
+    const int64_t most_rows = most<int64_t>(128, least<int64_t>(1024, (int64_t(1) << 24) / row_size)) / W * W;
+    return most<int64_t>(W, least(most_rows, ceil_div(rows, W) * W));
+  }
+
   void turn(const GroupTask<T>& task, int64_t row, const Chunk<T>& c) const {
     const T* x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
     for (int64_t i = 0; i < in_.in; i += W) turn_inputs<T>(in_, x, i, int(least<int64_t>(W, in_.in - i)), task.gate, c);
@@ -331,6 +338,10 @@ class Group {
 
   const NpuBackward<T>& f_;
   const NpuInputs<T>& in_;
+  const int64_t chunk_rows_;
+  Scratch<T> packed_, gate_lanes_, panels_;
+  Scratch<typename S::Mask> masks_;
+  Scratch<bool> negative_;
 };
 
 }  // namespace narrow

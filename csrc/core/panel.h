@@ -57,6 +57,11 @@ NPU_INLINE void load_columns(const T* p, int64_t row_stride, int rows, int count
     columns[0] = S::load_first(p, rows);
     return;
   }
+  if (count == 2 && row_stride == 2) {
+    S::unzip(S::load_first(p, int(least(2 * rows, W))), S::load_first(p + W, int(most(2 * rows - W, 0))), &columns[0],
+             &columns[1]);
+    return;
+  }
   if (4 * count <= W) {
     alignas(64) T lanes[W / 4 ? W / 4 : 1][W] = {};
     for (int r = 0; r < rows; ++r)
@@ -81,6 +86,13 @@ NPU_INLINE void store_columns(T* p, int64_t row_stride, int rows, int count, con
   constexpr int W = S::width;
   if (count == 1 && row_stride == 1) {
     S::store_first(p, columns[0], rows);
+    return;
+  }
+  if (count == 2 && row_stride == 2) {
+    typename S::Reg first, second;
+    S::zip(columns[0], columns[1], &first, &second);
+    S::store_first(p, first, int(least(2 * rows, W)));
+    if (2 * rows > W) S::store_first(p + W, second, 2 * rows - W);
     return;
   }
   if (4 * count <= W) {

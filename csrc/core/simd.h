@@ -148,6 +148,19 @@ struct Simd {
 
   static NPU_INLINE Bits set1_bits(Int v) { return Bits{} + v; }
   static NPU_INLINE Reg select(Bits condition, Reg a, Reg b) { return condition ? a : b; }
+  // v within [low, high]; nan stays nan.
+  static NPU_INLINE Reg bounded(Reg v, Reg low, Reg high) {
+#if defined(__AVX512F__)
+    if constexpr (single) return (Reg)_mm512_max_ps((__m512)low, _mm512_min_ps((__m512)high, (__m512)v));
+    else return (Reg)_mm512_max_pd((__m512d)low, _mm512_min_pd((__m512d)high, (__m512d)v));
+#elif defined(__AVX2__)
+    if constexpr (single) return (Reg)_mm256_max_ps((__m256)low, _mm256_min_ps((__m256)high, (__m256)v));
+    else return (Reg)_mm256_max_pd((__m256d)low, _mm256_min_pd((__m256d)high, (__m256d)v));
+#else
+    v = select(v > high, high, v);
+    return select(v < low, low, v);
+#endif
+  }
   static NPU_INLINE Reg abs(Reg a) { return (Reg)((Bits)a & set1_bits(~(Int(1) << (8 * sizeof(Int) - 1)))); }
 
   static NPU_INLINE bool any(Bits condition) {
@@ -247,6 +260,10 @@ struct Simd {
     return pick(a, b, std::integer_sequence<int, ((L & step) ? width + L : L + step)...>{});
   }
 
+  // Pairs beside each other, in memory order in a and b, to their first and second elements; and the reverse.
+  static NPU_INLINE void unzip(Reg a, Reg b, Reg* first, Reg* second) { unzip(a, b, first, second, Lanes{}); }
+  static NPU_INLINE void zip(Reg first, Reg second, Reg* a, Reg* b) { zip(first, second, a, b, Lanes{}); }
+
   // In place transpose of width registers of width lanes, by log2(width) rounds of 2 x 2 block swaps.
   static NPU_INLINE void transpose(Reg* r) { transpose_step<1>(r); }
 
@@ -255,6 +272,17 @@ struct Simd {
 
  private:
   using Lanes = std::make_integer_sequence<int, width>;
+
+  template <int... L>
+  static NPU_INLINE void unzip(Reg a, Reg b, Reg* first, Reg* second, std::integer_sequence<int, L...>) {
+    *first = pick(a, b, std::integer_sequence<int, (2 * L)...>{});
+    *second = pick(a, b, std::integer_sequence<int, (2 * L + 1)...>{});
+  }
+  template <int... L>
+  static NPU_INLINE void zip(Reg first, Reg second, Reg* a, Reg* b, std::integer_sequence<int, L...>) {
+    *a = pick(first, second, std::integer_sequence<int, (L / 2 + (L % 2) * width)...>{});
+    *b = pick(first, second, std::integer_sequence<int, ((L + width) / 2 + (L % 2) * width)...>{});
+  }
 
   template <int step>
   static NPU_INLINE void transpose_step(Reg* r) {
