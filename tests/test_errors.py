@@ -80,7 +80,7 @@ def test_raw_operators() -> None:
         (lambda: ops.npu_forward(x, w, None, torch.rand(3), 1e-7, True), "gate must have 4 elements"),
         (lambda: ops.npu_forward(x, w.double(), None, None, 1e-7, True), "weight_re must have the dtype of x"),
         (lambda: ops.npu_forward(x.half(), w.half(), None, None, 1e-7, True), "float32 and float64 only"),
-        (lambda: ops.npu_forward(x, w, None, None, 0.0, True), "eps must be finite and at least the least normal number"),
+        (lambda: ops.npu_forward(x, w, None, None, 0.0, True), "eps must be finite and at least the least normal"),
         (lambda: ops.npu_forward(x[0], w, None, None, 1e-7, True), "as many dimensions as the weights"),
         (lambda: ops.npu_backward(y[:2], x, w, None, None, y, y, 1e-7, False, 3), "grad_y must have 6 elements"),
         (lambda: ops.nmu_forward(x, w[0]), "weight must have 2 dimensions"),

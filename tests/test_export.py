@@ -61,7 +61,8 @@ def test_save_load_run_decompose(strict: bool) -> None:
     assert not _operators(plain)
     for rows in (2, 11):
         x = torch.randn(rows, 3)
-        assert torch.equal(loaded(x), model(x))
+        # Not the same bits: a small NAU has its own kernel here, and in the program torch's product.
+        assert relative_error(loaded(x), model(x)) < 1e-5
         assert relative_error(plain.module()(x), model(x)) < 1e-5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ctypes
 import platform
 from pathlib import Path
@@ -54,6 +55,19 @@ def test_float32_error_of_long_sums(in_features: int) -> None:
     error, eager = pooled.sqrt().T
     ulp = torch.finfo(torch.float32).eps
     assert (error <= 2 * eager + ulp / 2).all(), f"kernel / eager: {(error / eager).tolist()}"
+
+
+@needs_library
+def test_float32_error_of_many_rows() -> None:
+    """The sums over rows likewise; without signs those of the gate have one sign, and grow."""
+    pooled = torch.zeros(6, 2)
+    for seed in range(3):
+        sample = RECORDS["npu"].sample(4096, 64, 32, dtype=torch.float32, seed=seed)
+        pooled += torch.tensor(errors(dataclasses.replace(sample, x=sample.x.abs()))).square()
+    error, eager = pooled.sqrt().T
+    assert (error <= 2 * eager + torch.finfo(torch.float32).eps / 2).all(), (
+        f"kernel / eager: {(error / eager).tolist()}"
+    )
 
 
 @needs_library

@@ -299,7 +299,8 @@ def test_compiled_train_step(dynamic: bool, backend: str) -> None:
         for rows in sizes:
             x = torch.randn(rows, 3)
             for actual, expected in zip(_step(compiled, parameters, x), _step(model, parameters, x), strict=True):
-                assert relative_error(actual, expected) < 1e-6
+                # A small NAU has its own kernel, but in a compiled graph torch's product.
+                assert relative_error(actual, expected) < 1e-5
 
 
 @compiles
@@ -399,7 +400,7 @@ def test_inductor(dynamic: bool) -> None:
         for rows in (9, 21) if dynamic else (9,):
             x = torch.randn(rows, 3)
             for actual, expected in zip(_step(compiled, parameters, x), _step(model, parameters, x), strict=True):
-                assert relative_error(actual, expected) < 1e-5
+                assert relative_error(actual, expected) < 5e-5
 
 
 # ---- torch.export ---------------------------------------------------------------------------------------------------
