@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import ctypes
+import dataclasses
 import platform
 from pathlib import Path
 
