@@ -16,6 +16,7 @@ from benchmarks.throughput.cases import (
     FORWARD,
     ROLLOUT,
     STEP,
+    TRAIN,
     Case,
     Size,
     all_cases,
@@ -368,6 +369,8 @@ def test_the_short_table_keeps_every_row_that_we_lose():
     assert report.brief(rows) == [rows[0], rows[3]]
     yardstick = {**rows[1], "rival": "linear", "ratio": 0.5}
     assert report.brief([*rows, yardstick]) == [rows[0], rows[3]]
+    training = [{**row, "layer": "npu-nau", "kind": TRAIN} for row in rows[1:3]]
+    assert report.brief([*rows, *training]) == [rows[0], rows[3], training[1]]
 
 
 @pytest.mark.parametrize("text", ["", f"{report.END} {report.BEGIN}", f"{report.BEGIN}{report.BEGIN}{report.END}"])

@@ -148,14 +148,15 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def brief(rows: Sequence[Row]) -> list[Row]:
-    """A short table: one layer, random signs, the most threads; and every case in which a rival was faster."""
+    """A short table: NPU, random signs, and the training step, with the most threads; and every case that we lose."""
     threads = max((row["threads"] for row in rows), default=0)
 
     def case(row: Row) -> tuple[Any, ...]:
         return tuple(row[key] for key in ("layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads"))
 
     lost = {case(row) for row in rows if row["ratio"] < 1 and row["rival"] not in YARDSTICKS}
-    usual = {case(row) for row in rows if (row["layer"], row["signs"], row["threads"]) == ("npu", "random", threads)}
+    shown = [row for row in rows if (row["layer"], row["signs"]) == ("npu", "random") or row["kind"] == TRAIN]
+    usual = {case(row) for row in shown if row["threads"] == threads}
     return [row for row in rows if case(row) in lost | usual]
 
 
