@@ -149,9 +149,11 @@ def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
             raise TypeError(f"mse_loss: {name} must be a torch.Tensor, got {type(tensor).__name__}")
         if not tensor.is_floating_point():
             raise TypeError(f"mse_loss: {name} must have a floating-point dtype, got {tensor.dtype}")
+    if target.dtype != y.dtype:
+        raise TypeError(f"mse_loss: y and target must have one dtype, got y {y.dtype}, target {target.dtype}")
     shapes = tuple(y.shape), tuple(target.shape)
     if num_models is not None and shapes[0][:1] != (num_models,):
-        raise ValueError(f"mse_loss: y must have leading dimension {num_models} (num_models), got shape {shapes[0]}")
+        raise ValueError(f"mse_loss: y must have leading dimension {num_models!r} (num_models), got shape {shapes[0]}")
     if shapes[1] != shapes[0] and (num_models is None or shapes[1] != shapes[0][1:]):
         shared = "" if num_models is None else f" or {shapes[0][1:]} (shared by all models)"
         raise ValueError(f"mse_loss: target must have the shape of y, {shapes[0]}{shared}, got shape {shapes[1]}")

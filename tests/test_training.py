@@ -228,6 +228,7 @@ def test_mse_loss_errors() -> None:
     for arguments, error, message in (
         ((y, [0.0]), TypeError, "target must be a torch.Tensor, got list"),
         ((y, torch.zeros(3, 4, dtype=torch.long)), TypeError, "floating-point dtype, got torch.int64"),
+        ((y, y.double()), TypeError, "must have one dtype, got y torch.float32, target torch.float64"),
         ((y, torch.zeros(4)), ValueError, r"shape of y, \(3, 4\), got shape \(4,\)"),
     ):
         with pytest.raises(error, match=message):
