@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import functional, reference
 
@@ -340,3 +342,16 @@ def fill_uninitialized_with_nan() -> Iterator[None]:
         mallopt(perturb, 0)
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         options.fill_uninitialized_memory = fill
+
+
+class CountCalls(TorchDispatchMode):
+    """How often each of our operators runs inside the block: ``calls["npu_forward"]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "npu_kernels":
+            self.calls[func.name().partition("::")[2]] += 1
+        return func(*args, **(kwargs or {}))

@@ -18,9 +18,9 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stac
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import NAU, NMU, NPU, autograd, functional, iNALU, reference, use_backend
-from npu_kernels.testing import RECORDS, relative_error
+from npu_kernels.testing import RECORDS, CountCalls, relative_error
 from tests.conftest import needs_library
-from tests.vmapped import ROUNDING, Count, check_one_call
+from tests.vmapped import ROUNDING, check_one_call
 
 fused = pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
 
@@ -164,17 +164,17 @@ def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
 
     frozen = {name: value.detach() for name, value in state.items()}
     found: dict[str, tuple[Counter[str], Any]] = {}
-    with Count() as count:
+    with CountCalls() as count:
         y = together(frozen)
     assert relative_error(y, expected) < ROUNDING
     found["forward"] = (count.calls, None)
-    with Count() as count:
+    with CountCalls() as count:
         inside = vmap(grad(lambda s, r: _square(module, s, r)), dims)(frozen, x)
     found["inside"] = (count.calls, inside)
-    with Count() as count:
+    with CountCalls() as count:
         outside = grad(lambda s: together(s).square().sum())(frozen)
     found["outside"] = (count.calls, outside)
-    with Count() as count:
+    with CountCalls() as count:
         together(state).square().sum().backward()
     found["autograd"] = (count.calls, {name: value.grad for name, value in state.items()})
     for where, (calls, grads) in found.items():

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from npu_kernels.testing import RECORDS, relative_error
+from npu_kernels.testing import RECORDS, CountCalls, relative_error
 
 ROUNDING = 1e-11
 
 Dims = tuple[int | None, ...]
-
-
-class Count(TorchDispatchMode):
-    """How often each of our operators runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "npu_kernels":
-            self.calls[func.name().partition("::")[2]] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
@@ -91,7 +76,7 @@ def check_one_call(name: str) -> None:
 
         transformations: tuple[Any, ...] = (lambda f: f, gradients)
         for transform in transformations:
-            with Count() as count:
+            with CountCalls() as count:
                 actual = mapped(transform(record.function))
             expected = mapped(transform(record.reference))
             gradient = isinstance(actual, tuple)

@@ -23,7 +23,7 @@ void pack_weight(const NauInputs<T>& in, int64_t model, bool over_inputs, T* pac
     packed[n] = packed[n] < T(-1) ? T(-1) : (packed[n] > T(1) ? T(1) : packed[n]);
 }
 
-// to [columns][registers] = packed times from [count][registers], one or two registers at a time.
+// to [columns][registers] = packed times from [count][registers]; registers: a multiple of kRegisters.
 template <typename T>
 void multiply(const T* from, int64_t count, const T* packed, int64_t columns, int64_t registers, T* to) {
   using S = Simd<T>;
@@ -117,19 +117,9 @@ void nau_backward(const NauBackward<T>& f, const Parallel& parallel) {
   const NauInputs<T>& in = f.inputs;
   const int64_t size = in.out * in.in;
   const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 21) / most<int64_t>(size, 1));
-  const bool direct = groups.count == 1, want_weight = f.grad_weight != nullptr;
-  Scratch<T> partial(direct || !want_weight ? 0 : in.models * groups.count * size);
-  parallel.over(in.models * groups.count, [&](int64_t begin, int64_t end) {
-    BackwardGroup<T> group(f);
-    for (int64_t task = begin; task < end; ++task) {
-      T* sums = !want_weight ? nullptr : (direct ? f.grad_weight : partial) + task * size;
-      group.run(task / groups.count, groups.begin(task), groups.end(task), sums);
-    }
-  });
-  if (!want_weight) return;
-  for (int64_t model = 0; model < in.models && !direct; ++model)
-    add_groups<T>(partial + model * groups.count * size, groups, size, f.grad_weight + model * size);
-  for (int64_t n = 0; n < in.models * size && in.clip; ++n)
+  run_row_groups<BackwardGroup<T>, T>(f, groups, parallel);
+  if (f.grad_weight == nullptr || !in.clip) return;
+  for (int64_t n = 0; n < in.models * size; ++n)
     if (!(in.weight[n] >= T(-1) && in.weight[n] <= T(1))) f.grad_weight[n] = T(0);
 }
 

@@ -204,24 +204,9 @@ void nmu_forward(const NmuForward<T>& f, const Parallel& parallel) {
 
 template <typename T>
 void nmu_backward(const NmuBackward<T>& f, const Parallel& parallel) {
-  const NmuInputs<T>& in = f.inputs;
-  const int64_t size = in.out * in.in;
-  const RowGroups groups(in.rows, Simd<T>::width, (int64_t(1) << 21) / most<int64_t>(size, 1));
-  const bool direct = groups.count == 1;
-  const bool want_weight = f.grad_weight != nullptr;
-  Scratch<T> partial(direct || !want_weight ? 0 : in.models * groups.count * size);
-  parallel.over(in.models * groups.count, [&](int64_t begin, int64_t end) {
-    BackwardGroup<T> group(f);
-    for (int64_t task = begin; task < end; ++task) {
-      T* sums = !want_weight ? nullptr : (direct ? f.grad_weight : partial) + task * size;
-      group.run(task / groups.count, groups.begin(task), groups.end(task), sums);
-    }
-  });
-  if (direct || !want_weight) return;
-  parallel.over(in.models, [&](int64_t begin, int64_t end) {
-    for (int64_t model = begin; model < end; ++model)
-      add_groups<T>(partial + model * groups.count * size, groups, size, f.grad_weight + model * size);
-  });
+  const int64_t size = f.inputs.out * f.inputs.in;
+  const RowGroups groups(f.inputs.rows, Simd<T>::width, (int64_t(1) << 21) / most<int64_t>(size, 1));
+  run_row_groups<BackwardGroup<T>, T>(f, groups, parallel);
 }
 
 template void nmu_forward<float>(const NmuForward<float>&, const Parallel&);

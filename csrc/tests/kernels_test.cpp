@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -170,28 +171,35 @@ void check_npu(const Shape& n) {
   if (n.gated) compare("grad_gate", one.grad_gate, gg, n.in + n.rows + n.out);
 }
 
-template <typename T>
-void check_nmu(const Shape& n) {
-  Case<T> c(n);
-  for (T& w : c.wr) w = std::min<T>(std::fabs(w), 1);
-  if (n.in > 2 && n.rows > 0) c.wr[2] = 1, c.x[2] = 0;  // a factor that is exactly zero
-  const npu::NmuInputs<T> inputs{n.models, n.rows, n.in, n.out, c.x.data(), n.shared_x, c.wr.data()};
+// y, grad_x and grad_weight of a layer with one weight; nan where nothing was written.
+template <typename T, typename Inputs, typename Forward, typename Backward>
+std::array<std::vector<T>, 3> results_of(const char* layer, const Shape& n, const std::vector<T>& grad_y,
+                                         const Inputs& inputs, Forward forward, Backward backward) {
   const T nan = std::numeric_limits<T>::quiet_NaN();
-  std::vector<T> results[2][3];
+  std::array<std::vector<T>, 3> results[2];
   for (int run = 0; run < 2; ++run) {
     const npu::Parallel parallel = openmp(run ? 3 : 1);
     auto& [y, gx, gw] = results[run];
     y.assign(n.models * n.rows * n.out, nan);
     gx.assign(n.models * n.rows * n.in, nan);
     gw.assign(n.models * n.out * n.in, nan);
-    npu::kernels<T>().nmu_forward({inputs, y.data()}, parallel);
-    npu::kernels<T>().nmu_backward({inputs, c.grad_y.data(), gx.data(), gw.data()}, parallel);
+    forward({inputs, y.data()}, parallel);
+    backward({inputs, grad_y.data(), gx.data(), gw.data()}, parallel);
   }
-  for (int part = 0; part < 3; ++part) {
-    if (results[0][part] != results[1][part]) std::printf("FAILED: nmu: other bits from three threads\n"), ++failures;
-  }
+  if (results[0] != results[1]) std::printf("FAILED: %s: other bits from three threads\n", layer), ++failures;
+  return results[0];
+}
+
+template <typename T>
+void check_nmu(const Shape& n) {
+  Case<T> c(n);
+  for (T& w : c.wr) w = std::min<T>(std::fabs(w), 1);
+  if (n.in > 2 && n.rows > 0) c.wr[2] = 1, c.x[2] = 0;  // a factor that is exactly zero
+  const npu::NmuInputs<T> inputs{n.models, n.rows, n.in, n.out, c.x.data(), n.shared_x, c.wr.data()};
+  const auto results =
+      results_of<T>("nmu", n, c.grad_y, inputs, npu::kernels<T>().nmu_forward, npu::kernels<T>().nmu_backward);
   using V = std::vector<long double>;
-  V y(results[0][0].size()), gx(results[0][1].size()), gw(results[0][2].size());
+  V y(results[0].size()), gx(results[1].size()), gw(results[2].size());
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
@@ -213,9 +221,9 @@ void check_nmu(const Shape& n) {
       }
     }
   }
-  compare("nmu y", results[0][0], y, n.in);
-  compare("nmu grad_x", results[0][1], gx, n.in + n.out);
-  compare("nmu grad_weight", results[0][2], gw, n.in + n.rows);
+  compare("nmu y", results[0], y, n.in);
+  compare("nmu grad_x", results[1], gx, n.in + n.out);
+  compare("nmu grad_weight", results[2], gw, n.in + n.rows);
 }
 
 template <typename T>
@@ -224,22 +232,10 @@ void check_nau(const Shape& n, bool clip) {
   for (T& w : c.wr) w *= 2;  // some lie outside [-1, 1]
   c.wr[0] = 1;               // the clip lets the gradient of its bounds through
   const npu::NauInputs<T> inputs{n.models, n.rows, n.in, n.out, c.x.data(), n.shared_x, c.wr.data(), clip};
-  const T nan = std::numeric_limits<T>::quiet_NaN();
-  std::vector<T> results[2][3];
-  for (int run = 0; run < 2; ++run) {
-    const npu::Parallel parallel = openmp(run ? 3 : 1);
-    auto& [y, gx, gw] = results[run];
-    y.assign(n.models * n.rows * n.out, nan);
-    gx.assign(n.models * n.rows * n.in, nan);
-    gw.assign(n.models * n.out * n.in, nan);
-    npu::kernels<T>().nau_forward({inputs, y.data()}, parallel);
-    npu::kernels<T>().nau_backward({inputs, c.grad_y.data(), gx.data(), gw.data()}, parallel);
-  }
-  for (int part = 0; part < 3; ++part) {
-    if (results[0][part] != results[1][part]) std::printf("FAILED: nau: other bits from three threads\n"), ++failures;
-  }
+  const auto results =
+      results_of<T>("nau", n, c.grad_y, inputs, npu::kernels<T>().nau_forward, npu::kernels<T>().nau_backward);
   using V = std::vector<long double>;
-  V y(results[0][0].size()), gx(results[0][1].size()), gw(results[0][2].size());
+  V y(results[0].size()), gx(results[1].size()), gw(results[2].size());
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
@@ -255,9 +251,9 @@ void check_nau(const Shape& n, bool clip) {
       }
     }
   }
-  compare("nau y", results[0][0], y, n.in);
-  compare("nau grad_x", results[0][1], gx, n.out);
-  compare("nau grad_weight", results[0][2], gw, n.rows);
+  compare("nau y", results[0], y, n.in);
+  compare("nau grad_x", results[1], gx, n.out);
+  compare("nau grad_weight", results[2], gw, n.rows);
 }
 
 // The values of a case as those of a loss: x has other than y's size, so grad_y is y and y's target is drawn anew.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import NMU, NPU
 from npu_kernels.certify.matrix import Column, check
 from npu_kernels.certify.samples import FUSED, ROUNDING, equal, inputs, leaves_of, require
-from npu_kernels.testing import RECORDS
+from npu_kernels.testing import RECORDS, CountCalls
 
 
 @check("torch.func: grad, vjp, jvp, jacrev, jacfwd, hessian")
@@ -56,17 +54,6 @@ def _per_sample(column: Column) -> None:
         equal(found[0], found[1], ROUNDING, name)
 
 
-class _Count(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "npu_kernels":
-            self.calls[func.name().partition("::")[2]] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @check("torch.func: vmap over stacked modules is one call")
 def _stacked(column: Column) -> str | None:
     options: Any = {"dtype": torch.float64, "device": column.device}
@@ -78,11 +65,11 @@ def _stacked(column: Column) -> str | None:
         return torch.func.functional_call(modules[0], s, x).square().sum()
 
     frozen = {name: value.detach() for name, value in state.items()}
-    with _Count() as inside:
+    with CountCalls() as inside:
         first = torch.func.vmap(torch.func.grad(loss))(frozen)
-    with _Count() as outside:
+    with CountCalls() as outside:
         second = torch.func.grad(lambda s: torch.func.vmap(loss)(s).sum())(frozen)
-    with _Count() as plain:
+    with CountCalls() as plain:
         torch.func.vmap(loss)(state).sum().backward()
     for name, value in state.items():
         one = [dict(m.named_parameters())[name] for m in modules]
