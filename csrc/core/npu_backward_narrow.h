@@ -36,7 +36,7 @@ struct Chunk {
   T *grad_p, *grad_q;            // [O][stride]
 };
 
-// dl[r][n] = sum_o dP wr + dQ wi;  w: [O][N][wr, wi].
+// dl[r][n] = sum_o dP wr + dQ wi;  w: [O][kSpreadIns][wr, wi].
 template <typename T, bool complex, int R, int N>
 NPU_INLINE void spread_tile(const Chunk<T>& c, int64_t reg, int64_t out, const T* w, typename Simd<T>::Reg (*dl)[N]) {
   using S = Simd<T>;
@@ -61,7 +61,7 @@ NPU_INLINE void spread_tile(const Chunk<T>& c, int64_t reg, int64_t out, const T
           for (int r = 0; r < R; ++r) acc[r][n] = S::fma(dq[r], im, acc[r][n]);
         }
       }
-      grad_p += c.stride, grad_q += c.stride, w += N * (complex ? 2 : 1);
+      grad_p += c.stride, grad_q += c.stride, w += kSpreadIns * (complex ? 2 : 1);
     }
     for (int r = 0; r < R; ++r)
       for (int n = 0; n < N; ++n) dl[r][n] = dl[r][n] + acc[r][n];
@@ -303,23 +303,31 @@ class Group {
       for (int64_t i = 0; i < in_.in; i += kSpreadIns) {
         const int ins = int(least<int64_t>(kSpreadIns, in_.in - i));
         const T* w = packed + i * in_.out * (complex ? 2 : 1);
-        if (registers == kSpreadRows)
-          spread<T, complex, kSpreadRows, kSpreadIns>(in_, c, v, i, ins, task.gate, w, gate_lanes);
-        else
-          for (int64_t r = 0; r < registers; ++r)
-            spread<T, complex, 1, kSpreadIns>(in_, c, v + r, i, ins, task.gate, w, gate_lanes);
+        // As many inputs as there are, in pairs.
+        if (ins <= 2) spread_ins<2>(task, c, v, registers, i, ins, w, gate_lanes);
+        else if (ins <= 4) spread_ins<4>(task, c, v, registers, i, ins, w, gate_lanes);
+        else if (ins <= 6) spread_ins<least(6, kSpreadIns)>(task, c, v, registers, i, ins, w, gate_lanes);
+        else spread_ins<kSpreadIns>(task, c, v, registers, i, ins, w, gate_lanes);
       }
     }
     if (f_.grad_x == nullptr) return;
     for (int64_t i = 0; i < in_.in; i += W) {
       const int count = int(least<int64_t>(W, in_.in - i));
       for (int64_t v = 0; v < c.registers; ++v) {
-        Reg column[W] = {};
+        Reg column[W];
         for (int n = 0; n < count; ++n) column[n] = S::load(c.x + (i + n) * c.stride + v * W);
         T* at = f_.grad_x + (task.model * in_.rows + row + v * W) * in_.in + i;
         store_columns<T>(at, in_.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
       }
     }
+  }
+
+  template <int N>
+  void spread_ins(const GroupTask<T>& task, const Chunk<T>& c, int64_t v, int64_t registers, int64_t i, int ins,
+                  const T* w, T* gate_lanes) const {
+    if (registers == kSpreadRows)
+      return spread<T, complex, kSpreadRows, N>(in_, c, v, i, ins, task.gate, w, gate_lanes);
+    for (int64_t r = 0; r < registers; ++r) spread<T, complex, 1, N>(in_, c, v + r, i, ins, task.gate, w, gate_lanes);
   }
 
   void sum_all(const Chunk<T>& c, T* sums) const {

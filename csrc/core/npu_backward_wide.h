@@ -8,16 +8,24 @@ namespace npu {
 namespace NPU_ISA {
 namespace wide {
 
-// Register tiles. dL: rows x registers of inputs. Weight sums: outs x registers of inputs, two (RealNPU) or four each.
+// Register tiles. dL: rows x registers of inputs. Weight sums: outs x registers of inputs, two (RealNPU) or four each:
+// all at once in 32 registers; in 16 the real products first, the mask products then.
 #if defined(__AVX512F__)
 constexpr int kSpreadRows = 12, kSpreadVectors = 2;
 constexpr int kSumVectors = 2, kComplexOuts = 3, kRealOuts = 6;
 #else
 constexpr int kSpreadRows = 6, kSpreadVectors = 2;
-constexpr int kSumVectors = 1, kComplexOuts = 3, kRealOuts = 6;
+constexpr int kSumVectors = 2, kComplexOuts = 3, kRealOuts = 6;
 #endif
 template <bool complex>
 constexpr int kSumOuts = complex ? kComplexOuts : kRealOuts;
+#if defined(__AVX512F__)
+constexpr bool kAtOnce = true;
+#define NPU_PASS NPU_INLINE
+#else
+constexpr bool kAtOnce = false;
+#define NPU_PASS __attribute__((noinline))  // or the sums of one pass would keep registers from the other
+#endif
 
 // Rows that the weight sums of one tile run over before they are stored: more of them store less often, fewer stay
 // closer (measured: 240). A multiple of every group size in simd.h.
@@ -25,9 +33,10 @@ constexpr int64_t kSumRows = 240;
 
 // From so many inputs on, mask products are looked up: the signs of a group of rows select one of all partial sums of
 // these rows' dP (dQ). The tables of a few outs serve kSumIns inputs, whose L stays in the second-level cache.
-constexpr int64_t kLookupIns = 128;
+constexpr int64_t kLookupIns = 64;
 constexpr int64_t kSumIns = 256;
 enum class Signs { kNone, kMasked, kLookup };
+enum class Products { kReal, kMask, kBoth };
 
 // Up to so many rows dL reads the weights as they lie: packing them would cost more than it gains.
 constexpr int64_t kFewRows = 24;
@@ -56,6 +65,8 @@ class Group {
   static constexpr int kWeights = complex ? 2 : 1;
   static constexpr int kGroup = S::group_size > 0 ? S::group_size : 1;  // rows of a lookup
   static constexpr int kGroups = int(kSumRows) / kGroup;
+  template <int N, int V>
+  using TileSums = Reg[N][V][kParts<complex>];  // [outs][registers of inputs][Part]
 
  public:
   explicit Group(const NpuBackward<T>& f) : f_(f), in_(f.inputs) {}
@@ -72,10 +83,10 @@ class Group {
     Chunk<T> c;
     c.ins = padded(in_.in);
     c.outs = padded(in_.out);
-    // 4 MiB of panels at most.
+    // 2 MiB of panels at most.
     const int64_t row_size = (c.ins + 2 * c.outs) * int64_t(sizeof(T));
     const int64_t chunk_rows = least<int64_t>(most<int64_t>(1, ceil_div(task.end - task.begin, kSumRows)),
-                                              most<int64_t>(1, (int64_t(1) << 22) / row_size / kSumRows)) *
+                                              most<int64_t>(1, (int64_t(1) << 21) / row_size / kSumRows)) *
                                kSumRows;
     const bool packs = task.want_spread && task.end - task.begin > kFewRows;
     Scratch<T> packed(packs ? blocks * kBlock * in_.out * kWeights : 0);
@@ -199,26 +210,23 @@ class Group {
     while (o < in_.out) {
       Reg run[R][V] = {};
       for (const int64_t end = least(o + kRun, in_.out); o < end; ++o) {
-        Reg re[V], im[V];
-        for (int v = 0; v < V; ++v) {
-          if constexpr (packs) {
-            re[v] = S::load(w + o * kBlock * kWeights + v * W);
-            if constexpr (complex) im[v] = S::load(w + o * kBlock * kWeights + kBlock + v * W);
-          } else {
-            const int64_t at = (task.model * in_.out + o) * in_.in + i0 + v * W;
-            const int count = int(least<int64_t>(W, i1 - i0 - v * W));
-            re[v] = S::load_first(in_.weight_re + at, count);
-            if constexpr (complex) im[v] = S::load_first(in_.weight_im + at, count);
+        const auto add = [&](const T* grad, const T* weight, int part) __attribute__((always_inline)) {
+          Reg factor[V];
+          for (int v = 0; v < V; ++v) {
+            if constexpr (packs) {
+              factor[v] = S::load(w + (o * kWeights + part) * kBlock + v * W);
+            } else {
+              const int64_t at = (task.model * in_.out + o) * in_.in + i0 + v * W;
+              factor[v] = S::load_first(weight + at, int(least<int64_t>(W, i1 - i0 - v * W)));
+            }
           }
-        }
-        for (int r = 0; r < R; ++r) {
-          const Reg dp = S::set1(grad_p[r * c.outs + o]);
-          for (int v = 0; v < V; ++v) run[r][v] = S::fma(dp, re[v], run[r][v]);
-          if constexpr (complex) {
-            const Reg dq = S::set1(grad_q[r * c.outs + o]);
-            for (int v = 0; v < V; ++v) run[r][v] = S::fma(dq, im[v], run[r][v]);
+          for (int r = 0; r < R; ++r) {
+            const Reg d = S::set1(grad[r * c.outs + o]);
+            for (int v = 0; v < V; ++v) run[r][v] = S::fma(d, factor[v], run[r][v]);
           }
-        }
+        };
+        add(grad_p, in_.weight_re, 0);
+        if constexpr (complex) add(grad_q, in_.weight_im, 1);
       }
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) dl[r][v] = dl[r][v] + run[r][v];
@@ -284,13 +292,9 @@ class Group {
           const int rows = int(least<int64_t>(kGroup, end - g));
           T* table = tables + (g - b) / kGroup * outs * 2 * W;
           for (int n = 0; n < outs; ++n, table += 2 * W) {
-            T terms[2][kGroup];
-            for (int r = 0; r < rows; ++r) {
-              terms[0][r] = c.grad_q[(g + r) * c.outs + o + n];
-              terms[1][r] = c.grad_p[(g + r) * c.outs + o + n];
-            }
-            S::store(table, S::partial_sums(terms[0], rows));
-            if constexpr (complex) S::store(table + W, S::partial_sums(terms[1], rows));
+            const int64_t at = g * c.outs + o + n;
+            S::store(table, S::partial_sums(c.grad_q + at, c.outs, rows));
+            if constexpr (complex) S::store(table + W, S::partial_sums(c.grad_p + at, c.outs, rows));
           }
         }
       }
@@ -324,54 +328,22 @@ class Group {
   template <Signs signs, int N, int V>
   void sum_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1, int64_t o,
                 const T* tables) const {
-    Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
-    const T *log_r = c.log_r + b * c.ins + i, *grad_p = c.grad_p + b * c.outs + o, *grad_q = c.grad_q + b * c.outs + o;
-    const Mask* mask = c.mask + b * c.vectors() + i / W;
-    const auto add_row = [&]() __attribute__((always_inline)) {
-      Reg l[V];
-      for (int v = 0; v < V; ++v) l[v] = S::load(log_r + v * W);
-      for (int n = 0; n < N; ++n) {
-        const Reg dp = S::set1(grad_p[n]);
-        for (int v = 0; v < V; ++v) sp[n][v] = S::fma(dp, l[v], sp[n][v]);
-        if constexpr (complex || signs == Signs::kMasked) {
-          const Reg dq = S::set1(grad_q[n]);
-          if constexpr (complex)
-            for (int v = 0; v < V; ++v) sq[n][v] = S::fma(dq, l[v], sq[n][v]);
-          if constexpr (signs == Signs::kMasked)
-            for (int v = 0; v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], mask[v], dq);
-        }
-        if constexpr (complex && signs == Signs::kMasked)
-          for (int v = 0; v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], mask[v], dp);
-      }
-      log_r += c.ins, grad_p += c.outs, grad_q += c.outs, mask += c.vectors();
-    };
-    if constexpr (signs == Signs::kLookup) {
-      const typename S::Bits* index = c.index + b / kGroup * c.vectors() + i / W;
-      const auto add_group = [&]() __attribute__((always_inline)) {
-        for (int n = 0; n < N; ++n, tables += 2 * W) {
-          for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(tables), index[v]);
-          if constexpr (complex)
-            for (int v = 0; v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(tables + W), index[v]);
-        }
-        index += c.vectors();
-      };
-      for (; b + kGroup <= end; b += kGroup) {
-        for (int r = 0; r < kGroup; ++r) add_row();
-        add_group();
-      }
-      if (b < end) {
-        for (; b < end; ++b) add_row();
-        add_group();
-      }
+    TileSums<N, V> sums;
+    // They come from memory while the rows are added up.
+    for (int n = 0; task.sums != nullptr && n < N; ++n)
+      for (int part = 0; part < kParts<complex>; ++part)
+        for (int v = 0; v < V; ++v) __builtin_prefetch(task.sums + (part * in_.out + o + n) * in_.in + i + v * W, 1);
+    if constexpr (kAtOnce || signs == Signs::kNone) {
+      add_rows<Products::kBoth, signs, N, V>(c, b, end, i, o, tables, sums);
     } else {
-      for (; b < end; ++b) add_row();
+      add_rows<Products::kReal, signs, N, V>(c, b, end, i, o, tables, sums);
+      add_rows<Products::kMask, signs, N, V>(c, b, end, i, o, tables, sums);
     }
     for (int n = 0; n < N; ++n) {
       for (int v = 0; v < V; ++v) {
         const int count = int(least<int64_t>(W, i1 - i - v * W));
         const int64_t at = (o + n) * in_.in + i + v * W;
-        Reg sum[4];
-        sum[kSP] = sp[n][v], sum[kMQ] = mq[n][v], sum[kSQ] = sq[n][v], sum[kMP] = mp[n][v];
+        const Reg* sum = sums[n][v];
         if (task.sums == nullptr) {
           const Reg gate = S::load_first(task.gate + i + v * W, count);
           weight_gradients<T, complex>(f_, task.model * in_.out * in_.in + at, count, gate, sum,
@@ -383,6 +355,63 @@ class Group {
           T* to = task.sums + part * in_.out * in_.in + at;
           S::store_first(to, S::load_first(to, count) + sum[part], count);
         }
+      }
+    }
+  }
+
+  // A tile's real products, its mask products, or both, in one pass over rows [b, end).
+  template <Products products, Signs signs, int N, int V>
+  NPU_PASS void add_rows(const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t o, const T* tables,
+                         TileSums<N, V>& sums) const {
+    constexpr bool reals = products != Products::kMask, masks = products != Products::kReal;
+    constexpr bool masked = masks && signs == Signs::kMasked, looked_up = masks && signs == Signs::kLookup;
+    Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
+    const T *log_r = c.log_r + b * c.ins + i, *grad_p = c.grad_p + b * c.outs + o, *grad_q = c.grad_q + b * c.outs + o;
+    const Mask* mask = c.mask + b * c.vectors() + i / W;
+    const auto add_row = [&]() __attribute__((always_inline)) {
+      Reg l[V];
+      for (int v = 0; reals && v < V; ++v) l[v] = S::load(log_r + v * W);
+      for (int n = 0; n < N; ++n) {
+        if constexpr (reals || (complex && masked)) {
+          const Reg dp = S::set1(grad_p[n]);
+          for (int v = 0; reals && v < V; ++v) sp[n][v] = S::fma(dp, l[v], sp[n][v]);
+          for (int v = 0; complex && masked && v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], mask[v], dp);
+        }
+        if constexpr ((complex && reals) || masked) {
+          const Reg dq = S::set1(grad_q[n]);
+          for (int v = 0; complex && reals && v < V; ++v) sq[n][v] = S::fma(dq, l[v], sq[n][v]);
+          for (int v = 0; masked && v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], mask[v], dq);
+        }
+      }
+      log_r += c.ins, grad_p += c.outs, grad_q += c.outs, mask += c.vectors();
+    };
+    const typename S::Bits* index = c.index + b / kGroup * c.vectors() + i / W;
+    const auto add_group = [&]() __attribute__((always_inline)) {
+      for (int n = 0; n < N; ++n, tables += 2 * W) {
+        for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(tables), index[v]);
+        for (int v = 0; complex && v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(tables + W), index[v]);
+      }
+      index += c.vectors();
+    };
+    if constexpr (looked_up) {
+      for (; b + kGroup <= end; b += kGroup) {
+        for (int r = 0; reals && r < kGroup; ++r) add_row();
+        add_group();
+      }
+      if (b < end) {
+        for (; reals && b < end; ++b) add_row();
+        add_group();
+      }
+    } else {
+      for (; b < end; ++b) add_row();
+    }
+    for (int n = 0; n < N; ++n) {
+      for (int v = 0; v < V; ++v) {
+        Reg* sum = sums[n][v];
+        if constexpr (reals) sum[kSP] = sp[n][v];
+        if constexpr (reals && complex) sum[kSQ] = sq[n][v];
+        if constexpr (masks) sum[kMQ] = mq[n][v];
+        if constexpr (masks && complex) sum[kMP] = mp[n][v];
       }
     }
   }

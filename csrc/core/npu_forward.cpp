@@ -19,13 +19,17 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
-// Registers of a tile of P and of Q: rows x outs, sized to the register file.
-#if defined(__AVX512F__)
+// Registers of a tile of P and of Q: rows x outs, sized to the register file. A RealNPU's Q has mask products alone; in
+// 16 registers they take turns with P.
 constexpr int kTileRows = 3;
+#if defined(__AVX512F__)
+constexpr bool kAtOnce = true;
+template <bool complex>
 constexpr int kTileOuts = 4;
 #else
-constexpr int kTileRows = 3;
-constexpr int kTileOuts = 2;
+constexpr bool kAtOnce = false;
+template <bool complex>
+constexpr int kTileOuts = complex ? 2 : 4;
 #endif
 
 constexpr double kPi = 3.14159265358979323846;
@@ -53,7 +57,7 @@ struct Phase {
   }
 
   static NPU_INLINE void pack(const T* phases, int count, T* table) {
-    if constexpr (lookup) S::store(table, S::partial_sums(phases, count));
+    if constexpr (lookup) S::store(table, S::partial_sums(phases, 1, count));
     else *table = *phases;
   }
 
@@ -70,7 +74,7 @@ struct Phase {
   }
 };
 
-// A block of kTileOuts outs and up to kInBlock inputs of one model, in the order in which the tiles read it:
+// A block of kTileOuts<complex> outs and up to kInBlock inputs of one model, in the order in which the tiles read it:
 //   reals   [inputs][outs][wr, wi]
 //   phases  [groups of inputs][outs][tables of pi ghat wr, -pi ghat wi]
 template <typename T, bool complex>
@@ -82,10 +86,11 @@ struct PackedWeights {
   Scratch<T> reals, phases;
 
   explicit PackedWeights(int64_t ins)
-      : reals(ins * kTileOuts * parts), phases(Phase<T>::groups(ins) * kTileOuts * parts * entries) {}
+      : reals(ins * kTileOuts<complex> * parts), phases(Phase<T>::groups(ins) * kTileOuts<complex> * parts * entries) {}
 
-  // Inputs [i0, i0 + ins) of outs [o, o + outs).
-  void pack(const NpuInputs<T>& in, int64_t model, const T* gate, int64_t i0, int64_t ins, int64_t o, int outs) {
+  // Inputs [i0, i0 + ins) of outs [o, o + outs); phases only where an input is negative.
+  void pack(const NpuInputs<T>& in, int64_t model, const T* gate, int64_t i0, int64_t ins, int64_t o, int outs,
+            bool negative) {
     for (int n = 0; n < outs; ++n) {
       const int64_t at = (model * in.out + o + n) * in.in + i0;
       const T* re = in.weight_re + at;
@@ -95,22 +100,20 @@ struct PackedWeights {
         real[0] = re[i];
         if constexpr (complex) real[1] = im[i];
       }
+      if (!negative) continue;
+      T turn[kInBlock], shrink[complex ? kInBlock : 1];
+      for (int64_t i = 0; i < ins; ++i) turn[i] = T(kPi) * gate[i0 + i] * re[i];
+      for (int64_t i = 0; complex && i < ins; ++i) shrink[i] = -(T(kPi) * gate[i0 + i]) * im[i];
       T* table = phases + n * parts * entries;
       int64_t i = 0;
       for (; i + group <= ins; i += group, table += outs * parts * entries)
-        pack_group(re + i, im + i, gate + i0 + i, group, table);
-      if (i < ins) pack_group(re + i, im + i, gate + i0 + i, int(ins - i), table);
+        pack_group(turn + i, shrink + i, group, table);
+      if (i < ins) pack_group(turn + i, shrink + i, int(ins - i), table);
     }
   }
 
  private:
-  static NPU_INLINE void pack_group(const T* re, const T* im, const T* gate, int count, T* table) {
-    T turn[group], shrink[group];
-    for (int j = 0; j < count; ++j) {
-      const T phase = T(kPi) * gate[j];
-      turn[j] = phase * re[j];
-      if constexpr (complex) shrink[j] = -phase * im[j];
-    }
+  static NPU_INLINE void pack_group(const T* turn, const T* shrink, int count, T* table) {
     Phase<T>::pack(turn, count, table);
     if constexpr (complex) Phase<T>::pack(shrink, count, table + entries);
   }
@@ -150,26 +153,38 @@ void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t 
     }
     slots += R;
   };
+  const auto clear = [](Reg(&sums)[R][N]) __attribute__((always_inline)) {
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) sums[r][n] = S::zero();
+  };
+  const auto store = [&](T* out, const Reg(&sums)[R][N]) __attribute__((always_inline)) {
+    for (int n = 0; n < N; ++n) {
+      for (int r = 0; r < R; ++r) {
+        T* at = out + (n * R + r) * W;
+        S::store(at, resume ? S::load(at) + sums[r][n] : sums[r][n]);
+      }
+    }
+  };
+  constexpr bool together = kAtOnce || complex;
   int64_t i = 0;
   do {
-    for (int r = 0; r < R; ++r)
-      for (int n = 0; n < N; ++n) p[r][n] = q[r][n] = S::zero();
-    const int64_t end = least(i + kRun, in);
+    clear(p);
+    if constexpr (together) clear(q);
+    const int64_t end = least(i + kRun, in), groups = Phase<T>::groups(end - i);
     for (; i + group <= end; i += group) {
       for (int j = 0; j < group; ++j) multiply();
-      if constexpr (negative) turn();
+      if constexpr (negative && together) turn();
     }
     if (i < end) {
       for (; i < end; ++i) multiply();
-      if constexpr (negative) turn();
+      if constexpr (negative && together) turn();
     }
-    for (int n = 0; n < N; ++n) {
-      for (int r = 0; r < R; ++r) {
-        T *p_at = p_out + (n * R + r) * W, *q_at = q_out + (n * R + r) * W;
-        S::store(p_at, resume ? S::load(p_at) + p[r][n] : p[r][n]);
-        S::store(q_at, resume ? S::load(q_at) + q[r][n] : q[r][n]);
-      }
+    store(p_out, p);
+    if constexpr (!together) {
+      clear(q);
+      for (int64_t g = 0; negative && g < groups; ++g) turn();
     }
+    store(q_out, q);
     resume = true;
   } while (i < in);
 }
@@ -182,12 +197,10 @@ void product_tile_of(int outs, const T* log_r, const typename Phase<T>::Slot* sl
       return product_tile<T, complex, negative, R, 1>(log_r, slots, in, reals, phases, resume, p, q);
     case 2:
       return product_tile<T, complex, negative, R, 2>(log_r, slots, in, reals, phases, resume, p, q);
-#if defined(__AVX512F__)
-    case 3:
-      return product_tile<T, complex, negative, R, 3>(log_r, slots, in, reals, phases, resume, p, q);
-    case 4:
-      return product_tile<T, complex, negative, R, 4>(log_r, slots, in, reals, phases, resume, p, q);
-#endif
+  }
+  if constexpr (kTileOuts<complex> == 4) {
+    if (outs == 3) product_tile<T, complex, negative, R, 3>(log_r, slots, in, reals, phases, resume, p, q);
+    else product_tile<T, complex, negative, R, 4>(log_r, slots, in, reals, phases, resume, p, q);
   }
 }
 
@@ -261,6 +274,7 @@ class Chunk {
   void run(int64_t model, int64_t first_row, int64_t end_row, int64_t first_out, int64_t end_out, const T* gate) {
     Tile tiles[kMostTiles];
     int count = 0;
+    bool negative = false;
     for (int64_t row = first_row; row < end_row; row += kTileSize, ++count) {
       Tile& t = tiles[count];
       t.row = model * in_.rows + row;
@@ -271,15 +285,16 @@ class Chunk {
       t.p = p_ + count * outs_at_once_ * kTileSize;
       t.q = q_ + count * outs_at_once_ * kTileSize;
       turn(t, in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, gate);
+      negative |= t.negative;
     }
     for (int64_t first = first_out; first < end_out; first += outs_at_once_) {
       const int64_t end = least(first + outs_at_once_, end_out);
       int64_t i0 = 0;
       do {
         const int64_t ins = least(kInBlock, in_.in - i0);
-        for (int64_t o = first; o < end; o += kTileOuts) {
-          const int outs = int(least<int64_t>(kTileOuts, end - o));
-          weights_.pack(in_, model, gate, i0, ins, o, outs);
+        for (int64_t o = first; o < end; o += kTileOuts<complex>) {
+          const int outs = int(least<int64_t>(kTileOuts<complex>, end - o));
+          weights_.pack(in_, model, gate, i0, ins, o, outs, negative);
           for (int t = 0; t < count; ++t) multiply(tiles[t], i0, ins, o - first, outs);
         }
         i0 += kInBlock;

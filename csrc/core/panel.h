@@ -40,12 +40,45 @@ NPU_INLINE T clamp_gate(T g) {  // nan stays nan, as in torch.clamp
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <typename V>
-NPU_INLINE V least(V a, V b) {
+constexpr NPU_INLINE V least(V a, V b) {
   return b < a ? b : a;
 }
 template <typename V>
-NPU_INLINE V most(V a, V b) {
+constexpr NPU_INLINE V most(V a, V b) {
   return a < b ? b : a;
+}
+
+// Calls f with the number of columns as a type where they are the rows' only ones and few enough to be zipped.
+template <typename T, typename F>
+NPU_INLINE bool zipped(int64_t row_stride, int count, F&& f) {
+  if (count != row_stride || count > Simd<T>::most_zipped) return false;
+  const auto call = [&](auto c) __attribute__((always_inline)) {
+    if constexpr (decltype(c)::value <= Simd<T>::most_zipped) f(c);
+    return true;
+  };
+  switch (count) {
+    case 2:
+      return call(std::integral_constant<int, 2>{});
+    case 3:
+      return call(std::integral_constant<int, 3>{});
+    case 4:
+      return call(std::integral_constant<int, 4>{});
+    case 5:
+      return call(std::integral_constant<int, 5>{});
+    case 6:
+      return call(std::integral_constant<int, 6>{});
+    case 7:
+      return call(std::integral_constant<int, 7>{});
+    case 8:
+      return call(std::integral_constant<int, 8>{});
+  }
+  return false;
+}
+
+// The elements of the n-th register of `rows` rows.
+template <typename T>
+NPU_INLINE int elements(int rows, int columns, int n) {
+  return most(0, least(rows * columns - n * Simd<T>::width, Simd<T>::width));
 }
 
 // columns[c] = the c-th of `count` <= width columns of `rows` <= width rows at p; what lies outside reads as zero.
@@ -57,11 +90,14 @@ NPU_INLINE void load_columns(const T* p, int64_t row_stride, int rows, int count
     columns[0] = S::load_first(p, rows);
     return;
   }
-  if (count == 2 && row_stride == 2) {
-    S::unzip(S::load_first(p, int(least(2 * rows, W))), S::load_first(p + W, int(most(2 * rows - W, 0))), &columns[0],
-             &columns[1]);
-    return;
-  }
+  const auto unzip = [&](auto c) __attribute__((always_inline)) {
+    constexpr int C = decltype(c)::value;
+    typename S::Reg block[C];
+    for (int n = 0; n < C; ++n)
+      block[n] = rows == W ? S::load(p + n * W) : S::load_first(p + n * W, elements<T>(rows, C, n));
+    S::template unzip<C>(block, columns);
+  };
+  if (zipped<T>(row_stride, count, unzip)) return;
   if (4 * count <= W) {
     alignas(64) T lanes[W / 4 ? W / 4 : 1][W] = {};
     for (int r = 0; r < rows; ++r)
@@ -88,13 +124,16 @@ NPU_INLINE void store_columns(T* p, int64_t row_stride, int rows, int count, con
     S::store_first(p, columns[0], rows);
     return;
   }
-  if (count == 2 && row_stride == 2) {
-    typename S::Reg first, second;
-    S::zip(columns[0], columns[1], &first, &second);
-    S::store_first(p, first, int(least(2 * rows, W)));
-    if (2 * rows > W) S::store_first(p + W, second, 2 * rows - W);
-    return;
-  }
+  const auto zip = [&](auto c) __attribute__((always_inline)) {
+    constexpr int C = decltype(c)::value;
+    typename S::Reg block[C];
+    S::template zip<C>(columns, block);
+    if (rows == W)
+      for (int n = 0; n < C; ++n) S::store(p + n * W, block[n]);
+    else
+      for (int n = 0; n < C; ++n) S::store_first(p + n * W, block[n], elements<T>(rows, C, n));
+  };
+  if (zipped<T>(row_stride, count, zip)) return;
   if (4 * count <= W) {
     alignas(64) T lanes[W / 4 ? W / 4 : 1][W];
     for (int c = 0; c < count; ++c) S::store(lanes[c], columns[c]);
@@ -117,7 +156,7 @@ void turn(const T* p, int64_t features, int64_t rows, int64_t registers, T* pane
     const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - v * W)));
     for (int64_t i = 0; i < features; i += W) {
       const int count = int(least<int64_t>(W, features - i));
-      typename S::Reg column[W] = {};
+      typename S::Reg column[W];
       load_columns<T>(p + v * W * features + i, features, valid, count, column);
       for (int c = 0; c < count; ++c) S::store(panel + ((i + c) * registers + v) * W, column[c]);
     }

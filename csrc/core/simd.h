@@ -6,7 +6,7 @@
 //
 //   Simd<T>::width   lanes of a register
 //   Reg, Bits        a register of T, and of integers of the same size
-//   Mask             how the mask of one register lies in memory: lane bits with AVX-512, otherwise lanes of 0 or 1
+//   Mask             how the mask of one register lies in memory: a bit a lane with AVX-512, otherwise a lane of bits
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,7 @@ struct SimdTypes<float> {
   using Mask = uint16_t;
 #else
   struct Mask {
-    float lane[NPU_VECTOR_BYTES / sizeof(float)];
+    int32_t lane[NPU_VECTOR_BYTES / sizeof(int32_t)];
   };
 #endif
 };
@@ -60,7 +60,7 @@ struct SimdTypes<double> {
   using Mask = uint8_t;
 #else
   struct Mask {
-    double lane[NPU_VECTOR_BYTES / sizeof(double)];
+    int64_t lane[NPU_VECTOR_BYTES / sizeof(int64_t)];
   };
 #endif
 };
@@ -183,7 +183,7 @@ struct Simd {
     return *mask != 0;
 #else
     const Bits negative = x < zero();
-    store(mask->lane, select(negative, set1(1), zero()));
+    std::memcpy(mask->lane, &negative, sizeof negative);
     return any(negative);
 #endif
   }
@@ -194,7 +194,7 @@ struct Simd {
     if constexpr (single) return (Reg)_mm512_mask_add_ps((__m512)acc, mask, (__m512)acc, (__m512)v);
     else return (Reg)_mm512_mask_add_pd((__m512d)acc, mask, (__m512d)acc, (__m512d)v);
 #else
-    return fma(load(mask.lane), v, acc);
+    return acc + (Reg)(lanes(mask) & (Bits)v);
 #endif
   }
 
@@ -204,7 +204,7 @@ struct Simd {
     if constexpr (single) return (Reg)_mm512_mask_mul_ps((__m512)acc, mask, (__m512)acc, (__m512)v);
     else return (Reg)_mm512_mask_mul_pd((__m512d)acc, mask, (__m512d)acc, (__m512d)v);
 #else
-    return acc * select(load(mask.lane) != zero(), v, set1(1));
+    return acc * select(lanes(mask), v, set1(1));
 #endif
   }
 
@@ -230,14 +230,21 @@ struct Simd {
     return table;
   }
 
-  // Lane e is the sum of the terms whose bit is set in e: all partial sums of up to group_size terms.
-  static NPU_INLINE Reg partial_sums(const T* terms, int count) {
-    alignas(NPU_VECTOR_BYTES) static constexpr Int kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  // Lane e is the sum of the terms whose bit is set in e: all partial sums of up to group_size terms, `stride` apart.
+  static NPU_INLINE Reg partial_sums(const T* terms, int64_t stride, int count) {
+    Reg sums = zero();
+#if defined(__AVX512F__)
+    constexpr Mask kHas[4] = {Mask(0xAAAA), Mask(0xCCCC), Mask(0xF0F0), Mask(0xFF00)};
+    for (int j = 0; j < count; ++j) sums = add_masked(sums, kHas[j], set1(terms[j * stride]));
+#else
+    alignas(NPU_VECTOR_BYTES) static constexpr Int kLane[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     Bits lane;
     std::memcpy(&lane, kLane, sizeof lane);
-    Reg sums = zero();
-    for (int j = 0; j < count; ++j)
-      sums = sums + (Reg)((Bits)set1(terms[j]) & ((lane & set1_bits(Int(1) << j)) != set1_bits(0)));
+    for (int j = 0; j < count; ++j) {
+      const Bits has = (lane & set1_bits(Int(1) << j)) != set1_bits(0);
+      sums = sums + (Reg)((Bits)set1(terms[j * stride]) & has);
+    }
+#endif
     return sums;
   }
 
@@ -260,9 +267,21 @@ struct Simd {
     return pick(a, b, std::integer_sequence<int, ((L & step) ? width + L : L + step)...>{});
   }
 
-  // Pairs beside each other, in memory order in a and b, to their first and second elements; and the reverse.
-  static NPU_INLINE void unzip(Reg a, Reg b, Reg* first, Reg* second) { unzip(a, b, first, second, Lanes{}); }
-  static NPU_INLINE void zip(Reg first, Reg second, Reg* a, Reg* b) { zip(first, second, a, b, Lanes{}); }
+  // `count` columns that lie row by row, in as many registers, to one register a column; and the reverse. Every result
+  // takes count - 1 permutes of two registers: fewer than a transpose up to most_zipped columns.
+#if defined(__AVX512F__)
+  static constexpr int most_zipped = single ? 8 : 5;
+#else
+  static constexpr int most_zipped = 2;
+#endif
+  template <int count>
+  static NPU_INLINE void unzip(const Reg* rows, Reg* columns) {
+    unzip_each(rows, columns, std::make_integer_sequence<int, count>{});
+  }
+  template <int count>
+  static NPU_INLINE void zip(const Reg* columns, Reg* rows) {
+    zip_each(columns, rows, std::make_integer_sequence<int, count>{});
+  }
 
   // In place transpose of width registers of width lanes, by log2(width) rounds of 2 x 2 block swaps.
   static NPU_INLINE void transpose(Reg* r) { transpose_step<1>(r); }
@@ -271,17 +290,61 @@ struct Simd {
   static NPU_INLINE Reg sum_each(Reg* r) { return sum_step<1>(r); }
 
  private:
+#if !defined(__AVX512F__)
+  static NPU_INLINE Bits lanes(const Mask& mask) {
+    Bits bits;
+    std::memcpy(&bits, mask.lane, sizeof bits);
+    return bits;
+  }
+#endif
+
   using Lanes = std::make_integer_sequence<int, width>;
 
-  template <int... L>
-  static NPU_INLINE void unzip(Reg a, Reg b, Reg* first, Reg* second, std::integer_sequence<int, L...>) {
-    *first = pick(a, b, std::integer_sequence<int, (2 * L)...>{});
-    *second = pick(a, b, std::integer_sequence<int, (2 * L + 1)...>{});
+  template <int... C>
+  static NPU_INLINE void unzip_each(const Reg* rows, Reg* columns, std::integer_sequence<int, C...>) {
+    ((columns[C] = unzip_one<int(sizeof...(C)), C, 1>(pick_row<int(sizeof...(C)), C>(rows, Lanes{}), rows)), ...);
   }
-  template <int... L>
-  static NPU_INLINE void zip(Reg first, Reg second, Reg* a, Reg* b, std::integer_sequence<int, L...>) {
-    *a = pick(first, second, std::integer_sequence<int, (L / 2 + (L % 2) * width)...>{});
-    *b = pick(first, second, std::integer_sequence<int, ((L + width) / 2 + (L % 2) * width)...>{});
+  // Lane l of a column is element l * count + column of the rows: the first two registers' at once, then one by one.
+  template <int count, int column, int... L>
+  static NPU_INLINE Reg pick_row(const Reg* rows, std::integer_sequence<int, L...>) {
+    return pick(rows[0], rows[1], std::integer_sequence<int, ((L * count + column) % (2 * width))...>{});
+  }
+  template <int count, int column, int done>
+  static NPU_INLINE Reg unzip_one(Reg found, const Reg* rows) {
+    if constexpr (done + 1 < count)
+      return unzip_one<count, column, done + 1>(add_row<count, column, done + 1>(found, rows[done + 1], Lanes{}), rows);
+    else return found;
+  }
+  template <int count, int column, int row, int... L>
+  static NPU_INLINE Reg add_row(Reg found, Reg more, std::integer_sequence<int, L...>) {
+    return pick(found, more,
+                std::integer_sequence<int, ((L * count + column) / width == row ? width + (L * count + column) % width
+                                                                                : L)...>{});
+  }
+
+  template <int... R>
+  static NPU_INLINE void zip_each(const Reg* columns, Reg* rows, std::integer_sequence<int, R...>) {
+    ((rows[R] = zip_one<int(sizeof...(R)), R, 1>(pick_column<int(sizeof...(R)), R>(columns, Lanes{}), columns)), ...);
+  }
+  // Lane l of a register of rows is lane e / count of column e % count, where e is its element row * width + l.
+  template <int count, int row, int... L>
+  static NPU_INLINE Reg pick_column(const Reg* columns, std::integer_sequence<int, L...>) {
+    return pick(
+        columns[0], columns[1],
+        std::integer_sequence<int, ((row * width + L) / count + ((row * width + L) % count == 1 ? width : 0))...>{});
+  }
+  template <int count, int row, int done>
+  static NPU_INLINE Reg zip_one(Reg found, const Reg* columns) {
+    if constexpr (done + 1 < count)
+      return zip_one<count, row, done + 1>(add_column<count, row, done + 1>(found, columns[done + 1], Lanes{}),
+                                           columns);
+    else return found;
+  }
+  template <int count, int row, int column, int... L>
+  static NPU_INLINE Reg add_column(Reg found, Reg more, std::integer_sequence<int, L...>) {
+    return pick(
+        found, more,
+        std::integer_sequence<int, ((row * width + L) % count == column ? width + (row * width + L) / count : L)...>{});
   }
 
   template <int step>
