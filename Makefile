@@ -27,11 +27,12 @@ demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
 # Processes of their own: Triton decides when it is imported whether it interprets, and then compiles nothing. The kernels
-# are tested with the newest Triton, and those that matter most with the oldest too.
+# are tested with the newest Triton, and those that matter most with the oldest too. The interpreter uses one core and times
+# nothing: these tests share the cores.
 test: install $(OLD_TRITON)/.installed
 	$(BIN)/python -m pytest --ignore tests/triton $(ARGS)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/triton $(ARGS)
-	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest \
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/triton $(ARGS)
+	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest -n auto \
 	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
 
 # Beside .venv and not in it: the rest of the environment is the same.
