@@ -4,6 +4,13 @@
 #include <string>
 
 #include "api.h"
+#if defined(NPU_AVX512_BF16)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "npu_tiles.h"
+#endif
 
 namespace npu {
 
@@ -53,11 +60,82 @@ bool has_avx512() {
 }
 #endif
 
+#if defined(NPU_AVX512_BF16)
+struct Features {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  explicit Features(unsigned page) { __get_cpuid_count(7, page, &a, &b, &c, &d); }
+};
+bool has_avx512_bf16() { return has_avx512() && (Features(1).a >> 5 & 1) != 0; }
+
+// Tiles of whole padded blocks: 32 rows, 32 inputs, as many outs.
+bool fills_tiles(const NpuInputs<float>& in) {
+  const auto padded = [](int64_t n, int64_t step) { return double((n + step - 1) / step * step); };
+  const int64_t outs = in.weight_im != nullptr ? 16 : 32;
+  return in.rows >= 64 && in.in >= 32 && in.out >= 16 &&
+         padded(in.rows, 32) * padded(in.in, 32) * padded(in.out, outs) <=
+             1.5 * double(in.rows) * double(in.in) * double(in.out);
+}
+
+// The AVX-512 kernels with the NPU by tiles where Pays::tiles(inputs).
+template <typename Pays>
+void npu_forward(const NpuForward<float>& f, const Parallel& parallel) {
+  (Pays::tiles(f.inputs) ? Pays::forward : avx512::npu_forward<float>)(f, parallel);
+}
+template <typename Pays>
+void npu_backward(const NpuBackward<float>& f, const Parallel& parallel) {
+  (Pays::tiles(f.inputs) ? Pays::backward : avx512::npu_backward<float>)(f, parallel);
+}
+template <typename Pays>
+constexpr Kernels<float> with_tiles() {
+  Kernels<float> table = avx512::table<float>;
+  table.npu_forward = npu_forward<Pays>;
+  table.npu_backward = npu_backward<Pays>;
+  return table;
+}
+
+// A vdpbf16ps does twice the work of a float32 multiply-add: one product of terms instead of a float32 product pays,
+// three or six do not.
+struct Avx512Bf16 {
+  static bool tiles(const NpuInputs<float>& in) { return in.terms == 1 && fills_tiles(in); }
+  static constexpr auto forward = avx512_bf16::npu_forward;
+  static constexpr auto backward = avx512_bf16::npu_backward;
+};
+constexpr Kernels<float> avx512_bf16_table = with_tiles<Avx512Bf16>();
+#endif
+
+#if defined(NPU_AMX)
+// The processor's, that the operating system saves the tiles, and that this process may use them: Linux wants to be
+// asked, once for all threads.
+bool has_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kSaved = 3u << 17;
+  if (!has_avx512_bf16() || (Features(0).d & (kBf16 | kTile)) != (kBf16 | kTile)) return false;
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return (low & kSaved) == kSaved && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// A tile instruction does 16 times the work of a multiply-add's cycle, six of them for a product of float32: what they
+// gain, some two to three times, must not be lost in padding.
+struct Amx {
+  static bool tiles(const NpuInputs<float>& in) { return fills_tiles(in); }
+  static constexpr auto forward = amx::npu_forward;
+  static constexpr auto backward = amx::npu_backward;
+};
+constexpr Kernels<float> amx_table = with_tiles<Amx>();
+#endif
+
 constexpr Isa kIsas[] = {
     {"baseline", always, &baseline::table<float>, &baseline::table<double>},
 #if defined(__x86_64__)
     {"avx2", has_avx2, &avx2::table<float>, &avx2::table<double>},
     {"avx512", has_avx512, &avx512::table<float>, &avx512::table<double>},
+#endif
+#if defined(NPU_AVX512_BF16)
+    {"avx512_bf16", has_avx512_bf16, &avx512_bf16_table, &avx512::table<double>},
+#endif
+#if defined(NPU_AMX)
+    {"amx", has_amx, &amx_table, &avx512::table<double>},
 #endif
 };
 

@@ -33,6 +33,20 @@ NPU_INLINE void weight_gradients(const NpuBackward<T>& f, int64_t at, int count,
   S::store_first(phase, S::load_first(phase, count) + added, count);
 }
 
+// dx of a register of inputs from their dL; `gate_sum` takes dr (|x| + eps - 1).
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg spread_to_x(typename Simd<T>::Reg dl, typename Simd<T>::Reg x,
+                                             typename Simd<T>::Reg gate, typename Simd<T>::Reg one,
+                                             typename Simd<T>::Reg eps, typename Simd<T>::Reg* gate_sum) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  const Reg size = S::abs(x) + eps;
+  const Reg dr = dl / S::fma(gate, size, one - gate);
+  *gate_sum = S::fma(dr, size - one, *gate_sum);
+  const Reg dx = dr * gate;
+  return S::select(x > S::zero(), dx, S::select(x < S::zero(), -dx, x * dx));  // 0 at 0, nan at nan
+}
+
 // What one row group of one model adds up to.
 template <typename T>
 struct GroupTask {

@@ -84,11 +84,7 @@ void spread(const NpuInputs<T>& in, const Chunk<T>& c, int64_t reg, int64_t i, i
     for (int r = 0; r < R; ++r) {
       T* at = c.x + (i + n) * c.stride + (reg + r) * S::width;
       const Reg x = S::load(at);
-      const Reg size = S::abs(x) + eps;
-      const Reg dr = dl[r][n] / S::fma(g, size, one - g);
-      gate_sum = S::fma(dr, size - one, gate_sum);
-      const Reg dx = dr * g;
-      S::store(at, S::select(x > S::zero(), dx, S::select(x < S::zero(), -dx, x * dx)));  // 0 at 0, nan at nan
+      S::store(at, spread_to_x<T>(dl[r][n], x, g, one, eps, &gate_sum));
     }
     S::store(gate_lanes + (i + n) * S::width, gate_sum);
   }
@@ -254,7 +250,10 @@ class Group {
         masks_(in_.in * chunk_rows_ / W),
         negative_(in_.in) {}
 
-  void run(const GroupTask<T>& task) const {
+  static constexpr bool kShares = false;
+  static bool writes_gradients(const NpuBackward<T>&) { return false; }
+
+  void run(const GroupTask<T>& task, const Parallel&) const {
     std::memset(task.sums, 0, size_t(kParts<complex> * in_.out * in_.in) * sizeof(T));
     const int64_t blocks = ceil_div(in_.in, kSpreadIns);
     for (int64_t block = 0; task.want_spread && block < blocks; ++block)

@@ -71,10 +71,10 @@ class Group {
  public:
   explicit Group(const NpuBackward<T>& f) : f_(f), in_(f.inputs) {}
 
-  // Whether a layer's rows are few enough for one pass of the weight sums, which then need not be stored.
-  static bool writes_gradients(int64_t rows) { return rows <= kSumRows; }
+  static constexpr bool kShares = true;
+  // Where the rows are few enough for one pass of the weight sums.
+  static bool writes_gradients(const NpuBackward<T>& f) { return f.inputs.rows <= kSumRows; }
 
-  // `inner` shares the work of one group among threads.
   void run(const GroupTask<T>& task, const Parallel& inner) const {
     const int64_t size = in_.out * in_.in, blocks = ceil_div(in_.in, kBlock);
     if (task.sums != nullptr) std::memset(task.sums, 0, size_t(kParts<complex> * size) * sizeof(T));
@@ -239,14 +239,8 @@ class Group {
       Reg gate_sum = S::zero();
       for (int r = 0; r < R; ++r) {
         const Reg x = S::load_first(c.x + (b + r) * in_.in + i, count);
-        const Reg size = S::abs(x) + eps;
-        const Reg dr = dl[r][v] / S::fma(g, size, one - g);
-        gate_sum = S::fma(dr, size - one, gate_sum);
-        if (f_.grad_x == nullptr) continue;
-        const Reg dx = dr * g;
-        const Reg signed_dx =
-            S::select(x > S::zero(), dx, S::select(x < S::zero(), -dx, x * dx));  // 0 at 0, nan at nan
-        S::store_first(f_.grad_x + (c.row + b + r) * in_.in + i, signed_dx, count);
+        const Reg dx = spread_to_x<T>(dl[r][v], x, g, one, eps, &gate_sum);
+        if (f_.grad_x != nullptr) S::store_first(f_.grad_x + (c.row + b + r) * in_.in + i, dx, count);
       }
       S::store(gate_run + v * W, S::load(gate_run + v * W) + gate_sum);
     }

@@ -39,6 +39,7 @@ NPU_INLINE T clamp_gate(T g) {  // nan stays nan, as in torch.clamp
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 template <typename V>
 constexpr NPU_INLINE V least(V a, V b) {
   return b < a ? b : a;

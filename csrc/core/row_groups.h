@@ -8,8 +8,6 @@
 namespace npu {
 namespace NPU_ISA {
 
-constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-
 // Tasks are the groups of all models: the groups of a model lie beside each other.
 struct RowGroups {
   int64_t all, count, rows;  // rows of a model, groups of a model, rows of a group (the last one's may be fewer)

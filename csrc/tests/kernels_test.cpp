@@ -1,7 +1,5 @@
 // The kernels of one instruction set against plain long-double loops over the formulas, with OpenMP's threads; and the
 // same bits from one thread as from many.
-#include <omp.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -13,162 +11,25 @@
 #include <string>
 #include <vector>
 
-#include "core/api.h"
+#include "npu_cases.h"
 
 namespace {
-
-int failures = 0;
-constexpr long double kPi = 3.14159265358979323846264338327950288L;
-
-npu::Parallel openmp(int threads) {
-  npu::Parallel parallel;
-  parallel.threads = threads;
-  parallel.run = [](int64_t count, npu::Parallel::Body body, void* context) {
-#pragma omp parallel
-    {
-      const int64_t share = (count + omp_get_num_threads() - 1) / omp_get_num_threads();
-      const int64_t begin = std::min<int64_t>(count, omp_get_thread_num() * share);
-      const int64_t end = std::min<int64_t>(count, begin + share);
-      if (begin < end) body(begin, end, context);
-    }
-  };
-  omp_set_num_threads(threads);
-  return parallel;
-}
-
-template <typename T>
-void compare(const char* what, const std::vector<T>& got, const std::vector<long double>& want, int64_t work) {
-  long double difference = 0, size = 0;
-  for (size_t n = 0; n < want.size(); ++n) {
-    difference += (got[n] - want[n]) * (got[n] - want[n]);
-    size += want[n] * want[n];
-    if (std::isnan(got[n])) difference = INFINITY;  // an output that was not written
-  }
-  const long double relative = size > 0 ? sqrtl(difference / size) : sqrtl(difference);
-  const long double bound = 30 * std::numeric_limits<T>::epsilon() * sqrtl(1 + (long double)work);
-  if (relative <= bound) return;
-  std::printf("FAILED: %s: relative error %Lg > %Lg\n", what, relative, bound);
-  ++failures;
-}
-
-struct Shape {
-  int64_t models, rows, in, out;
-  bool shared_x, complex, gated, negative;
-};
-
-template <typename T>
-struct Case {
-  Shape n;
-  std::vector<T> x, wr, wi, gate, grad_y;
-  T eps = std::numeric_limits<T>::epsilon();
-
-  explicit Case(const Shape& shape) : n(shape) {
-    std::mt19937_64 random(7);
-    std::normal_distribution<double> normal;
-    const auto fill = [&](std::vector<T>& v, int64_t count, double scale) {
-      v.resize(count);
-      for (T& e : v) e = T(scale * normal(random));
-    };
-    fill(x, (n.shared_x ? 1 : n.models) * n.rows * n.in, 1);
-    if (!n.negative)
-      for (T& e : x) e = std::fabs(e);
-    fill(wr, n.models * n.out * n.in, 1 / std::sqrt(double(n.in)));
-    fill(wi, n.models * n.out * n.in, 0.3 / std::sqrt(double(n.in)));
-    fill(gate, n.models * n.in, 0.7);  // a good part lies outside [0, 1]
-    fill(grad_y, n.models * n.rows * n.out, 1);
-  }
-
-  npu::NpuInputs<T> inputs() const {
-    return {n.models,
-            n.rows,
-            n.in,
-            n.out,
-            x.data(),
-            n.shared_x,
-            wr.data(),
-            n.complex ? wi.data() : nullptr,
-            n.gated ? gate.data() : nullptr,
-            eps};
-  }
-};
-
-template <typename T>
-struct Results {
-  std::vector<T> y, s, grad_x, grad_wr, grad_wi, grad_gate;
-
-  explicit Results(const Case<T>& c, const npu::Parallel& parallel) {
-    const Shape& n = c.n;
-    const T nan = std::numeric_limits<T>::quiet_NaN();
-    y.assign(n.models * n.rows * n.out, nan);
-    s = y;
-    grad_x.assign(n.models * n.rows * n.in, nan);
-    grad_wr.assign(n.models * n.out * n.in, nan);
-    grad_wi = grad_wr;
-    grad_gate.assign(n.models * n.in, nan);
-    const auto& kernels = npu::kernels<T>();
-    kernels.npu_forward({c.inputs(), y.data(), s.data()}, parallel);
-    kernels.npu_backward({c.inputs(), c.grad_y.data(), y.data(), s.data(), false, grad_x.data(), grad_wr.data(),
-                          n.complex ? grad_wi.data() : nullptr, n.gated ? grad_gate.data() : nullptr},
-                         parallel);
-  }
-
-  bool same_bits(const Results& o, bool complex, bool gated) const {
-    const auto same = [](const std::vector<T>& a, const std::vector<T>& b) {
-      return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-    };
-    return same(y, o.y) && same(s, o.s) && same(grad_x, o.grad_x) && same(grad_wr, o.grad_wr) &&
-           (!complex || same(grad_wi, o.grad_wi)) && (!gated || same(grad_gate, o.grad_gate));
-  }
-};
 
 template <typename T>
 void check_npu(const Shape& n) {
   const Case<T> c(n);
-  const Results<T> one(c, openmp(1)), many(c, openmp(3));
-  if (!one.same_bits(many, n.complex, n.gated)) {
+  const auto& kernels = npu::kernels<T>();
+  const auto run = [&](int threads) {
+    return Results<T>(c, kernels.npu_forward, kernels.npu_backward, openmp(threads));
+  };
+  const Results<T> one = run(1), many = run(3);
+  if (!one.same_bits(many)) {
     std::printf("FAILED: three threads give other bits than one\n");
     ++failures;
   }
-  using V = std::vector<long double>;
-  V y(one.y.size()), s(y), gx(one.grad_x.size()), gwr(one.grad_wr.size()), gwi(gwr.size()), gg(one.grad_gate.size());
-  for (int64_t k = 0; k < n.models; ++k) {
-    for (int64_t b = 0; b < n.rows; ++b) {
-      const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
-      for (int64_t o = 0; o < n.out; ++o) {
-        const int64_t w0 = (k * n.out + o) * n.in;
-        const int64_t at = (k * n.rows + b) * n.out + o;
-        long double p = 0, q = 0;
-        for (int64_t i = 0; i < n.in; ++i) {
-          const long double g = n.gated ? std::min<T>(std::max<T>(c.gate[k * n.in + i], 0), 1) : 1;
-          const long double l = logl(g * (fabsl(x[i]) + c.eps) + (1 - g)), turn = x[i] < 0 ? kPi * g : 0;
-          const long double wr = c.wr[w0 + i], wi = n.complex ? c.wi[w0 + i] : 0;
-          p += l * wr - turn * wi;
-          q += l * wi + turn * wr;
-        }
-        y[at] = expl(p) * cosl(q);
-        s[at] = expl(p) * sinl(q);
-        const long double dp = c.grad_y[at] * y[at], dq = -c.grad_y[at] * s[at];
-        for (int64_t i = 0; i < n.in; ++i) {
-          const T raw = n.gated ? c.gate[k * n.in + i] : 1;
-          const long double g = std::min<T>(std::max<T>(raw, 0), 1);
-          const long double size = fabsl(x[i]) + c.eps, r = g * size + (1 - g);
-          const long double l = logl(r), m = x[i] < 0 ? 1 : 0;
-          const long double wr = c.wr[w0 + i], wi = n.complex ? c.wi[w0 + i] : 0;
-          const long double dr = (dp * wr + dq * wi) / r;
-          gx[(k * n.rows + b) * n.in + i] += dr * g * (x[i] > 0 ? 1 : (x[i] < 0 ? -1 : 0));
-          gwr[w0 + i] += dp * l + kPi * dq * m * g;
-          gwi[w0 + i] += dq * l - kPi * dp * m * g;
-          if (raw >= 0 && raw <= 1) gg[k * n.in + i] += dr * (size - 1) + kPi * m * (wr * dq - wi * dp);
-        }
-      }
-    }
-  }
-  compare("y", one.y, y, n.in);
-  compare("s", one.s, s, n.in);
-  compare("grad_x", one.grad_x, gx, n.in + n.out);
-  compare("grad_weight_re", one.grad_wr, gwr, n.in + n.rows);
-  if (n.complex) compare("grad_weight_im", one.grad_wi, gwi, n.in + n.rows);
-  if (n.gated) compare("grad_gate", one.grad_gate, gg, n.in + n.rows + n.out);
+  const Expected<T> expected(c);
+  for (int part = 0; part < Results<T>::kParts; ++part)
+    compare(Results<T>::kNames[part], one.part[part], expected.part[part], expected.work(part));
 }
 
 // y, grad_x and grad_weight of a layer with one weight; nan where nothing was written.
