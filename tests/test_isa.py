@@ -101,7 +101,7 @@ def test_special_values(isa: str, dtype: torch.dtype) -> None:
 
 
 def test_order_and_restore() -> None:
-    order = ["baseline", "avx2", "avx512"]
+    order = ["baseline", "avx2", "avx512", "avx512_bf16", "amx"]
     assert cpu.supported_isas() == order[: len(ISAS)] or ISAS[0] == "baseline"
     assert cpu.isa() in ISAS
 
@@ -118,9 +118,13 @@ def _child(isa: str, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_environment_variable() -> None:
-    child = _child("baseline", "from npu_kernels.backends import cpu; import npu_kernels; print(cpu.isa())")
-    assert child.stdout.split() == ["baseline"], child.stderr
+@pytest.mark.parametrize("name", ISAS)
+def test_environment_variable(name: str) -> None:
+    child = _child(name, "from npu_kernels.backends import cpu; import npu_kernels; print(cpu.isa())")
+    assert child.stdout.split() == [name], child.stderr
+
+
+def test_environment_variable_of_no_instruction_set() -> None:
     child = _child("mmx", "import npu_kernels")
     assert child.returncode != 0
     assert "ValueError: NPU_KERNELS_CPU_ISA=mmx: unknown or unsupported instruction set 'mmx'" in child.stderr

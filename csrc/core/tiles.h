@@ -159,11 +159,9 @@ class Engine {
     for (int64_t k = 0; k < k_tiles; ++k) {
       const Bf16 *a0 = a[0] + k * a_terms * kTileSize, *a1 = a[1] + k * a_terms * kTileSize;
       const Bf16 *b0 = b[0] + k * b_terms * kTileSize, *b1 = b[1] + k * b_terms * kTileSize;
-#pragma GCC unroll 3
       for (int za = a_terms - 1; za >= 0; --za) {
         _tile_loadd(4, a0 + za * kTileSize, 64);
         _tile_loadd(5, a1 + za * kTileSize, 64);
-#pragma GCC unroll 3
         for (int zb = least(b_terms, orders - za) - 1; zb >= 0; --zb) {
           _tile_loadd(6, b0 + zb * kTileSize, 64);
           _tile_dpbf16ps(0, 4, 6);

@@ -28,7 +28,8 @@ struct Operands {
             weight_re.const_data_ptr<T>(),
             weight_im.defined() ? weight_im.const_data_ptr<T>() : nullptr,
             gate.defined() ? gate.const_data_ptr<T>() : nullptr,
-            T(eps)};
+            T(eps),
+            float_terms()};
   }
 };
 
