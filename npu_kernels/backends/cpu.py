@@ -1,6 +1,8 @@
 """Neural Power Unit, a layer: the C++ library with the CPU kernels, and its instruction sets.
 
-``NPU_KERNELS_CPU_ISA`` forces an instruction set lower than the best one of the processor.
+``NPU_KERNELS_CPU_ISA`` forces an instruction set lower than the best one of the processor: "baseline", "avx2",
+"avx512", "avx512_bf16" (float32 products of bfloat16 where the float32 matmul precision "medium" allows them, otherwise
+avx512) or "amx" (the NPU family in float32 by tiles of bfloat16, otherwise avx512).
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ def _loaded() -> ctypes.CDLL:
 
 
 def isa() -> str:
-    """The instruction set in use: "baseline", "avx2", "avx512", ...; raises RuntimeError without the library."""
+    """The instruction set in use: "baseline", "avx2", "avx512", "avx512_bf16" or "amx".
+
+    Raises RuntimeError without the library.
+    """
     return _loaded().npu_kernels_isa().decode()
 
 
