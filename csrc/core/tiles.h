@@ -121,7 +121,7 @@ class Ranges {
 
 // C[r][c] (+)= sum over the k tiles, and over the pairs of terms (za, zb) with za + zb below the more terms of A and B,
 // of A[r] B[c]: two panels of A with a_terms each, two of B, and the 2 x 2 tiles of C. `resume` adds to what C holds.
-// The smaller products come first.
+// The smaller terms come first.
 #if defined(__AMX_BF16__)
 class Engine {
  public:

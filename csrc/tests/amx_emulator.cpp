@@ -79,7 +79,7 @@ struct Instruction {
     if (indexed) {
       const int sib = *next++, index_register = (sib >> 3 & 7) | high_index;
       base_register = sib & 7;
-      if (index_register != 4) index = int64_t(value(index_register)) << (sib >> 6);
+      if (index_register != 4) index = int64_t(value(index_register) << (sib >> 6));
     }
     int displacement_bytes = mode == 0 ? 0 : (mode == 1 ? 1 : 4);
     if (mode == 0 && base_register == 5) displacement_bytes = 4;

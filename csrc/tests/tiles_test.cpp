@@ -222,15 +222,15 @@ __attribute__((target("amx-tile,amx-bf16"))) void check_tile_instructions() {
   for (int k = 0; k < 4; ++k)
     for (int n = 0; n < 2; ++n) b[k / 2][2 * n + k % 2] = bf16(b_values[k][n]);
   float c[3][4] = {{10, 20, -1, -1}, {0, 1, -1, -1}, {5, 6, -1, -1}};
+  float found[3][4] = {{7, 7, 7, 7}, {7, 7, 7, 7}, {7, 7, 7, 7}};
+  __asm__ volatile("" ::: "memory");  // compilers do not know that the tile loads read memory
   _tile_loadd(0, c, 16);
   _tile_loadd(1, a, 32);
   _tile_stream_loadd(2, b, 16);
-  __asm__ volatile("" ::: "memory");
   _tile_dpbf16ps(0, 1, 2);
-  float found[3][4] = {{7, 7, 7, 7}, {7, 7, 7, 7}, {7, 7, 7, 7}};
   _tile_stored(0, found, 16);
   // Row 0: 1 + 1 + 3 - 8 and -1 + 4 + 9 + 1. Row 1: 256 + .5 - 256 - 2 and -256 + 2 - 768 + .25.
-  // Row 2: 2^-70 + .5 and -2^-70 + 2; neither row 2's third column nor c's third is touched.
+  // Row 2: 2^-70 + .5 and -2^-70 + 2. The third and fourth columns are not the tile's.
   const float expected[3][4] = {{10 - 3, 20 + 13, 7, 7}, {-1.5f, 1 - 1021.75f, 7, 7}, {5.5f, 8, 7, 7}};
   if (std::memcmp(found, expected, sizeof found) != 0) fail("emulator: a product");
 
