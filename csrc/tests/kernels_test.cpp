@@ -263,7 +263,8 @@ int main(int count, char** names) {
   const int64_t sizes[][4] = {{1, 0, 3, 2},     {1, 1, 1, 1},    {1, 7, 2, 6},     {1, 100, 6, 2},   {1, 47, 15, 16},
                               {1, 48, 16, 17},  {1, 49, 17, 1},  {1, 130, 33, 5},  {3, 20, 6, 2},    {2, 65, 9, 31},
                               {1, 1100, 5, 7},  {2, 1030, 3, 4}, {1, 33, 65, 66},  {1, 700, 24, 40}, {1, 50, 400, 18},
-                              {1, 20, 400, 37}, {2, 5, 33, 18},  {1, 259, 150, 7}, {2, 90, 131, 4}};
+                              {1, 20, 400, 37}, {2, 5, 33, 18},  {1, 259, 150, 7}, {2, 90, 131, 4},  {1, 40, 8, 8},
+                              {2, 37, 4, 7},    {1, 21, 7, 3}};
   // A sanitizer's build is some thirty times slower: it is given a limit on the work of one case.
   const int64_t limit = count > 2 ? std::atoll(names[2]) : std::numeric_limits<int64_t>::max();
   for (const auto& size : sizes) {
