@@ -11,9 +11,7 @@
 // written, none of size [B, O] but the results. A tile without a negative input leaves out its mask products.
 #include <optional>
 
-#include "api.h"
-#include "panel.h"
-#include "vector_math.h"
+#include "npu_forward_few.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -31,8 +29,6 @@ constexpr bool kAtOnce = false;
 template <bool complex>
 constexpr int kTileOuts = complex ? 2 : 4;
 #endif
-
-constexpr double kPi = 3.14159265358979323846;
 
 // Inputs of a block: a multiple of every Phase<T>::inputs.
 constexpr int64_t kInBlock = 384;
@@ -204,17 +200,6 @@ void product_tile_of(int outs, const T* log_r, const typename Phase<T>::Slot* sl
   }
 }
 
-// y = exp(P) cos(Q), s = exp(P) sin(Q)
-template <typename T>
-NPU_INLINE void outputs(typename Simd<T>::Reg p, typename Simd<T>::Reg q, typename Simd<T>::Reg* y,
-                        typename Simd<T>::Reg* s) {
-  const typename Simd<T>::Reg size = VectorMath<T>::exp(p);
-  typename Simd<T>::Reg sine, cosine;
-  VectorMath<T>::sincos(q, &sine, &cosine);
-  *y = size * cosine;
-  *s = size * sine;
-}
-
 // L as [I][R] and m as [groups][R] of R registers of rows; returns whether any x is negative.
 template <typename T, int R>
 bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, const T* gate, T* log_r,
@@ -358,103 +343,6 @@ class Chunk {
   Scratch<Slot> slots_;
   const int64_t outs_at_once_;
   Scratch<T> p_, q_;
-};
-
-// Outs [first, end) of a few rows, for which packing weights would cost more than their products: a register holds
-// neighbouring inputs, the weights are read as they lie, and every output ends in a sum over lanes.
-template <typename T, bool complex>
-class FewRows {
-  using S = Simd<T>;
-  using Reg = typename S::Reg;
-  static constexpr int W = S::width;
-  static constexpr int R = 4;                                 // rows of a tile
-  static constexpr int kBatch = 2 * R < W ? W / (2 * R) : 1;  // outs whose P and Q fill registers for the sums
-  static constexpr int kSums = (kBatch * 2 * R + W - 1) / W;  // registers of them
-
- public:
-  static constexpr int64_t kMostRows = 24;
-  static bool suits(const NpuInputs<T>& in) { return in.rows <= kMostRows && in.in >= W; }
-
-  explicit FewRows(const NpuForward<T>& f)
-      : f_(f),
-        in_(f.inputs),
-        ins_(ceil_div(in_.in, W) * W),
-        rows_(ceil_div(in_.rows, R) * R),
-        outs_(ceil_div(in_.out, W) * W),
-        log_r_(rows_ * ins_),
-        turn_(rows_ * ins_),
-        p_(rows_ * outs_),
-        q_(rows_ * outs_) {}
-
-  void run(int64_t model, int64_t first_out, int64_t end_out, const T* gate) {
-    prepare(in_.x + (in_.shared_x ? 0 : model * in_.rows) * in_.in, gate);
-    for (int64_t o = first_out; o < end_out; o += kBatch)
-      for (int64_t b = 0; b < in_.rows; b += R) multiply(model, b, o, int(least<int64_t>(kBatch, end_out - o)));
-    for (int64_t b = 0; b < in_.rows; ++b) {
-      for (int64_t o = first_out; o < end_out; o += W) {
-        Reg y, s;
-        outputs<T>(S::load(p_ + b * outs_ + o), S::load(q_ + b * outs_ + o), &y, &s);
-        const int count = int(least<int64_t>(W, end_out - o));
-        const int64_t at = (model * in_.rows + b) * in_.out + o;
-        S::store_first(f_.y + at, y, count);
-        if (f_.s != nullptr) S::store_first(f_.s + at, s, count);
-      }
-    }
-  }
-
- private:
-  // L and pi ghat m, zero behind I and behind the last row.
-  void prepare(const T* x, const T* gate) {
-    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kPi));
-    for (int64_t b = 0; b < rows_; ++b) {
-      for (int64_t i = 0; i < ins_; i += W) {
-        const int count = int(least<int64_t>(W, in_.in - i));
-        const Reg g = S::load_first(gate + i, count);
-        const Reg v = b < in_.rows ? S::load_first(x + b * in_.in + i, count) : S::zero();
-        S::store(log_r_ + b * ins_ + i, VectorMath<T>::log(S::fma(g, S::abs(v) + eps, one - g)));
-        S::store(turn_ + b * ins_ + i, S::select(v < S::zero(), pi * g, S::zero()));
-      }
-    }
-  }
-
-  void multiply(int64_t model, int64_t b, int64_t o, int outs) {
-    Reg sums[kSums * W] = {};
-    for (int n = 0; n < outs; ++n) {
-      const int64_t at = (model * in_.out + o + n) * in_.in;
-      Reg p[R] = {}, q[R] = {};
-      for (int64_t i = 0; i < in_.in; i += W) {
-        const int count = int(least<int64_t>(W, in_.in - i));
-        const Reg re = S::load_first(in_.weight_re + at + i, count);
-        const Reg im = complex ? S::load_first(in_.weight_im + at + i, count) : S::zero();
-        for (int r = 0; r < R; ++r) {
-          const Reg l = S::load(log_r_ + (b + r) * ins_ + i), t = S::load(turn_ + (b + r) * ins_ + i);
-          p[r] = S::fma(l, re, p[r]);
-          q[r] = S::fma(t, re, q[r]);
-          if constexpr (complex) {
-            q[r] = S::fma(l, im, q[r]);
-            p[r] = S::fma(-t, im, p[r]);
-          }
-        }
-      }
-      for (int r = 0; r < R; ++r) {
-        sums[n * 2 * R + r] = p[r];
-        sums[n * 2 * R + R + r] = q[r];
-      }
-    }
-    T totals[kSums * W];
-    for (int n = 0; n < kSums; ++n) S::store(totals + n * W, S::sum_each(sums + n * W));
-    for (int n = 0; n < outs; ++n) {
-      for (int r = 0; r < R; ++r) {
-        p_[(b + r) * outs_ + o + n] = totals[n * 2 * R + r];
-        q_[(b + r) * outs_ + o + n] = totals[n * 2 * R + R + r];
-      }
-    }
-  }
-
-  const NpuForward<T>& f_;
-  const NpuInputs<T>& in_;
-  const int64_t ins_, rows_, outs_;  // padded to whole registers and tiles
-  Scratch<T> log_r_, turn_, p_, q_;
 };
 
 template <typename T, bool complex>

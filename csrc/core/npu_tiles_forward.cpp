@@ -10,9 +10,9 @@
 // Two tiles of rows without a negative input leave out their mask products.
 #include <vector>
 
+#include "npu_forward.h"
 #include "npu_tiles.h"
 #include "tiles.h"
-#include "vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -21,8 +21,6 @@ namespace {
 using tiles::Ranges;
 using tiles::Reg;
 using tiles::S;
-
-constexpr float kPi = 3.14159265358979323846f;
 
 constexpr int64_t kPairRows = 2 * kTile;
 constexpr int64_t kMostRows = 512;  // of a chunk
@@ -137,7 +135,7 @@ class Chunk {
       Reg turn[kTileDepth] = {};
       for (int n = 0; n < count; ++n) {
         largest.see(of_input[n]);
-        const float phase = kPi * gate[i + n];
+        const float phase = float(kPi) * gate[i + n];
         turn[n] = S::set1(minus ? -phase : phase) * of_input[n];
       }
       for (int n = 0; n < kTileDepth; n += 2) {
@@ -167,11 +165,10 @@ class Chunk {
         if (count <= 0) break;
         const float* p = block + column * kTile * kTile;
         const float* q = complex ? p + kTile * kTile : p + kBlockSize;
-        const Reg size = VectorMath<float>::exp(S::load(p));
-        Reg sine, cosine;
-        VectorMath<float>::sincos(S::load(q), &sine, &cosine);
-        S::store_first(f_.y + to + column * kTile, size * cosine, count);
-        if (f_.s != nullptr) S::store_first(f_.s + to + column * kTile, size * sine, count);
+        Reg y, s;
+        outputs<float>(S::load(p), S::load(q), &y, &s);
+        S::store_first(f_.y + to + column * kTile, y, count);
+        if (f_.s != nullptr) S::store_first(f_.s + to + column * kTile, s, count);
       }
     }
   }

@@ -1,7 +1,5 @@
-// What the tests of the NPU kernels share: cases, OpenMP's threads, and the formulas as plain long-double loops.
+// What the tests of the NPU kernels share: cases, and the formulas as plain long-double loops.
 #pragma once
-
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,25 +10,10 @@
 #include <vector>
 
 #include "core/api.h"
+#include "openmp.h"
 
 inline int failures = 0;
 constexpr long double kPi = 3.14159265358979323846264338327950288L;
-
-inline npu::Parallel openmp(int threads) {
-  npu::Parallel parallel;
-  parallel.threads = threads;
-  parallel.run = [](int64_t count, npu::Parallel::Body body, void* context) {
-#pragma omp parallel
-    {
-      const int64_t share = (count + omp_get_num_threads() - 1) / omp_get_num_threads();
-      const int64_t begin = std::min<int64_t>(count, omp_get_thread_num() * share);
-      const int64_t end = std::min<int64_t>(count, begin + share);
-      if (begin < end) body(begin, end, context);
-    }
-  };
-  omp_set_num_threads(threads);
-  return parallel;
-}
 
 // Of the whole: the root of the squared errors' sum. Infinite where an output was not written.
 template <typename T>

@@ -1,7 +1,5 @@
 // The time loop of one instruction set against a long-double loop, its gradients against central differences of that
 // loop; the same bits from one thread as from many, and from stages that were kept as from those computed again.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -12,28 +10,13 @@
 #include <vector>
 
 #include "core/api.h"
+#include "openmp.h"
 
 namespace {
 
 int failures = 0;
 constexpr long double kPi = 3.14159265358979323846264338327950288L;
 using Long = std::vector<long double>;
-
-npu::Parallel openmp(int threads) {
-  npu::Parallel parallel;
-  parallel.threads = threads;
-  parallel.run = [](int64_t count, npu::Parallel::Body body, void* context) {
-#pragma omp parallel
-    {
-      const int64_t share = (count + omp_get_num_threads() - 1) / omp_get_num_threads();
-      const int64_t begin = std::min<int64_t>(count, omp_get_thread_num() * share);
-      const int64_t end = std::min<int64_t>(count, begin + share);
-      if (begin < end) body(begin, end, context);
-    }
-  };
-  omp_set_num_threads(threads);
-  return parallel;
-}
 
 struct Shape {
   int64_t models, starts, features, hidden, steps;
