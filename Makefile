@@ -20,6 +20,8 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h
 # The build finds the cmake and ninja of .venv.
 export PATH := $(abspath $(BIN)):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Kept between builds; the core's unit tests are built there too.
+export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
 .PHONY: demo test lint format bench gpu resources install clean
 

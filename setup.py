@@ -3,6 +3,7 @@
 Environment:
   NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
   NPU_KERNELS_NO_DIRECT=1    install without the direct way from Python to the C++ kernels: small layers take longer.
+  NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has changed.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
 """
 
@@ -90,7 +91,8 @@ class BuildKernels(build_ext):
         )  # fmt: skip
         need("cmake", what="CMake >= 3.18", command="pip install cmake")
         need("ninja", what="Ninja", command="pip install ninja")
-        build, target = Path(self.build_temp).resolve(), Path(self.get_ext_fullpath(ext.name)).resolve()
+        build = Path(os.environ.get("NPU_KERNELS_BUILD") or self.build_temp).resolve()
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
         build.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DTORCH_DIR={torch}"]

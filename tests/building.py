@@ -24,5 +24,6 @@ def run_python(
     *arguments: str, env: dict[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Python in a process of its own, with the warnings that a user would see."""
-    environment = {**os.environ, "PYTHONWARNINGS": "default", **(env or {})}
+    # No build of another tree in the one that `make` keeps.
+    environment = {**os.environ, "PYTHONWARNINGS": "default", "NPU_KERNELS_BUILD": "", **(env or {})}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd)
