@@ -285,7 +285,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> inalu_forward(const Tensor& x
     const InaluOperands<T> operands(op, n, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega);
     const auto kept = [&](const Tensor& tensor) { return save ? data<T>(tensor) : nullptr; };
     npu::kernels<T>().inalu_forward(
-        {operands.inputs, data<T>(y), kept(h), kept(a), kept(t), save ? data<int32_t>(flags) : nullptr},
+        {operands.inputs, data<T>(y), kept(h), kept(a), kept(t), save ? data<int32_t>(flags) : nullptr, nullptr},
         threads_for(n));
   });
   return {y, h, a, t, flags};
@@ -314,7 +314,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> inalu_backward(
     const Tensor whole = flags.is_contiguous() ? flags : torch::stable::contiguous(flags);
     const auto into = [&](int bit) { return needs >> bit & 1 ? data<T>(grads[bit - 1]) : nullptr; };
     npu::kernels<T>().inalu_backward(
-        {operands.inputs, upstream, gate, sum, product, static_cast<const int32_t*>(whole.const_data_ptr()),
+        {operands.inputs, upstream, gate, sum, product, static_cast<const int32_t*>(whole.const_data_ptr()), nullptr,
          needs & kX ? data<T>(grad_x) : nullptr, into(1), into(2), into(3), into(4), into(5)},
         threads_for(n));
   });

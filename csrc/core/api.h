@@ -159,6 +159,7 @@ struct InaluForward {
   T* y;            // [K, B, O]
   T *h, *a, *t;    // [K, B, O], for the backward: the gate's argument, the sum, the product without factors that are 0
   int32_t* flags;  // [K, B, O]: 1 where omega bounds, plus 2 min(number of factors that are 0, 2). All null: not wanted
+  T* parts;        // [4, K, O, I]: tanh and sigmoid of A's weight and mask, then of W's; null: not wanted
 };
 
 template <typename T>
@@ -166,6 +167,7 @@ struct InaluBackward {
   InaluInputs<T> inputs;
   const T *grad_y, *h, *a, *t;  // [K, B, O]
   const int32_t* flags;         // [K, B, O]
+  const T* parts;               // of the forward; null: computed again, to the same bits
   T* grad_x;                    // [K, B, I] even when x is shared; null: not wanted (likewise below)
   T *grad_weight_add, *grad_mask_add, *grad_weight_mul, *grad_mask_mul, *grad_gate_weight;  // [K, O, I]
 };

@@ -80,32 +80,27 @@ template <typename T>
 struct Weights {
   using S = Simd<T>;
   Scratch<T> add, mul;  // [K, O, I]
-  // For the backward: tanh(weight) and sigmoid(mask) of A, then of W.
-  Scratch<T> turn_add, share_add, turn_mul, share_mul;
   bool zero_factors = false;
 
-  Weights(const InaluInputs<T>& in, bool keep, const Parallel& parallel)
-      : add(in.models * in.out * in.in),
-        mul(in.models * in.out * in.in),
-        turn_add(keep ? in.models * in.out * in.in : 0),
-        share_add(keep ? in.models * in.out * in.in : 0),
-        turn_mul(keep ? in.models * in.out * in.in : 0),
-        share_mul(keep ? in.models * in.out * in.in : 0) {
+  // known: the parts (api.h); null: computed, and left in `keep` unless that is null.
+  Weights(const InaluInputs<T>& in, const T* known, T* keep, const Parallel& parallel)
+      : add(in.models * in.out * in.in), mul(in.models * in.out * in.in) {
     const int64_t count = in.models * in.out * in.in;
     constexpr int64_t kChunk = 1024;
     parallel.over(ceil_div(count, kChunk), [&](int64_t begin, int64_t end) {
       for (int64_t n = begin * kChunk; n < least(count, end * kChunk); n += S::width) {
         const int lanes = int(least<int64_t>(S::width, count - n));
-        const auto nac = [&](const T* weight, const T* mask, T* product, T* turns, T* shares) {
-          const auto turn = tanh<T>(S::load_first(weight + n, lanes)),
-                     share = sigmoid<T>(S::load_first(mask + n, lanes));
+        const auto nac = [&](const T* weight, const T* mask, int64_t turns, int64_t shares, T* product) {
+          const auto turn = known ? S::load_first(known + turns + n, lanes) : tanh<T>(S::load_first(weight + n, lanes));
+          const auto share =
+              known ? S::load_first(known + shares + n, lanes) : sigmoid<T>(S::load_first(mask + n, lanes));
           S::store_first(product + n, turn * share, lanes);
-          if (!keep) return;
-          S::store_first(turns + n, turn, lanes);
-          S::store_first(shares + n, share, lanes);
+          if (keep == nullptr) return;
+          S::store_first(keep + turns + n, turn, lanes);
+          S::store_first(keep + shares + n, share, lanes);
         };
-        nac(in.weight_add, in.mask_add, add, turn_add, share_add);
-        nac(in.weight_mul, in.mask_mul, mul, turn_mul, share_mul);
+        nac(in.weight_add, in.mask_add, 0, count, add);
+        nac(in.weight_mul, in.mask_mul, 2 * count, 3 * count, mul);
       }
     });
     for (int64_t n = 0; n < count && !zero_factors; n += S::width) {
@@ -310,10 +305,14 @@ class BackwardGroup {
         const int count = int(least<int64_t>(W, in_.out - o));
         const int64_t from = at + row * in_.out + o, to = row * out_ + o;
         T bounds[W] = {}, zeros[W] = {};
-        for (int l = 0; l < count; ++l) {
-          bounds[l] = T(f_.flags[from + l] & 1);
-          zeros[l] = T(f_.flags[from + l] >> 1);
-        }
+        const auto read_flags = [&](int valid) __attribute__((always_inline)) {
+          for (int l = 0; l < valid; ++l) {
+            bounds[l] = T(f_.flags[from + l] & 1);
+            zeros[l] = T(f_.flags[from + l] >> 1);
+          }
+        };
+        if (count == W) read_flags(W);  // a known number: by registers
+        else read_flags(count);
         const Reg grad = S::load_first(f_.grad_y + from, count), h = S::load_first(f_.h + from, count);
         const Reg a = S::load_first(f_.a + from, count), t = S::load_first(f_.t + from, count);
         const Reg number = S::load(zeros), whole = S::select(number == zero, t, zero);
@@ -392,12 +391,12 @@ class BackwardGroup {
 
 // The parameters' gradients from the sums of all groups, for elements [n, n + count) of a model's [O, I].
 template <typename T>
-void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* sums, int count_sums, int64_t groups,
-            int64_t model, int64_t n, int count) {
+void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* parts, const T* sums, int count_sums,
+            int64_t groups, int64_t model, int64_t n, int count) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   const InaluInputs<T>& in = f.inputs;
-  const int64_t size = in.out * in.in, at = model * size + n;
+  const int64_t size = in.out * in.in, at = model * size + n, all = in.models * size;
   const Reg zero = S::zero(), one = S::set1(T(1));
   Reg sum[kAllSums] = {};
   for (int64_t g = 0; g < groups; ++g)
@@ -408,7 +407,7 @@ void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* sums,
     if (grad_weight != nullptr) S::store_first(grad_weight + at, grad * share * (one - turn * turn), count);
     if (grad_mask != nullptr) S::store_first(grad_mask + at, grad * turn * share * (one - share), count);
   };
-  nac(sum[kAdd], weights.turn_add, weights.share_add, f.grad_weight_add, f.grad_mask_add);
+  nac(sum[kAdd], parts, parts + all, f.grad_weight_add, f.grad_mask_add);
   if (f.grad_gate_weight != nullptr) S::store_first(f.grad_gate_weight + at, sum[kGate], count);
   const Reg w = S::load_first(weights.mul + at, count), size_of_w = S::abs(w);
   const auto of_class = [&](T m, Reg whole, Reg rest) {
@@ -419,7 +418,7 @@ void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* sums,
   Reg d_size = of_class(T(-2), sum[kNegative], sum[kNegativeRest]);
   if (count_sums > kZero) d_size = d_size + of_class(T(-1), sum[kZero], sum[kZeroRest]);
   const Reg d_signs = S::select(w < zero, -d_size, S::select(w == zero, zero, d_size));
-  nac(sum[kExponent] + d_signs, weights.turn_mul, weights.share_mul, f.grad_weight_mul, f.grad_mask_mul);
+  nac(sum[kExponent] + d_signs, parts + 2 * all, parts + 3 * all, f.grad_weight_mul, f.grad_mask_mul);
 }
 
 }  // namespace
@@ -427,7 +426,7 @@ void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* sums,
 template <typename T>
 void inalu_forward(const InaluForward<T>& f, const Parallel& parallel) {
   const InaluInputs<T>& in = f.inputs;
-  const Weights<T> weights(in, false, parallel);
+  const Weights<T> weights(in, nullptr, f.parts, parallel);
   const PackedWeights<T> packed(in, weights, true, parallel);
   const int64_t tiles = ceil_div(in.rows, kTileRows<T>);
   parallel.over(in.models * tiles, [&](int64_t begin, int64_t end) {
@@ -443,11 +442,16 @@ void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
   const int64_t size = in.out * in.in;
   const bool want_sums = f.grad_weight_add != nullptr || f.grad_mask_add != nullptr || f.grad_weight_mul != nullptr ||
                          f.grad_mask_mul != nullptr || f.grad_gate_weight != nullptr;
-  const Weights<T> weights(in, want_sums, parallel);
+  const bool again = want_sums && f.parts == nullptr;
+  const Scratch<T> computed(again ? 4 * in.models * size : 0);
+  const T* parts = again ? computed : f.parts;
+  const Weights<T> weights(in, f.parts, again ? static_cast<T*>(computed) : nullptr, parallel);
   const PackedWeights<T> packed(in, weights, false, parallel);
   bool zeros = weights.zero_factors;
   const int64_t values = (in.shared_x ? 1 : in.models) * in.rows * in.in;
-  for (int64_t n = 0; n < values && !zeros; ++n) zeros = in.x[n] == T(0);
+  int64_t seen = 0;
+  for (; seen + S::width <= values && !zeros; seen += S::width) zeros = S::any(S::load(in.x + seen) == S::zero());
+  for (; seen < values && !zeros; ++seen) zeros = in.x[seen] == T(0);
   const int sums = zeros ? kAllSums : kNegative + 1;
 
   const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 23) / most<int64_t>(sums * size, 1));
@@ -463,7 +467,8 @@ void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
   parallel.over(in.models * registers, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t n = task % registers * S::width;
-      finish<T>(f, weights, partial, sums, groups.count, task / registers, n, int(least<int64_t>(S::width, size - n)));
+      const int count = int(least<int64_t>(S::width, size - n));
+      finish<T>(f, weights, parts, partial, sums, groups.count, task / registers, n, count);
     }
   });
 }

@@ -25,13 +25,13 @@ class AdamUpdate {
       *number += 1;
       by_dtype(one.parameter.scalar_type(), [&](auto zero) {
         using T = decltype(zero);
-        npu::AdamStep<T> step{one.options,
-                              one.parameter.numel(),
-                              one.parameter.mutable_data_ptr<T>(),
-                              grad.const_data_ptr<T>(),
-                              one.exp_avg.mutable_data_ptr<T>(),
-                              one.exp_avg_sq.mutable_data_ptr<T>()};
-        step.number = double(*number);
+        const npu::AdamStep<T> step{one.options,
+                                    one.parameter.numel(),
+                                    one.parameter.mutable_data_ptr<T>(),
+                                    grad.const_data_ptr<T>(),
+                                    one.exp_avg.mutable_data_ptr<T>(),
+                                    one.exp_avg_sq.mutable_data_ptr<T>(),
+                                    double(*number)};
         npu::kernels<T>().adam(step, npu::torch_threads(8.0 * double(step.count)));
       });
       for (const Tensor* changed : {&one.parameter, &one.exp_avg, &one.exp_avg_sq, &one.number})

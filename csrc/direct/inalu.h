@@ -26,24 +26,25 @@ inline variable_list contiguous(const variable_list& tensors) {
   return found;
 }
 
-// y; and h, a, t and the flags where they are wanted.
-inline std::array<Tensor, 5> inalu_forward(const variable_list& given, const InaluOptions& options, const Sizes& n,
+// y; and h, a, t, the flags and the weights' parts where they are wanted.
+inline std::array<Tensor, 6> inalu_forward(const variable_list& given, const InaluOptions& options, const Sizes& n,
                                            bool save) {
   const variable_list inputs = contiguous(given);
-  std::array<Tensor, 5> result{empty_result(inputs[0], n)};
+  std::array<Tensor, 6> result{empty_result(inputs[0], n)};
   for (int i = 1; i < 5 && save; ++i)
     result[i] = at::empty(result[0].sizes(), result[0].options().dtype(i == 4 ? at::kInt : result[0].scalar_type()));
+  if (save) result[5] = at::empty({4, inputs[1].numel()}, inputs[1].options());
   by_dtype(inputs[0].scalar_type(), [&](auto zero) {
     using T = decltype(zero);
     const auto out = [&](int i) { return result[i].defined() ? result[i].mutable_data_ptr<T>() : nullptr; };
     npu::kernels<T>().inalu_forward({inalu_inputs<T>(inputs, n, options), out(0), out(1), out(2), out(3),
-                                     save ? result[4].mutable_data_ptr<int32_t>() : nullptr},
+                                     save ? result[4].mutable_data_ptr<int32_t>() : nullptr, out(5)},
                                     threads_for(n));
   });
   return result;
 }
 
-// saved: the inputs, h, a, t, flags.
+// saved: the inputs, h, a, t, flags, parts.
 inline variable_list inalu_backward(const Tensor& grad_y, const variable_list& given, const InaluOptions& options,
                                     int64_t needs) {
   const variable_list saved = contiguous(given);
@@ -57,7 +58,7 @@ inline variable_list inalu_backward(const Tensor& grad_y, const variable_list& g
     const auto out = [&](int i) { return grads[i].defined() ? grads[i].mutable_data_ptr<T>() : nullptr; };
     npu::kernels<T>().inalu_backward(
         {inalu_inputs<T>(saved, n, options), upstream.const_data_ptr<T>(), in(0), in(1), in(2),
-         saved[kInaluInputs + 3].const_data_ptr<int32_t>(), out(0), out(1), out(2), out(3), out(4), out(5)},
+         saved[kInaluInputs + 3].const_data_ptr<int32_t>(), in(4), out(0), out(1), out(2), out(3), out(4), out(5)},
         threads_for(n));
   });
   add_models(grads, n);
@@ -69,7 +70,7 @@ struct INALUDirect : torch::autograd::Function<INALUDirect> {
                         const Tensor& weight_mul, const Tensor& mask_mul, const Tensor& gate_weight,
                         const InaluOptions& options, const Sizes& n) {
     variable_list saved{x, weight_add, mask_add, weight_mul, mask_mul, gate_weight};
-    const std::array<Tensor, 5> result = inalu_forward(saved, options, n, true);
+    const std::array<Tensor, 6> result = inalu_forward(saved, options, n, true);
     saved.insert(saved.end(), result.begin() + 1, result.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["eps"] = options.eps;
@@ -85,7 +86,10 @@ struct INALUDirect : torch::autograd::Function<INALUDirect> {
     const variable_list s = ctx->get_saved_variables();
     const int64_t needs = needed(ctx, s, kInaluInputs);
     const InaluOptions options{ctx->saved_data["eps"].toDouble(), ctx->saved_data["omega"].toDouble()};
-    const bool direct = direct_backward(grad_y, {s.begin(), s.end() - 1}) && plain(s.back(), at::kInt);
+    constexpr int kFlags = kInaluInputs + 3;
+    variable_list reals = s;
+    reals.erase(reals.begin() + kFlags);
+    const bool direct = direct_backward(grad_y, reals) && plain(s[kFlags], at::kInt);
     variable_list grads = direct ? inalu_backward(grad_y, s, options, needs)
                                  : call_general("inalu", kInaluInputs, grad_y, s[0], s[1], s[2], s[3], s[4], s[5], s[6],
                                                 s[7], s[8], s[9], options.eps, options.omega, needs);
