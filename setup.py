@@ -3,6 +3,7 @@
 Environment:
   NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
   NPU_KERNELS_NO_DIRECT=1    install without the direct way from Python to the C++ kernels: small layers take longer.
+  CMAKE_ARGS="-D... -D..."    more arguments for CMake.
   NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has changed.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
 """
@@ -10,6 +11,7 @@ Environment:
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -100,7 +102,7 @@ class BuildKernels(build_ext):
         include = sysconfig.get_path("include")
         if (Path(include) / "Python.h").exists():
             configure.append(f"-DPYTHON_INCLUDE={include}")
-        subprocess.run(configure, check=True)
+        subprocess.run(configure + shlex.split(os.environ.get("CMAKE_ARGS", "")), check=True)
         name = ext.name.rpartition(".")[2]
         built = subprocess.run(["ninja", "-C", str(build), name.removeprefix("lib")], check=False)
         if built.returncode == 0:

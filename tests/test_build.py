@@ -52,7 +52,8 @@ def unpack(wheel: Path, to: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    # What is packed is tested here, not how fast it is: optimised it would compile for twice as long.
+    return build_wheel(tmp_path_factory.mktemp("wheel"), CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Debug")
 
 
 @needs_compiler

@@ -115,35 +115,22 @@ void backward(const OdeBackward<T>& b, const Parallel& parallel) {
   });
 }
 
-template <typename T, bool complex>
-void forward_by_features(const OdeForward<T>& f, const Parallel& parallel) {
-  switch (f.inputs.features) {
+// Calls f with the number of features as a type, where registers are made for it; 0 is any number.
+template <typename F>
+void by_features(int64_t features, F&& f) {
+  switch (features) {
+#if !defined(NPU_SANITIZED)  // to which one number is like the others, and each a tenth of the compile time
     case 1:
-      return forward<T, complex, 1>(f, parallel);
-    case 2:
-      return forward<T, complex, 2>(f, parallel);
+      return f(std::integral_constant<int, 1>{});
     case 3:
-      return forward<T, complex, 3>(f, parallel);
+      return f(std::integral_constant<int, 3>{});
     case 4:
-      return forward<T, complex, 4>(f, parallel);
-    default:
-      return forward<T, complex, 0>(f, parallel);
-  }
-}
-
-template <typename T, bool complex>
-void backward_by_features(const OdeBackward<T>& b, const Parallel& parallel) {
-  switch (b.inputs.features) {
-    case 1:
-      return backward<T, complex, 1>(b, parallel);
+      return f(std::integral_constant<int, 4>{});
+#endif
     case 2:
-      return backward<T, complex, 2>(b, parallel);
-    case 3:
-      return backward<T, complex, 3>(b, parallel);
-    case 4:
-      return backward<T, complex, 4>(b, parallel);
+      return f(std::integral_constant<int, 2>{});
     default:
-      return backward<T, complex, 0>(b, parallel);
+      return f(std::integral_constant<int, 0>{});
   }
 }
 
@@ -151,14 +138,20 @@ void backward_by_features(const OdeBackward<T>& b, const Parallel& parallel) {
 
 template <typename T>
 void ode_forward(const OdeForward<T>& f, const Parallel& parallel) {
-  if (f.inputs.weight_im != nullptr) forward_by_features<T, true>(f, parallel);
-  else forward_by_features<T, false>(f, parallel);
+  by_features(f.inputs.features, [&](auto features) {
+    constexpr int D = decltype(features)::value;
+    if (f.inputs.weight_im != nullptr) forward<T, true, D>(f, parallel);
+    else forward<T, false, D>(f, parallel);
+  });
 }
 
 template <typename T>
 void ode_backward(const OdeBackward<T>& b, const Parallel& parallel) {
-  if (b.inputs.weight_im != nullptr) backward_by_features<T, true>(b, parallel);
-  else backward_by_features<T, false>(b, parallel);
+  by_features(b.inputs.features, [&](auto features) {
+    constexpr int D = decltype(features)::value;
+    if (b.inputs.weight_im != nullptr) backward<T, true, D>(b, parallel);
+    else backward<T, false, D>(b, parallel);
+  });
 }
 
 template void ode_forward<float>(const OdeForward<float>&, const Parallel&);
