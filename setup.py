@@ -3,7 +3,7 @@
 Environment:
   NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
   NPU_KERNELS_NO_DIRECT=1    install without the direct way from Python to the C++ kernels: small layers take longer.
-  CMAKE_ARGS="-D... -D..."    more arguments for CMake.
+  CMAKE_ARGS="-D... -D..."   more arguments for CMake.
   NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has changed.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
 """

@@ -109,6 +109,10 @@ def failing_build(tmp_path: Path, **env: str) -> str:
     return run.stdout + run.stderr
 
 
+def test_arguments_for_cmake_reach_it(tmp_path: Path) -> None:
+    assert "--no-such-option" in failing_build(tmp_path, CMAKE_ARGS="--no-such-option")
+
+
 def test_without_torch_the_build_names_the_commands(tmp_path: Path) -> None:
     hidden = tmp_path / "hidden" / "torch"  # a torch without headers, before the real one
     hidden.mkdir(parents=True)

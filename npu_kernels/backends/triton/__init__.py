@@ -5,7 +5,7 @@ with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels. I
 
     npu           forward and backward on matrix tiles        npu_small    the same for layers with I, O < 16
     nmu           the multiplication unit                      reduction    sums of partial results in a fixed order
-    nalu          NALU and iNALU: nalu_kernels, nac            tuning       configurations: tables.json
+    nalu          NALU, iNALU: nalu_*_kernels, nac             tuning       configurations: tables.json
     ode           the time loop: ode_kernels                   launch       what launchers share
     device_math   arithmetic inside kernels
 """

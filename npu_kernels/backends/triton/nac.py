@@ -1,4 +1,6 @@
-"""The weights of the NALU, a sibling of the Neural Power Unit layer, inside kernels: ``tanh(weight) sigmoid(mask)``."""
+"""What the NALU and the iNALU, siblings of the Neural Power Unit layer, share inside kernels: their weights
+``tanh(weight) sigmoid(mask)`` and their logarithm.
+"""
 
 import triton
 import triton.language as tl
@@ -54,3 +56,13 @@ def store_nac_gradients(total, w_ptr, m_ptr, grad_w_ptr, grad_m_ptr, offs, mask,
     if grad_m_ptr is not None:
         grad_m = total * turn * (share * sigmoid(-m))
         tl.store(grad_m_ptr + offs, grad_m.to(grad_m_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def logarithm(x, EPS: tl.constexpr, INALU: tl.constexpr):
+    """L. A NaN stays one."""
+    if INALU:  # noqa: SIM108 (on a compile-time constant)
+        clamped = tl.where(tl.abs(x) < EPS, EPS, tl.abs(x)).to(x.dtype)
+    else:
+        clamped = tl.abs(x) + EPS
+    return tl.log(clamped)

@@ -1,4 +1,5 @@
-"""NALU and iNALU, siblings of the Neural Power Unit layer: their operators; formulas and kernels are in `nalu_kernels`.
+"""NALU and iNALU, siblings of the Neural Power Unit layer: their operators; formulas and kernels are in
+`nalu_forward_kernels` and `nalu_backward_kernels`.
 
 x is ``[B, I]`` or ``[K, B, I]``, weights and masks ``[O, I]`` or ``[K, O, I]``, gate_bias ``[O]`` or ``[K, O]``, all
 else ``[B, O]`` or ``[K, B, O]``; any strides. At most four launches for forward and backward, three where rows are not
@@ -11,7 +12,8 @@ import torch
 
 from npu_kernels.backends.triton import tuning
 from npu_kernels.backends.triton.launch import accumulator, check_operands, device_of, empty, model_sizes
-from npu_kernels.backends.triton.nalu_kernels import nalu_backward_w_kernel, nalu_backward_x_kernel, nalu_forward_kernel
+from npu_kernels.backends.triton.nalu_backward_kernels import nalu_backward_w_kernel, nalu_backward_x_kernel
+from npu_kernels.backends.triton.nalu_forward_kernels import nalu_forward_kernel
 from npu_kernels.backends.triton.reduction import sum_partials
 
 Tensor = torch.Tensor
