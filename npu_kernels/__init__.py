@@ -1,6 +1,10 @@
 """Neural Power Unit, a layer: fused kernels for PyTorch, and for its siblings NAU, NMU, NAC, NALU and iNALU.
 
-    >>> model = torch.nn.Sequential(npu_kernels.NPU(2, 6), npu_kernels.NAU(6, 4))
+    >>> import torch
+    >>> from npu_kernels import NAU, NPU
+    >>> model = torch.nn.Sequential(NPU(2, 6), NAU(6, 4))
+    >>> model(torch.rand(100, 2)).shape
+    torch.Size([100, 4])
 
 The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an accelerator.
 """

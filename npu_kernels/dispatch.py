@@ -42,8 +42,10 @@ class use_backend(contextlib.ContextDecorator):
     functions that `torch.compile` compiles. Raises ValueError for an unknown name; a call under a backend that cannot
     run on its tensors raises RuntimeError with the reason of every backend.
 
-        with npu_kernels.use_backend("reference"):
-            y = layer(x)
+        >>> import torch, npu_kernels
+        >>> layer, x = npu_kernels.NPU(2, 6), torch.rand(100, 2)
+        >>> with npu_kernels.use_backend("reference"):
+        ...     y = layer(x)
     """
 
     def __init__(self, name: str) -> None:

@@ -12,6 +12,8 @@ import torch
 from npu_kernels import __version__, dispatch
 from npu_kernels.backends import cpu, direct
 
+__all__ = ["environment"]
+
 
 def _processor() -> str:
     try:

@@ -38,6 +38,8 @@ from npu_kernels.backends import direct
 from npu_kernels.dispatch import backend_for
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
+__all__ = ["inalu", "nac", "nalu", "nau", "nmu", "npu"]
+
 _INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
 _EPS = {dtype: info.eps for dtype, info in _INFO.items()}
 _HALF = (torch.float16, torch.bfloat16)
@@ -317,6 +319,8 @@ def npu(
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 
+        >>> import torch
+        >>> from npu_kernels.functional import npu
         >>> x = torch.tensor([[3.0, -2.0]], dtype=torch.float64)
         >>> npu(x, torch.tensor([[1.0, 2.0]], dtype=torch.float64)).round(decimals=6)  # 3 ** 1 * (-2) ** 2
         tensor([[12.]], dtype=torch.float64)

@@ -18,7 +18,13 @@ pytorch     ``W_real, W_im [I, O], g [I]``  eps: its module's attribute ``eps``,
 
 In both, without ``Im`` or ``W_im`` it is a RealNPU, without ``g`` a NaiveNPU.
 
-    model = npu_kernels.interop.swap(model)      # build the optimizer after this: parameters may be new ones
+Build the optimizer after the swap: parameters may be new ones.
+
+    >>> import torch
+    >>> from npu_kernels import interop, reference_layers
+    >>> model = interop.swap(torch.nn.Sequential(reference_layers.RealNPU(2, 6)))
+    >>> type(model[0]).__module__
+    'npu_kernels.layers.npu'
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """L-BFGS with a strong-Wolfe line search for K independent problems at once.
 
-    result = lbfgs(closure, x0)            # closure(x [A, N], active [A]) -> f [A], gradient [A, N]
+`lbfgs` runs them to their end; `LBFGS` goes on by one round at a time, and can be saved and resumed.
 
 All problems advance in lockstep, one evaluation at a time: a round evaluates one trial point of every problem that is
 still running, wherever each stands in its own line search, so none waits for another. Finished ones drop out of the
@@ -13,6 +13,7 @@ negative gradient, later ones 1; the last `history` pairs with ``y s > 1e-10``; 
 step is halved until it is finite again.
 
 A problem ends (`Status`) when
+
     CONVERGED     |g|_inf <= gradient_tolerance
     SMALL_STEP    |x - previous x|_inf <= x_tolerance
     SMALL_CHANGE  |f - previous f| <= f_tolerance
@@ -31,6 +32,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+__all__ = ["LBFGS", "Result", "Status", "lbfgs"]
 
 Closure = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -52,7 +55,11 @@ class Status(IntEnum):
 
 
 class Result(NamedTuple):
-    """Of each problem: the last x ``[K, N]``; f and |g|_inf there, iterations, evaluations and `Status`, ``[K]``."""
+    """Where the problems ended.
+
+    x: the last points ``[K, N]``. f, gradient: the value and ``|g|_inf`` there. iterations, evaluations: how many.
+    status: why, a `Status`. All but x are ``[K]``.
+    """
 
     x: Tensor
     f: Tensor
@@ -92,7 +99,10 @@ class LBFGS:
         closure: gets points ``[A, N]`` and the numbers of their problems ``[A]`` (int64, ascending), gives f ``[A]``
             and the gradient ``[A, N]``; its tensors are not kept.
         x0: ``[K, N]``, float32 or float64, not changed.
-        history, max_iterations, gradient_tolerance, x_tolerance, f_tolerance: see the module.
+        history: how many of the last pairs of steps and changes of the gradient a direction is made from.
+        max_iterations: of one problem.
+        gradient_tolerance, x_tolerance, f_tolerance: a problem ends where the greatest number of its gradient, the
+            greatest change of x, or the change of f is not above it.
         max_evaluations: of one problem; None for any number.
         max_line_search: evaluations of one line search after its first.
         restart: where a line search finds no lower point, forget the pairs and go on along the negative gradient; the
@@ -412,8 +422,18 @@ class LBFGS:
 
 
 def lbfgs(closure: Closure, x0: Tensor, **options: Any) -> Result:
-    """Minimise K functions of N variables; arguments, errors and rules as in `LBFGS` and on top.
+    """Minimise K functions of N variables, to the end.
 
+    Args:
+        closure: ``closure(x [A, N], active [A])`` gives the values ``[A]`` and gradients ``[A, N]`` of the problems
+            that are still running; `active` has their numbers.
+        x0: where to start, ``[K, N]``, float32 or float64.
+        options: the other arguments of `LBFGS`, which has their meanings and defaults.
+
+    Returns a `Result`. Raises ValueError and TypeError for arguments outside of the ranges that `LBFGS` names.
+
+    >>> import torch
+    >>> from npu_kernels.lbfgs import lbfgs
     >>> centre = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> def closure(x, active):
     ...     offset = x - centre[active]

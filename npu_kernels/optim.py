@@ -16,6 +16,8 @@ from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _glob
 from npu_kernels import dispatch
 from npu_kernels.backends import direct
 
+__all__ = ["Adam"]
+
 
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam`, with its arguments, state and results, whose step is one call on the CPU.
@@ -26,6 +28,8 @@ class Adam(torch.optim.Adam):
 
     Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
 
+        >>> import torch
+        >>> from npu_kernels.optim import Adam
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = Adam(model.parameters(), lr=1e-2)
     """

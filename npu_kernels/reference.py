@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+__all__ = ["inalu", "nac", "nalu", "nau", "nmu", "npu"]
+
 CLIP, STRAIGHT_THROUGH = "clip", "straight_through"
 
 
@@ -76,7 +78,8 @@ def npu(
         k = g where x < 0, else 0        (-0.0 is not negative)
         y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)
 
-    `eps` is the machine epsilon of the dtype unless given.
+    weight_re, weight_im: real and imaginary part of the exponents. gate: relevance of the inputs. eps: the machine
+    epsilon of the dtype unless given. gate_gradient: "clip" or "straight_through".
     """
     g = None if gate is None else clip_gate(gate, gate_gradient)
     p, q, *_ = _exponents(x, weight_re, weight_im, g, torch.finfo(x.dtype).eps if eps is None else eps)
@@ -123,7 +126,7 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
 
 def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
-    """Neural Accumulator, the additive path of the NALU (equation 1): ``y = (tanh(W) * sigmoid(M)) x``."""
+    """Neural Accumulator, the additive path of the NALU (equation 1): ``y = (tanh(weight) * sigmoid(mask)) x``."""
     return _apply(x, weight.tanh() * mask.sigmoid())
 
 
@@ -141,7 +144,8 @@ def nalu(
         a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(G x + bias)
         y = g a + (1 - g) m
 
-    The paper's gate has no bias; the authors' code has one.
+    weight, mask: of both `nac`, ``[O, I]``. gate_weight, gate_bias: G and bias; the paper's gate has no bias, the
+    authors' code has one.
     """
     gate = _apply(x, gate_weight)
     if gate_bias is not None:
@@ -170,8 +174,8 @@ def inalu(
         s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(G x)
         y = g a + (1 - g) m s
 
-    Weight and gradient clipping, regularisation and re-initialisation belong to the training loop and are not here.
-    `product` computes ``prod_i (w_oi x_i + 1 - w_oi)``, `nmu_forward` unless given.
+    gate_weight: G. Weight and gradient clipping, regularisation and re-initialisation belong to the training loop and
+    are not here. `product` computes ``prod_i (w_oi x_i + 1 - w_oi)``, `nmu_forward` unless given.
     """
     w = weight_mul.tanh() * mask_mul.sigmoid()
     m = _apply(x.abs().clamp(min=eps).log(), w).clamp(max=omega).exp()

@@ -6,10 +6,14 @@ on any device. `PublishedNPU` has the parameters of published code, for weights 
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
 
 from npu_kernels import functional, layers, reference
+
+__all__ = ["NAC", "NALU", "NAU", "NMU", "NPU", "NaiveNPU", "PublishedNPU", "RealNPU", "iNALU"]
 
 # layout -> its names of weight_re, weight_im and gate, and whether its weights are [I, O]
 LAYOUTS: dict[str, tuple[tuple[str, str, str], bool]] = {
@@ -79,6 +83,9 @@ EAGER: dict[type[nn.Module], type[nn.Module]] = {
     layers.NMU: NMU,
     layers.iNALU: iNALU,
 }
+
+for _fused, _eager in EAGER.items():  # so that help() of an eager layer is complete by itself
+    _eager.__doc__ = f"{_eager.__doc__}\n\n{inspect.cleandoc(_fused.__doc__ or '')}"
 
 
 class PublishedNPU(nn.Module):

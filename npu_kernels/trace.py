@@ -1,10 +1,17 @@
 """Neural Power Unit, a layer: where the first inf or nan comes from, for a model in training.
 
-    with npu_kernels.trace.non_finite(model):
-        loss = criterion(model(x), target)
-        loss.backward()
+    >>> import torch
+    >>> from npu_kernels import RealNPU, trace
+    >>> model = torch.nn.Sequential(RealNPU(2, 1))
+    >>> model[0].weight_re.data.fill_(100.0)
+    tensor([[100., 100.]])
+    >>> with trace.non_finite(model, "record") as found:
+    ...     y = model(torch.tensor([[1.0, 1.0], [1e3, 1.0]]))
+    >>> found[0].module, found[0].unit, found[0].row, found[0].value
+    ('0', 0, (1,), inf)
 
-raises at the first module whose output, or whose arriving gradient, has a value that is not finite, and says which:
+Without "record" it raises at the first module whose output, or whose arriving gradient, has a value that is not finite,
+and says which:
 
     npu: 0 (NPU): the output of unit 1 is inf for input row 3: exponent P = 92.1 (exp overflows float32 above 88.7),
     phase Q = 3.14; the greatest part is input 0: x = 1e-20, r = 1.19e-07, log r = -15.9, weight_re = -5.8
@@ -39,8 +46,8 @@ class NonFinite:
 
     module: its name in the model, "" for the model itself. kind: its class. what: "output" or "gradient" (the one that
     arrives). value: the value. unit: which output o. row: which input row, an index for each leading dimension. model:
-    which of `num_models`. bad_inputs: which inputs are not finite themselves. Of NPU, RealNPU and NaiveNPU also, for
-    this row: r and log_r of every input, exponent P and phase Q of this unit.
+    which of `num_models`. bad_inputs: which inputs are not finite themselves. message: all of it as text. Of NPU,
+    RealNPU and NaiveNPU also, for this row: r and log_r of every input, exponent P and phase Q of this unit.
     """
 
     module: str

@@ -1,12 +1,17 @@
 """Neural Power Unit, a layer: what its training adds to a loss and to an optimiser's step.
 
-    schedule = SteppedSchedule(1e-5, 1e-3, step=10_000)
-    for x, target in batches:
-        optimizer.zero_grad()
-        loss = mse_loss(model(x), target) + l1(model, schedule.step())
-        loss.backward()
-        optimizer.step()
-        project_(model)
+    >>> import torch
+    >>> from npu_kernels import RealNPU
+    >>> from npu_kernels.optim import Adam
+    >>> from npu_kernels.training import SteppedSchedule, l1, mse_loss, project_
+    >>> model, x = RealNPU(2, 1), torch.rand(100, 2) + 0.1
+    >>> optimizer, schedule = Adam(model.parameters(), 1e-2), SteppedSchedule(1e-5, 1e-3, step=10_000)
+    >>> for _ in range(10):
+    ...     optimizer.zero_grad()
+    ...     loss = mse_loss(model(x), x.prod(1, keepdim=True)) + l1(model, schedule.step())
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     project_(model)  # keeps the gates in [0, 1]
 
 The penalties give one number, or one per model (``[K]``) where the units have `num_models`: a model's loss then is its
 own data term plus its own penalty, and the sum over the models trains each as if it were alone.
@@ -27,6 +32,8 @@ from npu_kernels.backends import direct
 from npu_kernels.layers.base import Unit
 from npu_kernels.layers.nau import NAU
 from npu_kernels.layers.nmu import NMU
+
+__all__ = ["SteppedSchedule", "l1", "mse_loss", "project_", "regularizer"]
 
 Parameters = nn.Module | Tensor | Iterable[Tensor]
 
@@ -101,7 +108,7 @@ def regularizer(parameters: Parameters, *, form: str = "madsen", num_models: int
     Args:
         parameters: a module, of which the weights of all NAU and NMU units are taken, a tensor or tensors.
         form: "madsen" or "paper".
-        num_models: as in `l1`.
+        num_models: K, when the tensors have a leading model dimension; found by itself in a module's units.
 
     Returns a scalar, or ``[K]`` with models. Raises ValueError for an unknown form and a module without such units.
 
@@ -128,6 +135,8 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
     On the CPU one call computes it and one its gradient: for a small model, `torch.nn.functional.mse_loss` costs as
     much as the layers.
 
+        >>> import torch
+        >>> from npu_kernels.training import mse_loss
         >>> mse_loss(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 2.0]), num_models=2)
         tensor([0., 4.])
     """

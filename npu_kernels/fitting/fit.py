@@ -59,6 +59,8 @@ def fit(
 
     Returns a `Fit`. Raises ValueError and TypeError for arguments that do not fit, and for another fit's checkpoint.
 
+        >>> import torch
+        >>> from npu_kernels import RealNPU, fit
         >>> x = torch.rand(200, 2) + 1
         >>> found = fit(RealNPU(2, 1, num_models=32), x, x[:, :1] / x[:, 1:])
         >>> found.model.weight_re.tolist()
@@ -106,12 +108,16 @@ def fit_many(
     """`fit` of many problems at once, as one batch of models.
 
     Args:
-        model: as for `fit`; num_models is problems * starts, a problem's starts one after the other.
+        model: a module of this package's units; num_models is problems * starts, a problem's starts one after the
+            other. It is not changed; only the shapes, dtype and device of its parameters matter.
         x, y: ``[problems, N, in_features]`` and ``[problems, N, out_features]``.
         seeds: one per problem, 0, 1, ... unless given; a problem's starts and held-out rows are its own seed's.
-        recipe, progress, checkpoint: as for `fit`.
+        recipe: the settings, see `Recipe`.
+        progress: show a line; None: if stderr is a terminal.
+        checkpoint: a file from which an interrupted fit goes on, to the bit, and which is kept up to date.
 
-    Returns `Fits`: the best model of each problem, in one batch. Errors as `fit`.
+    Returns `Fits`: the best model of each problem, in one batch. Raises ValueError and TypeError for arguments that do
+    not fit, and for another fit's checkpoint.
     """
     check("fit_many", x, y, 3)
     run = Run(model, x, y, list(range(len(x))) if seeds is None else seeds, recipe, "fit_many")

@@ -51,9 +51,13 @@ class Fits:
 
 @dataclass(frozen=True)
 class Fit:
-    """The best model, without a model dimension, and how it was found; the fields are those of `Fits`, for one problem.
+    """The best model, and how it was found.
 
-    scores, retired: ``[starts]``.
+    model: the model, without a model dimension. score: its held-out error in float64, in the loss's unit. scores
+    ``[starts]``: each start's when it was last scored. retired ``[starts]``: after how many stages it was left behind.
+    steps: model-steps, gradients of `batch` rows for one model. rows: rows that those gradients took. chosen: the
+    `Candidate` that was taken. candidates: all of them. history: what each stage began with and found. seconds: of
+    computing. complete: False if it was interrupted.
     """
 
     model: nn.Module

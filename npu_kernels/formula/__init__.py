@@ -1,8 +1,13 @@
 """Neural Power Unit, a layer: what a model has learnt, as a formula.
 
-    result = formula.simplify(model, x, y, tolerance=1e-3)      # gates, weights: simple where the error allows it
-    print(result)                                               # what each step cost
-    print(formula.read(result.module, ["S", "I", "R"]))         # sympy, text, LaTeX, a torch function
+    >>> import torch
+    >>> from npu_kernels import RealNPU, formula
+    >>> layer = RealNPU(2, 1)
+    >>> layer.weight_re.data, layer.gate.data = torch.tensor([[1.001, -0.998]]), torch.tensor([1.0, 0.999])
+    >>> x = torch.rand(200, 2) + 1
+    >>> result = formula.simplify(layer, x, x[:, :1] / x[:, 1:], tolerance=1e-3)  # print(result) has each step's cost
+    >>> print(formula.read(result.module, ["a", "b"]))
+    y = a/b
 
 `read` needs sympy, ``pip install 'npu_kernels[formula]'``; the rest does not.
 """

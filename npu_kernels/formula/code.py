@@ -23,6 +23,8 @@ class TorchFunction:
 
     It needs neither sympy nor this package's layers, and pickles. ``str()`` is its source, a function of the single
     variables that can be copied elsewhere.
+
+    source: that text. names: of the variables, in the order of x's columns.
     """
 
     source: str

@@ -28,6 +28,8 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
 
     Raises TypeError for weights that are no floating-point tensor, ValueError for a denominator below 1.
 
+        >>> import torch
+        >>> from npu_kernels.formula import as_fraction
         >>> as_fraction(torch.tensor([0.3334, -0.5, 2.0]), 3)
         (tensor([ 1., -1.,  2.], dtype=torch.float64), tensor([3., 2., 1.], dtype=torch.float64))
     """
@@ -50,8 +52,15 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
 def nearest_fraction(weights: Tensor, max_denominator: int = 12) -> Tensor:
     """Every weight replaced by the nearest fraction with at most this denominator, as a new tensor without gradient.
 
-    The same shape, dtype and device; arguments and errors as `as_fraction`.
+    Args:
+        weights: a floating-point tensor.
+        max_denominator: the greatest denominator, at least 1.
 
+    Returns a tensor of the same shape, dtype and device. Raises TypeError for weights that are no floating-point
+    tensor, ValueError for a denominator below 1.
+
+        >>> import torch
+        >>> from npu_kernels.formula import nearest_fraction
         >>> nearest_fraction(torch.tensor([0.3334, -0.499, 1.98]), 2)
         tensor([ 0.5000, -0.5000,  2.0000])
     """

@@ -92,7 +92,10 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
 
     Raises TypeError for other modules, ValueError for an index out of range or layers of different `num_models`.
 
-        >>> models = nn.Sequential(RealNPU(2, 6, num_models=20), NAU(6, 1, num_models=20))
+        >>> import torch
+        >>> from npu_kernels import NAU, RealNPU
+        >>> from npu_kernels.formula import select
+        >>> models = torch.nn.Sequential(RealNPU(2, 6, num_models=20), NAU(6, 1, num_models=20))
         >>> select(models, 7)(torch.rand(100, 2)).shape
         torch.Size([100, 1])
     """

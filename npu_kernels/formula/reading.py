@@ -148,6 +148,9 @@ def read(
     Raises ImportError without sympy, TypeError for other modules, ValueError for wrong names, model or weights that are
     not finite.
 
+        >>> import torch
+        >>> from npu_kernels import RealNPU
+        >>> from npu_kernels.formula import read
         >>> layer = RealNPU(3, 1)
         >>> layer.weight_re.data = torch.tensor([[1.0, 0.5, -2.0]])
         >>> layer.gate.data = torch.ones(3)

@@ -12,9 +12,9 @@ from torch import nn
 class Change:
     """One parameter's change.
 
-    parameter: its name in the module. index: its place in the tensor. alone: error of the model that the step began
-    with, or was refitted to, with this change only. error: with all accepted changes before it, too. accepted: whether
-    it was kept.
+    parameter: its name in the module. index: its place in the tensor. before, after: its values. alone: error of the
+    model that the step began with, or was refitted to, with this change only. error: with all accepted changes before
+    it, too. accepted: whether it was kept.
     """
 
     parameter: str
@@ -35,7 +35,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Step:
-    """One step. before, after: errors. parameters: how many are not 0 after it."""
+    """One step of `simplify`.
+
+    name: "given", "gates", "prune" or "round". before, after: the model's errors. parameters: how many are not 0 after
+    it. changes: all that were tried, each a `Change`.
+    """
 
     name: str
     before: float

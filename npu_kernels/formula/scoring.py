@@ -16,7 +16,8 @@ Refit = Callable[[nn.Module, Mapping[str, Tensor]], object]
 def relative_error(prediction: Tensor, target: Tensor) -> Tensor:
     """Root mean square over outputs and rows of the error, each output relative to the root mean square of its target.
 
-    ``[B, O]``, both. An output whose target is 0 throughout counts absolutely. The result is a scalar.
+    prediction, target: both ``[B, O]``. An output whose target is 0 throughout counts absolutely. The result is a
+    scalar.
     """
     scale = target.square().mean(0)
     return ((prediction - target).square().mean(0) / scale.where(scale > 0, 1)).mean().sqrt()

@@ -256,6 +256,9 @@ def simplify(
 
     Raises TypeError and ValueError for arguments outside of these.
 
+        >>> import torch
+        >>> from npu_kernels import RealNPU
+        >>> from npu_kernels.formula import simplify
         >>> layer = RealNPU(2, 1)
         >>> layer.weight_re.data = torch.tensor([[0.998, -0.0004]])
         >>> layer.gate.data = torch.tensor([0.97, 1.0])

@@ -19,7 +19,15 @@ def glorot_(parameter: Tensor, scale: float = 1.0) -> Tensor:
 
 
 class Unit(nn.Module):
-    """Base of the modules: `in_features` I, `out_features` O and, for K models in one call, `num_models`."""
+    """Base of the modules of this package: their sizes, and the intervals of their parameters.
+
+    Args:
+        in_features: I.
+        out_features: O.
+        num_models: K independent models in one call; None for one model without a leading dimension.
+
+    Raises ValueError for sizes that are no positive integers.
+    """
 
     # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the bound.
     intervals: ClassVar[dict[str, tuple[float, float] | None]] = {}

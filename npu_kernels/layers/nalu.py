@@ -33,6 +33,8 @@ class NAC(Unit):
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power Units".
 
+        >>> import torch
+        >>> from npu_kernels import NAC
         >>> NAC(6, 4)(torch.rand(100, 6)).shape
         torch.Size([100, 4])
     """
@@ -84,6 +86,8 @@ class NALU(Unit):
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
 
+        >>> import torch
+        >>> from npu_kernels import NALU
         >>> NALU(6, 4)(torch.rand(100, 6)).shape
         torch.Size([100, 4])
     """
@@ -156,6 +160,8 @@ class iNALU(Unit):
 
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020.
 
+        >>> import torch
+        >>> from npu_kernels import iNALU
         >>> iNALU(6, 4)(torch.rand(100, 6)).shape
         torch.Size([100, 4])
     """

@@ -29,6 +29,8 @@ class NAU(Unit):
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, "Neural Arithmetic
     Units", ICLR 2020.
 
+        >>> import torch
+        >>> from npu_kernels import NAU
         >>> NAU(6, 4)(torch.rand(100, 6)).shape
         torch.Size([100, 4])
     """

@@ -92,6 +92,7 @@ class NPU(_PowerUnit):
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 4.
 
+        >>> import torch
         >>> from npu_kernels import NAU, NPU
         >>> model = torch.nn.Sequential(NPU(2, 6), NAU(6, 4))
         >>> model(torch.rand(100, 2)).shape
@@ -118,9 +119,29 @@ class NPU(_PowerUnit):
 class RealNPU(_PowerUnit):
     """Real Neural Power Unit, a layer: the `NPU` with real exponents, whose weights read as powers.
 
-        y = exp(W log r) cos(pi W k)      r, k as in `NPU`
+        r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
+        k = g where x < 0, else 0
+        y = exp(W log r) cos(pi W k)
 
-    Shapes, arguments and source as `NPU`. Parameters: ``weight_re [O, I]`` (Glorot uniform), ``gate [I]`` (0.5).
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
+    ``[K, ..., O]``.
+
+    Args:
+        in_features: I.
+        out_features: O.
+        num_models: K independent models in one call; None for one model without a leading dimension.
+        device, dtype: of the parameters.
+        eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
+        gate_gradient: "clip" (none where the gate is outside [0, 1], as published) or "straight_through".
+
+    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``gate [I]`` (0.5); each with a leading K with models.
+
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 4.
+
+        >>> import torch
+        >>> from npu_kernels import RealNPU
+        >>> RealNPU(2, 6)(torch.rand(100, 2)).shape
+        torch.Size([100, 6])
     """
 
     def __init__(
@@ -145,7 +166,26 @@ class NaiveNPU(_PowerUnit):
 
         y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)      r = |x| + eps, k = 1 where x < 0, else 0
 
-    Shapes, arguments and source as `NPU`. Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``.
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
+    ``[K, ..., O]``.
+
+    Args:
+        in_features: I.
+        out_features: O.
+        num_models: K independent models in one call; None for one model without a leading dimension.
+        device, dtype: of the parameters.
+        init_im: start of weight_im: "zeros" (the paper), "uniform" (Glorot uniform, as weight_re) or a factor on
+            Glorot's bound. Imaginary weights that start at 0 stay there as long as no input is negative.
+        eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
+
+    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``; each with a leading K with models.
+
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 3.
+
+        >>> import torch
+        >>> from npu_kernels import NaiveNPU
+        >>> NaiveNPU(2, 6)(torch.rand(100, 2)).shape
+        torch.Size([100, 6])
     """
 
     def __init__(

@@ -16,7 +16,10 @@ from npu_kernels.reference_ode import METHODS
 
 
 class NonFiniteError(FloatingPointError):
-    """A trajectory left the finite numbers. ``first``: `first_nonfinite` of all of them."""
+    """A trajectory left the finite numbers.
+
+    message: names the model and the step. first: what `first_nonfinite` gives for all trajectories.
+    """
 
     def __init__(self, message: str, first: Tensor) -> None:
         super().__init__(message)

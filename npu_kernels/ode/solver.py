@@ -74,8 +74,11 @@ def rollout(
 
     Raises TypeError for a model that is not of this kind; `rollout_any` takes any.
 
-        >>> model = nn.Sequential(RealNPU(3, 9, num_models=20), NAU(9, 3, num_models=20))
-        >>> rollout(model, torch.tensor([1.0, 0.5, 0.1]), steps=200, dt=0.1, method="rk4").shape
+        >>> import torch
+        >>> from npu_kernels import NAU, RealNPU, ode
+        >>> model = torch.nn.Sequential(RealNPU(3, 9, num_models=20), NAU(9, 3, num_models=20))
+        >>> u0 = torch.tensor([1.0, 0.5, 0.1])
+        >>> ode.rollout(model, u0, steps=200, dt=0.1, method="rk4", nonfinite="keep").shape
         torch.Size([20, 201, 3])
     """
     power, nau = checks.layers_of(model)
@@ -116,9 +119,28 @@ def integrate(
     clip: bool = True,
     _name: str = "integrate",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`rollout` for weights: ``weight_re, weight_im [(K,) h, D]``, ``gate [(K,) D]``, the NAU's ``weight [(K,) D, h]``.
+    """The trajectory of ``u' = NAU(NPU(u))`` at times 0, dt, .. steps dt, for weights that are no modules.
 
-    Without weight_im the RealNPU, without gate the NaiveNPU; eps, gate_gradient and clip as in the layers.
+    Args:
+        u0: where to start. Without models ``[D]`` or B starts ``[B, D]``. With K models ``[D]`` (the same for all),
+            ``[K, D]`` (two dimensions are always one start per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B
+            starts for all).
+        weight_re, weight_im: real and imaginary exponents ``[(K,) h, D]``. Without weight_im it is the RealNPU.
+        gate: ``[(K,) D]``. Without it it is the NaiveNPU.
+        weight: the NAU's ``[(K,) D, h]``.
+        steps, dt: how many steps of which size. dt may be negative; it gets no gradient.
+        method: "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or "rk4_38" (the 3/8 rule, which is what
+            torchdiffeq calls "rk4").
+        memory: "full" keeps the stages' layer outputs for the backward pass, "checkpointed" computes them again.
+        nonfinite: "raise" (`NonFiniteError` names model and step) or "keep": trajectories with inf and nan are
+            returned.
+        derivatives: return also the right-hand side at every state, for `interpolate`.
+        eps: added to ``|u|``; None for the machine epsilon of the dtype.
+        gate_gradient: "clip" (none where the gate is outside [0, 1]) or "straight_through".
+        clip: clip the NAU's weight to [-1, 1].
+
+    Returns the trajectory ``[(K,) (B,) steps + 1, D]``, or with `derivatives` a pair of such. Raises ValueError for
+    shapes and values, TypeError for dtypes.
     """
     checks.check_options(_name, steps, dt, method, memory, nonfinite)
     if direct.ode is not None and dispatch.forced in dispatch.DIRECT and not is_compiling():
