@@ -16,7 +16,6 @@ from benchmarks.throughput.cases import (
     FORWARD,
     ROLLOUT,
     STEP,
-    TRAIN,
     Case,
     Size,
     all_cases,
@@ -344,33 +343,45 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def test_readme_block_is_replaced_and_nothing_else(tmp_path):
-    file, readme = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "README.md"
-    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+@pytest.mark.parametrize("option", ["--page", "--readme"])
+def test_a_block_is_replaced_and_nothing_else(option, tmp_path):
+    file, page = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     for _ in range(2):  # again gives the same
-        assert report.main([str(file), "--readme", str(readme)]) == 0
-        text = readme.read_text()
-        assert text.startswith(f"before\n{report.BEGIN}\nA rival's")
+        assert report.main([str(file), option, str(page)]) == 0
+        text = page.read_text()
+        assert text.startswith(f"before\n{report.BEGIN}\n" + ("A rival's" if option == "--page" else "Abacus 3"))
         assert text.endswith(f"{report.END}\nafter\n")
         assert "old" not in text
-        assert text.count("| layer |") == 1
+        assert text.count("| --- |\n") == 1
 
 
-def test_the_short_table_keeps_every_row_that_we_lose():
-    rows = [
-        {**made_up("eager", ratio), "layer": layer, "signs": signs, "threads": threads}
-        for layer, signs, threads, ratio in (
-            ("npu", "random", 2, 3.0),
-            ("npu", "random", 1, 3.0),
-            ("realnpu", "random", 2, 3.0),
-            ("npu", "positive", 1, 0.9),
-        )
-    ]
-    assert report.brief(rows) == [rows[0], rows[3]]
-    yardstick = {**rows[1], "rival": "linear", "ratio": 0.5}
-    assert report.brief([*rows, yardstick]) == [rows[0], rows[3]]
-    training = [{**row, "layer": "npu-nau", "kind": TRAIN} for row in rows[1:3]]
-    assert report.brief([*rows, *training]) == [rows[0], rows[3], training[1]]
+def test_the_short_table_has_its_rows_and_every_one_that_we_lose():
+    shown, other = report.SHORT[2], Size(5, 4, 3)
+    rows = [made_up("ours", 1.0, shown.size, threads=2), made_up("eager", 3.0, shown.size, threads=2)]
+    rows += [made_up("ours", 1.0, other), made_up("eager", 3.0, other)]  # won, and no row of the short table
+    rows += [made_up("ours", 1.0, TINY), made_up("eager", 0.9, TINY), made_up("linear", 0.5, other)]
+    lines = [line for line in report.short(rows).splitlines() if line.startswith("| NPU")]
+    assert len(lines) == 2
+    assert "| 100, 6, 2, 1 |" in lines[0]
+    assert "1 thread | 5, 3, 2, 1 |" in lines[1]
+    assert "**0.90**" in lines[1]
+
+
+def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
+    def on(processor: str, isa: str, commit: str, date: str) -> list[dict[str, object]]:
+        where = {"processor": processor, "instruction_set": isa, "commit": commit, "date": date}
+        return [made_up(rival, 2.0, report.SHORT[2].size, environment=where) for rival in ("ours", "eager")]
+
+    rows = on("Abacus 3", "avx512", "newer", "2026-02") + on("Abacus 3", "avx512", "older", "2026-01")
+    rows += on("Abacus 3", "avx2", "held", "2026-03") + on("Slide rule", "amx", "else", "2026-03")
+    rows += [{**row, "matmul_precision": "medium"} for row in on("Abacus 3", "amx", "medium", "2026-03")]
+    assert "at newer;" in report.short(rows, "Abacus 3")
+    assert "at else;" in report.short(rows, "Slide rule")
+    for name in (None, "Abacus 4"):
+        with pytest.raises(report.ReportError, match="must name one of: Abacus 3, Slide rule"):
+            report.short(rows, name)
+    assert report.markdown(rows).count("\n### ") == 5  # the page has them all
 
 
 @pytest.mark.parametrize("text", ["", f"{report.END} {report.BEGIN}", f"{report.BEGIN}{report.BEGIN}{report.END}"])

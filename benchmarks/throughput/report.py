@@ -1,8 +1,10 @@
-"""``python -m benchmarks.throughput.report FILE...``: a Markdown table and a picture out of the suite's JSON lines.
+"""``python -m benchmarks.throughput.report FILE...``: Markdown tables and a picture out of the suite's JSON lines.
 
---markdown FILE   write the table there; without any option it is printed
---picture FILE    time over size and ratio over size, PNG, SVG or PDF (needs matplotlib)
---readme FILE     a short table (`brief`) between the two throughput markers
+--markdown FILE     write all tables there; without any option they are printed
+--page FILE         all tables, one per processor, between the two throughput markers
+--readme FILE       a short table of one processor between the two throughput markers
+--picture FILE      time over size and ratio over size, PNG, SVG or PDF (needs matplotlib)
+--processor NAME    whose rows the short table and the picture show; needed where the files have several
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.throughput.cases import ROLLOUT, STEP, TRAIN, Case
+from benchmarks.throughput.cases import ROLLOUT, STEP, TRAIN, Case, Size
 
 Row = dict[str, Any]
 Group = dict[str, Row]  # rival -> row
+Machine = tuple[str, ...]  # processor, instruction set, torch, npu_kernels, commit, matmul precision
+Groups = dict[tuple[Case, int], Group]  # case, threads
 
 BEGIN, END = "<!-- throughput:begin -->", "<!-- throughput:end -->"
 NEEDED = ("layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads", "rival", "median_us", "ratio")
@@ -31,6 +35,18 @@ COLUMNS = {
     "jax": "JAX",
 }
 YARDSTICKS = {"linear": "ours / linear", "one-model": "ours / one model"}
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")  # a processor's best is shown
+# The rows of the short table, in its order; further ones where we lose.
+SHORT = (
+    Case("npu-nau", TRAIN, Size(100, 2, 4, 1), "positive"),
+    Case("npu-nau", TRAIN, Size(100, 2, 4, 20), "positive"),
+    Case("npu", STEP, Size(100, 6, 2)),
+    Case("npu", STEP, Size(100, 6, 2, 1000)),
+    Case("npu", STEP, Size(1024, 64, 64)),
+    Case("npu", STEP, Size(2048, 1024, 1024)),
+    Case("npu-nau", ROLLOUT, Size(200, 3, 9, 1), "positive"),
+)
+PASS_NAMES = {"forward": "forward", STEP: "forward and backward", TRAIN: "training step", ROLLOUT: "rollout"}
 LAYERS = {"npu": "NPU", "realnpu": "RealNPU", "nmu": "NMU", "inalu": "iNALU", "npu-nau": "NPU(2, 6) -> NAU(6, 4)"}
 
 
@@ -62,7 +78,7 @@ def read(paths: Iterable[Path]) -> list[Row]:
     return rows
 
 
-def _machine(row: Row) -> tuple[str, ...]:
+def _machine(row: Row) -> Machine:
     where = row.get("environment", {})
     keys = ("processor", "instruction_set", "torch", "npu_kernels", "commit")
     if "gpu" in where:
@@ -73,13 +89,31 @@ def _machine(row: Row) -> tuple[str, ...]:
     return (*(str(where.get(key, "unknown")) for key in keys), str(row.get("matmul_precision", "highest")))
 
 
-def grouped(rows: Iterable[Row]) -> dict[tuple[str, ...], dict[tuple[Case, int], Group]]:
+def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
     """machine -> (case, threads) -> rival -> row; of two rows for the same the later one counts."""
-    machines: dict[tuple[str, ...], dict[tuple[Case, int], Group]] = {}
+    machines: dict[Machine, Groups] = {}
     for row in rows:
         case = Case.from_dict(row)
         machines.setdefault(_machine(row), {}).setdefault((case, row["threads"]), {})[row["rival"]] = row
     return machines
+
+
+def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]:
+    """One processor's newest full-precision rows with its best instruction set; ReportError names the processors."""
+    machines = {machine: groups for machine, groups in grouped(rows).items() if machine[-1] == "highest"}
+    names = list(dict.fromkeys(machine[0] for machine in machines))
+    if processor is None and len(names) > 1:
+        raise ReportError(f"--processor must name one of: {', '.join(names)}")
+    found = [pair for pair in machines.items() if processor is None or processor == pair[0][0]]
+    if not found:
+        raise ReportError(f"--processor must name one of: {', '.join(names)}; got {processor!r}")
+
+    def rank(pair: tuple[Machine, Groups]) -> tuple[int, str]:
+        isa = pair[0][1]
+        newest = max(str(row.get("environment", {}).get("date", "")) for g in pair[1].values() for row in g.values())
+        return INSTRUCTION_SETS.index(isa) if isa in INSTRUCTION_SETS else len(INSTRUCTION_SETS), newest
+
+    return max(found, key=rank)
 
 
 def _time(microseconds: float) -> str:
@@ -104,7 +138,7 @@ def _pair(ours: Row, eager: Row | None, key: str, text: Callable[[Any], str]) ->
     return text(own) + (f" ({text(other)})" if other is not None else "")
 
 
-def _table(groups: dict[tuple[Case, int], Group]) -> list[str]:
+def _table(groups: Groups) -> list[str]:
     columns = {**COLUMNS, **YARDSTICKS}
     present = [rival for rival in columns if any(rival in group for group in groups.values())]
     head = ["layer", "pass", "B, I, O, K", "threads", "ours", *(columns[rival] for rival in present)]
@@ -128,36 +162,61 @@ def _table(groups: dict[tuple[Case, int], Group]) -> list[str]:
     return lines
 
 
+def _where(machine: Machine) -> str:
+    processor, isa, torch_version, version, commit, precision = machine
+    where = f"{processor}, kernels for {isa}, torch {torch_version}, npu_kernels {version} at {commit}"
+    return where + ("" if precision == "highest" else f', float32 matmul precision "{precision}"')
+
+
 def markdown(rows: Sequence[Row]) -> str:
-    """One table per machine, with how to read it."""
+    """How to read the tables, and a section with a table for each machine."""
     parts = [
-        "A rival's column is its time divided by ours, the median over interleaved repetitions; **below 1 we "
-        "lose**. The yardsticks compute something else: how many times as long as `nn.Linear` of the shape (for "
-        "several models a batched product), or as a single model, we take. Errors are relative, against float64, "
+        "A rival's column is its time divided by ours: the median over interleaved repetitions. **Below 1 we lose.** "
+        "The yardsticks compute something else. They say how many times as long as `nn.Linear` of the same shape (for "
+        "several models a batched product), or as a single model, we take. Errors are relative, against float64, and "
         "the greatest of the result and all gradients. The limit is the machine's own `a @ b` rate or copy rate, "
         "whichever takes longer for the work that cannot be avoided. A rollout's sizes are its steps, features and "
-        "hidden units, and its error is its difference to eager's, in float64 both."
+        "hidden units; its error is its difference to eager's, both in float64."
     ]
     for machine, groups in grouped(rows).items():
-        processor, isa, torch_version, version, commit, precision = machine
-        where = f"{processor}, kernels for {isa}, torch {torch_version}, npu_kernels {version} at {commit}"
-        if precision != "highest":
-            where += f', float32 matmul precision "{precision}"'
-        parts.append("\n".join([where + ":", "", *_table(groups)]))
+        title = f"### {machine[0]}, {machine[1]}" + ("" if machine[-1] == "highest" else f', "{machine[-1]}" precision')
+        parts.append("\n".join([title, "", f"{_where(machine)}:", "", *_table(groups)]))
     return "\n\n".join(parts) + "\n"
 
 
-def brief(rows: Sequence[Row]) -> list[Row]:
-    """A short table: NPU, random signs, and the training step, with the most threads; and every case that we lose."""
-    threads = max((row["threads"] for row in rows), default=0)
-
-    def case(row: Row) -> tuple[Any, ...]:
-        return tuple(row[key] for key in ("layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads"))
-
-    lost = {case(row) for row in rows if row["ratio"] < 1 and row["rival"] not in YARDSTICKS}
-    shown = [row for row in rows if (row["layer"], row["signs"]) == ("npu", "random") or row["kind"] == TRAIN]
-    usual = {case(row) for row in shown if row["threads"] == threads}
-    return [row for row in rows if case(row) in lost | usual]
+def short(rows: Sequence[Row], processor: str | None = None) -> str:
+    """The README's table: `SHORT` on one processor with its most threads, and every case there that we lose."""
+    machine, groups = chosen(rows, processor)
+    threads = max(count for _, count in groups)
+    lost = [
+        (case, count)
+        for (case, count), group in groups.items()
+        if any(row["ratio"] < 1 and rival not in YARDSTICKS for rival, row in group.items())
+    ]
+    wanted = [(case, threads) for case in SHORT] + lost
+    head = ["", "B, I, O, K", "ours", "eager", "`torch.compile`", "ours / `nn.Linear`", "error (eager's)"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for case, count in dict.fromkeys(wanted):
+        group = groups.get((case, count), {})
+        if "ours" not in group:
+            continue
+        size, ours = case.size, group["ours"]
+        name = f"{LAYERS.get(case.layer, case.layer)}, {PASS_NAMES[case.kind]}"
+        if case.kind == ROLLOUT:
+            name = f"neural ODE, {size.rows} steps, forward and backward"
+        if case.signs == "positive" and case.kind not in (TRAIN, ROLLOUT):
+            name += ", no negatives"
+        cells = [name + ("" if count == threads else f", {count} thread{'s' if count > 1 else ''}")]
+        cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", _time(ours["median_us"])]
+        cells += [_ratio(group.get(rival)) for rival in ("eager", "compile", "linear")]
+        cells.append(_pair(ours, group.get("eager"), "error", lambda value: f"{value:.1e}"))
+        lines.append("| " + " | ".join(cells) + " |")
+    where = (
+        f"{_where(machine)}; {threads} thread{'s' if threads > 1 else ''}, float32 (the ODE: float64). "
+        "B rows, I inputs, O outputs, K models; for the ODE steps, features, hidden units, models. "
+        "The columns eager and `torch.compile` are their time divided by ours: **below 1 we lose**."
+    )
+    return "\n".join([where, "", *lines]) + "\n"
 
 
 def replace_block(text: str, block: str) -> str:
@@ -168,11 +227,7 @@ def replace_block(text: str, block: str) -> str:
     return f"{before}{BEGIN}\n{block.strip()}\n{END}{rest.split(END)[1]}"
 
 
-def _drawn(case: Case) -> bool:
-    return (case.layer, case.kind, case.signs, case.size.models) == ("npu", STEP, "random", 1)
-
-
-def _curves(groups: dict[tuple[Case, int], Group], threads: int) -> dict[str, list[tuple[float, Row]]]:
+def _curves(groups: Groups, threads: int) -> dict[str, list[tuple[float, Row]]]:
     """rival -> (multiply-adds of a product, row): steps of the NPU, one model, random signs."""
     curves: dict[str, list[tuple[float, Row]]] = {}
     for (case, count), group in groups.items():
@@ -183,42 +238,44 @@ def _curves(groups: dict[tuple[Case, int], Group], threads: int) -> dict[str, li
     return {rival: sorted(points, key=lambda point: point[0]) for rival, points in curves.items()}
 
 
-def picture(rows: Sequence[Row], path: Path) -> None:
-    """Draw the first machine's steps at its least number of threads; ReportError without matplotlib or such rows."""
+def _drawn(case: Case) -> bool:
+    return (case.layer, case.kind, case.signs, case.size.models) == ("npu", STEP, "random", 1)
+
+
+def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> None:
+    """Draw a processor's steps at its least number of threads; ReportError without matplotlib or such rows."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ReportError("the picture needs matplotlib (pip install matplotlib)") from None
-    machine, groups = next(iter(grouped(rows).items()))
-    steps = [
-        t for case, t in groups if (case.layer, case.kind, case.signs, case.size.models) == ("npu", STEP, "random", 1)
-    ]
+    machine, groups = chosen(rows, processor)
+    steps = [count for case, count in groups if _drawn(case)]
     if not steps:
         raise ReportError("the picture needs rows of the NPU's step, single models, random signs")
     threads = min(steps)
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for rival, points in _curves(groups, threads).items():
         x, own = [p[0] for p in points], [p[1] for p in points]
-        style = {
-            "marker": "o",
-            "label": COLUMNS.get(rival, "nn.Linear" if rival == "linear" else rival),
-            "linewidth": 2.5 if rival == "ours" else 1.2,
-        }
+        names = {"ours": "npu_kernels", "linear": "nn.Linear (another function)", "compile": "torch.compile"}
+        label = names.get(rival, COLUMNS.get(rival, rival))
+        style: dict[str, Any] = {"marker": "o", "label": label, "linewidth": 2.5 if rival == "ours" else 1.2}
         (line,) = left.plot(x, [row["median_us"] for row in own], **style)
         if rival != "ours":
             right.plot(x, [row["ratio"] for row in own], **style, color=line.get_color())
             low, high = ([row.get(key, row["ratio"]) for row in own] for key in ("ratio_p20", "ratio_p80"))
             right.fill_between(x, low, high, alpha=0.15, color=line.get_color())
-    left.set(xscale="log", yscale="log", xlabel="B x I x O", ylabel="microseconds", title="Time, forward + backward")
-    right.set(xscale="log", yscale="log", xlabel="B x I x O", ylabel="rival's time / ours")
-    right.set_title("Ratio, median and 20/80 percentiles")
+    size = "multiply-adds of one product: rows × inputs × outputs"
+    left.set(xscale="log", yscale="log", xlabel=size, ylabel="time of a step (µs)", title="Time: lower is faster")
+    right.set(xscale="log", yscale="log", xlabel=size, ylabel="time divided by npu_kernels' time")
+    right.set_title("Ratio: above 1 npu_kernels is faster (band: 20/80 %)")
     right.axhline(1, color="black", linewidth=0.8)
     ticks = [0.25, 0.5, 1, 2, 4, 8, 16, 32]
-    right.set_yticks(ticks, [f"{t:g}x" for t in ticks])
+    right.set_yticks(ticks, [f"{t:g}×" for t in ticks])
     right.minorticks_off()
     left.legend()
-    figure.suptitle(f"{machine[0]}, {threads} thread{'s' if threads > 1 else ''}, float32")
+    count = f"{threads} thread{'s' if threads > 1 else ''}"
+    figure.suptitle(f"NPU layer, forward and backward, float32: {machine[0]} ({machine[1]}), {count}")
     figure.savefig(path, dpi=120)
 
 
@@ -226,9 +283,18 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput.report")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
+    parser.add_argument("--page", type=Path, metavar="FILE", help=f"put all tables between {BEGIN} and {END}")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="put a short table there, between the same marks")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw time and ratio over size")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help=f"put a short table between {BEGIN} and {END}")
+    parser.add_argument("--processor", metavar="NAME", help="whose rows the short table and the picture show")
     return parser.parse_args(argv)
+
+
+def _insert(path: Path, block: str) -> None:
+    try:
+        path.write_text(replace_block(path.read_text(), block))
+    except ReportError as error:
+        raise ReportError(f"{path} {error}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -237,20 +303,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rows = read(options.files)
         text = markdown(rows)
+        if options.page:
+            _insert(options.page, text)
         if options.readme:
-            old = options.readme.read_text()
-            try:
-                options.readme.write_text(replace_block(old, markdown(brief(rows))))
-            except ReportError as error:
-                raise ReportError(f"{options.readme} {error}") from None
+            _insert(options.readme, short(rows, options.processor))
         if options.markdown:
             options.markdown.write_text(text)
         if options.picture:
-            picture(rows, options.picture)
+            picture(rows, options.picture, options.processor)
     except (ReportError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    if not (options.readme or options.markdown or options.picture):
+    if not (options.page or options.readme or options.markdown or options.picture):
         print(text, end="")
     return 0
 
