@@ -28,11 +28,13 @@ from benchmarks.paper import (
     fsir_equation,
     gradient_surface,
     large,
+    pictures,
     report,
     simple,
     single_module,
     workers,
 )
+from benchmarks.paper.drawing import SUFFIXES
 from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.session import Session
 from benchmarks.paper.workers import Place
@@ -84,7 +86,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "experiment",
         choices=[*EXPERIMENTS, "single-module", "fitted", "all", "report"],
-        help="all: of the paper; report: only from existing tables",
+        help="all: of the paper; report: report and pictures anew, from existing tables",
     )
     parser.add_argument("--seeds", type=_positive, metavar="N", help="runs per model and task; default: as published")
     parser.add_argument("--quick", action="store_true", help="few steps and seeds: does it run?")
@@ -93,6 +95,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=_writable, default=str(DEFAULT_FOLDER), metavar="DIR", help="default %(default)s")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes; default: one per core, on a GPU one")
     parser.add_argument("--integrator", choices=["euler", "rk4"], default="euler", help="fsir: default as published")
+    parser.add_argument("--format", choices=SUFFIXES, default="png", help="of the pictures; default %(default)s")
     parser.add_argument("--insert", type=Path, metavar="FILE", help="with report: also renew the tables in FILE")
     single = parser.add_argument_group("single-module")
     recipes, units, operations = list(single_module.RECIPES), single_module.UNITS, list(single_module.OPERATIONS)
@@ -182,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     place = Place.find()
     folder = Folder(options.out / WORK)
     if options.experiment == "report":
+        pictures.draw_all(options.out, options.format)
         print(report.write(options.out))
         if options.insert is not None:
             print(f"{options.insert}: {', '.join(report.insert(options.out, options.insert)) or 'no marks'}")

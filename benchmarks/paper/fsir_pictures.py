@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.paper import fsir, fsir_report
+from benchmarks.paper.drawing import figure, headline, save
 
 COLORS = {"NPU": "tab:blue", "RealNPU": "tab:orange", "Dense": "tab:green"}
 STATES = {"S": "tab:blue", "I": "tab:red", "R": "tab:green"}
@@ -17,30 +18,38 @@ STATES = {"S": "tab:blue", "I": "tab:red", "R": "tab:green"}
 
 def draw(rows: Sequence[dict[str, Any]], models: Path, path: Path) -> None:
     """One picture: fronts, what the best models predict, and the weights of the sparsest good RealNPU."""
-    from benchmarks.paper.pictures import _figure
-
-    figure, axes = _figure(1, 3, (16, 4.6))
+    drawing, axes = figure(1, 3, (17, 5.2))
     _fronts(axes[0][0], rows)
     chosen = json.loads(models.read_text())
     _trajectories(axes[0][1], chosen)
     shown = chosen.get("sparse RealNPU", chosen.get("RealNPU"))
     if shown is not None:
         _diagram(axes[0][2], shown)
-    figure.savefig(path, dpi=110)
+    headline(
+        drawing,
+        "The fractional SIR model, learnt by neural ODEs",
+        "Left: lower left is better. Middle: the lines should go through the points. "
+        "Right: read from the inputs (right) to the derivatives (left); blue adds, red subtracts.",
+    )
+    save(drawing, path)
 
 
-def draw_found(models: Path, path: Path) -> None:
-    """What the search for the equation returns: its weights, and its trajectory on the data."""
-    from benchmarks.paper.pictures import _figure
-
+def draw_found(models: Path, path: Path) -> Path | None:
+    """What the search for the equation returns: its weights, and its trajectory on the data; None if it found none."""
     chosen = json.loads(models.read_text())
     if "found" not in chosen:
-        return
-    figure, axes = _figure(1, 2, (11, 4.6))
+        return None
+    drawing, axes = figure(1, 2, (12, 5.2))
     found = {**chosen["found"], "model": "RealNPU", "integrator": "rk4", "beta": 0.0}
     _trajectories(axes[0][0], {"RealNPU": found})
     _diagram(axes[0][1], found)
-    figure.savefig(path, dpi=110)
+    headline(
+        drawing,
+        "The equation that was found in 40 points of the fractional SIR model",
+        "Left: the lines should go through the points. Right: powers of S, I and R (right), rates of the terms (left).",
+    )
+    save(drawing, path)
+    return path
 
 
 def _fronts(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
@@ -54,8 +63,10 @@ def _fronts(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
             x, y = [row["n_params"] for row in best], [row["mse"] for row in best]
             label = model if filled else None
             axis.step(x, y, where="post", color=color, linestyle="-" if filled else ":", label=label)
-    axis.set(xscale="log", yscale="log", xlabel="non-zero parameters", ylabel="MSE", ylim=(1e-3, 1e4))
-    axis.set_title("Pareto fronts (dotted, hollow: published)", fontsize=10)
+    axis.set(xscale="log", yscale="log", xlabel="non-zero parameters", ylabel="mean squared error", ylim=(1e-3, 1e4))
+    axis.set_xticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
+    axis.minorticks_off()
+    axis.set_title("Error and size; lines: the best (dotted, hollow: published)", fontsize=10)
     axis.legend(fontsize=8)
 
 
@@ -68,7 +79,8 @@ def _trajectories(axis: Any, chosen: dict[str, Any]) -> None:
     for (state, color), truth, line in zip(STATES.items(), fsir.data().T, predicted.T, strict=True):
         axis.plot(fsir.TIMES.numpy(), truth.numpy(), "o", color=color, markersize=3)
         axis.plot(times.numpy(), line.numpy(), color=color, label=state)
-    axis.set(xlabel="t", title=f"Data and best model: {name}, h {best['h']}, beta {best['beta']:g}")
+    axis.set(xlabel="time", ylabel="group's share of the population (%)")
+    axis.set_title(f"Points: data. Lines: the best model, {name}, {best['h']} hidden units", fontsize=10)
     axis.legend(fontsize=8)
 
 
@@ -78,7 +90,9 @@ def _diagram(axis: Any, best: dict[str, Any]) -> None:
     weight_re, gate, weight = (part[0] for part in fsir.split("RealNPU", best["h"], parameters))
     used = [j for j in range(best["h"]) if bool((weight[:, j].abs() > fsir.NON_ZERO).any())]
     axis.set_axis_off()
-    axis.set_title(f"RealNPU, h {best['h']}: {best['n_params']} parameters, MSE {best['mse']:.3g}", fontsize=10)
+    axis.set_title(
+        f"Weights of a RealNPU: {best['n_params']} parameters, mean squared error {best['mse']:.3g}", fontsize=10
+    )
 
     def height(index: int, count: int) -> float:
         return 1 - (index + 0.5) / max(1, count)

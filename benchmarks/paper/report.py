@@ -246,8 +246,9 @@ def write(folder: Path) -> Path:
         parts += [f"## {title}\n", "\n".join(f"- {comment}" for comment in comments) + "\n", section(rows)]
         if name in fsir_report.MODELS_FILES:
             parts.append(fsir_report.equation_section(folder / fsir_report.MODELS_FILES[name]))
-        if name in pictures.FILES and (folder / pictures.FILES[name]).exists():
-            parts.append(f"![{title}]({pictures.FILES[name]})\n")
+        picture = pictures.drawn(name, folder)
+        if picture is not None:
+            parts.append(f"![{title}]({picture})\n")
         parts.append("### Verdict\n")
         judged = is_full(comments)
         parts.append(

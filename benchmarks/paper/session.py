@@ -25,6 +25,7 @@ from benchmarks.paper import (
     single_module,
     tables,
 )
+from benchmarks.paper.drawing import available
 from benchmarks.paper.runner import Batch, Folder, write_file
 from benchmarks.paper.single_module_report import key
 from benchmarks.paper.workers import duration
@@ -95,8 +96,13 @@ class Session:
             self._write(wall)
         if complete and self.name in fsir_report.MODELS_FILES:
             fsir_report.keep_best(self.pairs(), self.options.out / fsir_report.MODELS_FILES[self.name])
-        if complete and not pictures.draw(self.name, self.pairs(), self.options):
-            print(f"{self.name}: no picture, matplotlib is not installed")
+        if complete and self.name == "simple":
+            simple.keep_best(self.pairs(), self.options.out / simple.MODELS_FILE)
+        if complete and self.name in pictures.FILES:
+            if available():
+                pictures.draw(self.name, self.options.out, self.options.format)
+            else:
+                print(f"{self.name}: no picture, matplotlib is not installed")
 
     def pairs(self) -> list[tuple[Batch, dict[str, Any]]]:
         """The finished batches, in the order of the table."""

@@ -15,20 +15,25 @@ The error is the mean of |model - f| on a grid with negative numbers, for the ro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.paper.models import build, start_
 from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
-from benchmarks.paper.runner import Batch, chunks
+from benchmarks.paper.runner import Batch, chunks, write_file
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
+from npu_kernels.env import environment
 
 TASKS = ("add", "mul", "div", "sqrt")
 COLUMNS = ("model", "seed", *TASKS)
+MODELS_FILE = "simple_models.json"  # the parameters of each model's best seed
 ROWS = 100
 STEPS = 20_000
 QUICK_STEPS = 300
@@ -167,3 +172,16 @@ def surface(model: str, variant: str, parameters: Tensor, task: str, axis: Tenso
     x, index = _pairs(axis.float()), TASKS.index(task)
     error = module(x.to(recipe.dtype).unsqueeze(0))[0, :, index] - targets(x)[:, index]
     return error.abs().view(len(axis), len(axis))
+
+
+def keep_best(results: Sequence[tuple[Batch, dict[str, Any]]], path: Path) -> None:
+    """Write the parameters of each model's best seed, by the sum of its four errors, and where they were trained."""
+    best: dict[str, tuple[float, Tensor]] = {}
+    for _, result in results:
+        for row, parameters in zip(result["rows"], result["tensors"]["parameters"], strict=True):
+            error = sum(row[task] for task in TASKS)
+            if row["model"] not in best or error < best[row["model"]][0]:
+                best[row["model"]] = error, parameters
+    chosen = {model: best[model][1].tolist() for model in RECIPES if model in best}
+    content = {"processor": environment()["processor"], "models": chosen}
+    write_file(path, lambda file: file.write((json.dumps(content) + "\n").encode()))
