@@ -5,6 +5,8 @@
 #   make lint      ruff, mypy, clang-format
 #   make bench     the throughput suite (make bench ARGS="--quick")
 #   make gpu       on a machine with a GPU: its tests, tuned tables, the throughput suite
+#   make tables    the tables and pictures of README.md and docs/, from benchmarks/results
+#   make docs      the documentation's pages, in build/docs
 #   make resources docs/triton-resources.md: what every Triton kernel compiles to
 #   make install   .venv with the package built into it
 #   make clean     away with .venv and everything built
@@ -16,6 +18,9 @@ BIN := $(VENV)/bin
 OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
 OLD_TESTS := version or parity or zero or gradcheck or float32_error or special or budgets
+THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
+# Whose rows the README and the pictures show.
+PROCESSOR ?= AMD EPYC
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/direct/*)
 # The build finds the cmake and ninja of .venv.
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -23,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test lint format bench gpu resources install clean
+.PHONY: demo test lint format bench gpu tables docs resources install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
@@ -64,6 +69,16 @@ gpu: install
 	$(BIN)/python -m benchmarks.throughput --device cuda --json build/throughput-gpu.jsonl
 	$(BIN)/python -m benchmarks.throughput --device cuda --precision high --rivals eager,compile --json build/throughput-gpu-high.jsonl
 
+tables: install
+	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --page docs/performance.md --readme README.md \
+	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
+	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md
+	$(BIN)/python -m benchmarks.overview $(THROUGHPUT) --processor "$(PROCESSOR)" --out docs/images/overview.png
+
+# Warnings are errors; links between pages are checked.
+docs: install $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
+
 # The document lists what is over its budget too.
 resources: install $(OLD_TRITON)/.installed
 	-$(BIN)/python -m benchmarks.aot --table build/triton-new.json
@@ -85,6 +100,10 @@ $(VENV)/.requirements: $(VENV)/.created requirements.txt
 
 $(VENV)/.lint: $(VENV)/.created requirements-lint.txt
 	$(BIN)/pip install -r requirements-lint.txt
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.created requirements-docs.txt
+	$(BIN)/pip install -r requirements-docs.txt
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.requirements $(SOURCES)
