@@ -56,7 +56,7 @@ def gradient_surfaces(surfaces: dict[str, Tensor], path: Path) -> None:
     headline(
         drawing,
         "Gradient of the loss while a power unit learns to ignore its second input",
-        "Light: hardly any gradient, training stands still. The circle is the solution. Compare the upper part of the panels.",
+        "Light: hardly any gradient, training stands still. Circle: the solution. Compare the upper parts.",
     )
     save(drawing, path)
 

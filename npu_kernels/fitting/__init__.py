@@ -1,4 +1,4 @@
-"""Training that does not fail: many starts in one batch of models, rounded, refitted, and chosen on held-out rows.
+"""Neural Power Unit, a layer: training from many starts in one batch of models, rounded, and chosen on held-out rows.
 
 recipe.py    the settings, with defaults
 data.py      rows from tensors or batches, split into training and held-out ones, and the loss's weights

@@ -1,0 +1,47 @@
+"""The pictures are made from committed files alone, in every format; what cannot be drawn says why."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks import overview
+from benchmarks.paper import pictures
+from benchmarks.paper.__main__ import main
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+ROWS = sorted(RESULTS.glob("throughput-*.jsonl"))
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+
+def test_every_committed_table_with_a_picture_has_the_files_that_it_is_drawn_from(tmp_path, monkeypatch):
+    """Nothing but the folder is read; drawing itself is left out, it takes seconds."""
+    drawn = []
+    monkeypatch.setattr(pictures, "save", lambda drawing, path: drawn.append(path.name))
+    monkeypatch.setattr(pictures.fsir_pictures, "save", lambda drawing, path: drawn.append(path.name))
+    monkeypatch.setattr(pictures.single_module_pictures, "save", lambda drawing, path: drawn.append(path.name))
+    for name in ("large", "fsir", "fsir-rk4", "fsir-equation", "single-module"):
+        assert pictures.draw(name, RESULTS / "paper", "svg") == RESULTS / "paper" / f"{pictures.FILES[name]}.svg"
+    assert drawn == ["pareto.svg", "fsir.svg", "fsir_rk4.svg", "fsir_equation.svg", "single_module.svg"]
+    assert pictures.draw("fitted", RESULTS / "paper") is None  # it has none
+    assert pictures.draw("large", tmp_path) is None  # no table
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_report_draws_anew_in_the_format_asked_for(suffix, start, tmp_path, capsys):
+    shutil.copy(RESULTS / "paper" / "fsir_equation.csv", tmp_path)
+    shutil.copy(RESULTS / "paper" / "fsir_equation_models.json", tmp_path)
+    assert main(["report", "--out", str(tmp_path), "--format", suffix]) == 0
+    assert (tmp_path / f"fsir_equation.{suffix}").read_bytes().startswith(start)
+    assert f"](fsir_equation.{suffix})" in (tmp_path / "report.md").read_text()
+
+
+def test_overview(tmp_path, capsys):
+    picture = tmp_path / "overview.png"
+    words = [*map(str, ROWS), "--out", str(picture)]
+    assert overview.main([*words, "--processor", "AMD EPYC"]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert overview.main([*words, "--processor", "Abacus 3"]) == 1
+    assert "overview: --processor must name one of: AMD EPYC" in capsys.readouterr().err
