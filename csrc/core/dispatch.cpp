@@ -35,9 +35,14 @@ namespace npu {
                              nau_backward<T>,   mse_forward<T>,  mse_backward<T>, adam<T>,         inalu_forward<T>, \
                              inalu_backward<T>, ode_forward<T>,  ode_backward<T>};                                   \
   }
+// CMakeLists.txt defines NPU_<instruction set> for each that is compiled.
+#if defined(NPU_BASELINE)
 NPU_DECLARE(baseline)
-#if defined(__x86_64__)
+#endif
+#if defined(NPU_AVX2)
 NPU_DECLARE(avx2)
+#endif
+#if defined(NPU_AVX512)
 NPU_DECLARE(avx512)
 #endif
 
@@ -50,11 +55,11 @@ struct Isa {
   const Kernels<double>* twice;
 };
 
-bool always() { return true; }
-#if defined(__x86_64__)
+[[maybe_unused]] bool always() { return true; }
+#if defined(NPU_AVX2) || defined(NPU_AVX512)
 // The compiler's checks ask the operating system too, whether it saves the wide registers.
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
 }
@@ -126,9 +131,13 @@ constexpr Kernels<float> amx_table = with_tiles<Amx>();
 #endif
 
 constexpr Isa kIsas[] = {
+#if defined(NPU_BASELINE)
     {"baseline", always, &baseline::table<float>, &baseline::table<double>},
-#if defined(__x86_64__)
+#endif
+#if defined(NPU_AVX2)
     {"avx2", has_avx2, &avx2::table<float>, &avx2::table<double>},
+#endif
+#if defined(NPU_AVX512)
     {"avx512", has_avx512, &avx512::table<float>, &avx512::table<double>},
 #endif
 #if defined(NPU_AVX512_BF16)
