@@ -7,6 +7,7 @@
 #   make gpu       on a machine with a GPU: its tests, tuned tables, the throughput suite
 #   make tables    the tables and pictures of README.md and docs/, from benchmarks/results
 #   make docs      the documentation's pages, in build/docs
+#   make mutants   small wrong changes to the code, of which a test must notice every one (hours; make mutants ARGS="--language cpp")
 #   make resources docs/triton-resources.md: what every Triton kernel compiles to
 #   make install   .venv with the package built into it
 #   make clean     away with .venv and everything built
@@ -28,7 +29,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test lint format bench gpu tables docs resources install clean
+.PHONY: demo test lint format bench mutants gpu tables docs resources install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
@@ -60,6 +61,10 @@ format: install $(VENV)/.lint
 
 bench: install
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+# What was tried before is tried again only where the mutant, its file or its tests have changed.
+mutants: install
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 # What needs a GPU, in this order: without right results no speed counts. The tuned table is to be looked at and committed.
 gpu: install

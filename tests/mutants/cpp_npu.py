@@ -1,0 +1,221 @@
+"""Mutants of the NPU family's C++ kernels."""
+
+# ruff: noqa: E501 (a text stands on one line where the code has it on one)
+
+from __future__ import annotations
+
+from tests.mutants.mutant import mutants
+
+CORE = "csrc/core/"
+# Small cases first: the whole takes half a minute.
+KERNELS = ("kernels 25000", "kernels")
+TILES_TEST = ("tiles 25000", "tiles")
+
+FORWARD = [
+    *mutants(CORE + "npu_forward.cpp", KERNELS, {
+        "forward-phase-without-gate": (
+            "turn[i] = T(kPi) * gate[i0 + i] * re[i];",
+            "turn[i] = T(kPi) * re[i];",
+        ),
+        "forward-shrink-sign": (
+            "shrink[i] = -(T(kPi) * gate[i0 + i]) * im[i];",
+            "shrink[i] = T(kPi) * gate[i0 + i] * im[i];",
+        ),
+        "forward-second-run-overwrites": (
+            "    store(q_out, q);\n    resume = true;",
+            "    store(q_out, q);",
+        ),
+        "forward-phases-of-the-last-inputs": (
+            "      if (i < ins) pack_group(turn + i, shrink + i, int(ins - i), table);",
+            "",
+        ),
+        "forward-tail-without-phases": (
+            "for (; i < end; ++i) multiply();\n      if constexpr (negative && together) turn();",
+            "for (; i < end; ++i) multiply();",
+        ),
+        "forward-shared-x-ignored": (
+            "turn(t, in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, gate);",
+            "turn(t, in_.x + (in_.shared_x ? model * in_.rows % 2 : model * in_.rows + row) * in_.in, gate);",
+        ),
+        "forward-gate-of-the-first-model": (
+            "for (int64_t i = 0; model != gate_model && i < in.in; ++i)",
+            "for (int64_t i = 0; gate_model < 0 && i < in.in; ++i)",
+        ),
+        "forward-gate-not-clamped": (
+            "gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);",
+            "gate[i] = in.gate == nullptr ? T(1) : in.gate[model * in.in + i];",
+        ),
+        "forward-outs-of-a-task": (
+            "const int64_t first_out = task % out_ranges * outs,",
+            "const int64_t first_out = task % out_ranges * (outs / 2),",
+        ),
+        "forward-rows-of-a-task": (
+            "least(row + chunk_rows, in.rows), first_out, end_out, gate);",
+            "least(row + chunk_rows, in.rows) - (row > 0 ? 1 : 0), first_out, end_out, gate);",
+        ),
+        "forward-second-block-of-inputs": (
+            "const T *log_r = t.log_r + i0 * R * W,",
+            "const T *log_r = t.log_r + i0 / 2 * R * W,",
+        ),
+    }),
+    *mutants(CORE + "npu_forward.cpp", ("kernels 25000", "tests/test_edges.py -k 'special_input or minus_zero'"), {
+        "forward-without-eps": (
+            "const Reg size = S::fma(g, S::abs(column[c]) + eps, S::set1(T(1)) - g);",
+            "const Reg size = S::fma(g, S::abs(column[c]), S::set1(T(1)) - g + (eps - eps));",
+        ),
+    }),
+    *mutants(CORE + "npu_forward.h", KERNELS, {
+        "forward-sine-without-size": ("*s = size * sine;", "*s = sine;"),
+    }),
+    *mutants(CORE + "npu_forward_few.h", KERNELS, {
+        "few-phase-without-gate": (
+            "S::select(v < S::zero(), pi * g, S::zero())",
+            "S::select(v < S::zero(), pi, S::zero())",
+        ),
+        "few-shrink-sign": ("p[r] = S::fma(-t, im, p[r]);", "p[r] = S::fma(t, im, p[r]);"),
+        "few-last-rows": ("b < in_.rows; b += R) multiply(", "b + R <= in_.rows; b += R) multiply("),
+        "few-q-is-p": (
+            "q_[(b + r) * outs_ + o + n] = totals[n * 2 * R + R + r];",
+            "q_[(b + r) * outs_ + o + n] = totals[n * 2 * R + r];",
+        ),
+        "few-model-ignored": (
+            "const int64_t at = (model * in_.out + o + n) * in_.in;",
+            "const int64_t at = (o + n) * in_.in + 0 * model;",
+        ),
+    }),
+]  # fmt: skip
+
+BACKWARD = [
+    *mutants(CORE + "npu_backward.h", KERNELS, {
+        "backward-weight-im-sign": ("sum[kSQ] - turn * sum[kMP]", "sum[kSQ] + turn * sum[kMP]"),
+        "backward-gate-phase-of-weight-im": (
+            "added = added - S::load_first(f.inputs.weight_im + at, count) * sum[kMP];",
+            "added = added + S::load_first(f.inputs.weight_im + at, count) * sum[kMP];",
+        ),
+        "backward-gate-size": (
+            "*gate_sum = S::fma(dr, size - one, *gate_sum);",
+            "*gate_sum = S::fma(dr, size, *gate_sum);",
+        ),
+        "backward-x-without-gate": ("const Reg dx = dr * gate;", "const Reg dx = dr;"),
+    }),
+    *mutants(CORE + "npu_backward.h", "tests/test_edges.py -k 'zero_has_no_sign or special_input'", {
+        "backward-sign-of-zero": (
+            "S::select(x < S::zero(), -dx, x * dx));",
+            "S::select(x < S::zero(), -dx, dx));",
+        ),
+    }),
+    *mutants(CORE + "npu_backward_groups.h", KERNELS, {
+        "groups-gate-sum-of-the-first": (
+            "for (int64_t g = 0; g < groups_; ++g) grad += gate_sums",
+            "for (int64_t g = 0; g < 1; ++g) grad += gate_sums",
+        ),
+        "groups-model-ignored": (
+            "const int64_t at = model * size + o * in_.in + i;",
+            "const int64_t at = 0 * model * size + o * in_.in + i;",
+        ),
+        "groups-sums-of-the-first": (
+            "        for (int64_t g = 0; g < groups_; ++g)\n          for (int part",
+            "        for (int64_t g = 0; g < 1; ++g)\n          for (int part",
+        ),
+    }),
+    *mutants(CORE + "npu_backward_groups.h", "tests/test_gradients.py tests/test_reference.py -k 'gate or parity or straight'", {
+        "groups-straight-through-ignored": (
+            "const bool passes = f_.straight_through || (raw >= T(0) && raw <= T(1));",
+            "const bool passes = raw >= T(0) && raw <= T(1);",
+        ),
+        "groups-clip-mask-dropped": (
+            "const bool passes = f_.straight_through || (raw >= T(0) && raw <= T(1));",
+            "const bool passes = f_.straight_through || raw >= T(0) || raw < T(0);",
+        ),
+        "groups-clip-at-the-ends": (
+            "(raw >= T(0) && raw <= T(1));",
+            "(raw > T(0) && raw < T(1));",
+        ),
+    }),
+    *mutants(CORE + "npu_backward_narrow.h", KERNELS, {
+        "narrow-sign-of-dq": ("-grad_y[n] * s[n]", "grad_y[n] * s[n]"),
+        "narrow-last-registers": (
+            "for (int64_t r = 0; r < registers; ++r) spread<T, complex, 1, N>",
+            "for (int64_t r = 0; r + 1 < registers || r == 0; ++r) spread<T, complex, 1, N>",
+        ),
+        "narrow-negative-of-the-last": ("c.negative[i + n] |= S::store_negative(", "c.negative[i + n] = S::store_negative("),
+        "narrow-order-of-the-parts": (
+            "order[4] = {kSP, negative ? kMQ : kSQ, kSQ, kMP};",
+            "order[4] = {kSP, kMQ, kSQ, kMP};",
+        ),
+        "narrow-runs-overwrite": ("dl[r][n] = dl[r][n] + acc[r][n];", "dl[r][n] = acc[r][n];"),
+        "narrow-weights-behind-the-last": (
+            "const bool inside = i0 + n < in.in;",
+            "const bool inside = i0 + n + 1 < in.in;",
+        ),
+        "narrow-second-chunk-of-x": (
+            "in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;",
+            "in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin + 0 * row) * in_.in;",
+        ),
+    }),
+    *mutants(CORE + "npu_backward_wide.h", KERNELS, {
+        "wide-gate-runs-overwrite": ("task.gate_sums[i] += run[i - i0];", "task.gate_sums[i] = run[i - i0];"),
+        "wide-last-group-of-a-lookup": (
+            "for (; reals && b < end; ++b) add_row();\n        add_group();",
+            "for (; reals && b < end; ++b) add_row();",
+        ),
+        "wide-second-chunk-of-x": (
+            "c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;",
+            "c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin) * in_.in;",
+        ),
+        "wide-swapped-gradient": ("add(grad_q, in_.weight_im, 1);", "add(grad_p, in_.weight_im, 1);"),
+        "wide-model-ignored-for-few-rows": (
+            "const int64_t at = (task.model * in_.out + o) * in_.in + i0 + v * W;",
+            "const int64_t at = o * in_.in + i0 + v * W;",
+        ),
+        "wide-negative-of-the-first-rows": (
+            "any |= c.negative[b / kSumRows * c.vectors() + i / W + v];",
+            "any |= c.negative[i / W + v];",
+        ),
+        "wide-model-ignored": (
+            "c.row = task.model * in_.rows + row;",
+            "c.row = row;",
+        ),
+        "wide-last-row": (
+            "left >= kSpreadRows ? kSpreadRows : (left >= 3 ? 3 : 1);",
+            "left >= kSpreadRows ? kSpreadRows : (left >= 3 ? 3 : left);",
+        ),
+    }),
+]  # fmt: skip
+
+TILES = [
+    *mutants(CORE + "tiles.h", TILES_TEST, {
+        "tiles-second-term": (
+            "b = b - wide(_mm512_maskz_extracti64x4_epi64(0xf, row, 1));",
+            "b = b + wide(_mm512_maskz_extracti64x4_epi64(0xf, row, 1));",
+        ),
+        "tiles-swapped-row": ("_tile_dpbf16ps(2, 5, 6);", "_tile_dpbf16ps(2, 4, 6);"),
+    }, isa="amx"),
+    *mutants(CORE + "npu_tiles_forward.cpp", TILES_TEST, {
+        "tiles-forward-phase-sign": ("S::set1(minus ? -phase : phase)", "S::set1(phase)"),
+        "tiles-forward-wild-models": (
+            "    if (ranges.tame(model)) continue;\n",
+            "    if (ranges.tame(model) || in.rows > 0) continue;\n",
+        ),
+        "tiles-forward-second-block": (
+            "multiply(p, ceil_div(ins, kTileDepth), i0 > 0, sums + p * kUnitSize, engine);",
+            "multiply(p, ceil_div(ins, kTileDepth), false, sums + p * kUnitSize, engine);",
+        ),
+    }, isa="amx"),
+    *mutants(CORE + "npu_tiles_backward.cpp", TILES_TEST, {
+        "tiles-backward-swapped-masks": (
+            "sum[kMQ] = S::load(masked + from + (complex ? kSecond : 0));",
+            "sum[kMQ] = S::load(masked + from);",
+        ),
+        "tiles-backward-second-block-of-outs": (
+            "engine.multiply<terms, terms>(a, b, depth, part > 0 || !first, sums);",
+            "engine.multiply<terms, terms>(a, b, depth, part > 0, sums);",
+        ),
+        "tiles-backward-sign-of-dq": (
+            "*dq = -grad_y * S::load_first(f_.s + at, count);",
+            "*dq = grad_y * S::load_first(f_.s + at, count);",
+        ),
+    }, isa="amx"),
+]  # fmt: skip
+
+NPU = [*FORWARD, *BACKWARD, *TILES]

@@ -1,0 +1,157 @@
+"""Mutants of the other C++ kernels: siblings, loss, optimiser, time loop."""
+
+# ruff: noqa: E501 (a text stands on one line where the code has it on one)
+
+from __future__ import annotations
+
+from tests.mutants.mutant import mutants
+
+CORE = "csrc/core/"
+# Small cases first: the whole takes half a minute.
+KERNELS = ("kernels 25000", "kernels")
+ODE = ("ode 25000", "ode")
+
+SIBLINGS = [
+    *mutants(CORE + "nmu.cpp", KERNELS, {
+        "nmu-x-less-one": ("x_less_one = x - S::set1(T(1));", "x_less_one = x;"),
+        "nmu-last-outs": (
+            "for (; o < in_.out; ++o) outs<1>(o, registers, grad_weight);",
+            "for (; o + 1 < in_.out; ++o) outs<1>(o, registers, grad_weight);",
+        ),
+        "nmu-suffix": (
+            "suffix[n] = suffix[n] * S::fma(weight, x, S::set1(w[2 * n + 1]));",
+            "suffix[n] = suffix[n] * S::fma(weight, x, S::set1(w[2 * n]));",
+        ),
+        "nmu-weights-of-the-first-model": (
+            "if (model != packed_model) pack<T>(in, model, packed);",
+            "if (packed_model < 0) pack<T>(in, model, packed);",
+        ),
+    }),
+    *mutants(CORE + "nau.cpp", KERNELS, {
+        "nau-lower-clip": ("packed[n] < T(-1) ? T(-1) :", "packed[n] < T(0) ? T(0) :"),
+        "nau-clip-mask-below": (
+            "if (!(in.weight[n] >= T(-1) && in.weight[n] <= T(1)))",
+            "if (!(in.weight[n] <= T(1)))",
+        ),
+        "nau-clip-at-the-ends": ("in.weight[n] <= T(1)))", "in.weight[n] < T(1)))"),
+        "nau-weights-of-the-first-model": (
+            "if (f_.grad_x != nullptr && model != model_)",
+            "if (f_.grad_x != nullptr && model_ < 0)",
+        ),
+    }),
+    *mutants(CORE + "product.h", KERNELS, {
+        "product-runs-overwrite": ("total[r][n] = total[r][n] + run[r][n];", "total[r][n] = run[r][n];"),
+    }),
+    *mutants(CORE + "row_groups.h", KERNELS, {
+        "row-groups-second-lost": ("for (int64_t g = 1; g < groups.count; ++g)", "for (int64_t g = 2; g < groups.count; ++g)"),
+    }),
+    *mutants(CORE + "inalu.cpp", KERNELS, {
+        "inalu-omega-ignored": (
+            "VectorMath<T>::exp(S::select(bounded, omega, e[r][n]))",
+            "VectorMath<T>::exp(e[r][n])",
+        ),
+        "inalu-gradient-beyond-omega": (
+            "S::select(S::load(bounds) == zero, d_t, zero)",
+            "S::select(S::load(bounds) == zero, d_t, d_t)",
+        ),
+        "inalu-gate-slope": ("d_a * shares.rest * (a - whole)", "d_a * (a - whole)"),
+        "inalu-slope-at-zero": (
+            "S::select(S::abs(value) >= eps, S::set1(T(1)) / inside, S::zero());",
+            "S::set1(T(1)) / inside;",
+        ),
+        "inalu-class-of-zeros": (
+            "if (count_sums > kZero) d_size = d_size + of_class(T(-1), sum[kZero], sum[kZeroRest]);",
+            "",
+        ),
+        "inalu-sign-of-the-weight": ("S::select(w < zero, -d_size,", "S::select(w < zero, d_size,"),
+        "inalu-mask-slope": ("grad * turn * share * (one - share)", "grad * turn * share"),
+    }),
+    *mutants(CORE + "inalu.cpp", ("kernels 25000", "tests/test_isa.py -k 'zero or inalu'", "kernels"), {
+        "inalu-zeros-in-the-last-values": (
+            "  for (; seen < values && !zeros; ++seen) zeros = in.x[seen] == T(0);\n",
+            "",
+        ),
+    }),
+    *mutants(CORE + "loss.cpp", KERNELS, {
+        "loss-scale-of-the-first-model": ("f.grad_loss[model]", "f.grad_loss[0]"),
+        "loss-first-chunk-only": (
+            "for (int64_t c = 0; c < chunks; ++c) total +=",
+            "for (int64_t c = 0; c < 1; ++c) total +=",
+        ),
+        "loss-shared-target-ignored": (
+            "in.target + (in.shared_target ? 0 : model * in.count) + n,",
+            "in.target + n,",
+        ),
+        "loss-three-registers": ("(sum[0] + sum[1]) + (sum[2] + sum[3])", "(sum[0] + sum[1]) + sum[2]"),
+    }),
+    *mutants(CORE + "adam.cpp", "tests/test_optim.py", {
+        "adam-second-correction": ("(std::sqrt(v[n]) * scale + eps)", "(std::sqrt(v[n]) + eps)"),
+        "adam-maximize-ignored": ("const T g = sign * grad[n]", "const T g = grad[n]"),
+        "adam-decay-without-rate": ("T(1 - step.lr * step.weight_decay)", "T(1 - step.weight_decay)"),
+        "adam-last-chunk": ("n < least(step.count, end * kChunk)", "n < least(step.count / 4 * 4, end * kChunk)"),
+    }),
+]  # fmt: skip
+
+TIME_LOOP = [
+    *mutants(CORE + "ode_lanes.h", ODE, {
+        "lanes-upper-clip": (
+            "bounded = S::select(a > S::set1(T(1)), S::set1(T(1)), bounded);",
+            "",
+        ),
+        "lanes-gate-phase-everywhere": (
+            "S::select(x < S::zero(), S::fma(pi, phase[d], grad_gate_[d]), grad_gate_[d]);",
+            "S::fma(pi, phase[d], grad_gate_[d]);",
+        ),
+        "lanes-weights-of-the-model-before": (
+            "if (same && lanes == packed_lanes_ && models[0] == packed_model_) return;",
+            "if (same && lanes == packed_lanes_ && packed_model_ >= 0) return;",
+        ),
+        "lanes-shrink-sign": (
+            "if constexpr (complex) p = S::fma(-turn[d], w[d_count + d], p);",
+            "if constexpr (complex) p = S::fma(turn[d], w[d_count + d], p);",
+        ),
+        "lanes-gate-size": (
+            "grad_gate_[d] = S::fma(dr, size - one, grad_gate_[d]);",
+            "grad_gate_[d] = S::fma(dr, size, grad_gate_[d]);",
+        ),
+    }),
+    *mutants(CORE + "ode_hidden.h", ODE, {
+        "hidden-gate-phase": (
+            "if (turned) grad_gate_[r] =",
+            "if (turned && eps[0] < 0) grad_gate_[r] =",
+        ),
+        "hidden-clip-of-the-gate": (
+            "b.gate_passes(d) ? T(grad_gate_[d / W][d % W]) : T(0)",
+            "T(grad_gate_[d / W][d % W])",
+        ),
+        "hidden-clip-of-the-weight": (
+            "b.weight_passes(at) ? T(grad[2][o % W]) : T(0)",
+            "T(grad[2][o % W])",
+        ),
+        "hidden-slope-transposed": ("const T raw = in_.weight[d * h + o];", "const T raw = in_.weight[o * d_count + d];"),
+    }),
+    *mutants(CORE + "ode_loop.h", ODE, {
+        "loop-last-stage": ("for (int64_t j = i + 1; j <= last; ++j)", "for (int64_t j = i + 1; j < last; ++j)"),
+        "loop-gradient-of-derivatives": (
+            "if (i == 0 && b.grad_derivatives != nullptr) units_.load(",
+            "if (i == 0 && n == in_.steps && b.grad_derivatives != nullptr) units_.load(",
+        ),
+        "loop-stages-of-a-step": (
+            "units_.stage(stages, n * in_.stages + i, stages_kept_, place)",
+            "units_.stage(stages, n * in_.stages, stages_kept_, place)",
+        ),
+    }),
+    *mutants(CORE + "ode.cpp", ODE, {
+        "ode-clip-of-the-weight": (
+            "b.weight_passes(transposed) ? sum(part + 2 * d_count) : T(0)",
+            "sum(part + 2 * d_count)",
+        ),
+        "ode-sum-of-the-first-model": (
+            "total(parts + n * slots + model * per_model, per_model)",
+            "total(parts + n * slots, per_model)",
+        ),
+        "ode-imaginary-part": ("= sum(part + d_count);", "= sum(part);"),
+    }),
+]  # fmt: skip
+
+OTHERS = [*SIBLINGS, *TIME_LOOP]

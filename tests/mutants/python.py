@@ -1,0 +1,215 @@
+"""Mutants of the Python code."""
+
+# ruff: noqa: E501 (a text stands on one line where the code has it on one)
+
+from __future__ import annotations
+
+from tests.mutants.mutant import mutants
+
+PACKAGE = "npu_kernels/"
+FORMULAS = ("tests/test_reference.py", "tests/test_gradients.py -k 'parity or straight or reference'")
+NALUS = "tests/test_reference.py -k nalu"
+
+REFERENCE = [
+    *mutants(PACKAGE + "reference.py", FORMULAS, {
+        "reference-shrink-sign": ("p - math.pi * _apply(k, weight_im), q +", "p + math.pi * _apply(k, weight_im), q +"),
+        "reference-phase-without-gate": ("r, k = g * r + (1 - g), g * m", "r, k = g * r + (1 - g), m"),
+        "reference-gate-above-one": ("clipped = gate.clamp(0, 1)", "clipped = gate.clamp(0, 2)"),
+        "reference-straight-through": ("return clipped.detach() + (gate - gate.detach())", "return clipped"),
+        "reference-weight-im-sign": ("d_q.mT @ log_r - scale * phase_im", "d_q.mT @ log_r + scale * phase_im"),
+        "reference-gate-mask": ("            if not straight_through:\n", "            if straight_through:\n"),
+        "reference-gate-size": ("(x.abs() + (eps - 1))).sum(-2)", "(x.abs() + eps)).sum(-2)"),
+        "reference-eps-of-the-dtype": ("torch.finfo(x.dtype).eps if eps is None else eps)", "torch.finfo(x.dtype).eps)"),
+        "reference-nmu-products": ("grad_y.unsqueeze(-1) * before * after", "grad_y.unsqueeze(-1) * before"),
+        "reference-nmu-axis": ("(d_f * (rows - 1)).sum(-3)", "(d_f * (rows - 1)).mean(-3)"),
+        "reference-minus-zero": ("(x < 0).to(x.dtype)", "x.signbit().to(x.dtype)"),
+    }),
+    *mutants(PACKAGE + "reference.py", NALUS, {
+        "reference-nalu-slope-of-x": ("d_t @ w * (x.sign() / (x.abs() + eps))", "d_t @ w * (1 / (x.abs() + eps))"),
+        "reference-nalu-needs": ("if g is None or not needs >> bit & 1 else g", "if g is None else g"),
+        "reference-nac-mask": ("d_w * turn * share * (1 - share)", "d_w * turn * share"),
+    }),
+    *mutants(PACKAGE + "reference.py", ("tests/test_reference.py -k nalu", "tests/test_isa.py -k 'inalu or zero'", "tests/test_edges.py -k inalu"), {
+        "reference-inalu-beyond-omega": (".masked_fill(e > omega, 0)", ""),
+        "reference-inalu-count-of-zeros": ("zeros = zero.sum(-1).clamp(max=2)", "zeros = zero.sum(-1).clamp(max=1)"),
+        "reference-inalu-eps": ("slope = torch.where(x.abs() >= eps,", "slope = torch.where(x.abs() >= 0,"),
+    }),
+    *mutants(PACKAGE + "reference.py", ("tests/test_direct.py -k 'nau or one_weight'", "tests/test_reference.py"), {
+        "reference-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
+        "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)\n\n\ndef", "weight.clamp(0, 1) if clip else weight)\n\n\ndef"),
+        "reference-nau-shared-x": ("            grad_x = grad_x.sum(0)\n        grad_x = grad_x.reshape", "            grad_x = grad_x[0]\n        grad_x = grad_x.reshape"),
+    }),
+]  # fmt: skip
+
+TRAINING = [
+    *mutants(PACKAGE + "training.py", "tests/test_training.py", {
+        "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
+        "training-mse-axis": ("reshape(num_models, -1).mean(1)", "reshape(num_models, -1).sum(1)"),
+        "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
+        "training-mse-count": ("count = y.numel() // (y.shape[0] if models else 1)", "count = y.numel()"),
+        "training-schedule-first-step": ("self.iteration % self.interval == 0", "self.iteration % self.interval == 1"),
+        "training-schedule-end": ("min(self.beta * self.growth, self.end)", "self.beta * self.growth"),
+        "training-gates-flag-ignored": ("if gates and interval is not None:", "if interval is not None:"),
+        "training-own-intervals": ("(*(interval or (-weights, weights)))", "(-weights, weights)"),
+        "training-shared-parameters": ("list({id(p): p for p in found}.values())", "list(found)"),
+        "training-penalty-axis": ("t.reshape(num_models, -1).sum(1) for t in terms", "t.reshape(num_models, -1).mean(1) for t in terms"),
+        "training-penalty-of-all-units": ("num_models, (NAU, NMU))", "num_models)"),
+        "training-state-of-the-schedule": ('= state["beta"], state["iteration"]', '= state["beta"], 0'),
+    }),
+    *mutants(PACKAGE + "optim.py", "tests/test_optim.py", {
+        "optim-hooks-behind-a-step": ("            and not self._optimizer_step_post_hooks\n", ""),
+        "optim-global-hooks": ("            and not _global_optimizer_pre_hooks\n", ""),
+        "optim-found-inf": ('            and getattr(self, "found_inf", None) is None\n', ""),
+        "optim-zero-grad": ("if not set_to_none:\n            super().zero_grad(set_to_none=False)", "if not set_to_none:\n            super().zero_grad(set_to_none=True)"),
+        "optim-forced-backend": ("dispatch.forced in dispatch.DIRECT\n", "True\n"),
+    }),
+    *mutants(PACKAGE + "lbfgs.py", "tests/test_lbfgs.py", {
+        "lbfgs-curvature": ("keep = curvature > LEAST_CURVATURE", "keep = curvature > -1"),
+        "lbfgs-armijo": ("(f > start + ARMIJO * t * start_slope)", "(f > start)"),
+        "lbfgs-wolfe-while-zooming": ("good = ~worse & (slope.abs() <= -WOLFE * self.slope[at])", "good = ~worse"),
+        "lbfgs-length-of-a-search": ("exhausted = searched >= self.max_line_search", "exhausted = searched > self.max_line_search"),
+        "lbfgs-hesitation": ("moved = close & (self.hesitant[at] | (t >= right) | (t <= left))", "moved = close"),
+        "lbfgs-youngest-pair": ("torch.arange(1, depth + 1, device=pairs.device)", "torch.arange(0, depth, device=pairs.device)"),
+        "lbfgs-scale": ("curvature[keep] / _dot(change[keep], change[keep])", "curvature[keep] / _dot(step[keep], step[keep])"),
+        "lbfgs-stale-pairs": ("        self.rho[again] = 0.0\n", ""),
+        "lbfgs-margin": ("margin = 0.1 * (right - left)", "margin = 0.2 * (right - left)"),
+        "lbfgs-evaluations": ("self.evaluations[at] >= self.max_evaluations", "self.evaluations[at] > self.max_evaluations"),
+        "lbfgs-small-step": ("step.abs().amax(1) <= self.x_tolerance", "step.abs().amin(1) <= self.x_tolerance"),
+        "lbfgs-wall": ("f = torch.where(bad, math.inf, f)", "f = torch.where(bad, 0.0, f)"),
+        "lbfgs-first-step": ("least = (1 / g.abs().sum(1).double()).clamp(max=1.0)", "least = 1 / g.abs().sum(1).double()"),
+        "lbfgs-finished-rows": ("self.status[rows] == Status.RUNNING, self.t[rows], 0.0", "self.status[rows] >= 0, self.t[rows], 0.0"),
+    }),
+]  # fmt: skip
+
+TIME_LOOP = [
+    *mutants(PACKAGE + "reference_ode.py", ("tests/test_ode_kernel.py -k 'transforms or second or alone or fused'", "tests/test_ode.py -k 'torchdiffeq or order or gradcheck'"), {
+        "ode-tableau": ('"rk4_38": (1 / 3, -1 / 3, 1.0,', '"rk4_38": (1 / 3, 1 / 3, 1.0,'),
+        "ode-coefficients-of-the-adjoint": ("(dt * triangle[j - 1][i]) * dv[j]", "(dt * triangle[j][i]) * dv[j]"),
+        "ode-derivatives-of-every-stage": ("if i == 0 and grad_derivatives is not None:", "if grad_derivatives is not None:"),
+        "ode-gradient-of-the-states": ("            g = g + grad_trajectory[..., n, :]\n", "            g = g + 0 * grad_trajectory[..., n, :]\n"),
+        "ode-adjoint-clip-of-the-weight": ("grads[3].where((weight >= -1) & (weight <= 1), 0)", "grads[3].where(weight <= 1, 0)"),
+    }),
+    *mutants(PACKAGE + "ode/solver.py", ("tests/test_ode.py -k 'checkpointed or shapes or nonfinite or euler'", "tests/test_ode_kernel.py -k 'alone or options or checkpointed or fused'"), {
+        "ode-derivatives-of-every-segment": ("count, dt, last and ends, use_reentrant=False)", "count, dt, last, use_reentrant=False)"),
+        "ode-memory": ('gate_gradient == STRAIGHT_THROUGH, memory == "full"', 'gate_gradient == STRAIGHT_THROUGH, memory != "full"'),
+        "ode-straight-through": ('straight_through, keep = gate_gradient == STRAIGHT_THROUGH,', 'straight_through, keep = gate_gradient == "",'),
+        "ode-finite-ignored": ('if nonfinite == "raise" and not finite:', 'if nonfinite == "raise" and finite is None:'),
+        "ode-clip-of-the-layer": ("        clip=nau.clip,\n", "        clip=True,\n"),
+        "ode-last-segment": ("count = min(length, steps - first)", "count = length"),
+    }),
+    *mutants(PACKAGE + "ode/function.py", "tests/test_ode_kernel.py -k 'alone or second or fused or options'", {
+        "ode-needs-ignored": ("return tuple(grad if need else None for grad, need in zip((grad_u0, *others), needed, strict=True))", "return (grad_u0, *others)"),
+        "ode-starts-of-models": ("u0.expand(k, d).unsqueeze(1)", "u0.expand(k, d)[:1].expand(k, d).unsqueeze(1)"),
+        "ode-formula-clip": ("return reference.nau(y, weight, clip=clip)", "return reference.nau(y, weight, clip=True)"),
+        "ode-formula-eps": ("eps=eps, gate_gradient=gate_gradient)", "eps=1e-3 + 0 * eps, gate_gradient=gate_gradient)"),
+        "ode-formula-straight-through": ("gate_gradient = STRAIGHT_THROUGH if straight_through else CLIP", "gate_gradient = CLIP"),
+    }),
+    *mutants(PACKAGE + "ode/interpolation.py", "tests/test_ode.py -k 'hermite or interpol or errors'", {
+        "ode-hermite-slope": ("((t - 1) * dt) * k", "((t - 1) * abs(dt)) * k"),
+        "ode-step-behind-a-time": ("    right = torch.where(t.squeeze(-1) == 0, left, right)\n", ""),
+        "ode-last-step": ("n = at.floor().clamp(0, steps - 1)", "n = at.floor().clamp(0, steps)"),
+        "ode-times-outside": ("outside = ~((at >= -slack) & (at <= steps + slack))", "outside = at > steps + slack"),
+    }),
+    *mutants(PACKAGE + "ode/checks.py", "tests/test_ode.py -k 'nonfinite or errors or divergence'", {
+        "ode-first-step-that-is-not-finite": ("bad.int().argmax(-1), -1)", "bad.int().argmax(-1) - 1, -1)"),
+        "ode-finite-derivatives": ("            last = last + derivatives.select(-2, -1).sum()\n", "            last = last + 0\n"),
+        "ode-starts-of-other-models": ("found[0] not in (1, k)", "found[0] < 1"),
+        "ode-clip-bound-of-a-model": ("power.num_models,\n    ):", "nau.num_models,\n    ):"),
+    }),
+]  # fmt: skip
+
+FORMULA = [
+    *mutants(PACKAGE + "formula/fractions.py", "tests/test_formula_fractions.py", {
+        "fractions-lowest-terms": ("better = (off < error)", "better = (off <= error)"),
+        "fractions-large-numbers": (" & (exact.abs() < _WHOLE)", ""),
+        "fractions-minus-zero": ("return numerator + 0.0, denominator", "return numerator, denominator"),
+        "fractions-greatest-denominator": ("range(2, max_denominator + 1)", "range(2, max_denominator)"),
+    }),
+    *mutants(PACKAGE + "formula/simplify.py", "tests/test_formula_simplify.py", {
+        "simplify-share": ("            if error <= share:\n", "            if error <= self.limit:\n"),
+        "simplify-worse-refit": ("        if refitted <= error:\n", "        if refitted < 1e300:\n"),
+        "simplify-refused-is-free": ("            self.fix(place, accepted)\n", "            self.fix(place, True)\n"),
+        "simplify-farther-gate": ("return (near,) if self.limit is None else (near, 1.0 - near)", "return (near,)"),
+        "simplify-cheapest-first": ("return sorted(found, key=lambda pair: pair[0])", "return found"),
+        "simplify-restores": ("            self.set(place, before)\n            found.append", "            found.append"),
+        "simplify-fixed-entries": ("                self.fix(place)\n            else:", "                pass\n            else:"),
+    }),
+    *mutants(PACKAGE + "formula/weights.py", "tests/test_formula_simplify.py", {
+        "simplify-behind-closed-gates": ("                dead[:, layer.gate == 0] = True\n", "                pass\n"),
+        "simplify-unread-rows": ("                dead[~used] = True\n", "                pass\n"),
+        "simplify-gates-of-a-reader": ("        read = read & (layer.gate != 0)\n", "        pass\n"),
+    }),
+    *mutants(PACKAGE + "formula/scoring.py", "tests/test_formula_simplify.py", {
+        "simplify-fixed-gradients": ("                    parameter.grad[fixed[name]] = 0\n", "                    pass\n"),
+        "simplify-scale-of-an-output": ("scale.where(scale > 0, 1)", "1"),
+        "simplify-nan-of-a-score": ("return math.inf if math.isnan(error) else error", "return error"),
+    }),
+    *mutants(PACKAGE + "formula/expressions.py", "tests/test_formula.py -k 'powers or layer or batch'", {
+        "expressions-phase-without-gate": ("phases[n] = phases.get(n, 0) + w * g", "phases[n] = phases.get(n, 0) + w"),
+        "expressions-growth-sign": ("growth -= v * g * negative(e)", "growth += v * g * negative(e)"),
+        "expressions-even-powers": ("            if p % 2:\n", "            if p:\n"),
+        "expressions-nmu-rest": ("sympy.Mul(*(m * e + (1 - m) for", "sympy.Mul(*(m * e + 1 for"),
+        "expressions-bias-of-an-output": ("y + (bias[o] if bias else 0)", "y + (bias[0] if bias else 0)"),
+    }),
+]  # fmt: skip
+
+FITTING = [
+    *mutants(PACKAGE + "fitting/data.py", "tests/test_fit.py", {
+        "fit-weights-see-held-out-rows": ("known = y[:, held:]\n        square", "known = y\n        square"),
+        "fit-held-out-rows": ("order = torch.stack([torch.randperm(count, generator=stream(\"split\", seed)) for seed in seeds])", "order = torch.stack([torch.randperm(count, generator=stream(\"split\", 0)) for seed in seeds])"),
+        "fit-too-many-rows": ("torch.cat([x for x, _ in found])[:rows],", "torch.cat([x for x, _ in found]),"),
+    }),
+    *mutants(PACKAGE + "fitting/refine.py", "tests/test_fit.py", {
+        "fit-held-entries": ("return loss, flat.masked_fill(self.held[active], 0.0)", "return loss, flat"),
+        "fit-weights-of-other-problems": ("which = self.problem[active]", "which = self.problem[active] * 0"),
+    }),
+    *mutants(PACKAGE + "fitting/search.py", "tests/test_fit.py", {
+        "fit-rate-of-a-rung": ("self.recipe.rate * 0.5**rung * falling", "self.recipe.rate * falling"),
+        "fit-steps-that-are-not-finite": ("grad.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)", "grad"),
+        "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
+    }),
+    *mutants(PACKAGE + "fitting/pool.py", "tests/test_fit.py", {
+        "fit-slack": ("torch.clamp(least * (1 + slack), min=tolerance)", "torch.clamp(least, min=tolerance)"),
+        "fit-simplest-of-the-good": ("order = order[level[order].argsort(stable=True)]", "order = order[level.argsort(stable=True)]"),
+        "fit-ranks-of-a-problem": ("found[order] = place - torch.searchsorted(owner, owner)", "found[order] = place"),
+    }),
+    *mutants(PACKAGE + "fitting/batch.py", "tests/test_fit.py", {
+        "fit-rounded-gates": ("torch.where(self.kind == GATE, flat.round(), result)", "torch.where(self.kind == GATE, flat, result)"),
+        "fit-own-generator": ("for g in generators])  # [P, S, ...]", "for g in [generators[0]] * len(generators)])"),
+        "fit-nan-scores": ("errors.nan_to_num(nan=math.inf, posinf=math.inf)", "errors"),
+    }),
+]  # fmt: skip
+
+LAYERS = [
+    *mutants(PACKAGE + "layers/base.py", "tests/test_layers.py", {
+        "layers-glorot-of-models": ("parameter.shape[-1] + parameter.shape[-2]", "parameter.shape[-1] + parameter.shape[0]"),
+        "layers-sizes-are-checked": ("isinstance(size, bool) or not", "not"),
+    }),
+    *mutants(PACKAGE + "layers/npu.py", "tests/test_layers.py", {
+        "layers-gate-start": ("nn.init.constant_(self.gate, 0.5)", "nn.init.constant_(self.gate, 1.0)"),
+        "layers-start-of-weight-im": ("glorot_(self.weight_im, self._scale_im)", "glorot_(self.weight_im)"),
+        "layers-gate-gradient": ("eps=self.eps, gate_gradient=self.gate_gradient)", "eps=self.eps)"),
+    }),
+    *mutants(PACKAGE + "layers/npu.py", ("tests/test_layers.py", "tests/test_serialization.py"), {
+        "layers-eps": ("weight_im, gate, eps=self.eps,", "weight_im, gate, eps=None,"),
+    }),
+    *mutants(PACKAGE + "layers/nmu.py", "tests/test_layers.py", {
+        "layers-nmu-start": ("nn.init.uniform_(self.weight, 0, 1)", "nn.init.uniform_(self.weight, 0, 0.5)"),
+        "layers-nmu-clip": ("clip=self.clip)", "clip=True)"),
+    }),
+    *mutants(PACKAGE + "layers/nau.py", "tests/test_layers.py", {
+        "layers-nau-clip": ("self.weight, clip=self.clip)", "self.weight)"),
+    }),
+    *mutants(PACKAGE + "layers/nalu.py", "tests/test_layers.py", {
+        "layers-nalu-bias-start": ("bound = math.sqrt(6 / (1 + self.out_features))", "bound = math.sqrt(6 / self.out_features)"),
+        "layers-nalu-eps": ("self.gate_bias, eps=self.eps)", "self.gate_bias)"),
+        "layers-inalu-omega": ("            omega=self.omega,\n", ""),
+    }),
+    *mutants(PACKAGE + "trace.py", "tests/test_trace.py", {
+        "trace-models": ("        model, row = index[0], index[1:-1]\n", "        model, row = 0, index[1:-1]\n"),
+        "trace-shared-rows": ("shared = model is not None and x.dim() == 2", "shared = False"),
+        "trace-outlived-hooks": ("        active = False\n", "        active = True\n"),
+    }),
+]  # fmt: skip
+
+PYTHON = [*REFERENCE, *TRAINING, *TIME_LOOP, *FORMULA, *FITTING, *LAYERS]

@@ -1,0 +1,141 @@
+"""Mutants of the Triton kernels, which the interpreter runs."""
+
+# ruff: noqa: E501 (a text stands on one line where the code has it on one)
+
+from __future__ import annotations
+
+from tests.mutants.mutant import mutants
+
+TRITON_FOLDER = "npu_kernels/backends/triton/"
+KERNELS = "tests/triton/test_kernels.py -k "
+TILES = (KERNELS + "'on_tiles or straight'", KERNELS + "'float64_parity and npu'")
+SMALL = (KERNELS + "'float64_parity and npu and not tiles'", KERNELS + "'straight or needs and npu'")
+NALU = (KERNELS + "'zero_inputs or nalu and float64_parity'",)
+ODE = ("tests/triton/test_ode.py -k 'parity or options or alone or many_starts'",)
+
+NPU = [
+    *mutants(TRITON_FOLDER + "npu.py", TILES, {
+        "triton-forward-shrink-sign": ("split(-w_im * turn, PASSES)", "split(w_im * turn, PASSES)"),
+        "triton-forward-phase-without-gate": ("turn = ghat[:, None] * PI", "turn = (1 + 0 * ghat[:, None]) * PI"),
+        "triton-forward-negatives-skipped": (
+            "any_negative = tl.max(negative.to(tl.int32)) > 0\n        mask = exact_plane(negative, ACC, PASSES)\n        acc_p",
+            "any_negative = tl.max(negative.to(tl.int32)) > 1\n        mask = exact_plane(negative, ACC, PASSES)\n        acc_p",
+        ),
+        "triton-forward-model-of-the-gate": ("        gate_ptr += k * I\n", "        gate_ptr += 0 * k * I\n"),
+        "triton-forward-weights-of-a-tile": (
+            "    wre_ptr += (k * O + first_o) * I\n",
+            "    wre_ptr += k * O * I + first_o\n",
+        ),
+        "triton-backward-sign-of-dq": (
+            "acc = add_product(acc, split(-grad_y * s, PASSES)",
+            "acc = add_product(acc, split(grad_y * s, PASSES)",
+        ),
+        "triton-backward-gate-size": ("d_r * (tl.abs(x) + (EPS - 1.0))", "d_r * (tl.abs(x) + EPS)"),
+        "triton-backward-stride-of-the-weights": ("        start_w += BLOCK_O * I\n", "        start_w += BLOCK_O\n"),
+        "triton-backward-rows-of-a-split": (
+            "rows = tl.minimum(B - first_b, rows_per_split).to(tl.int32)\n\n    ghat",
+            "rows = (B - first_b).to(tl.int32)\n\n    ghat",
+        ),
+        "triton-backward-weight-im-sign": ("acc_sq - acc_mp * (ghat * PI)", "acc_sq + acc_mp * (ghat * PI)"),
+        "triton-backward-gate-partials-of-models": (
+            "((gate_row + pid_s * tiles_o + pid_o) * K + k) * I",
+            "((gate_row + pid_s * tiles_o + pid_o) * K) * I",
+        ),
+        "triton-backward-clip-always": ("clip=not straight_through,", "clip=True,"),
+    }),
+    *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'needs and npu'", {
+        "triton-needs-of-the-gate": ("        if need_x or need_gate:\n", "        if need_x:\n"),
+        "triton-needs-of-the-phase": ("if HAS_IM and (NEED_IM or NEED_GATE):", "if HAS_IM and NEED_IM:"),
+        "triton-needs-of-the-masks": ("        if NEED_RE or NEED_GATE:\n", "        if NEED_RE:\n"),
+    }),
+    *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'upstream_layouts and npu'", {
+        "triton-strides-ignored": ("grad_y, x, weight_re = grad_y.contiguous(),", "grad_y, x, weight_re = grad_y,"),
+    }),
+    *mutants(TRITON_FOLDER + "npu_small.py", SMALL, {
+        "triton-small-shrink-sign": ("p -= angle * w_im", "p += angle * w_im"),
+        "triton-small-gate-phase": ("d_angle -= d_p * w_im", "d_angle += d_p * w_im"),
+        "triton-small-clip-at-the-ends": ("(gate >= 0) & (gate <= 1)", "(gate > 0) & (gate < 1)"),
+        "triton-small-weight-im": (
+            "column = tl.sum(d_q * log_r - d_p * angle, axis=0)",
+            "column = tl.sum(d_q * log_r, axis=0)",
+        ),
+        "triton-small-tiles-of-a-program": (
+            "offs_b = (pid_s * tiles + tile) * BLOCK_B + tl.arange(0, BLOCK_B)",
+            "offs_b = (pid_s * tiles) * BLOCK_B + tl.arange(0, BLOCK_B)",
+        ),
+        "triton-small-sine-without-size": ("(e * sin_q).to(", "sin_q.to("),
+    }),
+]  # fmt: skip
+
+SIBLINGS = [
+    *mutants(TRITON_FOLDER + "nmu.py", (KERNELS + "'nmu and (special or float64_parity)'", KERNELS + "nmu"), {
+        "triton-nmu-zero-factors": ("zeros == (f == 0).to(tl.int32)", "zeros == 0"),
+        "triton-nmu-exponent-lost": (
+            "        mantissa, e = _decompose(mantissa)\n        exponent += e\n",
+            "        mantissa, e = _decompose(mantissa)\n",
+        ),
+        "triton-nmu-x-less-one": ("tl.sum(d_f * (x - 1.0), axis=0)", "tl.sum(d_f * x, axis=0)"),
+        "triton-nmu-last-inputs": ("mask=mask_b & (i + 0 * offs_b < I), other=1.0", "mask=mask_b & (i + 0 * offs_b < I), other=0.5"),
+    }),
+    *mutants(TRITON_FOLDER + "reduction.py", (*TILES, *SMALL), {
+        "triton-reduction-first-rows": ("for r in range(0, loop_end(rows), ROWS):", "for r in range(0, 1, ROWS):"),
+        "triton-reduction-clip-above": ("(gate >= 0) & (gate <= 1)", "(gate >= 0)"),
+        "triton-reduction-clip-at-the-ends": ("(gate >= 0) & (gate <= 1)", "(gate > 0) & (gate < 1)"),
+    }),
+    *mutants(TRITON_FOLDER + "nalu_forward_kernels.py", NALU, {
+        "triton-inalu-sign": ("t = tl.where((state & 1) != 0, -t, t)", "t = tl.where((state & 1) != 0, t, t)"),
+        "triton-inalu-count-of-zeros": ("tl.minimum(state >> 1, 2) * 2", "tl.minimum(state >> 1, 1) * 2"),
+        "triton-inalu-zero-product": ("sigmoid(-h) * product\n", "sigmoid(-h) * t\n"),
+        "triton-nalu-bias-of-models": (
+            "tl.load(bias_ptr + k * O + first_o + offs_o,",
+            "tl.load(bias_ptr + 0 * k + first_o + offs_o,",
+        ),
+        "triton-inalu-factor-of-zeros": ("state, x == 0, 1.0 - tl.abs(w),", "state, x == 0, 1.0 - 2.0 * tl.abs(w),"),
+    }),
+    *mutants(TRITON_FOLDER + "nalu_backward_kernels.py", NALU, {
+        "triton-inalu-one-zero": ("tl.where((flags >> 1) == 1, d_product * t, 0.0)", "tl.where((flags >> 1) >= 1, d_product * t, 0.0)"),
+        "triton-nalu-slope-at-zero": ("acc_log * signum(x) / (tl.abs(x) + EPS)", "acc_log / (tl.abs(x) + EPS)"),
+        "triton-nalu-gate-slope": ("d_a * rest * (a - product)", "d_a * (a - product)"),
+        "triton-inalu-sign-of-the-weight": ("return FACTOR * signum(w) * tl.where", "return FACTOR * tl.where"),
+    }),
+    *mutants(TRITON_FOLDER + "nalu_backward_kernels.py", KERNELS + "'bounds or nalu and (needs or float64_parity or gradcheck)'", {
+        "triton-inalu-gradient-beyond-omega": ("d_e = tl.where((flags & 1) != 0, 0.0, d_t)", "d_e = d_t"),
+    }),
+]  # fmt: skip
+
+TIME_LOOP = [
+    *mutants(TRITON_FOLDER + "ode_kernels.py", ODE, {
+        "triton-ode-upper-clip": ("tl.where(a > 1, 1.0, a)", "tl.where(a > 9, 1.0, a)"),
+        "triton-ode-gate-phase-everywhere": (
+            "sum_gate += tl.where(negative, tl.sum(d_turn, axis=1)[:, None, :] * PI, 0.0)",
+            "sum_gate += tl.sum(d_turn, axis=1)[:, None, :] * PI",
+        ),
+        "triton-ode-clip-of-the-gate": ("(gate >= 0) & (gate <= 1)", "(gate >= 0)"),
+        "triton-ode-clip-of-the-weight": ("(w >= -1) & (w <= 1)", "(w <= 1)"),
+        "triton-ode-coefficients-of-the-adjoint": (
+            "dk += (step * TABLEAU[j * (j - 1) // 2 + i]).to(ACC)",
+            "dk += (step * TABLEAU[j * (j - 1) // 2]).to(ACC)",
+        ),
+        "triton-ode-needs-of-the-imaginary-part": ("        if NEEDS & 4:\n            sum_im", "        if NEEDS & 2:\n            sum_im"),
+        "triton-ode-gradient-of-the-states": (
+            "            if grad_trajectory_ptr is not None:\n                g += tl.load(grad_trajectory_ptr + offs_u, mask=mask_u, other=0.0)\n\n        if NEEDS & 1:",
+            "        if NEEDS & 1:",
+        ),
+        "triton-ode-starts-of-a-split": ("offs_b = ((split * tiles + tile) * BLOCK_B", "offs_b = ((split * tiles) * BLOCK_B"),
+    }),
+]  # fmt: skip
+
+MATH = [
+    *mutants(TRITON_FOLDER + "device_math.py", "tests/triton/test_precision.py -k 'exp or sine or planes or schemes'", {
+        "triton-exp-low-part": ("        f = tl.fma(n, 2.12194440e-4, f)\n", ""),
+        "triton-cos-quadrant": ("tl.where(((quadrant + 1) & 2) != 0, -cos_q, cos_q)", "tl.where((quadrant & 2) != 0, -cos_q, cos_q)"),
+        "triton-third-plane": ("planes = (hi, mid, round_to_plane(rest - mid.to(tl.float32)))", "planes = (hi, mid, round_to_plane(rest - rest))"),
+        "triton-product-of-planes": ("            step = tl.dot(a[1], b[1], step)\n", ""),
+        "triton-mask-product-of-planes": (
+            "step = tl.dot(a[2], b, step)",
+            "step = tl.dot(a[2], b, step) * 0",
+        ),
+    }),
+]  # fmt: skip
+
+TRITON = [*NPU, *SIBLINGS, *TIME_LOOP, *MATH]
