@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NMU, NPU, RealNPU, fit
 from npu_kernels.fitting import Recipe, Run, fit_many
+from npu_kernels.fitting.data import Data
 from npu_kernels.fitting.pool import ranks
+from npu_kernels.fitting.search import Search
 from npu_kernels.lbfgs import Status
 
 SHORT = Recipe(rungs=((20, 1.0), (10, 0.5)), refine=12, settle=6, rows=(32, 64), denominators=(1, 2))
@@ -204,6 +206,62 @@ def test_starts_that_overflow_are_retired() -> None:
     assert lost.score == float("inf")
     assert lost.chosen.kind == "none"
     assert lost.complete
+
+
+def test_a_model_without_a_number_has_the_greatest_error() -> None:
+    """inf and not nan: nan would be neither greater nor less than the others."""
+    x, y = _hard()
+    run = Run(RealNPU(2, 1, num_models=2), x[None], y[None], [0], SHORT)
+    flat = torch.full((2, len(run.template.kind)), 0.5, dtype=torch.float64)
+    flat[1] = float("nan")
+    held = run.data.held_out
+    errors = run.template.errors(flat, held.x, held.y, held.weight, torch.tensor([0, 0]))
+    assert errors[0].isfinite()
+    assert errors[1] == float("inf")
+
+
+def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = _hard()
+    rates: list[float] = []
+    step = Search._adam
+
+    def recorded(search: Search, grads: tuple[Tensor | None, ...], rate: float) -> None:
+        rates.append(rate)
+        step(search, grads, rate)
+
+    monkeypatch.setattr(Search, "_adam", recorded)
+    Run(RealNPU(2, 1, num_models=4), x[None], y[None], [0], SHORT).advance(30)
+    assert rates[0] == SHORT.rate
+    assert rates[20] == SHORT.rate / 2
+    for stretch in (rates[:20], rates[20:]):
+        assert sorted(stretch, reverse=True) == stretch
+        assert stretch[-1] < stretch[0] / 5
+
+
+def test_a_gradient_that_is_not_finite_makes_no_step() -> None:
+    x, y = _hard()
+    search = Run(RealNPU(2, 1, num_models=3), x[None], y[None], [0], SHORT).search
+    assert search is not None
+    before = search.tensors[0].clone()
+    grads = [torch.ones_like(t) for t in search.tensors]
+    grads[0][0], grads[0][1] = float("nan"), float("inf")
+    search._adam(tuple(grads), 0.1)
+    moved = search.tensors[0] != before
+    assert moved.flatten(1).all(1).tolist() == [False, False, True]
+    assert torch.equal(search.tensors[0][:2], before[:2])
+
+
+def test_held_out_rows_are_the_seeds() -> None:
+    x, y = _hard()
+
+    def held_out(*seeds: int) -> Tensor:
+        x_of_all, y_of_all = (t.expand(len(seeds), -1, -1) for t in (x, y))
+        return Data.split(x_of_all, y_of_all, seeds, SHORT, torch.device("cpu")).held_out.x
+
+    first, second = held_out(3, 4)
+    assert torch.equal(first, held_out(3)[0])
+    assert torch.equal(second, held_out(4)[0])
+    assert not torch.equal(first, second)
 
 
 def test_projection() -> None:
