@@ -172,6 +172,33 @@ def test_rules() -> None:
     assert torch.equal(result.x, start)
 
 
+def test_the_ends_of_the_rules() -> None:
+    closure, x0 = differentiated(rosenbrock), starts(1, 3)
+    five = lbfgs(closure, x0, max_iterations=5)
+    assert lbfgs(closure, x0, max_evaluations=int(five.evaluations)).iterations.tolist() == [5]
+    # A step is as long as its longest part: the second variable is at its minimum and never moves.
+    x0 = torch.tensor([[30.0, 1.0]], dtype=torch.float64)
+    result = lbfgs(differentiated(log_barrier), x0, x_tolerance=1e-3)
+    torch.testing.assert_close(result.x, torch.ones_like(x0), rtol=0, atol=1e-2)
+    # Downhill for ever: x0, the first trial point, and as many more as a line search may have.
+    line = differentiated(lambda x: -x.sum(1))
+    assert lbfgs(line, x0, max_iterations=1, max_line_search=3).evaluations.tolist() == [5]
+
+
+def test_a_step_that_hardly_descends_is_too_long() -> None:
+    """Where f falls by less than a ten-thousandth of what its slope promised, the next trial point lies before it."""
+    tried = []
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        tried.append(x.item())
+        behind = x != 0
+        return torch.where(behind, -1e-6, 0.0)[:, 0], torch.where(behind, -0.95, -1.0)
+
+    lbfgs(closure, torch.zeros(1, 1), max_evaluations=3)
+    assert tried[:2] == [0, 1]
+    assert 0 < tried[2] < 1
+
+
 def test_f_never_increases() -> None:
     problems = LBFGS(differentiated(wavy), 3 * starts(30, 3), max_iterations=50)
     problems.round()

@@ -113,6 +113,17 @@ def test_checkpointed_is_the_same_to_the_bit(dtype: torch.dtype, models: int | N
             assert torch.equal(full, again)
 
 
+def test_checkpointed_keeps_no_stages(backend: str) -> None:
+    model, u0 = make("NPU", 3), starts(3, 2, D)
+    sizes = {}
+    for memory in ("full", "checkpointed"):
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.numel()) or t, lambda t: t):
+            ode.rollout(model, u0, steps=40, dt=0.01, memory=memory)
+        sizes[memory] = sum(kept)
+    assert sizes["checkpointed"] < sizes["full"] / 3
+
+
 @needs_library
 @pytest.mark.parametrize(("models", "batch"), [(300, None), (40, 5), (3, 700)])
 def test_same_bits_at_any_number_of_threads(models: int, batch: int | None) -> None:

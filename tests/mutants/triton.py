@@ -98,7 +98,7 @@ SIBLINGS = [
         "triton-nalu-gate-slope": ("d_a * rest * (a - product)", "d_a * (a - product)"),
         "triton-inalu-sign-of-the-weight": ("return FACTOR * signum(w) * tl.where", "return FACTOR * tl.where"),
     }),
-    *mutants(TRITON_FOLDER + "nalu_backward_kernels.py", KERNELS + "'bounds or nalu and (needs or float64_parity or gradcheck)'", {
+    *mutants(TRITON_FOLDER + "nalu_backward_kernels.py", KERNELS + "omega", {
         "triton-inalu-gradient-beyond-omega": ("d_e = tl.where((flags & 1) != 0, 0.0, d_t)", "d_e = d_t"),
     }),
 ]  # fmt: skip

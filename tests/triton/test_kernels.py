@@ -23,7 +23,7 @@ from npu_kernels.testing import (
     relative_error,
     with_layout,
 )
-from tests.kernels import ALL, backward, errors, forward, outputs, with_zero_factors
+from tests.kernels import ALL, EPS, backward, errors, forward, outputs, with_zero_factors
 
 FUSED = ("npu", "nmu", "nalu", "inalu")
 # All but the NPU have one set of kernels for all sizes.
@@ -66,6 +66,19 @@ def test_zero_inputs_and_factors(
     grad_y = torch.randn_like(forward(sample, reference)[0])
     for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
         assert relative_error(actual, expected) < 5e-14, sample.name
+
+
+def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: ModuleType) -> None:
+    sample, omega = RECORDS["inalu"].sample(19, 5, 18, device=device), 0.1
+    tensors, found = list(sample.tensors.values()), []
+    for of in (kernels, reference):
+        y, *saved = of.inalu_forward(sample.x, *tensors, EPS, omega, True)
+        grads = of.inalu_backward(torch.ones_like(y), sample.x, *tensors, *saved, EPS, omega, ALL)
+        found.append([y, *saved, *grads])
+    bounded = found[1][4] & 1
+    assert 0.1 < bounded.double().mean() < 0.9
+    for actual, expected in zip(*found, strict=True):
+        assert relative_error(actual, expected) < 5e-14
 
 
 @pytest.mark.parametrize("sizes", TILE_SIZES)
