@@ -75,7 +75,6 @@ SIBLINGS = [
             "        mantissa, e = _decompose(mantissa)\n",
         ),
         "triton-nmu-x-less-one": ("tl.sum(d_f * (x - 1.0), axis=0)", "tl.sum(d_f * x, axis=0)"),
-        "triton-nmu-last-inputs": ("mask=mask_b & (i + 0 * offs_b < I), other=1.0", "mask=mask_b & (i + 0 * offs_b < I), other=0.5"),
     }),
     *mutants(TRITON_FOLDER + "reduction.py", (*TILES, *SMALL), {
         "triton-reduction-first-rows": ("for r in range(0, loop_end(rows), ROWS):", "for r in range(0, 1, ROWS):"),
