@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ def mutants(
     return [Mutant(name, file, text, replacement, tests, isa) for name, (text, replacement) in changes.items()]
 
 
+@functools.lru_cache
 def _meaning(file: str, code: str) -> str:
     """The code without what no compiler reads. Raises SyntaxError for Python that is none."""
     if file.endswith(".py"):
