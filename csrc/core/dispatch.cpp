@@ -78,7 +78,7 @@ bool fills_tiles(const NpuInputs<float>& in) {
   const int64_t outs = in.weight_im != nullptr ? 16 : 32;
   return in.rows >= 64 && in.in >= 32 && in.out >= 16 &&
          padded(in.rows, 32) * padded(in.in, 32) * padded(in.out, outs) <=
-             1.5 * double(in.rows) * double(in.in) * double(in.out);
+             1.3 * double(in.rows) * double(in.in) * double(in.out);
 }
 
 // The AVX-512 kernels with the NPU by tiles where Pays::tiles(inputs).

@@ -1,8 +1,8 @@
 // Forward of the Neural Power Unit family by tile products; the formulas and notation stand in npu_forward.cpp.
 //
-// A chunk of rows becomes panels of L and m (A), a block of inputs at a time. For each 16 outs (RealNPU: 32) the
-// block's weights are packed (B) and multiplied with all of the chunk's rows, two tiles of rows at a time, while they
-// stay in the second-level cache. A product has two columns of tiles:
+// A chunk of rows becomes panels of L and m (A), a block of inputs at a time. The block's weights of 16 outs (RealNPU:
+// 32) are packed (B), once for all chunks where there are several, and meet all of the chunk's rows, two tiles of rows
+// at a time. A product has two columns of tiles:
 //
 //   NPU        L (Wr, Wi)'  and  m (-pi ghat Wi, pi ghat Wr)'  add to (P, Q)
 //   RealNPU    L (Wr)'  gives P,  m (pi ghat Wr)'  gives Q,  of two tiles of outs each
@@ -23,31 +23,94 @@ using tiles::Reg;
 using tiles::S;
 
 constexpr int64_t kPairRows = 2 * kTile;
-constexpr int64_t kMostRows = 512;  // of a chunk
-// Inputs of a block: L and m of a chunk, in three terms and one, are 1 MiB then, the packed weights 96 KiB.
+constexpr int64_t kMostRows = 256;  // of a chunk
+// Inputs of a block: L and m of a chunk, in three terms and one, are 512 KiB then, the packed weights 96 KiB.
 constexpr int64_t kInBlock = 256;
+// Outs whose P and Q wait for one another, so that results are written in runs of four cache lines.
+constexpr int64_t kFinishOuts = 64;
+// bfloat16 that weights may take that are packed for all chunks.
+constexpr int64_t kMostPacked = int64_t(1) << 25;
 // Outs of a task: P and Q of a chunk are 4 MiB then, where they are kept from block to block.
 constexpr int64_t kMostOuts = 1024;
 // Fewer rows than these pack more than they multiply; threads then share the outs.
 constexpr int64_t kLeastRows = 128;
 
+// Weights as B panels. A unit of outs has four: a product (with L, with m) has two columns of tiles.
+template <int terms, bool complex>
+class Weights {
+ public:
+  static constexpr int kUnitOuts = complex ? kTile : 2 * kTile;
+
+  explicit Weights(const NpuInputs<float>& in) : in_(in), k_tiles_(ceil_div(in.in, kTileDepth)) {}
+
+  int64_t unit_size() const { return 4 * k_tiles_ * terms * kTileSize; }
+  const Bf16* panel(const Bf16* unit, int product, int column) const {
+    return unit + (product * 2 + column) * k_tiles_ * terms * kTileSize;
+  }
+
+  // Inputs [i0, i0 + ins) of the unit of outs that begins with o.
+  void pack(int64_t model, int64_t o, int64_t i0, int64_t ins, const float* gate, Bf16* unit,
+            Ranges::Largest& largest) const {
+    const int64_t at = model * in_.out * in_.in + i0;
+    unit += i0 / kTileDepth * terms * kTileSize;
+    if constexpr (complex) {
+      pack_tile<false>(in_.weight_re + at, o, ins, gate, unit, 0, 1, largest);
+      pack_tile<true>(in_.weight_im + at, o, ins, gate, unit, 1, 0, largest);
+    } else {
+      pack_tile<false>(in_.weight_re + at, o, ins, gate, unit, 0, 0, largest);
+      pack_tile<false>(in_.weight_re + at, o + kTile, ins, gate, unit, 1, 1, largest);
+    }
+  }
+
+ private:
+  // Outs [o, o + 16) of w as a column of the product with L, and pi ghat w, or -pi ghat w, as one of that with m.
+  template <bool minus>
+  void pack_tile(const float* w, int64_t o, int64_t ins, const float* gate, Bf16* unit, int column, int mask_column,
+                 Ranges::Largest& largest) const {
+    const int outs = int(most<int64_t>(0, least<int64_t>(kTile, in_.out - o)));
+    Bf16* reals = unit + column * k_tiles_ * terms * kTileSize;
+    Bf16* phases = unit + (2 + mask_column) * k_tiles_ * terms * kTileSize;
+    for (int64_t i = 0; i < ins; i += kTileDepth, reals += terms * kTileSize, phases += terms * kTileSize) {
+      const int count = int(least<int64_t>(kTileDepth, ins - i));
+      Reg of_input[kTileDepth] = {};
+      load_columns<float>(w + o * in_.in + i, in_.in, outs, least(count, kTile), of_input);
+      if (count > kTile) load_columns<float>(w + o * in_.in + i + kTile, in_.in, outs, count - kTile, of_input + kTile);
+      Reg turn[kTileDepth] = {};
+      for (int n = 0; n < count; ++n) {
+        largest.see(of_input[n]);
+        const float phase = float(kPi) * gate[i + n];
+        turn[n] = S::set1(minus ? -phase : phase) * of_input[n];
+      }
+      for (int n = 0; n < kTileDepth; n += 2) {
+        tiles::split_pair<terms>(of_input[n], of_input[n + 1], reals + n * kTile);
+        tiles::split_pair<terms>(turn[n], turn[n + 1], phases + n * kTile);
+      }
+    }
+  }
+
+  const NpuInputs<float>& in_;
+  const int64_t k_tiles_;
+};
+
 template <int terms, bool complex>
 class Chunk {
-  static constexpr int kUnitOuts = complex ? kTile : 2 * kTile;
+  static constexpr int kUnitOuts = Weights<terms, complex>::kUnitOuts;
   static constexpr int64_t kUnitSize = complex ? kBlockSize : 2 * kBlockSize;  // P and Q of two tiles of rows
 
  public:
-  static constexpr int64_t kOutStep = kUnitOuts;
-
-  Chunk(const NpuForward<float>& f, int64_t rows, int64_t outs)
+  // Of at most so many rows and outs; `packed` units of weights of all models, or null.
+  Chunk(const NpuForward<float>& f, int64_t rows, int64_t outs, const Bf16* packed)
       : f_(f),
         in_(f.inputs),
+        weights_(in_),
+        packed_(packed),
         pairs_(ceil_div(rows, kPairRows)),
         k_tiles_(ceil_div(least(in_.in, kInBlock), kTileDepth)),
+        kept_outs_(round_up(in_.in <= kInBlock ? least(outs, kFinishOuts) : outs, kUnitOuts)),
         log_r_(pairs_ * 2 * k_tiles_ * terms * kTileSize),
         mask_(pairs_ * 2 * k_tiles_ * kTileSize),
-        weights_(4 * k_tiles_ * terms * kTileSize),
-        sums_((in_.in <= kInBlock ? 1 : ceil_div(outs, kUnitOuts)) * pairs_ * kUnitSize),
+        own_unit_(packed == nullptr ? weights_.unit_size() : 0),
+        sums_(kept_outs_ / kUnitOuts * pairs_ * kUnitSize),
         negative_(size_t(pairs_)) {}
 
   void run(int64_t model, int64_t row, int64_t end_row, int64_t first_out, int64_t end_out, const float* gate,
@@ -59,14 +122,12 @@ class Chunk {
       const int64_t ins = least(kInBlock, in_.in - i0);
       const bool last = i0 + ins == in_.in;
       for (int64_t p = 0; p < pairs; ++p) turn(model, row, end_row, p, i0, ins, gate, largest);
-      float* sums = sums_;
       for (int64_t o = first_out; o < end_out; o += kUnitOuts) {
-        pack(model, o, end_out, i0, ins, gate + i0, largest);
-        for (int64_t p = 0; p < pairs; ++p) {
-          multiply(p, ceil_div(ins, kTileDepth), i0 > 0, sums + p * kUnitSize, engine);
-          if (last) finish(sums + p * kUnitSize, model, row + p * kPairRows, end_row, o, end_out);
-        }
-        if (in_.in > kInBlock) sums += pairs * kUnitSize;
+        float* sums = sums_ + (o - first_out) % kept_outs_ / kUnitOuts * pairs_ * kUnitSize;
+        multiply(pairs, i0, ins, unit(model, o, i0, ins, gate, largest), sums, engine);
+        const int64_t done = least(o + kUnitOuts, end_out);
+        if (last && (done == end_out || (done - first_out) % kFinishOuts == 0))
+          finish(model, row, end_row, first_out, (done - 1 - first_out) / kFinishOuts * kFinishOuts + first_out, done);
       }
       i0 += kInBlock;
     } while (i0 < in_.in);
@@ -76,9 +137,13 @@ class Chunk {
  private:
   Bf16* log_panel(int64_t p, int h) const { return log_r_ + (p * 2 + h) * k_tiles_ * terms * kTileSize; }
   Bf16* mask_panel(int64_t p, int h) const { return mask_ + (p * 2 + h) * k_tiles_ * kTileSize; }
-  // Packed weights of the product with L (0) or m (1), of a column of tiles.
-  Bf16* weight_panel(int product, int column) const {
-    return weights_ + (product * 2 + column) * k_tiles_ * terms * kTileSize;
+
+  const Bf16* unit(int64_t model, int64_t o, int64_t i0, int64_t ins, const float* gate,
+                   Ranges::Largest& largest) const {
+    if (packed_ != nullptr)
+      return packed_ + (model * ceil_div(in_.out, kUnitOuts) + o / kUnitOuts) * weights_.unit_size();
+    weights_.pack(model, o, i0, ins, gate + i0, own_unit_, largest);
+    return own_unit_;
   }
 
   // L and m of the p-th two tiles of rows; zero outside.
@@ -109,81 +174,72 @@ class Chunk {
     negative_[size_t(p)] = negative;
   }
 
-  void pack(int64_t model, int64_t o, int64_t end_out, int64_t i0, int64_t ins, const float* gate,
-            Ranges::Largest& largest) {
-    const int64_t at = model * in_.out * in_.in + i0;
-    if constexpr (complex) {
-      pack_tile<false>(in_.weight_re + at, o, end_out, ins, gate, 0, 1, largest);
-      pack_tile<true>(in_.weight_im + at, o, end_out, ins, gate, 1, 0, largest);
-    } else {
-      pack_tile<false>(in_.weight_re + at, o, end_out, ins, gate, 0, 0, largest);
-      pack_tile<false>(in_.weight_re + at, o + kTile, end_out, ins, gate, 1, 1, largest);
+  // Adds a unit of outs' products with inputs [i0, i0 + ins) to the sums of all rows, or begins them.
+  void multiply(int64_t pairs, int64_t i0, int64_t ins, const Bf16* unit, float* sums,
+                const tiles::Engine& engine) const {
+    const int64_t k_tiles = ceil_div(ins, kTileDepth), at = i0 / kTileDepth * terms * kTileSize;
+    const auto columns = [&](int product, const Bf16*(&b)[2]) {
+      for (int column = 0; column < 2; ++column) b[column] = weights_.panel(unit, product, column) + at;
+    };
+    const Bf16 *reals[2], *phases[2];
+    columns(0, reals);
+    columns(1, phases);
+    for (int64_t p = 0; p < pairs; ++p, sums += kUnitSize) {
+      engine.multiply<terms, terms>({log_panel(p, 0), log_panel(p, 1)}, reals, k_tiles, i0 > 0, sums);
+      float* turned = complex ? sums : sums + kBlockSize;
+      if (negative_[size_t(p)])
+        engine.multiply<1, terms>({mask_panel(p, 0), mask_panel(p, 1)}, phases, k_tiles, complex || i0 > 0, turned);
+      else if (!complex && i0 == 0) std::memset(turned, 0, size_t(kBlockSize) * sizeof(float));
     }
   }
 
-  // Outs [o, o + 16) of w as a column of the product with L, and pi ghat w, or -pi ghat w, as one of that with m.
-  template <bool minus>
-  void pack_tile(const float* w, int64_t o, int64_t end_out, int64_t ins, const float* gate, int column,
-                 int mask_column, Ranges::Largest& largest) const {
-    const int outs = int(most<int64_t>(0, least<int64_t>(kTile, end_out - o)));
-    Bf16 *reals = weight_panel(0, column), *phases = weight_panel(1, mask_column);
-    for (int64_t i = 0; i < ins; i += kTileDepth, reals += terms * kTileSize, phases += terms * kTileSize) {
-      const int count = int(least<int64_t>(kTileDepth, ins - i));
-      Reg of_input[kTileDepth] = {};
-      load_columns<float>(w + o * in_.in + i, in_.in, outs, least(count, kTile), of_input);
-      if (count > kTile) load_columns<float>(w + o * in_.in + i + kTile, in_.in, outs, count - kTile, of_input + kTile);
-      Reg turn[kTileDepth] = {};
-      for (int n = 0; n < count; ++n) {
-        largest.see(of_input[n]);
-        const float phase = float(kPi) * gate[i + n];
-        turn[n] = S::set1(minus ? -phase : phase) * of_input[n];
-      }
-      for (int n = 0; n < kTileDepth; n += 2) {
-        tiles::split_pair<terms>(of_input[n], of_input[n + 1], reals + n * kTile);
-        tiles::split_pair<terms>(turn[n], turn[n + 1], phases + n * kTile);
-      }
-    }
-  }
-
-  void multiply(int64_t p, int64_t k_tiles, bool resume, float* sums, const tiles::Engine& engine) const {
-    engine.multiply<terms, terms>({log_panel(p, 0), log_panel(p, 1)}, {weight_panel(0, 0), weight_panel(0, 1)}, k_tiles,
-                                  resume, sums);
-    const Bf16* const masks[2] = {mask_panel(p, 0), mask_panel(p, 1)};
-    const Bf16* const phases[2] = {weight_panel(1, 0), weight_panel(1, 1)};
-    float* turned = complex ? sums : sums + kBlockSize;
-    if (negative_[size_t(p)]) engine.multiply<1, terms>(masks, phases, k_tiles, complex || resume, turned);
-    else if (!complex && !resume) std::memset(turned, 0, size_t(kBlockSize) * sizeof(float));
-  }
-
-  // y and s of two tiles of rows.
-  void finish(const float* sums, int64_t model, int64_t row, int64_t end_row, int64_t o, int64_t end_out) const {
-    for (int64_t n = 0; n < least(kPairRows, end_row - row); ++n) {
-      const int64_t to = (model * in_.rows + row + n) * in_.out + o;
-      const float* block = sums + (n / kTile * 2 * kTile + n % kTile) * kTile;
-      for (int column = 0; column < kUnitOuts / kTile; ++column) {
-        const int count = int(least<int64_t>(kTile, end_out - o - column * kTile));
-        if (count <= 0) break;
-        const float* p = block + column * kTile * kTile;
+  // y and s of all rows and of outs [o, end_out), the task's own beginning with first_out.
+  void finish(int64_t model, int64_t row, int64_t end_row, int64_t first_out, int64_t o, int64_t end_out) const {
+    const float* sums = sums_ + (o - first_out) % kept_outs_ / kUnitOuts * pairs_ * kUnitSize;
+    for (int64_t n = 0; n < end_row - row; ++n) {
+      const int64_t to = (model * in_.rows + row + n) * in_.out;
+      const float* block = sums + n / kPairRows * kUnitSize + (n / kTile % 2 * 2 * kTile + n % kTile) * kTile;
+      for (int64_t out = o; out < end_out; out += kTile) {
+        const int count = int(least<int64_t>(kTile, end_out - out));
+        const int64_t unit = (out - o) / kUnitOuts, column = (out - o) % kUnitOuts / kTile;
+        const float* p = block + unit * pairs_ * kUnitSize + column * kTile * kTile;
         const float* q = complex ? p + kTile * kTile : p + kBlockSize;
         Reg y, s;
         outputs<float>(S::load(p), S::load(q), &y, &s);
-        S::store_first(f_.y + to + column * kTile, y, count);
-        if (f_.s != nullptr) S::store_first(f_.s + to + column * kTile, s, count);
+        S::store_first(f_.y + to + out, y, count);
+        if (f_.s != nullptr) S::store_first(f_.s + to + out, s, count);
       }
     }
   }
 
   const NpuForward<float>& f_;
   const NpuInputs<float>& in_;
+  const Weights<terms, complex> weights_;
+  const Bf16* const packed_;
   const int64_t pairs_, k_tiles_;  // of a block
-  Scratch<Bf16> log_r_, mask_, weights_;
+  const int64_t kept_outs_;        // whose sums are kept at once
+  Scratch<Bf16> log_r_, mask_, own_unit_;
   Scratch<float> sums_;
   std::vector<uint8_t> negative_;  // of two tiles of rows: any x < 0 in this block
 };
 
+// Calls f(task, gate) for tasks [begin, end) of n to a model.
+template <typename F>
+void with_gates(const NpuInputs<float>& in, int64_t begin, int64_t end, int64_t n, const F& f) {
+  Scratch<float> gate(in.in);
+  int64_t gate_model = -1;
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t model = task / n;
+    for (int64_t i = 0; model != gate_model && i < in.in; ++i)
+      gate[i] = in.gate == nullptr ? 1.0f : clamp_gate(in.gate[model * in.in + i]);
+    gate_model = model;
+    f(task, gate);
+  }
+}
+
 template <int terms, bool complex>
 void forward(const NpuForward<float>& f, const Parallel& parallel, const Ranges& ranges) {
-  using Tiles = Chunk<terms, complex>;
+  using Packing = Weights<terms, complex>;
   const NpuInputs<float>& in = f.inputs;
   // Outputs do not meet one another: how they are cut into tasks may follow from the number of threads.
   int64_t rows = kMostRows, outs = kMostOuts;
@@ -191,22 +247,31 @@ void forward(const NpuForward<float>& f, const Parallel& parallel, const Ranges&
     const int64_t wanted = 2 * parallel.threads;
     rows = least(kMostRows, most(kLeastRows, round_up(ceil_div(in.rows * in.models, wanted), kPairRows)));
     const int64_t by_rows = most<int64_t>(1, in.models * ceil_div(in.rows, rows));
-    outs = least(kMostOuts, most(Tiles::kOutStep, round_up(ceil_div(in.out * by_rows, wanted), Tiles::kOutStep)));
+    outs = least(kMostOuts, most<int64_t>(Packing::kUnitOuts,
+                                          round_up(ceil_div(in.out * by_rows, wanted), int64_t(Packing::kUnitOuts))));
   }
   const int64_t chunks = ceil_div(in.rows, rows), ranges_of_outs = ceil_div(in.out, outs);
+  const Packing weights(in);
+  const int64_t units = ceil_div(in.out, int64_t(Packing::kUnitOuts)), size = in.models * units * weights.unit_size();
+  const bool ahead = chunks > 1 && size <= kMostPacked;
+  Scratch<Bf16> packed(ahead ? size : 0);
+  parallel.over(ahead ? in.models * units : 0, [&](int64_t begin, int64_t end) {
+    with_gates(in, begin, end, units, [&](int64_t task, const float* gate) {
+      Ranges::Largest largest;
+      const int64_t model = task / units, o = task % units * Packing::kUnitOuts;
+      weights.pack(model, o, 0, in.in, gate, packed + task * weights.unit_size(), largest);
+      ranges.operand(model, largest);
+    });
+  });
   parallel.over(in.models * chunks * ranges_of_outs, [&](int64_t begin, int64_t end) {
     const tiles::Engine engine;
-    Tiles chunk(f, least(rows, in.rows), least(outs, in.out));
-    Scratch<float> gate(in.in);
-    int64_t gate_model = -1;
-    for (int64_t task = begin; task < end; ++task) {
+    Chunk<terms, complex> chunk(f, least(rows, in.rows), least(outs, in.out),
+                                ahead ? static_cast<const Bf16*>(packed) : nullptr);
+    with_gates(in, begin, end, chunks * ranges_of_outs, [&](int64_t task, const float* gate) {
       const int64_t model = task / (chunks * ranges_of_outs), row = task / ranges_of_outs % chunks * rows;
       const int64_t o = task % ranges_of_outs * outs;
-      for (int64_t i = 0; model != gate_model && i < in.in; ++i)
-        gate[i] = in.gate == nullptr ? 1.0f : clamp_gate(in.gate[model * in.in + i]);
-      gate_model = model;
       chunk.run(model, row, least(row + rows, in.rows), o, least(o + outs, in.out), gate, engine, ranges);
-    }
+    });
   });
 }
 

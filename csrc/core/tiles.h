@@ -62,14 +62,46 @@ NPU_INLINE void split_pair(Reg a, Reg b, Bf16* to) {
   }
 }
 
+// v in its first `count` lanes, 0 behind them.
+NPU_INLINE Reg first_lanes(Reg v, int count) {
+  return count >= kTile ? v : (Reg)_mm512_maskz_mov_ps(__mmask16(count > 0 ? (1u << count) - 1 : 0), (__m512)v);
+}
+
+// Keeps two neighbouring rows of 32 values, a k each, as the pair of k of two B tiles, at `first` and at `second`; and,
+// if `row` is not null, k running along them, as rows of A tiles, at `row` and kTileDepth behind it.
+template <int terms>
+NPU_INLINE void split_rows(const Reg (&a)[2], const Reg (&b)[2], Bf16* row, Bf16* first, Bf16* second) {
+  alignas(64) static constexpr uint16_t kZipLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(kZipLow), high = _mm512_add_epi16(low, _mm512_set1_epi16(kTile));
+  const auto wide = [](__m256i half) { return (Reg)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16); };
+  const auto subtract = [&](Reg(&v)[2], __m512i term) {
+    v[0] = v[0] - wide(_mm512_castsi512_si256(term));
+    v[1] = v[1] - wide(_mm512_maskz_extracti64x4_epi64(0xf, term, 1));
+  };
+  Reg rest_a[2] = {a[0], a[1]}, rest_b[2] = {b[0], b[1]};
+  for (int z = 0; z < terms; ++z) {
+    const __m512i term_a = (__m512i)_mm512_cvtne2ps_pbh((__m512)rest_a[1], (__m512)rest_a[0]);
+    const __m512i term_b = (__m512i)_mm512_cvtne2ps_pbh((__m512)rest_b[1], (__m512)rest_b[0]);
+    if (row != nullptr) {
+      _mm512_store_si512(row + z * kTileSize, term_a);
+      _mm512_store_si512(row + z * kTileSize + kTileDepth, term_b);
+    }
+    if (first != nullptr) {
+      _mm512_store_si512(first + z * kTileSize, _mm512_permutex2var_epi16(term_a, low, term_b));
+      _mm512_store_si512(second + z * kTileSize, _mm512_permutex2var_epi16(term_a, high, term_b));
+    }
+    if (z + 1 == terms) break;
+    subtract(rest_a, term_a);
+    subtract(rest_b, term_b);
+  }
+}
+
 constexpr int kOne = 0x3f80;  // bfloat16 1
 
-// The same of masks: 1 in their lanes, 0 in the others.
+// The same of masks as of split_row: 1 in their lanes, 0 in the others.
 NPU_INLINE void mask_row(S::Mask a, S::Mask b, Bf16* to) {
   _mm512_store_si512(to, _mm512_maskz_set1_epi16(__mmask32(a) | __mmask32(b) << 16, kOne));
-}
-NPU_INLINE void mask_pair(S::Mask a, S::Mask b, Bf16* to) {
-  _mm512_store_si512(to, _mm512_or_si512(_mm512_maskz_set1_epi32(a, kOne), _mm512_maskz_set1_epi32(b, kOne << 16)));
 }
 
 // Infinities and nan have no terms, products and sums of large numbers overflow in other places than float32's: a model
@@ -159,16 +191,28 @@ class Engine {
     for (int64_t k = 0; k < k_tiles; ++k) {
       const Bf16 *a0 = a[0] + k * a_terms * kTileSize, *a1 = a[1] + k * a_terms * kTileSize;
       const Bf16 *b0 = b[0] + k * b_terms * kTileSize, *b1 = b[1] + k * b_terms * kTileSize;
-      for (int za = a_terms - 1; za >= 0; --za) {
-        _tile_loadd(4, a0 + za * kTileSize, 64);
-        _tile_loadd(5, a1 + za * kTileSize, 64);
-        for (int zb = least(b_terms, orders - za) - 1; zb >= 0; --zb) {
-          _tile_loadd(6, b0 + zb * kTileSize, 64);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_dpbf16ps(2, 5, 6);
-          _tile_loadd(7, b1 + zb * kTileSize, 64);
-          _tile_dpbf16ps(1, 4, 7);
-          _tile_dpbf16ps(3, 5, 7);
+      if constexpr (a_terms == 3 && b_terms == 3) {
+        // From one pair of terms to the next one side is loaded: 14 tiles for 24 products.
+        load_a(a0, a1, 0);
+        load_b(b0, b1, 2);
+        add_products();
+        load_b(b0, b1, 1);
+        add_products();
+        load_a(a0, a1, 1);
+        add_products();
+        load_b(b0, b1, 0);
+        add_products();
+        load_a(a0, a1, 2);
+        add_products();
+        load_a(a0, a1, 0);
+        add_products();
+      } else {
+        for (int za = a_terms - 1; za >= 0; --za) {
+          load_a(a0, a1, za);
+          for (int zb = least(b_terms, orders - za) - 1; zb >= 0; --zb) {
+            load_b(b0, b1, zb);
+            add_products();
+          }
         }
       }
     }
@@ -176,6 +220,22 @@ class Engine {
     _tile_stored(1, c + tile, 64);
     _tile_stored(2, c + 2 * tile, 64);
     _tile_stored(3, c + 3 * tile, 64);
+  }
+
+ private:
+  static NPU_INLINE void load_a(const Bf16* a0, const Bf16* a1, int term) {
+    _tile_loadd(4, a0 + term * kTileSize, 64);
+    _tile_loadd(5, a1 + term * kTileSize, 64);
+  }
+  static NPU_INLINE void load_b(const Bf16* b0, const Bf16* b1, int term) {
+    _tile_loadd(6, b0 + term * kTileSize, 64);
+    _tile_loadd(7, b1 + term * kTileSize, 64);
+  }
+  static NPU_INLINE void add_products() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
   }
 };
 #else
