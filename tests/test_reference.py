@@ -187,3 +187,13 @@ def test_nau_is_a_clipped_product(backend: str) -> None:
     x, weight = torch.randn(8, 4), 2 * torch.randn(3, 4)
     torch.testing.assert_close(functional.nau(x, weight), x @ weight.clamp(-1, 1).T)
     torch.testing.assert_close(functional.nau(x, weight, clip=False), x @ weight.T)
+
+
+def test_nau_gradient_at_the_bounds() -> None:
+    """The clip lets the gradient of its bounds through, as torch.clamp does."""
+    weight = torch.tensor([[-1.5, -1.0, 0.5, 1.0, 1.5]], requires_grad=True)
+    y = reference.nau(torch.ones(1, 5), weight)
+    (expected,) = torch.autograd.grad(y, weight)
+    _, found = reference.nau_backward(torch.ones(1, 1), torch.ones(1, 5), weight.detach(), True, 2)
+    assert found is not None
+    assert found.tolist() == expected.tolist() == [[0, 1, 1, 1, 0]]
