@@ -198,18 +198,22 @@ TILES = [
             "    if (ranges.tame(model) || in.rows > 0) continue;\n",
         ),
         "tiles-forward-second-block": (
-            "multiply(p, ceil_div(ins, kTileDepth), i0 > 0, sums + p * kUnitSize, engine);",
-            "multiply(p, ceil_div(ins, kTileDepth), false, sums + p * kUnitSize, engine);",
+            "reals, k_tiles, i0 > 0, sums);",
+            "reals, k_tiles, false, sums);",
         ),
     }, isa="amx"),
     *mutants(CORE + "npu_tiles_backward.cpp", TILES_TEST, {
         "tiles-backward-swapped-masks": (
-            "sum[kMQ] = S::load(masked + from + (complex ? kSecond : 0));",
-            "sum[kMQ] = S::load(masked + from);",
+            "turn_back(masked + from + (complex ? kSecond : 0), sums[kMQ]);",
+            "turn_back(masked + from, sums[kMQ]);",
         ),
         "tiles-backward-second-block-of-outs": (
-            "engine.multiply<terms, terms>(a, b, depth, part > 0 || !first, sums);",
-            "engine.multiply<terms, terms>(a, b, depth, part > 0, sums);",
+            "engine.multiply<terms, terms>(a, b, c.out_depth(), part > 0 || !first, sums);",
+            "engine.multiply<terms, terms>(a, b, c.out_depth(), part > 0, sums);",
+        ),
+        "tiles-backward-second-chunk-of-rows": (
+            "engine.multiply<terms, terms>(logs, p, depth, !c.first, reals);",
+            "engine.multiply<terms, terms>(logs, p, depth, false, reals);",
         ),
         "tiles-backward-sign-of-dq": (
             "*dq = -grad_y * S::load_first(f_.s + at, count);",
