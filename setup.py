@@ -2,7 +2,7 @@
 
 Environment:
   NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
-  NPU_KERNELS_NO_DIRECT=1    install without the direct way from Python to the C++ kernels: small layers take longer.
+  NPU_KERNELS_NO_DIRECT=1    install without the fast path from Python to the C++ kernels: small layers take longer.
   CMAKE_ARGS="-D... -D..."   more arguments for CMake.
   NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has changed.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
@@ -40,7 +40,7 @@ npu_kernels: the C++ kernels need {what}, and there is none on the PATH. Either
   or leave the C++ kernels out:   NPU_KERNELS_NO_CPP=1 pip install {source}
 """
 NO_DIRECT = """
-npu_kernels: built without the direct way from Python to the C++ kernels (its compiler's words stand above; it needs
+npu_kernels: built without the fast path from Python to the C++ kernels (its compiler's words stand above; it needs
 Python's headers, looked for in {include}; Debian, Ubuntu: apt-get install python3-dev). All works, small layers take
 longer; `python -m npu_kernels.env` says so too.
 """
@@ -61,7 +61,7 @@ def _read(path: Path) -> str:
 
 
 def direct_name(torch: Path) -> str:
-    """The direct way's file: it serves one torch and one Python, npu_kernels/backends/direct.py looks for this name."""
+    """The fast path's file: it serves one torch and one Python, npu_kernels/backends/direct.py looks for this name."""
     found = re.search(r"__version__ = '([^']+)'", _read(torch / "version.py"))
     return f"direct-torch{found[1] if found else 'unknown'}-{sys.implementation.cache_tag}.so"
 
@@ -122,7 +122,7 @@ class BinaryWheel(bdist_wheel):
         self.root_is_pure = WITHOUT_CPP
 
     def get_tag(self) -> tuple[str, str, str]:
-        # The kernels use torch's stable ABI and no Python at all: any interpreter on this platform. The direct way into
+        # The kernels use torch's stable ABI and no Python at all: any interpreter on this platform. The fast path into
         # them is loaded by the one that it was built for.
         return "py3", "none", super().get_tag()[2]
 

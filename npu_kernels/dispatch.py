@@ -27,7 +27,7 @@ BACKENDS = ("reference", "cpu", "triton")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-DIRECT = (None, "cpu")  # what may be forced where the direct way is taken
+DIRECT = (None, "cpu")  # what may be forced where the fast path is taken
 forced: str | None = None  # the backend that use_backend names
 _interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
 _chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use

@@ -225,7 +225,7 @@ def _nmu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _direct(function: Callable[..., Any] | None, *arguments: Any) -> Any:
-    """What the direct way answers, NotImplemented where it is not taken."""
+    """What the fast path answers, NotImplemented where it is not taken."""
     if function is None or dispatch.forced not in dispatch.DIRECT or is_compiling():
         return NotImplemented
     return function(*arguments)

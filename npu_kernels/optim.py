@@ -61,7 +61,7 @@ class Adam(torch.optim.Adam):
             general = Optimizer.profile_hook_step(general)
         return general(self, closure)
 
-    step.hooked = True  # type: ignore[attr-defined]  # none are needed where the direct way is taken
+    step.hooked = True  # type: ignore[attr-defined]  # none are needed where the fast path is taken
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Away with the gradients."""

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the direct way from Python to the CPU kernels, beside the operators that it stands for.
+"""Neural Power Unit, a layer: the fast path from Python to the CPU kernels, beside the operators that it stands for.
 
 What it computes is tested wherever the `backend` fixture is used; here, when it is taken, when not, and how it behaves
 in the autograd engine.
@@ -40,7 +40,7 @@ def outcome(sample: Sample) -> list[Tensor]:
 
 
 def taken(call: Callable[[], Tensor]) -> bool:
-    """Whether a call that records its derivative went the direct way."""
+    """Whether a call that records its derivative took the fast path."""
     grad_fn = call().grad_fn
     return grad_fn is not None and "NPUDirect" in type(grad_fn).__name__ + grad_fn.name()
 
@@ -212,7 +212,7 @@ def one_weight(name: str) -> tuple[type[nn.Module], Callable[..., Tensor]]:
 @pytest.mark.parametrize("models", [None, 3])
 @pytest.mark.parametrize("leading", [(), (1,), (70,), (3, 50), (3, 2, 5)])
 def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[int, ...]) -> None:
-    """The direct way's value and gradients are the formula's; weights lie inside, on and outside the clip's bounds."""
+    """The fast path's value and gradients are the formula's; weights lie inside, on and outside the clip's bounds."""
     if models is not None and len(leading) != 1 and leading[:1] != (models,):
         pytest.skip("no shape of this layer")
     layer = one_weight(name)[0](6, 4, num_models=models, clip=clip, dtype=torch.float64)

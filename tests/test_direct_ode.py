@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: the direct way to the fused loop, beside the operators."""
+"""Neural Power Unit, a layer, in a time loop: the fast path to the fused loop, beside the operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def outcome(model: nn.Module, u0: Tensor, **options: Any) -> list[Tensor]:
 
 
 def taken(model: nn.Module, u0: Tensor, **options: Any) -> bool:
-    """Whether a call that records its derivative went the direct way."""
+    """Whether a call that records its derivative took the fast path."""
     found = ode.rollout(model, u0, steps=2, dt=0.05, **options)
     assert isinstance(found, Tensor)
     return found.grad_fn is not None and "RolloutDirect" in found.grad_fn.name()

@@ -26,7 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 class Counting:
-    """The direct way's step, counted where it was taken."""
+    """The fast path's step, counted where it was taken."""
 
     def __init__(self) -> None:
         self.taken = 0

@@ -1,6 +1,6 @@
 """Neural Power Unit, a layer: what `torch.set_float32_matmul_precision` does on the CPU.
 
-It is obeyed on the direct way, by instruction sets that multiply bfloat16, where that is faster; elsewhere everything
+It is obeyed on the fast path, by instruction sets that multiply bfloat16, where that is faster; elsewhere everything
 is float32 whatever it says.
 """
 
@@ -17,7 +17,7 @@ from npu_kernels.backends import cpu, direct
 from npu_kernels.testing import RECORDS, Sample, relative_error
 from tests.conftest import needs_library
 
-pytestmark = [needs_library, pytest.mark.skipif(direct.npu is None, reason="only the direct way knows the setting")]
+pytestmark = [needs_library, pytest.mark.skipif(direct.npu is None, reason="only the fast path knows the setting")]
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
 BFLOAT16 = [isa for isa in ISAS if isa in ("avx512_bf16", "amx")]
 needs_bfloat16 = pytest.mark.skipif(not BFLOAT16, reason="this processor does not multiply bfloat16")

@@ -1,4 +1,4 @@
-// What may go the direct way, and what its functions share.
+// What may take the fast path, and what its functions share.
 #pragma once
 
 #include <ATen/Context.h>

@@ -1,4 +1,4 @@
-// The direct way from Python to the core, for plain CPU tensors: one call does what the module's checks, an
+// The fast path from Python to the core, for plain CPU tensors: one call does what the module's checks, an
 // autograd.Function and a registered operator do otherwise, for a fifth of their cost, which is most of a small layer's
 // time. A Python module `direct` with
 //

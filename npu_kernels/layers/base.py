@@ -22,8 +22,8 @@ class Unit(nn.Module):
     """Base of the modules of this package: their sizes, and the intervals of their parameters.
 
     Args:
-        in_features: I.
-        out_features: O.
+        in_features: number of inputs I.
+        out_features: number of outputs O.
         num_models: K independent models in one call; None for one model without a leading dimension.
 
     Raises ValueError for sizes that are no positive integers.

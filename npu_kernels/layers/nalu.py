@@ -24,8 +24,8 @@ class NAC(Unit):
     ``[K, ..., O]``.
 
     Args:
-        in_features: I.
-        out_features: O.
+        in_features: number of inputs I.
+        out_features: number of outputs O.
         num_models: K independent models in one call; None for one model without a leading dimension.
         device, dtype: of the parameters.
 
@@ -74,8 +74,8 @@ class NALU(Unit):
     ``[K, ..., O]``.
 
     Args:
-        in_features: I.
-        out_features: O.
+        in_features: number of inputs I.
+        out_features: number of outputs O.
         num_models: K independent models in one call; None for one model without a leading dimension.
         device, dtype: of the parameters. The published code computes this layer in float64.
         bias: a bias in the gate. The paper's formula has none (the default), its authors' code has one.
@@ -146,8 +146,8 @@ class iNALU(Unit):
     ``[K, ..., O]``.
 
     Args:
-        in_features: I.
-        out_features: O.
+        in_features: number of inputs I.
+        out_features: number of outputs O.
         num_models: K independent models in one call; None for one model without a leading dimension.
         device, dtype: of the parameters.
         eps: the least ``|x|`` in the logarithm, 1e-7 as published.

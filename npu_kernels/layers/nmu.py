@@ -18,8 +18,8 @@ class NMU(Unit):
     ``[K, ..., O]``.
 
     Args:
-        in_features: I.
-        out_features: O.
+        in_features: number of inputs I.
+        out_features: number of outputs O.
         num_models: K independent models in one call; None for one model without a leading dimension.
         device, dtype: of the parameters.
         clip: clip the weight to [0, 1] as the paper defines.

@@ -78,8 +78,8 @@ class NPU(_PowerUnit):
     ``[K, ..., O]``.
 
     Args:
-        in_features: I.
-        out_features: O.
+        in_features: number of inputs I.
+        out_features: number of outputs O.
         num_models: K independent models in one call; None for one model without a leading dimension.
         device, dtype: of the parameters.
         init_im: start of weight_im: "zeros" (the paper), "uniform" (Glorot uniform, as weight_re) or a factor on
@@ -127,8 +127,8 @@ class RealNPU(_PowerUnit):
     ``[K, ..., O]``.
 
     Args:
-        in_features: I.
-        out_features: O.
+        in_features: number of inputs I.
+        out_features: number of outputs O.
         num_models: K independent models in one call; None for one model without a leading dimension.
         device, dtype: of the parameters.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
@@ -170,8 +170,8 @@ class NaiveNPU(_PowerUnit):
     ``[K, ..., O]``.
 
     Args:
-        in_features: I.
-        out_features: O.
+        in_features: number of inputs I.
+        out_features: number of outputs O.
         num_models: K independent models in one call; None for one model without a leading dimension.
         device, dtype: of the parameters.
         init_im: start of weight_im: "zeros" (the paper), "uniform" (Glorot uniform, as weight_re) or a factor on
