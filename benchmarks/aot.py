@@ -32,11 +32,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from npu_kernels import files
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -464,7 +465,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Compile, print and write the table; 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aot", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", action="append", choices=TARGETS, help="repeat for several; default: all")
-    parser.add_argument("--table", type=Path, help="write the resource table here, as JSON")
+    parser.add_argument("--table", type=files.output, help="write the resource table here, as JSON")
     parser.add_argument("--quick", action="store_true", help="only the smallest and the largest NPU, and some iNALUs")
     parser.add_argument(
         "--variants", action="store_true", help="calls without some operands or gradients: all, on every target (slow)"
@@ -482,10 +483,10 @@ def main(arguments: list[str] | None = None) -> int:
         rows = [row for future in pending for row in future.result()]
     import triton
 
+    print(render(rows))
     if options.table:
         table = {"triton": triton.__version__, "torch": torch.__version__, "rows": rows}
-        options.table.write_text(json.dumps(table, indent=1) + "\n")
-    print(render(rows))
+        files.write(options.table, json.dumps(table, indent=1) + "\n")
     broken = [row for row in rows if row["faults"]]
     print(f"triton {triton.__version__}: {len(rows)} kernels for {', '.join(targets)}, {len(broken)} over budget")
     return 1 if broken else 0

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from npu_kernels import files
+
 Row = dict[str, Any]
 
 HEAD = """# What the Triton kernels compile to
@@ -95,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"aot_report: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     if options.out:
-        options.out.write_text(text)
+        files.write(options.out, text)
     else:
         print(text, end="")
     return 0

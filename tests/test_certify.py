@@ -118,11 +118,16 @@ def test_command(tmp_path: Path) -> None:
         "empty",
         "--column",
         "reference",
+        "--json",
+        "part.json",
+        "--markdown",
+        "part.md",
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT)},
     )
     assert child.returncode == 0, child.stderr
     assert "1 cells, 0 failed" in child.stdout
     assert not child.stderr
-    for name in ("npu_kernels_certificate.json", "npu_kernels_certificate.md"):
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part.json", "part.md"]
+    for name in ("part.json", "part.md"):
         assert str(ROOT) not in (tmp_path / name).read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import npu_kernels
 from npu_kernels import NALU, NAU, NMU, NPU, RealNPU, fit
 from npu_kernels.fitting import Recipe, Run, fit_many
 from npu_kernels.fitting.data import Data
@@ -396,8 +398,92 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert continued.rows == whole.rows
     finished = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)  # nothing is left to do
     assert finished.seconds == continued.seconds
-    with pytest.raises(ValueError, match=r"^fit: checkpoint must be of the same model, data, seed and recipe"):
-        fit(RealNPU(2, 1, num_models=6), x, y, seed=1, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"seed": 1}, r"other seeds \(\[0\], here \[1\]\)"),
+        ({"recipe": replace(SHORT, rate=0.1)}, r"other recipe.rate \(0.05, here 0.1\)$"),
+        ({"y": "double"}, r"other dtypes \(x torch.float32, y torch.float32, .* here x torch.float32, y torch.float64"),
+        ({"model": NPU(2, 1, num_models=6)}, r"other model$"),
+        ({"model": RealNPU(2, 1, num_models=6).double()}, r"other dtypes \("),
+        ({"torch": "1.0"}, r"other torch \(.*, here 1.0\)$"),
+        ({"npu_kernels": "9"}, r"other npu_kernels \(.*, here 9\)$"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_another_fit(
+    change: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused, and the message says in what it differs; the file stays as it is."""
+    x, y = _hard()
+    path = tmp_path / "fit.pt"
+    fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
+    before = path.read_bytes()
+    options: dict[str, Any] = {"model": RealNPU(2, 1, num_models=6), "x": x, "recipe": SHORT, **change}
+    options["y"] = y.double() if "y" in change else y
+    for module in (torch, npu_kernels):
+        if module.__name__ in change:
+            monkeypatch.setattr(module, "__version__", options.pop(module.__name__))
+    with pytest.raises(
+        ValueError, match=rf"^fit: checkpoint must be a new file or one of this same fit, got '.*fit.pt': .*{what}"
+    ):
+        fit(**options, checkpoint=path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", "half", "state dict", "list"])
+def test_a_file_that_is_no_checkpoint(content: bytes | str, tmp_path: Path) -> None:
+    x, y = _hard()
+    path = tmp_path / "fit.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content == "half":
+        fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
+        path.write_bytes(path.read_bytes()[:-1000])
+    else:
+        torch.save([1] if content == "list" else NPU(2, 1).state_dict(), path)
+    with pytest.raises(
+        ValueError, match=r"^fit: checkpoint must be .* got '.*fit.pt': it (is empty|is|holds)"
+    ) as caught:
+        fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
+    assert "weights_only" not in str(caught.value)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = _hard()
+    monkeypatch.setattr(Run, "advance", lambda run, rounds: pytest.fail("work was done"))
+    many = {"x": x[None], "y": y[None], "recipe": SHORT, "checkpoint": tmp_path}
+    for path, error in ((tmp_path / "missing" / "fit.pt", FileNotFoundError), ("a\0b", ValueError)):
+        with pytest.raises(error, match=r"^fit: checkpoint must be a file that can be written, got '"):
+            fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
+    with pytest.raises(IsADirectoryError, match=r"^fit_many: checkpoint must be a file .*: it is a folder$"):
+        fit_many(RealNPU(2, 1, num_models=6), **many)
+    with pytest.raises(TypeError, match=r"^fit: checkpoint must be a path, got int$"):
+        fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=3)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_vanishes_costs_the_checkpoint_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = _hard()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    whole = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
+    advance = Run.advance
+
+    def vanishing(run: Run, rounds: int) -> None:
+        advance(run, rounds)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    monkeypatch.setattr(Run, "advance", vanishing)
+    monkeypatch.setattr("npu_kernels.fitting.fit.CHECKPOINT_SECONDS", 0.0)  # saved after every slice, in vain
+    with pytest.warns(RuntimeWarning, match=r"^fit: checkpoint '.*' could not be written \(No such file") as warned:
+        found = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=folder / "fit.pt")
+    assert {Path(w.filename).name for w in warned} == {"test_fit.py"}
+    assert found.complete
+    assert _same(found.model, whole.model)
 
 
 def test_progress(capfd: pytest.CaptureFixture[str]) -> None:
@@ -420,7 +506,11 @@ def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> No
     ("call", "error", "message"),
     [
         (lambda: _call(), ValueError, r"^fit: y must be given with a tensor x, got None$"),
-        (lambda: _call(x=[], y=torch.ones(9, 1)), ValueError, r"^fit: y must be None with batches"),
+        (
+            lambda: _call(x=[], y=torch.ones(9, 1)),
+            TypeError,
+            r"^fit: x must be .* got list; batches bring their own y$",
+        ),
         (lambda: _call(x=[]), ValueError, r"^fit: x must give at least one batch$"),
         (lambda: _call(x=3), TypeError, r"^fit: x must be a tensor, batches \(x, y\), or a function .*, got int$"),
         (lambda: _call(x=[1]), TypeError, r"^fit: a batch must be two tensors \(x, y\), got int$"),

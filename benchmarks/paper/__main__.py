@@ -38,6 +38,7 @@ from benchmarks.paper.drawing import SUFFIXES
 from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.session import Session
 from benchmarks.paper.workers import Place
+from npu_kernels import files
 
 EXPERIMENTS = ("gradient-surface", "simple", "large", "fsir", "fsir-equation")  # of the paper, what "all" runs
 DEFAULT_FOLDER = Path("benchmarks/out/paper")
@@ -190,15 +191,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.insert is not None:
             print(f"{options.insert}: {', '.join(report.insert(options.out, options.insert)) or 'no marks'}")
         return 0
-    folder.create()
     try:
+        folder.create()
+        files.remove_leftovers(options.out)
         store = workers.shared_store(place, folder.path) if place.size > 1 else None
         for experiment in EXPERIMENTS if options.experiment == "all" else [options.experiment]:
             if not perform(experiment, options, place, folder, store):
                 if place.rank == 0:
                     print("stopped; what was done is kept, the same command goes on from there")
                 return 130
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         print(f"benchmarks.paper: {error}", file=sys.stderr)
         return 1
     if place.rank == 0:

@@ -15,8 +15,10 @@ from torch import nn
 
 import npu_kernels
 from benchmarks.paper import simple
-from benchmarks.paper.runner import Batch, Folder, write_file
+from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.workers import duration
+from benchmarks.throughput.timing import CROWDED, Crowd
+from npu_kernels import files
 
 FILE = "eager.json"
 
@@ -57,8 +59,10 @@ def seconds_per_step(name: str, steps: int) -> float:
 
 def measure(folder: Folder, steps: int) -> None:
     """Keep the seconds of one step of one model, for each model."""
-    text = json.dumps({name: seconds_per_step(name, steps) for name in simple.RECIPES})
-    write_file(folder.path / FILE, lambda file: file.write(text.encode()))
+    with Crowd() as crowd:
+        seconds = {name: seconds_per_step(name, steps) for name in simple.RECIPES}
+    text = json.dumps({"seconds": seconds, "waited": crowd.waited})
+    files.write(folder.path / FILE, text)
 
 
 def compare(folder: Folder, batches: Sequence[Batch], seconds: float) -> list[str]:
@@ -66,10 +70,14 @@ def compare(folder: Folder, batches: Sequence[Batch], seconds: float) -> list[st
     path = folder.path / FILE
     if not path.exists():
         return []
-    per_step = json.loads(path.read_text())
+    found = json.loads(path.read_text())
+    per_step = found.get("seconds", found)
     total = sum(per_step[batch.settings["model"]] * batch.settings["steps"] * len(batch.runs) for batch in batches)
     each = ", ".join(f"{name} {1e6 * value:.0f}" for name, value in per_step.items())
+    ratio = f"{total / seconds:.1f} times as much"
+    if (found.get("waited") or 0.0) > CROWDED:
+        ratio = "no verdict (other work took the cores while eager torch was timed)"
     return [
-        f"eager torch, one model at a time: {duration(total)} of work for the same runs, {total / seconds:.1f} times "
-        f"as much; microseconds of one step of one model: {each}"
+        f"eager torch, one model at a time: {duration(total)} of work for the same runs, {ratio}; "
+        f"microseconds of one step of one model: {each}"
     ]

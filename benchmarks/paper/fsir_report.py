@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.paper import fsir, fsir_equation, published
-from benchmarks.paper.runner import Batch, write_file
+from benchmarks.paper.runner import Batch
 from benchmarks.paper.summary import median, number
-from npu_kernels import NAU, NPU, RealNPU
+from npu_kernels import NAU, NPU, RealNPU, files
 
 Rows = Sequence[dict[str, Any]]
 # Beside a table: its best models, for equations and pictures.
@@ -271,7 +271,7 @@ def keep_best(results: Sequence[tuple[Batch, dict[str, Any]]], path: Path) -> No
         if fitting:
             row, parameters = min(fitting, key=lambda pair: (pair[0]["h"], pair[0]["n_params"], pair[0]["error"]))
             chosen["found"] = {**row, "mse": row["error"], "parameters": parameters.tolist()}
-        write_file(path, lambda file: file.write(json.dumps(chosen, indent=1).encode()))
+        files.write(path, json.dumps(chosen, indent=1))
         return
     for batch, result in results:
         for row, parameters in zip(result["rows"], result["tensors"]["parameters"], strict=True):
@@ -282,7 +282,7 @@ def keep_best(results: Sequence[tuple[Batch, dict[str, Any]]], path: Path) -> No
                 if row["mse"] < chosen.get(name, {"mse": math.inf})["mse"]:
                     keep = {"integrator": batch.settings["integrator"], "parameters": parameters.tolist()}
                     chosen[name] = {**row, **keep}
-    write_file(path, lambda file: file.write(json.dumps(chosen, indent=1).encode()))
+    files.write(path, json.dumps(chosen, indent=1))
 
 
 def equation_section(path: Path) -> str:

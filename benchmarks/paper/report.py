@@ -23,8 +23,8 @@ from benchmarks.paper import (
     tables,
 )
 from benchmarks.paper.published import SIGNS, Check
-from benchmarks.paper.runner import write_file
 from benchmarks.paper.summary import mad, mean, median, number, standard_error
+from npu_kernels import files
 
 Rows = Sequence[dict[str, Any]]
 FILES = {
@@ -255,7 +255,7 @@ def write(folder: Path) -> Path:
             verdicts(check(rows)) if judged else "None: the paper's numbers are for variant code and all steps.\n"
         )
     path = folder / "report.md"
-    write_file(path, lambda file: file.write("\n".join(parts).encode()))
+    files.write(path, "\n".join(parts))
     return path
 
 
@@ -275,5 +275,5 @@ def insert(folder: Path, target: Path) -> list[str]:
             content = make(tables.read(path)[1])
             text = pattern.sub(lambda match, content=content: match[1] + content + match[2], text)  # type: ignore[misc]
             names.append(name)
-    write_file(target, lambda file: file.write(text.encode()))
+    files.write(target, text)
     return names

@@ -7,15 +7,15 @@ everything that decides its numbers:
     NAME.checkpoint   the work under way, replaced every few seconds
     NAME.done         its rows and tensors; a batch that has this file is never run again
 
-Files are written aside, flushed and renamed, so a kill at any moment leaves the old one or the new one. Whatever other
-settings a later command has, it takes from the folder what it can use.
+A kill at any moment leaves the old file or the new one (`npu_kernels.files`). Whatever other settings a later command
+has, it takes from the folder what it can use.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 import npu_kernels
+from npu_kernels import files
 
 FORMAT = 1  # raise it when the same settings give other numbers than before
 SLICE_SECONDS = 0.5  # between looks at the clock and at requests to stop
@@ -80,21 +81,12 @@ def chunks(items: Iterable[T], largest: int) -> list[list[T]]:
 # ---- files -------------------------------------------------------------------------------------------------------
 
 
-def write_file(path: Path, write: Callable[[Any], None], mode: str = "wb") -> None:
-    """Replace a file as a whole: aside, flushed to the disk, renamed."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(aside, mode) as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-
-
-def load_file(path: Path) -> Any:
+def load_file(path: Path, *keys: str) -> dict[str, Any]:
+    """A saved dictionary with these keys; RuntimeError names a file that is none."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what a torn file makes torch.load raise depends on where it ends
-        raise RuntimeError(f"{path} cannot be read ({error}); delete it to compute that batch again") from None
+        return files.load(path, keys)
+    except ValueError as error:
+        raise RuntimeError(f"{path} cannot be read: {error}; delete it to compute that batch again") from None
 
 
 @dataclass(frozen=True)
@@ -105,7 +97,8 @@ class Folder:
 
     def create(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / ".gitignore").write_text("*\n")
+        files.write(self.path / ".gitignore", "*\n")
+        files.remove_leftovers(self.path)
 
     def done_path(self, batch: Batch) -> Path:
         return self.path / f"{batch.name}.done"
@@ -118,7 +111,7 @@ class Folder:
 
     def result(self, batch: Batch) -> dict[str, Any]:
         """The rows, tensors and seconds of a finished batch."""
-        return load_file(self.done_path(batch))
+        return load_file(self.done_path(batch), "rows", "tensors", "seconds")
 
 
 # ---- one batch ---------------------------------------------------------------------------------------------------
@@ -132,14 +125,17 @@ def complete(batch: Batch, folder: Folder, report: Callable[[float, bool], None]
     checkpoint = folder.checkpoint_path(batch)
     work, seconds = batch.make(batch), 0.0
     if checkpoint.exists():
-        saved = load_file(checkpoint)
+        saved = load_file(checkpoint, "state", "seconds")
         work.restore(saved["state"])
         seconds = saved["seconds"]
         report(work.done / work.total, True)
 
     def save() -> None:
         state = {"state": work.state(), "seconds": seconds}
-        write_file(checkpoint, lambda file: torch.save(state, file))
+        try:
+            files.save(checkpoint, state)
+        except OSError as error:  # the work goes on without
+            print(f"\n{checkpoint} could not be written: {error.strerror or error}", file=sys.stderr)
 
     steps, last_save = 1, time.monotonic()
     while work.done < work.total:
@@ -160,7 +156,12 @@ def complete(batch: Batch, folder: Folder, report: Callable[[float, bool], None]
 
     rows, tensors = work.results()
     result = {"rows": rows, "tensors": tensors, "seconds": seconds}
-    write_file(folder.done_path(batch), lambda file: torch.save(result, file))
+    try:
+        files.save(folder.done_path(batch), result)
+    except OSError as error:
+        raise RuntimeError(
+            f"{folder.done_path(batch)} could not be written: {error.strerror or error}; the same command continues"
+        ) from None
     checkpoint.unlink(missing_ok=True)
     return True
 

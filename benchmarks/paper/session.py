@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from benchmarks.paper import (
     tables,
 )
 from benchmarks.paper.drawing import available
-from benchmarks.paper.runner import Batch, Folder, write_file
+from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.single_module_report import key
 from benchmarks.paper.workers import duration
+from npu_kernels import files
 from npu_kernels.env import environment
 
 MODULES = {
@@ -85,7 +87,8 @@ class Session:
         self.results[batch.name] = result
         for row in result["rows"]:
             print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-        self._write(self.wall())
+        wall = self.wall()
+        self._try(lambda: self._write(wall))
 
     def finish(self, complete: bool) -> None:
         """The end of a command; when all batches are done, with what is made of them."""
@@ -112,8 +115,15 @@ class Session:
     def wall(self) -> float:
         """Seconds of all commands that worked on these batches until now, the idle time between them not."""
         wall = self._before + time.monotonic() - self.start
-        write_file(self._clock(self._part), lambda file: file.write(f"{wall:.1f}".encode()))
+        self._try(lambda: files.write(self._clock(self._part), f"{wall:.1f}"))
         return wall
+
+    def _try(self, write: Callable[[], None]) -> None:
+        """A write that costs the work nothing when it fails: the next one has it all again."""
+        try:
+            write()
+        except OSError as error:
+            print(f"\n{error.filename or self.folder.path} could not be written: {error.strerror}", file=sys.stderr)
 
     def _write(self, wall: float) -> None:
         rows = [row for _, result in self.pairs() for row in result["rows"]]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.runner import write_file
+from npu_kernels import files
 
 
 def _cell(value: Any) -> str:
@@ -22,7 +22,7 @@ def write(path: Path, comments: Iterable[str], columns: Sequence[str], rows: Ite
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([_cell(row[column]) for column in columns] for row in rows)
-    write_file(path, lambda file: file.write(text.getvalue().encode()))
+    files.write(path, text.getvalue())
 
 
 def read(path: Path) -> tuple[list[str], list[dict[str, Any]]]:

@@ -9,8 +9,10 @@ next process use it. ``python -m benchmarks.aot`` then compiles these entries to
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,9 +165,12 @@ def tune(
 
 def entries(
     sizes: Sequence[Size], timer: Timer, seconds: float, clock: Callable[[], float], tell: Callable[[str], None],
-    device: str = "cuda",
+    device: str = "cuda", keep: Callable[[dict[str, Config]], None] = lambda found: None,
 ) -> dict[str, Config]:  # fmt: skip
-    """``{key: configuration}`` of what is faster than the shipped one, for all kernels at all sizes."""
+    """``{key: configuration}`` of what is faster than the shipped one, for all kernels at all sizes.
+
+    `keep` gets all that has been found as soon as there is more of it.
+    """
     from npu_kernels.backends.triton import tuning
 
     precision = torch.get_float32_matmul_precision()
@@ -177,6 +182,7 @@ def entries(
             if time < first:
                 sizes_of_key = (size.rows, size.inputs, size.outputs, size.models)
                 found[tuning.exact_key(order.kernel, torch.float32, precision, sizes_of_key)] = best
+                keep(found)
     return found
 
 
@@ -202,8 +208,20 @@ def main(sizes: Sequence[Size], precision: str, seconds: float, path: Path | Non
     torch.set_float32_matmul_precision(precision)
     architecture = tuning.architecture(triton.runtime.driver.active.get_current_target())
     print(f"{torch.cuda.get_device_name()}: table {architecture}, precision {precision!r}")
-    found = entries(sizes, device_time, seconds, time.perf_counter, lambda line: print(line, flush=True))
-    where = write(found, architecture, path)
+    where = path or tuning.TABLES
+    try:
+        write({}, architecture, path)  # before the work: what is there can be read, and more can be written
+    except (OSError, ValueError) as error:
+        print(f"--tune: {where} cannot be used: {error}", file=sys.stderr)
+        return 2
+
+    def keep(found: dict[str, Config]) -> None:
+        try:
+            write(found, architecture, path)
+        except OSError as error:
+            print(f"{where} could not be written ({error.strerror or error}); so far: {json.dumps(found)}", flush=True)
+
+    found = entries(sizes, device_time, seconds, time.perf_counter, lambda line: print(line, flush=True), keep=keep)
     print(
         f"{len(found)} entries written to {where}; check them with `python -m benchmarks.aot --target {architecture}`"
     )

@@ -7,8 +7,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from npu_kernels import files
 from npu_kernels.certify.matrix import CHECKS, Result, columns, measure, not_run
 from npu_kernels.certify.report import markdown, versions
+
+JSON, MARKDOWN = Path("npu_kernels_certificate.json"), Path("npu_kernels_certificate.md")  # of all checks
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -16,15 +19,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m npu_kernels.certify", description="Neural Power Unit, a layer: does all of it work here?"
     )
-    parser.add_argument("--json", type=Path, default=Path("npu_kernels_certificate.json"), help="where to write JSON")
-    parser.add_argument("--markdown", type=Path, default=Path("npu_kernels_certificate.md"), help="and Markdown")
-    parser.add_argument("--only", default="", help="checks whose title has this in it")
-    parser.add_argument("--column", default="", help="columns whose name has this in it")
+    parser.add_argument("--json", type=files.output, help=f"where to write JSON; default: {JSON}")
+    parser.add_argument("--markdown", type=files.output, help=f"and Markdown; default: {MARKDOWN}")
+    parser.add_argument("--only", default="", help="checks whose title has this in it; writes only into files named")
+    parser.add_argument("--column", default="", help="columns whose name has this in it; likewise")
     options = parser.parse_args(arguments)
     titles = [title for title in CHECKS if options.only in title]
     where = [column for column in columns() if options.column in column.name]
     if not titles or not where:
         parser.error(f"nothing to run: {len(titles)} checks, columns {[column.name for column in columns()]}")
+    for name, default in (("json", JSON), ("markdown", MARKDOWN)):
+        path = getattr(options, name)
+        if not (options.only or options.column):
+            setattr(options, name, path or _default(parser, default))
+        elif path is not None and path.resolve() == default.resolve():
+            parser.error(f"--{name} {path} is the file of whole certificates; name another one for a part of it")
 
     def show(result: Result) -> None:
         print(
@@ -39,7 +48,28 @@ def main(arguments: list[str] | None = None) -> int:
         "not run": not_run(),
         "results": [asdict(result) for result in results],
     }
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    options.markdown.write_text(markdown(results, facts, not_run()))
-    print(f"{len(results)} cells, {failed} failed; {options.json} and {options.markdown} written")
-    return 1 if failed else 0
+    texts = {options.json: json.dumps(report, indent=1) + "\n", options.markdown: markdown(results, facts, not_run())}
+    written, lost = _written({path: text for path, text in texts.items() if path is not None})
+    said = f"{' and '.join(written)} written" if written else "no file written"
+    print(f"{len(results)} cells, {failed} failed; {said}")
+    return 1 if failed or lost else 0
+
+
+def _default(parser: argparse.ArgumentParser, path: Path) -> Path:
+    try:
+        return files.output(str(path))
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+
+
+def _written(texts: dict[Path, str]) -> tuple[list[str], bool]:
+    """The files that could be written, and whether one could not: what it should hold is printed instead."""
+    written, lost = [], False
+    for path, text in texts.items():
+        try:
+            files.write(path, text)
+            written.append(str(path))
+        except OSError as error:
+            print(f"{text}\n{path} could not be written: {error.strerror or error}; it is printed above")
+            lost = True
+    return written, lost

@@ -85,6 +85,8 @@ class Template:
             raise ValueError(f"{function}: all parameters of model must have one dtype and one device")
         if self.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{function}: model must be float32 or float64, got {self.dtype}")
+        if self.device.type == "meta":
+            raise ValueError(f"{function}: model must be on a device that computes, got {self.device}")
         self.shapes = [tuple(t.shape[1:]) for t in tensors]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.kinds = [_kind(*owner) for owner in self.units]

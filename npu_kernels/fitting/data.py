@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels.checks import check_tensor
 from npu_kernels.fitting.recipe import Recipe
 
 MOST_HELD_OUT = 8192  # rows: what they tell does not get much better, what they cost does not get less
@@ -42,8 +43,12 @@ def collect(function: str, batches: Any, rows: int, seed: int) -> tuple[Tensor, 
         except StopIteration:
             break
         if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)):
-            raise TypeError(f"{function}: a batch must be two tensors (x, y), got {type(batch).__name__}")
+            parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, (tuple, list)) else ""
+            got = type(batch).__name__ + (f" of {parts}" if parts and len(batch) < 5 else "")
+            raise TypeError(f"{function}: a batch must be two tensors (x, y), got {got}")
         x, y = batch
+        check_tensor(function, "x of a batch", x)
+        check_tensor(function, "y of a batch", y)
         if x.dim() != 2 or y.dim() != 2 or len(x) != len(y) or not len(x):
             raise ValueError(
                 f"{function}: a batch must have shapes (B, I) and (B, O) with B of at least 1, "
@@ -52,6 +57,13 @@ def collect(function: str, batches: Any, rows: int, seed: int) -> tuple[Tensor, 
         found.append((x, y))
     if not found:
         raise ValueError(f"{function}: x must give at least one batch")
+    for name, tensors in (("x", [x for x, _ in found]), ("y", [y for _, y in found])):
+        kinds = {(t.shape[1], t.dtype, t.device) for t in tensors}
+        if len(kinds) > 1:
+            said = " and ".join(f"{columns} columns of {dtype} on {device}" for columns, dtype, device in kinds)
+            raise ValueError(
+                f"{function}: {name} of all batches must have the same columns, dtype and device, got {said}"
+            )
     return torch.cat([x for x, _ in found])[:rows], torch.cat([y for _, y in found])[:rows]
 
 
@@ -59,8 +71,7 @@ def check(function: str, x: Tensor, y: Tensor, dimensions: int) -> None:
     """Raise for data that cannot be fitted: ``[N, I]`` and ``[N, O]``, with problems in front where there are three."""
     letters = "(problems, N, {})" if dimensions == 3 else "(N, {})"
     for name, tensor, letter in (("x", x, "in_features"), ("y", y, "out_features")):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        check_tensor(function, name, tensor)
         if tensor.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{function}: {name} must be float32 or float64, got {tensor.dtype}")
         if tensor.dim() != dimensions:
@@ -70,6 +81,9 @@ def check(function: str, x: Tensor, y: Tensor, dimensions: int) -> None:
             raise ValueError(f"{function}: {name} must be finite, got {int((~tensor.isfinite()).sum())} that are not")
     if x.shape[:-1] != y.shape[:-1]:
         raise ValueError(f"{function}: x and y must have the same rows, got shapes {tuple(x.shape)}, {tuple(y.shape)}")
+    for name, tensor in (("x", x), ("y", y)):
+        if not tensor.shape[-1] or not len(tensor):
+            raise ValueError(f"{function}: {name} must not be empty, got shape {tuple(tensor.shape)}")
     if x.shape[-2] < 2:
         raise ValueError(f"{function}: x must have at least 2 rows (one is held out), got {x.shape[-2]}")
 

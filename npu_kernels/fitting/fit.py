@@ -7,14 +7,16 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from npu_kernels import files
+from npu_kernels.checks import check_whole
 from npu_kernels.fitting.data import Batches, check, collect
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.fitting.result import Fit, Fits
@@ -53,11 +55,13 @@ def fit(
         rows: how many are taken from batches; they are drawn once.
         progress: show a line; None: if stderr is a terminal.
         checkpoint: a file. If it is there, the fit goes on from it, to the bit as if it had not been interrupted; it
-            is kept up to date, and at the end holds the finished fit.
+            is kept up to date, and at the end holds the finished fit. That it can be written is tried first; when a
+            later write fails, the fit warns and goes on.
 
     Ctrl-C ends the fit, saves it if there is a checkpoint, and gives what was found until then (`complete` is False).
 
-    Returns a `Fit`. Raises ValueError and TypeError for arguments that do not fit, and for another fit's checkpoint.
+    Returns a `Fit`. Raises ValueError and TypeError for arguments that do not fit, ValueError for a checkpoint that is
+    damaged or of another fit (other data, settings, dtype or versions), OSError for one that cannot be written.
 
         >>> import torch
         >>> from npu_kernels import RealNPU, fit
@@ -66,18 +70,11 @@ def fit(
         >>> found.model.weight_re.tolist()
         [[1.0, -1.0]]
     """
-    if isinstance(x, Tensor):
-        if y is None:
-            raise ValueError("fit: y must be given with a tensor x, got None")
-    elif y is not None:
-        raise ValueError("fit: y must be None with batches, which bring their own")
-    else:
-        _check_whole("rows", rows, 2)
-        _check_whole("seed", seed, 0)
-        x, y = collect("fit", x, rows, seed)
-    _check_whole("seed", seed, 0)
-    check("fit", x, y, 2)
-    run = Run(model, x.unsqueeze(0), y.unsqueeze(0), [seed], recipe, "fit")
+    check_whole("fit", "rows", rows, 2)
+    check_whole("fit", "seed", seed, 0)
+    known, targets = _rows(x, y, rows, seed)
+    check("fit", known, targets, 2)
+    run = Run(model, known.unsqueeze(0), targets.unsqueeze(0), [seed], recipe, "fit")
     found = _complete(run, progress, checkpoint)
     parameters = run.template.flatten([p.detach() for p in found.models.parameters()])
     return Fit(
@@ -93,6 +90,19 @@ def fit(
         seconds=found.seconds,
         complete=found.complete,
     )
+
+
+def _rows(x: Any, y: Any, rows: int, seed: int) -> tuple[Any, Any]:
+    """x and y as they were given, or rows of batches."""
+    if isinstance(x, Tensor):
+        if y is None:
+            raise ValueError("fit: y must be given with a tensor x, got None")
+        return x, y
+    arrays = hasattr(x, "__array__")
+    if arrays or y is not None:
+        how = "torch.as_tensor makes one" if arrays else "batches bring their own y"
+        raise TypeError(f"fit: x must be a torch.Tensor beside a y, got {type(x).__name__}; {how}")
+    return collect("fit", x, rows, seed)
 
 
 def fit_many(
@@ -124,11 +134,6 @@ def fit_many(
     return _complete(run, progress, checkpoint)
 
 
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"fit: {name} must be an integer of at least {least}, got {value!r}")
-
-
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
@@ -156,21 +161,44 @@ def _interruptible() -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+def _opened(run: Run, checkpoint: str | os.PathLike[str]) -> Path:
+    """The file of a checkpoint, tried before there is work to lose; the run goes on from it if it is there."""
+    if not isinstance(checkpoint, (str, os.PathLike)):
+        raise TypeError(f"{run.function}: checkpoint must be a path, got {type(checkpoint).__name__}")
+    path = Path(checkpoint)
+    try:
+        files.check_writable(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise type(error)(
+            f"{run.function}: checkpoint must be a file that can be written, got {str(path)!r}: {reason}"
+        ) from None
+    if path.exists():
+        try:
+            run.restore(files.load(path, ["fingerprint"]))
+        except (OSError, ValueError) as error:
+            raise type(error)(
+                f"{run.function}: checkpoint must be a new file or one of this same fit, got {str(path)!r}: {error}"
+            ) from None
+    return path
+
+
 def _save(run: Run, path: Path) -> None:
-    """Aside, flushed, renamed: a kill leaves the old file or the new one."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(aside, "wb") as file:
-        torch.save(run.state(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    """Keep the run; a disk that is full or gone costs the checkpoint, not the fit."""
+    try:
+        files.save(path, run.state())
+    except OSError as error:
+        warnings.warn(
+            f"{run.function}: checkpoint {str(path)!r} could not be written ({error.strerror or error}); "
+            "the fit goes on without",
+            RuntimeWarning,
+            stacklevel=4,  # the caller of fit
+        )
 
 
 def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | None) -> Fits:
     shown = sys.stderr.isatty() if progress is None else progress
-    path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and path.exists():
-        run.restore(torch.load(path, map_location="cpu", weights_only=True))
+    path = None if checkpoint is None else _opened(run, checkpoint)
     rounds, saved = 1, time.monotonic()
     with _interruptible() as pressed:
         while run.done < run.total and not pressed:

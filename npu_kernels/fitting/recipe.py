@@ -60,25 +60,37 @@ class Recipe:
         def whole(value: Any, least: int) -> bool:
             return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
-        def finite(values: tuple[float, ...], low: float, high: float = math.inf) -> bool:
-            return len(values) > 0 and all(low <= value <= high and value < math.inf for value in values)
+        def number(value: Any, low: float, high: float = math.inf) -> bool:
+            return (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and low <= value <= high
+                and value < math.inf
+            )
+
+        def several(values: Any) -> bool:
+            return isinstance(values, (tuple, list)) and len(values) > 0
+
+        def finite(values: Any, low: float, high: float = math.inf) -> bool:
+            return several(values) and all(number(value, low, high) for value in values)
 
         rule("batch", whole(self.batch, 1), "be an integer of at least 1")
         for name in ("refine", "settle"):
             rule(name, whole(getattr(self, name), 0), "be an integer of at least 0")
         for name in ("rate", "bound"):
-            rule(name, 0 < getattr(self, name) < math.inf, "be finite and greater than 0")
+            rule(name, number(getattr(self, name), 0) and getattr(self, name) > 0, "be finite and greater than 0")
         for name in ("wide", "imaginary"):
             rule(name, finite(getattr(self, name), 0), "be finite numbers of at least 0")
-        rule("hidden", len(self.hidden) > 0 and all(whole(n, 0) for n in self.hidden), "be integers of at least 0")
+        rule("hidden", several(self.hidden) and all(whole(n, 0) for n in self.hidden), "be integers of at least 0")
         rule("gates", finite(self.gates, 0, 1), "be numbers from 0 to 1")
-        rule("slack", finite((self.slack,), 0), "be finite and at least 0")
-        rule("holdout", 0 < self.holdout < 1, "lie between 0 and 1")
+        rule("slack", number(self.slack, 0), "be finite and at least 0")
+        rule("holdout", number(self.holdout, 0, 1) and 0 < self.holdout < 1, "lie between 0 and 1")
         rule("loss", self.loss in ("relative", "squared"), "be 'relative' or 'squared'")
-        shares = [share for _, share in self.rungs]
+        pairs = several(self.rungs) and all(several(rung) and len(rung) == 2 for rung in self.rungs)
+        shares = [share for _, share in self.rungs] if pairs else []
         rule(
             "rungs",
-            len(shares) > 0
+            finite(shares, 0, 1)
             and all(whole(steps, 1) for steps, _ in self.rungs)
             and shares[0] == 1
             and all(0 < share <= before for share, before in zip(shares, [1.0, *shares], strict=False)),
@@ -86,9 +98,15 @@ class Recipe:
         )
         for name in ("finalists", "rows"):
             pair = getattr(self, name)
-            rule(name, len(pair) == 2 and all(whole(n, 1) for n in pair), "be two integers of at least 1")
+            rule(
+                name,
+                several(pair) and len(pair) == 2 and all(whole(n, 1) for n in pair),
+                "be two integers of at least 1",
+            )
         rule(
             "denominators",
-            all(whole(d, 1) for d in self.denominators) and list(self.denominators) == sorted(set(self.denominators)),
+            isinstance(self.denominators, (tuple, list))
+            and all(whole(d, 1) for d in self.denominators)
+            and list(self.denominators) == sorted(set(self.denominators)),
             "be increasing integers of at least 1",
         )

@@ -11,25 +11,26 @@ that of the data's own rounding is solved and takes no further step.
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from npu_kernels.checks import check_whole
 from npu_kernels.fitting.batch import FREE, GATE, LINEAR, POWER, Template
 from npu_kernels.fitting.data import Data, Rows, check, stream
+from npu_kernels.fitting.identity import check_same, fingerprint
 from npu_kernels.fitting.pool import Pool, ranks
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.fitting.refine import Refinement
 from npu_kernels.fitting.result import Fits
 from npu_kernels.fitting.search import Search
+from npu_kernels.layers.base import Unit
 
-FORMAT = 1  # of a saved state
 NEAR = 0.15  # of the distance between two fractions of a denominator: a power so close to one is set first
 LOOK = 100  # evaluations of refine after which it is seen what is solved
 EXACT = 16  # machine epsilons of the data that a solved problem's relative error may have
@@ -57,11 +58,17 @@ class Run:
         recipe: Recipe | None = None,
         function: str = "fit_many",
     ) -> None:
+        self.function = function
         self.recipe = recipe = Recipe() if recipe is None else recipe
+        if not isinstance(recipe, Recipe):
+            how = "; Recipe(**recipe) makes one" if isinstance(recipe, dict) else ""
+            raise TypeError(f"{function}: recipe must be a Recipe, got {type(recipe).__name__}{how}")
         self.template = template = Template(function, model, recipe)
         check(function, x, y, 3)
+        if isinstance(seeds, str) or not isinstance(seeds, Sequence):
+            raise TypeError(f"{function}: seeds must be a sequence of integers, got {type(seeds).__name__}")
         self.problems, self.seeds = len(x), list(seeds)
-        if len(self.seeds) != self.problems or not all(isinstance(s, int) and s >= 0 for s in self.seeds):
+        if len(self.seeds) != self.problems or not all(type(s) is int and s >= 0 for s in self.seeds):
             raise ValueError(
                 f"{function}: seeds must be {self.problems} integers of at least 0, one per problem, got {seeds!r}"
             )
@@ -73,6 +80,7 @@ class Run:
             )
         self.tolerance = float((EXACT * torch.finfo(y.dtype).eps) ** 2)
         self.data = Data.split(x, y, self.seeds, recipe, template.device)
+        self._dtypes = f"x {x.dtype}, y {y.dtype}, model {template.dtype}"
         self._single = self.data.training.to(template.dtype)
         self._moved = 0  # the most parameters of a model in refinement that have moved at all
 
@@ -104,9 +112,24 @@ class Run:
         self.seconds = 0.0
 
     def _check_output(self, function: str, tensors: list[Tensor]) -> None:
-        wanted = (len(tensors[0]), 2, self.data.training.y.shape[2])
-        with torch.no_grad():
-            found = tuple(self.template(tensors, self._single.x[:1, :2].expand(wanted[0], -1, -1)[:, [0, -1]]).shape)
+        rows, model = self.data.training, self.template.model
+        first = next((part for part in model.modules() if not isinstance(part, nn.Sequential)), None)
+        if isinstance(first, Unit) and rows.x.shape[2] != first.in_features:  # of a Unit, or a Sequential of them
+            raise ValueError(
+                f"{function}: x must have last dimension {first.in_features} (in_features of model), "
+                f"got {rows.x.shape[2]}"
+            )
+        wanted = (len(tensors[0]), 2, rows.y.shape[2])
+        try:
+            with torch.no_grad():
+                y = self.template(tensors, self._single.x[:1, :2].expand(wanted[0], -1, -1)[:, [0, -1]])
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ValueError(f"{function}: model must take x with {rows.x.shape[2]} columns, got {error}") from error
+        found = tuple(y.shape) if isinstance(y, Tensor) else ()
+        if found[:2] != wanted[:2] or len(found) != 3:
+            raise ValueError(
+                f"{function}: model must give (num_models, rows, out_features), got shape {found} for 2 rows"
+            )
         if found != wanted:
             raise ValueError(f"{function}: y must have last dimension {found[-1]}, as the model's, got {wanted[-1]}")
 
@@ -122,6 +145,7 @@ class Run:
     @torch.no_grad()
     def advance(self, rounds: int) -> None:
         """Make so many rounds, a step of Adam or an evaluation of L-BFGS of all models, or end before."""
+        check_whole(self.function, "rounds", rounds, 0)
         begin = time.perf_counter()
         for _ in range(rounds):
             if self.stage == len(self._lengths):
@@ -321,21 +345,16 @@ class Run:
 
     # ---- saved and continued -------------------------------------------------------------------------------------
 
-    def fingerprint(self) -> str:
-        """Everything that decides the numbers, in short."""
-        digest = hashlib.blake2b(digest_size=16)
-        settings = [FORMAT, asdict(self.recipe), self.seeds, str(self.template.model), str(self.template.device.type)]
-        digest.update(repr(settings).encode())
-        for rows in (self.data.training, self.data.held_out):
-            for tensor in (rows.x, rows.y):
-                digest.update(repr(tuple(tensor.shape)).encode() + tensor.cpu().numpy().tobytes())
-        return digest.hexdigest()
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """Everything that decides the numbers."""
+        return fingerprint(self.template, self.data, self._dtypes, self.seeds, self.recipe)
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
         names = ("done", "stage", "at", "_moved", "scores", "retired", "solved", "rows", "history", "seconds")
         state = {name: getattr(self, name) for name in names}
-        state["fingerprint"] = self.fingerprint()
+        state["fingerprint"] = self.fingerprint
         state["pool"] = self.pool.state()
         state["search"] = None if self.search is None else self.search.state()
         state["refinement"] = None if self.refinement is None else self.refinement.state()
@@ -343,9 +362,11 @@ class Run:
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`; raises ValueError if it is another fit's."""
-        if state["fingerprint"] != self.fingerprint():
-            raise ValueError("fit: checkpoint must be of the same model, data, seed and recipe, got another one's")
+        """Continue from a `state`; raises ValueError, which says what differs, if it is another fit's."""
+        missing = self.state().keys() - state.keys() if isinstance(state, dict) else {"fingerprint"}
+        if missing:
+            raise ValueError(f"it is no state of a fit: without {', '.join(sorted(missing)[:3])}")
+        check_same(state["fingerprint"], self.fingerprint)
         device = self.template.device
         for name in ("done", "stage", "at", "seconds", "_moved"):
             setattr(self, name, state[name])

@@ -31,6 +31,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from npu_kernels import files
+
 KERNELS = (
     "npu_forward",
     "npu_backward_x",
@@ -131,7 +133,7 @@ def save_table(tables: dict[str, dict[str, dict[str, int]]], path: Path | str = 
     for arch, table in sorted(tables.items()):
         rows = ",\n".join(f"    {json.dumps(key)}: {json.dumps(table[key])}" for key in sorted(table))
         blocks.append(f"  {json.dumps(arch)}: {{\n{rows}\n  }}")
-    Path(path).write_text("{\n" + ",\n".join(blocks) + "\n}\n")
+    files.write(Path(path), "{\n" + ",\n".join(blocks) + "\n}\n")
     forget()
 
 

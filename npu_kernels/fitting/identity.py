@@ -1,0 +1,50 @@
+"""What decides a fit's numbers: two fits with the same of it may go on from each other's checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+import npu_kernels
+from npu_kernels.fitting.batch import Template
+from npu_kernels.fitting.data import Data
+from npu_kernels.fitting.recipe import Recipe
+
+FORMAT = 1  # of a saved state
+LONG = 200  # characters: values that are longer are not shown
+
+
+def fingerprint(template: Template, data: Data, dtypes: str, seeds: Sequence[int], recipe: Recipe) -> dict[str, str]:
+    """All of it, by what it is."""
+    digest = hashlib.blake2b(digest_size=16)
+    for rows in (data.training, data.held_out):
+        for tensor in (rows.x, rows.y):
+            digest.update(repr(tuple(tensor.shape)).encode() + tensor.cpu().numpy().tobytes())
+    return {
+        "format": str(FORMAT),
+        "npu_kernels": npu_kernels.__version__,
+        "torch": str(torch.__version__),
+        "model": f"{template.model}, {list(zip(template.names, template.shapes, strict=True))}",
+        "dtypes": dtypes,
+        "device": template.device.type,
+        "seeds": repr(list(seeds)),
+        "data": digest.hexdigest(),
+        **{f"recipe.{name}": repr(value) for name, value in asdict(recipe).items()},
+    }
+
+
+def check_same(saved: Any, own: dict[str, str]) -> None:
+    """Raise ValueError, which says what differs, for the fingerprint of another fit."""
+    if not isinstance(saved, dict):
+        raise ValueError("it is of an earlier version of npu_kernels")
+    said = []
+    for name in {**own, **saved}:
+        if saved.get(name) != own.get(name):
+            values = f"{saved.get(name)}, here {own.get(name)}"
+            said.append(name if name in ("model", "data") or len(values) > LONG else f"{name} ({values})")
+    if said:
+        raise ValueError(f"it is of another fit: other {', '.join(said)}")
