@@ -148,6 +148,23 @@ def test_unsteady_ratios_are_marked():
     assert text.split()[4:9] == ["10.0", "us", "5.00x?", "-", "2.00x"]
 
 
+def test_beside_other_work_there_is_no_verdict(capsys, monkeypatch):
+    """Steady ratios of thousands, all of them from waiting for a core."""
+
+    def measure(case, names, threads, seconds):
+        steady = {"ratio": 6765.0, "ratio_p20": 6700.0, "ratio_p80": 6800.0, "median_us": 10.0, "waited": 0.97}
+        row = {**case.to_dict(), "threads": threads, "error": 1e-7, **steady}
+        return [{**row, "rival": name, **({"ratio": 1.0} if name == "ours" else {})} for name in ("ours", *names)]
+
+    monkeypatch.setattr(speed.suite, "measure", measure)
+    speed.run(sizes=[Size(8, 3, 2)], skip_compile=True)
+    printed = capsys.readouterr().out
+    assert "6765.00x?" in printed
+    assert "10.0 us?" in printed
+    assert "No verdict: 1 of 1 ratios are marked with ?" in printed
+    assert "was faster" not in printed
+
+
 # ---- the frame ------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from benchmarks.throughput.cases import (
     training_cases,
 )
 from npu_kernels.backends import cpu
+from tests.building import run_python
 
 TINY, MODELS = Size(5, 3, 2), Size(5, 3, 2, 3)
 WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX)]
@@ -294,6 +295,184 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, capsys, monkeypatch):
     assert run_tiny(path, monkeypatch) == 130
     assert len(path.read_text().splitlines()) == 3
     assert "interrupted" in capsys.readouterr().err
+
+
+# ---- an earlier run's rows --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row is doubtful, however busy the machine of the tests."""
+    monkeypatch.setattr(timing, "doubtful", lambda row: False)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The cases that are measured, in place of their measuring, which takes no time then."""
+    made: list[str] = []
+
+    def measure(case, names, threads, seconds, **options):
+        made.append(str(case))
+        row = {**made_up("", 2.0), **case.to_dict(), "threads": threads, "ratio_p20": 2.0, "ratio_p80": 2.0}
+        return [{**row, "rival": name} for name in ("ours", *names)]
+
+    monkeypatch.setattr(suite, "measure", measure)
+    monkeypatch.setattr(environment, "measure_limits", lambda device: environment.Limits(1.0, 1.0))
+    return made
+
+
+def test_a_second_run_adds_nothing_and_loses_nothing(tmp_path, capsys, monkeypatch, idle, calls):
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 0
+    before, cases = path.read_text(), len(calls)
+    assert cases == 12
+    assert run_tiny(path, monkeypatch) == 0
+    assert (path.read_text(), len(calls)) == (before, cases)
+    assert "12 of 12 cases with 1 threads are in the file already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idle, calls):
+    """With the case of which a row is missing, in whole: its ratios are of one run."""
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 0
+    lines, first = path.read_text().splitlines(keepends=True), list(calls)
+    path.write_text("".join(lines[:10]) + (lines[10][:50] if torn else ""))  # three cases and a row of the fourth
+    calls.clear()
+    assert run_tiny(path, monkeypatch) == 0
+    assert calls == first[3:]
+    rows = report.read([path])
+    assert len(rows) == 10 + 27
+    assert len({(*report.Case.from_dict(row).to_dict().items(), row["rival"]) for row in rows}) == 36
+    assert path.read_text().startswith("".join(lines[:10]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("processor", "Slide rule"),
+        ("commit", "c0ffee"),
+        ("changes", "other changes"),
+        ("torch", "1.0"),
+        ("instruction_set", "beads"),
+    ],
+)
+def test_rows_of_another_machine_or_version_are_measured_anew(field, value, tmp_path, monkeypatch, idle, calls):
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 0
+    before, described = path.read_text(), environment.describe()
+    calls.clear()
+    monkeypatch.setattr(environment, "describe", lambda device: {**described, field: value})
+    assert run_tiny(path, monkeypatch) == 0
+    assert len(calls) == 12
+    assert path.read_text().startswith(before)
+
+
+def test_other_settings_and_doubtful_rows_are_measured_anew(tmp_path, monkeypatch, calls):
+    path = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(timing, "doubtful", lambda row: row["layer"] == "realnpu")
+    for expected in (12, 4):
+        calls.clear()
+        assert run_tiny(path, monkeypatch) == 0
+        assert len(calls) == expected
+    calls.clear()
+    assert suite_main.main(["--sizes", "5x3x2", "--threads", "1", "--seconds", "0.02", "--json", str(path)]) == 0
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize("content", ["notes", "notes\n", '{"a": 1}\n', "\xff\xfe"])
+def test_a_file_of_something_else_is_left_alone(content, tmp_path, monkeypatch, capsys, calls):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content.encode("latin-1"))
+    assert run_tiny(path, monkeypatch) == 2
+    assert path.read_bytes() == content.encode("latin-1")
+    assert calls == []
+    assert "--json: " in (error := capsys.readouterr().err)
+    assert f"{path}" in error
+    assert "name another file" in error
+
+
+# ---- doubts -----------------------------------------------------------------------------------------------------
+
+
+def test_who_is_doubtful():
+    row = {"ratio": 5.0, "ratio_p20": 4.0, "ratio_p80": 6.0, "waited": 0.05}
+    assert not timing.doubtful(row)
+    assert not timing.doubtful({"ratio": 5.0})
+    assert not timing.doubtful({**row, "waited": None})
+    assert timing.doubtful({**row, "ratio_p80": 8.1})
+    assert timing.doubtful({**row, "waited": 0.11})  # steady, beside other work: torch waits in every operation
+
+
+def test_a_crowd_is_seen(monkeypatch, tmp_path):
+    """By what the system counts; where it counts nothing, by the load average."""
+    for ready in (1, 2):
+        (tmp_path / "7").mkdir(exist_ok=True)
+        (tmp_path / "7" / "schedstat").write_text(f"0 {ready * 10**9} 3")
+        monkeypatch.setattr(timing, "TASKS", tmp_path)
+        if ready == 1:
+            crowd = timing.Crowd().__enter__()
+    time.sleep(0.01)
+    crowd.__exit__()
+    assert crowd.waited is not None
+    assert 1 < crowd.waited <= 100
+    monkeypatch.setattr(timing, "TASKS", tmp_path / "missing")
+    monkeypatch.setattr(timing.os, "getloadavg", lambda: (3.0, 0, 0), raising=False)
+    monkeypatch.setattr(timing.os, "cpu_count", lambda: 2)
+    with timing.Crowd() as crowd:
+        pass
+    assert crowd.waited == 0.5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/task/*/schedstat is Linux's")
+def test_other_work_is_counted():
+    """Two processes on one core."""
+    code = """
+import os, subprocess, sys, time
+from benchmarks.throughput.timing import Crowd
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+with Crowd() as crowd:
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        pass
+busy.kill()
+busy.wait()
+print(crowd.waited)
+"""
+    child = run_python("-c", code)
+    assert child.returncode == 0, child.stderr
+    assert float(child.stdout) > timing.CROWDED
+
+
+def test_no_verdict_from_doubtful_times():
+    fast, slow = made_up("eager", 6765.0, waited=0.98), made_up("compile", 0.5, waited=0.98)
+    nobody = "Nobody was faster."
+    assert suite.verdict([made_up("eager", 5.0), made_up("linear", 0.5)], nobody) == [nobody]
+    (line,) = suite.verdict([fast, slow], nobody)
+    assert line.startswith("No verdict: 2 of 2 ratios are marked with ?, doubtful: ")
+    assert suite.losses([slow]) == []
+    lines = suite.verdict([fast, made_up("compile", 0.5)], nobody)
+    assert lines[:2] == ["Where we lose:", "  npu step 5x3x2, 1 threads: compile takes 0.50 of our time"]
+    assert lines[2].startswith("No verdict: 1 of 2")
+    assert "6765.00x? " in suite.show({**fast, "ratio_p20": 6700.0, "ratio_p80": 6800.0})
+
+
+def test_doubtful_numbers_are_marked_in_the_tables():
+    rows = [{**row, "waited": 0.5} for row in made_up_rows()]
+    line = next(line for line in report.markdown(rows).splitlines() if "5, 3, 2, 1" in line)
+    for cell in ("100 µs?", "5.00?", "0.80?", "2.00?"):
+        assert f" {cell} |" in line
+    assert "**" not in line
+    assert f"A number with ? is {timing.DOUBT}." in report.markdown(rows)
+    assert "?" not in report.markdown(made_up_rows())
+
+
+def test_the_later_of_two_rows_counts():
+    rows = [made_up("ours", 1.0), made_up("eager", 0.5), made_up("eager", 3.0)]
+    text = report.markdown(rows)
+    assert "3.00" in text
+    assert "0.50" not in text
 
 
 # ---- the report -----------------------------------------------------------------------------------------------------

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.demo.progress import Progress
-from benchmarks.throughput import rivals, suite
+from benchmarks.throughput import rivals, suite, timing
 from benchmarks.throughput.cases import ENSEMBLES, LARGE, QUICK_SIZES, STEP, TINY, Case, Size
 from npu_kernels import backend_for
 
 DEMO_SIZES = (*TINY, *LARGE, ENSEMBLES[0])
 SECONDS = 2.0  # per size, for all rivals together
-UNSTEADY = 2.0  # between the 20 and 80 percentiles of a ratio: such a number says little, and is marked
 
 COLUMNS = ("B, I, O, models", "fused", "eager", "compile", "fused/linear", "error, fused (eager)")
 WIDTHS = (20, 12, 10, 10, 14, 24)
@@ -26,15 +25,11 @@ def _line(cells: Sequence[str]) -> str:
     return f"    {cells[0]:<{WIDTHS[0]}}" + "".join(f"{c:>{w}}" for c, w in zip(cells[1:], WIDTHS[1:], strict=True))
 
 
-def _unsteady(row: suite.Row) -> bool:
-    return bool(row["ratio_p80"] > UNSTEADY * row["ratio_p20"])
-
-
 def _ratio(row: suite.Row | None, *, inverse: bool = False) -> str:
     if row is None:
         return "-"
     ratio = 1 / row["ratio"] if inverse else row["ratio"]
-    return f"{ratio:.2f}x" + ("?" if _unsteady(row) else "")
+    return f"{ratio:.2f}x" + ("?" if timing.doubtful(row) else "")
 
 
 def line(rows: Sequence[suite.Row]) -> str:
@@ -42,7 +37,7 @@ def line(rows: Sequence[suite.Row]) -> str:
     by_rival = {row["rival"]: row for row in rows}
     ours, eager = by_rival[rivals.OURS], by_rival[rivals.EAGER]
     size = f"{ours['rows']}, {ours['inputs']}, {ours['outputs']}, {ours['models']}"
-    time = f"{ours['median_us']:.1f} us"
+    time = f"{ours['median_us']:.1f} us" + ("?" if timing.doubtful(ours) else "")
     ratios = [_ratio(by_rival.get(name)) for name in (rivals.EAGER, rivals.COMPILE)]
     linear = _ratio(by_rival[rivals.LINEAR], inverse=True)
     errors = f"{ours['error']:.1e} ({eager['error']:.1e})"
@@ -83,10 +78,6 @@ def run(
     for rows in found:
         print(line(rows))
     every = [row for rows in found for row in rows]
-    if any(_unsteady(row) for row in every):
-        print("    ?: the repetitions disagree by more than a factor of 2; other work is running on this machine")
-    lost = suite.losses(every)
-    print("    Where we lose:" if lost else "    Neither eager nor compiled torch was faster at any size of this run.")
-    for text in lost:
-        print(f"      {text}")
+    for text in suite.verdict(every, "Neither eager nor compiled torch was faster at any size of this run."):
+        print(f"    {text}")
     return every

@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from benchmarks.paper.models import build, start_
 from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
-from benchmarks.paper.runner import Batch, chunks, write_file
+from benchmarks.paper.runner import Batch, chunks
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
+from npu_kernels import files
 from npu_kernels.env import environment
 
 TASKS = ("add", "mul", "div", "sqrt")
@@ -184,4 +185,4 @@ def keep_best(results: Sequence[tuple[Batch, dict[str, Any]]], path: Path) -> No
                 best[row["model"]] = error, parameters
     chosen = {model: best[model][1].tolist() for model in RECIPES if model in best}
     content = {"processor": environment()["processor"], "models": chosen}
-    write_file(path, lambda file: file.write((json.dumps(content) + "\n").encode()))
+    files.write(path, json.dumps(content) + "\n")

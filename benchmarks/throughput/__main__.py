@@ -16,7 +16,7 @@ from typing import TextIO
 
 import torch
 
-from benchmarks.throughput import environment, rivals, suite
+from benchmarks.throughput import environment, report, resume, rivals, suite
 from benchmarks.throughput.cases import (
     GPU_SIZES,
     PASSES,
@@ -28,7 +28,7 @@ from benchmarks.throughput.cases import (
     training_cases,
 )
 from benchmarks.throughput.devices import DEVICES
-from npu_kernels import backend_for
+from npu_kernels import backend_for, files
 
 SECONDS, QUICK_SECONDS = 3.0, 0.3  # for all rivals of a case together
 
@@ -67,15 +67,6 @@ def _rivals(text: str) -> list[str]:
     return _words(rivals.RIVALS, text)
 
 
-def _file(text: str) -> Path:
-    path = Path(text)
-    try:
-        path.open("a").close()  # an older file keeps its rows until the first new one
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot write {text}: {error.strerror or error}") from None
-    return path
-
-
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.throughput", description=(__doc__ or "").splitlines()[0]
@@ -99,7 +90,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, help=f"per case, default {SECONDS:g}")
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory (a process for each row)")
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write the rows there, one JSON object a line")
+    parser.add_argument("--json", type=files.output, metavar="FILE", help="add the rows that it lacks, as JSON lines")
     options = parser.parse_args(argv)
     if options.seconds is not None and not options.seconds > 0:
         parser.error(f"--seconds must be greater than 0, got {options.seconds:g}")
@@ -124,8 +115,11 @@ def _names(options: argparse.Namespace) -> list[str]:
     return [name for name in rivals.RIVALS if name not in left_out]
 
 
-def measure(options: argparse.Namespace, output: TextIO | None) -> None:
-    """Run the suite; rows go to the output as they come, so that an interrupted run keeps what it has."""
+def measure(options: argparse.Namespace, output: TextIO | None, before: Sequence[suite.Row] = ()) -> None:
+    """Run the suite; rows go to the output as they come, so that an interrupted run keeps what it has.
+
+    `before` are the rows that the output already has.
+    """
     torch.set_float32_matmul_precision(options.precision)
     device = DEVICES[options.device]
     where = environment.describe(device)
@@ -141,6 +135,7 @@ def measure(options: argparse.Namespace, output: TextIO | None) -> None:
         cases += training_cases() + product_cases()
     cases = [case for case in cases if case.kind in options.passes]
     threads = options.threads or (sorted({1, os.cpu_count() or 1}) if device.name == "cpu" else [1])
+    names = _names(options)
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     said: set[str] = set()
 
@@ -150,8 +145,23 @@ def measure(options: argparse.Namespace, output: TextIO | None) -> None:
             said.add(reason)
             print(f"  {line}")
 
+    with_memory = not (options.no_memory or options.quick)
+    same = {
+        "environment": where,
+        "backend": backend,
+        "device": device.name,
+        "matmul_precision": options.precision,
+        "settings": {"seconds": seconds, "memory": with_memory},
+    }
+    earlier = resume.Earlier(before, same)
     rows: list[suite.Row] = []
     for count in threads:
+        kept = [earlier.rows(case, names, count, device.name) for case in cases]
+        rows += [row for found in kept for row in found]
+        if any(kept):
+            print(f"\n{sum(map(bool, kept))} of {len(cases)} cases with {count} threads are in the file already")
+        if all(kept):
+            continue
         torch.set_num_threads(count)
         limits = environment.measure_limits(device)
         print(
@@ -159,29 +169,29 @@ def measure(options: argparse.Namespace, output: TextIO | None) -> None:
             f"copy {limits.copy_rate / 1e9:.1f} GB/s"
         )
         for number, case in enumerate(cases, 1):
+            if kept[number - 1]:
+                continue
             print(f"\n[{number}/{len(cases)}] {case}, {count} thread{'s' if count > 1 else ''}", flush=True)
             found = suite.measure(
                 case,
-                _names(options),
+                names,
                 count,
                 seconds,
                 limits=limits,
-                with_memory=not (options.no_memory or options.quick),
+                with_memory=with_memory,
                 tell=tell,
                 device=device,
             )
             for row in found:
-                row["backend"] = backend
-                row["environment"] = where
+                row |= same
                 print("  " + suite.show(row))
                 if output is not None:
                     output.write(json.dumps(row) + "\n")
                     output.flush()
             rows += found
-    lost = suite.losses(rows)
-    print("\nWhere we lose:" if lost else "\nNo rival that computes the same was faster in this run.")
-    for line in lost:
-        print("  " + line)
+    print()
+    for line in suite.verdict(rows, "No rival that computes the same was faster in this run."):
+        print(line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,11 +204,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
         return tune.main(sizes, options.precision, options.seconds or tune.SECONDS, path)
     try:
-        with options.json.open("w") if options.json else nullcontext() as output:
-            measure(options, output)
+        before = resume.earlier(options.json) if options.json else []
+        with options.json.open("a") if options.json else nullcontext() as output:
+            measure(options, output, before)
     except KeyboardInterrupt:
-        print("\ninterrupted; the rows so far are kept", file=sys.stderr)
+        print("\ninterrupted; the rows so far are kept, the same command goes on from there", file=sys.stderr)
         return 130
+    except report.ReportError as error:
+        print(f"--json: {error}; name another file", file=sys.stderr)
+        return 2
     return 0
 
 

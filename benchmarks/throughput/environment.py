@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -52,6 +53,16 @@ def commit() -> str:
         return "unknown"
 
 
+def changes() -> str | None:
+    """What tells one set of changes to the commit's files from another; None without any."""
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(["git", "diff", "HEAD"], cwd=folder, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return hashlib.blake2b(done.stdout, digest_size=6).hexdigest() if done.stdout else None
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -75,6 +86,7 @@ def describe(device: Device = DEVICES["cpu"]) -> dict[str, Any]:
         "jax": _version("jax"),
         "npu_kernels": npu_kernels.__version__,
         "commit": commit(),
+        "changes": changes(),
         **device.describe(),
     }
 

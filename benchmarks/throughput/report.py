@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.throughput.cases import ROLLOUT, STEP, TRAIN, Case, Size
+from benchmarks.throughput.timing import DOUBT, doubtful
+from npu_kernels import files
 
 Row = dict[str, Any]
 Group = dict[str, Row]  # rival -> row
@@ -54,12 +56,12 @@ class ReportError(Exception):
     """A file that cannot be used, named."""
 
 
-def read(paths: Iterable[Path]) -> list[Row]:
-    """The rows of the files; ReportError names the file and the line that is none."""
+def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
+    """The rows of the files; ReportError names the file and the line that is none. `text` stands for their content."""
     rows: list[Row] = []
     for path in paths:
         try:
-            lines = path.read_text().splitlines()
+            lines = (path.read_text() if text is None else text).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ReportError(f"cannot read {path}: {error}") from None
         for number, line in enumerate(lines, 1):
@@ -122,12 +124,24 @@ def _time(microseconds: float) -> str:
     return f"{microseconds / 1000:.3g} ms"
 
 
+def _marked_time(ours: Row) -> str:
+    return _time(ours["median_us"]) + ("?" if doubtful(ours) else "")
+
+
+def _doubts(machines: Iterable[Groups]) -> str:
+    """What the mark means, if there is one."""
+    rows = (row for groups in machines for group in groups.values() for row in group.values())
+    return f" A number with ? is {DOUBT}." if any(map(doubtful, rows)) else ""
+
+
 def _ratio(row: Row | None) -> str:
     if row is None:
         return ""
     if row["rival"] in YARDSTICKS:
-        return f"{1 / row['ratio']:.2f}"
+        return f"{1 / row['ratio']:.2f}" + ("?" if doubtful(row) else "")
     text = f"{row['ratio']:.2f}"
+    if doubtful(row):
+        return text + "?"
     return f"**{text}**" if row["ratio"] < 1 else text
 
 
@@ -152,7 +166,8 @@ def _table(groups: Groups) -> list[str]:
         positive = ", no negatives" if case.signs == "positive" and case.kind not in (TRAIN, ROLLOUT) else ""
         layer = f"u' = NAU(NPU(u)), {size.rows} steps, float64" if case.kind == ROLLOUT else case.layer
         cells = [LAYERS.get(layer, layer), case.kind + positive]
-        cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", str(threads), _time(ours["median_us"])]
+        cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", str(threads)]
+        cells.append(_marked_time(ours))
         cells += [_ratio(group.get(rival)) for rival in present]
         cells.append(_pair(ours, eager, "error", lambda value: f"{value:.1e}"))
         cells.append(_pair(ours, eager, "peak_bytes", lambda value: f"{value / 2**20:.1f}"))
@@ -176,7 +191,7 @@ def markdown(rows: Sequence[Row]) -> str:
         "several models a batched product), or as a single model, we take. Errors are relative, against float64, and "
         "the greatest of the result and all gradients. The limit is the machine's own `a @ b` rate or copy rate, "
         "whichever takes longer for the work that cannot be avoided. A rollout's sizes are its steps, features and "
-        "hidden units; its error is its difference to eager's, both in float64."
+        "hidden units; its error is its difference to eager's, both in float64." + _doubts(grouped(rows).values())
     ]
     for machine, groups in grouped(rows).items():
         title = f"### {machine[0]}, {machine[1]}" + ("" if machine[-1] == "highest" else f', "{machine[-1]}" precision')
@@ -207,14 +222,14 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
         if case.signs == "positive" and case.kind not in (TRAIN, ROLLOUT):
             name += ", no negatives"
         cells = [name + ("" if count == threads else f", {count} thread{'s' if count > 1 else ''}")]
-        cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", _time(ours["median_us"])]
+        cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", _marked_time(ours)]
         cells += [_ratio(group.get(rival)) for rival in ("eager", "compile", "linear")]
         cells.append(_pair(ours, group.get("eager"), "error", lambda value: f"{value:.1e}"))
         lines.append("| " + " | ".join(cells) + " |")
     where = (
         f"{_where(machine)}; {threads} thread{'s' if threads > 1 else ''}, float32 (the ODE: float64). "
         "B rows, I inputs, O outputs, K models; for the ODE steps, features, hidden units, models. "
-        "The columns eager and `torch.compile` are their time divided by ours: **below 1 we lose**."
+        "The columns eager and `torch.compile` are their time divided by ours: **below 1 we lose**." + _doubts([groups])
     )
     return "\n".join([where, "", *lines]) + "\n"
 
@@ -228,12 +243,14 @@ def replace_block(text: str, block: str) -> str:
 
 
 def _curves(groups: Groups, threads: int) -> dict[str, list[tuple[float, Row]]]:
-    """rival -> (multiply-adds of a product, row): steps of the NPU, one model, random signs."""
+    """rival -> (multiply-adds of a product, row): steps of the NPU, one model, random signs; none that is doubtful."""
     curves: dict[str, list[tuple[float, Row]]] = {}
     for (case, count), group in groups.items():
         size = case.size
         if _drawn(case) and count == threads:
             for rival, row in group.items():
+                if doubtful(row):
+                    continue
                 curves.setdefault(rival, []).append((float(size.rows * size.inputs * size.outputs), row))
     return {rival: sorted(points, key=lambda point: point[0]) for rival, points in curves.items()}
 
@@ -249,6 +266,7 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
     except ImportError:
         raise ReportError("the picture needs matplotlib (pip install matplotlib)") from None
     machine, groups = chosen(rows, processor)
+    doubts = sum(doubtful(row) for (case, _), group in groups.items() if _drawn(case) for row in group.values())
     steps = [count for case, count in groups if _drawn(case)]
     if not steps:
         raise ReportError("the picture needs rows of the NPU's step, single models, random signs")
@@ -274,7 +292,7 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
     right.set_yticks(ticks, [f"{t:g}×" for t in ticks])
     right.minorticks_off()
     left.legend()
-    count = f"{threads} thread{'s' if threads > 1 else ''}"
+    count = f"{threads} thread{'s' if threads > 1 else ''}" + (f"; {doubts} doubtful numbers left out" if doubts else "")
     figure.suptitle(f"NPU layer, forward and backward, float32: {machine[0]} ({machine[1]}), {count}")
     figure.savefig(path, dpi=120)
 
@@ -292,7 +310,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _insert(path: Path, block: str) -> None:
     try:
-        path.write_text(replace_block(path.read_text(), block))
+        files.write(path, replace_block(path.read_text(), block))
     except ReportError as error:
         raise ReportError(f"{path} {error}") from None
 
@@ -308,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.readme:
             _insert(options.readme, short(rows, options.processor))
         if options.markdown:
-            options.markdown.write_text(text)
+            files.write(options.markdown, text)
         if options.picture:
             picture(rows, options.picture, options.processor)
     except (ReportError, OSError) as error:

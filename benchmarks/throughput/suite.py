@@ -56,7 +56,8 @@ def measure(
             errors[name] = None if workload.results is None else rivals.error(workload.results(), truth)
         workloads[name] = workload
     del truth
-    times = timing.interleaved({name: w.run for name, w in workloads.items()}, seconds, finish=device.synchronize)
+    with timing.Crowd() as crowd:
+        times = timing.interleaved({name: w.run for name, w in workloads.items()}, seconds, finish=device.synchronize)
     rows = []
     for name, own in times.items():
         time, ratio = timing.spread(own), timing.ratios(own, times[rivals.OURS])
@@ -72,6 +73,7 @@ def measure(
             "ratio": ratio.median,  # its time / ours
             "ratio_p20": ratio.p20,
             "ratio_p80": ratio.p80,
+            "waited": None if crowd.waited is None else round(crowd.waited, 3),
             "error": errors[name],
             "matmul_precision": torch.get_float32_matmul_precision(),
         }
@@ -102,7 +104,8 @@ def _peak(
 
 def show(row: Row) -> str:
     """A row as a line of text."""
-    ratio = f"{row['ratio']:7.2f}x ({row['ratio_p20']:.2f} to {row['ratio_p80']:.2f})"
+    mark = "?" if timing.doubtful(row) else ""
+    ratio = f"{row['ratio']:7.2f}x{mark} ({row['ratio_p20']:.2f} to {row['ratio_p80']:.2f})"
     line = f"{row['rival']:<17}{row['median_us']:12.1f} us  {ratio:<26}"
     if row["error"] is not None:
         line += f"  error {row['error']:.1e}"
@@ -116,9 +119,23 @@ def show(row: Row) -> str:
 
 
 def losses(rows: Sequence[Row]) -> list[str]:
-    """Sentences: where a rival that computes the same is faster than ours."""
+    """Sentences: where a rival that computes the same is faster than ours, as far as the times allow a verdict."""
     return [
         f"{Case.from_dict(row)}, {row['threads']} threads: {row['rival']} takes {row['ratio']:.2f} of our time"
         for row in rows
-        if row["ratio"] < 1 and row["rival"] not in (rivals.OURS, *rivals.OTHER_FUNCTION)
+        if row["ratio"] < 1 and _judged(row) and not timing.doubtful(row)
     ]
+
+
+def verdict(rows: Sequence[Row], nobody: str) -> list[str]:
+    """Lines: where we lose, or `nobody` was faster; and how many rows are too doubtful to say."""
+    judged = [row for row in rows if _judged(row)]
+    doubts, lost = sum(map(timing.doubtful, judged)), losses(judged)
+    lines = ["Where we lose:", *(f"  {line}" for line in lost)] if lost else []
+    if doubts:
+        lines.append(f"No verdict: {doubts} of {len(judged)} ratios are marked with ?, {timing.DOUBT}.")
+    return lines or [nobody]
+
+
+def _judged(row: Row) -> bool:
+    return row["rival"] not in (rivals.OURS, *rivals.OTHER_FUNCTION)

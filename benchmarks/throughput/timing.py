@@ -6,12 +6,18 @@ A ratio is formed within a repetition, its median over the repetitions: it is so
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 BLOCK_SECONDS = 0.002  # a rival runs at least this long in a repetition: the clock's own cost disappears
 LEAST_REPETITIONS, MOST_REPETITIONS = 7, 300
+UNSTEADY = 2.0  # between the 20 and 80 percentiles of a ratio
+CROWDED = 0.1  # of the time, that threads of ours were ready to run and other work had their core
+TASKS = Path("/proc/self/task")
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,59 @@ def spread(values: Sequence[float]) -> Spread:
 def ratios(times: Sequence[float], base: Sequence[float]) -> Spread:
     """Spread of times / base, repetition by repetition."""
     return spread([t / b for t, b in zip(times, base, strict=True)])
+
+
+# ---- doubts ---------------------------------------------------------------------------------------------------------
+
+
+def doubtful(row: Mapping[str, Any]) -> bool:
+    """Whether a row says too little for a verdict: its repetitions disagree, or other work took the cores meanwhile.
+
+    The second is not seen in the spread: beside a busy process every operation of torch's, with two threads, takes a
+    turn of the scheduler, steadily.
+    """
+    return bool(
+        row.get("ratio_p80", row["ratio"]) > UNSTEADY * row.get("ratio_p20", row["ratio"])
+        or (row.get("waited") or 0.0) > CROWDED
+    )
+
+
+DOUBT = (
+    "doubtful: its repetitions disagree by more than a factor of 2, or other work on the machine took the cores. "
+    "No verdict is made of it"
+)
+
+
+class Crowd:
+    """``with Crowd() as crowd: ...``, then `crowd.waited`: the share of that time for which threads waited for a core.
+
+    Where the system does not count that (it is Linux's), what the load average exceeds the cores by; None without one.
+    """
+
+    waited: float | None = None
+
+    def __enter__(self) -> Crowd:
+        self._begin, self._before = time.perf_counter(), _ready_seconds()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        after = _ready_seconds()
+        if self._before is not None and after is not None:
+            self.waited = max(0.0, after - self._before) / (time.perf_counter() - self._begin)
+        elif hasattr(os, "getloadavg"):
+            self.waited = max(0.0, os.getloadavg()[0] / (os.cpu_count() or 1) - 1)
+
+
+def _ready_seconds() -> float | None:
+    """How long this process's threads have been ready to run without a core, all of them together."""
+    try:
+        counts = [(task / "schedstat").read_text().split() for task in TASKS.iterdir()]
+        return 1e-9 * sum(int(count[1]) for count in counts)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+# ---- the clock ------------------------------------------------------------------------------------------------------
 
 
 def _nothing() -> None:
