@@ -29,13 +29,15 @@ Build the optimizer after the swap: parameters may be new ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from npu_kernels import ops, reference, reference_layers, reference_ode
+from npu_kernels.checks import check_module, check_tensor
 from npu_kernels.layers import NPU, NaiveNPU, RealNPU, Unit
 from npu_kernels.reference_layers import EAGER, LAYOUTS, PublishedNPU
 
@@ -73,9 +75,13 @@ def from_parameters(
 
     Returns a `NPU`, `RealNPU` or `NaiveNPU`. Raises ValueError for names or shapes of no layout.
     """
+    if not isinstance(parameters, Mapping):
+        raise TypeError(f"from_parameters: parameters must be a dictionary, got {type(parameters).__name__}")
+    if layout not in (None, *LAYOUTS):
+        raise ValueError(f"from_parameters: layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
     layout = layout or _layout_of(set(parameters))
-    if layout not in LAYOUTS:
-        raise ValueError(f"from_parameters: no layout has the parameters {sorted(parameters)}")
+    if layout is None:
+        raise ValueError(f"from_parameters: no layout has the parameters {sorted(map(str, parameters))}")
     names, transposed = LAYOUTS[layout]
     found: list[nn.Parameter | None] = []
     for name in names:
@@ -83,7 +89,13 @@ def from_parameters(
         if value is None:
             found.append(None)
             continue
-        tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+        try:
+            tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"from_parameters: {name} must be a tensor or an array: {error}") from None
+        check_tensor("from_parameters", name, tensor)
+        if not tensor.is_floating_point():
+            raise TypeError(f"from_parameters: {name} must have a floating-point dtype, got {tensor.dtype}")
         if transposed and tensor.dim() == 2:
             tensor = nn.Parameter(tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad)
         found.append(tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone()))
@@ -98,6 +110,11 @@ def from_parameters(
     ):
         shapes = {name: tuple(torch.as_tensor(value).shape) for name, value in parameters.items()}
         raise ValueError(f"from_parameters: shapes do not fit layout {layout!r}: {shapes}")
+    if len({tensor.dtype for tensor in found if tensor is not None}) > 1:
+        dtypes = ", ".join(
+            f"{name} {tensor.dtype}" for name, tensor in zip(names, found, strict=True) if tensor is not None
+        )
+        raise TypeError(f"from_parameters: all tensors must have one dtype, got {dtypes}")
     options: dict[str, Any] = {"eps": eps, "device": "meta", "dtype": weight_re.dtype}
     layer: Unit
     if weight_im is not None and gate is not None:
@@ -132,56 +149,131 @@ def _recognised(module: nn.Module) -> bool:
     )
 
 
-def _check_plain(module: nn.Module) -> None:
-    """Nothing is lost in silence: what a new module would not have is an error."""
-    state = module.__dict__
-    hooks = [name for name in state if name.endswith(("_hooks", "_pre_hooks")) and state[name]]
-    hooks = [name for name in hooks if "state_dict" not in name]
-    if hooks:
-        raise ValueError(
-            f"{type(module).__name__} has hooks ({', '.join(hooks)}); remove them first and add them after"
-        )
+# What a layer may have beside nn.Module's own: the new module has it too, or it only describes the layer.
+_CARRIED = {"in_features", "out_features", "eps", "gate_gradient", "layout", "num_models", "init_im", "_scale_im"}
+_OWN_METHODS = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters"}
+_OFF = (None, False, "none")  # of an option: it does nothing
+
+
+def _is_off(value: Any) -> bool:
+    return any(value is off for off in _OFF[:2]) or (isinstance(value, str) and value == _OFF[2])
+
+
+def _beyond_formula(module: nn.Module) -> dict[str, str]:
+    """What a layer has and does beside computing its formula: name -> how it reads in a message."""
+    found: dict[str, str] = {}
+    plain = nn.Module().__dict__.keys()
+    for name, value in module.__dict__.items():
+        if name not in plain and name not in _CARRIED and not _is_off(value):
+            text = repr(value)
+            found[name] = f"{name}={text}" if len(text) < 40 else name
+    found.update((name, f"buffer {name}") for name, buffer in module._buffers.items() if buffer is not None)
+    kinds = [kind for kind in type(module).__mro__ if kind not in nn.Module.__mro__]
+    kinds = [kind for kind in kinds if kind.__module__.split(".")[0] != "npu_kernels"]
+    names = {name: value for kind in reversed(kinds) for name, value in vars(kind).items()}
+    for name, value in names.items():
+        # Private functions are the class's own business, unless they change one of nn.Module's.
+        private = name.startswith("_") and not callable(nn.Module.__dict__.get(name))
+        if name not in _OWN_METHODS | _CARRIED and not private and not _is_off(value):
+            found.setdefault(name, f"{name}()" if callable(value) else name)
+    return found
+
+
+def _replaced_parameters(module: nn.Module, owners: Mapping[int, int]) -> dict[str, str]:
+    """What would go with parameters ``[I, O]``, which become new ones: hooks, and that others share them."""
+    found = {}
+    for name, parameter in module.named_parameters(recurse=False):
+        hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+        if owners[id(parameter)] > 1:
+            found[name] = f"{name}, which is shared with another layer"
+        elif hooks:
+            found[name] = f"hooks of {name}"
+    return found
+
+
+def _check_lost(
+    function: str,
+    model: nn.Module,
+    allow: Collection[str],
+    kind: Callable[[nn.Module], str | None],
+) -> None:
+    """Nothing is lost in silence, and nothing is changed before it is sure: what a new module would not have is an
+    error. `kind` tells what becomes of a module: "same" attributes, "new" ones, new and "transposed", or None.
+    """
+    check_module(function, "model", model)
+    if isinstance(allow, str) or not isinstance(allow, Collection):
+        raise TypeError(f"{function}: allow must be a collection of names, got {allow!r}")
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    for path, module in model.named_modules():
+        what = kind(module)
+        if what is None:
+            continue
+        who = type(module).__name__ + (f" {path!r}" if path else "")
+        hooks = [name for name, value in module.__dict__.items() if name.endswith(("_hooks", "_pre_hooks")) and value]
+        hooks = [name for name in hooks if what != "same" or "state_dict" not in name]
+        if hooks:
+            raise ValueError(f"{who} has hooks ({', '.join(hooks)}); remove them first and add them after")
+        lost = {} if what == "same" else _beyond_formula(module)
+        if what == "transposed":
+            lost |= _replaced_parameters(module, owners)
+        lost = {name: text for name, text in lost.items() if name not in allow}
+        if lost:
+            names = "".join(f"{name!r}, " for name in lost).strip() if len(lost) == 1 else ", ".join(map(repr, lost))
+            raise ValueError(
+                f"{function}: {who} has more than its formula, which the new layer would not have: "
+                f"{', '.join(lost.values())}; say allow=({names}) to do without"
+            )
 
 
 def _replace(model: nn.Module, change: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    """Change modules in place, a shared one once; returns the model, or its replacement."""
-    memo: dict[nn.Module, nn.Module] = {}
-
-    def visit(module: nn.Module) -> nn.Module:
-        if module not in memo:
-            memo[module] = module  # for cycles
-            replacement = change(module)
-            if replacement is not None:
-                memo[module] = replacement.train(module.training)
-            else:
-                for name, child in list(module._modules.items()):
-                    if child is not None:
-                        module._modules[name] = visit(child)
-        return memo[module]
-
-    return visit(model)
+    """Change modules in place, a shared one once, all of them or none; returns the model, or its replacement."""
+    modules = list(model.modules())
+    new = {module: found for module in modules if (found := change(module)) is not None}
+    for module, replacement in new.items():
+        replacement.train(module.training)
+    for module in modules:
+        for name, child in module._modules.items():
+            if child in new:
+                module._modules[name] = new[child]
+    return new.get(model, model)
 
 
-def swap(model: nn.Module, *, eps: float | None = None, gate_gradient: str = "clip") -> nn.Module:
+def swap(
+    model: nn.Module, *, eps: float | None = None, gate_gradient: str = "clip", allow: Collection[str] = ()
+) -> nn.Module:
     """Replace the eager layers of a model by the fused modules, in place, with their weights.
 
     Args:
         model: any module; if it is itself such a layer the result is the new module.
         eps: for layers that have no attribute ``eps``: None for the machine epsilon of the dtype.
         gate_gradient: of the replaced published layers, "clip" or "straight_through".
+        allow: names of what a published layer has beyond its formula and may lose: methods of its class and of the
+            classes that it derives from, such as a penalty or a clipping after each step, attributes such as
+            ``npu_clip``, buffers; and of parameters ``[I, O]`` that lose hooks or their sharing.
 
     Returns the model. Weights ``[I, O]`` become new parameters, others stay the same objects: build the optimizer
-    afterwards. Layers that fit no layout, and pruned or parametrized ones, stay as they are. Raises ValueError for a
-    layer with hooks.
+    afterwards. Layers that fit no layout, pruned and parametrized ones, and subclasses of this package's layers, stay
+    as they are. Raises ValueError, before anything is changed, for a layer with hooks and for one that would lose what
+    `allow` does not name.
     """
 
-    def change(module: nn.Module) -> nn.Module | None:
+    def kind(module: nn.Module) -> str | None:
         if type(module) in _FUSED:
-            _check_plain(module)
-            return _copied(module, _FUSED[type(module)])
+            return "same"
         if isinstance(module, Unit) or not _recognised(module):
             return None
-        _check_plain(module)
+        layout = _layout_of({name for name, _ in module.named_parameters(recurse=False)})
+        return "transposed" if layout is not None and LAYOUTS[layout][1] else "new"
+
+    def change(module: nn.Module) -> nn.Module | None:
+        what = kind(module)
+        if what is None:
+            return None
+        if what == "same":
+            return _copied(module, _FUSED[type(module)])
         own_eps = getattr(module, "eps", eps)
         return from_parameters(
             dict(module.named_parameters(recurse=False)),
@@ -189,34 +281,47 @@ def swap(model: nn.Module, *, eps: float | None = None, gate_gradient: str = "cl
             gate_gradient=getattr(module, "gate_gradient", gate_gradient),
         )
 
+    if eps is not None and (isinstance(eps, bool) or not isinstance(eps, Real)):
+        raise TypeError(f"swap: eps must be None or a number, got {eps!r}")
+    _check_lost("swap", model, allow, kind)
     return _replace(model, change)
 
 
-def to_reference(model: nn.Module, layout: str = "reference") -> nn.Module:
+def to_reference(model: nn.Module, layout: str = "reference", *, allow: Collection[str] = ()) -> nn.Module:
     """Replace the fused modules of a model by eager ones, in place, with their weights; the way back of `swap`.
 
     layout: "reference" (`npu_kernels.reference_layers`, the same parameters and state dict), or for NPU, RealNPU and
-    NaiveNPU of one model "julia" or "pytorch" (`PublishedNPU`). Returns the model. Raises ValueError for others,
-    for a layer with hooks, and for `num_models` in a published layout.
+    NaiveNPU of one model "julia" or "pytorch" (`PublishedNPU`). allow: as for `swap`, in the published layouts.
+    Subclasses of the fused modules stay as they are. Returns the model. Raises ValueError, before anything is changed,
+    for other layouts, for a layer with hooks, for one that would lose what `allow` does not name, and for `num_models`
+    in a published layout.
     """
-    if layout != "reference" and layout not in LAYOUTS:
+    if layout not in ("reference", *LAYOUTS):
         raise ValueError(f"to_reference: layout must be 'reference', 'julia' or 'pytorch', got {layout!r}")
 
-    def change(module: nn.Module) -> nn.Module | None:
-        kind = type(module)
-        if kind not in EAGER:
+    def kind(module: nn.Module) -> str | None:
+        if type(module) not in EAGER:
             return None
-        _check_plain(module)
-        if layout == "reference" or kind not in (NPU, RealNPU, NaiveNPU):
-            return _copied(module, EAGER[kind])
+        if layout == "reference" or type(module) not in (NPU, RealNPU, NaiveNPU):
+            return "same"
+        count = getattr(module, "num_models", None)
+        if count is not None:
+            raise ValueError(f"to_reference: layout {layout!r} has no num_models, this layer has {count}")
+        return "transposed" if LAYOUTS[layout][1] else "new"
+
+    def change(module: nn.Module) -> nn.Module | None:
+        what = kind(module)
+        if what is None:
+            return None
+        if what == "same":
+            return _copied(module, EAGER[type(module)])
         unit: Any = module
-        if unit.num_models is not None:
-            raise ValueError(f"to_reference: layout {layout!r} has no num_models, this layer has {unit.num_models}")
         eps = torch.finfo(unit.weight_re.dtype).eps if unit.eps is None and layout == "pytorch" else unit.eps
         return PublishedNPU(
             layout, unit.weight_re, unit.weight_im, unit.gate, eps=eps, gate_gradient=unit.gate_gradient
         )
 
+    _check_lost("to_reference", model, allow, kind)
     return _replace(model, change)
 
 

@@ -157,3 +157,105 @@ def test_what_is_not_swapped() -> None:
     with pytest.raises(ValueError, match="layout must be 'reference', 'julia' or 'pytorch', got 'flux'"):
         interop.to_reference(NPU(3, 2), "flux")
     assert npu_kernels.interop is interop
+
+
+# ---- what would be lost ----------------------------------------------------------------------------------------
+
+
+class WithPenalties(PyTorchPublished):
+    """A published layer that clips after each step and has a penalty, called by the network around it."""
+
+    def __init__(self, npu_clip: str | None = "wg") -> None:
+        super().__init__(3, 3)
+        self.npu_clip = npu_clip
+        self._steps = None
+
+    def optimize(self, loss: Tensor) -> None:
+        self.g.data.clamp_(0, 1)
+
+    def regularizer(self) -> Tensor:
+        return self.W_real.abs().sum()
+
+    def _helper(self) -> None:
+        """Of the class's own."""
+
+
+class Quiet(WithPenalties):
+    """A subclass: what it inherits counts too."""
+
+    optimize = None  # type: ignore[assignment]
+
+    def train(self, mode: bool = True) -> Quiet:
+        return self
+
+
+def test_what_a_layer_does_beside_its_formula_is_not_lost_in_silence() -> None:
+    """Neither is anything replaced before that is sure."""
+    model = nn.Sequential(JuliaPublished(3, 3), WithPenalties(), nn.Linear(3, 1))
+    kinds = [type(m) for m in model]
+    message = (
+        r"^swap: WithPenalties '1' has more than its formula, which the new layer would not have: npu_clip='wg', "
+        r"optimize\(\), regularizer\(\); say allow=\('npu_clip', 'optimize', 'regularizer'\) to do without$"
+    )
+    with pytest.raises(ValueError, match=message):
+        interop.swap(model)
+    with pytest.raises(ValueError, match=r"would not have: regularizer\(\); say allow=\('regularizer',\)"):
+        interop.swap(model, allow=("npu_clip", "optimize"))
+    assert [type(m) for m in model] == kinds
+    interop.swap(model, allow=("npu_clip", "optimize", "regularizer"))
+    assert [type(m) for m in model] == [NPU, NPU, nn.Linear]
+
+
+def test_options_that_are_off_and_private_helpers_are_no_loss() -> None:
+    for off in (None, "none"):
+        layer = WithPenalties(off)
+        assert type(interop.swap(layer, allow={"optimize", "regularizer"})) is NPU
+
+
+def test_subclasses_buffers_and_changed_methods_count() -> None:
+    with pytest.raises(ValueError, match=r"would not have: npu_clip='wg', regularizer\(\), train\(\); say allow"):
+        interop.swap(Quiet())
+    layer = JuliaPublished(3, 3)
+    hook = layer.register_state_dict_post_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="JuliaPublished has hooks"):
+        interop.swap(layer)
+    hook.remove()
+    layer.register_buffer("mask", torch.ones(3))
+    layer.penalty = lambda: layer.Re.sum()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"would not have: penalty.*, buffer mask; say allow=\('penalty', 'mask'\)"):
+        interop.swap(layer)
+    assert type(interop.swap(layer, allow=["penalty", "mask"])) is NPU
+
+    class Own(NPU):
+        """Of ours: stays as it is, as documented."""
+
+    own = Own(2, 2)
+    assert interop.swap(own) is own
+    assert interop.to_reference(own) is own
+
+
+def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:
+    first, second = PyTorchPublished(3, 3), PyTorchPublished(3, 3)
+    second.W_real = first.W_real
+    model = nn.ModuleDict({"a": first, "b": second})
+    with pytest.raises(ValueError, match=r"^swap: PyTorchPublished 'a' .*: W_real, which is shared with another layer"):
+        interop.swap(model)
+    assert interop.swap(model, allow=["W_real"]) is model
+    hooked = PyTorchPublished(3, 3)
+    hooked.W_im.register_hook(lambda grad: 2 * grad)
+    with pytest.raises(ValueError, match=r"would not have: hooks of W_im; say allow=\('W_im',\)"):
+        interop.swap(hooked)
+    fused = NPU(3, 3)
+    fused.note = "measured on Monday"  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"^to_reference: NPU has more .*: note='measured on Monday'; say allow"):
+        interop.to_reference(fused, "julia")
+    assert interop.to_reference(fused).note == "measured on Monday"  # the same attributes
+
+
+def test_all_layers_are_replaced_or_none() -> None:
+    good, bad = PyTorchPublished(3, 3), PyTorchPublished(3, 3)
+    bad.eps = -1.0
+    model = nn.Sequential(good, bad)
+    with pytest.raises(ValueError, match=r"eps must be finite and greater than 0, got -1\.0"):
+        interop.swap(model)
+    assert model[0] is good
