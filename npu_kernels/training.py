@@ -21,14 +21,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.nn.utils import parametrize
 
 from npu_kernels import dispatch
 from npu_kernels.backends import direct
+from npu_kernels.checks import check_module, check_tensor, check_whole
 from npu_kernels.layers.base import Unit
 from npu_kernels.layers.nau import NAU
 from npu_kernels.layers.nmu import NMU
@@ -38,11 +41,11 @@ __all__ = ["SteppedSchedule", "l1", "mse_loss", "project_", "regularizer"]
 Parameters = nn.Module | Tensor | Iterable[Tensor]
 
 
-def _models(module: nn.Module) -> int | None:
+def _models(name: str, module: nn.Module) -> int | None:
     """The number of models of a module's units."""
     found = {unit.num_models for unit in module.modules() if isinstance(unit, Unit)}
     if len(found) > 1:
-        raise ValueError(f"the units of one model must have one num_models, got {sorted(found, key=str)}")
+        raise ValueError(f"{name}: the units of one model must have one num_models, got {sorted(found, key=str)}")
     return found.pop() if found else None
 
 
@@ -50,13 +53,21 @@ def _collect(
     name: str, parameters: Parameters, num_models: int | None, only: tuple[type[Unit], ...] | None = None
 ) -> tuple[list[Tensor], int | None]:
     """The tensors to sum over, and the number of models that they belong to."""
+    if num_models is not None:
+        check_whole(name, "num_models", num_models)
     if isinstance(parameters, nn.Module):
-        num_models = _models(parameters) if num_models is None else num_models
+        num_models = _models(name, parameters) if num_models is None else num_models
         modules = [m for m in parameters.modules() if only is None or isinstance(m, only)]
-        found = [p for m in modules for p in m.parameters(recurse=False)]
-        tensors: list[Tensor] = list({id(p): p for p in found}.values())  # a shared parameter counts once
-    else:
+        found = [pair for m in modules for pair in _in_use(m, originals=only is None)]
+        tensors: list[Tensor] = list({id(p): used for p, used in found}.values())  # a shared parameter counts once
+    elif isinstance(parameters, (Tensor, Iterable)):
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        for tensor in tensors:
+            check_tensor(name, "parameters", tensor)
+            if not tensor.is_floating_point():
+                raise TypeError(f"{name}: parameters must have a floating-point dtype, got {tensor.dtype}")
+    else:
+        raise TypeError(f"{name}: parameters must be a module, a tensor or tensors, got {type(parameters).__name__}")
     if not tensors:
         raise ValueError(f"{name}: no parameters to sum over")
     if num_models is not None:
@@ -67,6 +78,21 @@ def _collect(
                     f"got shape {tuple(tensor.shape)}"
                 )
     return tensors, num_models
+
+
+def _in_use(module: nn.Module, originals: bool) -> list[tuple[Tensor, Tensor]]:
+    """A module's own parameters, and each as it is used: with the mask of a pruned one.
+
+    A parametrized one has its original in a module of its own, which counts by itself where `originals` are wanted.
+    """
+    masks = module._buffers
+    found: list[tuple[Tensor, Tensor]] = []
+    for name, parameter in module.named_parameters(recurse=False):
+        mask = masks.get(f"{name.removesuffix('_orig')}_mask") if name.endswith("_orig") else None
+        found.append((parameter, parameter if mask is None else parameter * mask))
+    if not originals and parametrize.is_parametrized(module):
+        found += [(value, value) for value in (getattr(module, name) for name in module.parametrizations)]  # type: ignore[union-attr]
+    return found
 
 
 def _total(terms: Iterable[Tensor], num_models: int | None) -> Tensor:
@@ -88,6 +114,8 @@ def l1(parameters: Parameters, beta: float = 1.0, *, norm: str = "l1", num_model
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, appendix and published code.
     """
+    if isinstance(beta, bool) or not isinstance(beta, (Real, Tensor)):
+        raise TypeError(f"l1: beta must be a number, got {type(beta).__name__}")
     tensors, num_models = _collect("l1", parameters, num_models)
     if norm == "l1":
         return beta * _total((t.abs() for t in tensors), num_models)
@@ -140,12 +168,15 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
         >>> mse_loss(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 2.0]), num_models=2)
         tensor([0., 4.])
     """
-    if direct.mse is not None and dispatch.forced in dispatch.DIRECT and not is_compiling():
-        shape = y.shape[:1] if isinstance(y, Tensor) else ()
-        if num_models is None or shape == (num_models,):
-            loss = direct.mse(y, target, num_models is not None)
-            if loss is not NotImplemented:
-                return loss
+    if (
+        direct.mse is not None
+        and dispatch.forced in dispatch.DIRECT
+        and not is_compiling()
+        and (num_models is None or (isinstance(y, Tensor) and not y.is_nested and y.shape[:1] == (num_models,)))
+    ):
+        loss = direct.mse(y, target, num_models is not None)
+        if loss is not NotImplemented:
+            return loss
     _check_loss(y, target, num_models)
     if num_models is None:
         return nn.functional.mse_loss(y, target)
@@ -154,8 +185,7 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
 
 def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
     for name, tensor in (("y", y), ("target", target)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"mse_loss: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        check_tensor("mse_loss", name, tensor)
         if not tensor.is_floating_point():
             raise TypeError(f"mse_loss: {name} must have a floating-point dtype, got {tensor.dtype}")
     if target.dtype != y.dtype:
@@ -195,6 +225,9 @@ class SteppedSchedule:
     """
 
     def __init__(self, start: float, end: float, step: int, growth: float = 10.0) -> None:
+        for name, value in (("start", start), ("end", end), ("growth", growth)):
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"SteppedSchedule: {name} must be a number, got {type(value).__name__}")
         if not 0 <= start <= end < math.inf:
             raise ValueError(f"SteppedSchedule: 0 <= start <= end must hold, got start={start!r}, end={end!r}")
         if isinstance(step, bool) or not isinstance(step, int) or step < 1:
@@ -216,7 +249,9 @@ class SteppedSchedule:
         return {"beta": self.beta, "iteration": self.iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+        """Continue from a `state_dict`; raises ValueError for another dictionary."""
+        if not isinstance(state, dict) or not {"beta", "iteration"} <= state.keys():
+            raise ValueError(f"SteppedSchedule: state must be one of state_dict(), got {state!r}")
         self.beta, self.iteration = state["beta"], state["iteration"]
 
     def __repr__(self) -> str:
@@ -235,19 +270,52 @@ def project_(model: nn.Module, *, gates: bool = True, weights: float | None = No
         weights: None leaves the weights; a bound w clamps the power units' weights to [-w, w], and the weights of NAU
             and NMU to their own intervals, [-1, 1] and [0, 1].
 
-    Raises ValueError when the bound is not greater than 0.
+    What the optimiser trains is projected: of a pruned parameter (`torch.nn.utils.prune`) its original, of a
+    parametrized one (`torch.nn.utils.parametrize`) the original whose value is the projected one, by the right_inverse.
+
+    Raises TypeError for what is no module, ValueError for one without units, when the bound is not greater than 0, and
+    for a parameter that is hidden in a way that cannot be projected, as by a parametrization without right_inverse.
     """
-    if weights is not None and not weights > 0:
+    check_module("project_", "model", model)
+    if weights is not None and (isinstance(weights, bool) or not isinstance(weights, Real) or not weights > 0):
         raise ValueError(f"project_: weights must be None or a bound greater than 0, got {weights!r}")
-    for unit in model.modules():
-        if not isinstance(unit, Unit):
-            continue
-        for name, parameter in unit.named_parameters(recurse=False):
-            if name not in unit.intervals:
-                continue
-            interval = unit.intervals[name]
+    units = [(path, unit) for path, unit in model.named_modules() if isinstance(unit, Unit)]
+    if not units:
+        raise ValueError(f"project_: model must have units of npu_kernels, got {type(model).__name__} without any")
+    for path, unit in units:
+        for name, interval in unit.intervals.items():
             if name == "gate":
                 if gates and interval is not None:
-                    parameter.clamp_(*interval)
+                    _project(path, unit, name, *interval)
             elif weights is not None:
-                parameter.clamp_(*(interval or (-weights, weights)))
+                _project(path, unit, name, *(interval or (-weights, weights)))
+
+
+def _project(path: str, unit: Unit, name: str, low: float, high: float) -> None:
+    own = unit._parameters
+    parameter = own[name] if name in own else own.get(f"{name}_orig")  # pruned: 0 lies in every interval
+    if parameter is not None:
+        parameter.clamp_(low, high)
+        return
+    value = getattr(unit, name, None)
+    if value is None:
+        return
+    who = f"{name} of {type(unit).__name__}" + (f" {path!r}" if path else "")
+    if not parametrize.is_parametrized(unit, name):
+        raise ValueError(f"project_: {who} must be a parameter, pruned or parametrized; it is computed from others")
+    chain = unit.parametrizations[name]  # type: ignore[index]
+    fixed = [type(part).__name__ for part in chain if not hasattr(part, "right_inverse")]
+    if fixed:
+        raise ValueError(
+            f"project_: {who} is parametrized by {', '.join(fixed)} without right_inverse, so what the optimiser "
+            "trains cannot be projected"
+        )
+    wanted = value.clamp(low, high)
+    if not torch.equal(wanted, value):
+        setattr(unit, name, wanted)
+        found = getattr(unit, name)
+        slack = 1e-3 * (high - low)
+        if ((found < low - slack) | (found > high + slack)).any():
+            raise ValueError(
+                f"project_: the right_inverse of {who} must give its value back, but it left [{low}, {high}]"
+            )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, use_backend
 from npu_kernels.training import SteppedSchedule, l1, mse_loss, project_, regularizer
@@ -174,6 +175,76 @@ def test_projection_keeps_a_gate_alive() -> None:
     assert not slope().any()
     project_(layer)
     assert slope().all()
+
+
+@pytest.mark.parametrize("name", ["gate", "weight_re"])
+def test_projection_of_pruned_layers(name: str) -> None:
+    """What the optimiser trains is the original, which the mask does not show."""
+    layer = RealNPU(4, 3)
+    prune.random_unstructured(layer, name, amount=2)
+    original = layer.get_parameter(f"{name}_orig")
+    with torch.no_grad():
+        original.copy_(torch.linspace(-4, 4, original.numel()).view_as(original))
+    before = original.detach().clone()
+    project_(layer, weights=1.5)
+    assert torch.equal(original, before.clamp(0, 1) if name == "gate" else before.clamp(-1.5, 1.5))
+    model = nn.Sequential(NAU(2, 2))
+    prune.random_unstructured(model[0], "weight", amount=2)
+    mask = model[0].weight_mask
+    torch.testing.assert_close(regularizer(model), regularizer(model[0].weight_orig * mask))
+
+
+class Shifted(nn.Module):
+    """w = original + 1, with or without the way back."""
+
+    def forward(self, original: Tensor) -> Tensor:
+        return original + 1
+
+
+class ShiftedBack(Shifted):
+    def right_inverse(self, value: Tensor) -> Tensor:
+        return value - 1
+
+
+class WrongBack(Shifted):
+    def right_inverse(self, value: Tensor) -> Tensor:
+        return value + 1
+
+
+def test_projection_of_parametrized_layers() -> None:
+    layer = RealNPU(4, 3)
+    parametrize.register_parametrization(layer, "gate", ShiftedBack())
+    original = layer.parametrizations.gate.original  # type: ignore[union-attr]
+    with torch.no_grad():
+        original.copy_(torch.tensor([-2.0, -1.0, -0.5, 3.0]))
+    project_(layer)
+    assert layer.gate.tolist() == [0, 0, 0.5, 1]  # type: ignore[union-attr]
+    assert original.tolist() == [-1, -1, -0.5, 0]
+    weight = NAU(2, 2)
+    parametrize.register_parametrization(weight, "weight", ShiftedBack())
+    plain = NAU(2, 2)
+    both = regularizer([weight.weight, plain.weight])
+    torch.testing.assert_close(regularizer(nn.Sequential(weight, plain)), both)
+    for part, message in (
+        (Shifted(), r"^project_: gate of ParametrizedRealNPU '0' is parametrized by Shifted without right_inverse, so"),
+        (WrongBack(), r"^project_: the right_inverse of gate of ParametrizedRealNPU '0' must give its value back"),
+    ):
+        model = nn.Sequential(RealNPU(2, 2))
+        parametrize.register_parametrization(model[0], "gate", part, unsafe=True)
+        with torch.no_grad():
+            model[0].parametrizations.gate.original.fill_(2.0)
+        with pytest.raises(ValueError, match=message):
+            project_(model)
+        project_(model, gates=False)  # the others can be projected
+
+
+def test_a_weight_that_is_computed_from_others_is_not_passed_over() -> None:
+    layer = NAU(2, 2)
+    value = layer.weight.detach()
+    del layer.weight
+    layer.register_buffer("weight", value)
+    with pytest.raises(ValueError, match=r"^project_: weight of NAU must be a parameter, pruned or parametrized"):
+        project_(layer, weights=1.0)
 
 
 # ---- the loss -------------------------------------------------------------------------------------------------------
