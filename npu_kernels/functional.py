@@ -35,6 +35,7 @@ from npu_kernels.autograd import (
     npu_backward,
 )
 from npu_kernels.backends import direct
+from npu_kernels.checks import check_tensor
 from npu_kernels.dispatch import backend_for
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
@@ -56,19 +57,23 @@ direct.set_backward("inalu", inalu_backward)
 # ---- checks ---------------------------------------------------------------------------------------------------------
 
 
-def _fits(x: Tensor, weight: Tensor, *weights: Tensor | None) -> bool:
+def _fits(x: Tensor, weight: Tensor, *weights: Tensor) -> bool:
     """The common valid case on the CPU, by the cheapest comparisons; what does not fit goes to `_check`."""
     try:
         dtype, shape, rows = weight.dtype, weight.shape, x.shape
         if not (dtype in _INFO and x.dtype is dtype and x.is_cpu and weight.is_cpu):
             return False
+        if not (x.layout is torch.strided and weight.layout is torch.strided):
+            return False
         for other in weights:
-            if other is not None and not (other.dtype is dtype and other.is_cpu and other.shape == shape):
+            if other.layout is not torch.strided or not (
+                other.dtype is dtype and other.is_cpu and other.shape == shape
+            ):
                 return False
         if len(shape) == 2:
             return len(rows) > 0 and rows[-1] == shape[1]
         return len(shape) == 3 and len(rows) > 1 and rows[-1] == shape[2] and (len(rows) == 2 or rows[0] == shape[0])
-    except AttributeError:  # not a tensor
+    except (AttributeError, RuntimeError):  # not a tensor; a nested one, which has no shape
         return False
 
 
@@ -76,7 +81,9 @@ def _fits_rows(gate: Tensor | None, weight: Tensor) -> bool:
     """Whether a gate belongs to a weight that fits."""
     if gate is None:
         return True
-    if not isinstance(gate, Tensor) or gate.dtype is not weight.dtype or not gate.is_cpu:
+    if not isinstance(gate, Tensor) or gate.dtype is not weight.dtype or not gate.is_cpu or gate.is_nested:
+        return False
+    if gate.layout is not torch.strided:
         return False
     found, shape = gate.shape, weight.shape
     return len(found) == len(shape) - 1 and found[-1] == shape[-1] and (len(found) == 1 or found[0] == shape[0])
@@ -86,8 +93,7 @@ def _check(layer: str, x: Any, weights: dict[str, Any], vectors: dict[str, tuple
     """Raise for the first thing wrong. All weights have one shape; a vector comes with the dimension that it shares."""
     tensors = {"x": x, **weights, **{name: vector for name, (vector, _) in vectors.items()}}
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{layer}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        check_tensor(layer, name, tensor)
         if tensor.dtype not in _INFO and tensor.dtype not in _HALF:
             raise TypeError(f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
     for what, error in (("dtype", TypeError), ("device", ValueError)):
@@ -330,7 +336,7 @@ def npu(
         return y
     if (
         not _any_autocast()
-        and _fits(x, weight_re, weight_im)
+        and (_fits(x, weight_re) if weight_im is None else _fits(x, weight_re, weight_im))
         and _fits_rows(gate, weight_re)
         and x.dim() == weight_re.dim()
     ):  # nothing to cast or flatten

@@ -376,7 +376,8 @@ def test_other_settings_and_doubtful_rows_are_measured_anew(tmp_path, monkeypatc
         assert run_tiny(path, monkeypatch) == 0
         assert len(calls) == expected
     calls.clear()
-    assert suite_main.main(["--sizes", "5x3x2", "--threads", "1", "--seconds", "0.02", "--json", str(path)]) == 0
+    arguments = ["--sizes", "5x3x2", "--threads", "1", "--rivals", "eager,linear", "--seconds", "0.02"]
+    assert suite_main.main([*arguments, "--json", str(path)]) == 0
     assert len(calls) == 6
 
 

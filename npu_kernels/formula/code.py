@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels.checks import check_tensor
+
 Expression = Any
 
 _CALLS = {"Abs": "torch.abs", "exp": "torch.exp", "log": "torch.log", "cos": "torch.cos", "sign": "torch.sign"}
@@ -40,6 +42,8 @@ class TorchFunction:
         return type(self), (self.source, self.names)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if isinstance(x, Tensor):
+            check_tensor("formula", "x", x)
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != len(self.names) or not x.is_floating_point():
             got = f"{x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from npu_kernels.checks import check_tensor
+
 # Above this a float64 is whole by itself, and its product with a denominator is not exact.
 _WHOLE = 2.0**45
 
@@ -36,6 +38,7 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
     if not isinstance(weights, Tensor) or not weights.is_floating_point():
         got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
         raise TypeError(f"as_fraction: weights must be a floating-point tensor, got {got}")
+    check_tensor("as_fraction", "weights", weights)
     check_max_denominator("as_fraction", max_denominator)
     exact = weights.detach().double()
     numerator, denominator = exact.round(), torch.ones_like(exact)

@@ -66,7 +66,9 @@ def check_model(function: str, layers: dict[str, Layer], model: int | None) -> i
 
 def value(layer: Layer, name: str, model: int | None) -> Tensor | None:
     """A layer's parameter for one model, detached; None where the layer has none of this name."""
-    tensor = getattr(layer, name, None)
+    original = layer._parameters.get(f"{name}_orig")
+    # A pruned layer's own attribute is that of its last forward pass.
+    tensor = getattr(layer, name, None) if original is None else original * layer.get_buffer(f"{name}_mask")
     if tensor is None:
         return None
     if isinstance(layer, Unit) and layer.num_models is not None and model is not None:
@@ -104,6 +106,10 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
     for name, layer in layers.items():
         if hasattr(layer, "parametrizations"):
             raise ValueError(f"select: layer {name!r} must not be parametrized")
+        if any(parameter.endswith("_orig") for parameter, _ in layer.named_parameters(recurse=False)):
+            raise ValueError(
+                f"select: layer {name!r} must not be pruned; torch.nn.utils.prune.remove makes it permanent"
+            )
     result = copy.deepcopy(module)
     for layer in layers_of("select", result).values():
         if isinstance(layer, Unit) and layer.num_models is not None and index is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels.checks import check_whole
 from npu_kernels.formula.code import TorchFunction, torch_function
 from npu_kernels.formula.fractions import check_max_denominator
 from npu_kernels.formula.models import POWER_UNITS, Layer, check_model, epsilon, layers_of
@@ -51,6 +52,7 @@ class Formula:
         """One line per output; decimals with so many significant digits, None for all."""
         from npu_kernels.formula import printing
 
+        _check_digits("text", digits)
         rows = zip(self.names, self.expressions, strict=True)
         return "\n".join(f"{name} = {printing.text(expression, digits)}" for name, expression in rows)
 
@@ -58,6 +60,7 @@ class Formula:
         """One equation per output, without dollars; decimals with so many significant digits, None for all."""
         from npu_kernels.formula import printing
 
+        _check_digits("latex", digits)
         sympy = _require_sympy()
         left = [sympy.latex(sympy.Symbol(name)) for name in self.names]
         return [f"{name} = {printing.latex(e, digits)}" for name, e in zip(left, self.expressions, strict=True)]
@@ -72,6 +75,11 @@ class Formula:
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _check_digits(function: str, digits: int | None) -> None:
+    if digits is not None:
+        check_whole(function, "digits", digits)
 
 
 def _note(layers: dict[str, Layer], eps: bool) -> str:

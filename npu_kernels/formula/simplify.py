@@ -13,11 +13,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from npu_kernels.checks import check_module
 from npu_kernels.formula.fractions import check_max_denominator, nearest_fraction
 from npu_kernels.formula.models import layers_of, select
 from npu_kernels.formula.record import Change, Simplified, Step
@@ -194,7 +196,7 @@ def _begin(
     score: Score | None,
     refit: int | Refit,
 ) -> _Work:
-    if tolerance is not None and not tolerance >= 0:
+    if tolerance is not None and (not isinstance(tolerance, Real) or not tolerance >= 0):
         raise ValueError(f"simplify: tolerance must be None or at least 0, got {tolerance!r}")
     if not callable(refit) and (isinstance(refit, bool) or not isinstance(refit, int) or refit < 0):
         raise ValueError(f"simplify: refit must be a number of iterations of at least 0 or a function, got {refit!r}")
@@ -266,10 +268,13 @@ def simplify(
         >>> [f"{change.before:.4f} -> {change.after:g}" for step in result.steps for change in step.changes]
         ['0.9700 -> 1', '-0.0004 -> 0', '1.0000 -> 0', '0.9980 -> 1']
     """
-    unknown = [name for name in steps if name not in ("gates", "prune", "round")]
-    if unknown or isinstance(steps, str):
+    check_module("simplify", "module", module)
+    if not isinstance(steps, (tuple, list)):
         raise ValueError(f"simplify: steps must be of 'gates', 'prune' and 'round', got {steps!r}")
-    if not threshold > 0:
+    unknown = [name for name in steps if name not in ("gates", "prune", "round")]
+    if unknown:
+        raise ValueError(f"simplify: steps must be of 'gates', 'prune' and 'round', got {steps!r}")
+    if not isinstance(threshold, Real) or not threshold > 0:
         raise ValueError(f"simplify: threshold must be greater than 0, got {threshold!r}")
     check_max_denominator("simplify", max_denominator)
     work = _begin(module, x, y, tolerance=tolerance, model=model, score=score, refit=refit)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels.checks import check_tensor
 from npu_kernels.layers import NAU
 from npu_kernels.layers.npu import _PowerUnit
 from npu_kernels.reference_ode import METHODS
@@ -87,24 +88,26 @@ def fits(u0: Any, weight_re: Any, weight_im: Any, gate: Any, weight: Any) -> boo
             (dtype is torch.float64 or dtype is torch.float32)
             and len(models) < 2
             and all(
-                t is None or (t.dtype is dtype and t.is_cpu and t.shape == want)
+                t is None or (t.dtype is dtype and t.is_cpu and t.layout is torch.strided and t.shape == want)
                 for t, want in ((weight_im, shape), (gate, (*models, d)), (weight, (*models, d, h)))
             )
             and weight is not None
             and u0.dtype is dtype
             and u0.is_cpu
             and weight_re.is_cpu
+            and u0.layout is weight_re.layout is torch.strided
+            and not u0.is_nested
         )
-    except (AttributeError, ValueError):  # not a tensor, or not a matrix
+    except (AttributeError, ValueError, RuntimeError):  # not a tensor, not a matrix, nested
         return False
 
 
 def check_tensors(function: str, u0: Any, weights: dict[str, Tensor | None]) -> None:
     """Types, one dtype, one device, and the weights' shapes."""
-    present = {name: weight for name, weight in weights.items() if weight is not None}
+    optional = ("weight_im", "gate")
+    present: dict[str, Any] = {name: w for name, w in weights.items() if w is not None or name not in optional}
     for name, tensor in {"u0": u0, **present}.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(tensor).__name__}")
+        check_tensor(function, name, tensor)
         if tensor.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{function}: {name} must be float32 or float64, got {tensor.dtype}")
     for what, error in (("dtype", TypeError), ("device", ValueError)):
@@ -141,10 +144,20 @@ def has_starts(function: str, u0: Tensor, weight_re: Tensor) -> bool:
     return len(found) == 3
 
 
+def check_trajectory(function: str, trajectory: Any, states: int, name: str = "trajectory") -> None:
+    check_tensor(function, name, trajectory)
+    if not trajectory.is_floating_point():
+        raise TypeError(f"{function}: {name} must have a floating-point dtype, got {trajectory.dtype}")
+    if trajectory.dim() < 2 or trajectory.shape[-2] < states:
+        least = " with at least one step" if states > 1 else ""
+        raise ValueError(
+            f"{function}: {name} must have shape (..., steps + 1, D){least}, got shape {tuple(trajectory.shape)}"
+        )
+
+
 def first_nonfinite(trajectory: Tensor) -> Tensor:
     """The first step at which a trajectory ``[..., steps + 1, D]`` is inf or nan, ``[...]``; -1 where it is finite."""
-    if not isinstance(trajectory, Tensor) or trajectory.dim() < 2:
-        raise ValueError("first_nonfinite: trajectory must be a tensor of shape (..., steps + 1, D)")
+    check_trajectory("first_nonfinite", trajectory, 1)
     bad = ~trajectory.detach().isfinite().all(-1)
     return torch.where(bad.any(-1), bad.int().argmax(-1), -1)
 

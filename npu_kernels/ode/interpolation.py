@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from npu_kernels.checks import check_tensor
 from npu_kernels.ode import checks
 
 
@@ -32,20 +33,32 @@ def interpolate(
     """
     checks.check_dt("interpolate", dt)
     checks.check_choice("interpolate", "method", method, ("linear", "hermite"))
-    if not isinstance(trajectory, Tensor) or trajectory.dim() < 2 or trajectory.shape[-2] < 2:
-        raise ValueError("interpolate: trajectory must be a tensor of shape (..., steps + 1, D) with at least one step")
+    checks.check_trajectory("interpolate", trajectory, 2)
     if (method == "hermite") != (derivatives is not None):
         raise ValueError(
             "interpolate: derivatives must be given for method 'hermite' (rollout(..., derivatives=True) returns them) "
             f"and only for it, got method {method!r}"
         )
+    if derivatives is not None:
+        checks.check_trajectory("interpolate", derivatives, 2, "derivatives")
+        if derivatives.dtype != trajectory.dtype:
+            raise TypeError(
+                f"interpolate: derivatives must have trajectory's dtype, {trajectory.dtype}, got {derivatives.dtype}"
+            )
     if derivatives is not None and derivatives.shape != trajectory.shape:
         raise ValueError(
             f"interpolate: derivatives must have the shape of trajectory, {tuple(trajectory.shape)}, "
             f"got shape {tuple(derivatives.shape)}"
         )
     steps = trajectory.shape[-2] - 1
-    at = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach() / dt
+    if isinstance(times, Tensor):
+        check_tensor("interpolate", "times", times)
+        if times.is_complex():
+            raise TypeError(f"interpolate: times must be real, got {times.dtype}")
+    try:
+        at = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach() / dt
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"interpolate: times must be a tensor or numbers, got {times!r}: {error}") from None
     if at.dim() != 1:
         raise ValueError(f"interpolate: times must have one dimension, got shape {tuple(at.shape)}")
     slack = 4 * torch.finfo(torch.float64).eps * steps  # of times that were themselves computed as n dt

@@ -151,6 +151,9 @@ def integrate(
             if nonfinite == "raise" and not finite:
                 checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, u0.dim() == weight_re.dim())
             return (trajectory, slopes) if derivatives else trajectory
+    for name, flag in (("derivatives", derivatives), ("clip", clip)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{_name}: {name} must be True or False, got {flag!r}")
     if not checks.fits(u0, weight_re, weight_im, gate, weight):
         weights = {"weight_re": weight_re, "weight_im": weight_im, "gate": gate, "weight": weight}
         checks.check_tensors(_name, u0, weights)
