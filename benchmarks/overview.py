@@ -21,6 +21,7 @@ from benchmarks.paper.drawing import available, figure, save
 from benchmarks.paper.pictures import TRAINING
 from benchmarks.throughput import report
 from benchmarks.throughput.cases import ROLLOUT
+from benchmarks.throughput.timing import doubtful
 
 MODELS = Path(__file__).parent / "results" / "paper" / simple.MODELS_FILE
 SHOWN = {"Dense": "dense network", "RealNPU": "RealNPU, NAU"}
@@ -51,7 +52,7 @@ def _errors(drawing: Any, axes: Sequence[Any], models: dict[str, list[float]]) -
 def _speeds(axis: Any, rows: Sequence[report.Row], processor: str | None) -> None:
     machine, groups = report.chosen(rows, processor)
     threads = max(count for _, count in groups)
-    names, ratios = [], []
+    names, ratios, doubts = [], [], []
     for case in report.SHORT:
         group = groups.get((case, threads), {})
         if case.kind == ROLLOUT or not RIVALS.keys() <= group.keys():
@@ -63,13 +64,18 @@ def _speeds(axis: Any, rows: Sequence[report.Row], processor: str | None) -> Non
         models = "" if size.models == 1 else f", {size.models} models"
         names.append(f"{what}, {size.rows} rows{models}")
         ratios.append([group[rival]["ratio"] for rival in RIVALS])
+        doubts.append([doubtful(group[rival]) for rival in RIVALS])
     for n, (label, color) in enumerate(zip(RIVALS.values(), ("0.45", "tab:orange"), strict=True)):
         at = [0.2 - 0.4 * n - y for y in range(len(names))]
         bars = axis.barh(at, [pair[n] for pair in ratios], 0.38, label=label, color=color)
-        axis.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
+        marked = [f"{pair[n]:.1f}{'?' if doubt[n] else ''}" for pair, doubt in zip(ratios, doubts, strict=True)]
+        axis.bar_label(bars, marked, padding=2, fontsize=8)
     axis.axvline(1, color="tab:blue", linewidth=2, label="npu_kernels")
     axis.set_yticks([-y for y in range(len(names))], names, fontsize=8)
-    axis.set(xlabel="time divided by npu_kernels' time", title=f"Speed: {machine[0]}, {threads} threads, float32")
+    note = " (?: doubtful)" if any(map(any, doubts)) else ""
+    axis.set(
+        xlabel=f"time divided by npu_kernels' time{note}", title=f"Speed: {machine[0]}, {threads} threads, float32"
+    )
     axis.set_xlim(0, 1.1 * max(max(pair) for pair in ratios))
     axis.legend(loc="lower right", fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)

@@ -291,7 +291,9 @@ def to_reference(model: nn.Module, layout: str = "reference", *, allow: Collecti
     """Replace the fused modules of a model by eager ones, in place, with their weights; the way back of `swap`.
 
     layout: "reference" (`npu_kernels.reference_layers`, the same parameters and state dict), or for NPU, RealNPU and
-    NaiveNPU of one model "julia" or "pytorch" (`PublishedNPU`). allow: as for `swap`, in the published layouts.
+    NaiveNPU of one model "julia" or "pytorch" (`PublishedNPU`). allow: names of attributes that a layer may lose in a
+    published layout, and of parameters that may lose their hooks or their sharing.
+
     Subclasses of the fused modules stay as they are. Returns the model. Raises ValueError, before anything is changed,
     for other layouts, for a layer with hooks, for one that would lose what `allow` does not name, and for `num_models`
     in a published layout.
