@@ -9,7 +9,7 @@ from torch import Tensor
 
 from npu_kernels import functional, reference
 from npu_kernels.testing import RECORDS, Sample, relative_error
-from tests import exact
+from tests import exact, kernels
 from tests.kernels import with_zero_factors
 
 ROUNDING = 1e-14
@@ -197,3 +197,14 @@ def test_nau_gradient_at_the_bounds() -> None:
     _, found = reference.nau_backward(torch.ones(1, 1), torch.ones(1, 5), weight.detach(), True, 2)
     assert found is not None
     assert found.tolist() == expected.tolist() == [[0, 1, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("name", ["npu", "nmu", "nalu", "inalu"])
+def test_gradients_that_are_not_needed_are_empty(name: str) -> None:
+    sample = RECORDS[name].sample(4, 3, 2)
+    grad_y = torch.ones_like(kernels.forward(sample, reference)[0])
+    full = kernels.backward(sample, reference, grad_y, kernels.ALL)
+    for needs in range(1 << kernels.count(sample)):
+        some = kernels.backward(sample, reference, grad_y, needs)
+        for bit, (grad, want) in enumerate(zip(some, full, strict=True)):
+            assert torch.equal(grad, want) if needs >> bit & 1 else grad.shape == (0,)
