@@ -257,13 +257,14 @@ def test_mse_loss(shape: tuple[int, ...], dtype: torch.dtype, backend: str | Non
     """One loss, one per model, a target that all models share; and their gradients."""
     y = torch.randn(shape, dtype=dtype, requires_grad=True)
     target = torch.randn(shape, dtype=dtype)
-    losses = [
-        (mse_loss(y, target), (y - target).square().mean()),
-        (mse_loss(y, target, num_models=3), (y - target).square().reshape(3, -1).mean(1)),
-        (mse_loss(y, target[0], num_models=3), (y - target[0]).square().reshape(3, -1).mean(1)),
-    ]
     with use_backend(backend) if backend else contextlib.nullcontext():
+        losses = [
+            (mse_loss(y, target), (y - target).square().mean()),
+            (mse_loss(y, target, num_models=3), (y - target).square().reshape(3, -1).mean(1)),
+            (mse_loss(y, target[0], num_models=3), (y - target[0]).square().reshape(3, -1).mean(1)),
+        ]
         for loss, expected in losses:
+            assert backend is None or "Direct" not in loss.grad_fn.name()
             torch.testing.assert_close(loss, expected)
             weights = torch.linspace(-1, 2, loss.numel(), dtype=dtype).reshape(loss.shape)
             found, want = (torch.autograd.grad(value, y, weights)[0] for value in (loss, expected))
