@@ -134,7 +134,7 @@ def test_the_name_holds_what_decides_the_numbers(tmp_path: Path) -> None:
 def test_unreadable_file_is_named(folder: Folder, tmp_path: Path) -> None:
     (batch,) = plan(tmp_path / "trace", 1)
     folder.checkpoint_path(batch).write_bytes(b"torn")
-    with pytest.raises(RuntimeError, match=r"test-0-.*checkpoint cannot be read .* delete it"):
+    with pytest.raises(RuntimeError, match=r"test-0-.*checkpoint cannot be read: it is no file that .* delete it"):
         complete(batch, folder, quietly, lambda: False)
 
 
