@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/api.h"
+#include "precision.h"
 #include "threads.h"
 
 namespace {
@@ -154,7 +155,8 @@ struct NpuOperands {
               this->weight_re,
               this->weight_im ? *this->weight_im : static_cast<const T*>(nullptr),
               this->gate ? *this->gate : static_cast<const T*>(nullptr),
-              checked_eps<T>(op, eps)};
+              checked_eps<T>(op, eps),
+              npu::float_terms()};
   }
 };
 

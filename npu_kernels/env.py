@@ -32,6 +32,15 @@ def _version(package: str) -> str:
         return "not installed"
 
 
+def _matmul_precision() -> str:
+    """torch's one setting, or the devices' own where these say otherwise: asked for the one, torch then raises."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        found = {"cpu": torch.backends.mkldnn.matmul, "cuda": torch.backends.cuda.matmul}
+        return ", ".join(f"{device} {setting.fp32_precision}" for device, setting in found.items())
+
+
 def environment() -> dict[str, str]:
     """Versions, processor, instruction sets, and for every backend whether it runs and if not, why."""
     runs, reason = cpu.available()
@@ -45,7 +54,7 @@ def environment() -> dict[str, str]:
         "processor": _processor(),
         "cores": str(os.cpu_count()),
         "torch threads": str(torch.get_num_threads()),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "float32 matmul precision": _matmul_precision(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "no device",
         "cpu library": str(cpu.LIBRARY) if runs else reason,
         "direct calls": "yes" if direct.npu else f"no: {direct.reason}",

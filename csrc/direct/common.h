@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "core/api.h"
+#include "precision.h"
 #include "threads.h"
 
 namespace npu_direct {
@@ -79,15 +80,6 @@ variable_list call_general(const char* name, size_t count, const Arguments&... a
 }
 
 inline bool needs_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }
-
-// What the user allows float32 products on the CPU to be made of (npu::NpuInputs::terms). torch's
-// set_float32_matmul_precision sets this for all devices; asked without a device, torch refuses where the devices' own
-// settings differ.
-inline int float_terms() {
-  const at::Float32Precision precision =
-      at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
-  return precision == at::Float32Precision::BF16 ? 1 : (precision == at::Float32Precision::TF32 ? 2 : 3);
-}
 
 template <typename F>
 void by_dtype(at::ScalarType dtype, F&& f) {

@@ -17,6 +17,8 @@
 //   set_backward(name, function)
 //       the general backward of one of these, for gradients that are not plain or will be differentiated again.
 //
+// Loaded, it also tells the registered operators the float32 matmul precision (csrc/precision.h).
+//
 // Unlike ops.cpp these files know torch's C++ classes, which change with its releases: they serve the torch and the
 // Python that they were compiled with, and npu_kernels/backends/direct.py loads them for no other.
 #include "adam.h"
@@ -48,8 +50,20 @@ PyMethodDef methods[] = {
     {"set_backward", fast(set_backward), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
+
+// torch's set_float32_matmul_precision sets this for all devices; asked without a device, torch refuses where the
+// devices' own settings differ.
+int read_float_terms() {
+  const at::Float32Precision precision =
+      at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
+  return precision == at::Float32Precision::BF16 ? 1 : (precision == at::Float32Precision::TF32 ? 2 : 3);
+}
+
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "direct", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit_direct() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit_direct() {
+  npu::read_float_terms_by(read_float_terms);  // for the registered operators too
+  return PyModule_Create(&module);
+}

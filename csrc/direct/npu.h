@@ -29,7 +29,7 @@ struct Operands {
             weight_im.defined() ? weight_im.const_data_ptr<T>() : nullptr,
             gate.defined() ? gate.const_data_ptr<T>() : nullptr,
             T(eps),
-            float_terms()};
+            npu::float_terms()};
   }
 };
 

@@ -10,10 +10,10 @@
 
 namespace npu_direct {
 
-// What a layer brings: its kernels' arguments, its general backward, whether torch's own product would be faster.
+// What a layer brings: its kernels' arguments, its general backward, and whether they compute rather than torch's product.
 struct NMULayer {
   static constexpr const char* name = "nmu";
-  static bool pays(const Sizes&) { return true; }
+  static bool takes(const Sizes&, at::ScalarType) { return true; }
   // The kernels take the weight as it is.
   static Tensor prepare(const Tensor& weight, bool& clip) {
     return std::exchange(clip, false) ? at::clamp(weight, 0, 1) : weight;
@@ -30,10 +30,14 @@ struct NMULayer {
 
 struct NAULayer {
   static constexpr const char* name = "nau";
-  // Measured: from there on torch's product is as fast, or faster by up to a quarter.
-  static bool pays(const Sizes& n) {
+  // Measured: from a million on torch's product is as fast, or faster by up to a quarter. Where the user allows float32
+  // products less than full precision, torch's, which the other ways to this layer take, is lowered from 16^3 on: one
+  // call has one precision on every way.
+  static bool takes(const Sizes& n, at::ScalarType dtype) {
     const int64_t side = std::max(n.in, n.out);
-    return side <= 16 || (side <= 64 && double(n.models) * double(n.rows * n.in * n.out) < 1e6);
+    const double work = double(n.models) * double(n.rows * n.in * n.out);
+    if (dtype == at::kFloat && work > 4096 && npu::float_terms() < 3) return false;
+    return side <= 16 || (side <= 64 && work < 1e6);
   }
   static Tensor prepare(const Tensor& weight, bool&) { return weight; }
   template <typename T>
@@ -109,7 +113,7 @@ PyObject* one_weight(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const at::ScalarType dtype = THPVariable_Unpack(args[0]).scalar_type();
   Sizes n;
   if (!real(dtype) || !nothing_watches() || !unpack(args[0], dtype, x) || !unpack(args[1], dtype, weight) ||
-      !fit(x, weight, n) || !Layer::pays(n))
+      !fit(x, weight, n) || !Layer::takes(n, dtype))
     Py_RETURN_NOTIMPLEMENTED;
   bool clip = args[2] == Py_True;
   Tensor y;

@@ -4,7 +4,7 @@ Nothing is tuned while a user waits. A table maps ``kernel dtype precision bucke
 
 - kernel: a name in :data:`KERNELS`
 - dtype: float32 (float16 and bfloat16 compute in it and use its entries unless they have their own) or float64
-- precision: `torch.get_float32_matmul_precision()`, or ``any``
+- precision: "highest", "high" or "medium" (:func:`matmul_precision`), or ``any``
 - bucket: ``small``, ``narrow``, ``medium`` or ``large`` (:func:`bucket`), the last two with ``odd`` where I or O is no
   multiple of 16 (such tiles cannot be loaded in vectors and take more registers); or, for measured entries, exact sizes
   rounded up to powers of two: ``b4096 i256 o256 k1``
@@ -200,9 +200,23 @@ def _find(
     )
 
 
+def matmul_precision() -> str:
+    """What the user allows float32 products on CUDA: "highest", "high" or "medium".
+
+    `torch.get_float32_matmul_precision`, but where the settings of single devices (``torch.backends``) say otherwise,
+    with which it raises, CUDA's own counts.
+    """
+    if torch.backends.cuda.matmul.fp32_precision != "tf32":
+        return "highest"
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high"
+
+
 def lookup(kernel: str, x: torch.Tensor, b: int, i: int, o: int, k: int) -> Config:
     """The configuration of a launch on the device of x."""
-    return _find(kernel, x.device, x.dtype, torch.get_float32_matmul_precision(), b, i, o, k)
+    return _find(kernel, x.device, x.dtype, matmul_precision(), b, i, o, k)
 
 
 def candidates(kernel: str, dtype: torch.dtype, precision: str, shape_bucket: str) -> Iterator[dict[str, int]]:
