@@ -54,9 +54,14 @@ class AdamUpdate {
   }
   static bool flag(PyObject* dict, const char* name) { return PyDict_GetItemString(dict, name) == Py_True; }
 
+  // Outside of inference mode torch refuses to change an inference tensor; its own step says so.
+  static bool changeable(const Tensor& t) {
+    return t.is_contiguous() && (!t.is_inference() || c10::InferenceMode::is_enabled());
+  }
+
   static bool tensor(PyObject* dict, const char* name, at::ScalarType dtype, Tensor& value) {
     PyObject* found = PyDict_GetItemString(dict, name);
-    return found != nullptr && found != Py_None && unpack(found, dtype, value) && value.is_contiguous();
+    return found != nullptr && found != Py_None && unpack(found, dtype, value) && changeable(value);
   }
 
   bool read_group(PyObject* group, PyObject* states) {
@@ -89,7 +94,7 @@ class AdamUpdate {
     PyObject* state = PyDict_GetItemWithError(states, object);
     One one{options, parameter, grad, {}, {}, {}};
     if (state == nullptr || !PyDict_CheckExact(state) || !real(dtype) || !plain(parameter, dtype) ||
-        !plain(grad, dtype) || !parameter.is_contiguous() || grad.requires_grad() ||
+        !plain(grad, dtype) || !changeable(parameter) || grad.requires_grad() ||
         grad.sizes() != parameter.sizes() || !tensor(state, "exp_avg", dtype, one.exp_avg) ||
         !tensor(state, "exp_avg_sq", dtype, one.exp_avg_sq) || !tensor(state, "step", at::kFloat, one.number) ||
         one.exp_avg.sizes() != parameter.sizes() || one.exp_avg_sq.sizes() != parameter.sizes() ||

@@ -5,6 +5,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
@@ -31,16 +32,26 @@ using torch::autograd::variable_list;
 
 // Nothing that could have to see the call: modes, transforms, autocast, a tracer, the search for anomalies.
 inline bool nothing_watches() {
+  // torch.inference_mode() takes the key away that watches views and changes in place: there are none here, but Adam's.
+  constexpr c10::DispatchKeySet kInference = c10::default_included_set.remove(c10::DispatchKey::ADInplaceOrView);
+  const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   return !c10::impl::TorchDispatchModeTLS::any_modes_set() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
-         c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set &&
+         (included == c10::default_included_set || (included == kInference && c10::InferenceMode::is_enabled())) &&
          !at::autocast::is_autocast_enabled(at::kCPU) && !torch::autograd::AnomalyMode::is_enabled() &&
          !torch::jit::tracer::isTracing();
 }
 
-// A dense CPU tensor of that dtype, with nothing wrapped around it and no tangent.
+inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {
+  const c10::InferenceMode mode(inference);
+  return at::empty({0}, at::device(at::kCPU)).key_set();
+}
+
+// A dense CPU tensor of that dtype, with nothing wrapped around it and no tangent. An inference tensor is one too: where
+// it would have to be saved for a backward, autograd refuses it as it does everywhere. Asked where nothing watches.
 inline bool plain(const Tensor& t, at::ScalarType dtype) {
-  static const c10::DispatchKeySet keys = at::empty({0}, at::device(at::kCPU)).key_set();
-  return t.defined() && t.key_set() == keys && t.scalar_type() == dtype && !t._fw_grad(0).defined();
+  static const c10::DispatchKeySet normal = keys_of_cpu_tensors(false), inference = keys_of_cpu_tensors(true);
+  return t.defined() && (t.key_set() == normal || t.key_set() == inference) && t.scalar_type() == dtype &&
+         !t._fw_grad(0).defined();
 }
 
 // Which of the first inputs need a gradient, one bit each; an absent tensor has no edge.
