@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from npu_kernels import ops
 from npu_kernels.layers import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
@@ -19,8 +18,6 @@ CASES = [(record, sample) for record in RECORDS.values() for sample in record.er
 @pytest.mark.parametrize(("record", "sample"), CASES, ids=lambda case: getattr(case, "name", None))
 @pytest.mark.parametrize("autocast", [False, True])
 def test_operators(record: OperatorRecord, sample: ErrorSample, autocast: bool) -> None:
-    if autocast and not isinstance(sample.arguments[0], Tensor):
-        return  # autocast looks at no list
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), pytest.raises(sample.error, match=sample.message):
         record.function(*sample.arguments, **sample.options)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from tests.kernels import errors, forward, outputs, with_zero_factors
 
 pytestmark = needs_library
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @pytest.fixture(params=ISAS)
@@ -102,8 +105,19 @@ def test_special_values(isa: str, dtype: torch.dtype) -> None:
 
 def test_order_and_restore() -> None:
     order = ["baseline", "avx2", "avx512", "avx512_bf16", "amx"]
-    assert cpu.supported_isas() == order[: len(ISAS)] or ISAS[0] == "baseline"
+    assert cpu.supported_isas() == order[: len(ISAS)]  # each has what the ones before it have
     assert cpu.isa() in ISAS
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not CPUINFO.exists(), reason="reads Linux's list of x86 features")
+def test_supported_are_those_of_the_processor() -> None:
+    """As the kernel lists its features. An old compiler leaves the last two out."""
+    flags = set(next(line for line in CPUINFO.read_text().splitlines() if line.startswith("flags")).split())
+    needs = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"}}
+    needs |= {"avx512_bf16": {"avx512_bf16"}, "amx": {"amx_bf16", "amx_tile"}}
+    for name, features in needs.items():
+        if name in ISAS or name in ("avx2", "avx512"):
+            assert (name in ISAS) == (features <= flags), name
 
 
 def test_unknown() -> None:

@@ -22,8 +22,8 @@ from npu_kernels.testing import (
 from tests.conftest import needs_library
 from tests.kernels import ALL, backward, errors, forward, outputs
 
-FUSED = ("npu", "nmu")  # by the C++ library
-OPERATORS = (*FUSED, "nalu", "inalu")
+FUSED = ("npu", "nmu", "inalu")  # by the C++ library
+OPERATORS = (*FUSED, "nalu")
 
 
 @needs_library
@@ -88,8 +88,8 @@ def test_upstream_layouts(name: str, layout: str) -> None:
         for num_models in (None, 3):
             sample = RECORDS[name].sample(17, 6, 5, num_models=num_models, shared=shared and num_models is not None)
             grad_y = with_layout(torch.randn_like(forward(sample, ops)[0]), layout)
-            expected = backward(sample, ops, grad_y.contiguous(), 15)
-            for grad, want in zip(backward(sample, ops, grad_y, 15), expected, strict=True):
+            expected = backward(sample, ops, grad_y.contiguous(), ALL)
+            for grad, want in zip(backward(sample, ops, grad_y, ALL), expected, strict=True):
                 assert torch.equal(grad, want)
 
 
@@ -99,7 +99,7 @@ def test_needs(name: str) -> None:
     """Every subset gives the bits of the full set, and empty tensors for the rest."""
     sample = RECORDS[name].sample(17, 6, 5, num_models=2)
     grad_y = torch.randn_like(forward(sample, ops)[0])
-    full = backward(sample, ops, grad_y, 15)
+    full = backward(sample, ops, grad_y, ALL)
     for needs in range(1 << len(full)):
         with fill_uninitialized_with_nan():
             some = backward(sample, ops, grad_y, needs)
@@ -137,7 +137,7 @@ def test_inputs_are_unchanged(name: str) -> None:
         y = forward(sample, ops)[0]
         grad_y = torch.randn_like(y)
         before, grad_copy = y.clone(), grad_y.clone()
-        backward(sample, ops, grad_y, 15)
+        backward(sample, ops, grad_y, ALL)
         assert all(torch.equal(t, copy) for t, copy in zip(sample.leaves(), copies, strict=True))
         assert torch.equal(y, before)
         assert torch.equal(grad_y, grad_copy)
