@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.jit import is_tracing
 
 from npu_kernels import ops, reference, reference_ode
 from npu_kernels.backends import cpu
@@ -130,8 +131,12 @@ def _forced_backend(name: str, device_type: str) -> str:
 def backend_for(tensor: Tensor) -> str:
     """The name of the backend that computes a call with this tensor.
 
-    Raises RuntimeError, with every candidate and its reason, when the backend that `use_backend` forces cannot run.
+    While `torch.jit.trace` records, it is "reference": of all of them it can record the formulas only with their
+    derivatives. Raises RuntimeError, with every candidate and its reason, when the backend that `use_backend` forces
+    cannot run.
     """
+    if is_tracing():
+        return "reference"
     if forced is not None:
         return _forced_backend(forced, tensor.device.type)
     return "cpu" if _cpu_runs and tensor.is_cpu else _choose(tensor.device.type)

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,7 +38,8 @@ def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        found = {"cpu": torch.backends.mkldnn.matmul, "cuda": torch.backends.cuda.matmul}
+        backends: Any = torch.backends
+        found = {"cpu": backends.mkldnn.matmul, "cuda": backends.cuda.matmul}
         return ", ".join(f"{device} {setting.fp32_precision}" for device, setting in found.items())
 
 

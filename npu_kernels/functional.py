@@ -12,16 +12,18 @@ Errors: ValueError for shapes, devices and values, TypeError for dtypes, Runtime
 
 Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model dimension; under the
 other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every mode is right.
+`torch.jit.trace` records the eager formulas too, which have derivatives wherever the traced module runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 from npu_kernels import dispatch, ops, reference, transforms
 from npu_kernels.autograd import (
@@ -41,6 +43,8 @@ from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmu", "npu"]
 
+_Result = TypeVar("_Result")
+
 _INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
 _EPS = {dtype: info.eps for dtype, info in _INFO.items()}
 _HALF = (torch.float16, torch.bfloat16)
@@ -59,6 +63,8 @@ direct.set_backward("inalu", inalu_backward)
 
 def _fits(x: Tensor, weight: Tensor, *weights: Tensor) -> bool:
     """The common valid case on the CPU, by the cheapest comparisons; what does not fit goes to `_check`."""
+    if is_tracing():
+        return False
     try:
         dtype, shape, rows = weight.dtype, weight.shape, x.shape
         if not (dtype in _INFO and x.dtype is dtype and x.is_cpu and weight.is_cpu):
@@ -127,6 +133,19 @@ def _check(layer: str, x: Any, weights: dict[str, Any], vectors: dict[str, tuple
         )
 
 
+def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What a check answers, without `torch.jit.trace`, which would record the sizes and warn of every comparison."""
+    if not is_tracing():
+        return check(*arguments)
+    state = torch._C._get_tracing_state()
+    pause: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]
+    pause(None)
+    try:
+        return check(*arguments)
+    finally:
+        pause(state)
+
+
 def _check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> None:
     info = _INFO.get(dtype, _INFO[torch.float32])
     if not isinstance(value, (int, float)) or not info.smallest_normal <= value <= info.max:
@@ -169,7 +188,7 @@ def _call(
     vectors = vectors or {}
     autocast, half = _autocasts(x), False
     if not autocast and (vectors or not _fits(x, *weights.values())):
-        _check(layer, x, weights, vectors)
+        unrecorded(_check, layer, x, weights, vectors)
         half = x.dtype in _HALF
     if autocast or half:
         weights = {name: _to_float(weight) for name, weight in weights.items()}
@@ -319,6 +338,11 @@ def npu(
     Special values: for inf and nan in x the kernels give what the formula gives. They leave out its terms for negative
     inputs where an input is not negative, instead of multiplying them by 0; so with an infinite weight the result, and
     with an infinite result a gradient, may be a number or inf where the formula's ``0 * inf`` is nan.
+
+    Precision: float32 on the CPU is as accurate as the formula, unless the float32 matmul precision
+    (`torch.set_float32_matmul_precision`, ``torch.backends.mkldnn.matmul.fp32_precision``) allows less and the
+    processor multiplies bfloat16: then layers of whole tiles are made of such products. What is set when a kernel runs
+    counts, for the forward and for the backward, on every way to it, such as a graph that was compiled before.
 
     Derivatives of every order are right; the first is fused, higher ones are eager. torch does not support a double
     backward through a function that `torch.compile` compiled; compile the gradient's computation instead.

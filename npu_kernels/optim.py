@@ -56,10 +56,14 @@ class Adam(torch.optim.Adam):
             and direct.adam(self.param_groups, self.state) is not NotImplemented
         ):
             return None
-        general = torch.optim.Adam.step
-        if not getattr(general, "hooked", False):  # torch adds hooks and profiling to a class at its first instance
-            general = Optimizer.profile_hook_step(general)
-        return general(self, closure)
+        general: Any = super().step  # not by torch's name, which may have been made to mean this class
+        if getattr(general, "hooked", False):
+            return general(closure)
+
+        def unhooked(self: Adam, closure: Callable[[], Any] | None = None) -> Any:
+            return general(closure)
+
+        return Optimizer.profile_hook_step(unhooked)(self, closure)  # torch does so at a class's first instance
 
     step.hooked = True  # type: ignore[attr-defined]  # none are needed where the fast path is taken
 

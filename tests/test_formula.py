@@ -294,6 +294,25 @@ def test_torch_function_stands_alone(tmp_path):
     assert torch.equal(torch.load(tmp_path / "y.pt"), function(x))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["fi", "\ufb01"],  # a ligature: one name to Python
+        ["\uff49\uff46", "\uff54\uff4f\uff52\uff43\uff48"],  # "if" and "torch" in full width
+        ["__debug__", "\U00010107"],  # no name of a variable; a digit that no name may have
+        ["t0", "\uff54\uff10"],
+        ["a b", "a_b"],
+    ],
+)
+def test_names_that_are_one_or_none_to_python(names):
+    model = NAU(2, 1, dtype=torch.float64)
+    model.weight.data = torch.tensor([[1.0, -0.5]], dtype=torch.float64)
+    found = read(model, names)
+    assert [str(symbol) for symbol in found.symbols] == names
+    x = torch.randn(5, 2, dtype=torch.float64)
+    torch.testing.assert_close(found(x), model(x).detach())
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_derivatives_are_the_models(unit):
     module = nn.Sequential(unit(2, 3, dtype=torch.float64), NAU(3, 2, dtype=torch.float64))

@@ -192,3 +192,30 @@ def test_it_is_pickled_and_copied(counting: Counting) -> None:
     train(twin, copies, 3)
     assert counting.taken == 1 + 3 + 3
     torch.testing.assert_close(own, copies, rtol=0, atol=0)
+
+
+def test_in_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's name made to mean this class, as one does to change every optimiser of a program."""
+    expected = parameters()
+    train(torch.optim.Adam(expected, lr=1e-2), expected, 3)
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    own = parameters()
+    train(torch.optim.Adam(own, lr=1e-2), own, 3)
+    torch.testing.assert_close(own, expected, rtol=0, atol=1e-6)
+
+
+def test_torchs_hooks_and_closures_are_called() -> None:
+    """On the general way."""
+    own, seen = parameters(), []
+    optimizer = Adam(own, lr=1e-2)
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+
+    def closure() -> Tensor:
+        seen.append("closure")
+        loss = sum(p.cos().sum() for p in own)
+        loss.backward()  # type: ignore[union-attr]
+        return loss  # type: ignore[return-value]
+
+    assert isinstance(optimizer.step(closure), Tensor)
+    assert seen == ["before", "closure", "after"]

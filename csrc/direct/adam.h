@@ -94,11 +94,10 @@ class AdamUpdate {
     PyObject* state = PyDict_GetItemWithError(states, object);
     One one{options, parameter, grad, {}, {}, {}};
     if (state == nullptr || !PyDict_CheckExact(state) || !real(dtype) || !plain(parameter, dtype) ||
-        !plain(grad, dtype) || !changeable(parameter) || grad.requires_grad() ||
-        grad.sizes() != parameter.sizes() || !tensor(state, "exp_avg", dtype, one.exp_avg) ||
-        !tensor(state, "exp_avg_sq", dtype, one.exp_avg_sq) || !tensor(state, "step", at::kFloat, one.number) ||
-        one.exp_avg.sizes() != parameter.sizes() || one.exp_avg_sq.sizes() != parameter.sizes() ||
-        one.number.numel() != 1)
+        !plain(grad, dtype) || !changeable(parameter) || grad.requires_grad() || grad.sizes() != parameter.sizes() ||
+        !tensor(state, "exp_avg", dtype, one.exp_avg) || !tensor(state, "exp_avg_sq", dtype, one.exp_avg_sq) ||
+        !tensor(state, "step", at::kFloat, one.number) || one.exp_avg.sizes() != parameter.sizes() ||
+        one.exp_avg_sq.sizes() != parameter.sizes() || one.number.numel() != 1)
       return false;
     parameters_.push_back(std::move(one));
     return true;

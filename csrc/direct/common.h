@@ -46,8 +46,9 @@ inline c10::DispatchKeySet keys_of_cpu_tensors(bool inference) {
   return at::empty({0}, at::device(at::kCPU)).key_set();
 }
 
-// A dense CPU tensor of that dtype, with nothing wrapped around it and no tangent. An inference tensor is one too: where
-// it would have to be saved for a backward, autograd refuses it as it does everywhere. Asked where nothing watches.
+// A dense CPU tensor of that dtype, with nothing wrapped around it and no tangent. An inference tensor is one too:
+// where it would have to be saved for a backward, autograd refuses it as it does everywhere. Asked where nothing
+// watches.
 inline bool plain(const Tensor& t, at::ScalarType dtype) {
   static const c10::DispatchKeySet normal = keys_of_cpu_tensors(false), inference = keys_of_cpu_tensors(true);
   return t.defined() && (t.key_set() == normal || t.key_set() == inference) && t.scalar_type() == dtype &&

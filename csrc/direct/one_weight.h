@@ -10,7 +10,7 @@
 
 namespace npu_direct {
 
-// What a layer brings: its kernels' arguments, its general backward, and whether they compute rather than torch's product.
+// What a layer brings: its kernels, their arguments, its general backward, and which calls they take.
 struct NMULayer {
   static constexpr const char* name = "nmu";
   static bool takes(const Sizes&, at::ScalarType) { return true; }

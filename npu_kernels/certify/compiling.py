@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: torch.compile, torch.export, ONNX and compiled packages."""
+"""Neural Power Unit, a layer: torch.compile, torch.export, torch.jit.trace, ONNX and compiled packages."""
 
 from __future__ import annotations
 
@@ -121,6 +121,22 @@ def _onnx(column: Column) -> str:
         x = inputs(column, 11, 3)
         (y,) = session.run(None, {session.get_inputs()[0].name: x.cpu().numpy()})
     return f"{equal(torch.from_numpy(y), model(x), 1e-5, 'onnxruntime'):.0e}"
+
+
+@check("torch.jit.trace: save, load, other batch sizes, gradients, by the eager formulas")
+def _jit_trace(column: Column) -> None:
+    model = model_of(column, torch.float64)
+    traced = torch.jit.trace(model, (inputs(column, 5, 3, dtype=torch.float64),))
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    require("npu_kernels::" not in str(loaded.inlined_graph), "operators remain")
+    x = inputs(column, 11, 3, dtype=torch.float64)
+    expected = step(model, model, x)
+    for what, other in {"traced": traced, "loaded": loaded}.items():
+        for found, want in zip(step(other, other, x), expected, strict=True):
+            equal(found, want, ROUNDING, what)
 
 
 @check("AOTInductor: package, load, run")

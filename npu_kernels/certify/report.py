@@ -30,6 +30,8 @@ NOTES = """
   `torch.func` transforms, and per-sample gradients, compute by the eager formulas.
 - **Exported programs** hold the fused operators and need `import npu_kernels` where they run; so does an AOTInductor
   package. `program.run_decompositions(npu_kernels.interop.decompositions())` leaves plain aten, for ONNX and for C++.
+- **torch.jit.trace** records the eager formulas: a traced program has the right derivatives, needs no `npu_kernels`
+  where it runs, and is as slow as they are. `torch.export` keeps the fused operators.
 - **DTensor** knows the operators after `import npu_kernels.sharding`. Rows, outputs and models may be sharded, inputs
   never: a tensor that comes sharded over them is gathered.
 - **fork** after the kernels have run on several threads: call `torch.set_num_threads(1)` in the child first, as for any

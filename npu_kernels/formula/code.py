@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import math
-import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,11 +59,11 @@ class TorchFunction:
 
 
 def identifiers(names: Sequence[str]) -> list[str]:
-    """Names as they can stand in Python code, all different."""
-    taken = {"torch", "formula"}
+    """Names as they can stand in Python code, all different for Python, to which a ligature is its letters (NFKC)."""
+    taken = {"torch", "formula", "__debug__"}
     result = []
     for name in names:
-        plain = re.sub(r"\W", "_", name)
+        plain = "".join(c if f"x{c}".isidentifier() else "_" for c in unicodedata.normalize("NFKC", name))
         if not plain.isidentifier() or keyword.iskeyword(plain):
             plain = f"x_{plain}"
         while plain in taken:

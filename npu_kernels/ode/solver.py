@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.jit import is_tracing
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import dispatch, functional, ops
@@ -154,19 +155,19 @@ def integrate(
     for name, flag in (("derivatives", derivatives), ("clip", clip)):
         if not isinstance(flag, bool):
             raise TypeError(f"{_name}: {name} must be True or False, got {flag!r}")
-    if not checks.fits(u0, weight_re, weight_im, gate, weight):
+    if is_tracing() or not checks.fits(u0, weight_re, weight_im, gate, weight):
         weights = {"weight_re": weight_re, "weight_im": weight_im, "gate": gate, "weight": weight}
-        checks.check_tensors(_name, u0, weights)
+        functional.unrecorded(checks.check_tensors, _name, u0, weights)
     if eps is None:
         eps = functional._EPS[u0.dtype]
     else:
         functional._check_positive(_name, "eps", eps, u0.dtype)
     checks.check_choice(_name, "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
-    many = checks.has_starts(_name, u0, weight_re)
-    if nonfinite == "raise" and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
+    many = functional.unrecorded(checks.has_starts, _name, u0, weight_re)
+    if nonfinite == "raise" and (is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active()):
         raise RuntimeError(
-            f"{_name}: nonfinite='raise' has to look at the values, which torch.compile and torch.func cannot; "
-            "say nonfinite='keep'"
+            f"{_name}: nonfinite='raise' has to look at the values, which torch.compile, torch.func and "
+            "torch.jit.trace cannot; say nonfinite='keep'"
         )
 
     options = _Options(METHODS[method], int(steps), float(dt), eps, gate_gradient, clip, memory, derivatives, many)

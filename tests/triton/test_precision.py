@@ -156,6 +156,27 @@ def test_precision_setting_is_obeyed(device: str, kernels: ModuleType) -> None:
         assert found[1:] == [3, 1]
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("mkldnn", "bf16", "highest"),  # the CPU's own
+        ("cuda", "tf32", "high"),
+        ("cuda", "ieee", "highest"),
+    ],
+)
+def test_settings_of_devices(setting: str, value: str, expected: str) -> None:
+    """CUDA's own setting counts, also where torch refuses to answer for all devices."""
+    backend = getattr(torch.backends, setting).matmul
+    backend.fp32_precision = value
+    assert tuning.matmul_precision() == expected
+    for one_for_all in ("medium", "highest"):
+        torch.set_float32_matmul_precision(one_for_all)
+        assert tuning.matmul_precision() == one_for_all
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert tuning.matmul_precision() == "highest"
+
+
 def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: ModuleType) -> None:
     """The shipped configuration for large layers, run with few rows: long sums, several tiles, at `highest`."""
     x = torch.rand(1, device=device)
