@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from npu_kernels import NAU, NPU, use_backend
 from npu_kernels.backends import direct
@@ -130,6 +131,37 @@ def test_general_steps(counting: Counting) -> None:
     optimizer.param_groups[0]["lr"] = 1e-2
     train(optimizer, own, 1)
     assert counting.taken == 2
+
+
+@needs_library
+def test_global_hooks_and_gradient_scalers(counting: Counting) -> None:
+    own = parameters()
+    optimizer = Adam(own, lr=1e-2)
+    train(optimizer, own, 2)
+    seen: list[str] = []
+    handle = register_optimizer_step_pre_hook(lambda *_: seen.append("hook"))
+    try:
+        train(optimizer, own, 1)
+    finally:
+        handle.remove()
+    assert seen == ["hook"]
+    for name in ("grad_scale", "found_inf"):  # what torch.amp.GradScaler leaves for an optimiser that reads it itself
+        setattr(optimizer, name, torch.ones(()))
+        with pytest.raises(AssertionError):  # torch's step, which takes them on a GPU alone
+            train(optimizer, own, 1)
+        delattr(optimizer, name)
+    assert counting.taken == 1
+
+
+def test_zero_grad_keeps_the_tensors_on_request() -> None:
+    own = parameters()
+    optimizer = Adam(own)
+    train(optimizer, own, 1)
+    kept = [p.grad for p in own]
+    optimizer.zero_grad(set_to_none=False)
+    assert all(p.grad is grad and not grad.any() for p, grad in zip(own, kept, strict=True))  # type: ignore[union-attr]
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in own)
 
 
 @needs_library
