@@ -2,6 +2,7 @@
 #
 #   make demo      build, then the demonstration: Kepler's law, the paper's arithmetic, the speed on this machine
 #   make test      build, then every test
+#   make fuzz      calls that Hypothesis draws, other ones each time (make fuzz SECONDS=600: for each of the tests)
 #   make lint      ruff, mypy, clang-format
 #   make bench     the throughput suite (make bench ARGS="--quick")
 #   make gpu       on a machine with a GPU: its tests, tuned tables, the throughput suite
@@ -15,6 +16,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+SECONDS ?= 60
 BIN := $(VENV)/bin
 OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
@@ -29,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test lint format bench mutants gpu tables docs resources install clean
+.PHONY: demo test fuzz lint format bench mutants gpu tables docs resources install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
@@ -42,6 +44,10 @@ test: install $(OLD_TRITON)/.installed
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/triton $(ARGS)
 	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest -n auto \
 	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
+
+fuzz: install
+	NPU_KERNELS_FUZZ=$(SECONDS) $(BIN)/python -m pytest tests/fuzz $(ARGS)
+	NPU_KERNELS_FUZZ=$(SECONDS) TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/triton/test_fuzz.py $(ARGS)
 
 # Beside .venv and not in it: the rest of the environment is the same.
 $(OLD_TRITON)/.installed: $(VENV)/.requirements

@@ -180,7 +180,7 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
     functional.unrecorded(_check_loss, y, target, num_models)
     if num_models is None:
         return nn.functional.mse_loss(y, target)
-    return (y - target).square().reshape(num_models, -1).mean(1)
+    return (y - target).square().reshape(num_models, math.prod(y.shape[1:])).mean(1)  # not -1: there may be no models
 
 
 def _check_loss(y: Any, target: Any, num_models: int | None) -> None:

@@ -52,7 +52,12 @@ class AdamUpdate {
     value = PyFloat_AsDouble(found);
     return true;
   }
-  static bool flag(PyObject* dict, const char* name) { return PyDict_GetItemString(dict, name) == Py_True; }
+  // A missing flag is false; any other value than True or False is not plain.
+  static bool flag(PyObject* dict, const char* name, bool& value) {
+    PyObject* found = PyDict_GetItemString(dict, name);
+    value = found == Py_True;
+    return found == nullptr || found == Py_True || found == Py_False;
+  }
 
   // Outside of inference mode torch refuses to change an inference tensor; its own step says so.
   static bool changeable(const Tensor& t) {
@@ -69,17 +74,19 @@ class AdamUpdate {
     PyObject* betas = PyDict_Check(group) ? PyDict_GetItemString(group, "betas") : nullptr;
     PyObject* parameters = betas != nullptr ? PyDict_GetItemString(group, "params") : nullptr;
     if (parameters == nullptr || !PyList_CheckExact(parameters) || !PyTuple_CheckExact(betas) ||
-        PyTuple_GET_SIZE(betas) != 2 || flag(group, "amsgrad") || flag(group, "capturable") ||
-        flag(group, "differentiable") || !number(group, "lr", options.lr) || !number(group, "eps", options.eps) ||
-        !number(group, "weight_decay", options.weight_decay))
+        PyTuple_GET_SIZE(betas) != 2 || !number(group, "lr", options.lr) || !number(group, "eps", options.eps) ||
+        !number(group, "weight_decay", options.weight_decay) || !flag(group, "maximize", options.maximize) ||
+        !flag(group, "decoupled_weight_decay", options.decoupled))
       return false;
+    for (const char* name : {"amsgrad", "capturable", "differentiable"}) {
+      bool set;
+      if (!flag(group, name, set) || set) return false;
+    }
     for (int n = 0; n < 2; ++n) {
       PyObject* beta = PyTuple_GET_ITEM(betas, n);
       if (!PyFloat_CheckExact(beta)) return false;
       (n == 0 ? options.beta1 : options.beta2) = PyFloat_AS_DOUBLE(beta);
     }
-    options.maximize = flag(group, "maximize");
-    options.decoupled = flag(group, "decoupled_weight_decay");
     for (Py_ssize_t n = 0; n < PyList_GET_SIZE(parameters); ++n)
       if (!read_parameter(PyList_GET_ITEM(parameters, n), states, options)) return false;
     return true;

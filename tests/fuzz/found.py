@@ -1,0 +1,22 @@
+"""Neural Power Unit, a layer: cases that failed once. They are run before any drawn one."""
+
+from __future__ import annotations
+
+from tests.fuzz.layers import Call
+from tests.fuzz.rollouts import Rollout
+from tests.fuzz.training import History, Loss
+
+CALLS: list[Call] = []
+TURNS: list[list[Call]] = []
+LOSSES: list[Loss] = [
+    Loss(shape=(0,), models=True, way="operators"),  # no models at all
+    Loss(shape=(0, 3), models=True, shared=True),
+]
+_PLAIN, _INFINITE = (0, "plain", "none"), (0, "infinite", "none")
+HISTORIES: list[History] = [
+    History(shapes=((4,),), steps=(_PLAIN, _INFINITE, _PLAIN)),  # no weight decay: a nan of the parameter stays there
+    History(shapes=((4,),), options={"maximize": 1}, steps=(_PLAIN,) * 3),
+    History(shapes=((4,),), options={"amsgrad": 1}, steps=(_PLAIN,) * 3),
+]
+ROLLOUTS: list[Rollout] = []
+INTERPRETED: list[Call] = []  # way="triton"

@@ -1,0 +1,223 @@
+"""Neural Power Unit, a layer: one call of a layer as a small value that prints as the Python that makes it again.
+
+Hypothesis draws and shrinks these values; `problem` makes the tensors. Nothing else is random.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from npu_kernels import reference
+from npu_kernels.testing import RECORDS
+from tests.fuzz.memory import DTYPES, KINDS, LAYOUTS, Memory
+from tests.fuzz.problem import ISAS, Problem, Tensors
+
+# Around the widths of vectors, panels and tiles.
+EDGES = (7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 299, 300)
+OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "npu": (
+        {},
+        {"gate_gradient": "straight_through"},
+        {"eps": 1e-3},
+        {"eps": 1e-12, "gate_gradient": "straight_through"},
+        {"eps": 0.5},
+    ),
+    "nmu": ({}, {"clip": False}),
+    "nau": ({}, {"clip": False}),
+    "nac": ({},),
+    "nalu": ({}, {"eps": 1e-3}),
+    "inalu": ({}, {"eps": 1e-3, "omega": 1.5}, {"omega": 80.0}),
+}
+FUSED = ("npu", "nmu", "inalu")  # by the C++ library, at all sizes
+
+
+class _Product(torch.autograd.Function):
+    """`reference.nmu_forward` with gradients that are products of the other factors.
+
+    torch's own gradient of a product divides by the factor, and is nan where that is inf.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return reference.nmu_forward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return reference.nmu_backward(grad, *ctx.saved_tensors)
+
+
+_product = _Product.apply
+
+
+class Printed:
+    """Prints as the call that makes it, without what is as by default."""
+
+    def __repr__(self) -> str:
+        changed = [f for f in dataclasses.fields(self) if getattr(self, f.name) != default(f)]  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
+
+
+def default(f: dataclasses.Field[Any]) -> Any:
+    return f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+
+
+@dataclass(frozen=True, repr=False)
+class Call(Printed):
+    """One call and its gradients.
+
+    special: pairs of a tensor's name ("x", "upstream", or one of the layer's) and the kind of special values in it.
+    needs: which tensors require a gradient, one bit each, x first.
+    """
+
+    layer: str
+    batch: tuple[int, ...] = (1,)
+    in_features: int = 1
+    out_features: int = 1
+    models: int | None = None
+    shared: bool = False
+    without: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "float64"
+    layouts: tuple[str, ...] = ("contiguous",) * 3  # of x, the layer's tensors, the upstream gradient
+    special: tuple[tuple[str, str], ...] = ()
+    needs: int = 63
+    way: str = "fast"
+    isa: str | None = None
+    threads: int = 1
+    seed: int = 0
+
+    def problem(self) -> Problem:
+        record, memory = RECORDS[self.layer], Memory(self.dtype, self.seed, self.special)
+        dtype = torch.float64 if self.dtype == "float64" else torch.float32  # of the arithmetic
+        models = () if self.models is None else (self.models,)
+        size = {"O": self.out_features, "I": self.in_features}
+        layout_x, layout_weights, layout_upstream = self.layouts
+        shape = (*(() if self.shared else models), *self.batch, self.in_features)
+        tensors: dict[str, Tensor | None] = {"x": memory.tensor("x", shape, layout_x, -2, 2)}
+        for name, letters in record.shapes.items():
+            low, high = (-0.25, 1.25) if name == "gate" else record.weight_range
+            # Exponents shrink with the number of inputs, as Glorot's do, so that results stay finite.
+            scale = min(1.0, 3 / max(1, self.in_features) ** 0.5) if low < 0 and name != "gate" else 1.0
+            shape = (*models, *(size[letter] for letter in letters))
+            found = memory.tensor(name, shape, layout_weights, low * scale, high * scale)
+            tensors[name] = None if name in self.without else found
+        upstream = memory.tensor("upstream", (*models, *self.batch, self.out_features), layout_upstream, -1, 1)
+
+        def function(leaves: Tensors) -> tuple[Tensor, ...]:
+            return (record.function(*(leaves.get(name) for name in tensors), **self.options),)
+
+        def formula(leaves: Tensors) -> tuple[Tensor, ...]:
+            x, *rest = (leaves.get(name) for name in tensors)
+            assert x is not None
+            flat = x
+            if self.models is not None and not self.shared:
+                flat = x.reshape(self.models, math.prod(self.batch), self.in_features)
+            eps = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
+            if self.layer == "nmu":
+                weight = rest[0].clamp(0, 1) if self.options.get("clip", True) else rest[0]  # type: ignore[union-attr]
+                return (_product(flat, weight).reshape(upstream.shape),)
+            more = {"product": _product} if self.layer == "inalu" else {}
+            return (record.reference(flat, *rest, **{**eps, **more, **self.options}).reshape(upstream.shape),)
+
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        needs = tuple(name for bit, name in enumerate(present) if self.needs >> bit & 1)
+        run = (self.layer in FUSED, self.way, self.isa, self.threads)
+        return Problem(function, formula, present, [upstream], memory.storages, needs, dtype, *run)
+
+
+# ---- drawing --------------------------------------------------------------------------------------------------------
+#
+# Few draws of whole numbers: Hypothesis takes longer for a draw than a small layer does for a call. 0 is the simplest.
+
+
+def size_table(greatest: int) -> list[int]:
+    """Every size, small ones and those at the edges of vectors more often, in order."""
+    edges = [edge for edge in EDGES if edge <= greatest]
+    return sorted(
+        [*range(greatest + 1), *[*range(min(6, greatest))] * 10, *[*range(min(20, greatest))] * 4, *edges * 5]
+    )
+
+
+def pick(number: int, *choices: Sequence[Any]) -> list[Any]:
+    """One of each from one number below the product of their lengths; the first ones for 0."""
+    found = []
+    for choice in choices:
+        number, at = divmod(number, len(choice))
+        found.append(choice[at])
+    return found
+
+
+def below(*choices: Sequence[Any]) -> st.SearchStrategy[int]:
+    return st.integers(0, math.prod(len(choice) for choice in choices) - 1)
+
+
+def special_in(names: Sequence[str], numbers: tuple[int, ...]) -> tuple[tuple[str, str], ...]:
+    """Pairs for the numbers below 0."""
+    pairs = [(name, kind) for name in names for kind in KINDS]
+    return tuple(dict.fromkeys(pairs[-number % len(pairs)] for number in numbers if number < 0))
+
+
+SPECIAL = st.tuples(st.integers(-48, 48), st.integers(-48, 48))
+SEEDS = st.integers(0, 2**16)
+
+
+def calls(
+    layers: tuple[str, ...] = tuple(RECORDS),
+    *,
+    ways: tuple[str, ...] = ("fast", "operators"),
+    isas: tuple[str | None, ...] = ISAS,
+    threads: tuple[int, ...] = (1, 2, 3, 4),
+    greatest: int = 300,
+    work: int = 200_000,
+) -> st.SearchStrategy[Call]:
+    """Calls whose sizes are at most `greatest` and have a product of at most about `work`."""
+    table = size_table(greatest)
+    models = [(None, False), *((k, shared) for k in (1, 2, 3, 4, 0) for shared in (False, True))]
+    forms = [(-1,), (-1, 1), (1, -1), (2, -1), (-1, 2), (0, -1), ()]
+    kinds = [(name, w, o) for name in layers for w in RECORDS[name].variants() for o in OPTIONS[name]]
+    runs = (ways, threads, isas)
+
+    def make(
+        kind: int, dtype: str, form: int, sizes: list[int], layout: int, special: tuple[int, ...], needs: int, run: int,
+        seed: int,
+    ) -> Call:  # fmt: skip
+        layer, without, options = kinds[kind]
+        (k, shared), batch = pick(form, models, forms)
+        rows, in_features, out_features = (table[size] for size in sizes)
+        room = max(1, work // max(1, k or 1))
+        out_features = min(out_features, room)
+        in_features = min(in_features, max(1, room // max(1, out_features)))
+        rows = min(rows, max(1, room // max(1, out_features * in_features)))
+        if shared or (k is not None and not batch):
+            batch = (-1,)
+        batch = tuple(rows if size < 0 else size for size in batch)
+        way, number, isa = pick(run, *runs)
+        values = special_in(("x", "upstream", *RECORDS[layer].shapes), special)
+        layouts = tuple(pick(layout, *[LAYOUTS] * 3))
+        return Call(
+            layer, batch, in_features, out_features, k, shared, without, options, dtype, layouts, values, 63 - needs,
+            way, isa, number, seed,
+        )  # fmt: skip
+
+    size = st.integers(0, len(table) - 1)
+    return st.builds(
+        make,
+        below(kinds),
+        st.sampled_from(DTYPES),
+        below(models, forms),
+        st.tuples(size, size, size),
+        below(*[LAYOUTS] * 3),
+        SPECIAL,
+        st.just(0) | st.integers(0, 63),
+        below(*runs),
+        SEEDS,
+    )

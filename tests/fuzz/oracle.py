@@ -1,0 +1,127 @@
+"""Neural Power Unit, a layer: what an outcome must be, by the formula in float64 and in the call's own dtype.
+
+Where all is finite an error is measured in ulp of what the formula itself can keep: an element's own magnitude plus how
+much it changes, in float64, when the inputs change by a relative 2^-24 (divided by that). In this unit a kernel may
+have twice the eager formula's greatest error in that tensor plus `ULPS`. Elements that such a change turns into
+something else altogether (the cosine of 1e20; half the change is not half the difference) have no right value.
+
+Where the eager formula, in the call's own dtype, gives inf or nan, so must the kernel; but a number is right where the
+formula in float64 gives that number (an intermediate value of the eager formula overflows, a kernel's does not).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tests.fuzz.memory import changed
+from tests.fuzz.problem import Outcome, Problem, gradients
+
+ULPS = {torch.float32: 64.0, torch.float64: 256.0}  # what float64 is measured against has errors too
+CHANGE = 2.0**-24
+
+
+@dataclass
+class Expected:
+    """Of one tensor of an outcome."""
+
+    exact: Tensor  # in float64
+    eager: Tensor  # in the dtype that is computed in
+    magnitude: Tensor  # that an ulp is relative to
+    settled: Tensor  # where there is a right value
+
+
+def _formula(problem: Problem, change: Callable[[Tensor], Tensor]) -> Outcome:
+    """The outcome by the eager formula, of changed operands."""
+    leaves = {n: changed(t.detach(), change).requires_grad_(n in problem.needs) for n, t in problem.tensors.items()}
+    return gradients(problem, leaves, problem.formula(leaves), [changed(t, change) for t in problem.upstream])
+
+
+def expect(problem: Problem) -> dict[str, Expected]:
+    dtype = problem.dtype
+    exact = _formula(problem, Tensor.double)
+    eager = exact if dtype is torch.float64 else _formula(problem, lambda t: t.to(dtype, copy=True))
+
+    def near(size: float, seed: int) -> Outcome:
+        """Of inputs nearer to 0 by up to this part of them, so that no clip is crossed."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def nearer(t: Tensor) -> Tensor:
+            return t.double() * (1 - size * torch.rand(t.shape, generator=generator, dtype=torch.float64))
+
+        return _formula(problem, nearer)
+
+    once, other, half = near(CHANGE, 1), near(CHANGE, 2), near(CHANGE / 2, 1)
+    found = {}
+    for name, want in exact.items():
+        moved = torch.maximum((once[name] - want).abs(), (other[name] - want).abs())
+        bend = (once[name] - want - 2 * (half[name] - want)).abs()
+        usual = want[want.isfinite()].abs().median() if want.isfinite().any() else want.new_zeros(())
+        small = moved <= 1e-3 * want.abs().clamp(min=usual)
+        small &= bend <= 0.2 * moved + 1e-9 * want.abs()  # so small a change is linear
+        same = (_pattern(once[name]) == _pattern(want)) & (_pattern(other[name]) == _pattern(want))
+        settled = torch.where(want.isfinite(), small & same, same)
+        # A gradient magnifies what rounding left of a result at the edge of underflow.
+        floor = torch.finfo(dtype).smallest_normal * (1e9 if name in problem.tensors else 1)
+        found[name] = Expected(want, eager[name], (want.abs() + moved / CHANGE).clamp(min=floor), settled)
+    return found
+
+
+def _pattern(tensor: Tensor) -> Tensor:
+    """0 where finite, else a number for each of inf, -inf and nan."""
+    return torch.where(tensor.isnan(), 2, torch.where(tensor.isinf(), tensor.sign(), 0))
+
+
+def check(problem: Problem, outcome: Outcome) -> None:
+    """Assert that the outcome is right."""
+    expected = expect(problem)
+    excused = _excused(problem, expected)
+    for name, want in expected.items():
+        wrong = _wrong(outcome[name], want, problem.dtype, excused)
+        if wrong.any():
+            at = tuple(wrong.nonzero()[0].tolist())
+            raise AssertionError(
+                f"{name if name[0] == 'y' else f'gradient of {name}'} is wrong at {at}, one of {int(wrong.sum())}: "
+                f"{outcome[name][at].item()!r}, eager {want.eager[at].item()!r}, exact {want.exact[at].item()!r}, "
+                f"magnitude {want.magnitude[at].item():.3g}"
+            )
+
+
+def _excused(problem: Problem, expected: dict[str, Expected]) -> bool:
+    """Whether a parameter, an upstream gradient or a result is infinite or nearly so.
+
+    The kernels leave out 0 * inf, as they say, and their order of operations decides what else becomes inf or nan.
+    """
+    parameters = [t for name, t in problem.tensors.items() if name not in ("x", "u0", "y", "target")]
+    results = [want.eager for name, want in expected.items() if name not in problem.tensors]
+    return any(
+        (t.abs() > math.sqrt(torch.finfo(t.dtype).max) / 2).any() for t in (*parameters, *problem.upstream, *results)
+    )
+
+
+def _wrong(found: Tensor, want: Expected, dtype: torch.dtype, excused: bool) -> Tensor:
+    info, eps = torch.finfo(found.dtype), torch.finfo(dtype).eps
+    actual, exact = found.double(), want.exact
+    eager = want.eager.to(found.dtype).double()
+    counted = want.settled & want.eager.isfinite() & exact.isfinite() & want.magnitude.isfinite()
+    errors = ((want.eager.double() - exact).abs() / want.magnitude)[counted]
+    worst = errors.max().item() if errors.numel() else 0.0
+    allowed = (2 * worst + ULPS.get(dtype, ULPS[torch.float32]) * eps) * want.magnitude
+    if found.dtype != dtype:  # rounded once more
+        allowed = allowed + info.eps * exact.abs() + info.smallest_normal * info.eps
+    good = (actual - exact).abs() <= allowed
+    for same in (eager, exact):
+        good |= (actual == same) | actual.isnan() & same.isnan()
+    good |= ~want.settled & (actual.isfinite() | ~eager.isfinite() | ~exact.isfinite())
+    good |= actual.isinf() & (exact.abs() + allowed > 0.999 * info.max)
+    good |= (torch.minimum(actual.abs(), exact.abs()) > info.max / 64) & (actual.sign() == exact.sign())
+    # Sums of terms near the greatest number: their order decides what overflows.
+    spills = ~(want.magnitude.nan_to_num(nan=0.0) < info.max / 64)
+    good |= spills & (eager.isfinite() | exact.isfinite())
+    if excused:
+        good |= eager.isnan() | ~eager.isfinite() & ~actual.isfinite()
+    return ~good

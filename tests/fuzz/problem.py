@@ -1,0 +1,116 @@
+"""Neural Power Unit, a layer: a call with its tensors, and what every way of computing it must keep."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from npu_kernels import use_backend
+from npu_kernels.backends import cpu, direct
+from npu_kernels.testing import fill_uninitialized_with_nan
+from tests.fuzz.memory import bits
+
+FAST = ("npu", "nmu", "nau", "inalu", "mse", "adam", "ode")
+ISAS: tuple[str | None, ...] = tuple(cpu.supported_isas()) if cpu.available()[0] else (None,)
+Tensors = dict[str, Tensor]
+Outcome = dict[str, Tensor]  # the results, "y0", "y1", and the gradients, by the names of their tensors
+
+
+@dataclass
+class Problem:
+    """A call, its tensors, upstream gradients of its results, and the memory under them all.
+
+    formula: the same in eager torch, of contiguous tensors in any floating dtype; the oracle.
+    dtype: what is computed in.
+    needs: the names of the tensors that require a gradient.
+    same_bits: whether the number of threads may not change a bit (torch's own matrix products do not promise it).
+    """
+
+    function: Callable[[Tensors], tuple[Tensor, ...]]
+    formula: Callable[[Tensors], tuple[Tensor, ...]]
+    tensors: Tensors
+    upstream: list[Tensor]
+    storages: list[Tensor]
+    needs: tuple[str, ...]
+    dtype: torch.dtype
+    same_bits: bool = True
+    way: str = "fast"
+    isa: str | None = None
+    threads: int = 1
+
+
+@contextlib.contextmanager
+def computed_by(way: str, isa: str | None = None, threads: int = 1) -> Iterator[None]:
+    """way: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a backend's name."""
+    functions = {name: getattr(direct, name) for name in FAST}
+    before_isa, before_threads = cpu.isa() if isa else None, torch.get_num_threads()
+    try:
+        if way != "fast":
+            for name in FAST:
+                setattr(direct, name, None)
+        if isa:
+            cpu.set_isa(isa)
+        torch.set_num_threads(threads)
+        with use_backend("cpu" if way in ("fast", "operators") else way):
+            yield
+    finally:
+        for name, function in functions.items():
+            setattr(direct, name, function)
+        if before_isa:
+            cpu.set_isa(before_isa)
+        torch.set_num_threads(before_threads)
+
+
+def forward(problem: Problem) -> tuple[Tensors, tuple[Tensor, ...]]:
+    """Fresh leaves over the same memory, and the results."""
+    leaves = {name: t.detach().requires_grad_(name in problem.needs) for name, t in problem.tensors.items()}
+    return leaves, problem.function(leaves)
+
+
+def gradients(problem: Problem, leaves: Tensors, results: tuple[Tensor, ...], upstream: list[Tensor]) -> Outcome:
+    found = {f"y{n}": y.detach() for n, y in enumerate(results)}
+    wanted = {name: leaves[name] for name in problem.needs}
+    if wanted:
+        found |= zip(wanted, torch.autograd.grad(results, list(wanted.values()), upstream), strict=True)
+    return found
+
+
+def backward(problem: Problem, leaves: Tensors, results: tuple[Tensor, ...]) -> Outcome:
+    assert all(y.requires_grad == bool(problem.needs) for y in results)
+    found = gradients(problem, leaves, results, problem.upstream)
+    for name, leaf in leaves.items():
+        if name in found:
+            assert (found[name].shape, found[name].dtype) == (leaf.shape, leaf.dtype)
+    return found
+
+
+def same_bits(found: Outcome, expected: Outcome) -> bool:
+    return all(torch.equal(bits(t), bits(expected[name])) for name, t in found.items())
+
+
+def run(problem: Problem) -> Outcome:
+    """The outcome, and what must hold beside its values.
+
+    With more threads (another number forward than backward), in memory filled with nan, and without gradients: the
+    same bits. Inputs, upstream gradients, and what lies beside them in memory: unchanged.
+    """
+    way, isa, threads = problem.way, problem.isa, problem.threads
+    before = [bits(storage).clone() for storage in problem.storages]
+    with computed_by(way, isa):
+        expected = backward(problem, *forward(problem))
+        with torch.no_grad():
+            alone = {f"y{n}": y for n, y in enumerate(problem.function(problem.tensors))}
+    with computed_by(way, isa, threads), fill_uninitialized_with_nan():
+        half = forward(problem)
+    with computed_by(way, isa, 1 if threads == 1 else 5 - threads), fill_uninitialized_with_nan():
+        found = backward(problem, *half)
+    if problem.same_bits:
+        assert same_bits(found, expected), "other bits with other threads or in other memory"
+        assert same_bits(alone, expected), "other bits without gradients"
+    for storage, kept in zip(problem.storages, before, strict=True):
+        assert torch.equal(bits(storage), kept), "a tensor of the caller's has changed"
+    return found

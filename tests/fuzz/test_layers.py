@@ -1,0 +1,50 @@
+"""Neural Power Unit, a layer: any call of any layer, by Hypothesis: sizes, strides, dtypes, options, special values."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import strategies as st
+
+from tests.conftest import needs_library
+from tests.fuzz import found
+from tests.fuzz.budget import fuzz
+from tests.fuzz.layers import Call, calls
+from tests.fuzz.oracle import check
+from tests.fuzz.problem import backward, computed_by, forward, run, same_bits
+
+pytestmark = needs_library
+
+
+def check_call(call: Call) -> None:
+    problem = call.problem()
+    check(problem, run(problem))
+
+
+def check_calls_in_turns(calls: list[Call]) -> None:
+    """Calls leave nothing behind: all forward, then all backward in another order, by one thread or more."""
+    problems = [call.problem() for call in calls]
+    alone = []
+    for problem in problems:
+        with computed_by(problem.way, problem.isa):
+            alone.append(backward(problem, *forward(problem)))
+    halves = []
+    for problem in problems:
+        with computed_by(problem.way, problem.isa, problem.threads):
+            halves.append(forward(problem))
+    order = list(range(len(problems)))
+    random.Random(calls[0].seed).shuffle(order)
+    for n in order:
+        with computed_by(problems[n].way, problems[n].isa, problems[-1].threads):
+            assert same_bits(backward(problems[n], *halves[n]), alone[n]), calls[n]
+
+
+@pytest.mark.parametrize(("layers", "seconds"), [(("npu",), 7), (("nmu", "inalu"), 5), (("nau", "nac", "nalu"), 3)])
+def test_calls(layers: tuple[str, ...], seconds: float) -> None:
+    fuzz(check_call, calls(layers), seconds, [call for call in found.CALLS if call.layer in layers])
+
+
+def test_calls_in_turns() -> None:
+    fused = calls(("npu", "nmu", "inalu"), greatest=130, work=30_000)
+    fuzz(check_calls_in_turns, st.lists(fused, min_size=2, max_size=5), 3, found.TURNS)

@@ -1,0 +1,23 @@
+"""Neural Power Unit, a layer: any small call of the Triton kernels, interpreted, by Hypothesis; see `tests.fuzz`."""
+
+from __future__ import annotations
+
+from npu_kernels.testing import RECORDS
+from tests.fuzz import found
+from tests.fuzz.budget import fuzz
+from tests.fuzz.layers import Call, calls
+from tests.fuzz.oracle import check
+from tests.fuzz.problem import run
+from tests.triton.conftest import _skip_unless_available
+
+
+def check_interpreted(call: Call) -> None:
+    problem = call.problem()
+    check(problem, run(problem))
+
+
+def test_calls() -> None:
+    _skip_unless_available("cpu")
+    layers = tuple(name for name in RECORDS if name not in ("nau", "nac"))  # which are plain torch
+    small = calls(layers, ways=("triton",), isas=(None,), threads=(1,), greatest=20, work=1500)
+    fuzz(check_interpreted, small, 6, found.INTERPRETED)
