@@ -2,8 +2,10 @@
 
 Where all is finite an error is measured in ulp of what the formula itself can keep: an element's own magnitude plus how
 much it changes, in float64, when the inputs change by a relative 2^-24 (divided by that). In this unit a kernel may
-have twice the eager formula's greatest error in that tensor plus `ULPS`. Elements that such a change turns into
-something else altogether (the cosine of 1e20; half the change is not half the difference) have no right value.
+have `TIMES` the eager formula's greatest error in that tensor plus `ULPS`. (Twice and a few ulp is what holds over many
+samples, and is tested so elsewhere; of two programs' greatest errors in one sample luck decides.) Elements that such a
+change turns into something else altogether (the cosine of 1e20; half the change is not half the difference) have no
+right value.
 
 Where the eager formula, in the call's own dtype, gives inf or nan, so must the kernel; but a number is right where the
 formula in float64 gives that number (an intermediate value of the eager formula overflows, a kernel's does not).
@@ -12,7 +14,7 @@ formula in float64 gives that number (an intermediate value of the eager formula
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +23,8 @@ from torch import Tensor
 from tests.fuzz.memory import changed
 from tests.fuzz.problem import Outcome, Problem, gradients
 
-ULPS = {torch.float32: 64.0, torch.float64: 256.0}  # what float64 is measured against has errors too
+TIMES = 4.0
+ULPS = {torch.float32: 128.0, torch.float64: 4096.0}  # what float64 is measured against has errors too
 CHANGE = 2.0**-24
 
 
@@ -91,26 +94,31 @@ def check(problem: Problem, outcome: Outcome) -> None:
             )
 
 
-def _excused(problem: Problem, expected: dict[str, Expected]) -> bool:
-    """Whether a parameter, an upstream gradient or a result is infinite or nearly so.
+def _huge(tensors: Iterable[Tensor]) -> bool:
+    """Whether something is infinite, or products of two overflow."""
+    return any((t.abs() > math.sqrt(torch.finfo(t.dtype).max) / 2).any() for t in tensors)
 
-    The kernels leave out 0 * inf, as they say, and their order of operations decides what else becomes inf or nan.
+
+def _excused(problem: Problem, expected: dict[str, Expected]) -> tuple[bool, bool]:
+    """Whether inf and nan may be other than the formula's, and whether they may be numbers.
+
+    The kernels leave out 0 * inf, as they say, and their order of operations decides what else becomes inf or nan. No
+    wider arithmetic tells which numbers in float64 are right where the formula overflows.
     """
     parameters = [t for name, t in problem.tensors.items() if name not in ("x", "u0", "y", "target")]
     results = [want.eager for name, want in expected.items() if name not in problem.tensors]
-    return any(
-        (t.abs() > math.sqrt(torch.finfo(t.dtype).max) / 2).any() for t in (*parameters, *problem.upstream, *results)
-    )
+    numbers = problem.dtype is torch.float64 and _huge(t.masked_fill(t.isinf(), 0) for t in problem.tensors.values())
+    return _huge((*parameters, *problem.upstream, *results)), numbers
 
 
-def _wrong(found: Tensor, want: Expected, dtype: torch.dtype, excused: bool) -> Tensor:
+def _wrong(found: Tensor, want: Expected, dtype: torch.dtype, excused: tuple[bool, bool]) -> Tensor:
     info, eps = torch.finfo(found.dtype), torch.finfo(dtype).eps
     actual, exact = found.double(), want.exact
     eager = want.eager.to(found.dtype).double()
     counted = want.settled & want.eager.isfinite() & exact.isfinite() & want.magnitude.isfinite()
     errors = ((want.eager.double() - exact).abs() / want.magnitude)[counted]
     worst = errors.max().item() if errors.numel() else 0.0
-    allowed = (2 * worst + ULPS.get(dtype, ULPS[torch.float32]) * eps) * want.magnitude
+    allowed = (TIMES * worst + ULPS.get(dtype, ULPS[torch.float32]) * eps) * want.magnitude
     if found.dtype != dtype:  # rounded once more
         allowed = allowed + info.eps * exact.abs() + info.smallest_normal * info.eps
     good = (actual - exact).abs() <= allowed
@@ -122,6 +130,9 @@ def _wrong(found: Tensor, want: Expected, dtype: torch.dtype, excused: bool) -> 
     # Sums of terms near the greatest number: their order decides what overflows.
     spills = ~(want.magnitude.nan_to_num(nan=0.0) < info.max / 64)
     good |= spills & (eager.isfinite() | exact.isfinite())
-    if excused:
+    others, numbers = excused
+    if others:
         good |= eager.isnan() | ~eager.isfinite() & ~actual.isfinite()
+    if numbers:
+        good |= ~eager.isfinite() & actual.isfinite()
     return ~good
