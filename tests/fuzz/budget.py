@@ -17,13 +17,21 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 LONG = "NPU_KERNELS_FUZZ"
-AT_ONCE = 50
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "fuzz"
 _Case = TypeVar("_Case")
 
 
-def fuzz(check: Callable[[_Case], None], drawn: SearchStrategy[_Case], seconds: float, found: Iterable[_Case]) -> int:
-    """Check the cases found before, then drawn ones for about so many seconds; returns how many were drawn."""
+def fuzz(
+    check: Callable[[_Case], None],
+    drawn: SearchStrategy[_Case],
+    seconds: float,
+    found: Iterable[_Case],
+    at_once: int = 50,
+) -> int:
+    """Check the cases found before, then drawn ones for about so many seconds; returns how many were drawn.
+
+    at_once: how many are drawn before the time is looked at.
+    """
     for case in found:
         check(case)
     long = os.environ.get(LONG)
@@ -41,7 +49,7 @@ def fuzz(check: Callable[[_Case], None], drawn: SearchStrategy[_Case], seconds: 
 
     phases = [Phase.generate, Phase.shrink]
     options = settings(
-        max_examples=AT_ONCE,
+        max_examples=at_once,
         phases=phases,
         derandomize=False,  # by the seed
         database=None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,9 +53,6 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return reference.nmu_backward(grad, *ctx.saved_tensors)
-
-
-_product = _Product.apply
 
 
 class Printed:
@@ -115,23 +112,26 @@ class Call(Printed):
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
             return (record.function(*(leaves.get(name) for name in tensors), **self.options),)
 
-        def formula(leaves: Tensors) -> tuple[Tensor, ...]:
+        def formula(leaves: Tensors, product: Callable[..., Tensor] | None = None) -> tuple[Tensor, ...]:
             x, *rest = (leaves.get(name) for name in tensors)
             assert x is not None
             flat = x
             if self.models is not None and not self.shared:
                 flat = x.reshape(self.models, math.prod(self.batch), self.in_features)
-            eps = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
-            if self.layer == "nmu":
+            if product and self.layer == "nmu":
                 weight = rest[0].clamp(0, 1) if self.options.get("clip", True) else rest[0]  # type: ignore[union-attr]
-                return (_product(flat, weight).reshape(upstream.shape),)
-            more = {"product": _product} if self.layer == "inalu" else {}
-            return (record.reference(flat, *rest, **{**eps, **more, **self.options}).reshape(upstream.shape),)
+                return (product(flat, weight).reshape(upstream.shape),)
+            more: dict[str, Any] = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
+            more |= {"product": product} if self.layer == "inalu" else {}
+            return (record.reference(flat, *rest, **{**more, **self.options}).reshape(upstream.shape),)
+
+        def exact(leaves: Tensors) -> tuple[Tensor, ...]:
+            return formula(leaves, _Product.apply)
 
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         needs = tuple(name for bit, name in enumerate(present) if self.needs >> bit & 1)
         run = (self.layer in FUSED, self.way, self.isa, self.threads)
-        return Problem(function, formula, present, [upstream], memory.storages, needs, dtype, *run)
+        return Problem(function, exact, formula, present, [upstream], memory.storages, needs, dtype, *run)
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------
@@ -197,6 +197,8 @@ def calls(
         out_features = min(out_features, room)
         in_features = min(in_features, max(1, room // max(1, out_features)))
         rows = min(rows, max(1, room // max(1, out_features * in_features)))
+        if layer == "npu":  # without inputs or outputs its backward divides by 0
+            in_features, out_features = max(1, in_features), max(1, out_features)
         if shared or (k is not None and not batch):
             batch = (-1,)
         batch = tuple(rows if size < 0 else size for size in batch)

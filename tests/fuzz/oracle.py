@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.memory import changed
-from tests.fuzz.problem import Outcome, Problem, gradients
+from tests.fuzz.problem import Outcome, Problem, Tensors, gradients
 
 TIMES = 4.0
 ULPS = {torch.float32: 128.0, torch.float64: 4096.0}  # what float64 is measured against has errors too
@@ -38,16 +38,18 @@ class Expected:
     settled: Tensor  # where there is a right value
 
 
-def _formula(problem: Problem, change: Callable[[Tensor], Tensor]) -> Outcome:
-    """The outcome by the eager formula, of changed operands."""
+def _formula(
+    problem: Problem, change: Callable[[Tensor], Tensor], formula: Callable[[Tensors], tuple[Tensor, ...]]
+) -> Outcome:
+    """The outcome by a formula, of changed operands."""
     leaves = {n: changed(t.detach(), change).requires_grad_(n in problem.needs) for n, t in problem.tensors.items()}
-    return gradients(problem, leaves, problem.formula(leaves), [changed(t, change) for t in problem.upstream])
+    return gradients(problem, leaves, formula(leaves), [changed(t, change) for t in problem.upstream])
 
 
 def expect(problem: Problem) -> dict[str, Expected]:
     dtype = problem.dtype
-    exact = _formula(problem, Tensor.double)
-    eager = exact if dtype is torch.float64 else _formula(problem, lambda t: t.to(dtype, copy=True))
+    exact = _formula(problem, Tensor.double, problem.exact)
+    eager = _formula(problem, lambda t: t.to(dtype, copy=True), problem.eager)
 
     def near(size: float, seed: int) -> Outcome:
         """Of inputs nearer to 0 by up to this part of them, so that no clip is crossed."""
@@ -56,7 +58,7 @@ def expect(problem: Problem) -> dict[str, Expected]:
         def nearer(t: Tensor) -> Tensor:
             return t.double() * (1 - size * torch.rand(t.shape, generator=generator, dtype=torch.float64))
 
-        return _formula(problem, nearer)
+        return _formula(problem, nearer, problem.exact)
 
     once, other, half = near(CHANGE, 1), near(CHANGE, 2), near(CHANGE / 2, 1)
     found = {}

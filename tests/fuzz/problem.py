@@ -24,14 +24,16 @@ Outcome = dict[str, Tensor]  # the results, "y0", "y1", and the gradients, by th
 class Problem:
     """A call, its tensors, upstream gradients of its results, and the memory under them all.
 
-    formula: the same in eager torch, of contiguous tensors in any floating dtype; the oracle.
+    exact, eager: the same in eager torch, of contiguous tensors; what is right in float64, and the formula whose errors,
+        inf and nan in the call's own dtype a kernel may have.
     dtype: what is computed in.
     needs: the names of the tensors that require a gradient.
     same_bits: whether the number of threads may not change a bit (torch's own matrix products do not promise it).
     """
 
     function: Callable[[Tensors], tuple[Tensor, ...]]
-    formula: Callable[[Tensors], tuple[Tensor, ...]]
+    exact: Callable[[Tensors], tuple[Tensor, ...]]
+    eager: Callable[[Tensors], tuple[Tensor, ...]]
     tensors: Tensors
     upstream: list[Tensor]
     storages: list[Tensor]
@@ -100,17 +102,18 @@ def run(problem: Problem) -> Outcome:
     """
     way, isa, threads = problem.way, problem.isa, problem.threads
     before = [bits(storage).clone() for storage in problem.storages]
-    with computed_by(way, isa):
-        expected = backward(problem, *forward(problem))
-        with torch.no_grad():
-            alone = {f"y{n}": y for n, y in enumerate(problem.function(problem.tensors))}
     with computed_by(way, isa, threads), fill_uninitialized_with_nan():
         half = forward(problem)
     with computed_by(way, isa, 1 if threads == 1 else 5 - threads), fill_uninitialized_with_nan():
         found = backward(problem, *half)
-    if problem.same_bits:
-        assert same_bits(found, expected), "other bits with other threads or in other memory"
-        assert same_bits(alone, expected), "other bits without gradients"
+    if way != "triton":  # where the interpreter takes long
+        with computed_by(way, isa):
+            expected = backward(problem, *forward(problem))
+            with torch.no_grad():
+                alone = {f"y{n}": y for n, y in enumerate(problem.function(problem.tensors))}
+        if problem.same_bits:
+            assert same_bits(found, expected), "other bits with other threads or in other memory"
+            assert same_bits(alone, expected), "other bits without gradients"
     for storage, kept in zip(problem.storages, before, strict=True):
         assert torch.equal(bits(storage), kept), "a tensor of the caller's has changed"
     return found

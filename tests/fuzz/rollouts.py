@@ -100,7 +100,7 @@ class Rollout(Printed):
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         needs = tuple(name for bit, name in enumerate(present) if self.needs >> bit & 1)
         run = (True, self.way, self.isa, self.threads)
-        return Problem(function, formula, present, upstream, memory.storages, needs, dtype, *run)
+        return Problem(function, formula, formula, present, upstream, memory.storages, needs, dtype, *run)
 
 
 def rollouts(

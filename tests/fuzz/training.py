@@ -51,7 +51,7 @@ class Loss(Printed):
 
         tensors = {"y": y, "target": target}
         run = (False, self.way, None, self.threads)
-        return Problem(function, formula, tensors, [upstream], memory.storages, self.needs, y.dtype, *run)
+        return Problem(function, formula, formula, tensors, [upstream], memory.storages, self.needs, y.dtype, *run)
 
 
 def losses() -> st.SearchStrategy[Loss]:
