@@ -24,8 +24,8 @@ Outcome = dict[str, Tensor]  # the results, "y0", "y1", and the gradients, by th
 class Problem:
     """A call, its tensors, upstream gradients of its results, and the memory under them all.
 
-    exact, eager: the same in eager torch, of contiguous tensors: what is right in float64; the formula whose errors, inf
-        and nan in the call's own dtype a kernel may have.
+    exact, eager: the same in eager torch, of contiguous tensors: what is right in float64; the formula whose errors,
+        inf and nan in the call's own dtype a kernel may have.
     dtype: what is computed in.
     needs: the names of the tensors that require a gradient.
     same_bits: whether the number of threads may not change a bit (torch's own matrix products do not promise it).
