@@ -44,7 +44,7 @@ REFERENCE = [
 TRAINING = [
     *mutants(PACKAGE + "training.py", "tests/test_training.py", {
         "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
-        "training-mse-axis": ("reshape(num_models, -1).mean(1)", "reshape(num_models, -1).sum(1)"),
+        "training-mse-axis": ("math.prod(y.shape[1:])).mean(1)", "math.prod(y.shape[1:])).sum(1)"),
         "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
         "training-mse-count": ("count = y.numel() // (y.shape[0] if models else 1)", "count = y.numel()"),
         "training-schedule-first-step": ("self.iteration % self.interval == 0", "self.iteration % self.interval == 1"),
