@@ -168,6 +168,27 @@ def test_undefined_upstream_gradient(name: str, backend: str) -> None:
         assert leaf.grad is None or not leaf.grad.any()
 
 
+@pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+@pytest.mark.parametrize("num_models", [None, 2])
+def test_second_derivative_of_any_rows(name: str, batch: tuple[int, ...], num_models: int | None, backend: str) -> None:
+    """A graph of the gradient, where x has no batch dimension or more than one."""
+    if num_models and not batch:
+        pytest.skip("models have rows")
+    record = RECORDS[name]
+    sample = _away_from_kinks(record.sample(6 if batch else 1, 3, 3, num_models=num_models))
+    shape = (*sample.x.shape[:-2], *batch, 3)
+
+    def second(function: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
+        y = function(x, *sample.tensors.values(), **sample.options)
+        grads = torch.autograd.grad(y.square().sum(), sample.leaves(), create_graph=True)
+        return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())]  # type: ignore[arg-type]
+
+    expected = second(record.reference, sample.x)
+    for found, want in zip(second(record.function, sample.x.reshape(shape)), expected, strict=True):
+        assert relative_error(found, want) < ROUNDING
+
+
 @pytest.mark.parametrize("name", ["npu", "nmu"])
 def test_third_derivative(name: str) -> None:
     """Of one input through three backward passes, against the reference."""

@@ -30,10 +30,32 @@ _set_backward: Callable[[str, Callable[..., Any]], None] | None = None
 reason = "not loaded yet"
 
 
+# Their general backwards take rows as [K, B, ...]: the operands, beside grad_y and x, that have rows.
+_ROWS: dict[str, tuple[int, ...]] = {"npu": (5, 6), "nmu": (), "inalu": (7, 8, 9, 10)}
+
+
+def _flat(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    extra = tensor.dim() - weight.dim()
+    if extra > 0:
+        return tensor.flatten(weight.dim() - 2, -2)
+    return tensor.unsqueeze(0) if extra < 0 and weight.dim() == 2 else tensor
+
+
+def _of_any_rows(function: Callable[..., Any], rows: tuple[int, ...]) -> Callable[..., Any]:
+    """A backward of flat rows, for operands with any leading dimensions."""
+
+    def backward(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+        operands = enumerate((grad_y, x, weight, *rest))
+        grad_x, *grads = function(*(_flat(t, weight) if n in (0, 1, *rows) else t for n, t in operands))
+        return (None if grad_x is None else grad_x.reshape(x.shape), *grads)
+
+    return backward
+
+
 def set_backward(name: str, function: Callable[..., Any]) -> None:
     """The function that computes the gradients of one of them, named so, where they are not plain."""
     if _set_backward is not None:
-        _set_backward(name, function)
+        _set_backward(name, _of_any_rows(function, _ROWS[name]) if name in _ROWS else function)
 
 
 def load() -> None:

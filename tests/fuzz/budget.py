@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 LONG = "NPU_KERNELS_FUZZ"
@@ -26,7 +26,7 @@ def fuzz(
     drawn: SearchStrategy[_Case],
     seconds: float,
     found: Iterable[_Case],
-    at_once: int = 50,
+    at_once: int = 20,
 ) -> int:
     """Check the cases found before, then drawn ones for about so many seconds; returns how many were drawn.
 
@@ -42,6 +42,7 @@ def fuzz(
     def one(case: _Case) -> None:
         nonlocal count
         count += 1
+        note(f"{case!r}")  # which is printed of the least case that fails
         if long:
             FOLDER.mkdir(parents=True, exist_ok=True)
             (FOLDER / check.__name__).write_text(f"{case!r}\n")

@@ -6,7 +6,13 @@ from tests.fuzz.layers import Call
 from tests.fuzz.rollouts import Rollout
 from tests.fuzz.training import History, Loss
 
-CALLS: list[Call] = []
+_NEGATED = ("contiguous", "contiguous", "negated")  # an upstream gradient that is not plain
+CALLS: list[Call] = [
+    Call("npu", batch=(1, 2), layouts=_NEGATED),
+    Call("npu", batch=(), in_features=2, out_features=2, layouts=_NEGATED),
+    Call("nmu", batch=(2, 3), models=2, layouts=_NEGATED),
+    Call("inalu", batch=(2, 3), models=2, layouts=_NEGATED),
+]
 TURNS: list[list[Call]] = []
 LOSSES: list[Loss] = [
     Loss(shape=(0,), models=True, way="operators"),  # no models at all
