@@ -624,8 +624,12 @@ def test_report_picture(tmp_path, capsys):
 def test_small_layers_are_faster_than_eager(case, benchmark):
     operands = draw(case)
     runs = {name: rivals.build(name, case, operands).run for name in (rivals.OURS, rivals.EAGER)}
-    times = timing.interleaved(runs, 0.2)
+    with timing.Crowd() as crowd:
+        times = timing.interleaved(runs, 0.2)
     ratio = timing.ratios(times[rivals.EAGER], times[rivals.OURS])
+    row = {"ratio": ratio.median, "ratio_p20": ratio.p20, "ratio_p80": ratio.p80, "waited": crowd.waited}
+    if timing.doubtful(row):
+        pytest.skip(f"no verdict from doubtful times, other work runs on this machine: {row}")
     benchmark.extra_info["eager / ours"] = ratio.median
     benchmark.pedantic(runs[rivals.OURS], rounds=5, iterations=20)
     assert ratio.median > 1.2, f"eager / ours: {ratio}"
