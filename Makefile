@@ -3,6 +3,7 @@
 #   make demo      build, then the demonstration: Kepler's law, the paper's arithmetic, the speed on this machine
 #   make test      build, then every test
 #   make fuzz      calls that Hypothesis draws, other ones each time (make fuzz SECONDS=600: for each of the tests)
+#   make allocations  every allocation fails in turn
 #   make lint      ruff, mypy, clang-format
 #   make bench     the throughput suite (make bench ARGS="--quick")
 #   make gpu       on a machine with a GPU: its tests, tuned tables, the throughput suite
@@ -31,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test fuzz lint format bench mutants gpu tables docs resources install clean
+.PHONY: demo test fuzz allocations lint format bench mutants gpu tables docs resources install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
@@ -53,6 +54,9 @@ fuzz: install
 $(OLD_TRITON)/.installed: $(VENV)/.requirements
 	$(BIN)/pip install --no-deps --target $(OLD_TRITON) triton==$(OLD_TRITON_VERSION)
 	@touch $@
+
+allocations: install
+	$(BIN)/python -m pytest tests/test_allocations.py $(ARGS)
 
 lint: install $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/api.h"
+#include "out_of_memory.h"
 #include "precision.h"
 #include "threads.h"
 
@@ -72,12 +73,29 @@ struct Sizes {
   }
 };
 
+// The stable ABI tells of an error only that there was one. Here torch is asked for nothing that it could refuse: it
+// lacks memory.
+template <typename F>
+Tensor new_tensor(F&& f) {
+  try {
+    return f();
+  } catch (const std::exception&) {
+    npu::out_of_memory();
+  }
+}
+Tensor whole(const Tensor& t) {
+  return new_tensor([&] { return torch::stable::contiguous(t); });
+}
+Tensor sum_models(const Tensor& t) {  // [K, ...] -> [...]
+  return new_tensor([&] { return torch::stable::sum(t, std::vector<int64_t>{0}); });
+}
+
 // An operand as the core reads it: CPU, contiguous, of the call's dtype and of `count` elements.
 template <typename T>
 class Operand {
  public:
   Operand(const char* op, const char* name, const Tensor& t, ScalarType dtype, int64_t count)
-      : tensor_(t.is_contiguous() ? t : torch::stable::contiguous(t)) {
+      : tensor_(t.is_contiguous() ? t : whole(t)) {
     check(t.scalar_type() == dtype, op, ": ", name, " must have the dtype of x");
     check(t.is_cpu(), op, ": ", name, " must be on the CPU, like x");
     check(t.numel() == count, op, ": ", name, " must have ", count, " elements, got shape ", shape_of(t));
@@ -92,14 +110,15 @@ class Operand {
 
 // An uninitialised contiguous tensor. By the allocator's own entry: new_empty looks its operator up by name at every
 // call, which costs more than a small layer's arithmetic.
-Tensor empty(const Tensor& like, const std::vector<int64_t>& shape) {
-  int32_t dtype;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, bool integers = false) {
+  int32_t dtype = aoti_torch_dtype_int32();
+  if (!integers) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   int64_t strides[4] = {}, step = 1;
   for (size_t d = shape.size(); d-- > 0; step *= shape[d] > 1 ? shape[d] : 1) strides[d] = step;
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides, dtype,
-                                                         aoti_torch_device_type_cpu(), -1, &handle));
+  if (aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides, dtype, aoti_torch_device_type_cpu(), -1,
+                               &handle) != TORCH_SUCCESS)
+    npu::out_of_memory(size_t(step), "elements");
   return Tensor(handle);
 }
 Tensor absent(const Tensor& like) { return empty(like, {0}); }
@@ -201,7 +220,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> npu_backward(const Tensor& grad_y, co
          gate && needs & kGate ? data<T>(grad_gate) : nullptr},
         threads_for(n));
   });
-  if (needs & kX && per_model) grad_x = torch::stable::sum(grad_x, std::vector<int64_t>{0});
+  if (needs & kX && per_model) grad_x = sum_models(grad_x);
   return {grad_x, grad_weight_re, grad_weight_im, grad_gate};
 }
 
@@ -239,7 +258,7 @@ std::tuple<Tensor, Tensor> nmu_backward(const Tensor& grad_y, const Tensor& x, c
                                     needs & kWeightRe ? data<T>(grad_weight) : nullptr},
                                    threads_for(n));
   });
-  if (needs & kX && per_model) grad_x = torch::stable::sum(grad_x, std::vector<int64_t>{0});
+  if (needs & kX && per_model) grad_x = sum_models(grad_x);
   return {grad_x, grad_weight};
 }
 
@@ -281,7 +300,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> inalu_forward(const Tensor& x
   const Sizes n(op, x, weight_add);
   const std::vector<int64_t> saved = save ? n.y_shape() : std::vector<int64_t>{0};
   Tensor y = empty(x, n.y_shape()), h = empty(x, saved), a = empty(x, saved), t = empty(x, saved);
-  Tensor flags = torch::stable::new_empty(x, saved, ScalarType::Int);
+  Tensor flags = empty(x, saved, /*integers=*/true);
   by_dtype(op, x, [&](auto zero) {
     using T = decltype(zero);
     const InaluOperands<T> operands(op, n, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega);
@@ -313,14 +332,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> inalu_backward(
     const Operand<T> sum(op, "a", a, x.scalar_type(), outputs), product(op, "t", t, x.scalar_type(), outputs);
     check(flags.scalar_type() == ScalarType::Int && flags.is_cpu() && flags.numel() == outputs, op,
           ": flags must be int32 on the CPU with ", outputs, " elements, got shape ", shape_of(flags));
-    const Tensor whole = flags.is_contiguous() ? flags : torch::stable::contiguous(flags);
+    const Tensor all_flags = flags.is_contiguous() ? flags : whole(flags);
     const auto into = [&](int bit) { return needs >> bit & 1 ? data<T>(grads[bit - 1]) : nullptr; };
     npu::kernels<T>().inalu_backward(
-        {operands.inputs, upstream, gate, sum, product, static_cast<const int32_t*>(whole.const_data_ptr()), nullptr,
-         needs & kX ? data<T>(grad_x) : nullptr, into(1), into(2), into(3), into(4), into(5)},
+        {operands.inputs, upstream, gate, sum, product, static_cast<const int32_t*>(all_flags.const_data_ptr()),
+         nullptr, needs & kX ? data<T>(grad_x) : nullptr, into(1), into(2), into(3), into(4), into(5)},
         threads_for(n));
   });
-  if (needs & kX && per_model) grad_x = torch::stable::sum(grad_x, std::vector<int64_t>{0});
+  if (needs & kX && per_model) grad_x = sum_models(grad_x);
   return {grad_x, grads[0], grads[1], grads[2], grads[3], grads[4]};
 }
 
@@ -458,17 +477,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ode_backward(
   return {grad_u0, grad_weight_re, grad_weight_im, grad_gate, grad_weight};
 }
 
+template <void (*boxed)(StableIValue*, uint64_t, uint64_t)>
+void naming_memory(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
+  npu::naming_memory([&] { boxed(stack, inputs, outputs); });
+}
+
 }  // namespace
 
+#define NPU_IMPL(name) library.impl(#name, &naming_memory<TORCH_BOX(&name)>)
+
 STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
-  library.impl("npu_forward", TORCH_BOX(&npu_forward));
-  library.impl("npu_backward", TORCH_BOX(&npu_backward));
-  library.impl("nmu_forward", TORCH_BOX(&nmu_forward));
-  library.impl("nmu_backward", TORCH_BOX(&nmu_backward));
-  library.impl("inalu_forward", TORCH_BOX(&inalu_forward));
-  library.impl("inalu_backward", TORCH_BOX(&inalu_backward));
-  library.impl("ode_forward", TORCH_BOX(&ode_forward));
-  library.impl("ode_backward", TORCH_BOX(&ode_backward));
+  NPU_IMPL(npu_forward);
+  NPU_IMPL(npu_backward);
+  NPU_IMPL(nmu_forward);
+  NPU_IMPL(nmu_backward);
+  NPU_IMPL(inalu_forward);
+  NPU_IMPL(inalu_backward);
+  NPU_IMPL(ode_forward);
+  NPU_IMPL(ode_backward);
 }
 
 // For ctypes (npu_kernels/backends/cpu.py).

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <ctime>
+#include <exception>
 
 namespace {
 
@@ -29,12 +30,19 @@ void run_in_threads(int64_t count, npu::Parallel::Body body, void* context) {
   const int64_t pieces = std::min(4 * threads, count);
   std::atomic<int64_t> next{0}, worked{0};
   const int64_t begin = now(CLOCK_MONOTONIC);
+  std::exception_ptr error;  // torch would pass on no more than that there was one
+  std::atomic<bool> failed{false};
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     const int64_t before = now(CLOCK_THREAD_CPUTIME_ID);
-    for (int64_t n; (n = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
-      body(count * n / pieces, count * (n + 1) / pieces, context);
+    try {
+      for (int64_t n; !failed && (n = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
+        body(count * n / pieces, count * (n + 1) / pieces, context);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
     worked += now(CLOCK_THREAD_CPUTIME_ID) - before;
   });
+  if (error) std::rethrow_exception(error);
   const int64_t end = now(CLOCK_MONOTONIC);
   if (end - begin > worked + kSurplus) alone_until = end + std::min(kTimes * (end - begin), kMost);
 }

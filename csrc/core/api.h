@@ -4,12 +4,14 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace npu {
 
 // Runs body(begin, end, context) over a partition of [0, count). The caller brings the threads: torch's own pool in the
-// extension, OpenMP in the unit tests. Results never depend on the number of threads.
+// extension, threads of their own in the unit tests. Results never depend on the number of threads. What body throws,
+// run throws where it was called.
 struct Parallel {
   using Body = void (*)(int64_t begin, int64_t end, void* context);
   int threads = 1;
@@ -254,6 +256,9 @@ struct Kernels {
 // The kernels in use: the best instruction set of this processor, or the one that set_isa chose.
 template <typename T>
 __attribute__((visibility("default"))) const Kernels<T>& kernels();
+
+// Throws a std::bad_alloc that says so; 0: how much was asked for is not known.
+[[noreturn]] __attribute__((visibility("default"))) void out_of_memory(size_t count = 0, const char* unit = "bytes");
 
 const char* isa();               // "baseline", "avx2", "avx512", "avx512_bf16" or "amx"
 const char* supported_isas();    // those of this processor, lowest first, comma separated

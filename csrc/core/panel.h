@@ -5,8 +5,8 @@
 #pragma once
 
 #include <cstdlib>
-#include <new>
 
+#include "api.h"
 #include "simd.h"
 
 namespace npu {
@@ -21,7 +21,7 @@ template <typename T>
 class Scratch {
  public:
   explicit Scratch(int64_t count) : data_(static_cast<T*>(std::aligned_alloc(64, bytes(count)))) {
-    if (data_ == nullptr) throw std::bad_alloc();
+    if (data_ == nullptr) out_of_memory(bytes(count));
   }
   ~Scratch() { std::free(data_); }
   Scratch(const Scratch&) = delete;

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <atomic>
+#include <new>
 
 #include "panel.h"
 

@@ -20,7 +20,6 @@ class AdamUpdate {
 
   void run() const {
     for (const One& one : parameters_) {
-      Tensor grad = one.grad.contiguous();
       float* number = one.number.mutable_data_ptr<float>();
       *number += 1;
       by_dtype(one.parameter.scalar_type(), [&](auto zero) {
@@ -28,7 +27,7 @@ class AdamUpdate {
         const npu::AdamStep<T> step{one.options,
                                     one.parameter.numel(),
                                     one.parameter.mutable_data_ptr<T>(),
-                                    grad.const_data_ptr<T>(),
+                                    one.grad.const_data_ptr<T>(),
                                     one.exp_avg.mutable_data_ptr<T>(),
                                     one.exp_avg_sq.mutable_data_ptr<T>(),
                                     double(*number)};
@@ -106,13 +105,13 @@ class AdamUpdate {
         !tensor(state, "step", at::kFloat, one.number) || one.exp_avg.sizes() != parameter.sizes() ||
         one.exp_avg_sq.sizes() != parameter.sizes() || one.number.numel() != 1)
       return false;
+    one.grad = grad.contiguous();  // no memory is asked for once a step has begun: it is made whole or not at all
     parameters_.push_back(std::move(one));
     return true;
   }
 };
 
 inline PyObject* adam(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   AdamUpdate update;
   if (count != 2 || !nothing_watches() || !update.read(args[0], args[1])) {
     if (PyErr_Occurred()) return nullptr;
@@ -121,7 +120,6 @@ inline PyObject* adam(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const pybind11::gil_scoped_release without_gil;
   update.run();
   Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace npu_direct

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "core/api.h"
+#include "out_of_memory.h"
 #include "precision.h"
 #include "threads.h"
 
@@ -71,6 +72,14 @@ inline bool direct_backward(const Tensor& grad_y, const variable_list& saved) {
     if (t.defined() && !plain(t, dtype)) return false;
   return true;
 }
+
+// A function with a backward: Derived has `forward`, and `gradients` of what torch gives its backward.
+template <typename Derived>
+struct Node : torch::autograd::Function<Derived> {
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    return npu::naming_memory([&] { return Derived::gradients(ctx, grads); });
+  }
+};
 
 // The general backwards in Python by name, owned for the life of the process; set under the GIL, read under it.
 inline std::map<std::string, PyObject*, std::less<>> general;

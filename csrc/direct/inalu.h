@@ -65,7 +65,7 @@ inline variable_list inalu_backward(const Tensor& grad_y, const variable_list& g
   return grads;
 }
 
-struct INALUDirect : torch::autograd::Function<INALUDirect> {
+struct INALUDirect : Node<INALUDirect> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight_add, const Tensor& mask_add,
                         const Tensor& weight_mul, const Tensor& mask_mul, const Tensor& gate_weight,
                         const InaluOptions& options, const Sizes& n) {
@@ -79,7 +79,7 @@ struct INALUDirect : torch::autograd::Function<INALUDirect> {
     return result[0];
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
+  static variable_list gradients(AutogradContext* ctx, const variable_list& grad_outputs) {
     constexpr size_t kArguments = kInaluInputs + 2;  // of forward; those after the tensors have no gradient
     const Tensor& grad_y = grad_outputs[0];
     if (!grad_y.defined()) return variable_list(kArguments);
@@ -99,7 +99,6 @@ struct INALUDirect : torch::autograd::Function<INALUDirect> {
 };
 
 inline PyObject* inalu(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   if (count != kInaluInputs + 2 || !THPVariable_CheckExact(args[0])) Py_RETURN_NOTIMPLEMENTED;
   const at::ScalarType dtype = THPVariable_Unpack(args[0]).scalar_type();
   variable_list in(kInaluInputs);
@@ -125,7 +124,6 @@ inline PyObject* inalu(PyObject*, PyObject* const* args, Py_ssize_t count) {
             : inalu_forward(in, options, n, false)[0];
   }
   return THPVariable_Wrap(std::move(y));
-  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace npu_direct

@@ -35,19 +35,27 @@ PyObject* set_backward(PyObject*, PyObject* const* args, Py_ssize_t) {
   Py_RETURN_NONE;
 }
 
-template <typename F>
-PyCFunction fast(F* function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+// What torch or the core throw becomes a Python error.
+template <auto function>
+PyObject* raising(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  return npu::naming_memory([&] { return function(self, args, count); });
+  END_HANDLE_TH_ERRORS
+}
+
+template <auto function>
+PyCFunction fast() {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&raising<function>));
 }
 PyMethodDef methods[] = {
-    {"npu", fast(npu_direct::npu), METH_FASTCALL, nullptr},
-    {"nmu", fast(npu_direct::one_weight<npu_direct::NMULayer>), METH_FASTCALL, nullptr},
-    {"nau", fast(npu_direct::one_weight<npu_direct::NAULayer>), METH_FASTCALL, nullptr},
-    {"inalu", fast(npu_direct::inalu), METH_FASTCALL, nullptr},
-    {"mse", fast(npu_direct::mse), METH_FASTCALL, nullptr},
-    {"adam", fast(npu_direct::adam), METH_FASTCALL, nullptr},
-    {"ode", fast(npu_direct::ode), METH_FASTCALL, nullptr},
-    {"set_backward", fast(set_backward), METH_FASTCALL, nullptr},
+    {"npu", fast<npu_direct::npu>(), METH_FASTCALL, nullptr},
+    {"nmu", fast<npu_direct::one_weight<npu_direct::NMULayer>>(), METH_FASTCALL, nullptr},
+    {"nau", fast<npu_direct::one_weight<npu_direct::NAULayer>>(), METH_FASTCALL, nullptr},
+    {"inalu", fast<npu_direct::inalu>(), METH_FASTCALL, nullptr},
+    {"mse", fast<npu_direct::mse>(), METH_FASTCALL, nullptr},
+    {"adam", fast<npu_direct::adam>(), METH_FASTCALL, nullptr},
+    {"ode", fast<npu_direct::ode>(), METH_FASTCALL, nullptr},
+    {"set_backward", fast<set_backward>(), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -48,7 +48,7 @@ inline Tensor mse_backward(const Tensor& grad_loss, const Tensor& y, const Tenso
   return grad_y;
 }
 
-struct MSEDirect : torch::autograd::Function<MSEDirect> {
+struct MSEDirect : Node<MSEDirect> {
   static Tensor forward(AutogradContext* ctx, const Tensor& y, const Tensor& target, const Loss& kind) {
     ctx->save_for_backward({y, target});
     ctx->saved_data["models"] = kind.models;
@@ -56,7 +56,7 @@ struct MSEDirect : torch::autograd::Function<MSEDirect> {
     return mse_forward(y, target, kind);
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
+  static variable_list gradients(AutogradContext* ctx, const variable_list& grad_outputs) {
     variable_list grads(3);
     const Tensor& grad_loss = grad_outputs[0];
     if (!grad_loss.defined()) return grads;
@@ -71,7 +71,6 @@ struct MSEDirect : torch::autograd::Function<MSEDirect> {
 };
 
 inline PyObject* mse(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   Tensor y, target;
   if (count != 3 || !THPVariable_CheckExact(args[0])) Py_RETURN_NOTIMPLEMENTED;
   const at::ScalarType dtype = THPVariable_Unpack(args[0]).scalar_type();
@@ -86,7 +85,6 @@ inline PyObject* mse(PyObject*, PyObject* const* args, Py_ssize_t count) {
         at::GradMode::is_enabled() && needs_grad(y) ? MSEDirect::apply(y, target, kind) : mse_forward(y, target, kind);
   }
   return THPVariable_Wrap(std::move(loss));
-  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace npu_direct

@@ -65,7 +65,7 @@ inline variable_list npu_backward(const Tensor& grad_y, const variable_list& sav
   return grads;
 }
 
-struct NPUDirect : torch::autograd::Function<NPUDirect> {
+struct NPUDirect : Node<NPUDirect> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight_re,
                         const std::optional<Tensor>& weight_im, const std::optional<Tensor>& gate, double eps,
                         bool straight_through, const Sizes& n) {
@@ -78,7 +78,7 @@ struct NPUDirect : torch::autograd::Function<NPUDirect> {
     return y;
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
+  static variable_list gradients(AutogradContext* ctx, const variable_list& grad_outputs) {
     constexpr size_t kArguments = 7;  // of forward; those after the tensors have no gradient
     const Tensor& grad_y = grad_outputs[0];
     if (!grad_y.defined()) return variable_list(kArguments);
@@ -96,7 +96,6 @@ struct NPUDirect : torch::autograd::Function<NPUDirect> {
 };
 
 inline PyObject* npu(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   Tensor x, weight_re, weight_im, gate;
   if (count != 6 || !THPVariable_CheckExact(args[0]) || args[1] == Py_None) Py_RETURN_NOTIMPLEMENTED;
   const at::ScalarType dtype = THPVariable_Unpack(args[0]).scalar_type();
@@ -117,7 +116,6 @@ inline PyObject* npu(PyObject*, PyObject* const* args, Py_ssize_t count) {
     else y = npu_forward(x, weight_re, weight_im, gate, eps, n, false)[0];
   }
   return THPVariable_Wrap(std::move(y));
-  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace npu_direct

@@ -131,7 +131,7 @@ inline variable_list rollout_backward(const Rollout& r, const variable_list& gra
   return found;
 }
 
-struct RolloutDirect : torch::autograd::Function<RolloutDirect> {
+struct RolloutDirect : Node<RolloutDirect> {
   static constexpr size_t kInputs = 5;
 
   static variable_list forward(AutogradContext* ctx, const Tensor& u0, const Tensor& weight_re,
@@ -148,7 +148,7 @@ struct RolloutDirect : torch::autograd::Function<RolloutDirect> {
     return {found.trajectory, found.derivatives};
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+  static variable_list gradients(AutogradContext* ctx, const variable_list& grads) {
     constexpr size_t kArguments = kInputs + 1;
     bool any = false;
     for (const Tensor& grad : grads) any |= grad.defined();
@@ -196,7 +196,6 @@ inline bool unpack_tableau(PyObject* object, std::vector<double>& tableau) {
 }
 
 inline PyObject* ode(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   if (count != 13 || !THPVariable_CheckExact(args[0]) || args[1] == Py_None || args[4] == Py_None)
     Py_RETURN_NOTIMPLEMENTED;
   const at::ScalarType dtype = THPVariable_Unpack(args[0]).scalar_type();
@@ -237,7 +236,6 @@ inline PyObject* ode(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   PyObject* derivatives = found[1].defined() ? THPVariable_Wrap(std::move(found[1])) : Py_NewRef(Py_None);
   return Py_BuildValue("NNN", THPVariable_Wrap(std::move(found[0])), derivatives, PyBool_FromLong(finite));
-  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace npu_direct

@@ -82,7 +82,7 @@ variable_list one_weight_backward(const Tensor& grad_y, const Tensor& x, const T
 }
 
 template <typename Layer>
-struct OneWeightDirect : torch::autograd::Function<OneWeightDirect<Layer>> {
+struct OneWeightDirect : Node<OneWeightDirect<Layer>> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, bool clip, const Sizes& n) {
     ctx->save_for_backward({x, weight});
     ctx->saved_data["clip"] = clip;
@@ -90,7 +90,7 @@ struct OneWeightDirect : torch::autograd::Function<OneWeightDirect<Layer>> {
     return one_weight_forward<Layer>(x, weight, clip, n);
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grad_outputs) {
+  static variable_list gradients(AutogradContext* ctx, const variable_list& grad_outputs) {
     constexpr size_t kArguments = 4;  // of forward; those after the tensors have no gradient
     const Tensor& grad_y = grad_outputs[0];
     if (!grad_y.defined()) return variable_list(kArguments);
@@ -107,7 +107,6 @@ struct OneWeightDirect : torch::autograd::Function<OneWeightDirect<Layer>> {
 
 template <typename Layer>
 PyObject* one_weight(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   Tensor x, weight;
   if (count != 3 || !THPVariable_CheckExact(args[0]) || args[1] == Py_None) Py_RETURN_NOTIMPLEMENTED;
   const at::ScalarType dtype = THPVariable_Unpack(args[0]).scalar_type();
@@ -125,7 +124,6 @@ PyObject* one_weight(PyObject*, PyObject* const* args, Py_ssize_t count) {
             : one_weight_forward<Layer>(x, weight, clip, n);
   }
   return THPVariable_Wrap(std::move(y));
-  END_HANDLE_TH_ERRORS
 }
 
 }  // namespace npu_direct

@@ -1,0 +1,83 @@
+// An allocator for LD_PRELOAD whose n-th allocation fails. Counted are the calls from the code that
+// failing_malloc_watch named, in any thread: whatever else allocates, Python above all, is left in peace.
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+extern "C" {
+void* __libc_malloc(size_t size);
+void* __libc_calloc(size_t count, size_t size);
+void* __libc_realloc(void* old, size_t size);
+void* __libc_memalign(size_t alignment, size_t size);
+}
+
+namespace {
+
+constexpr int kMost = 64;
+uintptr_t begins[kMost], ends[kMost];
+int watched = 0;
+std::atomic<long> left{0};  // allocations until the one that fails; 0 or less: none will
+std::atomic<bool> elsewhere{false};
+thread_local bool armed = false;  // in the thread that called failing_malloc_arm
+
+bool fails(const void* caller) {
+  if (left.load(std::memory_order_relaxed) <= 0) return false;
+  const auto at = reinterpret_cast<uintptr_t>(caller);
+  for (int n = 0; n < watched; ++n)
+    if (at >= begins[n] && at < ends[n]) {
+      if (left.fetch_sub(1) != 1) return false;
+      elsewhere = !armed;
+      return true;
+    }
+  return false;
+}
+
+void* or_throw(void* memory) {
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+#define NPU_FAILS fails(__builtin_return_address(0))
+
+extern "C" {
+
+// The code from begin to end is watched; false: there is no more room.
+bool failing_malloc_watch(uintptr_t begin, uintptr_t end) {
+  if (watched == kMost) return false;
+  begins[watched] = begin;
+  ends[watched++] = end;
+  return true;
+}
+
+// The n-th allocation from now on fails, and no other.
+void failing_malloc_arm(long n) {
+  armed = true;
+  elsewhere = false;
+  left = n;
+}
+
+// None fails any more. 0: none did. 1: in this thread. 2: in another one.
+int failing_malloc_disarm() { return left.exchange(0) > 0 ? 0 : (elsewhere ? 2 : 1); }
+
+void* malloc(size_t size) { return NPU_FAILS ? nullptr : __libc_malloc(size); }
+void* calloc(size_t count, size_t size) { return NPU_FAILS ? nullptr : __libc_calloc(count, size); }
+void* realloc(void* old, size_t size) { return NPU_FAILS ? nullptr : __libc_realloc(old, size); }
+void* memalign(size_t alignment, size_t size) { return NPU_FAILS ? nullptr : __libc_memalign(alignment, size); }
+void* aligned_alloc(size_t alignment, size_t size) { return NPU_FAILS ? nullptr : __libc_memalign(alignment, size); }
+int posix_memalign(void** memory, size_t alignment, size_t size) {
+  if (NPU_FAILS) return ENOMEM;
+  void* found = __libc_memalign(alignment, size);
+  if (found != nullptr) *memory = found;
+  return found == nullptr ? ENOMEM : 0;
+}
+}
+
+void* operator new(size_t size) { return or_throw(NPU_FAILS ? nullptr : __libc_malloc(size)); }
+void* operator new[](size_t size) { return or_throw(NPU_FAILS ? nullptr : __libc_malloc(size)); }
+void* operator new(size_t size, std::align_val_t alignment) {
+  return or_throw(NPU_FAILS ? nullptr : __libc_memalign(size_t(alignment), size));
+}
