@@ -46,7 +46,7 @@ EXTENSION = [
             "if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs",
             "if (inputs[i].defined() && edge++ < 9) needs",
         ),
-        "direct-tangents-lost": (" && !t._fw_grad(0).defined();", ";"),
+        "direct-tangents-lost": ("!t._fw_grad(0).defined();", "true;"),
         "direct-autocast-not-seen": ("!at::autocast::is_autocast_enabled(at::kCPU) && ", ""),
         "direct-graph-of-a-backward": (
             "if (at::GradMode::is_enabled() || !nothing_watches() || !plain(grad_y, dtype)) return false;",
