@@ -120,7 +120,7 @@ class OperatorRecord:
         for name, letters in self.shapes.items():
             low, high = (-0.25, 1.25) if name == "gate" else self.weight_range
             # Exponents shrink with the number of inputs, as Glorot's do, so that results stay finite.
-            scale = min(1.0, 3 / in_features**0.5) if low < 0 and name != "gate" else 1.0
+            scale = min(1.0, 3 / max(in_features, 1) ** 0.5) if low < 0 and name != "gate" else 1.0
             shape = (*models, *(sizes[letter] for letter in letters))
             tensors[name] = None if name in without else draw(low * scale, high * scale, *shape)
         title = f"{self.name}-B{batch}-I{in_features}-O{out_features}-K{num_models}{'-shared' if shared else ''}"

@@ -16,6 +16,7 @@ from npu_kernels.backends import cpu, direct
 hypothesis.settings.register_profile("npu_kernels", deadline=None, database=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("npu_kernels")
 
+ISAS = cpu.supported_isas() if cpu.available()[0] else []
 needs_library = pytest.mark.skipif(not cpu.available()[0], reason=f"the cpu backend cannot run: {cpu.available()[1]}")
 
 
@@ -54,3 +55,12 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         name = "cpu"
     with use_backend(name):
         yield name
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every instruction set that this processor has, in use."""
+    before = cpu.isa()
+    cpu.set_isa(request.param)
+    yield request.param
+    cpu.set_isa(before)

@@ -105,19 +105,6 @@ def test_signs_of_whole_powers(power: int, backend: str) -> None:
     assert y.item() == pytest.approx((-1.0) ** power, rel=2e-4)
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu"])
-@pytest.mark.parametrize("num_models", [None, 1, 3])
-def test_empty_batch(name: str, num_models: int | None, backend: str) -> None:
-    """No rows: empty results, and gradients of zero, not of uninitialised memory."""
-    record = RECORDS[name]
-    for shared in (False, True) if num_models else (False,):
-        sample = record.sample(0, 4, 3, num_models=num_models, shared=shared).requires_grad()
-        y = sample.call(record.function)
-        assert y.shape == (*(() if num_models is None else (num_models,)), 0, 3)
-        y.sum().backward()
-        assert all(leaf.grad is not None and torch.equal(leaf.grad, torch.zeros_like(leaf)) for leaf in sample.leaves())
-
-
 @pytest.mark.parametrize("name", list(RECORDS))
 def test_one_of_everything(name: str, backend: str) -> None:
     record = RECORDS[name]

@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,11 @@ from torch.utils._pytree import tree_leaves
 from npu_kernels import functional, ops, reference
 from npu_kernels.backends import cpu
 from npu_kernels.testing import RECORDS, error_bound, relative_error
-from tests.conftest import needs_library
+from tests.conftest import ISAS, needs_library
 from tests.kernels import errors, forward, outputs, with_zero_factors
 
 pytestmark = needs_library
-ISAS = cpu.supported_isas() if cpu.available()[0] else []
 CPUINFO = Path("/proc/cpuinfo")
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = cpu.isa()
-    cpu.set_isa(request.param)
-    yield request.param
-    cpu.set_isa(before)
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])

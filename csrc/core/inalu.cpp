@@ -389,19 +389,17 @@ class BackwardGroup {
   Scratch<T> upstream_, packed_, turned_, turned_x_, rows_;
 };
 
-// The parameters' gradients from the sums of all groups, for elements [n, n + count) of a model's [O, I].
+// The parameters' gradients from the sums over all rows, for elements [n, n + count) of a model's [O, I].
 template <typename T>
 void finish(const InaluBackward<T>& f, const Weights<T>& weights, const T* parts, const T* sums, int count_sums,
-            int64_t groups, int64_t model, int64_t n, int count) {
+            int64_t model, int64_t n, int count) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   const InaluInputs<T>& in = f.inputs;
   const int64_t size = in.out * in.in, at = model * size + n, all = in.models * size;
   const Reg zero = S::zero(), one = S::set1(T(1));
   Reg sum[kAllSums] = {};
-  for (int64_t g = 0; g < groups; ++g)
-    for (int k = 0; k < count_sums; ++k)
-      sum[k] = sum[k] + S::load_first(sums + ((model * groups + g) * count_sums + k) * size + n, count);
+  for (int k = 0; k < count_sums; ++k) sum[k] = S::load_first(sums + (model * count_sums + k) * size + n, count);
   const auto nac = [&](Reg grad, const T* turns, const T* shares, T* grad_weight, T* grad_mask) {
     const Reg turn = S::load_first(turns + at, count), share = S::load_first(shares + at, count);
     if (grad_weight != nullptr) S::store_first(grad_weight + at, grad * share * (one - turn * turn), count);
@@ -454,21 +452,17 @@ void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
   for (; seen < values && !zeros; ++seen) zeros = in.x[seen] == T(0);
   const int sums = zeros ? kAllSums : kNegative + 1;
 
-  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 23) / most<int64_t>(sums * size, 1));
-  Scratch<T> partial(want_sums ? in.models * groups.count * sums * size : 0);
-  parallel.over(in.models * groups.count, [&](int64_t begin, int64_t end) {
-    BackwardGroup<T> group(f, packed, sums);
-    for (int64_t task = begin; task < end; ++task)
-      group.run(task / groups.count, groups.begin(task), groups.end(task),
-                want_sums ? partial + task * sums * size : nullptr);
-  });
+  const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 22) / most<int64_t>(sums * size, 1));
+  Scratch<T> total(want_sums ? in.models * sums * size : 0);
+  sum_rows(in.models, groups, sums * size, parallel, want_sums ? static_cast<T*>(total) : nullptr,
+           [&] { return BackwardGroup<T>(f, packed, sums); });
   if (!want_sums) return;
   const int64_t registers = ceil_div(size, S::width);
   parallel.over(in.models * registers, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t n = task % registers * S::width;
       const int count = int(least<int64_t>(S::width, size - n));
-      finish<T>(f, weights, parts, partial, sums, groups.count, task / registers, n, count);
+      finish<T>(f, weights, parts, total, sums, task / registers, n, count);
     }
   });
 }

@@ -117,7 +117,7 @@ void nau_backward(const NauBackward<T>& f, const Parallel& parallel) {
   const NauInputs<T>& in = f.inputs;
   const int64_t size = in.out * in.in;
   const RowGroups groups(in.rows, kBlockRows, (int64_t(1) << 21) / most<int64_t>(size, 1));
-  run_row_groups<BackwardGroup<T>, T>(f, groups, parallel);
+  sum_rows(in.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T>(f); });
   if (f.grad_weight == nullptr || !in.clip) return;
   for (int64_t n = 0; n < in.models * size; ++n)
     if (!(in.weight[n] >= T(-1) && in.weight[n] <= T(1))) f.grad_weight[n] = T(0);

@@ -206,7 +206,7 @@ template <typename T>
 void nmu_backward(const NmuBackward<T>& f, const Parallel& parallel) {
   const int64_t size = f.inputs.out * f.inputs.in;
   const RowGroups groups(f.inputs.rows, Simd<T>::width, (int64_t(1) << 21) / most<int64_t>(size, 1));
-  run_row_groups<BackwardGroup<T>, T>(f, groups, parallel);
+  sum_rows(f.inputs.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T>(f); });
 }
 
 template void nmu_forward<float>(const NmuForward<float>&, const Parallel&);

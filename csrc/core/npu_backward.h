@@ -16,6 +16,13 @@ constexpr int kParts = complex ? 4 : 2;
 
 constexpr double kPi = 3.14159265358979323846;
 
+// factor times a sum that it was taken out of: 0 where factor is, also if the sum without it has overflowed.
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg times_sum(typename Simd<T>::Reg factor, typename Simd<T>::Reg sum) {
+  using S = Simd<T>;
+  return S::select(factor == S::zero(), S::zero(), factor * sum);
+}
+
 // The weights' gradients of a register of inputs, from their sums; `phase` takes wr MQ - wi MP. A null output is not
 // wanted.
 template <typename T, bool complex>
@@ -24,11 +31,13 @@ NPU_INLINE void weight_gradients(const NpuBackward<T>& f, int64_t at, int count,
   using S = Simd<T>;
   using Reg = typename S::Reg;
   const Reg turn = S::set1(T(kPi)) * gate;
-  if (f.grad_weight_re != nullptr) S::store_first(f.grad_weight_re + at, sum[kSP] + turn * sum[kMQ], count);
-  Reg added = S::load_first(f.inputs.weight_re + at, count) * sum[kMQ];
+  if (f.grad_weight_re != nullptr)
+    S::store_first(f.grad_weight_re + at, sum[kSP] + times_sum<T>(turn, sum[kMQ]), count);
+  Reg added = times_sum<T>(S::load_first(f.inputs.weight_re + at, count), sum[kMQ]);
   if constexpr (complex) {
-    if (f.grad_weight_im != nullptr) S::store_first(f.grad_weight_im + at, sum[kSQ] - turn * sum[kMP], count);
-    added = added - S::load_first(f.inputs.weight_im + at, count) * sum[kMP];
+    if (f.grad_weight_im != nullptr)
+      S::store_first(f.grad_weight_im + at, sum[kSQ] - times_sum<T>(turn, sum[kMP]), count);
+    added = added - times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);
   }
   S::store_first(phase, S::load_first(phase, count) + added, count);
 }
@@ -47,13 +56,13 @@ NPU_INLINE typename Simd<T>::Reg spread_to_x(typename Simd<T>::Reg dl, typename 
   return S::select(x > S::zero(), dx, S::select(x < S::zero(), -dx, x * dx));  // 0 at 0, nan at nan
 }
 
-// What one row group of one model adds up to.
+// What a span of one model's rows adds up to.
 template <typename T>
 struct GroupTask {
   int64_t model, begin, end;  // rows
   const T* gate;              // [I], clamped
-  T* sums;                    // [part][O][I], overwritten; null: gradients are written instead (the group is all rows)
-  T* gate_sums;               // [I], overwritten: sum_b dr (|x| + eps - 1)
+  T* sums;                    // [part][O][I], overwritten; null: gradients are written instead (the span is all rows)
+  double* gate_sums;          // [I], added to: sum_b dr (|x| + eps - 1)
   T* phase_sums;              // [I], where gradients are written: sum_o wr MQ - wi MP
   bool want_spread;           // grad_x and gate_sums
   bool want_sums;

@@ -1,15 +1,21 @@
 // The backward's rows in groups, whose number follows from the shape alone, and every sum over rows in a fixed order,
-// so that results do not depend on the number of threads. What happens within a group is the business of a Form
-// (npu_backward_narrow.h, npu_backward_wide.h, npu_tiles_backward.cpp).
+// so that results do not depend on the number of threads. A group's rows go in spans: the sums of a span are made in T,
+// and those of spans and of groups added up in double, so that rounding errors do not grow with the number of rows.
+// What happens within a span is the business of a Form (npu_backward_narrow.h, npu_backward_wide.h,
+// npu_tiles_backward.cpp).
 #pragma once
 
 #include "npu_backward.h"
+#include "row_groups.h"
 
 namespace npu {
 namespace NPU_ISA {
 
 template <typename T, bool complex>
 class BackwardGroups {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+
  public:
   BackwardGroups(const NpuBackward<T>& f, const Parallel& parallel) : f_(f), in_(f.inputs), parallel_(parallel) {
     groups_ = most<int64_t>(
@@ -17,88 +23,165 @@ class BackwardGroups {
     group_rows_ = ceil_div(in_.rows, groups_);
   }
 
-  // `make` gives a Form for groups of at most so many rows, once per thread. A Form
+  // `make` gives a Form for spans of at most so many rows, once per thread. A Form
   //   run(task, inner)         does a GroupTask; if it kShares, `inner` threads share the work of one
-  //   writes_gradients(f)      whether a single group's sums become gradients at once and are never stored
+  //   writes_gradients(f)      whether the sums of a span that is all rows become gradients at once and are never
+  //   stored
   template <typename Make>
   void run(const Make& make) const {
-    using Form = decltype(make(int64_t()));
-    const int64_t tasks = in_.models * groups_;
-    // One group: its sums become gradients at once, or are never stored. More: all are kept, and added in order.
-    const bool together = groups_ > 1, direct = !together && Form::writes_gradients(f_);
-    Scratch<T> partial(together ? tasks * task_size() : 0);
-    const auto run_tasks = [&](int64_t begin, int64_t end, const Parallel& inner) {
-      Scratch<T> own(together || direct ? 0 : task_size()), gate(in_.in), gate_sums(in_.in), phase_sums(in_.in);
-      const Form form = make(group_rows_);
-      for (int64_t n = begin; n < end; ++n) {
-        GroupTask<T> task;
-        task.model = n / groups_;
-        task.begin = least(n % groups_ * group_rows_, in_.rows);
-        task.end = least(task.begin + group_rows_, in_.rows);
-        task.gate = gate;
-        task.sums = direct ? nullptr : (together ? partial + n * task_size() : own);
-        task.gate_sums = direct ? gate_sums : task.sums + sums_size();
-        task.phase_sums = phase_sums;
-        task.want_spread = f_.grad_x != nullptr || f_.grad_gate != nullptr;
-        task.want_sums = f_.grad_weight_re != nullptr || f_.grad_weight_im != nullptr || f_.grad_gate != nullptr;
-        load_gate(task.model, gate);
-        form.run(task, inner);
-        if (direct) finish_gate(task.model, gate_sums, phase_sums);
-        else if (!together) finish(task.model, task.sums, gate, phase_sums);
-      }
-    };
-    const Parallel serial;
-    if (Form::kShares && parallel_.threads > 1 && tasks < parallel_.threads) run_tasks(0, tasks, parallel_);
-    else parallel_.over(tasks, [&](int64_t begin, int64_t end) { run_tasks(begin, end, serial); });
-    if (!together) return;
-    parallel_.over(in_.models, [&](int64_t begin, int64_t end) {
-      Scratch<T> gate(in_.in), phase(in_.in);
-      for (int64_t model = begin; model < end; ++model) {
-        load_gate(model, gate);
-        finish(model, partial + model * groups_ * task_size(), gate, phase);
-      }
-    });
+    if (in_.rows == 0) clear();
+    else if (group_rows_ > kSpanRows) run_spans(make);
+    else run_groups(make);
   }
 
  private:
   int64_t sums_size() const { return kParts<complex> * in_.out * in_.in; }
-  int64_t task_size() const { return sums_size() + in_.in; }
+
+  // Groups of one span each.
+  template <typename Make>
+  void run_groups(const Make& make) const {
+    using Form = decltype(make(int64_t()));
+    const int64_t tasks = in_.models * groups_, size = sums_size();
+    // One group: its sums become gradients at once, or are never stored. More: all are kept, and added in order.
+    const bool together = groups_ > 1, direct = !together && Form::writes_gradients(f_);
+    Scratch<T> partial(together ? tasks * size : 0);
+    Scratch<double> gate_partial(together ? tasks * in_.in : 0);
+    over_tasks<Form>(tasks, [&](int64_t begin, int64_t end, const Parallel& inner) {
+      Scratch<T> own(together || direct ? 0 : size), gate(in_.in), phase_sums(in_.in);
+      Scratch<double> gate_own(together ? 0 : in_.in);
+      const Form form = make(group_rows_);
+      for (int64_t n = begin; n < end; ++n) {
+        GroupTask<T> task = group(n, gate, phase_sums);
+        task.sums = direct ? nullptr : (together ? partial + n * size : own);
+        task.gate_sums = together ? gate_partial + n * in_.in : gate_own;
+        std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(double));
+        form.run(task, inner);
+        if (direct) finish_gate(task.model, task.gate_sums, phase_sums);
+        else if (!together) finish<T>(task.model, task.sums, task.gate_sums, gate, phase_sums);
+      }
+    });
+    if (together) finish_all<T>(partial, gate_partial);
+  }
+
+  // Groups of several spans.
+  template <typename Make>
+  void run_spans(const Make& make) const {
+    using Form = decltype(make(int64_t()));
+    const int64_t tasks = in_.models * groups_, size = sums_size();
+    Scratch<double> total(tasks * size), gate_total(tasks * in_.in);
+    over_tasks<Form>(tasks, [&](int64_t begin, int64_t end, const Parallel& inner) {
+      Scratch<T> sums(size), gate(in_.in), phase_sums(in_.in);
+      const Form form = make(kSpanRows);
+      for (int64_t n = begin; n < end; ++n) {
+        GroupTask<T> task = group(n, gate, phase_sums);
+        const int64_t first = task.begin, last = task.end;
+        task.sums = sums;
+        task.gate_sums = gate_total + n * in_.in;
+        std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(double));
+        for (; task.begin < last; task.begin += kSpanRows) {
+          task.end = least(task.begin + kSpanRows, last);
+          form.run(task, inner);
+          add_span(static_cast<const T*>(sums), size, task.begin == first, total + n * size, inner);
+        }
+      }
+    });
+    finish_all<double>(total, gate_total);
+  }
+
+  // run(begin, end, inner) over all tasks: the threads take tasks, or share the work of one.
+  template <typename Form, typename Run>
+  void over_tasks(int64_t tasks, const Run& run) const {
+    const Parallel serial;
+    if (Form::kShares && parallel_.threads > 1 && tasks < parallel_.threads) run(0, tasks, parallel_);
+    else parallel_.over(tasks, [&](int64_t begin, int64_t end) { run(begin, end, serial); });
+  }
+
+  // The n-th group of all models; loads its model's gate.
+  GroupTask<T> group(int64_t n, T* gate, T* phase_sums) const {
+    GroupTask<T> task;
+    task.model = n / groups_;
+    task.begin = n % groups_ * group_rows_;
+    task.end = least(task.begin + group_rows_, in_.rows);
+    task.gate = gate;
+    task.phase_sums = phase_sums;
+    task.want_spread = f_.grad_x != nullptr || f_.grad_gate != nullptr;
+    task.want_sums = f_.grad_weight_re != nullptr || f_.grad_weight_im != nullptr || f_.grad_gate != nullptr;
+    load_gate(task.model, gate);
+    return task;
+  }
 
   void load_gate(int64_t model, T* gate) const {
     for (int64_t i = 0; i < in_.in; ++i)
       gate[i] = in_.gate == nullptr ? T(1) : clamp_gate(in_.gate[model * in_.in + i]);
   }
 
+  template <typename Sum>
+  void finish_all(const Sum* partial, const double* gate_partial) const {
+    parallel_.over(in_.models, [&](int64_t begin, int64_t end) {
+      Scratch<T> gate(in_.in), phase(in_.in);
+      for (int64_t model = begin; model < end; ++model) {
+        load_gate(model, gate);
+        const int64_t first = model * groups_;
+        finish<Sum>(model, partial + first * sums_size(), gate_partial + first * in_.in, gate, phase);
+      }
+    });
+  }
+
   // Adds the groups' sums in order and turns them into the gradients of one model.
-  void finish(int64_t model, const T* partial, const T* gate, T* phase) const {
-    using S = Simd<T>;
-    using Reg = typename S::Reg;
+  template <typename Sum>
+  void finish(int64_t model, const Sum* partial, const double* gate_sums, const T* gate, T* phase) const {
     const int64_t size = in_.out * in_.in;
     std::memset(phase, 0, size_t(in_.in) * sizeof(T));
     for (int64_t o = 0; o < in_.out; ++o) {
       for (int64_t i = 0; i < in_.in; i += S::width) {
         const int count = int(least<int64_t>(S::width, in_.in - i));
         Reg sum[4] = {};
-        for (int64_t g = 0; g < groups_; ++g)
-          for (int part = 0; part < kParts<complex>; ++part)
-            sum[part] = sum[part] + S::load_first(partial + g * task_size() + part * size + o * in_.in + i, count);
+        for (int part = 0; part < kParts<complex>; ++part)
+          sum[part] = add_groups<Sum>(partial + part * size + o * in_.in + i, count);
         const int64_t at = model * size + o * in_.in + i;
         weight_gradients<T, complex>(f_, at, count, S::load_first(gate + i, count), sum, phase + i);
       }
     }
-    finish_gate(model, partial + sums_size(), phase);
+    finish_gate(model, gate_sums, phase);
+  }
+
+  // The sum over the groups of up to a register of elements.
+  template <typename Sum>
+  NPU_INLINE Reg add_groups(const Sum* partial, int count) const {
+    if constexpr (std::is_same<Sum, T>::value)
+      if (groups_ == 1) return S::load_first(partial, count);
+    double total[S::width] = {};
+    T rounded[S::width];
+    const auto add = [&](int lanes) __attribute__((always_inline)) {
+      for (int64_t g = 0; g < groups_; ++g, partial += sums_size())
+        for (int l = 0; l < lanes; ++l) total[l] += double(partial[l]);
+    };
+    if (count == S::width) add(S::width);  // a known number: by registers
+    else add(count);
+    for (int l = 0; l < S::width; ++l) rounded[l] = T(total[l]);
+    return S::load(rounded);
   }
 
   // The gate's gradient from the groups' sums over rows and the phase sums.
-  void finish_gate(int64_t model, const T* gate_sums, const T* phase) const {
+  void finish_gate(int64_t model, const double* gate_sums, const T* phase) const {
     if (f_.grad_gate == nullptr) return;
     for (int64_t i = 0; i < in_.in; ++i) {
-      T grad = T(kPi) * phase[i];
-      for (int64_t g = 0; g < groups_; ++g) grad += gate_sums[g * task_size() + i];
+      double grad = kPi * double(phase[i]);
+      for (int64_t g = 0; g < groups_; ++g) grad += gate_sums[g * in_.in + i];
       const T raw = in_.gate[model * in_.in + i];
       const bool passes = f_.straight_through || (raw >= T(0) && raw <= T(1));
-      f_.grad_gate[model * in_.in + i] = passes ? grad : T(0);
+      f_.grad_gate[model * in_.in + i] = passes ? T(grad) : T(0);
     }
+  }
+
+  // The gradients of no rows: whatever the weights are.
+  void clear() const {
+    const auto zero = [](T* grad, int64_t count) {
+      if (grad != nullptr) std::memset(grad, 0, size_t(count) * sizeof(T));
+    };
+    zero(f_.grad_weight_re, in_.models * in_.out * in_.in);
+    zero(f_.grad_weight_im, in_.models * in_.out * in_.in);
+    zero(f_.grad_gate, in_.models * in_.in);
   }
 
   const NpuBackward<T>& f_;

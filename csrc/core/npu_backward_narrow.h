@@ -239,7 +239,7 @@ class Group {
   static constexpr int W = S::width;
 
  public:
-  // For groups of at most so many rows.
+  // For spans of at most so many rows.
   Group(const NpuBackward<T>& f, int64_t rows)
       : f_(f),
         in_(f.inputs),
@@ -258,7 +258,6 @@ class Group {
     const int64_t blocks = ceil_div(in_.in, kSpreadIns);
     for (int64_t block = 0; task.want_spread && block < blocks; ++block)
       pack_spread<T, complex>(in_, task.model, block, packed_);
-    std::memset(gate_lanes_, 0, size_t(in_.in * W) * sizeof(T));
     for (int64_t row = task.begin; row < task.end; row += chunk_rows_) {
       Chunk<T> c;
       c.rows = least(chunk_rows_, task.end - row);
@@ -271,20 +270,23 @@ class Group {
       c.mask = masks_;
       c.negative = negative_;
       turn(task, row, c);
-      if (task.want_spread) spread_all(task, row, packed_, c, gate_lanes_);
+      if (task.want_spread) {
+        std::memset(gate_lanes_, 0, size_t(in_.in * W) * sizeof(T));
+        spread_all(task, row, packed_, c, gate_lanes_);
+        Reg lanes[W];
+        T sums[W];
+        for (int i = 0; i < W; ++i) lanes[i] = i < in_.in ? S::load(gate_lanes_ + i * W) : S::zero();
+        S::store(sums, S::sum_each(lanes));
+        for (int64_t i = 0; i < in_.in; ++i) task.gate_sums[i] += double(sums[i]);
+      }
       if (task.want_sums) sum_all(c, task.sums);
-    }
-    for (int64_t i = 0; i < in_.in; ++i) {
-      T sum = 0;
-      for (int l = 0; l < W; ++l) sum += gate_lanes_[i * W + l];
-      task.gate_sums[i] = sum;
     }
   }
 
  private:
   // Long chunks, since every chunk ends with sums over lanes; 16 MiB of panels at most.
   int64_t rows_of_a_chunk(int64_t rows) const {
-    const int64_t row_size = 2 * (in_.in + in_.out) * int64_t(sizeof(T));
+    const int64_t row_size = 2 * most<int64_t>(in_.in + in_.out, 1) * int64_t(sizeof(T));
     const int64_t most_rows = most<int64_t>(128, least<int64_t>(1024, (int64_t(1) << 24) / row_size)) / W * W;
     return most<int64_t>(W, least(most_rows, ceil_div(rows, W) * W));
   }

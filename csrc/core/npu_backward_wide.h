@@ -79,7 +79,6 @@ class Group {
     const int64_t size = in_.out * in_.in, blocks = ceil_div(in_.in, kBlock);
     if (task.sums != nullptr) std::memset(task.sums, 0, size_t(kParts<complex> * size) * sizeof(T));
     std::memset(task.phase_sums, 0, size_t(in_.in) * sizeof(T));
-    std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(T));
     Chunk<T> c;
     c.ins = padded(in_.in);
     c.outs = padded(in_.out);
@@ -102,9 +101,7 @@ class Group {
         for (int64_t block = begin; block < end; ++block) pack(task.model, block, packed);
       });
     }
-    // Without rows one pass still writes the gradients.
-    int64_t row = task.begin;
-    do {
+    for (int64_t row = task.begin; row < task.end; row += chunk_rows) {
       c.rows = least(chunk_rows, task.end - row);
       c.row = task.model * in_.rows + row;
       c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
@@ -121,8 +118,7 @@ class Group {
         for (int64_t i = begin * kBlock; task.want_sums && i < last; i += kSumIns)
           sum(task, c, i, least(i + kSumIns, last));
       });
-      row += chunk_rows;
-    } while (row < task.end);
+    }
   }
 
  private:
@@ -188,7 +184,7 @@ class Group {
       b += rows;
       in_run += rows;
       if (in_run < kRun && b < c.rows) continue;
-      for (int64_t i = i0; i < i1; ++i) task.gate_sums[i] += run[i - i0];
+      for (int64_t i = i0; i < i1; ++i) task.gate_sums[i] += double(run[i - i0]);
       std::memset(run, 0, sizeof run);
       in_run = 0;
     }
@@ -248,19 +244,17 @@ class Group {
 
   // The weight sums of the inputs [i0, i1).
   void sum(const GroupTask<T>& task, const Chunk<T>& c, int64_t i0, int64_t i1) const {
-    int64_t b = 0;
-    do {
+    for (int64_t b = 0; b < c.rows; b += kSumRows) {
       const int64_t end = least(b + kSumRows, c.rows);
       if (c.index != nullptr) sum_by_lookup(task, c, b, end, i0, i1);
       else sum_by_masks(task, c, b, end, i0, i1);
-      b += kSumRows;
-    } while (b < c.rows);
+    }
   }
 
   // Whether any input of the registers from i on is negative in the kSumRows block from row b on.
-  bool negative(const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int vectors) const {
+  bool negative(const Chunk<T>& c, int64_t b, int64_t i, int vectors) const {
     bool any = false;
-    for (int v = 0; v < vectors && b < end; ++v) any |= c.negative[b / kSumRows * c.vectors() + i / W + v];
+    for (int v = 0; v < vectors; ++v) any |= c.negative[b / kSumRows * c.vectors() + i / W + v];
     return any;
   }
 
@@ -268,7 +262,7 @@ class Group {
   void sum_by_masks(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i0, int64_t i1) const {
     for (int64_t i = i0; i < i1; i += kSumVectors * W) {
       const int vectors = int(least<int64_t>(kSumVectors, ceil_div(i1 - i, W)));
-      const Signs signs = negative(c, b, end, i, vectors) ? Signs::kMasked : Signs::kNone;
+      const Signs signs = negative(c, b, i, vectors) ? Signs::kMasked : Signs::kNone;
       for (int64_t o = 0; o < in_.out;) o += sum_tile_of(task, c, b, end, i, i1, o, vectors, signs, nullptr);
     }
   }
@@ -278,7 +272,7 @@ class Group {
                      int64_t i1) const {
     constexpr int N = kSumOuts<complex>;
     alignas(64) T tables[N * kGroups * 2 * W];
-    const bool any = negative(c, b, end, i0, int(ceil_div(i1 - i0, W)));
+    const bool any = negative(c, b, i0, int(ceil_div(i1 - i0, W)));
     for (int64_t o = 0; o < in_.out;) {
       const int outs = o + N <= in_.out ? N : 1;
       if (any) {
@@ -294,7 +288,7 @@ class Group {
       }
       for (int64_t i = i0; i < i1; i += kSumVectors * W) {
         const int vectors = int(least<int64_t>(kSumVectors, ceil_div(i1 - i, W)));
-        const Signs signs = negative(c, b, end, i, vectors) ? Signs::kLookup : Signs::kNone;
+        const Signs signs = negative(c, b, i, vectors) ? Signs::kLookup : Signs::kNone;
         sum_tile_of(task, c, b, end, i, i1, o, vectors, signs, tables);
       }
       o += outs;

@@ -35,15 +35,12 @@ class Group {
 
  public:
   static constexpr bool kShares = true;
-  static bool writes_gradients(const NpuBackward<float>& f) { return f.inputs.rows > 0; }
+  static bool writes_gradients(const NpuBackward<float>&) { return true; }
 
   Group(const NpuBackward<float>& f, const Ranges& ranges) : f_(f), in_(f.inputs), ranges_(ranges) {}
 
   void run(const GroupTask<float>& task, const Parallel& inner) const {
-    if (task.sums != nullptr && task.begin == task.end)
-      std::memset(task.sums, 0, size_t(kParts<complex> * in_.out * in_.in) * sizeof(float));
     std::memset(task.phase_sums, 0, size_t(in_.in) * sizeof(float));
-    std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(float));
     const int64_t rows = task.end - task.begin, pairs = ceil_div(in_.in, kPair);
     const int64_t chunks = most<int64_t>(1, ceil_div(rows, most_rows(in_)));
     const int64_t chunk_rows = round_up(ceil_div(rows, chunks), kPair);
@@ -212,7 +209,7 @@ class Group {
         if (f_.grad_x == nullptr) continue;
         S::store_first(f_.grad_x + (task.model * in_.rows + c.row + b + n) * in_.in + i, dx, count);
       }
-      S::store_first(task.gate_sums + i, S::load_first(task.gate_sums + i, count) + gate_sum, count);
+      for (int n = 0; n < count; ++n) task.gate_sums[i + n] += double(gate_sum[n]);
     }
   }
 

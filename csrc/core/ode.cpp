@@ -64,9 +64,9 @@ void forward(const OdeForward<T>& f, const Parallel& parallel) {
 // The sum of a model's partial gradients, in the order of their places.
 template <typename T>
 NPU_INLINE T total(const T* parts, int64_t count) {
-  T sum = 0;
-  for (int64_t n = 0; n < count; ++n) sum += parts[n];
-  return sum;
+  double sum = 0;
+  for (int64_t n = 0; n < count; ++n) sum += double(parts[n]);
+  return T(sum);
 }
 
 template <typename T, bool complex, int D>

@@ -1,5 +1,6 @@
 // Sums over rows: the rows are split into groups by shape alone and the groups' sums added in order, so that the bits
-// are the same at any number of threads.
+// are the same at any number of threads. A group's rows go in spans: the sums of a span are made in T, and those of
+// spans and of groups added up in double, so that rounding errors do not grow with the number of rows.
 #pragma once
 
 #include "api.h"
@@ -7,6 +8,23 @@
 
 namespace npu {
 namespace NPU_ISA {
+
+// A multiple of every step of RowGroups. Fewer rows would cost time where the sums are large, for their additions in
+// double.
+constexpr int64_t kSpanRows = 8192;
+
+// Adds a span's sums to the total of its group's, or begins it.
+template <typename T>
+void add_span(const T* sums, int64_t size, bool first, double* total, const Parallel& parallel) {
+  constexpr int64_t kChunk = 8192;
+  parallel.over(ceil_div(size, kChunk), [&](int64_t begin, int64_t end) {
+    const int64_t last = least(end * kChunk, size);
+    if (first)
+      for (int64_t n = begin * kChunk; n < last; ++n) total[n] = double(sums[n]);
+    else
+      for (int64_t n = begin * kChunk; n < last; ++n) total[n] += double(sums[n]);
+  });
+}
 
 // Tasks are the groups of all models: the groups of a model lie beside each other.
 struct RowGroups {
@@ -22,33 +40,39 @@ struct RowGroups {
   int64_t end(int64_t task) const { return least(begin(task) + rows, all); }
 };
 
-// total = the groups' sums of one model, `size` elements each, in order.
-template <typename T>
-void add_groups(const T* sums, const RowGroups& groups, int64_t size, T* total) {
-  std::memcpy(total, sums, size_t(size) * sizeof(T));
-  for (int64_t g = 1; g < groups.count; ++g)
-    for (int64_t n = 0; n < size; ++n) total[n] += sums[g * size + n];
-}
-
-// The sums of a backward whose one weight has gradient grad_weight [K, O, I]: a Group of f, made once per thread, runs
-// over the groups' rows (its other gradients it writes itself) and leaves in `sums` what they add to a model's
-// gradient.
-template <typename Group, typename T, typename Backward>
-void run_row_groups(const Backward& f, const RowGroups& groups, const Parallel& parallel) {
-  const int64_t models = f.inputs.models, size = f.inputs.out * f.inputs.in;
-  const bool wanted = f.grad_weight != nullptr, direct = groups.count == 1;
-  Scratch<T> partial(wanted && !direct ? models * groups.count * size : 0);
+// The sums over all rows, [K][size], null where they are not wanted: a Group, which `make` gives once per thread,
+// overwrites `sums` by those of rows [begin, end) of a model in run(model, begin, end, sums).
+template <typename T, typename Make>
+void sum_rows(int64_t models, const RowGroups& groups, int64_t size, const Parallel& parallel, T* sums,
+              const Make& make) {
+  const bool wanted = sums != nullptr, direct = groups.count == 1 && groups.rows <= kSpanRows;
+  const bool adds = wanted && !direct;
+  Scratch<double> total(adds ? models * groups.count * size : 0);
   parallel.over(models * groups.count, [&](int64_t begin, int64_t end) {
-    Group group(f);
+    const Parallel serial;
+    Scratch<T> own(adds ? size : 0);
+    auto group = make();
     for (int64_t task = begin; task < end; ++task) {
-      T* sums = !wanted ? nullptr : (direct ? f.grad_weight : partial) + task * size;
-      group.run(task / groups.count, groups.begin(task), groups.end(task), sums);
+      const int64_t model = task / groups.count, first = groups.begin(task), last = groups.end(task);
+      if (!adds) {
+        group.run(model, first, last, wanted ? sums + model * size : nullptr);
+        continue;
+      }
+      for (int64_t row = first; row == first || row < last; row += kSpanRows) {
+        group.run(model, row, least(row + kSpanRows, last), own);
+        add_span(static_cast<const T*>(own), size, row == first, total + task * size, serial);
+      }
     }
   });
-  if (direct || !wanted) return;
+  if (!adds) return;
   parallel.over(models, [&](int64_t begin, int64_t end) {
-    for (int64_t model = begin; model < end; ++model)
-      add_groups<T>(partial + model * groups.count * size, groups, size, f.grad_weight + model * size);
+    for (int64_t model = begin; model < end; ++model) {
+      for (int64_t n = 0; n < size; ++n) {
+        double sum = 0;
+        for (int64_t g = 0; g < groups.count; ++g) sum += total[(model * groups.count + g) * size + n];
+        sums[model * size + n] = T(sum);
+      }
+    }
   });
 }
 

@@ -16,8 +16,8 @@
 namespace {
 
 template <typename T>
-void check_npu(const Shape& n) {
-  const Case<T> c(n);
+void check_npu(const Shape& n, int64_t times) {
+  const Case<T> once(n), c = once.repeated(times);
   const auto& kernels = npu::kernels<T>();
   const auto run = [&](int threads) {
     return Results<T>(c, kernels.npu_forward, kernels.npu_backward, openmp(threads));
@@ -27,9 +27,11 @@ void check_npu(const Shape& n) {
     std::printf("FAILED: three threads give other bits than one\n");
     ++failures;
   }
-  const Expected<T> expected(c);
-  for (int part = 0; part < Results<T>::kParts; ++part)
-    compare(Results<T>::kNames[part], one.part[part], expected.part[part], expected.work(part));
+  const Expected<T> expected(once);
+  for (int part = times > 1 ? 3 : 0; part < Results<T>::kParts; ++part) {
+    if (times > 1) compare_sum(Results<T>::kNames[part], one.part[part], expected.part[part], times);
+    else compare(Results<T>::kNames[part], one.part[part], expected.part[part], expected.work(part));
+  }
 }
 
 // y, grad_x and grad_weight of a layer with one weight; nan where nothing was written.
@@ -52,15 +54,16 @@ std::array<std::vector<T>, 3> results_of(const char* layer, const Shape& n, cons
 }
 
 template <typename T>
-void check_nmu(const Shape& n) {
+void check_nmu(const Shape& n, int64_t times) {
   Case<T> c(n);
   for (T& w : c.wr) w = std::min<T>(std::fabs(w), 1);
-  if (n.in > 2 && n.rows > 0) c.wr[2] = 1, c.x[2] = 0;  // a factor that is exactly zero
-  const npu::NmuInputs<T> inputs{n.models, n.rows, n.in, n.out, c.x.data(), n.shared_x, c.wr.data()};
+  if (n.in > 2 && !c.x.empty() && !c.wr.empty()) c.wr[2] = 1, c.x[2] = 0;  // a factor that is exactly zero
+  const Case<T> all = c.repeated(times);
+  const npu::NmuInputs<T> inputs{n.models, all.n.rows, n.in, n.out, all.x.data(), n.shared_x, c.wr.data()};
   const auto results =
-      results_of<T>("nmu", n, c.grad_y, inputs, npu::kernels<T>().nmu_forward, npu::kernels<T>().nmu_backward);
+      results_of<T>("nmu", all.n, all.grad_y, inputs, npu::kernels<T>().nmu_forward, npu::kernels<T>().nmu_backward);
   using V = std::vector<long double>;
-  V y(results[0].size()), gx(results[1].size()), gw(results[2].size());
+  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(results[2].size());
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
@@ -82,21 +85,23 @@ void check_nmu(const Shape& n) {
       }
     }
   }
+  if (times > 1) return compare_sum("nmu grad_weight", results[2], gw, times);
   compare("nmu y", results[0], y, n.in);
   compare("nmu grad_x", results[1], gx, n.in + n.out);
   compare("nmu grad_weight", results[2], gw, n.in + n.rows);
 }
 
 template <typename T>
-void check_nau(const Shape& n, bool clip) {
+void check_nau(const Shape& n, bool clip, int64_t times) {
   Case<T> c(n);
-  for (T& w : c.wr) w *= 2;  // some lie outside [-1, 1]
-  c.wr[0] = 1;               // the clip lets the gradient of its bounds through
-  const npu::NauInputs<T> inputs{n.models, n.rows, n.in, n.out, c.x.data(), n.shared_x, c.wr.data(), clip};
+  for (T& w : c.wr) w *= 2;        // some lie outside [-1, 1]
+  if (!c.wr.empty()) c.wr[0] = 1;  // the clip lets the gradient of its bounds through
+  const Case<T> all = c.repeated(times);
+  const npu::NauInputs<T> inputs{n.models, all.n.rows, n.in, n.out, all.x.data(), n.shared_x, c.wr.data(), clip};
   const auto results =
-      results_of<T>("nau", n, c.grad_y, inputs, npu::kernels<T>().nau_forward, npu::kernels<T>().nau_backward);
+      results_of<T>("nau", all.n, all.grad_y, inputs, npu::kernels<T>().nau_forward, npu::kernels<T>().nau_backward);
   using V = std::vector<long double>;
-  V y(results[0].size()), gx(results[1].size()), gw(results[2].size());
+  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(results[2].size());
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
@@ -112,6 +117,7 @@ void check_nau(const Shape& n, bool clip) {
       }
     }
   }
+  if (times > 1) return compare_sum("nau grad_weight", results[2], gw, times);
   compare("nau y", results[0], y, n.in);
   compare("nau grad_x", results[1], gx, n.out);
   compare("nau grad_weight", results[2], gw, n.rows);
@@ -119,10 +125,9 @@ void check_nau(const Shape& n, bool clip) {
 
 // The values of a case as those of a loss: x has other than y's size, so grad_y is y and y's target is drawn anew.
 template <typename T>
-void check_mse(const Shape& n) {
-  Case<T> c(n);
-  const int64_t count = n.rows * n.out;
-  if (count == 0) return;
+void check_mse(const Shape& n, int64_t times) {
+  const Case<T> c = Case<T>(n).repeated(times);
+  const int64_t count = c.n.rows * n.out;
   std::vector<T> target((n.shared_x ? 1 : n.models) * count), scale(n.models);
   std::mt19937_64 random(9);
   std::normal_distribution<double> normal;
@@ -135,6 +140,11 @@ void check_mse(const Shape& n) {
     grads[run].assign(n.models * count, 0);
     npu::kernels<T>().mse_forward({inputs, losses[run].data()}, openmp(run ? 3 : 1));
     npu::kernels<T>().mse_backward({inputs, scale.data(), grads[run].data()}, openmp(run ? 3 : 1));
+  }
+  if (count == 0) {
+    for (const T loss : losses[0])
+      if (!std::isnan(loss)) std::printf("FAILED: mse: the mean of nothing is nan\n"), ++failures;
+    return;
   }
   if (losses[0] != losses[1] || grads[0] != grads[1])
     std::printf("FAILED: mse: other bits from three threads\n"), ++failures;
@@ -152,7 +162,7 @@ void check_mse(const Shape& n) {
 
 // At most one factor of a sign product is 0, by x = 0, the last value of all, at a weight whose tanh and sigmoid are 1.
 template <typename T>
-void check_inalu(const Shape& n) {
+void check_inalu(const Shape& n, int64_t times) {
   Case<T> c(n);
   std::vector<T> parameters[5];  // weight_add, mask_add, weight_mul, mask_mul, gate_weight
   std::mt19937_64 random(8);
@@ -161,14 +171,19 @@ void check_inalu(const Shape& n) {
     p.resize(n.models * n.out * n.in);
     for (T& e : p) e = T(normal(random) / std::sqrt(double(n.in)));
   }
+<<<<<<< HEAD
   const size_t last = parameters[2].size() - n.in * n.out + n.in - 1;  // of the last model's first out
   if (n.in > 2 && n.rows > 0 && n.out > 0) c.x.back() = 0, parameters[2][last] = parameters[3][last] = 60;
+=======
+  if (n.in > 2 && !c.x.empty() && !c.wr.empty()) c.x[2] = 0, parameters[2][2] = parameters[3][2] = 60;
+  const Case<T> all = c.repeated(times);
+>>>>>>> e41ea11 (Sums over rows: none, a great many, and overflowing ones; every size may be 0)
   const T eps = T(1e-7), omega = T(0.5);
   const npu::InaluInputs<T> inputs{n.models,
-                                   n.rows,
+                                   all.n.rows,
                                    n.in,
                                    n.out,
-                                   c.x.data(),
+                                   all.x.data(),
                                    n.shared_x,
                                    parameters[0].data(),
                                    parameters[1].data(),
@@ -182,10 +197,10 @@ void check_inalu(const Shape& n) {
   for (int run = 0; run < 2; ++run) {
     const npu::Parallel parallel = openmp(run ? 3 : 1);
     auto& found = results[run];
-    std::vector<T> h(n.models * n.rows * n.out, nan), a = h, t = h;
+    std::vector<T> h(n.models * all.n.rows * n.out, nan), a = h, t = h;
     std::vector<int32_t> flags(h.size(), -1);
     found[0] = h;
-    found[1].assign(n.models * n.rows * n.in, nan);
+    found[1].assign(n.models * all.n.rows * n.in, nan);
     for (int p = 2; p < 7; ++p) found[p].assign(n.models * n.out * n.in, nan);
     // The second run computes the weights' parts again.
     std::vector<T> kept(4 * n.models * n.out * n.in, nan);
@@ -193,7 +208,7 @@ void check_inalu(const Shape& n) {
     npu::kernels<T>().inalu_forward({inputs, found[0].data(), h.data(), a.data(), t.data(), flags.data(), parts},
                                     parallel);
     npu::kernels<T>().inalu_backward(
-        {inputs, c.grad_y.data(), h.data(), a.data(), t.data(), flags.data(), parts, found[1].data(), found[2].data(),
+        {inputs, all.grad_y.data(), h.data(), a.data(), t.data(), flags.data(), parts, found[1].data(), found[2].data(),
          found[3].data(), found[4].data(), found[5].data(), found[6].data()},
         parallel);
   }
@@ -202,7 +217,8 @@ void check_inalu(const Shape& n) {
       std::printf("FAILED: inalu: other bits from three threads, or without the parts\n"), ++failures;
   }
   std::vector<long double> want[7];
-  for (int part = 0; part < 7; ++part) want[part].resize(results[0][part].size());
+  for (int part = 0; part < 7; ++part)
+    want[part].resize(part < 2 ? n.models * n.rows * (part ? n.in : n.out) : results[0][part].size());
   const auto sigmoid = [](long double v) { return 1 / (1 + expl(-v)); };
   // As the kernel's type rounds it: whether a factor is 0 depends on it.
   const auto nac = [&](T weight, T mask) { return tanhl(weight) * (mask > 50 ? 1.0L : sigmoid(mask)); };
@@ -251,11 +267,35 @@ void check_inalu(const Shape& n) {
   }
   const char* names[] = {
       "y", "grad_x", "grad_weight_add", "grad_mask_add", "grad_weight_mul", "grad_mask_mul", "grad_gate_weight"};
-  for (int part = 0; part < 7; ++part)
-    compare((std::string("inalu ") + names[part]).c_str(), results[0][part], want[part],
-            n.in + (part == 1  ? n.out
-                    : part > 1 ? n.rows
-                               : 0));
+  for (int part = times > 1 ? 2 : 0; part < 7; ++part) {
+    const std::string what = std::string("inalu ") + names[part];
+    if (times > 1) compare_sum(what.c_str(), results[0][part], want[part], times);
+    else compare(what.c_str(), results[0][part], want[part], n.in + (part == 1 ? n.out : part > 1 ? n.rows : 0));
+  }
+}
+
+// All layers at one shape, whose rows come `times` times.
+void check_all(const Shape& n, int bits, int64_t times) {
+  const int before = failures;
+  check_npu<float>(n, times);
+  check_npu<double>(n, times);
+  if (bits < 2 && n.in < 40) {
+    check_nmu<float>(n, times);
+    check_nmu<double>(n, times);
+  }
+  if (bits < 2) {
+    check_nau<float>(n, true, times);
+    check_nau<double>(n, false, times);
+    check_mse<float>(n, times);
+    check_mse<double>(n, times);
+  }
+  if ((bits & ~9) == 0 && n.in < 160) {
+    check_inalu<float>(n, times);
+    check_inalu<double>(n, times);
+  }
+  if (failures > before)
+    std::printf("  at K %ld B %ld x %ld I %ld O %ld shared %d complex %d gated %d negative %d\n", long(n.models),
+                long(n.rows), long(times), long(n.in), long(n.out), n.shared_x, n.complex, n.gated, n.negative);
 }
 
 }  // namespace
@@ -270,35 +310,25 @@ int main(int count, char** names) {
                               {1, 48, 16, 17},  {1, 49, 17, 1},  {1, 130, 33, 5},  {3, 20, 6, 2},    {2, 65, 9, 31},
                               {1, 1100, 5, 7},  {2, 1030, 3, 4}, {1, 33, 65, 66},  {1, 700, 24, 40}, {1, 50, 400, 18},
                               {1, 20, 400, 37}, {2, 5, 33, 18},  {1, 259, 150, 7}, {2, 90, 131, 4},  {1, 40, 8, 8},
+<<<<<<< HEAD
                               {2, 37, 4, 7},    {1, 21, 7, 3},   {1, 250, 1100, 2}};
+=======
+                              {2, 37, 4, 7},    {1, 21, 7, 3},   {0, 5, 3, 2},     {0, 5, 33, 2},    {2, 0, 33, 3},
+                              {1, 5, 0, 3},     {1, 5, 3, 0},    {1, 5, 33, 0},    {1, 5, 0, 0},     {1, 0, 0, 0},
+                              {1, 700, 0, 0},   {2, 700, 33, 0}, {2, 700, 0, 3}};
+  // Rows, inputs, outs, how often: sums whose rounding errors must not grow with the number of rows.
+  const int64_t many[][4] = {{1, 1, 1, 300007}, {1, 6, 2, 150001}, {1, 20, 3, 150001}, {3, 70, 5, 30001}};
+>>>>>>> e41ea11 (Sums over rows: none, a great many, and overflowing ones; every size may be 0)
   // A sanitizer's build is some thirty times slower: it is given a limit on the work of one case.
   const int64_t limit = count > 2 ? std::atoll(names[2]) : std::numeric_limits<int64_t>::max();
-  for (const auto& size : sizes) {
-    if (size[0] * size[1] * size[2] * size[3] > limit) continue;
-    for (int bits = 0; bits < 16; ++bits) {
-      const Shape n{size[0],         size[1],         size[2],         size[3],
-                    (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
-      const int before = failures;
-      check_npu<float>(n);
-      check_npu<double>(n);
-      if (bits < 2 && n.in < 40) {
-        check_nmu<float>(n);
-        check_nmu<double>(n);
-      }
-      if (bits < 2) {
-        check_nau<float>(n, true);
-        check_nau<double>(n, false);
-        check_mse<float>(n);
-        check_mse<double>(n);
-      }
-      if ((bits & ~9) == 0 && n.in < 160) {
-        check_inalu<float>(n);
-        check_inalu<double>(n);
-      }
-      if (failures > before)
-        std::printf("  at K %ld B %ld I %ld O %ld shared %d complex %d gated %d negative %d\n", long(n.models),
-                    long(n.rows), long(n.in), long(n.out), n.shared_x, n.complex, n.gated, n.negative);
-    }
+  for (int bits = 0; bits < 16; ++bits) {
+    const bool shared = (bits & 1) != 0, complex = (bits & 2) != 0, gated = (bits & 4) != 0, negative = (bits & 8) != 0;
+    for (const auto& size : sizes)
+      if (size[0] * size[1] * size[2] * size[3] <= limit)
+        check_all({size[0], size[1], size[2], size[3], shared, complex, gated, negative}, bits, 1);
+    for (const auto& size : many)
+      if (!shared && size[0] * size[1] * size[2] * size[3] <= limit)
+        check_all({1, size[0], size[1], size[2], shared, complex, gated, negative}, bits, size[3]);
   }
   std::printf("%s: %d failures\n", isa, failures);
   return failures ? 1 : 0;

@@ -38,6 +38,13 @@ void compare(const char* what, const std::vector<T>& got, const std::vector<long
   hold(what, relative_error(got, want), 30 * std::numeric_limits<T>::epsilon() * sqrtl(1 + (long double)work));
 }
 
+// A sum over rows, each of which comes so many times.
+template <typename T>
+void compare_sum(const char* what, const std::vector<T>& got, std::vector<long double> want, int64_t times) {
+  for (long double& w : want) w *= (long double)times;
+  hold(what, relative_error(got, want), 16 * std::numeric_limits<T>::epsilon());
+}
+
 struct Shape {
   int64_t models, rows, in, out;
   bool shared_x, complex, gated, negative;
@@ -67,6 +74,23 @@ struct Case {
     fill(wi, n.models * n.out * n.in, 0.3 / std::sqrt(double(n.in)));
     fill(gate, n.models * n.in, 0.7);  // a good part lies outside [0, 1]
     fill(grad_y, n.models * n.rows * n.out, 1);
+  }
+
+  // The same rows again and again: their rounding errors do not cancel.
+  Case repeated(int64_t times) const {
+    Case many = *this;
+    many.n.rows = n.rows * times;
+    const auto repeat = [&](std::vector<T>& v, const std::vector<T>& once, int64_t parts) {
+      v.clear();
+      v.reserve(once.size() * size_t(times));
+      const int64_t size = int64_t(once.size()) / parts;
+      for (int64_t part = 0; part < parts; ++part)
+        for (int64_t k = 0; k < times; ++k)
+          v.insert(v.end(), once.begin() + part * size, once.begin() + (part + 1) * size);
+    };
+    repeat(many.x, x, n.shared_x ? 1 : n.models);
+    repeat(many.grad_y, grad_y, n.models);
+    return many;
   }
 
   npu::NpuInputs<T> inputs() const {

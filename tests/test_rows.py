@@ -1,0 +1,192 @@
+"""Neural Power Unit, a layer: sums over rows: of none, and of other sizes 0, of a great many, and overflowing ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import functional, ode, reference, reference_ode
+from npu_kernels.optim import Adam
+from npu_kernels.testing import RECORDS, Sample, error_bound, fill_uninitialized_with_nan
+from npu_kernels.training import mse_loss
+from tests.conftest import needs_library
+
+EPS = torch.finfo(torch.float32).eps
+LAYERS: dict[str, tuple[str, tuple[str, ...]]] = {  # the record, and what is left out
+    "NPU": ("npu", ()),
+    "RealNPU": ("npu", ("weight_im",)),
+    "NaiveNPU": ("npu", ("gate",)),
+    "NMU": ("nmu", ()),
+    "NAU": ("nau", ()),
+    "iNALU": ("inalu", ()),
+}
+
+
+def _outcome(sample: Sample, function: Callable[..., Tensor]) -> list[Tensor]:
+    """The result and all gradients of its sum."""
+    leaves = sample.requires_grad()
+    y = leaves.call(function)
+    return [y.detach(), *torch.autograd.grad(y.sum(), leaves.leaves())]
+
+
+def _same(found: list[Tensor], expected: list[Tensor]) -> None:
+    for actual, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[Sample]:
+    """Every combination with a size 0: of rows, inputs, outputs and models."""
+    record, found = RECORDS[name], []
+    for batch, in_features, out_features, models in itertools.product(sizes, sizes, sizes, (None, 0, 2)):
+        if 0 not in (batch, in_features, out_features, models):
+            continue
+        for shared in (False, True) if models is not None else (False,):
+            for without in record.variants():
+                found.append(
+                    record.sample(
+                        batch, in_features, out_features, num_models=models, shared=shared, without=without, dtype=dtype
+                    )
+                )
+    return found
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+def test_sizes_of_zero(name: str, backend: str) -> None:
+    """The formula's results (an empty product is 1), and gradients of zero, not of uninitialised memory."""
+    for sample in _zero_sizes(name, torch.float64, (0, 3)):
+        with fill_uninitialized_with_nan():
+            found = _outcome(sample, RECORDS[name].function)
+        _same(found, _outcome(sample, RECORDS[name].reference))
+
+
+@needs_library
+@pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if record.fused])
+def test_sizes_of_zero_on_every_instruction_set(isa: str, name: str) -> None:
+    """70 rows and 40 features take other kernels than a few."""
+    for sample in _zero_sizes(name, torch.float32, (0, 1, 70 if name == "npu" else 40)):
+        _same(_outcome(sample, RECORDS[name].function), _outcome(sample, RECORDS[name].reference))
+
+
+@pytest.mark.parametrize(("hidden", "features"), [(0, 0), (0, 3), (3, 0), (3, 3)])
+@pytest.mark.parametrize("models", [None, 0, 2])
+@pytest.mark.parametrize("starts", [None, 0, 2, 9])
+def test_time_loop_of_sizes_of_zero(
+    hidden: int, features: int, models: int | None, starts: int | None, backend: str
+) -> None:
+    """No starts, no features, or no hidden units, which leave every start where it is."""
+    k = () if models is None else (models,)
+    shapes = ((features,) if starts is None else (starts, features), (hidden, features), (hidden, features))
+    given = [torch.rand(*k, *shape) for shape in (*shapes, (features,), (features, hidden))]
+
+    def fused(u0: Tensor, re: Tensor, im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+        path = ode.integrate(u0, re, im, gate, weight, steps=2, dt=0.1, method="midpoint")
+        assert isinstance(path, Tensor)
+        return path
+
+    def eager(u0: Tensor, re: Tensor, im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+        def slope(u: Tensor) -> Tensor:
+            return reference.nau(reference.npu(u, re, im, gate), weight)
+
+        rows = u0.unsqueeze(-2) if starts is None else u0
+        states, _ = reference_ode.solve(slope, rows, reference_ode.METHODS["midpoint"], 2, 0.1, False)
+        path = torch.stack(states, -2)
+        return path.squeeze(-3) if starts is None else path
+
+    def run(function: Callable[..., Tensor]) -> list[Tensor]:
+        leaves = [t.clone().requires_grad_() for t in given]
+        path = function(*leaves)
+        return [path.detach(), *torch.autograd.grad(path.sum(), leaves, materialize_grads=True)]
+
+    _same(run(fused), run(eager))
+
+
+def test_loss_and_step_of_nothing(backend: str) -> None:
+    for shape, models in (((0,), None), ((0, 3), None), ((0, 3), 0), ((2, 0), 2), ((0, 0), 0)):
+        y = torch.rand(shape).requires_grad_()
+        loss = mse_loss(y, torch.rand(shape), num_models=models)
+        assert loss.isnan().all()
+        assert loss.shape == (() if models is None else (models,))
+        assert torch.autograd.grad(loss.sum(), y)[0].shape == shape
+    parameters = [torch.nn.Parameter(torch.rand(0, 3)), torch.nn.Parameter(torch.rand(2))]
+    optimizer = Adam(parameters, 0.1)
+    for _ in range(2):
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert parameters[0].shape == (0, 3)
+    assert parameters[1].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [(3, 2), (40, 20)])
+@pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if record.fused])
+def test_no_rows_and_weights_of_nan(name: str, size: tuple[int, int], backend: str) -> None:
+    """Nothing is added up: the gradients are the formula's, also where 0 * nan could come in."""
+    sample = RECORDS[name].sample(0, *size, dtype=torch.float32).map(lambda t: torch.full_like(t, math.nan))
+    _same(_outcome(sample, RECORDS[name].function), _outcome(sample, RECORDS[name].reference))
+
+
+@needs_library
+@pytest.mark.parametrize("in_features", [2, 5, 40])
+@pytest.mark.parametrize("imaginary", [False, True])
+def test_overflowing_phase_sum(isa: str, in_features: int, imaginary: bool) -> None:
+    """The sum over rows of dQ overflows; where its factor is 0, a gate or a weight, so is every term, and the sum.
+
+    In the formula the factor stands within the sum.
+    """
+    rows, outs = 70, 20
+    x = torch.full((rows, in_features), -1.0)
+    gate = torch.zeros(in_features)  # of 0, but for the last input
+    gate[0], gate[-1] = -0.5, 1
+    weight = torch.zeros(outs, in_features)
+    weight[:, -1] = 0.5  # Q = pi / 2
+    sample = Sample("", x, {"weight_re": weight, "weight_im": 0 * weight if imaginary else None, "gate": gate})
+
+    def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
+        leaves = sample.requires_grad()
+        y = leaves.call(function)
+        # y is 0 but for rounding: dP is none of what overflows.
+        return list(torch.autograd.grad(y, leaves.leaves(), torch.full_like(y, 2e38)))
+
+    found, expected = gradients(functional.npu), gradients(reference.npu)
+    for actual, want in zip(found[1:], expected[1:], strict=True):
+        here, there = actual[..., :-1], want[..., :-1]  # of the inputs that the gate leaves out
+        assert torch.equal(there, torch.zeros_like(there))
+        assert torch.equal(here, there)
+
+
+def _row_sums(sample: Sample, function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """All gradients of the sum over rows, with an upstream gradient of 1."""
+    eps = {"eps": EPS} if "weight_re" in sample.tensors else {}
+    leaves = sample.map(lambda t: t.detach().to(dtype).requires_grad_())
+    return list(torch.autograd.grad(function(leaves.x, *leaves.tensors.values(), **eps).sum(), leaves.leaves()[1:]))
+
+
+@needs_library
+@pytest.mark.parametrize("rows", [3000, 1_000_000])
+@pytest.mark.parametrize("layer", list(LAYERS))
+def test_error_of_many_rows(isa: str, layer: str, rows: int) -> None:
+    """Rounding errors do not grow with the number of rows: of different rows, and of equal ones, whose errors do not
+    cancel."""
+    name, without = LAYERS[layer]
+    shapes = ((1, 1), (6, 2)) if rows > 100_000 else ((1, 1), (6, 2), (40, 20))
+    for (in_features, out_features), equal in itertools.product(shapes, (False, True)):
+        if rows > 100_000 and not equal and in_features > 1:
+            continue  # its time
+        sample = RECORDS[name].sample(1 if equal else rows, in_features, out_features, without=without)
+        sample = sample.map(Tensor.float)
+        x = 1.5 * sample.x.sign() + sample.x  # sums without cancellation, which would be another matter
+        exact = _row_sums(Sample("", x, sample.tensors), RECORDS[name].reference, torch.float64)
+        if equal:
+            exact, x = [rows * grad for grad in exact], x.expand(rows, -1).contiguous()
+        sample = Sample("", x, sample.tensors)
+        found = _row_sums(sample, RECORDS[name].function, torch.float32)
+        eager = _row_sums(sample, RECORDS[name].reference, torch.float32)
+        for actual, other, want in zip(found, eager, exact, strict=True):
+            size = want.norm()
+            errors = [((grad.double() - want).norm() / size).nan_to_num().item() for grad in (actual, other)]
+            assert errors[0] <= error_bound(errors[1], torch.float32)
