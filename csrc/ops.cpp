@@ -128,7 +128,7 @@ T* data(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
-npu::Parallel threads_for(const Sizes& n) { return npu::torch_threads(n.models, n.rows, n.in, n.out); }
+npu::TorchThreads threads_for(const Sizes& n) { return npu::torch_threads(n.models, n.rows, n.in, n.out); }
 
 template <typename F>
 auto by_dtype(const char* op, const Tensor& x, F&& f) {
@@ -370,7 +370,7 @@ struct OdeSizes {
 
   std::vector<int64_t> start_shape() const { return shape({starts, features}); }
   std::vector<int64_t> trajectory_shape() const { return shape({starts, steps + 1, features}); }
-  npu::Parallel threads() const { return npu::ode_threads(models * starts, steps * stages, features, hidden); }
+  npu::TorchThreads threads() const { return npu::ode_threads(models * starts, steps * stages, features, hidden); }
 
  private:
   std::vector<int64_t> shape(std::vector<int64_t> of_model) const {

@@ -8,7 +8,11 @@
 #include <ctime>
 #include <exception>
 
+#include "core/retreat.h"
+
 namespace {
+
+npu::Retreat retreat;
 
 // Nanoseconds of CLOCK_MONOTONIC, or that this thread has had a core: CLOCK_THREAD_CPUTIME_ID.
 int64_t now(clockid_t clock) {
@@ -17,19 +21,17 @@ int64_t now(clockid_t clock) {
   return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
-// Torch's threads spin until all have arrived. Where other processes want the cores, so that two threads get one, or
-// half of one, each call takes whole turns of the scheduler, tens of milliseconds. After a call that took longer than
-// its work would have taken alone, the callers work alone for eight times as long: a hiccup costs little then, and a
-// collapse a ninth of the time at most.
-constexpr int64_t kSurplus = 2'000'000, kTimes = 8, kMost = 200'000'000;
-std::atomic<int64_t> alone_until{0};
-
 void run_in_threads(int64_t count, npu::Parallel::Body body, void* context) {
+  const int64_t begin = now(CLOCK_MONOTONIC);
+  if (retreat.alone()) {  // since a moment ago, in this very call
+    body(0, count, context);
+    retreat.by_itself(now(CLOCK_MONOTONIC) - begin);
+    return;
+  }
   // Small pieces, taken one by one: a thread that comes late, or shares its core with another process, gets fewer.
   const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), count);
   const int64_t pieces = std::min(4 * threads, count);
   std::atomic<int64_t> next{0}, worked{0};
-  const int64_t begin = now(CLOCK_MONOTONIC);
   std::exception_ptr error;  // torch would pass on no more than that there was one
   std::atomic<bool> failed{false};
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
@@ -43,16 +45,26 @@ void run_in_threads(int64_t count, npu::Parallel::Body body, void* context) {
     worked += now(CLOCK_THREAD_CPUTIME_ID) - before;
   });
   if (error) std::rethrow_exception(error);
-  const int64_t end = now(CLOCK_MONOTONIC);
-  if (end - begin > worked + kSurplus) alone_until = end + std::min(kTimes * (end - begin), kMost);
+  retreat.in_threads(now(CLOCK_MONOTONIC) - begin, worked);
 }
 
 }  // namespace
 
-npu::Parallel npu::torch_threads(double multiply_adds) {
-  Parallel parallel;
-  if (multiply_adds < 1.2e6 || now(CLOCK_MONOTONIC) < alone_until) return parallel;
-  parallel.threads = int(torch::stable::get_num_threads());
-  parallel.run = run_in_threads;
-  return parallel;
+npu::TorchThreads::TorchThreads(double multiply_adds) {
+  if (multiply_adds < 1.2e6) return;
+  const int available = int(torch::stable::get_num_threads());
+  if (available <= 1) return;
+  if (retreat.alone()) {
+    retreated_at_ = now(CLOCK_MONOTONIC);
+    return;
+  }
+  threads = available;
+  run = run_in_threads;
 }
+
+npu::TorchThreads::~TorchThreads() {
+  if (retreated_at_ != 0) retreat.by_itself(now(CLOCK_MONOTONIC) - retreated_at_);
+}
+
+// For tests, by ctypes: what work in one thread still has to pay back, in nanoseconds.
+extern "C" __attribute__((visibility("default"))) int64_t npu_kernels_thread_debt() { return retreat.debt(); }

@@ -1,19 +1,34 @@
 // Torch's own threads for the core (never a second OpenMP runtime), and only where the work pays for waking them.
 #pragma once
 
+#include <cstdint>
+
 #include "core/api.h"
 
 namespace npu {
 
-__attribute__((visibility("default"))) Parallel torch_threads(double multiply_adds);
+// For one call of a kernel, and no longer: where it works alone because threads had to wait (core/retreat.h), the time
+// until its end is counted.
+class __attribute__((visibility("default"))) TorchThreads : public Parallel {
+ public:
+  explicit TorchThreads(double multiply_adds);
+  ~TorchThreads();
+  TorchThreads(const TorchThreads&) = delete;
+  TorchThreads& operator=(const TorchThreads&) = delete;
+
+ private:
+  int64_t retreated_at_ = 0;  // 0: it has not
+};
+
+inline TorchThreads torch_threads(double multiply_adds) { return TorchThreads(multiply_adds); }
 
 // A feature of a row costs a logarithm or an exponential and a sine: worth some forty multiply-adds.
-inline Parallel torch_threads(int64_t models, int64_t rows, int64_t in, int64_t out) {
+inline TorchThreads torch_threads(int64_t models, int64_t rows, int64_t in, int64_t out) {
   return torch_threads(double(models) * double(rows) * (double(in) * double(out) + 40.0 * double(in + out)));
 }
 
 // A time loop: so many trajectories, by so many stages each.
-inline Parallel ode_threads(int64_t trajectories, int64_t stages, int64_t features, int64_t hidden) {
+inline TorchThreads ode_threads(int64_t trajectories, int64_t stages, int64_t features, int64_t hidden) {
   return torch_threads(trajectories * stages, 1, features, hidden);
 }
 

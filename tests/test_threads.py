@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from npu_kernels import NPU
+from npu_kernels.backends import cpu
 from npu_kernels.testing import RECORDS, Sample
 from tests.conftest import needs_library
 
@@ -193,3 +195,42 @@ def test_busy_cores_do_not_make_it_collapse() -> None:
             process.wait()
     alone, together = (sum(found) for found in seconds.values())
     assert together < 3 * alone + 0.1
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
+def test_retreat_lasts_while_others_run() -> None:
+    """After threads had to wait, calls work alone until such work has paid for it: no time that passes between the
+    calls does, and none that torch's own operators take. Tests decisions, no speed."""
+    debt = ctypes.CDLL(str(cpu.LIBRARY)).npu_kernels_thread_debt
+    debt.restype = ctypes.c_int64
+    layer, x, other = NPU(100, 100), torch.randn(100, 100), torch.randn(256, 256)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        with torch.no_grad():
+            end = time.monotonic() + 60
+            while debt() == 0 and time.monotonic() < end:  # the threads' number changes, torch's own operators run
+                for threads in (1, 2):
+                    torch.set_num_threads(threads)
+                    other @ other
+                    layer(x)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    if debt() == 0:
+        pytest.skip("no call had to wait for a thread in a minute")
+    with torch.no_grad():
+        torch.set_num_threads(2)
+        owed = debt()
+        time.sleep(0.3)
+        for _ in range(20):
+            other @ other
+        assert debt() == owed
+        torch.set_num_threads(1)  # alone by the caller's own choice
+        layer(x)
+        assert debt() == owed
+        torch.set_num_threads(2)
+        while debt() > 0:
+            begin, before = time.monotonic_ns(), debt()
+            layer(x)
+            assert 0 < before - debt() <= time.monotonic_ns() - begin

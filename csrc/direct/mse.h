@@ -23,7 +23,7 @@ struct Loss {
   }
 };
 
-inline npu::Parallel threads_for_values(int64_t count) { return npu::torch_threads(double(count)); }
+inline npu::TorchThreads threads_for_values(int64_t count) { return npu::torch_threads(double(count)); }
 
 inline Tensor mse_forward(const Tensor& y, const Tensor& target, const Loss& kind) {
   const Tensor values = y.contiguous(), targets = target.contiguous();

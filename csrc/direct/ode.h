@@ -63,7 +63,7 @@ struct Rollout {
     return u0.expand(shape(0)).contiguous();
   }
 
-  npu::Parallel threads() const { return npu::ode_threads(models * starts, steps * stages(), features, hidden); }
+  npu::TorchThreads threads() const { return npu::ode_threads(models * starts, steps * stages(), features, hidden); }
 };
 
 struct Weights {

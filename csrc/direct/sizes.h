@@ -40,7 +40,7 @@ inline Tensor empty_result(const Tensor& x, const Sizes& n) {
   return at::empty(shape, x.options());
 }
 
-inline npu::Parallel threads_for(const Sizes& n) { return npu::torch_threads(n.models, n.rows, n.in, n.out); }
+inline npu::TorchThreads threads_for(const Sizes& n) { return npu::torch_threads(n.models, n.rows, n.in, n.out); }
 
 // Gradients of x and of parameters, uninitialised where `needs` has their bit. A shared x gets one gradient per model,
 // which add_models adds up.

@@ -1,0 +1,53 @@
+// When a caller of threads should rather work alone: after it has waited for threads that had no core.
+//
+// Torch's threads spin until all have arrived. Where other processes want the cores, a call in threads takes whole
+// turns of the scheduler, tens of milliseconds for a tenth of one. The time that was lost so is a debt, which is paid
+// back by work in one thread, kTimes over. Only such work counts, not the time that passes: a caller between whose
+// calls other operators run would otherwise find its debt gone at each call. So a hiccup costs little, and a lasting
+// collapse adds at most a kTimes-th to the time that the work takes in one thread, as long as it loses less than kMost
+// / kTimes each time.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace npu {
+
+// Times are in nanoseconds. Several callers at once share one debt.
+class Retreat {
+ public:
+  static constexpr int64_t kTimes = 8, kMost = 1'000'000'000;
+
+  // Whether to work alone now.
+  bool alone() const { return debt_.load(std::memory_order_relaxed) > 0; }
+  int64_t debt() const { return debt_.load(std::memory_order_relaxed); }
+
+  // A call in threads took `wall`, in which all threads together had a core for `worked`: alone it would have taken no
+  // longer than that.
+  void in_threads(int64_t wall, int64_t worked) {
+    const int64_t lost = wall - worked;
+    if (lost <= kUnnoticed + worked) return;
+    change([&](int64_t debt) { return std::min(kMost, std::max(debt, kTimes * lost)); });
+  }
+
+  // So much work was done alone.
+  void by_itself(int64_t worked) {
+    change([&](int64_t debt) { return std::max<int64_t>(0, debt - worked); });
+  }
+
+ private:
+  // What threads lose where nothing disturbs them, to be woken and to meet.
+  static constexpr int64_t kUnnoticed = 200'000;
+
+  template <typename F>
+  void change(const F& f) {
+    int64_t debt = debt_.load(std::memory_order_relaxed);
+    while (!debt_.compare_exchange_weak(debt, f(debt), std::memory_order_relaxed)) {
+    }
+  }
+
+  std::atomic<int64_t> debt_{0};
+};
+
+}  // namespace npu

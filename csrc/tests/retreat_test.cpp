@@ -1,0 +1,74 @@
+// When callers of threads work alone (core/retreat.h): its decisions, by made-up times.
+#include "core/retreat.h"
+
+#include <cstdio>
+
+namespace {
+
+using npu::Retreat;
+constexpr int64_t kMicro = 1000, kMilli = 1'000'000;
+int failures = 0;
+
+void expect(bool holds, const char* what) {
+  if (holds) return;
+  std::printf("FAILED: %s\n", what);
+  ++failures;
+}
+
+// What calls of `alone` ns of work take in all, if one in threads takes `together`, and has `worked` in it.
+int64_t total(int calls, int64_t alone, int64_t together, int64_t worked) {
+  Retreat retreat;
+  int64_t sum = 0;
+  for (int n = 0; n < calls; ++n) {
+    if (retreat.alone()) retreat.by_itself(alone), sum += alone;
+    else retreat.in_threads(together, worked), sum += together;
+  }
+  return sum;
+}
+
+void threads_that_help_are_used() {
+  expect(total(1000, 300 * kMicro, 160 * kMicro, 310 * kMicro) == 1000 * 160 * kMicro, "two threads, half the time");
+  expect(total(1000, 50 * kMicro, 150 * kMicro, 50 * kMicro) == 1000 * 150 * kMicro, "slow to wake");
+  expect(total(10, 40 * kMilli, 41 * kMilli, 40 * kMilli) == 10 * 41 * kMilli, "two threads that share a core");
+}
+
+void a_collapse_costs_an_eighth() {
+  for (const int64_t together : {1 * kMilli, 8 * kMilli, 24 * kMilli, 100 * kMilli}) {
+    const int64_t alone = 300 * kMicro, calls = 20000;
+    expect(total(calls, alone, together, alone) < calls * alone * 118 / 100 + together, "a lasting collapse");
+  }
+}
+
+// What passes between the calls pays nothing back: other operators, sleep. Only work does.
+void only_work_pays() {
+  Retreat retreat;
+  expect(!retreat.alone() && retreat.debt() == 0, "no debt to begin with");
+  retreat.in_threads(20 * kMilli, 1 * kMilli);
+  expect(retreat.alone() && retreat.debt() == Retreat::kTimes * 19 * kMilli, "the debt is the time lost, kTimes over");
+  retreat.by_itself(Retreat::kTimes * 19 * kMilli - 1);
+  expect(retreat.alone(), "not paid yet");
+  retreat.by_itself(1 * kMilli);
+  expect(!retreat.alone() && retreat.debt() == 0, "paid");
+}
+
+// Others that were in threads meanwhile report the same collapse, or none.
+void one_debt_for_all() {
+  Retreat retreat;
+  retreat.in_threads(20 * kMilli, 0);
+  retreat.in_threads(10 * kMilli, 0);
+  retreat.in_threads(1 * kMilli, 2 * kMilli);
+  expect(retreat.debt() == Retreat::kTimes * 20 * kMilli, "the largest loss counts, once");
+  retreat.in_threads(int64_t(1) << 50, 0);
+  expect(retreat.debt() == Retreat::kMost, "a suspended process works alone for a second at most");
+}
+
+}  // namespace
+
+int main() {
+  threads_that_help_are_used();
+  a_collapse_costs_an_eighth();
+  only_work_pays();
+  one_debt_for_all();
+  std::printf("%d failures\n", failures);
+  return failures ? 1 : 0;
+}
