@@ -11,6 +11,9 @@
 namespace npu {
 namespace NPU_ISA {
 
+// Fewer would cost time where the sums are large, for their additions in double.
+constexpr int64_t kSpanOfGroup = 8192;
+
 template <typename T, bool complex>
 class BackwardGroups {
   using S = Simd<T>;
@@ -30,7 +33,7 @@ class BackwardGroups {
   template <typename Make>
   void run(const Make& make) const {
     if (in_.rows == 0) clear();
-    else if (group_rows_ > kSpanRows) run_spans(make);
+    else if (group_rows_ > kSpanOfGroup) run_spans(make);
     else run_groups(make);
   }
 
@@ -71,15 +74,15 @@ class BackwardGroups {
     Scratch<double> total(tasks * size), gate_total(tasks * in_.in);
     over_tasks<Form>(tasks, [&](int64_t begin, int64_t end, const Parallel& inner) {
       Scratch<T> sums(size), gate(in_.in), phase_sums(in_.in);
-      const Form form = make(kSpanRows);
+      const Form form = make(kSpanOfGroup);
       for (int64_t n = begin; n < end; ++n) {
         GroupTask<T> task = group(n, gate, phase_sums);
         const int64_t first = task.begin, last = task.end;
         task.sums = sums;
         task.gate_sums = gate_total + n * in_.in;
         std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(double));
-        for (; task.begin < last; task.begin += kSpanRows) {
-          task.end = least(task.begin + kSpanRows, last);
+        for (; task.begin < last; task.begin += kSpanOfGroup) {
+          task.end = least(task.begin + kSpanOfGroup, last);
           form.run(task, inner);
           add_span(static_cast<const T*>(sums), size, task.begin == first, total + n * size, inner);
         }
@@ -150,6 +153,10 @@ class BackwardGroups {
   NPU_INLINE Reg add_groups(const Sum* partial, int count) const {
     if constexpr (std::is_same<Sum, T>::value)
       if (groups_ == 1) return S::load_first(partial, count);
+    return add_several(partial, count);
+  }
+  template <typename Sum>
+  __attribute__((noinline)) Reg add_several(const Sum* partial, int count) const {
     double total[S::width] = {};
     T rounded[S::width];
     const auto add = [&](int lanes) __attribute__((always_inline)) {

@@ -273,11 +273,11 @@ class Group {
       if (task.want_spread) {
         std::memset(gate_lanes_, 0, size_t(in_.in * W) * sizeof(T));
         spread_all(task, row, packed_, c, gate_lanes_);
-        Reg lanes[W];
-        T sums[W];
-        for (int i = 0; i < W; ++i) lanes[i] = i < in_.in ? S::load(gate_lanes_ + i * W) : S::zero();
-        S::store(sums, S::sum_each(lanes));
-        for (int64_t i = 0; i < in_.in; ++i) task.gate_sums[i] += double(sums[i]);
+        for (int64_t i = 0; i < in_.in; ++i) {
+          T sum = 0;
+          for (int l = 0; l < W; ++l) sum += gate_lanes_[i * W + l];
+          task.gate_sums[i] += double(sum);
+        }
       }
       if (task.want_sums) sum_all(c, task.sums);
     }

@@ -9,9 +9,8 @@
 namespace npu {
 namespace NPU_ISA {
 
-// A multiple of every step of RowGroups. Fewer rows would cost time where the sums are large, for their additions in
-// double.
-constexpr int64_t kSpanRows = 8192;
+// A multiple of every step of RowGroups.
+constexpr int64_t kSpanRows = 1024;
 
 // Adds a span's sums to the total of its group's, or begins it.
 template <typename T>

@@ -42,7 +42,7 @@ void compare(const char* what, const std::vector<T>& got, const std::vector<long
 template <typename T>
 void compare_sum(const char* what, const std::vector<T>& got, std::vector<long double> want, int64_t times) {
   for (long double& w : want) w *= (long double)times;
-  hold(what, relative_error(got, want), 16 * std::numeric_limits<T>::epsilon());
+  hold(what, relative_error(got, want), 48 * std::numeric_limits<T>::epsilon());
 }
 
 struct Shape {
@@ -83,7 +83,7 @@ struct Case {
     const auto repeat = [&](std::vector<T>& v, const std::vector<T>& once, int64_t parts) {
       v.clear();
       v.reserve(once.size() * size_t(times));
-      const int64_t size = int64_t(once.size()) / parts;
+      const int64_t size = parts > 0 ? int64_t(once.size()) / parts : 0;
       for (int64_t part = 0; part < parts; ++part)
         for (int64_t k = 0; k < times; ++k)
           v.insert(v.end(), once.begin() + part * size, once.begin() + (part + 1) * size);
