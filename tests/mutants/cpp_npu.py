@@ -87,10 +87,10 @@ FORWARD = [
 
 BACKWARD = [
     *mutants(CORE + "npu_backward.h", KERNELS, {
-        "backward-weight-im-sign": ("sum[kSQ] - turn * sum[kMP]", "sum[kSQ] + turn * sum[kMP]"),
+        "backward-weight-im-sign": ("sum[kSQ] - times_sum<T>(turn, sum[kMP])", "sum[kSQ] + times_sum<T>(turn, sum[kMP])"),
         "backward-gate-phase-of-weight-im": (
-            "added = added - S::load_first(f.inputs.weight_im + at, count) * sum[kMP];",
-            "added = added + S::load_first(f.inputs.weight_im + at, count) * sum[kMP];",
+            "added = added - times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
+            "added = added + times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
         ),
         "backward-gate-size": (
             "*gate_sum = S::fma(dr, size - one, *gate_sum);",
@@ -114,8 +114,8 @@ BACKWARD = [
             "const int64_t at = 0 * model * size + o * in_.in + i;",
         ),
         "groups-sums-of-the-first": (
-            "        for (int64_t g = 0; g < groups_; ++g)\n          for (int part",
-            "        for (int64_t g = 0; g < 1; ++g)\n          for (int part",
+            "for (int64_t g = 0; g < groups_; ++g, partial += sums_size())",
+            "for (int64_t g = 0; g < 1; ++g, partial += sums_size())",
         ),
     }),
     *mutants(CORE + "npu_backward_groups.h", "tests/test_gradients.py tests/test_reference.py -k 'gate or parity or straight'", {
@@ -154,7 +154,10 @@ BACKWARD = [
         ),
     }),
     *mutants(CORE + "npu_backward_wide.h", KERNELS, {
-        "wide-gate-runs-overwrite": ("task.gate_sums[i] += run[i - i0];", "task.gate_sums[i] = run[i - i0];"),
+        "wide-gate-runs-overwrite": (
+            "task.gate_sums[i] += double(run[i - i0]);",
+            "task.gate_sums[i] = double(run[i - i0]);",
+        ),
         "wide-last-group-of-a-lookup": (
             "for (; reals && b < end; ++b) add_row();\n        add_group();",
             "for (; reals && b < end; ++b) add_row();",

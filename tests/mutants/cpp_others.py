@@ -43,7 +43,7 @@ SIBLINGS = [
         "product-runs-overwrite": ("total[r][n] = total[r][n] + run[r][n];", "total[r][n] = run[r][n];"),
     }),
     *mutants(CORE + "row_groups.h", KERNELS, {
-        "row-groups-second-lost": ("for (int64_t g = 1; g < groups.count; ++g)", "for (int64_t g = 2; g < groups.count; ++g)"),
+        "row-groups-second-lost": ("for (int64_t g = 0; g < groups.count; ++g) sum +=", "for (int64_t g = 1; g < groups.count; ++g) sum +="),
     }),
     *mutants(CORE + "inalu.cpp", KERNELS, {
         "inalu-omega-ignored": (
