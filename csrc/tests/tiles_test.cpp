@@ -298,11 +298,11 @@ int main(int count, char** names) {
     return 77;
   }
   const int64_t limit = count > 2 ? std::atoll(names[2]) : std::numeric_limits<int64_t>::max();
-  // Models, rows, inputs, outs; around the tiles' 16 and 32, the blocks' 256 inputs or outs and 512 rows, and groups.
+  // Models, rows, inputs, outs; around the tiles' 16 and 32, 256 inputs, outs or rows of a block, and groups.
   const int64_t sizes[][4] = {{1, 0, 33, 20},     {1, 1, 1, 1},      {1, 31, 33, 18},  {2, 20, 31, 15},
                               {1, 64, 64, 64},    {1, 70, 96, 40},   {3, 40, 40, 33},  {1, 200, 130, 47},
-                              {1, 100, 200, 100}, {1, 137, 300, 17}, {1, 40, 33, 290}, {1, 530, 40, 20},
-                              {2, 1100, 24, 17}};
+                              {1, 100, 200, 100}, {1, 137, 300, 17}, {1, 40, 33, 290}, {1, 270, 33, 290},
+                              {1, 530, 40, 20},   {2, 1100, 24, 17}};
   Pool pool;
   for (const auto& size : sizes) {
     const int64_t work = size[0] * size[1] * size[2] * size[3];
