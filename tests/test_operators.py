@@ -32,14 +32,15 @@ def test_float32_error(name: str) -> None:
     """Forward and backward of every sample. An output that is not written would be nan.
 
     Over all samples at most twice the eager error and an ulp. A sample alone has some outputs of one or two elements,
-    in which the sum of a few terms cancels now and then: there, a few ulp more.
+    in which the sum of a few terms cancels now and then: there, a few ulp more. The eager error of such an output depends
+    on the processor, whose matrix library adds up in an order of its own.
     """
     pooled = []
     for samples in zip(*(RECORDS[name].samples(torch.float32, seed=seed) for seed in range(4)), strict=True):
         alone = torch.tensor([errors(sample) for sample in samples]).square().mean(0)
         pooled.append(alone)
         for which, (error, eager) in enumerate(alone.sqrt().tolist()):
-            assert error <= error_bound(eager, torch.float32, ulps=16), f"{samples[0].name}, output {which}"
+            assert error <= error_bound(eager, torch.float32, ulps=24), f"{samples[0].name}, output {which}"
     for which, (error, eager) in enumerate(torch.stack(pooled).mean(0).sqrt().tolist()):
         assert error <= error_bound(eager, torch.float32, ulps=1), f"output {which}"
 

@@ -190,7 +190,11 @@ def test_error_of_many_rows(isa: str, layer: str, rows: int) -> None:
 @needs_library
 @pytest.mark.parametrize("layer", list(LAYERS))
 def test_error_of_equal_rows(isa: str, layer: str) -> None:
-    """Equal rows, whose rounding errors do not cancel: a multiple of the sums over few of them."""
+    """Equal rows, whose rounding errors do not cancel: the gradients are a multiple of the sums over few of them.
+
+    Every term of a run rounds the same way, and runs are longer where registers are narrower: 32 ulp at most, however many
+    rows there are.
+    """
     name, without = LAYERS[layer]
     for size, times in (((1, 1), 15625), ((6, 2), 2000)):
         sample = RECORDS[name].sample(1, *size, without=without).map(Tensor.float)
@@ -200,4 +204,4 @@ def test_error_of_equal_rows(isa: str, layer: str) -> None:
             sums = zip(*(_row_sums(rows, function, torch.float32) for rows in (few, many)), strict=True)
             errors.append([_error(actual, times * once.double()) for once, actual in sums])
         for error, eager in zip(*errors, strict=True):
-            assert error <= error_bound(eager, torch.float32)
+            assert error <= max(error_bound(eager, torch.float32), 32 * torch.finfo(torch.float32).eps)

@@ -197,8 +197,6 @@ def calls(
         out_features = min(out_features, room)
         in_features = min(in_features, max(1, room // max(1, out_features)))
         rows = min(rows, max(1, room // max(1, out_features * in_features)))
-        if layer == "npu":  # without inputs or outputs its backward divides by 0
-            in_features, out_features = max(1, in_features), max(1, out_features)
         if shared or (k is not None and not batch):
             batch = (-1,)
         batch = tuple(rows if size < 0 else size for size in batch)

@@ -61,6 +61,7 @@ def expect(problem: Problem) -> dict[str, Expected]:
         return _formula(problem, nearer, problem.exact)
 
     once, other, half = near(CHANGE, 1), near(CHANGE, 2), near(CHANGE / 2, 1)
+    magnified = max([1e9, *(t.double().abs().nan_to_num(0, 0).max().item() for t in problem.upstream if t.numel())])
     found = {}
     for name, want in exact.items():
         moved = torch.maximum((once[name] - want).abs(), (other[name] - want).abs())
@@ -71,7 +72,7 @@ def expect(problem: Problem) -> dict[str, Expected]:
         same = (_pattern(once[name]) == _pattern(want)) & (_pattern(other[name]) == _pattern(want))
         settled = torch.where(want.isfinite(), small & same, same)
         # A gradient magnifies what rounding left of a result at the edge of underflow.
-        floor = torch.finfo(dtype).smallest_normal * (1e9 if name in problem.tensors else 1)
+        floor = torch.finfo(dtype).smallest_normal * (magnified if name in problem.tensors else 1)
         found[name] = Expected(want, eager[name], (want.abs() + moved / CHANGE).clamp(min=floor), settled)
     return found
 
