@@ -32,8 +32,8 @@ def test_float32_error(name: str) -> None:
     """Forward and backward of every sample. An output that is not written would be nan.
 
     Over all samples at most twice the eager error and an ulp. A sample alone has some outputs of one or two elements,
-    in which the sum of a few terms cancels now and then: there, a few ulp more. The eager error of such an output depends
-    on the processor, whose matrix library adds up in an order of its own.
+    in which the sum of a few terms cancels now and then: there, a few ulp more. The eager error of such an output
+    depends on the processor, whose matrix library adds up in an order of its own.
     """
     pooled = []
     for samples in zip(*(RECORDS[name].samples(torch.float32, seed=seed) for seed in range(4)), strict=True):

@@ -192,8 +192,8 @@ def test_error_of_many_rows(isa: str, layer: str, rows: int) -> None:
 def test_error_of_equal_rows(isa: str, layer: str) -> None:
     """Equal rows, whose rounding errors do not cancel: the gradients are a multiple of the sums over few of them.
 
-    Every term of a run rounds the same way, and runs are longer where registers are narrower: 32 ulp at most, however many
-    rows there are.
+    Every term of a run rounds the same way, and runs are longer where registers are narrower: 32 ulp at most,
+    however many rows there are.
     """
     name, without = LAYERS[layer]
     for size, times in (((1, 1), 15625), ((6, 2), 2000)):
