@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the operators' derivatives.
+"""Neural Power Unit, a layer: the operators' derivatives, made of their records in `ops.LAYERS`.
 
 Each layer has two Functions: the forward operator, whose derivative is the backward operator, and the backward
 operator, whose derivative is that of its eager formula. So first derivatives are fused, and second and higher ones
@@ -11,6 +11,7 @@ work, and then the eager formulas have to be used.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,13 +23,15 @@ from npu_kernels import ops, reference
 
 _transforms_active = torch._C._are_functorch_transforms_active
 
+Gradients = Callable[..., tuple[Tensor | None, ...]]
+
 
 def eager_only() -> bool:
     """Whether a `torch.func` transform or forward-mode differentiation is at work."""
     return _transforms_active() or forward_ad._current_level >= 0
 
 
-def _differentiate(
+def differentiate(
     formula: Callable[..., tuple[Tensor, ...]],
     inputs: Sequence[Tensor | None],
     needed: Sequence[bool],
@@ -56,272 +59,82 @@ def _differentiate(
     return [next(found) if need else None for need in needed]
 
 
-class NPUFunction(Function):
-    """``y [K, B, O]`` from x, weight_re, weight_im, gate, eps, straight_through."""
+def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> type[Function]:
+    """A Function of that name, which graphs, profiles and the search for anomalies show."""
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
+    return type(Function)(name, (Function,), members)  # type: ignore[misc]
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight_re: Tensor,
-        weight_im: Tensor | None,
-        gate: Tensor | None,
-        eps: float,
-        straight_through: bool,
-    ) -> Tensor:
-        y, s = ops.npu_forward(x, weight_re, weight_im, gate, eps, True)
-        ctx.save_for_backward(x, weight_re, weight_im, gate, y, s)
-        ctx.options = eps, straight_through
-        return y
 
-    @staticmethod
+def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
+    """A layer's Function and what its backward calls.
+
+    The Function takes the operands, x first, and all options, and gives y. The gradients come from grad_y, the
+    operands, what was saved, all options and `needs`: None for those without a bit, and differentiable where grad mode
+    asks for it.
+    """
+    forward_operator, backward_operator = layer.forward, layer.backward
+    formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
+    operands, keep, takes_y = layer.operands, layer.keep, layer.takes_y
+    taken = operands + len(layer.options)  # by the forward operator
+    options = len(layer.options) + len(layer.backward_options)
+    saved_end = operands + len(layer.saved)
+    again = (None,) * len(layer.saved)  # the formula computes them again, so that it is differentiable
+    no_options = (None,) * options
+    # Looked up: to add up bits at every call takes longer.
+    masks = {flags: sum(f << bit for bit, f in enumerate(flags)) for flags in _flags(operands)}
+    by_mask = {mask: flags for flags, mask in masks.items()}
+    every = (1 << operands) - 1
+
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        ctx.options = inputs[operands:]
+        found = forward_operator(*inputs[:taken], *keep)
+        if not keep:
+            ctx.save_for_backward(*inputs[:operands])
+            return found
+        ctx.save_for_backward(*inputs[:operands], *(found if takes_y else found[1:]))
+        return found[0]
+
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_re, weight_im, gate, y, s = ctx.saved_tensors
-        eps, straight = ctx.options
-        n = ctx.needs_input_grad
-        needs = n[0] | n[1] << 1 | n[2] << 2 | n[3] << 3
-        return *npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight, needs), None, None
+        needs = masks[ctx.needs_input_grad[:operands]]
+        return *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *no_options
 
-
-def npu_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    y: Tensor,
-    s: Tensor,
-    eps: float,
-    straight_through: bool,
-    needs: int,
-) -> tuple[Tensor | None, ...]:
-    """The four gradients, None for those without their bit in `needs`, differentiable where grad mode asks for it."""
-    if eager_only():  # vmap over this backward, or a tangent in grad_y
-        grads = reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, eps, straight_through, needs)
-    elif torch.is_grad_enabled():
-        return NPUBackwardFunction.apply(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
-    else:
-        grads = ops.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
-    return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
-
-
-class NPUBackwardFunction(Function):
-    """The four gradients of `NPUFunction`; y and s are functions of the other inputs and get no gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        grad_y: Tensor,
-        x: Tensor,
-        weight_re: Tensor,
-        weight_im: Tensor | None,
-        gate: Tensor | None,
-        y: Tensor,
-        s: Tensor,
-        eps: float,
-        straight_through: bool,
-        needs: int,
-    ) -> tuple[Tensor | None, ...]:
-        ctx.save_for_backward(grad_y, x, weight_re, weight_im, gate)
-        ctx.options = eps, straight_through, needs
-        ctx.set_materialize_grads(False)
-        grads = ops.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
-        return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        def formula(
-            grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None
-        ) -> tuple[Tensor, ...]:
-            return reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, *ctx.options)
-
-        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:5], grads), *(None,) * 5
-
-
-class NMUFunction(Function):
-    """``y [K, B, O]`` from x, weight (used as it is)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return ops.nmu_forward(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        n = ctx.needs_input_grad
-        return nmu_backward(grad_y, x, weight, n[0] | n[1] << 1)
-
-
-def nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple[Tensor | None, ...]:
-    """The two gradients, as `npu_backward`."""
-    if eager_only():
-        grads = reference.nmu_backward(grad_y, x, weight, needs)
-    elif torch.is_grad_enabled():
-        return NMUBackwardFunction.apply(grad_y, x, weight, needs)
-    else:
-        grads = ops.nmu_backward(grad_y, x, weight, needs)
-    return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
-
-
-class NMUBackwardFunction(Function):
-    """The two gradients of `NMUFunction`."""
-
-    @staticmethod
-    def forward(ctx: Any, grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple[Tensor | None, ...]:
-        ctx.save_for_backward(grad_y, x, weight)
-        ctx.needs = needs
-        ctx.set_materialize_grads(False)
-        grads = ops.nmu_backward(grad_y, x, weight, needs)
-        return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        def formula(grad_y: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-            return reference.nmu_backward(grad_y, x, weight, ctx.needs)
-
-        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:3], grads), None
-
-
-class NALUFunction(Function):
-    """``y [K, B, O]`` from x, weight, mask, gate_weight, gate_bias, eps."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        mask: Tensor,
-        gate_weight: Tensor,
-        gate_bias: Tensor | None,
-        eps: float,
-    ) -> Tensor:
-        inputs = x, weight, mask, gate_weight, gate_bias
-        y, *saved = ops.nalu_forward(*inputs, eps, True)
-        ctx.save_for_backward(*inputs, *saved)
-        ctx.eps = eps
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        eps = ctx.eps
-        needed = ctx.needs_input_grad[:5]
-        needs = sum(need << bit for bit, need in enumerate(needed))
-        if eager_only():
-            operands: tuple[Any, ...] = (grad_y, *ctx.saved_tensors[:5], None, None, None, eps, needs)
-            grads = reference.nalu_backward(*operands)
+    def gradients(grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+        if eager_only():  # vmap over this backward, or a tangent in grad_y
+            grads = formula(grad_y, *arguments[:operands], *again, *arguments[saved_end:])
         elif torch.is_grad_enabled():
-            return *NALUBackwardFunction.apply(grad_y, *ctx.saved_tensors, eps, needs), None
+            return backward_function.apply(grad_y, *arguments)
         else:
-            grads = ops.nalu_backward(grad_y, *ctx.saved_tensors, eps, needs)
-        return *(grad if need else None for grad, need in zip(grads, needed, strict=True)), None
+            grads = backward_operator(grad_y, *arguments)
+        return present(grads, arguments[-1])
 
+    def present(grads: tuple[Tensor, ...], needs: int) -> tuple[Tensor | None, ...]:
+        if needs == every:
+            return grads
+        return tuple([grad if there else None for grad, there in zip(grads, by_mask[needs], strict=True)])
 
-class NALUBackwardFunction(Function):
-    """The five gradients of `NALUFunction`; h, a and t are functions of the others and get no gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        grad_y: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        mask: Tensor,
-        gate_weight: Tensor,
-        gate_bias: Tensor | None,
-        h: Tensor,
-        a: Tensor,
-        t: Tensor,
-        eps: float,
-        needs: int,
-    ) -> tuple[Tensor | None, ...]:
-        inputs = grad_y, x, weight, mask, gate_weight, gate_bias
-        ctx.save_for_backward(*inputs)
-        ctx.options = eps, needs
+    def backward_forward(ctx: Any, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+        ctx.save_for_backward(grad_y, *arguments[:operands])
+        ctx.options = arguments[saved_end:]
         ctx.set_materialize_grads(False)
-        grads = ops.nalu_backward(*inputs, h, a, t, eps, needs)
-        return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
+        return present(backward_operator(grad_y, *arguments), arguments[-1])
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        def formula(*inputs: Any) -> tuple[Tensor, ...]:
-            operands: tuple[Any, ...] = (*inputs, None, None, None, *ctx.options)
-            return reference.nalu_backward(*operands)
+    def backward_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
+            return formula(*inputs, *again, *ctx.options)
 
-        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:6], grads), *(None,) * 5
+        # What was saved is a function of the operands and gets no gradient.
+        found = differentiate(differentiable, ctx.saved_tensors, ctx.needs_input_grad[: 1 + operands], grads)
+        return *found, *again, *no_options, None
 
-
-class INALUFunction(Function):
-    """``y [K, B, O]`` from x, the five weights, eps, omega."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight_add: Tensor,
-        mask_add: Tensor,
-        weight_mul: Tensor,
-        mask_mul: Tensor,
-        gate_weight: Tensor,
-        eps: float,
-        omega: float,
-    ) -> Tensor:
-        inputs = x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
-        y, *saved = ops.inalu_forward(*inputs, eps, omega, True)
-        ctx.save_for_backward(*inputs, *saved)
-        ctx.options = eps, omega
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        needs = sum(need << bit for bit, need in enumerate(ctx.needs_input_grad[:6]))
-        return *inalu_backward(grad_y, *ctx.saved_tensors, *ctx.options, needs), None, None
+    title = layer.name.upper()
+    backward_function: Any = _function(f"{title}BackwardFunction", backward_forward, backward_backward)
+    return _function(f"{title}Function", forward, backward), gradients
 
 
-def inalu_backward(grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
-    """The six gradients from x, the five weights, h, a, t, flags, eps, omega and needs, as `npu_backward`."""
-    if eager_only():
-        operands: tuple[Any, ...] = (grad_y, *arguments[:6], *(None,) * 4, *arguments[10:])
-        grads = reference.inalu_backward(*operands)
-    elif torch.is_grad_enabled():
-        return INALUBackwardFunction.apply(grad_y, *arguments)
-    else:
-        grads = ops.inalu_backward(grad_y, *arguments)
-    return tuple(grad if arguments[-1] >> bit & 1 else None for bit, grad in enumerate(grads))
+def _flags(count: int) -> list[tuple[bool, ...]]:
+    return list(itertools.product((False, True), repeat=count))
 
 
-class INALUBackwardFunction(Function):
-    """The six gradients of `INALUFunction`; what it saved is a function of the others and gets no gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        grad_y: Tensor,
-        x: Tensor,
-        weight_add: Tensor,
-        mask_add: Tensor,
-        weight_mul: Tensor,
-        mask_mul: Tensor,
-        gate_weight: Tensor,
-        h: Tensor,
-        a: Tensor,
-        t: Tensor,
-        flags: Tensor,
-        eps: float,
-        omega: float,
-        needs: int,
-    ) -> tuple[Tensor | None, ...]:
-        inputs = grad_y, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
-        ctx.save_for_backward(*inputs)
-        ctx.options = eps, omega, needs
-        ctx.set_materialize_grads(False)
-        grads = ops.inalu_backward(*inputs, h, a, t, flags, eps, omega, needs)
-        return tuple(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        def formula(*inputs: Any) -> tuple[Tensor, ...]:
-            operands: tuple[Any, ...] = (*inputs, None, None, None, None, *ctx.options)
-            return reference.inalu_backward(*operands)
-
-        return *_differentiate(formula, ctx.saved_tensors, ctx.needs_input_grad[:7], grads), *(None,) * 7
+_MADE = {name: _of_layer(layer) for name, layer in ops.LAYERS.items()}
+FUNCTIONS: dict[str, Any] = {name: function for name, (function, _) in _MADE.items()}
+GRADIENTS: dict[str, Gradients] = {name: gradients for name, (_, gradients) in _MADE.items()}

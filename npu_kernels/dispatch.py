@@ -149,14 +149,6 @@ def _launch(name: str, *args: Any) -> Any:
         return getattr(triton(), name)(*args)
 
 
-@_constant_in_graphs
-def has_kernel(backend: str, name: str) -> bool:
-    """Whether a backend computes an operator itself: NALU and iNALU go without it where it would run a formula."""
-    if backend == "cpu":
-        return torch._C._dispatch_has_kernel_for_dispatch_key(f"{ops.library.ns}::{name}", "CPU")
-    return backend == "triton" and hasattr(triton(), name)
-
-
 def _run(name: str, *args: Any) -> Any:
     """An operator on a device for which no kernel is registered."""
     if backend_for(args[0]) == "triton":

@@ -26,7 +26,8 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The installed version of a package, or that there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -50,8 +51,8 @@ def environment() -> dict[str, str]:
         "npu_kernels": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "triton": _version("triton"),
-        "numpy": _version("numpy"),
+        "triton": version_of("triton"),
+        "numpy": version_of("numpy"),
         "system": platform.platform(),
         "processor": _processor(),
         "cores": str(os.cpu_count()),

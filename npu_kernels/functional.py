@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, and its siblings as stateless functions: check, flatten, choose, call.
+"""Neural Power Unit, a layer, and its siblings as stateless functions: check, choose, call.
 
 All functions take any leading batch shape and any strides. With weights that have a leading model dimension K they
 compute K independent layers in one call: ``x [K, ..., I]`` gives every model its own rows, a two-dimensional
@@ -18,188 +18,65 @@ other `torch.func` transforms and forward-mode differentiation the eager formula
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.jit import is_tracing
 
-from npu_kernels import dispatch, ops, reference, transforms
-from npu_kernels.autograd import (
-    INALUFunction,
-    NALUFunction,
-    NMUFunction,
-    NPUFunction,
-    eager_only,
-    inalu_backward,
-    nmu_backward,
-    npu_backward,
-)
+from npu_kernels import autograd, dispatch, ops, reference, transforms
+from npu_kernels.autograd import eager_only
 from npu_kernels.backends import direct
-from npu_kernels.checks import check_tensor
 from npu_kernels.dispatch import backend_for
+from npu_kernels.operands import EPS, call, check_positive
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmu", "npu"]
 
-_Result = TypeVar("_Result")
-
-_INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
-_EPS = {dtype: info.eps for dtype, info in _INFO.items()}
-_HALF = (torch.float16, torch.bfloat16)
-
-_any_autocast = torch._C._is_any_autocast_enabled
+_nmu_gradients = autograd.GRADIENTS["nmu"]
 
 direct.load()
-direct.set_backward("npu", npu_backward)
-direct.set_backward("nmu", lambda grad_y, x, weight, clip, needs: nmu_backward(grad_y, x, weight, needs))
+for _layer in ops.LAYERS.values():
+    if _layer.fast_path:
+        direct.set_backward(_layer.name, autograd.GRADIENTS[_layer.name])
+direct.set_backward("nmu", lambda grad_y, x, weight, clip, needs: _nmu_gradients(grad_y, x, weight, needs))
 direct.set_backward("nau", reference.nau_backward)
-direct.set_backward("inalu", inalu_backward)
 
 
-# ---- checks ---------------------------------------------------------------------------------------------------------
+# ---- choice ---------------------------------------------------------------------------------------------------------
 
 
-def _fits(x: Tensor, weight: Tensor, *weights: Tensor) -> bool:
-    """The common valid case on the CPU, by the cheapest comparisons; what does not fit goes to `_check`."""
-    if is_tracing():
+def _calling(layer: ops.Layer) -> Callable[..., Any]:
+    """The operator of a layer, differentiable: a function of flat operands, x first, and of all options.
+
+    It answers NotImplemented where the formula is to compute, because it is right, or faster, or all there is.
+    """
+    name, operands, taken = layer.name, layer.operands, layer.operands + len(layer.options)
+    forward, backends, unkept = layer.forward, layer.backends, (False,) * len(layer.keep)
+    function, transformed = autograd.FUNCTIONS[name].apply, transforms.FUNCTIONS[name].apply
+
+    def run(*inputs: Any) -> Any:
+        if backend_for(inputs[0]) in backends:
+            if eager_only():
+                if transforms.fused(*inputs[1:operands]):
+                    return transformed(*inputs)[0]
+            elif torch.is_grad_enabled() and any_requires_grad(inputs):
+                return function(*inputs)
+            else:
+                return forward(*inputs[:taken], *unkept)[0] if unkept else forward(*inputs[:taken])
+        return NotImplemented
+
+    def any_requires_grad(inputs: tuple[Any, ...]) -> bool:
+        for tensor in inputs[:operands]:  # noqa: SIM110  # `any` takes three times as long
+            if tensor is not None and tensor.requires_grad:
+                return True
         return False
-    try:
-        dtype, shape, rows = weight.dtype, weight.shape, x.shape
-        if not (dtype in _INFO and x.dtype is dtype and x.is_cpu and weight.is_cpu):
-            return False
-        if not (x.layout is torch.strided and weight.layout is torch.strided):
-            return False
-        for other in weights:
-            if other.layout is not torch.strided or not (
-                other.dtype is dtype and other.is_cpu and other.shape == shape
-            ):
-                return False
-        if len(shape) == 2:
-            return len(rows) > 0 and rows[-1] == shape[1]
-        return len(shape) == 3 and len(rows) > 1 and rows[-1] == shape[2] and (len(rows) == 2 or rows[0] == shape[0])
-    except (AttributeError, RuntimeError):  # not a tensor; a nested one, which has no shape
-        return False
+
+    return run
 
 
-def _fits_rows(gate: Tensor | None, weight: Tensor) -> bool:
-    """Whether a gate belongs to a weight that fits."""
-    if gate is None:
-        return True
-    if not isinstance(gate, Tensor) or gate.dtype is not weight.dtype or not gate.is_cpu or gate.is_nested:
-        return False
-    if gate.layout is not torch.strided:
-        return False
-    found, shape = gate.shape, weight.shape
-    return len(found) == len(shape) - 1 and found[-1] == shape[-1] and (len(found) == 1 or found[0] == shape[0])
-
-
-def _check(layer: str, x: Any, weights: dict[str, Any], vectors: dict[str, tuple[Any, int]]) -> None:
-    """Raise for the first thing wrong. All weights have one shape; a vector comes with the dimension that it shares."""
-    tensors = {"x": x, **weights, **{name: vector for name, (vector, _) in vectors.items()}}
-    for name, tensor in tensors.items():
-        check_tensor(layer, name, tensor)
-        if tensor.dtype not in _INFO and tensor.dtype not in _HALF:
-            raise TypeError(f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
-    for what, error in (("dtype", TypeError), ("device", ValueError)):
-        if any(getattr(tensor, what) != getattr(x, what) for tensor in tensors.values()):
-            found = ", ".join(f"{name} {getattr(tensor, what)}" for name, tensor in tensors.items())
-            raise error(f"{layer}: all tensors must have one {what}, got {found}")
-
-    first, weight = next(iter(weights.items()))
-    shape, rows = tuple(weight.shape), tuple(x.shape)
-    if len(shape) not in (2, 3):
-        raise ValueError(
-            f"{layer}: {first} must have shape (out_features, in_features) or (num_models, out_features, in_features), "
-            f"got shape {shape}"
-        )
-    for name, other in weights.items():
-        if other.shape != weight.shape:
-            raise ValueError(f"{layer}: {name} must have the shape of {first}, {shape}, got shape {tuple(other.shape)}")
-    models = "num_models, " if len(shape) == 3 else ""
-    for name, (vector, dim) in vectors.items():
-        expected = (*shape[:-2], shape[dim])
-        if tuple(vector.shape) != expected:
-            meaning = models + ("in_features" if dim == -1 else "out_features")
-            raise ValueError(f"{layer}: {name} must have shape {expected} ({meaning}), got shape {tuple(vector.shape)}")
-
-    if not rows or rows[-1] != shape[-1]:
-        raise ValueError(f"{layer}: x must have last dimension {shape[-1]} (in_features), got shape {rows}")
-    if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
-        raise ValueError(
-            f"{layer}: x must have shape ({shape[0]}, ..., {shape[-1]}) (num_models, ..., in_features) "
-            f"or (batch, {shape[-1]}) (shared by all models), got shape {rows}"
-        )
-
-
-def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
-    """What a check answers, without `torch.jit.trace`, which would record the sizes and warn of every comparison."""
-    if not is_tracing():
-        return check(*arguments)
-    state = torch._C._get_tracing_state()
-    pause: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]
-    pause(None)
-    try:
-        return check(*arguments)
-    finally:
-        pause(state)
-
-
-def _check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> None:
-    info = _INFO.get(dtype, _INFO[torch.float32])
-    if not isinstance(value, (int, float)) or not info.smallest_normal <= value <= info.max:
-        raise ValueError(f"{layer}: {name} must be finite and greater than 0 in {info.dtype}, got {value!r}")
-
-
-# ---- shapes, dtypes, choice -----------------------------------------------------------------------------------------
-
-
-def _flatten(x: Tensor, weight: Tensor) -> Tensor:
-    """x as ``[B, I]``, or as ``[K, B, I]`` where every model has its own rows."""
-    extra = x.dim() - weight.dim()
-    if extra == 0:
-        return x
-    if extra > 0:
-        return x.flatten(weight.dim() - 2, -2)
-    return x if weight.dim() == 3 else x.unsqueeze(0)
-
-
-def _autocasts(x: Any) -> bool:
-    if not _any_autocast() or not isinstance(x, Tensor):
-        return False
-    device_type = x.device.type
-    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-
-def _to_float(tensor: Any) -> Any:
-    return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype in _HALF else tensor
-
-
-def _call(
-    layer: str,
-    formula: Callable[..., Tensor],
-    x: Tensor,
-    weights: dict[str, Tensor],
-    vectors: dict[str, tuple[Tensor, int]] | None = None,
-    **options: Any,
-) -> Tensor:
-    """Check, cast, flatten, and call the formula with ``x [B, I]`` or ``[K, B, I]``, the rest by name."""
-    vectors = vectors or {}
-    autocast, half = _autocasts(x), False
-    if not autocast and (vectors or not _fits(x, *weights.values())):
-        unrecorded(_check, layer, x, weights, vectors)
-        half = x.dtype in _HALF
-    if autocast or half:
-        weights = {name: _to_float(weight) for name, weight in weights.items()}
-        vectors = {name: (_to_float(vector), dim) for name, (vector, dim) in vectors.items()}
-        with torch.autocast(x.device.type, enabled=False):
-            y = _call(layer, formula, _to_float(x), weights, vectors, **options)
-        return y.to(x.dtype) if half else y
-
-    flat = _flatten(x, next(iter(weights.values())))
-    y = formula(flat, **weights, **{name: vector for name, (vector, _) in vectors.items()}, **options)
-    return y if flat is x else y.reshape(x.shape[:-1] + y.shape[-1:])
+_run_npu, _run_nmu = _calling(ops.LAYERS["npu"]), _calling(ops.LAYERS["nmu"])
+_run_nalu, _run_inalu = _calling(ops.LAYERS["nalu"]), _calling(ops.LAYERS["inalu"])
 
 
 def _npu(
@@ -212,41 +89,22 @@ def _npu(
     gate_gradient: str,
 ) -> Tensor:
     if eps is None:
-        eps = _EPS[x.dtype]
+        eps = EPS[x.dtype]
     else:
-        _check_positive("npu", "eps", eps, x.dtype)
+        check_positive("npu", "eps", eps, x.dtype)
     if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
         raise ValueError(f"npu: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}")
-    backend = backend_for(x)
-    if backend == "reference":
+    straight_through = gate_gradient == STRAIGHT_THROUGH
+    y = _run_npu(x, weight_re, weight_im, gate, eps, straight_through)
+    if y is NotImplemented:
         return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
-    if eager_only():
-        if not transforms.fused(weight_re, weight_im, gate):
-            return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
-        straight_through = gate_gradient == STRAIGHT_THROUGH
-        return transforms.NPUTransformed.apply(x, weight_re, weight_im, gate, eps, straight_through)[0]
-    if torch.is_grad_enabled() and (
-        weight_re.requires_grad
-        or x.requires_grad
-        or (weight_im is not None and weight_im.requires_grad)
-        or (gate is not None and gate.requires_grad)
-    ):
-        return NPUFunction.apply(x, weight_re, weight_im, gate, eps, gate_gradient == STRAIGHT_THROUGH)
-    return ops.npu_forward(x, weight_re, weight_im, gate, eps, False)[0]
+    return y
 
 
 def _nmu(x: Tensor, weight: Tensor) -> Tensor:
     """Flat operands, the weight used as it is."""
-    backend = backend_for(x)
-    if backend == "reference":
-        return reference.nmu(x, weight, clip=False)
-    if eager_only():
-        if not transforms.fused(weight):
-            return reference.nmu(x, weight, clip=False)
-        return transforms.NMUTransformed.apply(x, weight)
-    if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
-        return NMUFunction.apply(x, weight)
-    return ops.nmu_forward(x, weight)
+    y = _run_nmu(x, weight)
+    return reference.nmu_forward(x, weight) if y is NotImplemented else y
 
 
 def _direct(function: Callable[..., Any] | None, *arguments: Any) -> Any:
@@ -265,17 +123,9 @@ def _sign_product(x: Tensor, weight: Tensor) -> Tensor:
 def _nalu(
     x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None = None, *, eps: float
 ) -> Tensor:
-    backend = backend_for(x)
     inputs = x, weight, mask, gate_weight, gate_bias
-    if not dispatch.has_kernel(backend, "nalu_forward"):
-        return reference.nalu(*inputs, eps=eps)
-    if eager_only():
-        if not transforms.fused(*inputs[1:]):
-            return reference.nalu(*inputs, eps=eps)
-        return transforms.NALUTransformed.apply(*inputs, eps)[0]
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-        return NALUFunction.apply(*inputs, eps)
-    return ops.nalu_forward(*inputs, eps, False)[0]
+    y = _run_nalu(*inputs, eps)
+    return reference.nalu(*inputs, eps=eps) if y is NotImplemented else y
 
 
 def _inalu(
@@ -289,17 +139,11 @@ def _inalu(
     eps: float,
     omega: float,
 ) -> Tensor:
-    backend = backend_for(x)
     inputs = x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
-    if not dispatch.has_kernel(backend, "inalu_forward"):
+    y = _run_inalu(*inputs, eps, omega)
+    if y is NotImplemented:
         return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
-    if eager_only():
-        if not transforms.fused(*inputs[1:]):
-            return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
-        return transforms.INALUTransformed.apply(*inputs, eps, omega)[0]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        return INALUFunction.apply(*inputs, eps, omega)
-    return ops.inalu_forward(*inputs, eps, omega, False)[0]
+    return y
 
 
 def _nmu_clipped(x: Tensor, weight: Tensor) -> Tensor:
@@ -358,16 +202,7 @@ def npu(
     y = _direct(direct.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
     if y is not NotImplemented:  # errors and all special cases are the general way's
         return y
-    if (
-        not _any_autocast()
-        and (_fits(x, weight_re) if weight_im is None else _fits(x, weight_re, weight_im))
-        and _fits_rows(gate, weight_re)
-        and x.dim() == weight_re.dim()
-    ):  # nothing to cast or flatten
-        return _npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
-    weights = {"weight_re": weight_re} if weight_im is None else {"weight_re": weight_re, "weight_im": weight_im}
-    vectors = None if gate is None else {"gate": (gate, -1)}
-    return _call("npu", _npu, x, weights, vectors, eps=eps, gate_gradient=gate_gradient)
+    return call("npu", _npu, x, (weight_re, weight_im, gate), eps=eps, gate_gradient=gate_gradient)
 
 
 def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
@@ -386,7 +221,7 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     y = _direct(direct.nau, x, weight, clip)
     if y is not NotImplemented:
         return y
-    return _call("nau", reference.nau, x, {"weight": weight}, clip=clip)
+    return call("nau", reference.nau, x, (weight,), clip=clip)
 
 
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
@@ -406,7 +241,7 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     y = _direct(direct.nmu, x, weight, clip)
     if y is not NotImplemented:
         return y
-    return _call("nmu", _nmu_clipped if clip else _nmu, x, {"weight": weight})
+    return call("nmu", _nmu_clipped if clip else _nmu, x, (weight,))
 
 
 def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
@@ -420,7 +255,7 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power Units".
     """
-    return _call("nac", reference.nac, x, {"weight": weight, "mask": mask})
+    return call("nac", reference.nac, x, (weight, mask))
 
 
 def nalu(
@@ -449,10 +284,8 @@ def nalu(
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
     """
-    _check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
-    weights = {"weight": weight, "mask": mask, "gate_weight": gate_weight}
-    vectors = None if gate_bias is None else {"gate_bias": (gate_bias, -2)}
-    return _call("nalu", _nalu, x, weights, vectors, eps=eps)
+    check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
+    return call("nalu", _nalu, x, (weight, mask, gate_weight, gate_bias), eps=eps)
 
 
 def inalu(
@@ -490,13 +323,7 @@ def inalu(
     if y is not NotImplemented:
         return y
     dtype = getattr(x, "dtype", torch.float32)
-    _check_positive("inalu", "eps", eps, dtype)
-    _check_positive("inalu", "omega", omega, dtype)
-    weights = {
-        "weight_add": weight_add,
-        "mask_add": mask_add,
-        "weight_mul": weight_mul,
-        "mask_mul": mask_mul,
-        "gate_weight": gate_weight,
-    }
-    return _call("inalu", _inalu, x, weights, eps=eps, omega=omega)
+    check_positive("inalu", "eps", eps, dtype)
+    check_positive("inalu", "omega", omega, dtype)
+    weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
+    return call("inalu", _inalu, x, weights, eps=eps, omega=omega)

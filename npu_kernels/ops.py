@@ -1,4 +1,9 @@
-"""Neural Power Unit, a layer: the registered operators' schemas and what they return without computing it.
+"""Neural Power Unit, a layer: one record for each layer's registered operators, and what is made of it here.
+
+`LAYERS` says once what a layer's two operators take and give. Made of a record are: here the schemas and the shape
+functions (what an operator returns without computing it); in `autograd` its derivative; in `transforms` its rule under
+vmap; in `sharding` its rules under DTensor; in `functional` the call; in `testing` the samples. `tests/test_records.py`
+goes over all records and demands every rule.
 
 The C++ library adds the CPU kernels; `npu_kernels.dispatch` adds the kernel for every other case. The schemas have no
 keyword-only arguments, so that calling an operator costs as little as possible.
@@ -7,30 +12,122 @@ keyword-only arguments, so that calling an operator costs as little as possible.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 library = torch.library.Library("npu_kernels", "DEF")
 
-SCHEMAS = (
-    "npu_forward(Tensor x, Tensor weight_re, Tensor? weight_im, Tensor? gate, float eps, bool save_sin)"
-    " -> (Tensor, Tensor)",
-    "npu_backward(Tensor grad_y, Tensor x, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor y, Tensor s,"
-    " float eps, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor)",
-    "nmu_forward(Tensor x, Tensor weight) -> Tensor",
-    "nmu_backward(Tensor grad_y, Tensor x, Tensor weight, int needs) -> (Tensor, Tensor)",
-    "nalu_forward(Tensor x, Tensor weight, Tensor mask, Tensor gate_weight, Tensor? gate_bias, float eps, bool save)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    "nalu_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor mask, Tensor gate_weight, Tensor? gate_bias,"
-    " Tensor h, Tensor a, Tensor t, float eps, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "inalu_forward(Tensor x, Tensor weight_add, Tensor mask_add, Tensor weight_mul, Tensor mask_mul,"
-    " Tensor gate_weight, float eps, float omega, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "inalu_backward(Tensor grad_y, Tensor x, Tensor weight_add, Tensor mask_add, Tensor weight_mul, Tensor mask_mul,"
-    " Tensor gate_weight, Tensor h, Tensor a, Tensor t, Tensor flags, float eps, float omega, int needs)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
+
+@dataclass(frozen=True)
+class Layer:
+    """What the operators ``<name>_forward`` and ``<name>_backward`` of one layer take and give.
+
+    The forward takes x ``[(K,) B, I]``, the weights and the options, and, where it keeps something for the backward, a
+    last argument that asks for it. It gives y ``[(K,) B, O]`` and what it keeps, each of y's shape, empty if not asked
+    for. The backward takes grad_y, x, the weights, y if `takes_y`, what was kept, all options and `needs`. It
+    gives a gradient of x and of each weight: `needs` has a bit for each, x's is 1; empty without its bit, and where the
+    weight is None.
+    """
+
+    name: str
+    weights: Mapping[str, str]  # name -> its shape behind K, in sizes, "OI"
+    optional: tuple[str, ...] = ()  # the weights that may be None
+    options: Mapping[str, str] = field(default_factory=dict)  # of both operators: name -> type in the schema
+    backward_options: Mapping[str, str] = field(default_factory=dict)  # of the backward alone
+    kept: Mapping[str, torch.dtype | None] = field(default_factory=dict)  # beside y: name -> dtype, None for x's
+    takes_y: bool = False
+    asks: str = "save"  # the argument that asks for what is kept
+    backends: tuple[str, ...] = ("cpu", "triton")  # those with kernels of their own; the others have the formula
+    fast_path: bool = True  # csrc/direct has an entry of this name
+    without: Mapping[str, str] = field(default_factory=dict)  # rule that the layer does not have -> why
+
+    @property
+    def operands(self) -> int:
+        """How many tensors have gradients: x and the weights."""
+        return 1 + len(self.weights)
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """What the backward takes beside grad_y and the operands."""
+        return (*(("y",) if self.takes_y else ()), *self.kept)
+
+    @property
+    def keep(self) -> tuple[bool, ...]:
+        """The forward's last argument where a backward will follow."""
+        return (True,) if self.kept else ()
+
+    @property
+    def forward(self) -> Any:
+        """The registered operator."""
+        return getattr(torch.ops.npu_kernels, f"{self.name}_forward").default
+
+    @property
+    def backward(self) -> Any:
+        """The registered operator."""
+        return getattr(torch.ops.npu_kernels, f"{self.name}_backward").default
+
+    def schemas(self) -> tuple[str, str]:
+        """Of the two operators."""
+        operands = ["Tensor x", *(f"Tensor{'?' if name in self.optional else ''} {name}" for name in self.weights)]
+        options = [f"{kind} {name}" for name, kind in self.options.items()]
+        backward_options = [f"{kind} {name}" for name, kind in self.backward_options.items()]
+        forward = [*operands, *options, *([f"bool {self.asks}"] if self.kept else [])]
+        saved = [f"Tensor {name}" for name in self.saved]
+        backward = ["Tensor grad_y", *operands, *saved, *options, *backward_options, "int needs"]
+        outputs = ", ".join(["Tensor"] * (1 + len(self.kept)))
+        grads = ", ".join(["Tensor"] * self.operands)
+        return (
+            f"{self.name}_forward({', '.join(forward)}) -> " + (f"({outputs})" if self.kept else outputs),
+            f"{self.name}_backward({', '.join(backward)}) -> ({grads})",
+        )
+
+
+_NALU_KEPT: dict[str, torch.dtype | None] = {"h": None, "a": None, "t": None}
+
+LAYERS = {
+    layer.name: layer
+    for layer in (
+        Layer(
+            "npu",
+            {"weight_re": "OI", "weight_im": "OI", "gate": "I"},
+            optional=("weight_im", "gate"),
+            options={"eps": "float"},
+            backward_options={"straight_through": "bool"},
+            kept={"s": None},
+            takes_y=True,
+            asks="save_sin",
+        ),
+        Layer("nmu", {"weight": "OI"}),
+        Layer(
+            "nalu",
+            {"weight": "OI", "mask": "OI", "gate_weight": "OI", "gate_bias": "O"},
+            optional=("gate_bias",),
+            options={"eps": "float"},
+            kept=_NALU_KEPT,
+            backends=("triton",),
+            fast_path=False,
+            without={"cpu": "torch's matrix products are as fast", "fast path": "it has no CPU kernel to lead to"},
+        ),
+        Layer(
+            "inalu",
+            {"weight_add": "OI", "mask_add": "OI", "weight_mul": "OI", "mask_mul": "OI", "gate_weight": "OI"},
+            options={"eps": "float", "omega": "float"},
+            kept={**_NALU_KEPT, "flags": torch.int32},
+        ),
+    )
+}
+# The shapes of every layer's weights, also of those that are torch's own product.
+WEIGHTS: dict[str, Mapping[str, str]] = {
+    **{name: layer.weights for name, layer in LAYERS.items()},
+    "nau": {"weight": "OI"},
+    "nac": {"weight": "OI", "mask": "OI"},
+}
+
+# Neural Power Unit and NAU in a time loop: operators of another kind, written out below and in `ode.function`.
 TIME_LOOP_SCHEMAS = (
     "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, float[] tableau,"
     " int steps, float dt, float eps, bool clip, bool derivatives, bool save) -> (Tensor, Tensor, Tensor)",
@@ -38,23 +135,25 @@ TIME_LOOP_SCHEMAS = (
     " Tensor? weight_im, Tensor? gate, Tensor weight, Tensor stages, float[] tableau, float dt, float eps, bool clip,"
     " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
+TIME_LOOP_WITHOUT = {
+    "vmap": "under a transform every step calls the layers, whose rules hold",
+    "sharding": "what the forward keeps is packed over models and starts together, so that neither can be cut",
+}
+SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
 NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)  # of the layers
 TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # formulas in reference_ode
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
-# Looked up once: attribute access on torch.ops costs more than a small kernel's arithmetic.
-npu_forward = torch.ops.npu_kernels.npu_forward.default
-npu_backward = torch.ops.npu_kernels.npu_backward.default
-nmu_forward = torch.ops.npu_kernels.nmu_forward.default
-nmu_backward = torch.ops.npu_kernels.nmu_backward.default
-nalu_forward = torch.ops.npu_kernels.nalu_forward.default
-nalu_backward = torch.ops.npu_kernels.nalu_backward.default
-inalu_forward = torch.ops.npu_kernels.inalu_forward.default
-inalu_backward = torch.ops.npu_kernels.inalu_backward.default
-ode_forward = torch.ops.npu_kernels.ode_forward.default
-ode_backward = torch.ops.npu_kernels.ode_backward.default
+# ops.npu_forward and the others, looked up once: torch.ops' attributes cost more than a small kernel's arithmetic.
+globals().update({_name: getattr(torch.ops.npu_kernels, _name).default for _name in NAMES + TIME_LOOPS})
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+
+# ---- shape functions ------------------------------------------------------------------------------------------------
 
 
 def _output(x: Tensor, weight: Tensor) -> list[int]:
@@ -66,108 +165,31 @@ def _like(tensor: Tensor | None, needed: int, source: Tensor) -> Tensor:
     return source.new_empty(tensor.shape if needed and tensor is not None else [0])
 
 
-@torch.library.register_fake("npu_kernels::npu_forward", lib=library)
-def _npu_forward(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, eps: float, save_sin: bool
-) -> tuple[Tensor, Tensor]:
-    shape = _output(x, weight_re)
-    return x.new_empty(shape), x.new_empty(shape if save_sin else [0])
+def _forward_shapes(layer: Layer) -> Callable[..., Any]:
+    dtypes = tuple(layer.kept.values())
+
+    def shapes(x: Tensor, *arguments: Any) -> Any:
+        shape = _output(x, arguments[0])
+        y = x.new_empty(shape)
+        if not dtypes:
+            return y
+        kept = shape if arguments[-1] else [0]
+        return y, *(x.new_empty(kept, dtype=x.dtype if dtype is None else dtype) for dtype in dtypes)
+
+    return shapes
 
 
-@torch.library.register_fake("npu_kernels::npu_backward", lib=library)
-def _npu_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    y: Tensor,
-    s: Tensor,
-    eps: float,
-    straight_through: bool,
-    needs: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (
-        _like(x, needs & 1, x),
-        _like(weight_re, needs & 2, x),
-        _like(weight_im, needs & 4, x),
-        _like(gate, needs & 8, x),
-    )
+def _backward_shapes(layer: Layer) -> Callable[..., Any]:
+    def shapes(grad_y: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        x, needs = arguments[0], arguments[-1]
+        return tuple(_like(t, needs >> bit & 1, x) for bit, t in enumerate(arguments[: layer.operands]))
+
+    return shapes
 
 
-@torch.library.register_fake("npu_kernels::nmu_forward", lib=library)
-def _nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(_output(x, weight))
-
-
-@torch.library.register_fake("npu_kernels::nmu_backward", lib=library)
-def _nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple[Tensor, Tensor]:
-    return _like(x, needs & 1, x), _like(weight, needs & 2, x)
-
-
-@torch.library.register_fake("npu_kernels::nalu_forward", lib=library)
-def _nalu_forward(
-    x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None, eps: float, save: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    shape = _output(x, weight)
-    saved = shape if save else [0]
-    return x.new_empty(shape), x.new_empty(saved), x.new_empty(saved), x.new_empty(saved)
-
-
-@torch.library.register_fake("npu_kernels::nalu_backward", lib=library)
-def _nalu_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    mask: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor | None,
-    h: Tensor,
-    a: Tensor,
-    t: Tensor,
-    eps: float,
-    needs: int,
-) -> tuple[Tensor, ...]:
-    return tuple(_like(t, needs >> bit & 1, x) for bit, t in enumerate((x, weight, mask, gate_weight, gate_bias)))
-
-
-@torch.library.register_fake("npu_kernels::inalu_forward", lib=library)
-def _inalu_forward(
-    x: Tensor,
-    weight_add: Tensor,
-    mask_add: Tensor,
-    weight_mul: Tensor,
-    mask_mul: Tensor,
-    gate_weight: Tensor,
-    eps: float,
-    omega: float,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    shape = _output(x, weight_add)
-    saved = shape if save else [0]
-    h, a, t = x.new_empty(saved), x.new_empty(saved), x.new_empty(saved)
-    return x.new_empty(shape), h, a, t, x.new_empty(saved, dtype=torch.int32)
-
-
-@torch.library.register_fake("npu_kernels::inalu_backward", lib=library)
-def _inalu_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weight_add: Tensor,
-    mask_add: Tensor,
-    weight_mul: Tensor,
-    mask_mul: Tensor,
-    gate_weight: Tensor,
-    h: Tensor,
-    a: Tensor,
-    t: Tensor,
-    flags: Tensor,
-    eps: float,
-    omega: float,
-    needs: int,
-) -> tuple[Tensor, ...]:
-    tensors = (x, weight_add, mask_add, weight_mul, mask_mul, gate_weight)
-    return tuple(_like(t, needs >> bit & 1, x) for bit, t in enumerate(tensors))
+for _layer in LAYERS.values():
+    for _name, _shapes in (("forward", _forward_shapes(_layer)), ("backward", _backward_shapes(_layer))):
+        torch.library.register_fake(f"npu_kernels::{_layer.name}_{_name}", _shapes, lib=library)
 
 
 def ode_stages(

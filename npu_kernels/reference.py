@@ -47,7 +47,7 @@ def _apply(x: Tensor, weight: Tensor) -> Tensor:
     return linear(x, weight) if weight.dim() == 2 else x @ weight.mT
 
 
-def _exponents(
+def exponents(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, g: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``(P, Q, r, log r, m)`` for an already clipped gate; m is 1 where x < 0, else 0."""
@@ -82,7 +82,7 @@ def npu(
     epsilon of the dtype unless given. gate_gradient: "clip" or "straight_through".
     """
     g = None if gate is None else clip_gate(gate, gate_gradient)
-    p, q, *_ = _exponents(x, weight_re, weight_im, g, torch.finfo(x.dtype).eps if eps is None else eps)
+    p, q, *_ = exponents(x, weight_re, weight_im, g, torch.finfo(x.dtype).eps if eps is None else eps)
     return p.exp() * q.cos()
 
 
@@ -191,7 +191,7 @@ def npu_forward(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, eps: float, save_sin: bool
 ) -> tuple[Tensor, Tensor]:
     """``(y, s)`` with ``y = exp(P) cos(Q)`` and ``s = exp(P) sin(Q)``; s is empty when `save_sin` is false."""
-    p, q, *_ = _exponents(x, weight_re, weight_im, None if gate is None else gate.clamp(0, 1), eps)
+    p, q, *_ = exponents(x, weight_re, weight_im, None if gate is None else gate.clamp(0, 1), eps)
     return p.exp() * q.cos(), p.exp() * q.sin() if save_sin else x.new_empty(0)
 
 
@@ -218,7 +218,7 @@ def npu_backward(
         dg = sum_b dr (|x| + eps - 1) + pi sum_o (Wr dQ'm - Wi dP'm)
     """
     g = None if gate is None else clip_gate(gate, STRAIGHT_THROUGH if straight_through else CLIP)
-    p, q, r, log_r, m = _exponents(x, weight_re, weight_im, g, eps)
+    p, q, r, log_r, m = exponents(x, weight_re, weight_im, g, eps)
     d_p = grad_y * (p.exp() * q.cos() if y is None else y)  # [K, B, O]
     d_q = -grad_y * (p.exp() * q.sin() if s is None else s)
     grad_x, grad_weight_re, grad_weight_im, grad_gate = (x.new_empty(0) for _ in range(4))

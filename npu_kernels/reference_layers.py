@@ -11,7 +11,8 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import functional, layers, reference
+from npu_kernels import layers, ops, reference
+from npu_kernels.operands import call
 
 __all__ = ["NAC", "NALU", "NAU", "NMU", "NPU", "NaiveNPU", "PublishedNPU", "RealNPU", "iNALU"]
 
@@ -22,13 +23,9 @@ LAYOUTS: dict[str, tuple[tuple[str, str, str], bool]] = {
 }
 
 
-def _power(layer: layers.npu._PowerUnit, x: Tensor) -> Tensor:
-    weights = {"weight_re": layer.weight_re}
-    if layer.weight_im is not None:
-        weights["weight_im"] = layer.weight_im
-    vectors = None if layer.gate is None else {"gate": (layer.gate, -1)}
-    options = {"eps": layer.eps, "gate_gradient": layer.gate_gradient}
-    return functional._call("npu", reference.npu, x, weights, vectors, **options)
+def _power(layer: layers.npu.PowerUnit, x: Tensor) -> Tensor:
+    weights = [getattr(layer, name) for name in ops.WEIGHTS["npu"]]
+    return call("npu", reference.npu, x, weights, eps=layer.eps, gate_gradient=layer.gate_gradient)
 
 
 class NPU(layers.NPU):
@@ -60,7 +57,7 @@ class NMU(layers.NMU):
 
     def forward(self, x: Tensor) -> Tensor:
         """As the fused layer."""
-        return functional._call("nmu", reference.nmu, x, {"weight": self.weight}, clip=self.clip)
+        return call("nmu", reference.nmu, x, (self.weight,), clip=self.clip)
 
 
 class iNALU(layers.iNALU):
@@ -68,9 +65,8 @@ class iNALU(layers.iNALU):
 
     def forward(self, x: Tensor) -> Tensor:
         """As the fused layer."""
-        names = ("weight_add", "mask_add", "weight_mul", "mask_mul", "gate_weight")
-        weights = {name: getattr(self, name) for name in names}
-        return functional._call("inalu", reference.inalu, x, weights, eps=self.eps, omega=self.omega)
+        weights = [getattr(self, name) for name in ops.WEIGHTS["inalu"]]
+        return call("inalu", reference.inalu, x, weights, eps=self.eps, omega=self.omega)
 
 
 # Of these the fused modules are plain torch already.

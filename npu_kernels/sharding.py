@@ -1,13 +1,14 @@
 """Neural Power Unit, a layer: how DTensor may shard the fused operators, and models sharded over ranks.
 
-Importing this module registers the rules; `npu_kernels` alone does not, because DTensor is slow to import. Without them
-DTensor raises that the operator has no sharding strategy. Data parallelism (DistributedDataParallel, FSDP2) needs none.
+Importing this module registers the rules, made of the shapes in `ops.LAYERS`; `npu_kernels` alone does not, because
+DTensor is slow to import. Without them DTensor raises that the operator has no sharding strategy. Data parallelism
+(DistributedDataParallel, FSDP2) needs none.
 
 What may be sharded, on each dimension of a mesh by itself:
 
-rows B       x, y          weights and gate replicated; their gradients are partial sums
-outputs O    weights, y    x and gate replicated; their gradients are partial sums
-models K     everything that has K; a shared x is replicated, its gradient a partial sum
+rows B       x, y             all weights replicated; their gradients are partial sums
+outputs O    y, what has O    x and weights without O replicated; their gradients are partial sums
+models K     what has K; a shared x is replicated, its gradient a partial sum
 nothing      all replicated
 
 Never inputs I: the exponential comes after the sum over them. A tensor that comes sharded over I is gathered.
@@ -17,6 +18,7 @@ torch calls its registration interface experimental.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed.tensor as dt
@@ -27,143 +29,65 @@ from torch.distributed.tensor.experimental import register_sharding
 from npu_kernels import ops
 from npu_kernels.layers import Unit
 
-_Rule = tuple[list[Any], list[Any]]
 
-
-def _placements(x: Any, weight: Any) -> list[dict[str, Any]]:
-    """One dictionary per legal sharding: of rows (y), x, weight, gate, and of the gradients of the last three."""
-    models = len(weight.shape) - 2
-    shared = models and len(x.shape) == 2
-    keep, add = dt.Replicate(), dt.Partial()
-    rows = dt.Shard(models)
-    rows_of_x = dt.Shard(0) if shared else rows
-    # fmt: off
-    found: list[dict[str, Any]] = [
-        {"y": keep, "x": keep, "weight": keep, "gate": keep, "grad_x": keep, "grad_weight": keep, "grad_gate": keep},
-        {"y": rows, "x": rows_of_x, "weight": keep, "gate": keep,
-         "grad_x": rows_of_x, "grad_weight": add, "grad_gate": add},
-        {"y": dt.Shard(models + 1), "x": keep, "weight": dt.Shard(models), "gate": keep,
-         "grad_x": add, "grad_weight": dt.Shard(models), "grad_gate": add},
-    ]
-    if models:
-        each = dt.Shard(0)
-        found.append({"y": each, "x": keep if shared else each, "weight": each, "gate": each,
-                      "grad_x": add if shared else each, "grad_weight": each, "grad_gate": each})
-    # fmt: on
+def _placements(layer: ops.Layer, x: Any, weight: Any, over: str) -> dict[str, tuple[Any, Any]]:
+    """Of x, y and each weight, itself and its gradient, where the dimension `over` (B, O, K, or none) is sharded."""
+    models = "K" if len(weight.shape) == 3 else ""
+    shapes = {"x": models[: len(x.shape) - 2] + "BI", "y": models + "BO"}
+    shapes |= {name: models + shape for name, shape in layer.weights.items()}
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, shape in shapes.items():
+        if over and over in shape:
+            found[name] = (dt.Shard(shape.index(over)),) * 2
+        else:
+            found[name] = dt.Replicate(), dt.Partial() if over else dt.Replicate()
     return found
 
 
-def _if(condition: Any, placement: Any, otherwise: Any = None) -> Any:
-    return placement if condition else otherwise
+def _ways(layer: ops.Layer, x: Any, weight: Any) -> list[dict[str, tuple[Any, Any]]]:
+    """One for each legal sharding."""
+    return [_placements(layer, x, weight, over) for over in ("", "B", "O", "K")[: 2 + len(weight.shape) - 1]]
 
 
-@register_sharding(ops.npu_forward)
-def _npu_forward(x: Any, weight_re: Any, weight_im: Any, gate: Any, eps: float, save_sin: bool) -> list[_Rule]:
-    return [
-        (
-            [p["y"], _if(save_sin, p["y"], dt.Replicate())],
-            [p["x"], p["weight"], _if(weight_im, p["weight"]), _if(gate, p["gate"]), None, None],
-        )
-        for p in _placements(x, weight_re)
-    ]
+def _operands(layer: ops.Layer, way: dict[str, tuple[Any, Any]], tensors: Sequence[Any]) -> list[Any]:
+    return [None if t is None else way[name][0] for name, t in zip(("x", *layer.weights), tensors, strict=True)]
 
 
-@register_sharding(ops.npu_backward)
-def _npu_backward(
-    grad_y: Any,
-    x: Any,
-    weight_re: Any,
-    weight_im: Any,
-    gate: Any,
-    y: Any,
-    s: Any,
-    eps: float,
-    straight_through: bool,
-    needs: int,
-) -> list[_Rule]:
-    # What is not needed comes back empty, the same on every rank.
-    def gradients(p: dict[str, Any]) -> list[Any]:
-        of = (p["grad_x"], p["grad_weight"], p["grad_weight"] if weight_im else None, p["grad_gate"] if gate else None)
-        return [_if(needs >> bit & 1 and g is not None, g, dt.Replicate()) for bit, g in enumerate(of)]
+def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
+    def rule(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
+        tensors, others = arguments[: layer.operands], arguments[layer.operands :]
+        kept = len(layer.kept)
+        found = []
+        for way in _ways(layer, *tensors[:2]):
+            y = way["y"][0]
+            # What is not asked for comes back empty, the same on every rank.
+            outputs = [y, *[y if kept and others[-1] else dt.Replicate()] * kept]
+            found.append((outputs, [*_operands(layer, way, tensors), *(None for _ in others)]))
+        return found
 
-    return [
-        (
-            gradients(p),
-            [
-                p["y"],
-                p["x"],
-                p["weight"],
-                _if(weight_im, p["weight"]),
-                _if(gate, p["gate"]),
-                p["y"],
-                p["y"],
-                None,
-                None,
-                None,
-            ],
-        )
-        for p in _placements(x, weight_re)
-    ]
+    return rule
 
 
-@register_sharding(ops.nmu_forward)
-def _nmu_forward(x: Any, weight: Any) -> list[_Rule]:
-    return [([p["y"]], [p["x"], p["weight"]]) for p in _placements(x, weight)]
+def _backward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
+    def rule(grad_y: Any, *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
+        tensors, others = arguments[: layer.operands], arguments[layer.operands + len(layer.saved) :]
+        needs, found = others[-1], []
+        for way in _ways(layer, *tensors[:2]):
+            y = way["y"][0]
+            grads = [
+                way[name][1] if needs >> bit & 1 and t is not None else dt.Replicate()
+                for bit, (name, t) in enumerate(zip(("x", *layer.weights), tensors, strict=True))
+            ]
+            saved = [y] * len(layer.saved)
+            found.append((grads, [y, *_operands(layer, way, tensors), *saved, *(None for _ in others)]))
+        return found
+
+    return rule
 
 
-@register_sharding(ops.nmu_backward)
-def _nmu_backward(grad_y: Any, x: Any, weight: Any, needs: int) -> list[_Rule]:
-    return [
-        (
-            [_if(needs & 1, p["grad_x"], dt.Replicate()), _if(needs & 2, p["grad_weight"], dt.Replicate())],
-            [p["y"], p["x"], p["weight"], None],
-        )
-        for p in _placements(x, weight)
-    ]
-
-
-@register_sharding(ops.inalu_forward)
-def _inalu_forward(
-    x: Any,
-    weight_add: Any,
-    mask_add: Any,
-    weight_mul: Any,
-    mask_mul: Any,
-    gate_weight: Any,
-    eps: float,
-    omega: float,
-    save: bool,
-) -> list[_Rule]:
-    return [
-        ([p["y"], *[_if(save, p["y"], dt.Replicate())] * 4], [p["x"], *[p["weight"]] * 5, None, None, None])
-        for p in _placements(x, weight_add)
-    ]
-
-
-@register_sharding(ops.inalu_backward)
-def _inalu_backward(
-    grad_y: Any,
-    x: Any,
-    weight_add: Any,
-    mask_add: Any,
-    weight_mul: Any,
-    mask_mul: Any,
-    gate_weight: Any,
-    h: Any,
-    a: Any,
-    t: Any,
-    flags: Any,
-    eps: float,
-    omega: float,
-    needs: int,
-) -> list[_Rule]:
-    return [
-        (
-            [_if(needs >> bit & 1, p["grad_weight" if bit else "grad_x"], dt.Replicate()) for bit in range(6)],
-            [p["y"], p["x"], *[p["weight"]] * 5, *[p["y"]] * 4, None, None, None],
-        )
-        for p in _placements(x, weight_add)
-    ]
+for _layer in ops.LAYERS.values():
+    register_sharding(_layer.forward)(_forward_rule(_layer))
+    register_sharding(_layer.backward)(_backward_rule(_layer))
 
 
 def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:

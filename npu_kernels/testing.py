@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: one record per operator, read by the tests and by the benchmarks.
+"""Neural Power Unit, a layer: samples and errors of every layer's function, read by the tests and by the benchmarks.
 
 A record names the fused function and its eager reference, draws valid samples over the sizes and layouts that break
 kernels (0, 1, odd, around vector widths; contiguous, transposed, expanded, sliced), lists the calls that must fail with
@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from npu_kernels import functional, reference
+from npu_kernels import functional, ops, reference
 
 # Batch, in and out sizes: nothing, one, odd, and around the widths of vectors and tiles.
 SIZES: tuple[tuple[int, int, int], ...] = (
@@ -80,16 +80,23 @@ class ErrorSample:
 
 @dataclass(frozen=True)
 class OperatorRecord:
-    """All that a test or a benchmark needs to know about an operator."""
+    """What a test or a benchmark needs to know about a layer's function beside its shapes, which `ops` has."""
 
     name: str
     function: Callable[..., Tensor]
     reference: Callable[..., Tensor]
-    shapes: dict[str, str]  # tensor -> its sizes, "OI"
-    optional: tuple[str, ...] = ()  # tensors that may be None
     weight_range: tuple[float, float] = (-1.0, 1.0)
     option_sets: tuple[dict[str, Any], ...] = ({},)
-    fused: bool = False  # has kernels of its own
+
+    @property
+    def shapes(self) -> Mapping[str, str]:
+        """Tensor -> its sizes, "OI"."""
+        return ops.WEIGHTS[self.name]
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Tensors that may be None."""
+        return ops.LAYERS[self.name].optional if self.name in ops.LAYERS else ()
 
     def sample(
         self,
@@ -203,7 +210,7 @@ class OperatorRecord:
                 found.append(bad(f"{name} length", ValueError, message, **{name: like(x, 3)}))
                 message = rf"{name} must have shape \(3, {size}\) \(num_models, {meaning}\), got shape \({size},\)$"
                 found.append(bad(f"{name} models", ValueError, message, models, **{name: like(x, size)}))
-        if self.name in ("npu", "nalu", "inalu"):
+        if self.name in ops.LAYERS and "eps" in ops.LAYERS[self.name].options:
             for value in (0.0, -1e-3, float("nan"), float("inf"), 1e-320, "small"):
                 message = r"eps must be finite and greater than 0 in float64, got "
                 found.append(bad(f"eps {value}", ValueError, message, eps=value))
@@ -226,43 +233,25 @@ RECORDS: dict[str, OperatorRecord] = {
             "npu",
             functional.npu,
             reference.npu,
-            {"weight_re": "OI", "weight_im": "OI", "gate": "I"},
-            optional=("weight_im", "gate"),
             option_sets=({"gate_gradient": "clip"}, {"gate_gradient": "straight_through", "eps": 1e-3}),
-            fused=True,
         ),
         OperatorRecord(
             "nmu",
             functional.nmu,
             reference.nmu,
-            {"weight": "OI"},
             weight_range=(-0.25, 1.25),
             option_sets=({}, {"clip": False}),
-            fused=True,
         ),
         OperatorRecord(
             "nau",
             functional.nau,
             reference.nau,
-            {"weight": "OI"},
             weight_range=(-1.5, 1.5),
             option_sets=({}, {"clip": False}),
         ),
-        OperatorRecord("nac", functional.nac, reference.nac, {"weight": "OI", "mask": "OI"}),
-        OperatorRecord(
-            "nalu",
-            functional.nalu,
-            reference.nalu,
-            {"weight": "OI", "mask": "OI", "gate_weight": "OI", "gate_bias": "O"},
-            optional=("gate_bias",),
-        ),
-        OperatorRecord(
-            "inalu",
-            functional.inalu,
-            reference.inalu,
-            {"weight_add": "OI", "mask_add": "OI", "weight_mul": "OI", "mask_mul": "OI", "gate_weight": "OI"},
-            fused=True,
-        ),
+        OperatorRecord("nac", functional.nac, reference.nac),
+        OperatorRecord("nalu", functional.nalu, reference.nalu),
+        OperatorRecord("inalu", functional.inalu, reference.inalu),
     )
 }
 

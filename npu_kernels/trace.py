@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from npu_kernels import reference
 from npu_kernels.autograd import eager_only
 from npu_kernels.layers import Unit
-from npu_kernels.layers.npu import _PowerUnit
+from npu_kernels.layers.npu import PowerUnit
 
 ACTIONS = ("raise", "warn", "record")
 
@@ -91,7 +91,7 @@ def _examine(name: str, unit: Unit, what: str, x: Tensor, values: Tensor) -> Non
     text = f"npu: {name or 'the model'} ({type(unit).__name__}): "
     text += "the output of " if what == "output" else "the gradient that arrives at "
     text += f"{where} is {value} for input row {row[0] if len(row) == 1 else row}"
-    if isinstance(unit, _PowerUnit):
+    if isinstance(unit, PowerUnit):
         half = at.dtype in (torch.float16, torch.bfloat16)
         re, im, gate = unit.weight_re, unit.weight_im, unit.gate
         if model is not None:
@@ -100,7 +100,7 @@ def _examine(name: str, unit: Unit, what: str, x: Tensor, values: Tensor) -> Non
             at, re = at.float(), re.float()
             im, gate = (t if t is None else t.float() for t in (im, gate))
         eps = torch.finfo(at.dtype).eps if unit.eps is None else unit.eps
-        p, q, r, log_r, m = reference._exponents(at[None], re, im, None if gate is None else gate.clamp(0, 1), eps)
+        p, q, r, log_r, m = reference.exponents(at[None], re, im, None if gate is None else gate.clamp(0, 1), eps)
         exponent, phase = p[0, out].item(), q[0, out].item()
         facts = {"r": tuple(r[0].tolist()), "log_r": tuple(log_r[0].tolist()), "exponent": exponent, "phase": phase}
         limit = math.log(torch.finfo(at.dtype).max)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.utils import parametrize
 
-from npu_kernels import dispatch, functional
+from npu_kernels import dispatch, operands
 from npu_kernels.backends import direct
 from npu_kernels.checks import check_module, check_tensor, check_whole
 from npu_kernels.layers.base import Unit
@@ -177,7 +177,7 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
         loss = direct.mse(y, target, num_models is not None)
         if loss is not NotImplemented:
             return loss
-    functional.unrecorded(_check_loss, y, target, num_models)
+    operands.unrecorded(_check_loss, y, target, num_models)
     if num_models is None:
         return nn.functional.mse_loss(y, target)
     return (y - target).square().reshape(num_models, math.prod(y.shape[1:])).mean(1)  # not -1: there may be no models

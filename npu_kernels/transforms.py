@@ -138,217 +138,27 @@ def _pull(
     return found
 
 
-# ---- NPU ------------------------------------------------------------------------------------------------------------
+# ---- the Functions --------------------------------------------------------------------------------------------------
 
 
-class NPUTransformed(Function):
-    """``(y, s)`` from x, weight_re, weight_im, gate, eps, straight_through."""
-
-    @staticmethod
-    def forward(
-        x: Tensor,
-        weight_re: Tensor,
-        weight_im: Tensor | None,
-        gate: Tensor | None,
-        eps: float,
-        straight_through: bool,
-    ) -> tuple[Tensor, Tensor]:
-        return ops.npu_forward(x, weight_re, weight_im, gate, eps, True)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs[:4], *output)
-        ctx.options = inputs[4:]
-        ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad_y: Tensor, grad_s: Tensor) -> tuple[Tensor | None, ...]:
-        eps, straight = ctx.options
-        n = ctx.needs_input_grad
-        needs = n[0] | n[1] << 1 | n[2] << 2 | n[3] << 3
-        operands: tuple[Any, ...] = (grad_y, *ctx.saved_tensors)
-        if visible():
-            grads = NPUBackwardTransformed.apply(*operands, eps, straight, needs)
-        else:
-            x, weight_re, weight_im, gate, *_ = ctx.saved_tensors
-            grads = reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, eps, straight, needs)
-        return *(grad if needs >> bit & 1 else None for bit, grad in enumerate(grads)), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        x, weight_re, weight_im, gate, *options = inputs
-        of_x, of_re, of_im, of_gate = in_dims[:4]
-        into_models = any(dim is not None for dim in (of_re, of_im, of_gate))
-        fold = _Fold(info.batch_size, weight_re, of_re, x.dim() - (of_x is not None), into_models)
-        y, s = NPUTransformed.apply(
-            fold.x(x, of_x, False),
-            fold.weight(weight_re, of_re),
-            fold.weight(weight_im, of_im),
-            fold.weight(gate, of_gate),
-            *options,
-        )
-        (y, of_y), (s, _) = fold.unfold_rows(y), fold.unfold_rows(s)
-        return (y, s), (of_y, of_y)
-
-
-class NPUBackwardTransformed(Function):
-    """The four gradients, empty where `needs` has no bit; y and s are functions of the others and get none."""
-
-    @staticmethod
-    def forward(
-        grad_y: Tensor,
-        x: Tensor,
-        weight_re: Tensor,
-        weight_im: Tensor | None,
-        gate: Tensor | None,
-        y: Tensor,
-        s: Tensor,
-        eps: float,
-        straight_through: bool,
-        needs: int,
-    ) -> tuple[Tensor, ...]:
-        return ops.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:5])
-        ctx.options = inputs[7:10]
-        ctx.mark_non_differentiable(*(grad for bit, grad in enumerate(output) if not inputs[9] >> bit & 1))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        eps, straight, needs = ctx.options
-
-        def formula(
-            grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None
-        ) -> tuple[Tensor, ...]:
-            return reference.npu_backward(grad_y, x, weight_re, weight_im, gate, None, None, eps, straight, needs)
-
-        present = [grad if needs >> bit & 1 else None for bit, grad in enumerate(grads)]
-        return *_pull(formula, ctx.saved_tensors, present), *(None,) * 5
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-        grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs = inputs
-        fold = _Fold(info.batch_size, weight_re, in_dims[2], x.dim() - (in_dims[1] is not None), True)
-        grads = NPUBackwardTransformed.apply(
-            fold.rows(grad_y, in_dims[0]),
-            fold.x(x, in_dims[1], bool(needs & 1)),
-            fold.weight(weight_re, in_dims[2]),
-            fold.weight(weight_im, in_dims[3]),
-            fold.weight(gate, in_dims[4]),
-            fold.rows(y, in_dims[5]),
-            fold.rows(s, in_dims[6]),
-            eps,
-            straight_through,
-            needs,
-        )
-        unfold = (fold.unfold_x, fold.unfold_weight, fold.unfold_weight, fold.unfold_weight)
-        there = [bool(needs >> bit & 1) for bit in range(4)]
-        outputs = tuple(
-            back(grad) if is_there else grad for back, grad, is_there in zip(unfold, grads, there, strict=True)
-        )
-        return outputs, tuple(0 if is_there else None for is_there in there)
-
-
-# ---- NMU ------------------------------------------------------------------------------------------------------------
-
-
-class NMUTransformed(Function):
-    """y from x, weight (used as it is)."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor) -> Tensor:
-        return ops.nmu_forward(x, weight)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        n = ctx.needs_input_grad
-        needs = n[0] | n[1] << 1
-        if visible():
-            grads = NMUBackwardTransformed.apply(grad_y, *ctx.saved_tensors, needs)
-        else:
-            x, weight = ctx.saved_tensors
-            grads = reference.nmu_backward(grad_y, x, weight, needs)
-        return grads[0] if n[0] else None, grads[1] if n[1] else None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor) -> tuple[Any, Any]:
-        fold = _Fold(info.batch_size, weight, in_dims[1], x.dim() - (in_dims[0] is not None), in_dims[1] is not None)
-        y = NMUTransformed.apply(fold.x(x, in_dims[0], False), fold.weight(weight, in_dims[1]))
-        return fold.unfold_rows(y)
-
-
-class NMUBackwardTransformed(Function):
-    """The two gradients, empty where `needs` has no bit."""
-
-    @staticmethod
-    def forward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple[Tensor, Tensor]:
-        return ops.nmu_backward(grad_y, x, weight, needs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:3])
-        ctx.needs = inputs[3]
-        ctx.mark_non_differentiable(*(grad for bit, grad in enumerate(output) if not inputs[3] >> bit & 1))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        def formula(grad_y: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-            return reference.nmu_backward(grad_y, x, weight, ctx.needs)
-
-        present = [grad if ctx.needs >> bit & 1 else None for bit, grad in enumerate(grads)]
-        return *_pull(formula, ctx.saved_tensors, present), None
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        grad_y: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        needs: int,
-    ) -> tuple[Any, Any]:
-        fold = _Fold(info.batch_size, weight, in_dims[2], x.dim() - (in_dims[1] is not None), True)
-        grad_x, grad_weight = NMUBackwardTransformed.apply(
-            fold.rows(grad_y, in_dims[0]),
-            fold.x(x, in_dims[1], bool(needs & 1)),
-            fold.weight(weight, in_dims[2]),
-            needs,
-        )
-        return (
-            fold.unfold_x(grad_x) if needs & 1 else grad_x,
-            fold.unfold_weight(grad_weight) if needs & 2 else grad_weight,
-        ), (0 if needs & 1 else None, 0 if needs & 2 else None)
-
-
-# ---- NALU, iNALU ----------------------------------------------------------------------------------------------------
-
-
-def _nalu_family(layer: str, operands: int, kept: int) -> tuple[type[Function], type[Function]]:
-    """Two Functions as those above, of a layer of `operands` tensors, x first, whose forward keeps `kept` beside y.
-
-    The first gives y and what is kept, functions of the operands that get no gradient; the second the operands'
-    gradients, empty where `needs` has no bit.
-    """
-    forward_operator, backward_operator = getattr(ops, f"{layer}_forward"), getattr(ops, f"{layer}_backward")
-    gradients: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer}_backward")
-    none = (None,) * kept
+def _of_layer(layer: ops.Layer) -> type[Function]:
+    """A layer's Function, made of its record; its derivative is a Function too. Both give what their operators give."""
+    formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
+    operands, options = layer.operands, layer.operands + len(layer.options)
+    saved_end = 1 + operands + len(layer.saved)
+    again = (None,) * len(layer.saved)  # the formula computes them again, so that it is differentiable
 
     class Forward(Function):
-        """From the operands and the layer's options."""
+        """From the operands and the options: y and what is kept, functions of the operands without gradients."""
 
         @staticmethod
         def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            return forward_operator(*inputs, True)
+            found = layer.forward(*inputs[:options], *layer.keep)
+            return found if layer.kept else (found,)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-            ctx.save_for_backward(*inputs[:operands], *output[1:])
+            ctx.save_for_backward(*inputs[:operands], *output[0 if layer.takes_y else 1 :])
             ctx.options = inputs[operands:]
             ctx.mark_non_differentiable(*output[1:])
 
@@ -358,7 +168,7 @@ def _nalu_family(layer: str, operands: int, kept: int) -> tuple[type[Function], 
             if visible():
                 grads = Backward.apply(grad_y, *ctx.saved_tensors, *ctx.options, needs)
             else:
-                grads = gradients(grad_y, *ctx.saved_tensors[:operands], *none, *ctx.options, needs)
+                grads = formula(grad_y, *ctx.saved_tensors[:operands], *again, *ctx.options, needs)
             found = (grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
             return *found, *(None for _ in ctx.options)
 
@@ -368,56 +178,51 @@ def _nalu_family(layer: str, operands: int, kept: int) -> tuple[type[Function], 
             of_x, *of_weights = in_dims[:operands]
             into_models = any(dim is not None for dim in of_weights)
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), into_models)
-            outputs = Forward.apply(fold.x(x, of_x, False), *map(fold.weight, weights, of_weights), *inputs[operands:])
-            rows, dims = zip(*map(fold.unfold_rows, outputs), strict=True)
+            folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
+            rows, dims = zip(*map(fold.unfold_rows, Forward.apply(*folded, *inputs[operands:])), strict=True)
             return rows, dims
 
     class Backward(Function):
-        """From grad_y, the operands, what the forward kept, the options and `needs`."""
+        """From grad_y, the operands, what was saved, the options and `needs`: gradients, empty without their bit."""
 
         @staticmethod
         def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            return backward_operator(*inputs)
+            return layer.backward(*inputs)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
             ctx.save_for_backward(*inputs[: 1 + operands])
-            ctx.options = inputs[1 + operands + kept :]
-            needs = inputs[-1]
-            ctx.mark_non_differentiable(*(grad for bit, grad in enumerate(output) if not needs >> bit & 1))
+            ctx.options = inputs[saved_end:]
+            ctx.mark_non_differentiable(*(grad for bit, grad in enumerate(output) if not inputs[-1] >> bit & 1))
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-            def formula(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-                return gradients(*inputs, *none, *ctx.options)
+            def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
+                return formula(*inputs, *again, *ctx.options)
 
             present = [grad if ctx.options[-1] >> bit & 1 else None for bit, grad in enumerate(grads)]
-            return *_pull(formula, ctx.saved_tensors, present), *none, *(None for _ in ctx.options)
+            return *_pull(differentiable, ctx.saved_tensors, present), *again, *(None for _ in ctx.options)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-            (grad_y, x, *weights), saved = inputs[: 1 + operands], inputs[1 + operands : 1 + operands + kept]
-            of_x, of_weights = in_dims[1], in_dims[2 : 1 + operands]
-            needs = inputs[-1]
+            grad_y, x, *weights = inputs[: 1 + operands]
+            of_x, of_weights, needs = in_dims[1], in_dims[2 : 1 + operands], inputs[-1]
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), True)
             grads = Backward.apply(
                 fold.rows(grad_y, in_dims[0]),
                 fold.x(x, of_x, bool(needs & 1)),
                 *map(fold.weight, weights, of_weights),
-                *map(fold.rows, saved, in_dims[1 + operands :]),
-                *inputs[1 + operands + kept :],
+                *map(fold.rows, inputs[1 + operands : saved_end], in_dims[1 + operands : saved_end]),
+                *inputs[saved_end:],
             )
             there = [bool(needs >> bit & 1) for bit in range(operands)]
             unfold = (fold.unfold_x, *(fold.unfold_weight,) * len(weights))
-            outputs = tuple(
-                back(grad) if is_there else grad for back, grad, is_there in zip(unfold, grads, there, strict=True)
-            )
+            outputs = tuple(back(g) if is_there else g for back, g, is_there in zip(unfold, grads, there, strict=True))
             return outputs, tuple(0 if is_there else None for is_there in there)
 
-    title = layer.upper()  # what graphs and profiles show
+    title = layer.name.upper()  # what graphs and profiles show
     Forward.__name__, Backward.__name__ = f"{title}Transformed", f"{title}BackwardTransformed"
-    return Forward, Backward
+    return Forward
 
 
-NALUTransformed, NALUBackwardTransformed = _nalu_family("nalu", 5, 3)
-INALUTransformed, INALUBackwardTransformed = _nalu_family("inalu", 6, 4)
+FUNCTIONS: dict[str, Any] = {name: _of_layer(layer) for name, layer in ops.LAYERS.items()}

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMU, NPU, functional
-from npu_kernels.testing import RECORDS, relative_error
+from npu_kernels import NAU, NMU, NPU, dispatch, functional, use_backend
+from npu_kernels.testing import RECORDS, CountCalls, relative_error
 from tests.conftest import needs_library
 
 pytestmark = [
@@ -91,7 +91,11 @@ def _data_parallel(rank: int, ranks: int) -> None:
         assert relative_error(parameter.grad.full_tensor(), want) < ROUNDING
 
 
-def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...]) -> None:
+_TWO = ((None, False), (4, True))
+_SETTINGS = {"npu": ((None, False), (4, False), (4, True)), "nmu": _TWO, "inalu": _TWO}  # models, whether x is shared
+
+
+def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[str, Any] = _SETTINGS) -> None:
     """The operators and their backwards under every placement of every operand; gathered where it is not legal."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -99,8 +103,6 @@ def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...]) -> None:
     import npu_kernels.sharding  # noqa: F401
 
     mesh = init_device_mesh("cpu", mesh_shape)
-    two = [(None, False), (4, True)]
-    sizes = {"npu": [(None, False), (4, False), (4, True)], "nmu": two, "inalu": two}
     for name, settings in sizes.items():
         for num_models, shared in settings:
             sample = RECORDS[name].sample(8, 4, 4, num_models=num_models, shared=shared).requires_grad()
@@ -151,6 +153,16 @@ def _on_a_line(rank: int, ranks: int) -> None:
     _operators(rank, ranks, (ranks,))
 
 
+def _triton_on_a_line(rank: int, ranks: int) -> None:
+    """NALU has operators of its own in the Triton backend only."""
+    from npu_kernels.backends import triton
+
+    with use_backend("triton"), CountCalls() as counted:
+        assert triton.available("cpu") == (True, "")
+        _operators(rank, ranks, (ranks,), {"nalu": _TWO[1:]})  # the interpreter takes seconds for each placement
+    assert counted.calls["nalu_backward"] > 0
+
+
 def _on_a_mesh(rank: int, ranks: int) -> None:
     _operators(rank, ranks, (2, ranks // 2))
 
@@ -185,6 +197,15 @@ def _models(rank: int, ranks: int) -> None:
 def test_two_processes() -> None:
     """DDP, FSDP2, every sharding of the operators, models over the ranks."""
     _spawn(2, _data_parallel, _on_a_line, _models)
+
+
+def test_nalu_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted: the children start with Triton's variable."""
+    runs, reason = dispatch.reasons("cpu")["triton"]
+    if not runs and "TRITON_INTERPRET" not in reason:
+        pytest.skip(reason)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    _spawn(2, _triton_on_a_line)
 
 
 def test_a_mesh_of_four_processes() -> None:

@@ -11,7 +11,7 @@ def versions() -> dict[str, str]:
     facts = env.environment()
     wanted = ("npu_kernels", "python", "torch", "triton", "numpy", "processor", "cores", "cuda", "cpu instruction set")
     found = {name: facts[name] for name in wanted}
-    return {**found, "mpmath": env._version("mpmath"), "onnxruntime": env._version("onnxruntime")}
+    return {**found, "mpmath": env.version_of("mpmath"), "onnxruntime": env.version_of("onnxruntime")}
 
 
 NOTES = """

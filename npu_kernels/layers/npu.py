@@ -15,7 +15,7 @@ from npu_kernels import functional
 from npu_kernels.layers.base import Device, Unit, glorot_
 
 
-class _PowerUnit(Unit):
+class PowerUnit(Unit):
     """Options and initialisation of the three; what a unit does not have is None."""
 
     intervals: ClassVar[dict[str, tuple[float, float] | None]] = {
@@ -67,7 +67,7 @@ class _PowerUnit(Unit):
         return super().extra_repr() + options
 
 
-class NPU(_PowerUnit):
+class NPU(PowerUnit):
     """Neural Power Unit, a layer with complex exponents and a relevance gate.
 
         r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
@@ -116,7 +116,7 @@ class NPU(_PowerUnit):
         self._create({"weight_re": "OI", "weight_im": "OI", "gate": "I"}, device, dtype)
 
 
-class RealNPU(_PowerUnit):
+class RealNPU(PowerUnit):
     """Real Neural Power Unit, a layer: the `NPU` with real exponents, whose weights read as powers.
 
         r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
@@ -161,7 +161,7 @@ class RealNPU(_PowerUnit):
         self._create({"weight_re": "OI", "gate": "I"}, device, dtype)
 
 
-class NaiveNPU(_PowerUnit):
+class NaiveNPU(PowerUnit):
     """Naive Neural Power Unit, a layer: the `NPU` without its gate.
 
         y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)      r = |x| + eps, k = 1 where x < 0, else 0

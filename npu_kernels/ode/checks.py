@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from npu_kernels.checks import check_tensor
 from npu_kernels.layers import NAU
-from npu_kernels.layers.npu import _PowerUnit
+from npu_kernels.layers.npu import PowerUnit
 from npu_kernels.reference_ode import METHODS
 
 
@@ -50,7 +50,7 @@ def check_options(function: str, steps: Any, dt: Any, method: Any, memory: Any, 
     check_choice(function, "nonfinite", nonfinite, ("raise", "keep"))
 
 
-def layers_of(model: Any) -> tuple[_PowerUnit, NAU]:
+def layers_of(model: Any) -> tuple[PowerUnit, NAU]:
     """The two layers of a model that the fused loop knows; TypeError or ValueError says what it is not."""
     rule = "rollout: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU"
     instead = "; ode.rollout_any runs any model, through torchdiffeq"
@@ -60,7 +60,7 @@ def layers_of(model: Any) -> tuple[_PowerUnit, NAU]:
             what += f"({', '.join(type(layer).__name__ for layer in model)})"
         raise TypeError(f"{rule}, got {what}{instead}")
     power, nau = model
-    for layer, base in ((power, _PowerUnit), (nau, NAU)):
+    for layer, base in ((power, PowerUnit), (nau, NAU)):
         if not isinstance(layer, base) or type(layer).forward is not base.forward:
             found = ", ".join(type(part).__name__ for part in model)
             raise TypeError(f"{rule} with their own forward, got Sequential({found}){instead}")

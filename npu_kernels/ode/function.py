@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from npu_kernels import ops, reference, reference_ode
-from npu_kernels.autograd import _differentiate, eager_only
+from npu_kernels.autograd import differentiate, eager_only
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 
@@ -110,7 +110,7 @@ def rollout_backward(
     if torch.is_grad_enabled() and not eager_only():
         steps = trajectory.shape[-2] - 1
         formula = _formula(tableau, steps, dt, eps, clip, straight_through, many)
-        return tuple(_differentiate(formula, operands, needed, (grad_trajectory, grad_derivatives)))
+        return tuple(differentiate(formula, operands, needed, (grad_trajectory, grad_derivatives)))
     adjoint: Callable[..., tuple[Tensor, ...]] = reference_ode.ode_backward if eager_only() else ops.ode_backward
     paths: tuple[Tensor | None, ...] = grad_trajectory, grad_derivatives, trajectory
     if not many:

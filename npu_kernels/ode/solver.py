@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 from torch.utils.checkpoint import checkpoint
 
-from npu_kernels import dispatch, functional, ops
+from npu_kernels import dispatch, functional, operands, ops
 from npu_kernels.autograd import eager_only
 from npu_kernels.backends import direct
 from npu_kernels.dispatch import has_time_loop
@@ -157,13 +157,13 @@ def integrate(
             raise TypeError(f"{_name}: {name} must be True or False, got {flag!r}")
     if is_tracing() or not checks.fits(u0, weight_re, weight_im, gate, weight):
         weights = {"weight_re": weight_re, "weight_im": weight_im, "gate": gate, "weight": weight}
-        functional.unrecorded(checks.check_tensors, _name, u0, weights)
+        operands.unrecorded(checks.check_tensors, _name, u0, weights)
     if eps is None:
-        eps = functional._EPS[u0.dtype]
+        eps = operands.EPS[u0.dtype]
     else:
-        functional._check_positive(_name, "eps", eps, u0.dtype)
+        operands.check_positive(_name, "eps", eps, u0.dtype)
     checks.check_choice(_name, "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
-    many = functional.unrecorded(checks.has_starts, _name, u0, weight_re)
+    many = operands.unrecorded(checks.has_starts, _name, u0, weight_re)
     if nonfinite == "raise" and (is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active()):
         raise RuntimeError(
             f"{_name}: nonfinite='raise' has to look at the values, which torch.compile, torch.func and "

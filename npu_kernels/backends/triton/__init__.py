@@ -13,38 +13,41 @@ with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels. I
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-__all__ = [
-    "available",
-    "inalu_backward",
-    "inalu_forward",
-    "nalu_backward",
-    "nalu_forward",
-    "nmu_backward",
-    "nmu_forward",
-    "npu_backward",
-    "npu_forward",
-    "ode_backward",
-    "ode_fits",
-    "ode_forward",
-    "register",
-]
+__all__ = ["available", "launchers", "ode_fits", "register"]  # and the launchers' names
 
 _INTERPRET = "TRITON_INTERPRET"
+_MODULES = ("npu", "nmu", "nalu", "ode")  # with launchers
 
 
 @functools.cache
-def _load() -> tuple[ModuleType, ModuleType, ModuleType, ModuleType]:
+def _load() -> dict[str, ModuleType]:
     """The modules with the kernels; imports triton."""
-    from npu_kernels.backends.triton import nalu, nmu, npu, ode
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in _MODULES}
 
-    return npu, nmu, nalu, ode
+
+@functools.cache
+def launchers() -> dict[str, Callable[..., Any]]:
+    """The functions named like the operators; imports triton."""
+    found = {name: value for module in _load().values() for name, value in vars(module).items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if name.endswith(("_forward", "_backward")) and not name.startswith("_") and callable(value)
+    }
+
+
+def __getattr__(name: str) -> Any:
+    if name.endswith(("_forward", "_backward")) and not name.startswith("_") and name in launchers():
+        return launchers()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @functools.cache
@@ -92,67 +95,16 @@ def available(device_type: str = "cuda") -> tuple[bool, str]:
     return not problem, problem
 
 
-def npu_forward(*args: Any) -> tuple[Tensor, Tensor]:
-    """The operator ``npu_forward``: see `npu`."""
-    return _load()[0].npu_forward(*args)
-
-
-def npu_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The operator ``npu_backward``: see `npu`."""
-    return _load()[0].npu_backward(*args)
-
-
-def nmu_forward(*args: Any) -> Tensor:
-    """The operator ``nmu_forward``: see `nmu`."""
-    return _load()[1].nmu_forward(*args)
-
-
-def nmu_backward(*args: Any) -> tuple[Tensor, Tensor]:
-    """The operator ``nmu_backward``: see `nmu`."""
-    return _load()[1].nmu_backward(*args)
-
-
-def nalu_forward(*args: Any) -> tuple[Tensor, ...]:
-    """The operator ``nalu_forward``: see `nalu`."""
-    return _load()[2].nalu_forward(*args)
-
-
-def nalu_backward(*args: Any) -> tuple[Tensor, ...]:
-    """The operator ``nalu_backward``: see `nalu`."""
-    return _load()[2].nalu_backward(*args)
-
-
-def inalu_forward(*args: Any) -> tuple[Tensor, ...]:
-    """The operator ``inalu_forward``: see `nalu`."""
-    return _load()[2].inalu_forward(*args)
-
-
-def inalu_backward(*args: Any) -> tuple[Tensor, ...]:
-    """The operator ``inalu_backward``: see `nalu`."""
-    return _load()[2].inalu_backward(*args)
-
-
-def ode_forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator ``ode_forward``: see `ode`."""
-    return _load()[3].ode_forward(*args)
-
-
-def ode_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The operator ``ode_backward``: see `ode`."""
-    return _load()[3].ode_backward(*args)
-
-
 def ode_fits(d: int, h: int, dtype: torch.dtype) -> bool:
     """Whether the time loop of such a model runs in one launch: see `ode`."""
-    return _load()[3].fits(d, h, dtype)
+    return _load()["ode"].fits(d, h, dtype)
 
 
 @functools.cache
 def register() -> torch.library.Library:
     """Register the launchers as the operators' CUDA kernels, once; call it where `available` says that they run."""
     library = torch.library.Library("npu_kernels", "IMPL", "CUDA")
-    npu, nmu, nalu, _ = _load()
-    for layer, module in (("npu", npu), ("nmu", nmu), ("nalu", nalu), ("inalu", nalu)):
-        for name in (f"{layer}_forward", f"{layer}_backward"):
-            library.impl(name, getattr(module, name))
+    for name, launcher in launchers().items():
+        if not name.startswith("ode_"):  # `dispatch` decides whether the model fits one launch
+            library.impl(name, launcher)
     return library

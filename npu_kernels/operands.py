@@ -1,0 +1,170 @@
+"""Neural Power Unit, a layer: what a layer's operands must be, and how its formula is called with them.
+
+`call` is the way of every layer that has no shorter one: check, cast, flatten, compute. The shapes are those of
+`ops.WEIGHTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.jit import is_tracing
+
+from npu_kernels import ops
+from npu_kernels.checks import check_tensor
+
+_Result = TypeVar("_Result")
+
+_INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
+_HALF = (torch.float16, torch.bfloat16)
+_MEANING = {"I": "in_features", "O": "out_features"}
+EPS = {dtype: info.eps for dtype, info in _INFO.items()}  # of the layers that add the machine's by default
+
+# Of each layer, for each weight its sizes and whether it may be None.
+_EXPECTED = {
+    layer: tuple((letters, layer in ops.LAYERS and name in ops.LAYERS[layer].optional) for name, letters in own.items())
+    for layer, own in ops.WEIGHTS.items()
+}
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[str, bool]]) -> bool:
+    """The common valid case on the CPU, by the cheapest comparisons; what does not fit goes to `check`."""
+    if is_tracing():
+        return False
+    try:
+        first: Any = weights[0]
+        dtype, shape, rows = first.dtype, first.shape, x.shape
+        dims = len(shape)
+        if x.dtype is not dtype or dtype not in _INFO or not x.is_cpu or not first.is_cpu or dims not in (2, 3):
+            return False
+        if x.layout is not torch.strided or first.layout is not torch.strided:
+            return False
+        if len(weights) > 1:
+            for weight, (letters, may_be_none) in zip(weights[1:], expected[1:]):  # noqa: B905  # strict takes longer
+                if weight is None and may_be_none:
+                    continue
+                own: Any = weight
+                if own.dtype is not dtype or not own.is_cpu or own.layout is not torch.strided:
+                    return False
+                if own.shape != (shape if letters == "OI" else _vector(shape, letters)):
+                    return False
+        if dims == 2:
+            return len(rows) > 0 and rows[-1] == shape[1]
+        return len(rows) > 1 and rows[-1] == shape[2] and (len(rows) == 2 or rows[0] == shape[0])
+    except (AttributeError, RuntimeError):  # not a tensor; a nested one, which has no shape
+        return False
+
+
+def _vector(shape: Sequence[int], letters: str) -> tuple[int, ...]:
+    """The shape of a vector of inputs or outputs beside a weight of that shape."""
+    size = shape[-1 if letters == "I" else -2]
+    return (size,) if len(shape) == 2 else (shape[0], size)
+
+
+def check(layer: str, x: Any, weights: Sequence[Any]) -> None:
+    """Raise for the first thing wrong; the first weight ``[(K,) O, I]`` says what the others and x must be."""
+    shapes, expected = ops.WEIGHTS[layer], _EXPECTED[layer]
+    named = zip(shapes, weights, expected, strict=True)
+    tensors = {name: weight for name, weight, (_, may_be_none) in named if weight is not None or not may_be_none}
+    present = {"x": x, **tensors}
+    for name, tensor in present.items():
+        check_tensor(layer, name, tensor)
+        if tensor.dtype not in _INFO and tensor.dtype not in _HALF:
+            raise TypeError(f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
+    for what, error in (("dtype", TypeError), ("device", ValueError)):
+        if any(getattr(tensor, what) != getattr(x, what) for tensor in present.values()):
+            found = ", ".join(f"{name} {getattr(tensor, what)}" for name, tensor in present.items())
+            raise error(f"{layer}: all tensors must have one {what}, got {found}")
+
+    first, weight = next(iter(tensors.items()))
+    shape, rows = tuple(weight.shape), tuple(x.shape)
+    if len(shape) not in (2, 3):
+        raise ValueError(
+            f"{layer}: {first} must have shape (out_features, in_features) or (num_models, out_features, in_features), "
+            f"got shape {shape}"
+        )
+    models = "num_models, " if len(shape) == 3 else ""
+    for name, other in tensors.items():
+        letters, own = shapes[name], tuple(other.shape)
+        if letters == "OI":
+            if own != shape:
+                raise ValueError(f"{layer}: {name} must have the shape of {first}, {shape}, got shape {own}")
+            continue
+        want = _vector(shape, letters)
+        if own != want:
+            meaning = models + _MEANING[letters]
+            raise ValueError(f"{layer}: {name} must have shape {want} ({meaning}), got shape {own}")
+
+    if not rows or rows[-1] != shape[-1]:
+        raise ValueError(f"{layer}: x must have last dimension {shape[-1]} (in_features), got shape {rows}")
+    if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
+        raise ValueError(
+            f"{layer}: x must have shape ({shape[0]}, ..., {shape[-1]}) (num_models, ..., in_features) "
+            f"or (batch, {shape[-1]}) (shared by all models), got shape {rows}"
+        )
+
+
+def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What a check answers, without `torch.jit.trace`, which would record the sizes and warn of every comparison."""
+    if not is_tracing():
+        return check(*arguments)
+    state = torch._C._get_tracing_state()
+    pause: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]
+    pause(None)
+    try:
+        return check(*arguments)
+    finally:
+        pause(state)
+
+
+def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> None:
+    """Raise ValueError for a number that is not finite, or not greater than 0 in the dtype of the computation."""
+    info = _INFO.get(dtype, _INFO[torch.float32])
+    if not isinstance(value, (int, float)) or not info.smallest_normal <= value <= info.max:
+        raise ValueError(f"{layer}: {name} must be finite and greater than 0 in {info.dtype}, got {value!r}")
+
+
+def _flatten(x: Tensor, weight: Tensor, extra: int) -> Tensor:
+    """x, with so many more dimensions than the weight, as ``[B, I]``, or ``[K, B, I]`` for models with own rows."""
+    if extra > 0:
+        return x.flatten(weight.dim() - 2, -2)
+    return x if weight.dim() == 3 else x.unsqueeze(0)
+
+
+def _autocasts(x: Any) -> bool:
+    if not isinstance(x, Tensor):
+        return False
+    device_type = x.device.type
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def _to_float(tensor: Any) -> Any:
+    return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype in _HALF else tensor
+
+
+def call(
+    layer: str, formula: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor | None], **options: Any
+) -> Tensor:
+    """Check, cast, flatten, and call ``formula(x, *weights, **options)`` with ``x [B, I]`` or ``[K, B, I]``.
+
+    weights: in the order of ``ops.WEIGHTS[layer]``; None for an absent one.
+    """
+    autocast, half = _any_autocast() and _autocasts(x), False
+    if not autocast and not fits(x, weights, _EXPECTED[layer]):
+        unrecorded(check, layer, x, weights)
+        half = x.dtype in _HALF
+    if autocast or half:
+        with torch.autocast(x.device.type, enabled=False):
+            y = call(layer, formula, _to_float(x), [_to_float(weight) for weight in weights], **options)
+        return y.to(x.dtype) if half else y
+
+    extra = x.dim() - weights[0].dim()  # type: ignore[union-attr]  # the first is never None
+    if extra == 0:
+        return formula(x, *weights, **options)
+    flat = _flatten(x, weights[0], extra)  # type: ignore[arg-type]
+    y = formula(flat, *weights, **options)
+    return y if flat is x else y.reshape(x.shape[:-1] + y.shape[-1:])
