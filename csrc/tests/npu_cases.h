@@ -42,7 +42,7 @@ void compare(const char* what, const std::vector<T>& got, const std::vector<long
 template <typename T>
 void compare_sum(const char* what, const std::vector<T>& got, std::vector<long double> want, int64_t times) {
   for (long double& w : want) w *= (long double)times;
-  hold(what, relative_error(got, want), 48 * std::numeric_limits<T>::epsilon());
+  hold(what, relative_error(got, want), 64 * std::numeric_limits<T>::epsilon());
 }
 
 struct Shape {
