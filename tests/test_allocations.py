@@ -41,3 +41,5 @@ def test_every_allocation_fails_in_turn(path: str, failing_malloc: Path) -> None
     assert not [(case["case"], wrong) for case in cases for wrong in case["wrong"]]
     assert len(cases) > 40
     assert all(case["failures"] > 0 for case in cases)
+    if not any(case["in_threads"] for case in cases):
+        pytest.skip("nothing but this was wrong: the machine is busy, so the kernels worked in one thread throughout")

@@ -8,8 +8,6 @@
 //   RealNPU    L (Wr)'  gives P,  m (pi ghat Wr)'  gives Q,  of two tiles of outs each
 //
 // Two tiles of rows without a negative input leave out their mask products.
-#include <vector>
-
 #include "npu_forward.h"
 #include "npu_tiles.h"
 #include "tiles.h"
@@ -111,7 +109,7 @@ class Chunk {
         mask_(pairs_ * 2 * k_tiles_ * kTileSize),
         own_unit_(packed == nullptr ? weights_.unit_size() : 0),
         sums_(kept_outs_ / kUnitOuts * pairs_ * kUnitSize),
-        negative_(size_t(pairs_)) {}
+        negative_(pairs_) {}
 
   void run(int64_t model, int64_t row, int64_t end_row, int64_t first_out, int64_t end_out, const float* gate,
            const tiles::Engine& engine, const Ranges& ranges) {
@@ -220,7 +218,7 @@ class Chunk {
   const int64_t kept_outs_;        // whose sums are kept at once
   Scratch<Bf16> log_r_, mask_, own_unit_;
   Scratch<float> sums_;
-  std::vector<uint8_t> negative_;  // of two tiles of rows: any x < 0 in this block
+  Scratch<uint8_t> negative_;  // of two tiles of rows: any x < 0 in this block
 };
 
 // Calls f(task, gate) for tasks [begin, end) of n to a model.
