@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from npu_kernels import functional, ode, reference, reference_ode
+from npu_kernels import functional, ode, ops, reference, reference_ode
 from npu_kernels.optim import Adam
 from npu_kernels.testing import RECORDS, Sample, error_bound, fill_uninitialized_with_nan
 from npu_kernels.training import mse_loss
@@ -65,7 +65,7 @@ def test_sizes_of_zero(name: str, backend: str) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if record.fused])
+@pytest.mark.parametrize("name", list(ops.LAYERS))
 def test_sizes_of_zero_on_every_instruction_set(isa: str, name: str) -> None:
     """70 rows and 40 features take other kernels than a few."""
     for sample in _zero_sizes(name, torch.float32, (0, 1, 70 if name == "npu" else 40)):
@@ -123,7 +123,7 @@ def test_loss_and_step_of_nothing(backend: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(3, 2), (40, 20)])
-@pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if record.fused])
+@pytest.mark.parametrize("name", list(ops.LAYERS))
 def test_no_rows_and_weights_of_nan(name: str, size: tuple[int, int], backend: str) -> None:
     """Nothing is added up: the gradients are the formula's, also where 0 * nan could come in."""
     sample = RECORDS[name].sample(0, *size, dtype=torch.float32).map(lambda t: torch.full_like(t, math.nan))
