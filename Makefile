@@ -3,6 +3,8 @@
 #   make demo      build, then the demonstration: Kepler's law, the paper's arithmetic, the speed on this machine
 #   make test      build, then every test
 #   make fuzz      calls that Hypothesis draws, other ones each time (make fuzz SECONDS=600: for each of the tests)
+#   make sanitize  the core and the extension under the address and undefined-behaviour sanitizers
+#   make tsan      the core with threads under the thread sanitizer
 #   make allocations  every allocation fails in turn
 #   make lint      ruff, mypy, clang-format
 #   make bench     the throughput suite (make bench ARGS="--quick")
@@ -32,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test fuzz allocations lint format bench mutants gpu tables docs resources install clean
+.PHONY: demo test fuzz sanitize tsan allocations lint format bench mutants gpu tables docs resources install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
@@ -54,6 +56,15 @@ fuzz: install
 $(OLD_TRITON)/.installed: $(VENV)/.requirements
 	$(BIN)/pip install --no-deps --target $(OLD_TRITON) triton==$(OLD_TRITON_VERSION)
 	@touch $@
+
+# All instruction sets; `make test` has a quick part of these two. ARGS="tests/test_optim.py -k states" chooses tests.
+sanitize: install
+	$(BIN)/python -m tests.sanitized $(ARGS)
+
+tsan: install
+	cmake -S . -B build/thread -G Ninja -DNPU_KERNELS_TESTS=ON -DNPU_KERNELS_SANITIZE=thread
+	ninja -C build/thread
+	ctest --test-dir build/thread -j2 --output-on-failure $(ARGS)
 
 allocations: install
 	$(BIN)/python -m pytest tests/test_allocations.py $(ARGS)

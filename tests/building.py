@@ -20,6 +20,15 @@ def cmake_configure(build: Path, *options: str) -> None:
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", *options], check=True)
 
 
+def run_core_tests(build: Path) -> str:
+    """The C++ core's tests of that build have to pass; what ctest says."""
+    command = ["ctest", "--test-dir", str(build), "-j2", "--output-on-failure"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+    assert "kernels_baseline" in run.stdout
+    return run.stdout
+
+
 def run_python(
     *arguments: str, env: dict[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:

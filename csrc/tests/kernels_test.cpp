@@ -1,5 +1,5 @@
-// The kernels of one instruction set against plain long-double loops over the formulas, with OpenMP's threads; and the
-// same bits from one thread as from many.
+// The kernels of one instruction set against plain long-double loops over the formulas, with threads of their own; and
+// the same bits from one thread as from many.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -20,7 +20,7 @@ void check_npu(const Shape& n, int64_t times) {
   const Case<T> once(n), c = once.repeated(times);
   const auto& kernels = npu::kernels<T>();
   const auto run = [&](int threads) {
-    return Results<T>(c, kernels.npu_forward, kernels.npu_backward, openmp(threads));
+    return Results<T>(c, kernels.npu_forward, kernels.npu_backward, workers(threads));
   };
   const Results<T> one = run(1), many = run(3);
   if (!one.same_bits(many)) {
@@ -41,7 +41,7 @@ std::array<std::vector<T>, 3> results_of(const char* layer, const Shape& n, cons
   const T nan = std::numeric_limits<T>::quiet_NaN();
   std::array<std::vector<T>, 3> results[2];
   for (int run = 0; run < 2; ++run) {
-    const npu::Parallel parallel = openmp(run ? 3 : 1);
+    const npu::Parallel parallel = workers(run ? 3 : 1);
     auto& [y, gx, gw] = results[run];
     y.assign(n.models * n.rows * n.out, nan);
     gx.assign(n.models * n.rows * n.in, nan);
@@ -138,8 +138,8 @@ void check_mse(const Shape& n, int64_t times) {
   for (int run = 0; run < 2; ++run) {
     losses[run].assign(n.models, 0);
     grads[run].assign(n.models * count, 0);
-    npu::kernels<T>().mse_forward({inputs, losses[run].data()}, openmp(run ? 3 : 1));
-    npu::kernels<T>().mse_backward({inputs, scale.data(), grads[run].data()}, openmp(run ? 3 : 1));
+    npu::kernels<T>().mse_forward({inputs, losses[run].data()}, workers(run ? 3 : 1));
+    npu::kernels<T>().mse_backward({inputs, scale.data(), grads[run].data()}, workers(run ? 3 : 1));
   }
   if (count == 0) {
     for (const T loss : losses[0])
@@ -191,7 +191,7 @@ void check_inalu(const Shape& n, int64_t times) {
   const T nan = std::numeric_limits<T>::quiet_NaN();
   std::vector<T> results[2][7];  // y, grad_x, the parameters' gradients
   for (int run = 0; run < 2; ++run) {
-    const npu::Parallel parallel = openmp(run ? 3 : 1);
+    const npu::Parallel parallel = workers(run ? 3 : 1);
     auto& found = results[run];
     std::vector<T> h(n.models * all.n.rows * n.out, nan), a = h, t = h;
     std::vector<int32_t> flags(h.size(), -1);
@@ -216,8 +216,16 @@ void check_inalu(const Shape& n, int64_t times) {
   for (int part = 0; part < 7; ++part)
     want[part].resize(part < 2 ? n.models * n.rows * (part ? n.in : n.out) : results[0][part].size());
   const auto sigmoid = [](long double v) { return 1 / (1 + expl(-v)); };
-  // As the kernel's type rounds it: whether a factor is 0 depends on it.
-  const auto nac = [&](T weight, T mask) { return tanhl(weight) * (mask > 50 ? 1.0L : sigmoid(mask)); };
+  // Of both pairs of weight and mask: tanh(weight) * sigmoid(mask) and its derivatives, which no row changes. The mask
+  // is taken as the kernel's type rounds it: whether a factor is 0 depends on it.
+  std::vector<std::array<long double, 3>> nac[2];
+  for (int pair = 0; pair < 2; ++pair) {
+    for (size_t e = 0; e < parameters[0].size(); ++e) {
+      const T weight = parameters[2 * pair][e], mask = parameters[2 * pair + 1][e];
+      const long double turn = tanhl(weight), share = sigmoid(mask);
+      nac[pair].push_back({turn * (mask > 50 ? 1.0L : share), share * (1 - turn * turn), turn * share * (1 - share)});
+    }
+  }
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
@@ -226,8 +234,8 @@ void check_inalu(const Shape& n, int64_t times) {
         std::vector<long double> add(n.in), mul(n.in), m(n.in), log(n.in);
         long double h = 0, a = 0, e = 0;
         for (int64_t i = 0; i < n.in; ++i) {
-          add[i] = nac(parameters[0][w0 + i], parameters[1][w0 + i]);
-          mul[i] = nac(parameters[2][w0 + i], parameters[3][w0 + i]);
+          add[i] = nac[0][size_t(w0 + i)][0];
+          mul[i] = nac[1][size_t(w0 + i)][0];
           m[i] = x[i] < 0 ? -2 : (x[i] == 0 ? -1 : 0);
           log[i] = logl(std::max<T>(std::fabs(x[i]), eps));
           h += parameters[4][w0 + i] * (long double)x[i];
@@ -249,13 +257,11 @@ void check_inalu(const Shape& n, int64_t times) {
           const long double sign = mul[i] > 0 ? 1 : (mul[i] < 0 ? -1 : 0);
           const long double d_add = up * g * x[i];
           const long double d_mul = d_e * log[i] + sign * m[i] * up * rest * size * others(i);
-          const auto into = [&](int part, long double grad, T weight, T mask) {
-            const long double turn = tanhl(weight), share = sigmoid(mask);
-            want[part][w0 + i] += grad * share * (1 - turn * turn);
-            want[part + 1][w0 + i] += grad * turn * share * (1 - share);
-          };
-          into(2, d_add, parameters[0][w0 + i], parameters[1][w0 + i]);
-          into(4, d_mul, parameters[2][w0 + i], parameters[3][w0 + i]);
+          for (int pair = 0; pair < 2; ++pair) {
+            const auto& derivatives = nac[pair][size_t(w0 + i)];
+            want[2 + 2 * pair][w0 + i] += (pair ? d_mul : d_add) * derivatives[1];
+            want[3 + 2 * pair][w0 + i] += (pair ? d_mul : d_add) * derivatives[2];
+          }
           want[6][w0 + i] += d_h * x[i];
         }
       }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/api.h"
-#include "openmp.h"
+#include "workers.h"
 
 inline int failures = 0;
 constexpr long double kPi = 3.14159265358979323846264338327950288L;

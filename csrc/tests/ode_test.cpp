@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/api.h"
-#include "openmp.h"
+#include "workers.h"
 
 namespace {
 
@@ -176,10 +176,10 @@ void compare(const char* what, const T* got, const Long& want, long double bound
 template <typename T>
 void check(const Shape& n) {
   const Case<T> c(n);
-  const Results<T> got(c, openmp(1), true);
-  if (!got.same_bits(Results<T>(c, openmp(3), true)))
+  const Results<T> got(c, workers(1), true);
+  if (!got.same_bits(Results<T>(c, workers(3), true)))
     std::printf("FAILED: other bits from three threads\n"), ++failures;
-  if (!got.same_bits(Results<T>(c, openmp(1), false))) std::printf("FAILED: other bits, not kept\n"), ++failures;
+  if (!got.same_bits(Results<T>(c, workers(1), false))) std::printf("FAILED: other bits, not kept\n"), ++failures;
 
   const int64_t d = n.features, matrix = n.hidden * d, path = (n.steps + 1) * d;
   const long double bound = 100 * std::numeric_limits<T>::epsilon() * sqrtl(1 + n.steps + n.starts);

@@ -26,7 +26,7 @@ struct Kernels {
 constexpr Kernels kPlain{npu::avx512::npu_forward<float>, npu::avx512::npu_backward<float>};
 
 Results<float> run(const Case<float>& c, const Kernels& kernels, int threads = 1) {
-  return Results<float>(c, kernels.forward, kernels.backward, openmp(threads));
+  return Results<float>(c, kernels.forward, kernels.backward, workers(threads));
 }
 
 // The same with the backward of the exact y and s: its errors are its own.
@@ -37,7 +37,7 @@ Results<float> run_apart(const Case<float>& c, const Kernels& kernels, int threa
     f.y = y.data(), f.s = s.data();
     kernels.backward(f, parallel);
   };
-  return Results<float>(c, kernels.forward, backward, openmp(threads));
+  return Results<float>(c, kernels.forward, backward, workers(threads));
 }
 
 void fail(const char* what) {
@@ -111,7 +111,7 @@ void check_errors(const Shape& n, const Kernels& kernels, double grad_scale, boo
 // What is not wanted is not written, and what is has the bits that it always has.
 void check_wanted(const Case<float>& c, const Kernels& kernels) {
   const Results<float> all = run(c, kernels);
-  const npu::Parallel parallel = openmp(2);
+  const npu::Parallel parallel = workers(2);
   std::vector<float> y(all.part[0].size());
   kernels.forward({c.inputs(), y.data(), nullptr}, parallel);
   if (!same(y, all.part[0])) fail("y without s");
@@ -138,7 +138,7 @@ Results<float> plain_on(const Case<float>& c, const Results<float>& found) {
   const auto out = [&](int p) { return plain.part[p].empty() ? nullptr : plain.part[p].data(); };
   kPlain.backward(
       {c.inputs(), c.grad_y.data(), found.part[0].data(), found.part[1].data(), false, out(2), out(3), out(4), out(5)},
-      openmp(1));
+      workers(1));
   return plain;
 }
 
@@ -162,7 +162,7 @@ void check_wild(const Shape& n, const Kernels& kernels) {
         std::vector<float> alone(c.x.size());
         kernels.backward({c.inputs(), c.grad_y.data(), found.part[0].data(), found.part[1].data(), false, alone.data(),
                           nullptr, nullptr, nullptr},
-                         openmp(1));
+                         workers(1));
         if (!same(of_model(alone, 1, 2), of_model(plain.part[2], 1, 2))) fail("a wild model: grad_x alone");
       }
       // Finite inputs and gates have a finite logarithm.

@@ -1,0 +1,101 @@
+"""Neural Power Unit, a layer: the extension under the address and undefined-behaviour sanitizers.
+
+``python -m tests.sanitized [arguments of pytest]`` builds the C++ core's tests, the registered operators and the fast
+path with sanitizers into a folder of their own, puts a copy of the package beside them that loads them, and runs the
+core's tests and a part of the Python tests there. It fails at the first report of a sanitizer, which ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from npu_kernels.backends import cpu, direct
+from tests.building import ROOT, cmake_configure, run_core_tests
+
+SANITIZERS = ("address", "undefined")
+NAMES = (
+    "direct",
+    "direct_ode",
+    "operators",
+    "edges",
+    "isa",
+    "layouts",
+    "ode_kernel",
+    "optim",
+    "rows",
+    "training",
+    "transforms",
+)
+# No sanitizer sees more in these: they compile, or start processes that load no sanitizer.
+WITHOUT = "not (compile or opcheck or environment or another_torch)"
+ENVIRONMENT = {
+    "ASAN_OPTIONS": "detect_leaks=0",  # an interpreter leaves much behind
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "PYTHONMALLOC": "malloc",  # an allocation of its own for every object, or none would have bounds
+}
+
+
+class Sanitized:
+    """A build with sanitizers in `folder`, and the tree of Python files that loads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tree = folder, folder / "tree"
+
+    def build(self, quick: bool = False) -> None:
+        """All instruction sets and the fast path; quick: the baseline, and the fast path as it is installed.
+
+        The installed one then calls kernels that have sanitizers, and has none itself: half of the compile time. A kept
+        folder compiles what has changed.
+        """
+        torch_folder, python = Path(torch.__file__).parent, sysconfig.get_path("include")
+        options = ["-DNPU_KERNELS_TESTS=ON", f"-DNPU_KERNELS_SANITIZE={','.join(SANITIZERS)}"]
+        options += [f"-DTORCH_DIR={torch_folder}", f"-DPYTHON_INCLUDE={python}"]
+        cmake_configure(self.folder, *options, f"-DNPU_KERNELS_ISAS={'baseline' if quick else ''}")
+        subprocess.run(["ninja", "-C", str(self.folder), "all", *([] if quick else ["direct"])], check=True)
+        shutil.rmtree(self.tree, ignore_errors=True)
+        for name in ("npu_kernels", "tests"):
+            shutil.copytree(ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("lib", "__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", self.tree)
+        library = self.tree / "npu_kernels" / "lib"
+        library.mkdir()
+        shutil.copy(self.folder / "libnpu_kernels_cpu.so", library / cpu.LIBRARY.name)
+        shutil.copy(direct.LIBRARY if quick else self.folder / "direct.so", library / direct.LIBRARY.name)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Python in the tree, with the sanitizers in the process before anything else."""
+        compiler = shutil.which("c++") or shutil.which("g++")
+        assert compiler
+        # libstdc++ for the address sanitizer, which asks for __cxa_throw at once.
+        names = ("libasan.so", "libubsan.so", "libstdc++.so")
+        found = [
+            subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True) for name in names
+        ]
+        environment = {**os.environ, **ENVIRONMENT, "LD_PRELOAD": " ".join(process.stdout.strip() for process in found)}
+        for name in ("PYTHONPATH", "NPU_KERNELS_BUILD", "NPU_KERNELS_CPU_ISA"):
+            environment.pop(name, None)
+        return subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=self.tree
+        )
+
+    def run_tests(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.run("-m", "pytest", "-p", "no:cacheprovider", "-x", "-q", *arguments)
+
+
+def main(arguments: list[str]) -> int:
+    sanitized = Sanitized(ROOT / "build" / "sanitized")
+    sanitized.build()
+    run_core_tests(sanitized.folder)
+    found = sanitized.run_tests(*(arguments or [*(f"tests/test_{name}.py" for name in NAMES), "-k", WITHOUT]))
+    print(found.stdout, found.stderr, sep="\n")
+    return found.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
