@@ -85,6 +85,17 @@ def test_short_calls_are_repeated():
     assert count > 100 * len(times["a"])
 
 
+def test_processor_time_leaves_out_what_others_take():
+    def busy() -> None:
+        end = time.process_time() + 0.002
+        while time.process_time() < end:
+            pass
+
+    runs = {"busy": busy, "waiting": lambda: time.sleep(0.01)}
+    times = timing.interleaved(runs, 0.1, clock=time.process_time)
+    assert timing.ratios(times["busy"], times["waiting"]).median > 2
+
+
 # ---- cases ----------------------------------------------------------------------------------------------------------
 
 
@@ -622,14 +633,11 @@ def test_report_picture(tmp_path, capsys):
     ids=str,
 )
 def test_small_layers_are_faster_than_eager(case, benchmark):
+    """By processor time, in one thread: there is a verdict on a busy machine too."""
     operands = draw(case)
     runs = {name: rivals.build(name, case, operands).run for name in (rivals.OURS, rivals.EAGER)}
-    with timing.Crowd() as crowd:
-        times = timing.interleaved(runs, 0.2)
+    times = timing.interleaved(runs, 0.2, clock=time.process_time)
     ratio = timing.ratios(times[rivals.EAGER], times[rivals.OURS])
-    row = {"ratio": ratio.median, "ratio_p20": ratio.p20, "ratio_p80": ratio.p80, "waited": crowd.waited}
-    if timing.doubtful(row):
-        pytest.skip(f"no verdict from doubtful times, other work runs on this machine: {row}")
     benchmark.extra_info["eager / ours"] = ratio.median
     benchmark.pedantic(runs[rivals.OURS], rounds=5, iterations=20)
-    assert ratio.median > 1.2, f"eager / ours: {ratio}"
+    assert ratio.median > 1.5, f"eager / ours: {ratio}"

@@ -106,13 +106,15 @@ def _nothing() -> None:
     pass
 
 
-def _block(run: Callable[[], object], count: int, finish: Callable[[], object]) -> float:
+def _block(
+    run: Callable[[], object], count: int, finish: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Seconds of one call, from `count` calls."""
-    start = time.perf_counter()
+    start = clock()
     for _ in range(count):
         run()
     finish()
-    return (time.perf_counter() - start) / count
+    return (clock() - start) / count
 
 
 def interleaved(
@@ -121,11 +123,13 @@ def interleaved(
     *,
     block: float = BLOCK_SECONDS,
     finish: Callable[[], object] = _nothing,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds per call of every rival in every repetition, within a budget of about `seconds` for all of them.
 
     Each is warmed up first. The order rotates, so that no rival always runs after the same one. `finish` waits for what
-    calls have only started, on a device; a block ends with it.
+    calls have only started, on a device; a block ends with it. With `time.process_time` as the clock the seconds are
+    those for which the process had a core: what runs in one thread is then timed beside other work too.
     """
     counts, expected = {}, 0.0
     for name, run in runs.items():
@@ -145,7 +149,7 @@ def interleaved(
         for repetition in range(repetitions):
             start = repetition % len(names)
             for name in names[start:] + names[:start]:
-                times[name].append(_block(runs[name], counts[name], finish))
+                times[name].append(_block(runs[name], counts[name], finish, clock))
             if repetition + 1 >= LEAST_REPETITIONS and time.perf_counter() - begin > 2 * seconds:
                 break  # the calls that were counted on were faster than these: a busy machine
     finally:
