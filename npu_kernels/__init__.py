@@ -10,6 +10,7 @@ The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an acce
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from npu_kernels import fitting, formula, functional, interop, ode, optim, reference, trace, training
 from npu_kernels.dispatch import backend_for, use_backend
@@ -27,6 +28,7 @@ __all__ = [
     "NAU",
     "NMU",
     "NPU",
+    "NPURegressor",
     "NaiveNPU",
     "RealNPU",
     "__version__",
@@ -45,3 +47,12 @@ __all__ = [
     "training",
     "use_backend",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`NPURegressor` when it is asked for: scikit-learn takes a second to import, and need not be installed."""
+    if name == "NPURegressor":
+        from npu_kernels.equations import NPURegressor
+
+        return NPURegressor
+    raise AttributeError(f"module 'npu_kernels' has no attribute {name!r}")

@@ -1,0 +1,200 @@
+"""From the rows of one output to its equations: noise, search, the last fit to all rows, standard errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npu_kernels.equations import refine
+from npu_kernels.equations.equation import Equation
+from npu_kernels.equations.problem import Columns, Problem, problem
+from npu_kernels.equations.refine import Sum
+from npu_kernels.equations.search import POWERS, Found, Settings, is_exact, search
+from npu_kernels.equations.units import Exponents
+
+Array = Any
+
+FEW = 40  # rows below which none are held out
+HELD_OUT = 0.2
+MOST_HELD_OUT = 5000
+NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The data of one output: X ``[N, n]``, y ``[N]``, weights ``[N]``, and what is known beside them."""
+
+    X: Array
+    y: Array
+    weight: Array
+    names: tuple[str, ...]
+    output: str
+    exponents: Exponents
+    noise: float | str | None
+
+
+@dataclass(frozen=True)
+class Laws:
+    """The equations of one output, the fewest terms first, which one is best, the kind of noise, completeness."""
+
+    equations: list[Equation]
+    best: int
+    noise: str
+    complete: bool
+
+
+def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
+    """Rows without weight left out, and equal rows as one with the sum of their weights, in a fixed order.
+
+    The result depends on which measurements there are, not on the order in which they came.
+    """
+    keep = weight > 0
+    table = np.column_stack([X[keep], y[keep]])
+    rows, place = np.unique(table, axis=0, return_inverse=True)
+    total = np.bincount(place.ravel(), weights=weight[keep], minlength=len(rows))
+    return rows[:, : X.shape[1]], rows[:, X.shape[1] :], total
+
+
+def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+    """The equations of one output. powers: None for all, as far as needed."""
+    columns = Columns.of(rows.X)
+    if not rows.y.any():
+        rows = replace(rows, noise=None)
+    root = np.sqrt(rows.weight / rows.weight.mean())
+    known = float(rows.noise) if isinstance(rows.noise, (int, float)) else None
+    order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
+    held = min(MOST_HELD_OUT, int(HELD_OUT * len(order))) if len(order) >= FEW else 0
+    training = np.sort(order[held:])
+
+    def problems(weight: Array) -> Callable[[float], Problem | None]:
+        def make(power: float) -> Problem | None:
+            whole = problem(columns, rows.y, weight, power, rows.exponents, known)
+            return None if whole is None else whole.take(training)
+
+        return make
+
+    some = POWERS if powers is None else powers
+    noise = "known" if known is not None else "constant"
+    if rows.noise == "relative":
+        root, noise = root / sizes(rows.y), "relative"
+    found = search(problems(root), settings, some[:1], Found())
+    if rows.noise is None and found.complete and not found.exact():
+        size = _predicted(found, lambda power: problem(columns, rows.y, root, power, rows.exponents, None))
+        other = None if size is None else search(problems(root / size), settings, some[:1], Found())
+        if other is not None and size is not None and _likelier(other, found):
+            root, noise, found = root / size, "relative", other
+    if found.complete:
+        found = search(problems(root), settings, some[1:], found)
+    if not found.sums:
+        raise ValueError(
+            f"NPURegressor: no sum of products of powers could be fitted to {rows.output}; output_powers other than 1 "
+            "need a y of one sign without zeros"
+        )
+    return _finished(rows, columns, root, known, found, np.sort(order[:held]), noise, settings)
+
+
+def sizes(y: Array) -> Array:
+    """``|y|``, but for values near 0, with mean square 1."""
+    size = np.maximum(np.abs(y), NOISE_FLOOR * np.median(np.abs(y)) or 1.0)
+    return size / np.sqrt(np.mean(size**2))
+
+
+def _predicted(found: Found, whole: Callable[[float], Problem | None]) -> Array | None:
+    """The sizes of the predictions of y by the best sum."""
+    best = found.best()
+    rows = None if best is None else whole(best[0].power)
+    if best is None or rows is None:
+        return None
+    return sizes(rows.value(rows.terms(best[1].u, best[1].parity) @ best[1].c))
+
+
+def _likelier(other: Found, found: Found) -> bool:
+    """Whether errors in proportion to y are likelier than equal ones: the criteria, brought to one unit of y."""
+    one, two = found.best(), other.best()
+    if one is None or two is None:
+        return False
+    (a, equal), (b, proportional) = one, two
+    change = 2 * float(np.log(a.weight / b.weight).sum()) + 2 * a.rows * math.log(b.scale / a.scale)
+    return proportional.cost + change < equal.cost - 2
+
+
+def _finished(
+    rows: Rows, columns: Columns, root: Array, noise: float | None, found: Found, held: Array, kind: str,
+    settings: Settings,
+) -> Laws:  # fmt: skip
+    """The best sum of each number of terms, fitted to all rows."""
+    best: dict[int, tuple[Problem, Sum]] = {}
+    for (_, terms), pair in found.sums.items():
+        if terms not in best or pair[1].cost < best[terms][1].cost:
+            best[terms] = pair
+    equations = []
+    for terms in sorted(best):
+        training, one = best[terms]
+        whole = problem(columns, rows.y, root, training.power, rows.exponents, noise)
+        assert whole is not None
+        fitted = refine.refit(whole, one, settings.rules.loss)
+        if not math.isfinite(fitted.rss):
+            fitted = one
+        error = _held_out(whole, one, held) if len(held) else _relative(whole, fitted.press)
+        equations.append(_equation(rows, columns, whole, fitted, error, len(held), kind))
+    costs = [equation.bic for equation in equations]
+    return Laws(equations, int(np.argmin(costs)), kind, found.complete)
+
+
+def _relative(whole: Problem, squares: float) -> float:
+    size = float(((whole.weight * whole.target) ** 2).sum())
+    return math.sqrt(squares / size) if size > 0 else math.sqrt(squares)
+
+
+def _held_out(whole: Problem, one: Sum, held: Array) -> float:
+    rows = whole.take(held)
+    r, _ = refine.residual(rows, one)
+    return _relative(rows, float(r @ r))
+
+
+def _equation(rows: Rows, columns: Columns, whole: Problem, one: Sum, error: float, held: int, kind: str) -> Equation:
+    full = whole.exponents.full(one.u, whole.power)
+    matrix, p = whole.exponents.matrix, whole.power
+    with np.errstate(over="ignore", under="ignore"):
+        shift = np.exp(-full @ columns.log_mean + p * math.log(whole.scale))
+    factor = whole.sign if p == 1 else 1.0
+    C = _covariance(whole, one)
+    K = len(one.c)
+    k, i = np.nonzero(one.free)
+    # The constants in the units of the data: d log c = d c' / c' - sum_i (Z^T mean)_i d u_i.
+    T = np.zeros((K, len(C)))
+    T[np.arange(K), np.arange(K)] = 1.0
+    T[k, K + np.arange(len(k))] = -one.c[k] * (matrix.T @ columns.log_mean)[i]
+    coef_std = np.sqrt(np.maximum(np.diag(T @ C @ T.T), 0.0)) * shift
+    spread = np.zeros_like(full)
+    for term in range(K):
+        mine = k == term
+        Z = matrix[:, i[mine]]
+        spread[term] = np.sqrt(np.maximum(np.diag(Z @ C[K:, K:][np.ix_(mine, mine)] @ Z.T), 0.0))
+    free = (one.free @ (matrix != 0).T) > 0
+    _, P = refine.residual(whole, one)
+    order = np.argsort(-np.sqrt(((P * one.c * whole.weight[:, None]) ** 2).mean(0)), kind="stable")
+    positive = tuple(bool(v) for v in (rows.X >= 0).all(0))
+    return Equation(
+        names=rows.names, output=rows.output, power=p, sign=whole.sign if p != 1 else 1.0,
+        coef=(one.c * shift * factor)[order], coef_std=coef_std[order], exponents=full[order],
+        exponents_std=spread[order], free=free[order], positive=positive,
+        rms=_relative(whole, one.rss), error=error, held_out=held, bic=one.cost, exact=is_exact(whole, one),
+        degrees=float(whole.rows - one.parameters), scaled=(one.c * factor)[order], log_mean=columns.log_mean,
+        scale=whole.scale, constraint=rows.exponents, relative=kind == "relative",
+    )  # fmt: skip
+
+
+def _covariance(whole: Problem, one: Sum) -> Array:
+    """Of the coefficients and the free exponents."""
+    if whole.noise is not None:
+        variance = whole.noise**2
+    else:
+        degrees = whole.rows - one.parameters
+        variance = one.rss / degrees if degrees > 0 else math.inf
+    C = refine.covariance(whole, one)
+    return C * variance if math.isfinite(variance) else np.full_like(C, math.inf)

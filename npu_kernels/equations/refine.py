@@ -1,0 +1,302 @@
+"""One sum of products at a time: least squares in y itself, simple exponents, and the criterion that decides.
+
+The criterion is the Bayesian information criterion, ``N log(RSS / N) + K log N`` for K coefficients, plus twice the
+length, in nats, of a description of the exponents: to which inputs they belong, how simple they are, and of a free one
+how precisely it is known (Laplace's method). RSS is the sum of squared leave-one-out errors, ``r / (1 - h)`` with the
+leverage h of the linearised model (Allen's PRESS), so that a term that only serves a few rows does not pay. With few
+rows there is a correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``, where q counts the coefficients
+and all exponents other than 0: simple ones were chosen by the data as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from npu_kernels.equations.problem import BOUND, Problem
+
+Array = Any
+
+EXACT = 1e-9  # relative root mean square error below which data count as exact
+NEAR = 1e-12
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Exponents ``u [K, m]`` of effective inputs, their parities, which of them are free, coefficients ``c [K]``."""
+
+    u: Array
+    parity: Array
+    free: Array
+    c: Array
+    rss: float = math.inf
+    press: float = math.inf
+    cost: float = math.inf
+
+    @property
+    def parameters(self) -> int:
+        return len(self.c) + int(self.free.sum())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How exponents may be: "fractions" with denominators up to `most`, "integers", or "real". loss: of residuals."""
+
+    exponents: str = "fractions"
+    most: int = 4
+    loss: str = "squared"
+
+    @property
+    def denominators(self) -> range:
+        return range(1, (self.most if self.exponents == "fractions" else 1) + 1)
+
+
+def describe(w: float, inputs: int) -> float:
+    """Nats that an exponent's description takes."""
+    if abs(w) < NEAR:
+        return 0.0
+    fraction = Fraction(w).limit_denominator(64)
+    size = 0.7 + 0.6 * max(0.0, abs(w) - 1)
+    return math.log(2 * inputs) + size + 1.3 * math.log(fraction.denominator)
+
+
+def misfit(problem: Problem, rss: float) -> float:
+    """Minus twice the logarithm of the likelihood, but for a constant."""
+    if problem.noise is not None:
+        return rss / problem.noise**2
+    N = problem.rows
+    floor = EXACT**2 * float(((problem.weight * problem.target) ** 2).mean())
+    return N * math.log(max(rss / N, floor, 1e-300))
+
+
+def penalty(problem: Problem, terms: int) -> float:
+    """What the coefficients and the output power cost."""
+    N = problem.rows
+    power = 0.0 if problem.power == 1 else 6.0 + math.log(N)
+    return terms * math.log(N) + power
+
+
+def freedom(problem: Problem, variance: float, press: float) -> float:
+    """Nats that a free exponent costs: its width of 2 `BOUND` against its standard error, as by Laplace's method.
+
+    variance: of the exponent for errors of variance 1.
+    """
+    floor = EXACT**2 * float(((problem.weight * problem.target) ** 2).mean())
+    noise = problem.noise**2 if problem.noise is not None else max(press / problem.rows, floor, 1e-300)
+    error = math.sqrt(2 * math.pi * max(variance, 1e-300) * noise)
+    return math.log(2 * problem.exponents.inputs) + max(1.0, math.log(2 * BOUND) - math.log(error))
+
+
+def criterion(problem: Problem, one: Sum, press: float, spread: Array) -> float:
+    """The criterion of a sum with this sum of squared leave-one-out errors.
+
+    spread: variances of the free exponents for errors of variance 1, each with those before it fixed.
+    """
+    fixed = one.u[~one.free]
+    described = sum(describe(float(u), problem.exponents.inputs) for u in fixed)
+    described += sum(freedom(problem, float(variance), press) for variance in spread)
+    chosen = one.parameters + int((np.abs(fixed) > NEAR).sum())
+    few = 2 * chosen * (chosen + 1) / max(problem.rows - chosen - 1, 0.1)
+    return misfit(problem, press) + penalty(problem, len(one.c)) + 2 * described + few
+
+
+# ---- least squares --------------------------------------------------------------------------------------------------
+
+
+def residual(problem: Problem, one: Sum) -> tuple[Array, Array]:
+    """Weighted residuals ``[N]`` and the terms ``[N, K]``."""
+    P = problem.terms(one.u, one.parity)
+    return problem.weight * (problem.target - problem.value(P @ one.c)), P
+
+
+def jacobian(problem: Problem, one: Sum, P: Array) -> Array:
+    """Derivatives of the weighted prediction for c and the free exponents ``[N, K + free]``."""
+    k, i = np.nonzero(one.free)
+    J = np.concatenate([P, P[:, k] * one.c[k] * problem.logs[:, i]], 1)
+    slope = problem.weight
+    if problem.power != 1:
+        sums = np.maximum(np.abs(P @ one.c), 1e-300)
+        slope = slope * sums ** (1 / problem.power - 1) / abs(problem.power) * math.copysign(1, problem.power)
+    return J * slope[:, None]
+
+
+def robust_scale(r: Array) -> float:
+    """A standard deviation of residuals that outliers do not move."""
+    return 1.4826 * float(np.median(np.abs(r)))
+
+
+def loss_weights(r: Array, loss: str) -> tuple[float, Array]:
+    """The loss's value as a sum of squares, and the factors of the rows with which least squares have its gradient."""
+    if loss == "squared":
+        return float(r @ r), np.ones(1)
+    limit = 1.345 * robust_scale(r) or 1e-300
+    t = np.abs(r) / limit
+    if loss == "huber":
+        value = np.where(t <= 1, t * t, 2 * t - 1)
+        weight = 1 / np.maximum(t, 1)
+    else:
+        value, weight = 2 * (np.sqrt(1 + t * t) - 1), 1 / np.sqrt(1 + t * t)
+    return float(value.sum()) * limit**2, weight
+
+
+def refit(problem: Problem, one: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
+    """Levenberg-Marquardt for c and the free exponents in y itself. cost is set; infinite if nothing is finite."""
+    K = len(one.c)
+    k, i = np.nonzero(one.free)
+    r, P = residual(problem, one)
+    rss, down = loss_weights(r, loss)
+    mu = 1e-4
+    for _ in range(iterations):
+        if not math.isfinite(rss):
+            break
+        root = np.sqrt(down)
+        J = jacobian(problem, one, P) * (root[:, None] if len(root) > 1 else 1.0)
+        if not np.isfinite(J).all():
+            break
+        length = np.sqrt((J**2).sum(0))
+        length = np.where(length > 0, length, 1.0)
+        Q, R = np.linalg.qr(J / length)
+        b = Q.T @ (r * root)
+        better = False
+        for _ in range(8):
+            step = _damped(R, b, mu) / length
+            u = one.u.copy()
+            u[k, i] = np.clip(u[k, i] + np.clip(step[K:], -1, 1), problem.low[i], problem.high[i])
+            tried = replace(one, u=u, c=one.c + step[:K])
+            r2, P2 = residual(problem, tried)
+            rss2, down2 = loss_weights(r2, loss)
+            if rss2 < rss:
+                better = True
+                break
+            mu *= 10
+        if not better:
+            break
+        gain = (rss - rss2) / rss
+        one, r, P, rss, down, mu = tried, r2, P2, rss2, down2, mu / 10
+        if gain < 1e-10:
+            break
+    if not math.isfinite(rss):
+        return replace(one, rss=rss, press=rss, cost=rss)
+    press, spread = leave_one_out(problem, one, r, P, down, loss)
+    cost = criterion(problem, one, press, spread) if math.isfinite(press) else math.inf
+    return replace(one, rss=rss, press=press, cost=cost)
+
+
+def leave_one_out(problem: Problem, one: Sum, r: Array, P: Array, down: Array, loss: str) -> tuple[float, Array]:
+    """The sum of squared leave-one-out errors, to first order (with a robust loss, of the loss of these errors), and
+    the variances of the free exponents that `criterion` takes."""
+    J = jacobian(problem, one, P) * (np.sqrt(down)[:, None] if len(down) > 1 else 1.0)
+    if len(J) <= J.shape[1] or not np.isfinite(J).all():
+        return math.inf, np.empty(0)
+    length = np.sqrt((J**2).sum(0))
+    length = np.where(length > 0, length, 1.0)
+    Q, R = np.linalg.qr(J / length)
+    size = np.abs(np.diag(R))
+    h = (Q[:, size > 1e-10] ** 2).sum(1)
+    K = len(one.c)
+    # R_jj**2 is what a column has beside those before it: one over its variance with the later ones fixed.
+    spread = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
+    return loss_weights(r / np.maximum(1 - h, 1e-3), loss)[0], spread
+
+
+def _damped(R: Array, b: Array, mu: float) -> Array:
+    n = R.shape[1]
+    A = np.concatenate([R, math.sqrt(mu) * np.eye(n)]) if mu > 1e-9 else R
+    rhs = np.concatenate([b, np.zeros(n)]) if mu > 1e-9 else b
+    found: Array = np.linalg.lstsq(A, rhs, rcond=1e-13)[0]
+    return found
+
+
+def covariance(problem: Problem, one: Sum) -> Array:
+    """``(J^T J)^-1`` of c and the free exponents: the covariance but for the errors' variance."""
+    _, P = residual(problem, one)
+    J = jacobian(problem, one, P)
+    length = np.sqrt((J**2).sum(0))
+    length = np.where(length > 0, length, 1.0)
+    inverse = np.linalg.pinv(np.linalg.qr(J / length, mode="r"), rcond=1e-13)
+    return inverse @ inverse.T / np.outer(length, length)
+
+
+# ---- simple exponents -----------------------------------------------------------------------------------------------
+
+
+def options(problem: Problem, rules: Rules, value: float, i: int, parity: float) -> list[float]:
+    """The simple exponents near a value, the nearest of each denominator."""
+    if problem.signed[i]:
+        whole = 2 * round((value - parity) / 2) + parity
+        found = [float(whole)] + ([0.0] if parity == 0 else [])
+    else:
+        found = [round(value * q) / q for q in rules.denominators] + ([0.0] if abs(value) < 1 else [])
+    return [o for o in dict.fromkeys(found) if problem.low[i] <= o <= problem.high[i]]
+
+
+def simplified(problem: Problem, one: Sum, rules: Rules) -> Sum:
+    """The sum with those exponents simple for which the criterion falls; whole ones of inputs of both signs always."""
+    one = refit(problem, one, rules.loss)
+    forced = problem.signed[None, :] & one.free
+    if forced.any():
+        u = one.u.copy()
+        for k, i in np.argwhere(forced):
+            u[k, i] = (options(problem, rules, u[k, i], i, one.parity[k, i]) or [0.0])[0]
+        one = refit(problem, replace(one, u=u, free=one.free & ~forced), rules.loss)
+    if rules.exponents == "real" or not math.isfinite(one.rss):
+        return one
+    rounds = [one]
+    for q in rules.denominators:  # all together
+        u = np.clip(np.round(one.u * q) / q, problem.low, problem.high)
+        near = one.free & (np.abs(u - one.u) < 0.3 / q)
+        rounds.append(refit(problem, replace(one, u=np.where(near, u, one.u), free=one.free & ~near), rules.loss, 8))
+    best = min(rounds, key=lambda s: s.cost)
+    for _ in range(4):
+        plan = _plan(problem, best, rules)
+        while plan:
+            u, free = best.u.copy(), best.free.copy()
+            for k, i, o in plan:
+                u[k, i], free[k, i] = o, False
+            tried = refit(problem, replace(best, u=u, free=free), rules.loss, 10)
+            if tried.cost < best.cost:
+                break
+            plan = plan[: len(plan) // 2]
+        if not plan:
+            break
+        best = tried
+    if rules.exponents == "integers" and best.free.any():
+        u = np.clip(np.where(best.free, np.round(best.u), best.u), problem.low, problem.high)
+        best = refit(problem, replace(best, u=u, free=np.zeros_like(best.free)), rules.loss)
+    return best
+
+
+def _plan(problem: Problem, one: Sum, rules: Rules) -> list[tuple[int, int, float]]:
+    """Exponents to set, in order, by the quadratic approximation of the squared error around its minimum.
+
+    Setting a parameter that is d from its value raises the squared error by ``d**2 / C_jj``, and moves the others by
+    their covariance with it.
+    """
+    k, i = np.nonzero(one.free)
+    K, n = len(one.c), problem.exponents.inputs
+    if not len(k):
+        return []
+    C = covariance(problem, one)[K:, K:]
+    values, left, rss, found = one.u[k, i].copy(), list(range(len(k))), one.rss, []
+    larger = one.press / max(one.rss, 1e-300)  # leave-one-out errors, taken to grow in proportion
+    while left:
+        best: tuple[float, int, float, float] | None = None
+        for j in left:
+            known = 2 * freedom(problem, float(C[j, j]), rss * larger)
+            for o in options(problem, rules, float(values[j]), int(i[j]), float(one.parity[k[j], i[j]])):
+                more = rss + (values[j] - o) ** 2 / max(C[j, j], 1e-300)
+                price = misfit(problem, more * larger) - known + 2 * describe(o, n)
+                if best is None or price < best[0]:
+                    best = (price, j, o, more)
+        if best is None or best[0] >= misfit(problem, rss * larger):
+            break
+        _, j, o, rss = best
+        values = values + C[:, j] / max(C[j, j], 1e-300) * (o - values[j])
+        C = C - np.outer(C[:, j], C[j]) / max(C[j, j], 1e-300)
+        left.remove(j)
+        found.append((int(k[j]), int(i[j]), float(o)))
+    return found
