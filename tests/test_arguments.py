@@ -130,11 +130,9 @@ def _pruned() -> nn.Sequential:
 
 MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # fit
-    (lambda: fit(_starts(), X.numpy(), Y.numpy()), TypeError,
-     r"fit: x must be a torch.Tensor beside a y, got ndarray; torch.as_tensor makes one"),
-    (lambda: fit(_starts(), X.numpy()), TypeError, r"fit: x must be a .*, got ndarray; torch.as_tensor makes one"),
-    (lambda: fit(_starts(), X, Y.numpy()), TypeError, r"fit: y must be a .*, got ndarray; torch.as_tensor makes one"),
-    (lambda: fit(_starts(), X.tolist(), Y.tolist()), TypeError, r"fit: x must be a .*, got list; batches bring .*"),
+    (lambda: fit(_starts(), X.numpy()), ValueError, r"fit: y must be given with an x of rows, got None"),
+    (lambda: fit(_starts(), np.full((9, 2), "a"), Y), TypeError, r"fit: x must be .* numbers, got ndarray: .*"),
+    (lambda: fit(_starts(), X.tolist(), Y.tolist()), TypeError, r"fit: x must be rows .*, got list; batches bring .*"),
     (lambda: fit(_starts(), [(X.numpy(), Y.numpy())]), TypeError,
      r"fit: a batch must be two tensors \(x, y\), got tuple of ndarray, ndarray"),
     (lambda: fit(_starts(), [(X, Y), (X[:, :1], Y)]), ValueError,

@@ -59,6 +59,23 @@ def test_the_true_weights_are_found():
     assert result.steps[-1].parameters == 10  # 4 powers, 2 gates, 4 coefficients
 
 
+@pytest.mark.parametrize(("noise", "kept"), [(0.0, True), (0.02, False)])
+def test_the_default_tolerance_follows_from_the_data(noise, kept):
+    """A term of a thousandth of y stays in an exact fit, and goes where the noise hides it."""
+    x = data().abs()
+    model = nn.Sequential(RealNPU(3, 2, dtype=torch.float64, eps=1e-300), NAU(2, 1, clip=False, dtype=torch.float64))
+    model[0].weight_re.data = torch.tensor([[1.0, -1.0, 0.0], [0.0, 0.0, 1.0]]).double()
+    model[0].gate.data.fill_(1)
+    model[1].weight.data = torch.tensor([[70.0, 0.05]]).double()
+    y = model(x).detach() * (1 + noise * torch.randn(len(x), 1, generator=torch.Generator().manual_seed(0)))
+    result = simplify(model, x, y, threshold=math.inf)
+    assert bool(result.module[1].weight[0, 1] != 0) is kept
+    assert result.module[1].weight[0, 0] == 70
+    assert result.module[0].weight_re[0].tolist() == [1, -1, 0]
+    if kept:
+        assert error(result.module, x, y) < 1e-12
+
+
 @pytest.mark.parametrize("tolerance", [None, 1e-3, 0.0])
 @pytest.mark.parametrize("refit", [0, 5])
 def test_every_cost_is_what_was_measured(tolerance, refit):
@@ -97,7 +114,7 @@ def test_every_cost_is_what_was_measured(tolerance, refit):
 
 def test_cost_of_one_change_alone():
     model, x, y = noisy(seed=2)
-    step = simplify(model, x, y, steps=("round",)).steps[0]
+    step = simplify(model, x, y, steps=("round",), tolerance=None).steps[0]
     assert len(step.changes) > 5
     for change in step.changes:
         one = copy.deepcopy(model)
@@ -126,7 +143,7 @@ def test_a_gate_may_go_to_its_farther_end():
         layer.weight_re.fill_(2.0)
         layer.gate.fill_(0.4)
     x = data(width=1).abs() + 1
-    assert simplify(layer, x, x**2).module.gate.item() == 0.0  # the nearer one
+    assert simplify(layer, x, x**2, tolerance=None).module.gate.item() == 0.0  # the nearer one
     assert simplify(layer, x, x**2, tolerance=0.0).module.gate.item() == 1.0
 
 
@@ -212,7 +229,7 @@ def test_unused_parts_are_taken_out_and_counted():
 
 def test_table_and_details():
     model, x, y = noisy()
-    result = simplify(model, x, y)
+    result = simplify(model, x, y, tolerance=None)
     lines = str(result).splitlines()
     assert lines[0].split() == ["step", "parameters", "changed", "rejected", "error", "cost", "most", "for", "one"]
     assert lines[1].split() == ["given", "17", f"{result.error:.3e}"]
@@ -237,7 +254,7 @@ def test_errors():
     expect(r"steps must be of 'gates', 'prune' and 'round', got \('tidy',\)", x, steps=("tidy",))
     expect("threshold must be greater than 0, got 0", x, threshold=0)
     expect("max_denominator must be an integer of at least 1, got 0", x, max_denominator=0)
-    expect("tolerance must be None or at least 0, got -1", x, tolerance=-1)
+    expect("tolerance must be 'auto', None or at least 0, got -1", x, tolerance=-1)
     expect("refit must be a number of iterations of at least 0 or a function, got -1", x, refit=-1)
     expect("refit must be a function where score is given", score=lambda module: 0.0, refit=3)
     with pytest.raises(ValueError, match="select: model must be an index into the 2 models, got None"):

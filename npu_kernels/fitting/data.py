@@ -67,6 +67,21 @@ def collect(function: str, batches: Any, rows: int, seed: int) -> tuple[Tensor, 
     return torch.cat([x for x, _ in found])[:rows], torch.cat([y for _, y in found])[:rows]
 
 
+def table(function: str, name: str, value: Any) -> Any:
+    """An array, DataFrame or Series as a float64 tensor, a vector as one column; anything else as it is."""
+    if isinstance(value, Tensor) or not hasattr(value, "__array__"):
+        return value
+    import numpy
+
+    try:
+        found = torch.from_numpy(numpy.array(value, dtype=numpy.float64))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{function}: {name} must be an array of numbers, got {type(value).__name__}: {error}"
+        ) from None
+    return found.unsqueeze(1) if found.dim() == 1 else found
+
+
 def check(function: str, x: Tensor, y: Tensor, dimensions: int) -> None:
     """Raise for data that cannot be fitted: ``[N, I]`` and ``[N, O]``, with problems in front where there are three."""
     letters = "(problems, N, {})" if dimensions == 3 else "(N, {})"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from npu_kernels import files
 from npu_kernels.checks import check_whole
-from npu_kernels.fitting.data import Batches, check, collect
+from npu_kernels.fitting.data import Batches, check, collect, table
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.fitting.result import Fit, Fits
 from npu_kernels.fitting.run import Run
@@ -29,8 +29,8 @@ SLICE_SECONDS = 0.25  # between looks at the clock
 
 def fit(
     model: nn.Module,
-    x: Tensor | Batches,
-    y: Tensor | None = None,
+    x: Any | Batches,
+    y: Any = None,
     *,
     seed: int = 0,
     recipe: Recipe | None = None,
@@ -47,9 +47,10 @@ def fit(
     Args:
         model: a module of this package's units (`torch.nn.Sequential(NPU(2, 6, num_models=64), ...)`); num_models is
             the number of starts. It is not changed; only the shapes, dtype and device of its parameters matter.
-        x: rows ``[N, in_features]``, float32 or float64; or batches: an iterable of (x, y), or a function that makes
-            one from a `torch.Generator`. Some rows are kept for choosing.
-        y: targets ``[N, out_features]`` of a tensor x.
+        x: rows ``[N, in_features]``: a float32 or float64 tensor, or a NumPy array or DataFrame of any numbers; or
+            batches: an iterable of (x, y), or a function that makes one from a `torch.Generator`. Some rows are kept
+            for choosing.
+        y: targets ``[N, out_features]`` beside an x of rows; an array or Series may also be ``[N]``.
         seed: of the starts, the held-out rows and the order of the rows, at least 0.
         recipe: the settings, see `Recipe`.
         rows: how many are taken from batches; they are drawn once.
@@ -94,14 +95,12 @@ def fit(
 
 def _rows(x: Any, y: Any, rows: int, seed: int) -> tuple[Any, Any]:
     """x and y as they were given, or rows of batches."""
-    if isinstance(x, Tensor):
+    if isinstance(x, Tensor) or hasattr(x, "__array__"):
         if y is None:
-            raise ValueError("fit: y must be given with a tensor x, got None")
-        return x, y
-    arrays = hasattr(x, "__array__")
-    if arrays or y is not None:
-        how = "torch.as_tensor makes one" if arrays else "batches bring their own y"
-        raise TypeError(f"fit: x must be a torch.Tensor beside a y, got {type(x).__name__}; {how}")
+            raise ValueError("fit: y must be given with an x of rows, got None")
+        return table("fit", "x", x), table("fit", "y", y)
+    if y is not None:
+        raise TypeError(f"fit: x must be rows beside a y, got {type(x).__name__}; batches bring their own y")
     return collect("fit", x, rows, seed)
 
 

@@ -29,9 +29,9 @@ class Candidate:
 class Fits:
     """The best models of all problems.
 
-    models: one batch, `num_models` the number of problems. score ``[problems]``: held-out errors in float64, in the
-    loss's unit. scores ``[problems, starts]``: each start's when it was last scored. retired ``[problems, starts]``:
-    after how many stages it was left behind. steps ``[problems]``: model-steps, gradients of `batch` rows for one
+    models: one batch, `num_models` the number of problems. score ``[problems]``: held-out errors of these models, in
+    their own dtype, in the loss's unit. scores ``[problems, starts]``: each start's when it was last scored.
+    retired ``[problems, starts]``: after how many stages it was left behind. steps ``[problems]``: model-steps, gradients of `batch` rows for one
     model. rows ``[problems]``: rows that those gradients took. chosen: of each problem. candidates: of each problem.
     history: what each stage began with and found. seconds: of computing. complete: False if it was interrupted.
     """
@@ -53,7 +53,7 @@ class Fits:
 class Fit:
     """The best model, and how it was found.
 
-    model: the model, without a model dimension. score: its held-out error in float64, in the loss's unit. scores
+    model: the model, without a model dimension. score: its held-out error in its own dtype, in the loss's unit. scores
     ``[starts]``: each start's when it was last scored. retired ``[starts]``: after how many stages it was left behind.
     steps: model-steps, gradients of `batch` rows for one model. rows: rows that those gradients took. chosen: the
     `Candidate` that was taken. candidates: all of them. history: what each stage began with and found. seconds: of

@@ -329,9 +329,13 @@ class Run:
             kind = "raw" if self.search is not None else "refined"
             pool.add(flat, problem, start, kind, 0, score, score, 1)
         flat, chosen = pool.choose(self.problems, self.tolerance, self.recipe.slack)
+        # Of the models as they are returned: their own dtype has its own eps and its own rounding.
+        held = self.data.held_out.to(self.template.dtype)
+        own = flat.to(self.template.dtype)
+        score = self.template.errors(own, held.x, held.y, held.weight, torch.arange(self.problems, device=own.device))
         return Fits(
             models=self.template.build(flat, single=False),
-            score=torch.tensor([c.score for c in chosen], dtype=torch.float64),
+            score=score.double().cpu(),
             scores=self.scores.cpu(),
             retired=self.retired.cpu(),
             steps=self.rows.cpu() / self.recipe.batch,

@@ -4,13 +4,14 @@
     prune     small weights become 0
     round     weights become simple fractions
 
-Without a tolerance a step does all of its changes. With one it goes from the cheapest change to the dearest and keeps
+With tolerance None a step does all of its changes. With one it goes from the cheapest change to the dearest and keeps
 those with which the error has grown by no more than the tolerance in all. The user's module is never modified.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -191,13 +192,13 @@ def _begin(
     x: Tensor | None,
     y: Tensor | None,
     *,
-    tolerance: float | None,
+    tolerance: float | str | None,
     model: int | None,
     score: Score | None,
     refit: int | Refit,
 ) -> _Work:
-    if tolerance is not None and (not isinstance(tolerance, Real) or not tolerance >= 0):
-        raise ValueError(f"simplify: tolerance must be None or at least 0, got {tolerance!r}")
+    if tolerance is not None and tolerance != "auto" and (not isinstance(tolerance, Real) or not tolerance >= 0):
+        raise ValueError(f"simplify: tolerance must be 'auto', None or at least 0, got {tolerance!r}")
     if not callable(refit) and (isinstance(refit, bool) or not isinstance(refit, int) or refit < 0):
         raise ValueError(f"simplify: refit must be a number of iterations of at least 0 or a function, got {refit!r}")
     copy = select(module, model)
@@ -212,7 +213,22 @@ def _begin(
         fit = lbfgs(loss, refit)
     error = measure(copy)
     fixed = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in copy.named_parameters()}
-    return _Work(copy, measure, fit, None if tolerance is None else error + tolerance, error, fixed)
+    if tolerance == "auto":
+        limit = None if y is None else _limit_of_data(copy, y, error)
+    else:
+        limit = None if tolerance is None else error + float(tolerance)
+    return _Work(copy, measure, fit, limit, error, fixed)
+
+
+def _limit_of_data(module: nn.Module, y: Tensor, error: float) -> float:
+    """The error up to which a model with none of its parameters would be preferred by BIC, at least that of rounding.
+
+    BIC is ``M log(error**2) + P log M`` for M values of y and P parameters. With many rows or without noise the error
+    may hardly grow, so that no true term is lost.
+    """
+    parameters = sum(int(p.count_nonzero()) for p in module.parameters())
+    grown = error * math.exp(min(parameters * math.log(y.numel()) / (2 * y.numel()), 0.5))
+    return max(grown, error + 16 * torch.finfo(next(module.parameters()).dtype).eps)
 
 
 def _end(work: _Work, error: float, parameters: int) -> Simplified:
@@ -227,7 +243,7 @@ def simplify(
     steps: tuple[str, ...] = ("gates", "prune", "round", "gates"),
     threshold: float = 1e-2,
     max_denominator: int = 4,
-    tolerance: float | None = None,
+    tolerance: float | str | None = "auto",
     model: int | None = None,
     score: Score | None = None,
     refit: int | Refit = 0,
@@ -246,7 +262,9 @@ def simplify(
         max_denominator: of "round".
         tolerance: None to make all changes. A number: changes are tried one by one, from the cheapest to the dearest,
             and kept while the error is at most that of the model given plus the tolerance. A gate may go to its farther
-            end then, and a weight to the simplest fraction that costs no more than its share of what is left.
+            end then, and a weight to the simplest fraction that costs no more than its share of what is left. "auto":
+            with y, as much as the noise and the number of rows allow (by BIC, for all parameters together): hardly
+            anything for an exact fit or many rows; without y, all changes.
         model: index of the model where the layers have `num_models`.
         score: instead of x and y: a function of the model that gives its error, for example of a trajectory.
         refit: iterations of L-BFGS on the data after each change, in which what was made simple stays as it is; or a
