@@ -31,7 +31,8 @@ def resampled(one: Equation, X: Array, y: Array, weight: Array, loss: str, seed:
     factor = whole.sign if one.power == 1 else 1.0
     start = Sum(u, np.where(whole.signed, np.abs(u) % 2, 0.0), free, one.coef / shift * factor)
     start = refine.refit(whole, start, loss)
-    generator, found = np.random.default_rng(seed), []
+    generator = np.random.default_rng(seed)
+    found: list[Array] = []
     for _ in range(draws):
         rows = generator.integers(whole.rows, size=whole.rows)
         again = refine.refit(whole.take(rows), replace(start, rss=np.inf), loss)

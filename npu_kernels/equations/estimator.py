@@ -39,7 +39,7 @@ class EquationWarning(UserWarning):
         super().__init__(message)
 
 
-class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """Neural Power Unit, a layer, as a scikit-learn estimator: the law behind a table of measurements.
 
     It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers. Units do not matter:
@@ -169,8 +169,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     def _set(self, tables: list[EquationTable]) -> None:
         best = [table[table.best] for table in tables]
         one = self._single
-        self.equations_ = tables[0] if one else tables
-        self.best_ = best[0] if one else best
+        self.equations_: Any = tables[0] if one else tables
+        self.best_: Any = best[0] if one else best
         for name in ("coef", "coef_std", "exponents", "exponents_std"):
             values = [getattr(equation, name) for equation in best]
             setattr(self, f"{name}_", values[0] if one else values)
@@ -276,7 +276,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         X, y = validate_data(self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        seed, found = int(check_random_state(self.random_state).randint(2**31 - 1)), []
+        seed, found = int(check_random_state(self.random_state).randint(2**31 - 1)), list[Any]()
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
         for o, equation in enumerate(equations):
             parts = Parallel(n_jobs=self.n_jobs)(

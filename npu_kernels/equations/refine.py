@@ -281,7 +281,8 @@ def _plan(problem: Problem, one: Sum, rules: Rules) -> list[tuple[int, int, floa
     if not len(k):
         return []
     C = covariance(problem, one)[K:, K:]
-    values, left, rss, found = one.u[k, i].copy(), list(range(len(k))), one.rss, []
+    values, left, rss = one.u[k, i].copy(), list(range(len(k))), one.rss
+    found: list[tuple[int, int, float]] = []
     larger = one.press / max(one.rss, 1e-300)  # leave-one-out errors, taken to grow in proportion
     while left:
         best: tuple[float, int, float, float] | None = None

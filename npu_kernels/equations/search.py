@@ -119,7 +119,8 @@ def _one_power(problem: Problem, settings: Settings, found: Found) -> list[float
     library, solver = Library(some, generator), Solver(some, loss)
     large = solver if more is some else Solver(more, loss)
     beam: Points | None = None
-    reference, errors, best = found.errors, [], math.inf
+    reference, best = found.errors, math.inf
+    errors: list[float] = []
     worse, first = 0, not reference  # the other powers have half as many starts
     starts, tries = (settings.starts, TRIED) if first else (max(8, settings.starts // 2), TRIED // 2)
     # Where the units leave no exponent free there is one product of powers.
@@ -217,7 +218,8 @@ def _beside(solver: Solver, library: Library, u: Any, parity: Any, count: int) -
 
 def _exchanged(solver: Solver, library: Library, points: Points) -> tuple[Array, Array]:
     """Each sum with each of its terms replaced by one of the library."""
-    us, parities = [], []
+    us: list[Array] = []
+    parities: list[Array] = []
     for u, parity in zip(points.u, points.parity, strict=True):
         for gone in range(len(u)):
             stay = [k for k in range(len(u)) if k != gone]

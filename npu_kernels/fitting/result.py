@@ -31,9 +31,10 @@ class Fits:
 
     models: one batch, `num_models` the number of problems. score ``[problems]``: held-out errors of these models, in
     their own dtype, in the loss's unit. scores ``[problems, starts]``: each start's when it was last scored.
-    retired ``[problems, starts]``: after how many stages it was left behind. steps ``[problems]``: model-steps, gradients of `batch` rows for one
-    model. rows ``[problems]``: rows that those gradients took. chosen: of each problem. candidates: of each problem.
-    history: what each stage began with and found. seconds: of computing. complete: False if it was interrupted.
+    retired ``[problems, starts]``: after how many stages it was left behind. steps ``[problems]``: model-steps,
+    gradients of `batch` rows for one model. rows ``[problems]``: rows that those gradients took. chosen: of each
+    problem. candidates: of each problem. history: what each stage began with and found. seconds: of computing.
+    complete: False if it was interrupted.
     """
 
     models: nn.Module
