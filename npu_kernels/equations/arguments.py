@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
@@ -18,6 +19,11 @@ Array = Any
 CHOICES = {"exponents": ("fractions", "integers", "real"), "loss": ("squared", "huber", "soft_l1")}
 
 
+def _real(value: Any) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
+
+
 def check_parameters(model: Any) -> None:
     """ValueError for a parameter that cannot be."""
     for name in ("max_terms", "max_denominator", "starts"):
@@ -29,7 +35,7 @@ def check_parameters(model: Any) -> None:
         if value not in choices:
             raise ValueError(f"NPURegressor: {name} must be one of {', '.join(choices)}, got {value!r}")
     noise, powers = model.noise, model.output_powers
-    number = isinstance(noise, Real) and not isinstance(noise, bool) and noise > 0
+    number = _real(noise) and noise > 0
     if noise is not None and noise not in ("constant", "relative") and not number:
         raise ValueError(
             f"NPURegressor: noise must be None, 'constant', 'relative' or a number greater than 0, got {noise!r}"
@@ -38,7 +44,7 @@ def check_parameters(model: Any) -> None:
         return
     if isinstance(powers, str) or not isinstance(powers, (Sequence, np.ndarray)) or not len(powers):
         raise ValueError(f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}")
-    if not all(isinstance(p, Real) and np.isfinite(p) and p != 0 for p in powers):
+    if not all(_real(p) and p != 0 for p in powers):
         raise ValueError(f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -276,7 +277,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         X, y = validate_data(self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        seed, found = int(check_random_state(self.random_state).randint(2**31 - 1)), list[Any]()
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        found: list[Any] = []
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
         for o, equation in enumerate(equations):
             parts = Parallel(n_jobs=self.n_jobs)(
@@ -308,10 +310,16 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
 def limited(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
     """`laws` in one thread: the matrices are small, and threads that wait for each other cost many times the work."""
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):
+    with _threads().limit(limits=1):
         return laws(rows, settings, powers)
+
+
+@functools.cache
+def _threads() -> Any:
+    """To look for the libraries that have threads takes longer than to fit a few rows."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def _names_of_outputs(y: Any) -> list[str] | None:

@@ -197,8 +197,7 @@ def _begin(
     score: Score | None,
     refit: int | Refit,
 ) -> _Work:
-    number: Any = tolerance
-    if tolerance is not None and tolerance != "auto" and (not isinstance(number, Real) or not number >= 0):
+    if tolerance not in (None, "auto") and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
         raise ValueError(f"simplify: tolerance must be 'auto', None or at least 0, got {tolerance!r}")
     if not callable(refit) and (isinstance(refit, bool) or not isinstance(refit, int) or refit < 0):
         raise ValueError(f"simplify: refit must be a number of iterations of at least 0 or a function, got {refit!r}")
