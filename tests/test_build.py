@@ -50,6 +50,9 @@ def unpack(wheel: Path, to: Path) -> Path:
     return to
 
 
+one_wheel = pytest.mark.xdist_group("wheel")  # for all that test it, so it is built once
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What is packed is tested here, not how fast it is: this compiles in a fifth of the time.
@@ -58,6 +61,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_compiler
+@one_wheel
 def test_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     assert "-py3-none-" in wheel.name  # the kernels: torch's stable ABI and no Python
     site = unpack(wheel, tmp_path / "site")
@@ -70,6 +74,7 @@ def test_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
 
 
 @needs_compiler
+@one_wheel
 @pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf (binutils)")
 def test_library_links_the_stable_abi_and_no_openmp(wheel: Path, tmp_path: Path) -> None:
     library = unpack(wheel, tmp_path) / "npu_kernels/lib/libnpu_kernels_cpu.so"
