@@ -69,7 +69,8 @@ tsan: install
 allocations: install
 	$(BIN)/python -m pytest tests/test_allocations.py $(ARGS)
 
-lint: install $(VENV)/.lint
+# Nothing built is needed: CI compiles meanwhile.
+lint: $(VENV)/.requirements $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
