@@ -90,10 +90,11 @@ class Compilation:
 
 
 @contextlib.contextmanager
-def compile_instead(target: str) -> Iterator[list[Compilation]]:
+def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compilation]]:
     """Within the block every kernel launch is compiled for the target and appended to the list.
 
-    For a process that launches nothing else: the stub driver stays.
+    compiles: without it launches are listed only, and have no kernel. For a process that launches nothing else: the
+    stub driver stays.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -110,6 +111,10 @@ def compile_instead(target: str) -> Iterator[list[Compilation]]:
     functions: list[JITFunction] = []
 
     def compile_launch(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        arguments = {**dict(zip(self.arg_names, args, strict=False)), **options}
+        if not compiles:
+            done.append(Compilation(self.__name__, arguments, None, "", 0.0))
+            return None
         if self not in functions:
             functions.append(self)
             self.device_caches.clear()  # of another target
@@ -119,7 +124,6 @@ def compile_instead(target: str) -> Iterator[list[Compilation]]:
             kernel = kernel.result() if callable(getattr(kernel, "result", None)) else kernel
         if id(kernel) not in compiled:  # else a launch like one before it
             compiled.add(id(kernel))
-            arguments = {**dict(zip(self.arg_names, args, strict=False)), **options}
             done.append(Compilation(self.__name__, arguments, kernel, log.getvalue(), time.perf_counter() - started))
         return kernel
 
@@ -316,7 +320,8 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
     """Calls that between them reach every shipped configuration; `quick`: only the smallest and the largest layers, and
     those that take the most registers.
 
-    `variants`: "" for all operands and gradients only, "some" or "all" for calls without some of them too.
+    `variants`: "" for all operands and gradients only, "some" or "all" for calls without some of them too. A quick run
+    with variants has every kernel.
     """
     highest, double = "highest", torch.float64
     yield "small 6 -> 2", highest, lambda: _npu(100, 6, 2)
@@ -325,6 +330,10 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
         yield "inalu small", highest, lambda: _inalu(100, 6, 2)
         yield "inalu medium", highest, lambda: _inalu(*SHAPES["medium"])
         yield "inalu float64", highest, lambda: _inalu(*SHAPES["large odd"], dtype=double)
+        if variants:
+            yield "nmu large", highest, lambda: _nmu(1000, 100, 100)
+            yield "nalu small", highest, lambda: _nalu(100, 6, 2)
+            yield "ode", highest, lambda: _ode(3, 9, 1000)
         return
     yield "small float64", highest, lambda: _npu(100, 6, 2, dtype=double)
     for precision in ("high", "medium"):
@@ -404,31 +413,46 @@ def stored_cases(target: str) -> Iterator[Case]:
 
 
 def compile_target(target: str, quick: bool = False, variants: str = "") -> list[dict[str, Any]]:
-    """The rows of one target; see `cases`."""
-    rows = []
-    before = torch.get_float32_matmul_precision()
+    """The rows of one target; see `cases`. `quick`: what is left out is launched all the same, and not compiled."""
+    rows: list[dict[str, Any]] = []
     with compile_instead(target) as done:
-        stored = [] if quick else list(stored_cases(target))
-        for label, precision, launch in [*cases(quick, variants), *stored]:
-            torch.set_float32_matmul_precision(precision)
-            try:
-                launch()
-            except Exception as error:
-                cause: BaseException = error
-                while cause.__cause__ is not None:
-                    cause = cause.__cause__
-                rows.append({"target": target, "case": label, "faults": [f"{type(cause).__name__}: {cause}"]})
-            finally:
-                torch.set_float32_matmul_precision(before)
+        for label, fault in _launch(target, cases(quick, variants), stored=not quick):
+            if fault is not None:
+                rows.append({"target": target, "case": label, "faults": [fault]})
             for compilation in done:
                 row = measure(compilation, target)
                 rows.append({"case": label} | row | {"faults": faults(row)})
             done.clear()
-        return rows if quick else rows + _not_reached(target, rows)
+    reached = [(row["kernel"], row["options"]) for row in rows if "kernel" in row]
+    if quick:
+        with compile_instead(target, compiles=False) as done:
+            for label, fault in _launch(target, cases(False, variants), stored=True):
+                if fault is not None:
+                    rows.append({"target": target, "case": label, "faults": [fault]})
+            reached = [(launch.name.removesuffix("_kernel"), launch.arguments) for launch in done]
+    return rows + _not_reached(target, reached)
 
 
-def _not_reached(target: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A fault for every shipped configuration that no call has used."""
+def _launch(target: str, chosen: Iterator[Case], stored: bool) -> Iterator[tuple[str, str | None]]:
+    """Launches these and, if `stored`, the table's own: after each its label and the error that it ended with."""
+    before = torch.get_float32_matmul_precision()
+    for label, precision, launch in [*chosen, *(stored_cases(target) if stored else ())]:
+        torch.set_float32_matmul_precision(precision)
+        fault = None
+        try:
+            launch()
+        except Exception as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            fault = f"{type(cause).__name__}: {cause}"
+        finally:
+            torch.set_float32_matmul_precision(before)
+        yield label, fault
+
+
+def _not_reached(target: str, reached: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A fault for every shipped configuration that no call has used; `reached`: kernels and their launches' options."""
     from npu_kernels.backends.triton import tuning
 
     missing = []
@@ -437,8 +461,7 @@ def _not_reached(target: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]
         # Not seen by the compiler, and what the NMU's launcher makes no wider than the layer.
         ignored = {"programs"} | ({"BLOCK_O"} if kernel.startswith("nmu") else set())
         wanted = {name: value for name, value in entry.items() if name not in ignored}
-        launched = [row["options"] for row in rows if row.get("kernel") == kernel]
-        if not any(wanted.items() <= options.items() for options in launched):
+        if not any(name == kernel and wanted.items() <= options.items() for name, options in reached):
             missing.append({"target": target, "case": key, "faults": ["no call reached this configuration"]})
     return missing
 
@@ -466,7 +489,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aot", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", action="append", choices=TARGETS, help="repeat for several; default: all")
     parser.add_argument("--table", type=files.output, help="write the resource table here, as JSON")
-    parser.add_argument("--quick", action="store_true", help="only the smallest and the largest NPU, and some iNALUs")
+    parser.add_argument(
+        "--quick", action="store_true",
+        help="compile the smallest and the largest NPU, some iNALUs, and every kernel for sm_90; launch all",
+    )  # fmt: skip
     parser.add_argument(
         "--variants", action="store_true", help="calls without some operands or gradients: all, on every target (slow)"
     )

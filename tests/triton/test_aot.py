@@ -14,6 +14,7 @@ import pytest
 from benchmarks import aot, aot_report
 
 pytest.importorskip("triton")
+from npu_kernels.backends.triton import tuning
 
 ROW: dict[str, Any] = {
     "target": "sm_90",
@@ -35,23 +36,34 @@ def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_budgets(tmp_path: Path) -> None:
-    """The whole table: sm_80, sm_90, sm_100 and gfx942.
+    """Every kernel for sm_90, for the other targets the smallest and the largest layers; all calls are launched.
 
-    ``AOT_TABLE`` names a file that keeps it; with ``AOT_QUICK=1`` only the smallest and the largest NPU and the iNALUs
-    that take the most registers are compiled.
+    ``python -m benchmarks.aot`` compiles all for all, as `make resources` does. ``AOT_TABLE`` names a file that keeps
+    the table made here; with ``AOT_QUICK=1`` there is sm_90 alone.
     """
     path = Path(os.environ.get("AOT_TABLE") or tmp_path / "table.json")
-    quick = os.environ.get("AOT_QUICK") == "1"
-    run = _run("--table", str(path), *(["--quick"] if quick else []))
+    targets = ("sm_90",) if os.environ.get("AOT_QUICK") == "1" else aot.TARGETS
+    run = _run("--table", str(path), "--quick", *(word for target in targets for word in ("--target", target)))
     print(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = json.loads(path.read_text())["rows"]
     kernels = {"npu_forward", "npu_backward_x", "npu_backward_w", "npu_small_forward", "npu_small_backward"}
     kernels |= {"nmu_forward", "nmu_backward", "sum_partials", "nalu_forward", "nalu_backward_x", "nalu_backward_w"}
     kernels |= {"ode_forward", "ode_backward"}
-    for target in aot.TARGETS:
+    for target in targets:
         found = {row["kernel"] for row in rows if row["target"] == target}
-        assert {"npu_forward", "npu_small_backward", "nalu_backward_w"} <= found if quick else found == kernels
+        few = {"npu_forward", "npu_small_backward", "nalu_backward_w"}
+        assert found == kernels if target == "sm_90" else few <= found
+
+
+def test_a_configuration_that_no_call_reaches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"BLOCK_B": 64, "BLOCK_O": 32, "num_warps": 4, "programs": 8}
+    monkeypatch.setattr(tuning, "tables_in_use", lambda: {"sm_90": {"npu_forward float32": entry}})
+    launched = {"BLOCK_B": 64, "BLOCK_O": 32, "BLOCK_I": 16, "num_warps": 4}
+    assert aot._not_reached("sm_90", [("npu_forward", launched)]) == []
+    for other in (("npu_backward_x", launched), ("npu_forward", launched | {"num_warps": 8})):
+        (row,) = aot._not_reached("sm_90", [other])
+        assert row["faults"] == ["no call reached this configuration"]
 
 
 @pytest.mark.parametrize(
