@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -13,7 +14,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/api.h"
+#include "layers.h"
 #include "out_of_memory.h"
 #include "precision.h"
 #include "threads.h"
@@ -40,19 +41,21 @@ void check(bool holds, const Words&... words) {
 }
 
 // The sizes of one call, read off the operands, and whether these fit together.
-struct Sizes {
-  int64_t models, rows, in, out;
-  bool batched;   // the weights have a model dimension
-  bool shared_x;  // x has none
+struct Call : npu::Sizes {
+  bool batched;  // the weights have a model dimension
 
-  Sizes(const char* op, const Tensor& x, const Tensor& weight) {
+  // twice: the weight's last dimension is 2 I.
+  Call(const char* op, const Tensor& x, const Tensor& weight, const char* name, bool twice) {
     const int64_t dims = weight.dim();
-    check(dims == 2 || dims == 3, op, ": weight must have 2 dimensions [O, I] or 3 [K, O, I], got shape ",
-          shape_of(weight));
+    check(dims == 2 || dims == 3, op, ": ", name,
+          " must have 2 dimensions or 3, the first of them the models, got shape ", shape_of(weight));
     batched = dims == 3;
     models = batched ? weight.size(0) : 1;
     out = weight.size(dims - 2);
-    in = weight.size(dims - 1);
+    const int64_t last = weight.size(dims - 1);
+    check(!twice || last % 2 == 0, op, ": ", name, " must have an even last dimension (2 in_features), got shape ",
+          shape_of(weight));
+    in = twice ? last / 2 : last;
     shared_x = batched && x.dim() == 2;
     check(x.dim() == dims || shared_x, op, ": x must have as many dimensions as the weights, or 2, got shape ",
           shape_of(x));
@@ -65,6 +68,11 @@ struct Sizes {
 
   std::vector<int64_t> x_shape() const { return shape(in, shared_x); }
   std::vector<int64_t> y_shape() const { return shape(out, false); }
+  // A shared x gets one gradient per model, which are added up.
+  bool adds_models() const { return shared_x && models != 1; }
+  std::vector<int64_t> grad_x_shape() const {
+    return adds_models() ? std::vector<int64_t>{models, rows, in} : x_shape();
+  }
 
  private:
   std::vector<int64_t> shape(int64_t features, bool shared) const {
@@ -128,8 +136,6 @@ T* data(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
 }
 
-npu::TorchThreads threads_for(const Sizes& n) { return npu::torch_threads(n.models, n.rows, n.in, n.out); }
-
 template <typename F>
 auto by_dtype(const char* op, const Tensor& x, F&& f) {
   switch (x.scalar_type()) {
@@ -150,198 +156,181 @@ T checked_eps(const char* op, double eps) {
   return T(eps);
 }
 
-enum Needs : int64_t { kX = 1, kWeightRe = 2, kWeightIm = 4, kGate = 8 };
+// ---- the layers ----
 
-// The operands that forward and backward share.
-template <typename T>
-struct NpuOperands {
-  Operand<T> x, weight_re;
-  std::optional<Operand<T>> weight_im, gate;
-  npu::NpuInputs<T> inputs;
+using Optional = std::optional<Tensor>;
 
-  NpuOperands(const char* op, const Sizes& n, const Tensor& x, const Tensor& weight_re,
-              const std::optional<Tensor>& weight_im, const std::optional<Tensor>& gate, double eps)
-      : x(op, "x", x, x.scalar_type(), (n.shared_x ? 1 : n.models) * n.rows * n.in),
-        weight_re(op, "weight_re", weight_re, x.scalar_type(), n.models * n.out * n.in) {
-    if (weight_im) this->weight_im.emplace(op, "weight_im", *weight_im, x.scalar_type(), n.models * n.out * n.in);
-    if (gate) this->gate.emplace(op, "gate", *gate, x.scalar_type(), n.models * n.in);
-    inputs = {n.models,
-              n.rows,
-              n.in,
-              n.out,
-              this->x,
-              n.shared_x,
-              this->weight_re,
-              this->weight_im ? *this->weight_im : static_cast<const T*>(nullptr),
-              this->gate ? *this->gate : static_cast<const T*>(nullptr),
-              checked_eps<T>(op, eps),
-              npu::float_terms()};
+// What an operator of a layer gets: a number or a tensor for each place of its schema, taken from the stack in turn.
+class Arguments {
+ public:
+  explicit Arguments(StableIValue* stack) : stack_(stack) {}
+  template <typename V>
+  V next() {
+    return torch::stable::detail::to<V>(stack_[count_++]);
   }
+  template <size_t N>
+  void options(const std::array<npu::Option, N>& options, npu::OptionPlace place, double* values) {
+    for (size_t i = 0; i < N; ++i) {
+      if (!(options[i].places & place)) continue;
+      const bool number = options[i].kind != npu::kFlag && options[i].kind != npu::kWord;
+      values[i] = number ? next<double>() : next<bool>();
+    }
+  }
+
+ private:
+  StableIValue* stack_;
+  size_t count_ = 0;
 };
 
-std::tuple<Tensor, Tensor> npu_forward(const Tensor& x, const Tensor& weight_re, std::optional<Tensor> weight_im,
-                                       std::optional<Tensor> gate, double eps, bool save_sin) {
-  const char* op = "npu_forward";
-  const Sizes n(op, x, weight_re);
-  Tensor y = empty(x, n.y_shape());
-  Tensor s = save_sin ? empty(x, n.y_shape()) : absent(x);
-  by_dtype(op, x, [&](auto zero) {
-    using T = decltype(zero);
-    const NpuOperands<T> operands(op, n, x, weight_re, weight_im, gate, eps);
-    npu::kernels<T>().npu_forward({operands.inputs, data<T>(y), save_sin ? data<T>(s) : nullptr}, threads_for(n));
-  });
-  return {y, s};
-}
+// The operators of a layer, made of its record.
+template <typename L>
+struct Registered {
+  static constexpr size_t kWeights = L::weights.size(), kOperands = 1 + kWeights, kOptions = L::options.size();
+  static constexpr size_t kKept = [] {
+    size_t count = 0;
+    for (const npu::Kept& kept : L::kept) count += kept.kind != npu::Kept::kParts;
+    return count;
+  }();
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> npu_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight_re,
-                                                        std::optional<Tensor> weight_im, std::optional<Tensor> gate,
-                                                        const Tensor& y, const Tensor& s, double eps,
-                                                        bool straight_through, int64_t needs) {
-  const char* op = "npu_backward";
-  const Sizes n(op, x, weight_re);
-  const std::vector<int64_t> weight_shape(weight_re.sizes().begin(), weight_re.sizes().end());
-  // A shared x gets one gradient per model, added up below.
-  const bool per_model = n.shared_x && n.models != 1;
-  Tensor grad_x = !(needs & kX) ? absent(x) : per_model ? empty(x, {n.models, n.rows, n.in}) : empty(x, n.x_shape());
-  Tensor grad_weight_re = needs & kWeightRe ? empty(x, weight_shape) : absent(x);
-  Tensor grad_weight_im = weight_im && needs & kWeightIm ? empty(x, weight_shape) : absent(x);
-  Tensor grad_gate =
-      gate && needs & kGate ? empty(x, std::vector<int64_t>(gate->sizes().begin(), gate->sizes().end())) : absent(x);
-  by_dtype(op, x, [&](auto zero) {
-    using T = decltype(zero);
-    const NpuOperands<T> operands(op, n, x, weight_re, weight_im, gate, eps);
+  // x and the weights, checked and contiguous, as the core reads them.
+  template <typename T>
+  struct Operands {
+    std::array<std::optional<Operand<T>>, kOperands> tensors;
+    std::array<const T*, kOperands> data{};
+    std::array<double, kOptions> options;
+
+    Operands(const char* op, const Call& n, const std::array<Optional, kOperands>& given,
+             const std::array<double, kOptions>& values)
+        : options(values) {
+      const ScalarType dtype = given[0]->scalar_type();
+      add(op, 0, "x", *given[0], dtype, (n.shared_x ? 1 : n.models) * n.rows * n.in);
+      for (size_t w = 0; w < kWeights; ++w)
+        if (given[1 + w])
+          add(op, 1 + w, L::weights[w].name, *given[1 + w], dtype, n.models * elements(L::weights[w].shape, n));
+      for (size_t i = 0; i < kOptions; ++i) options[i] = checked<T>(op, L::options[i], values[i]);
+    }
+    npu::Given<T> given(const Call& n) const { return {n, data.data(), options.data()}; }
+
+   private:
+    void add(const char* op, size_t at, const char* name, const Tensor& tensor, ScalarType dtype, int64_t count) {
+      tensors[at].emplace(op, name, tensor, dtype, count);
+      data[at] = *tensors[at];
+    }
+  };
+
+  static int64_t elements(const char* shape, const Call& n) {
+    int64_t count = 1;
+    for (; *shape; ++shape) count *= *shape == 'O' ? n.out : *shape == 'I' ? n.in : 2 * n.in;
+    return count;
+  }
+  template <typename T>
+  static double checked(const char* op, const npu::Option& option, double value) {
+    if (option.kind == npu::kFlag || option.kind == npu::kWord || (option.kind == npu::kNotNegative && value == 0))
+      return value;
+    check(value >= std::numeric_limits<T>::min() && value <= std::numeric_limits<T>::max(), op, ": ", option.name,
+          " must be finite and at least the least normal number, got ", value);
+    return value;
+  }
+
+  static std::array<Optional, kOperands> operands(Arguments& arguments) {
+    std::array<Optional, kOperands> found;
+    found[0] = arguments.next<Tensor>();
+    for (size_t w = 0; w < kWeights; ++w)
+      found[1 + w] = L::weights[w].optional ? arguments.next<Optional>() : Optional(arguments.next<Tensor>());
+    return found;
+  }
+  static Call call(const char* op, const std::array<Optional, kOperands>& given) {
+    return Call(op, *given[0], *given[1], L::weights[0].name, npu::doubles_inputs<L>());
+  }
+
+  static void forward(StableIValue* stack, uint64_t, uint64_t) {
+    static const std::string name = L::name + std::string("_forward");
+    const char* op = name.c_str();
+    Arguments arguments(stack);
+    const std::array<Optional, kOperands> given = operands(arguments);
+    std::array<double, kOptions> options{};
+    arguments.options(L::options, npu::kInForward, options.data());
+    const bool save = kKept > 0 && arguments.next<bool>();
+    const Tensor& x = *given[0];
+    const Call n = call(op, given);
+    const std::vector<int64_t> shape = n.y_shape(), saved = save ? shape : std::vector<int64_t>{0};
+    Tensor y = empty(x, shape);
+    std::array<Optional, kKept> kept;
+    std::array<void*, L::kept.size() + 1> into{};
+    for (size_t i = 0; i < kKept; ++i) {
+      kept[i] = empty(x, saved, L::kept[i].kind == npu::Kept::kFlags);
+      if (save) into[i] = kept[i]->mutable_data_ptr();
+    }
+    by_dtype(op, x, [&](auto zero) {
+      using T = decltype(zero);
+      const Operands<T> checked(op, n, given, options);
+      (npu::kernels<T>().*
+       L::template forward_kernel<T>)(L::forward(npu::ForwardCall<T>{checked.given(n), data<T>(y), into.data()}),
+                                      npu::torch_threads(n.models, n.rows, npu::factors<L>(n), n.out));
+    });
+    stack[0] = torch::stable::detail::from(y);
+    for (size_t i = 0; i < kKept; ++i) stack[1 + i] = torch::stable::detail::from(*kept[i]);
+  }
+
+  static void backward(StableIValue* stack, uint64_t, uint64_t) {
+    static const std::string name = L::name + std::string("_backward");
+    const char* op = name.c_str();
+    Arguments arguments(stack);
+    const Tensor grad_y = arguments.next<Tensor>();
+    const std::array<Optional, kOperands> given = operands(arguments);
+    const Optional y = L::takes_y ? Optional(arguments.next<Tensor>()) : std::nullopt;
+    std::array<Optional, kKept> saved;
+    for (Optional& tensor : saved) tensor = arguments.next<Tensor>();
+    std::array<double, kOptions> options{};
+    arguments.options(L::options, npu::kInBackward, options.data());
+    const int64_t needs = arguments.next<int64_t>();
+    const Tensor& x = *given[0];
+    const Call n = call(op, given);
     const int64_t outputs = n.models * n.rows * n.out;
-    const Operand<T> upstream(op, "grad_y", grad_y, x.scalar_type(), outputs);
-    const Operand<T> cosine(op, "y", y, x.scalar_type(), outputs), sine(op, "s", s, x.scalar_type(), outputs);
-    npu::kernels<T>().npu_backward(
-        {operands.inputs, upstream, cosine, sine, straight_through, needs & kX ? data<T>(grad_x) : nullptr,
-         needs & kWeightRe ? data<T>(grad_weight_re) : nullptr,
-         weight_im && needs & kWeightIm ? data<T>(grad_weight_im) : nullptr,
-         gate && needs & kGate ? data<T>(grad_gate) : nullptr},
-        threads_for(n));
-  });
-  if (needs & kX && per_model) grad_x = sum_models(grad_x);
-  return {grad_x, grad_weight_re, grad_weight_im, grad_gate};
-}
 
-template <typename T>
-npu::NmuInputs<T> nmu_inputs(const Sizes& n, const Operand<T>& x, const Operand<T>& weight) {
-  return {n.models, n.rows, n.in, n.out, x, n.shared_x, weight};
-}
-
-Tensor nmu_forward(const Tensor& x, const Tensor& weight) {
-  const char* op = "nmu_forward";
-  const Sizes n(op, x, weight);
-  Tensor y = empty(x, n.y_shape());
-  by_dtype(op, x, [&](auto zero) {
-    using T = decltype(zero);
-    const Operand<T> inputs(op, "x", x, x.scalar_type(), (n.shared_x ? 1 : n.models) * n.rows * n.in);
-    const Operand<T> weights(op, "weight", weight, x.scalar_type(), n.models * n.out * n.in);
-    npu::kernels<T>().nmu_forward({nmu_inputs<T>(n, inputs, weights), data<T>(y)}, threads_for(n));
-  });
-  return y;
-}
-
-std::tuple<Tensor, Tensor> nmu_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, int64_t needs) {
-  const char* op = "nmu_backward";
-  const Sizes n(op, x, weight);
-  const bool per_model = n.shared_x && n.models != 1;
-  Tensor grad_x = !(needs & kX) ? absent(x) : per_model ? empty(x, {n.models, n.rows, n.in}) : empty(x, n.x_shape());
-  Tensor grad_weight =
-      needs & kWeightRe ? empty(x, std::vector<int64_t>(weight.sizes().begin(), weight.sizes().end())) : absent(x);
-  by_dtype(op, x, [&](auto zero) {
-    using T = decltype(zero);
-    const Operand<T> inputs(op, "x", x, x.scalar_type(), (n.shared_x ? 1 : n.models) * n.rows * n.in);
-    const Operand<T> weights(op, "weight", weight, x.scalar_type(), n.models * n.out * n.in);
-    const Operand<T> upstream(op, "grad_y", grad_y, x.scalar_type(), n.models * n.rows * n.out);
-    npu::kernels<T>().nmu_backward({nmu_inputs<T>(n, inputs, weights), upstream, needs & kX ? data<T>(grad_x) : nullptr,
-                                    needs & kWeightRe ? data<T>(grad_weight) : nullptr},
-                                   threads_for(n));
-  });
-  if (needs & kX && per_model) grad_x = sum_models(grad_x);
-  return {grad_x, grad_weight};
-}
-
-// The operands that iNALU's forward and backward share.
-template <typename T>
-struct InaluOperands {
-  Operand<T> x, weight_add, mask_add, weight_mul, mask_mul, gate_weight;
-  npu::InaluInputs<T> inputs;
-
-  InaluOperands(const char* op, const Sizes& n, const Tensor& x, const Tensor& weight_add, const Tensor& mask_add,
-                const Tensor& weight_mul, const Tensor& mask_mul, const Tensor& gate_weight, double eps, double omega)
-      : x(op, "x", x, x.scalar_type(), (n.shared_x ? 1 : n.models) * n.rows * n.in),
-        weight_add(op, "weight_add", weight_add, x.scalar_type(), n.models * n.out * n.in),
-        mask_add(op, "mask_add", mask_add, x.scalar_type(), n.models * n.out * n.in),
-        weight_mul(op, "weight_mul", weight_mul, x.scalar_type(), n.models * n.out * n.in),
-        mask_mul(op, "mask_mul", mask_mul, x.scalar_type(), n.models * n.out * n.in),
-        gate_weight(op, "gate_weight", gate_weight, x.scalar_type(), n.models * n.out * n.in) {
-    inputs = {n.models,
-              n.rows,
-              n.in,
-              n.out,
-              this->x,
-              n.shared_x,
-              this->weight_add,
-              this->mask_add,
-              this->weight_mul,
-              this->mask_mul,
-              this->gate_weight,
-              checked_eps<T>(op, eps),
-              T(omega)};
+    std::array<Optional, kOperands> grads;
+    std::array<void*, kOperands> into{};
+    for (size_t i = 0; i < kOperands; ++i) {
+      const bool wanted = given[i] && needs >> i & 1;
+      grads[i] = !wanted  ? absent(x)
+                 : i == 0 ? empty(x, n.grad_x_shape())
+                          : empty(x, std::vector<int64_t>(given[i]->sizes().begin(), given[i]->sizes().end()));
+      if (wanted) into[i] = grads[i]->mutable_data_ptr();
+    }
+    by_dtype(op, x, [&](auto zero) {
+      using T = decltype(zero);
+      const ScalarType dtype = x.scalar_type();
+      const Operands<T> checked(op, n, given, options);
+      const Operand<T> upstream(op, "grad_y", grad_y, dtype, outputs);
+      std::optional<Operand<T>> output;
+      if (y) output.emplace(op, "y", *y, dtype, outputs);
+      std::array<std::optional<Operand<T>>, kKept> reals;
+      std::array<Optional, kKept> flags;
+      std::array<const void*, L::kept.size() + 1> kept{};
+      for (size_t i = 0; i < kKept; ++i) {
+        const char* label = L::kept[i].name;
+        if (L::kept[i].kind == npu::Kept::kReal) {
+          reals[i].emplace(op, label, *saved[i], dtype, outputs);
+          kept[i] = static_cast<const T*>(*reals[i]);
+          continue;
+        }
+        check(saved[i]->scalar_type() == ScalarType::Int && saved[i]->is_cpu() && saved[i]->numel() == outputs, op,
+              ": ", label, " must be int32 on the CPU with ", outputs, " elements, got shape ", shape_of(*saved[i]));
+        flags[i] = saved[i]->is_contiguous() ? *saved[i] : whole(*saved[i]);
+        kept[i] = flags[i]->const_data_ptr();
+      }
+      std::array<T*, kOperands> gradients;
+      for (size_t i = 0; i < kOperands; ++i) gradients[i] = static_cast<T*>(into[i]);
+      const npu::BackwardCall<T> call{checked.given(n), upstream, output ? static_cast<const T*>(*output) : nullptr,
+                                      kept.data(), gradients.data()};
+      (npu::kernels<T>().*
+       L::template backward_kernel<T>)(L::backward(call),
+                                       npu::torch_threads(n.models, n.rows, npu::factors<L>(n), n.out));
+    });
+    if (needs & 1 && n.adds_models()) grads[0] = sum_models(*grads[0]);
+    for (size_t i = 0; i < kOperands; ++i) stack[i] = torch::stable::detail::from(*grads[i]);
   }
 };
-
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> inalu_forward(const Tensor& x, const Tensor& weight_add,
-                                                                 const Tensor& mask_add, const Tensor& weight_mul,
-                                                                 const Tensor& mask_mul, const Tensor& gate_weight,
-                                                                 double eps, double omega, bool save) {
-  const char* op = "inalu_forward";
-  const Sizes n(op, x, weight_add);
-  const std::vector<int64_t> saved = save ? n.y_shape() : std::vector<int64_t>{0};
-  Tensor y = empty(x, n.y_shape()), h = empty(x, saved), a = empty(x, saved), t = empty(x, saved);
-  Tensor flags = empty(x, saved, /*integers=*/true);
-  by_dtype(op, x, [&](auto zero) {
-    using T = decltype(zero);
-    const InaluOperands<T> operands(op, n, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega);
-    const auto kept = [&](const Tensor& tensor) { return save ? data<T>(tensor) : nullptr; };
-    npu::kernels<T>().inalu_forward(
-        {operands.inputs, data<T>(y), kept(h), kept(a), kept(t), save ? data<int32_t>(flags) : nullptr, nullptr},
-        threads_for(n));
-  });
-  return {y, h, a, t, flags};
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> inalu_backward(
-    const Tensor& grad_y, const Tensor& x, const Tensor& weight_add, const Tensor& mask_add, const Tensor& weight_mul,
-    const Tensor& mask_mul, const Tensor& gate_weight, const Tensor& h, const Tensor& a, const Tensor& t,
-    const Tensor& flags, double eps, double omega, int64_t needs) {
-  const char* op = "inalu_backward";
-  const Sizes n(op, x, weight_add);
-  const bool per_model = n.shared_x && n.models != 1;
-  Tensor grad_x = !(needs & kX) ? absent(x) : per_model ? empty(x, {n.models, n.rows, n.in}) : empty(x, n.x_shape());
-  const std::vector<int64_t> weight_shape(weight_add.sizes().begin(), weight_add.sizes().end());
-  std::vector<Tensor> grads;
-  for (int bit = 1; bit <= 5; ++bit) grads.push_back(needs >> bit & 1 ? empty(x, weight_shape) : absent(x));
-  by_dtype(op, x, [&](auto zero) {
-    using T = decltype(zero);
-    const InaluOperands<T> operands(op, n, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega);
-    const int64_t outputs = n.models * n.rows * n.out;
-    const Operand<T> upstream(op, "grad_y", grad_y, x.scalar_type(), outputs),
-        gate(op, "h", h, x.scalar_type(), outputs);
-    const Operand<T> sum(op, "a", a, x.scalar_type(), outputs), product(op, "t", t, x.scalar_type(), outputs);
-    check(flags.scalar_type() == ScalarType::Int && flags.is_cpu() && flags.numel() == outputs, op,
-          ": flags must be int32 on the CPU with ", outputs, " elements, got shape ", shape_of(flags));
-    const Tensor all_flags = flags.is_contiguous() ? flags : whole(flags);
-    const auto into = [&](int bit) { return needs >> bit & 1 ? data<T>(grads[bit - 1]) : nullptr; };
-    npu::kernels<T>().inalu_backward(
-        {operands.inputs, upstream, gate, sum, product, static_cast<const int32_t*>(all_flags.const_data_ptr()),
-         nullptr, needs & kX ? data<T>(grad_x) : nullptr, into(1), into(2), into(3), into(4), into(5)},
-        threads_for(n));
-  });
-  if (needs & kX && per_model) grad_x = sum_models(grad_x);
-  return {grad_x, grads[0], grads[1], grads[2], grads[3], grads[4]};
-}
 
 // The sizes of a time loop: u0 [B, D] or [K, B, D], weight_re [h, D] or [K, h, D].
 struct OdeSizes {
@@ -487,12 +476,14 @@ void naming_memory(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
 #define NPU_IMPL(name) library.impl(#name, &naming_memory<TORCH_BOX(&name)>)
 
 STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
-  NPU_IMPL(npu_forward);
-  NPU_IMPL(npu_backward);
-  NPU_IMPL(nmu_forward);
-  NPU_IMPL(nmu_backward);
-  NPU_IMPL(inalu_forward);
-  NPU_IMPL(inalu_backward);
+  npu::each_layer([&](auto layer) {
+    using L = decltype(layer);
+    if constexpr (L::registered) {
+      const std::string name = L::name;
+      library.impl((name + "_forward").c_str(), &naming_memory<Registered<L>::forward>);
+      library.impl((name + "_backward").c_str(), &naming_memory<Registered<L>::backward>);
+    }
+  });
   NPU_IMPL(ode_forward);
   NPU_IMPL(ode_backward);
 }

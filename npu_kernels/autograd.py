@@ -138,3 +138,15 @@ def _flags(count: int) -> list[tuple[bool, ...]]:
 _MADE = {name: _of_layer(layer) for name, layer in ops.LAYERS.items()}
 FUNCTIONS: dict[str, Any] = {name: function for name, (function, _) in _MADE.items()}
 GRADIENTS: dict[str, Gradients] = {name: gradients for name, (_, gradients) in _MADE.items()}
+
+
+def nmu_gradients(
+    grad_y: Tensor, x: Tensor, weight: Tensor, clip: bool, needs: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of x and weight of an NMU whose weight is clipped to [0, 1] where `clip` is true."""
+    if not clip:
+        return GRADIENTS["nmu"](grad_y, x, weight, needs)  # type: ignore[return-value]
+    grad_x, grad_weight = GRADIENTS["nmu"](grad_y, x, weight.clamp(0, 1), needs)
+    if grad_weight is not None:
+        grad_weight = grad_weight.where((weight >= 0) & (weight <= 1), 0)
+    return grad_x, grad_weight

@@ -33,13 +33,11 @@ from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmu", "npu"]
 
-_nmu_gradients = autograd.GRADIENTS["nmu"]
-
 direct.load()
 for _layer in ops.LAYERS.values():
     if _layer.fast_path:
         direct.set_backward(_layer.name, autograd.GRADIENTS[_layer.name])
-direct.set_backward("nmu", lambda grad_y, x, weight, clip, needs: _nmu_gradients(grad_y, x, weight, needs))
+direct.set_backward("nmu", autograd.nmu_gradients)
 direct.set_backward("nau", reference.nau_backward)
 
 

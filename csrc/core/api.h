@@ -29,85 +29,6 @@ struct Parallel {
   }
 };
 
-template <typename T>
-struct NpuInputs {
-  int64_t models, rows, in, out;
-  const T* x;          // [K, B, I], or [B, I] when shared
-  bool shared_x;       // one x for all models
-  const T* weight_re;  // [K, O, I]
-  const T* weight_im;  // [K, O, I]; null: RealNPU
-  const T* gate;       // [K, I];    null: NaiveNPU
-  T eps;
-  // Of bfloat16 that make a float in a product, where the instruction set multiplies these and T is float: 3 are as
-  // good as float32 (relative error of a product some 2^-24), 2 leave some 2^-17, 1 leaves some 2^-9.
-  int terms = 3;
-};
-
-template <typename T>
-struct NpuForward {
-  NpuInputs<T> inputs;
-  T* y;  // [K, B, O]  exp(P) cos(Q)
-  T* s;  // [K, B, O]  exp(P) sin(Q), all that the backward needs beside the inputs and y; null: not wanted
-};
-
-template <typename T>
-struct NpuBackward {
-  NpuInputs<T> inputs;
-  const T* grad_y;        // [K, B, O]
-  const T* y;             // [K, B, O]
-  const T* s;             // [K, B, O]
-  bool straight_through;  // the gate's gradient passes outside [0, 1] too
-  T* grad_x;              // [K, B, I] even when x is shared; null: not wanted (likewise below)
-  T* grad_weight_re;      // [K, O, I]
-  T* grad_weight_im;      // [K, O, I]
-  T* grad_gate;           // [K, I]
-};
-
-template <typename T>
-struct NmuInputs {
-  int64_t models, rows, in, out;
-  const T* x;  // [K, B, I], or [B, I] when shared
-  bool shared_x;
-  const T* weight;  // [K, O, I]
-};
-
-template <typename T>
-struct NmuForward {
-  NmuInputs<T> inputs;
-  T* y;  // [K, B, O]
-};
-
-template <typename T>
-struct NmuBackward {
-  NmuInputs<T> inputs;
-  const T* grad_y;  // [K, B, O]
-  T* grad_x;        // [K, B, I]; null: not wanted (likewise below)
-  T* grad_weight;   // [K, O, I]
-};
-
-template <typename T>
-struct NauInputs {
-  int64_t models, rows, in, out;
-  const T* x;  // [K, B, I], or [B, I] when shared
-  bool shared_x;
-  const T* weight;  // [K, O, I]
-  bool clip;        // to [-1, 1]
-};
-
-template <typename T>
-struct NauForward {
-  NauInputs<T> inputs;
-  T* y;  // [K, B, O]
-};
-
-template <typename T>
-struct NauBackward {
-  NauInputs<T> inputs;
-  const T* grad_y;  // [K, B, O]
-  T* grad_x;        // [K, B, I] even when x is shared; null: not wanted (likewise below)
-  T* grad_weight;   // [K, O, I]
-};
-
 // K models of N = count values each.
 template <typename T>
 struct MseInputs {
@@ -143,35 +64,6 @@ struct AdamStep : AdamOptions {
   const T* grad;
   T *exp_avg, *exp_avg_sq;
   double number;  // of the step, from 1
-};
-
-// W and A are tanh(weight) sigmoid(mask) of the pairs of parameters.
-template <typename T>
-struct InaluInputs {
-  int64_t models, rows, in, out;
-  const T* x;  // [K, B, I], or [B, I] when shared
-  bool shared_x;
-  const T *weight_add, *mask_add, *weight_mul, *mask_mul, *gate_weight;  // [K, O, I]
-  T eps, omega;
-};
-
-template <typename T>
-struct InaluForward {
-  InaluInputs<T> inputs;
-  T* y;            // [K, B, O]
-  T *h, *a, *t;    // [K, B, O], for the backward: the gate's argument, the sum, the product without factors that are 0
-  int32_t* flags;  // [K, B, O]: 1 where omega bounds, plus 2 min(number of factors that are 0, 2). All null: not wanted
-  T* parts;        // [4, K, O, I]: tanh and sigmoid of A's weight and mask, then of W's; null: not wanted
-};
-
-template <typename T>
-struct InaluBackward {
-  InaluInputs<T> inputs;
-  const T *grad_y, *h, *a, *t;  // [K, B, O]
-  const int32_t* flags;         // [K, B, O]
-  const T* parts;               // of the forward; null: computed again, to the same bits
-  T* grad_x;                    // [K, B, I] even when x is shared; null: not wanted (likewise below)
-  T *grad_weight_add, *grad_mask_add, *grad_weight_mul, *grad_mask_mul, *grad_gate_weight;  // [K, O, I]
 };
 
 // Trajectories whose stages lie beside each other: one or several registers of any instruction set.
@@ -235,25 +127,9 @@ struct OdeBackward {
   bool gate_passes(int64_t n) const { return straight_through || (inputs.gate[n] >= T(0) && inputs.gate[n] <= T(1)); }
 };
 
-// The kernels of one instruction set.
+// The kernels in use, a table of layers.h: the best instruction set of this processor, or the one that set_isa chose.
 template <typename T>
-struct Kernels {
-  void (*npu_forward)(const NpuForward<T>&, const Parallel&);
-  void (*npu_backward)(const NpuBackward<T>&, const Parallel&);
-  void (*nmu_forward)(const NmuForward<T>&, const Parallel&);
-  void (*nmu_backward)(const NmuBackward<T>&, const Parallel&);
-  void (*nau_forward)(const NauForward<T>&, const Parallel&);
-  void (*nau_backward)(const NauBackward<T>&, const Parallel&);
-  void (*mse_forward)(const MseForward<T>&, const Parallel&);
-  void (*mse_backward)(const MseBackward<T>&, const Parallel&);
-  void (*adam)(const AdamStep<T>&, const Parallel&);
-  void (*inalu_forward)(const InaluForward<T>&, const Parallel&);
-  void (*inalu_backward)(const InaluBackward<T>&, const Parallel&);
-  void (*ode_forward)(const OdeForward<T>&, const Parallel&);
-  void (*ode_backward)(const OdeBackward<T>&, const Parallel&);
-};
-
-// The kernels in use: the best instruction set of this processor, or the one that set_isa chose.
+struct Kernels;
 template <typename T>
 __attribute__((visibility("default"))) const Kernels<T>& kernels();
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "api.h"
+#include "../layers.h"
 #if defined(NPU_AVX512_BF16)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -19,21 +19,17 @@ namespace npu {
   void layer##_forward(const Layer##Forward<T>&, const Parallel&); \
   template <typename T>                                            \
   void layer##_backward(const Layer##Backward<T>&, const Parallel&);
+#define NPU_ENTRIES(layer, Layer) layer##_forward<T>, layer##_backward<T>,
 
-#define NPU_DECLARE(isa)                                                                                             \
-  namespace isa {                                                                                                    \
-  NPU_DECLARE_LAYER(npu, Npu)                                                                                        \
-  NPU_DECLARE_LAYER(nmu, Nmu)                                                                                        \
-  NPU_DECLARE_LAYER(nau, Nau)                                                                                        \
-  NPU_DECLARE_LAYER(mse, Mse)                                                                                        \
-  NPU_DECLARE_LAYER(inalu, Inalu)                                                                                    \
-  NPU_DECLARE_LAYER(ode, Ode)                                                                                        \
-  template <typename T>                                                                                              \
-  void adam(const AdamStep<T>&, const Parallel&);                                                                    \
-  template <typename T>                                                                                              \
-  constexpr Kernels<T> table{npu_forward<T>,    npu_backward<T>, nmu_forward<T>,  nmu_backward<T>, nau_forward<T>,   \
-                             nau_backward<T>,   mse_forward<T>,  mse_backward<T>, adam<T>,         inalu_forward<T>, \
-                             inalu_backward<T>, ode_forward<T>,  ode_backward<T>};                                   \
+#define NPU_DECLARE(isa)                                                                                      \
+  namespace isa {                                                                                             \
+  NPU_FAMILIES(NPU_DECLARE_LAYER)                                                                             \
+  NPU_DECLARE_LAYER(mse, Mse)                                                                                 \
+  NPU_DECLARE_LAYER(ode, Ode)                                                                                 \
+  template <typename T>                                                                                       \
+  void adam(const AdamStep<T>&, const Parallel&);                                                             \
+  template <typename T>                                                                                       \
+  constexpr Kernels<T> table{NPU_FAMILIES(NPU_ENTRIES) NPU_ENTRIES(mse, Mse) adam<T>, NPU_ENTRIES(ode, Ode)}; \
   }
 // CMakeLists.txt defines NPU_<instruction set> for each that is compiled.
 #if defined(NPU_BASELINE)

@@ -5,8 +5,9 @@
 //   e_oi = grad_y_o prod_{j != i} t_oj        the product without its i-th factor, as prefix times suffix: right at t =
 //   0 dw_oi = sum_b e_oi (x_i - 1)              dx_i = sum_o e_oi w_oi
 //
-// Weights are taken as they are; their interval [0, 1] is the caller's matter. Rows are turned into panels as in
+// With `clip` w is min(max(weight, 0), 1), and dw is 0 where the weight is not in [0, 1]. Rows are turned into panels as in
 // npu_forward.cpp; the backward keeps the prefixes of a few outs for one register of rows in the first-level cache.
+#include "../layers/nmu.h"
 #include "api.h"
 #include "panel.h"
 #include "row_groups.h"
@@ -30,7 +31,7 @@ void pack(const NmuInputs<T>& in, int64_t model, T* packed) {
     const int outs = int(least<int64_t>(kTileOuts, in.out - o0));
     for (int64_t i = 0; i < in.in; ++i) {
       for (int n = 0; n < outs; ++n) {
-        const T w = weight[(o0 + n) * in.in + i];
+        const T given = weight[(o0 + n) * in.in + i], w = in.clip ? clamp_gate(given) : given;
         *packed++ = w;
         *packed++ = T(1) - w;
       }
@@ -207,6 +208,9 @@ void nmu_backward(const NmuBackward<T>& f, const Parallel& parallel) {
   const int64_t size = f.inputs.out * f.inputs.in;
   const RowGroups groups(f.inputs.rows, Simd<T>::width, (int64_t(1) << 21) / most<int64_t>(size, 1));
   sum_rows(f.inputs.models, groups, size, parallel, f.grad_weight, [&] { return BackwardGroup<T>(f); });
+  if (f.grad_weight == nullptr || !f.inputs.clip) return;
+  for (int64_t n = 0; n < f.inputs.models * size; ++n)
+    if (!(f.inputs.weight[n] >= T(0) && f.inputs.weight[n] <= T(1))) f.grad_weight[n] = T(0);
 }
 
 template void nmu_forward<float>(const NmuForward<float>&, const Parallel&);

@@ -2,6 +2,7 @@
 // in npu_forward.cpp.
 #pragma once
 
+#include "../layers/npu.h"
 #include "api.h"
 #include "panel.h"
 #include "vector_math.h"

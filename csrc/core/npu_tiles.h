@@ -2,6 +2,7 @@
 // with values that have no terms run on the ordinary AVX-512 kernels.
 #pragma once
 
+#include "../layers/npu.h"
 #include "api.h"
 
 namespace npu {

@@ -20,7 +20,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/api.h"
+#include "layers.h"
 #include "out_of_memory.h"
 #include "precision.h"
 #include "threads.h"
@@ -84,6 +84,15 @@ struct Node : torch::autograd::Function<Derived> {
 // The general backwards in Python by name, owned for the life of the process; set under the GIL, read under it.
 inline std::map<std::string, PyObject*, std::less<>> general;
 
+// The gradients that one of them gives.
+inline variable_list general_gradients(const char* name, size_t count, const py::tuple& arguments) {
+  const py::tuple found = py::handle(general.at(name))(*arguments);
+  variable_list grads(count);
+  for (size_t i = 0; i < count; ++i)
+    if (!found[i].is_none()) grads[i] = found[i].cast<Tensor>();
+  return grads;
+}
+
 // A general backward in Python: it may be under a transform, or have to build a graph.
 template <typename... Arguments>
 variable_list call_general(const char* name, size_t count, const Arguments&... arguments) {
@@ -93,11 +102,7 @@ variable_list call_general(const char* name, size_t count, const Arguments&... a
       return value.defined() ? py::cast(value) : py::object(py::none());
     else return py::cast(value);
   };
-  const py::tuple found = py::handle(general.at(name))(cast(arguments)...);
-  variable_list grads(count);
-  for (size_t i = 0; i < count; ++i)
-    if (!found[i].is_none()) grads[i] = found[i].template cast<Tensor>();
-  return grads;
+  return general_gradients(name, count, py::make_tuple(cast(arguments)...));
 }
 
 inline bool needs_grad(const Tensor& t) { return t.defined() && t.requires_grad(); }

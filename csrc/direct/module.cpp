@@ -6,10 +6,7 @@
 //       y, with its derivative, or NotImplemented: the general way has to be taken. It is for everything that is not
 //       plain (subclasses, transforms, modes, autocast, tangents, other devices and dtypes, empty tensors) and for
 //       every error, so that messages, special cases and their tests exist once.
-//   nmu(x, weight, clip)                                       as npu_kernels.functional.nmu
-//   nau(x, weight, clip)                                       as npu_kernels.functional.nau, where layers are small
-//   inalu(x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega)
-//       as npu_kernels.functional.inalu
+//   and likewise each layer of layers.h: x, its weights, its options on the fast path, in the order of its record
 //   mse(y, target, models)                                     as npu_kernels.training.mse_loss
 //   adam(param_groups, state)                                  a step of npu_kernels.optim.Adam: None
 //   ode(u0, weight_re, weight_im, gate, weight, tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives)
@@ -22,11 +19,9 @@
 // Unlike ops.cpp these files know torch's C++ classes, which change with its releases: they serve the torch and the
 // Python that they were compiled with, and npu_kernels/backends/direct.py loads them for no other.
 #include "adam.h"
-#include "inalu.h"
+#include "layer.h"
 #include "mse.h"
-#include "npu.h"
 #include "ode.h"
-#include "one_weight.h"
 
 namespace {
 
@@ -47,17 +42,19 @@ template <auto function>
 PyCFunction fast() {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&raising<function>));
 }
-PyMethodDef methods[] = {
-    {"npu", fast<npu_direct::npu>(), METH_FASTCALL, nullptr},
-    {"nmu", fast<npu_direct::one_weight<npu_direct::NMULayer>>(), METH_FASTCALL, nullptr},
-    {"nau", fast<npu_direct::one_weight<npu_direct::NAULayer>>(), METH_FASTCALL, nullptr},
-    {"inalu", fast<npu_direct::inalu>(), METH_FASTCALL, nullptr},
-    {"mse", fast<npu_direct::mse>(), METH_FASTCALL, nullptr},
-    {"adam", fast<npu_direct::adam>(), METH_FASTCALL, nullptr},
-    {"ode", fast<npu_direct::ode>(), METH_FASTCALL, nullptr},
-    {"set_backward", fast<set_backward>(), METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+std::vector<PyMethodDef> functions() {
+  std::vector<PyMethodDef> found;
+  npu::each_layer([&](auto layer) {
+    using L = decltype(layer);
+    found.push_back({L::name, fast<npu_direct::Fast<L>::call>(), METH_FASTCALL, nullptr});
+  });
+  found.push_back({"mse", fast<npu_direct::mse>(), METH_FASTCALL, nullptr});
+  found.push_back({"adam", fast<npu_direct::adam>(), METH_FASTCALL, nullptr});
+  found.push_back({"ode", fast<npu_direct::ode>(), METH_FASTCALL, nullptr});
+  found.push_back({"set_backward", fast<set_backward>(), METH_FASTCALL, nullptr});
+  found.push_back({nullptr, nullptr, 0, nullptr});
+  return found;
+}
 
 // torch's set_float32_matmul_precision sets this for all devices; asked without a device, torch refuses where the
 // devices' own settings differ.
@@ -67,7 +64,8 @@ int read_float_terms() {
   return precision == at::Float32Precision::BF16 ? 1 : (precision == at::Float32Precision::TF32 ? 2 : 3);
 }
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "direct", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+std::vector<PyMethodDef> methods = functions();
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "direct", nullptr, -1, methods.data(), nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

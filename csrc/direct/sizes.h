@@ -5,32 +5,24 @@
 
 namespace npu_direct {
 
-struct Sizes {
-  int64_t models, rows, in, out;
-  bool shared_x;
-};
+using npu::Sizes;
 
-// Whether x and a weight fit together, and the sizes of the call.
-inline bool fit(const Tensor& x, const Tensor& weight, Sizes& n) {
+// Whether x and a weight fit together, and the sizes of the call; twice: the weight's last dimension is 2 I.
+inline bool fit(const Tensor& x, const Tensor& weight, bool twice, Sizes& n) {
   const auto rows = x.sizes(), shape = weight.sizes();
   const size_t dims = shape.size();
   if ((dims != 2 && dims != 3) || rows.empty() || x.numel() == 0 || weight.numel() == 0) return false;
   n.models = dims == 3 ? shape[0] : 1;
   n.out = shape[dims - 2];
   n.in = shape[dims - 1];
+  if (twice) {
+    if (n.in % 2 != 0) return false;
+    n.in /= 2;
+  }
   n.shared_x = dims == 3 && rows.size() == 2;
   if (rows.back() != n.in || (dims == 3 && !n.shared_x && (rows.size() < 3 || rows[0] != n.models))) return false;
   n.rows = x.numel() / n.in / (n.shared_x ? 1 : n.models);
   return true;
-}
-
-// Whether the other operands of an NPU belong to its first weight.
-inline bool belong(const Tensor& weight_im, const Tensor& gate, const Tensor& weight_re, const Sizes& n) {
-  if (weight_im.defined() && weight_im.sizes() != weight_re.sizes()) return false;
-  if (!gate.defined()) return true;
-  const auto gates = gate.sizes();
-  return gates.size() == size_t(weight_re.dim() - 1) && gates.back() == n.in &&
-         (gates.size() == 1 || gates[0] == n.models);
 }
 
 inline Tensor empty_result(const Tensor& x, const Sizes& n) {
@@ -40,7 +32,10 @@ inline Tensor empty_result(const Tensor& x, const Sizes& n) {
   return at::empty(shape, x.options());
 }
 
-inline npu::TorchThreads threads_for(const Sizes& n) { return npu::torch_threads(n.models, n.rows, n.in, n.out); }
+template <typename L>
+npu::TorchThreads threads_for(const Sizes& n) {
+  return npu::torch_threads(n.models, n.rows, npu::factors<L>(n), n.out);
+}
 
 // Gradients of x and of parameters, uninitialised where `needs` has their bit. A shared x gets one gradient per model,
 // which add_models adds up.

@@ -59,7 +59,7 @@ void check_nmu(const Shape& n, int64_t times) {
   for (T& w : c.wr) w = std::min<T>(std::fabs(w), 1);
   if (n.in > 2 && !c.x.empty() && !c.wr.empty()) c.wr[2] = 1, c.x[2] = 0;  // a factor that is exactly zero
   const Case<T> all = c.repeated(times);
-  const npu::NmuInputs<T> inputs{n.models, all.n.rows, n.in, n.out, all.x.data(), n.shared_x, c.wr.data()};
+  const npu::NmuInputs<T> inputs{n.models, all.n.rows, n.in, n.out, all.x.data(), n.shared_x, c.wr.data(), false};
   const auto results =
       results_of<T>("nmu", all.n, all.grad_y, inputs, npu::kernels<T>().nmu_forward, npu::kernels<T>().nmu_backward);
   using V = std::vector<long double>;

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "core/api.h"
+#include "layers.h"
 #include "workers.h"
 
 namespace {

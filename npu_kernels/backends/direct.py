@@ -10,28 +10,26 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from npu_kernels import ops
 from npu_kernels.backends import cpu
 
 LIBRARY = cpu.LIBRARY.with_name(f"direct-torch{torch.__version__}-{sys.implementation.cache_tag}.so")
 
-# The functions of csrc/direct/module.cpp; they answer NotImplemented to what is not plain. None: not loaded.
-npu: Callable[..., Any] | None = None
-nmu: Callable[..., Any] | None = None
-nau: Callable[..., Any] | None = None
-inalu: Callable[..., Any] | None = None
-mse: Callable[..., Any] | None = None
-adam: Callable[..., Any] | None = None
-ode: Callable[..., Any] | None = None
+# The functions of csrc/direct/module.cpp: of the layers, whose names their records have, and others. They answer
+# NotImplemented to what is not plain. None: not loaded.
+NAMES = (*(name for name, layer in ops.LAYERS.items() if layer.fast_path), "nau", "mse", "adam", "ode")
+globals().update(dict.fromkeys(NAMES))
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Any] | None: ...
+
+
 _set_backward: Callable[[str, Callable[..., Any]], None] | None = None
-reason = "not loaded yet"
-
-
-# Their general backwards take rows as [K, B, ...]: the operands, beside grad_y and x, that have rows.
-_ROWS: dict[str, tuple[int, ...]] = {"npu": (5, 6), "nmu": (), "inalu": (7, 8, 9, 10)}
+reason: str = "not loaded yet"
 
 
 def _flat(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -53,14 +51,22 @@ def _of_any_rows(function: Callable[..., Any], rows: tuple[int, ...]) -> Callabl
 
 
 def set_backward(name: str, function: Callable[..., Any]) -> None:
-    """The function that computes the gradients of one of them, named so, where they are not plain."""
-    if _set_backward is not None:
-        _set_backward(name, _of_any_rows(function, _ROWS[name]) if name in _ROWS else function)
+    """The function that computes the gradients of one of them, named so, where they are not plain.
+
+    That of a layer with a record takes rows as [K, B, ...].
+    """
+    if _set_backward is None:
+        return
+    if name in ops.LAYERS:
+        layer = ops.LAYERS[name]
+        first = 1 + layer.operands  # grad_y and x have rows, and what was saved
+        function = _of_any_rows(function, tuple(range(first, first + len(layer.saved))))
+    _set_backward(name, function)
 
 
 def load() -> None:
     """Load it where it is built for this torch and Python."""
-    global npu, nmu, nau, inalu, mse, adam, ode, reason, _set_backward
+    global reason, _set_backward
     runs, reason = cpu.available()
     if not runs:
         return
@@ -74,5 +80,5 @@ def load() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    npu, nmu, nau, inalu, ode = module.npu, module.nmu, module.nau, module.inalu, module.ode
-    mse, adam, _set_backward, reason = module.mse, module.adam, module.set_backward, ""
+    globals().update({name: getattr(module, name) for name in NAMES})
+    _set_backward, reason = module.set_backward, ""

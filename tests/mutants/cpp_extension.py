@@ -11,20 +11,20 @@ DIRECT = "csrc/direct/"
 EXTENSION = [
     *mutants("csrc/ops.cpp", ("tests/test_operators.py -k 'needs or absent or parity'", "tests/test_layouts.py"), {
         "ops-strides-ignored": ("tensor_(t.is_contiguous() ? t : whole(t))", "tensor_(t)"),
-        "ops-needs-of-the-imaginary-part": (
-            "Tensor grad_weight_im = weight_im && needs & kWeightIm ?",
-            "Tensor grad_weight_im = weight_im && needs & kWeightRe ?",
+        "ops-needs-of-the-next-weight": (
+            "const bool wanted = given[i] && needs >> i & 1;",
+            "const bool wanted = given[i] && needs >> (i ? 1 : 0) & 1;",
         ),
-        "ops-swapped-inalu-gradients": (
-            "return {grad_x, grads[0], grads[1], grads[2], grads[3], grads[4]};",
-            "return {grad_x, grads[0], grads[1], grads[3], grads[2], grads[4]};",
+        "ops-swapped-gradients": (
+            "gradients[i] = static_cast<T*>(into[i]);",
+            "gradients[i] = static_cast<T*>(into[i == 4 ? 3 : (i == 3 ? 4 : i)]);",
         ),
         "ops-shared-x-of-one-model": ("shared_x = batched && x.dim() == 2;", "shared_x = false;"),
     }),
     *mutants("csrc/ops.cpp", "tests/test_reference.py tests/test_gradients.py -k 'gate or straight or parity'", {
-        "ops-straight-through-ignored": (
-            "{operands.inputs, upstream, cosine, sine, straight_through, needs",
-            "{operands.inputs, upstream, cosine, sine, false && straight_through, needs",
+        "ops-options-of-the-backward-ignored": (
+            "arguments.options(L::options, npu::kInBackward, options.data());",
+            "arguments.options(L::options, npu::kInBackward, options.data());\n    options.back() = 0;",
         ),
     }),
     *mutants("csrc/ops.cpp", "tests/test_ode_kernel.py -k 'gradients_alone or options or operators or second'", {
@@ -48,32 +48,35 @@ EXTENSION = [
         ),
         "direct-tangents-lost": ("!t._fw_grad(0).defined();", "true;"),
         "direct-autocast-not-seen": ("!at::autocast::is_autocast_enabled(at::kCPU) && ", ""),
+    }),
+    *mutants(DIRECT + "sizes.h", ("tests/test_errors.py", "tests/test_direct.py"), {
+        "direct-x-of-other-models": ("(rows.size() < 3 || rows[0] != n.models)", "rows.size() < 3"),
+    }),
+    *mutants(DIRECT + "layer.h", ("tests/test_gradients.py -k 'straight or parity or subset'", "tests/test_direct.py", "tests/test_errors.py"), {
         "direct-graph-of-a-backward": (
             "if (at::GradMode::is_enabled() || !nothing_watches() || !plain(grad_y, dtype)) return false;",
             "if (!nothing_watches() || !plain(grad_y, dtype)) return false;",
         ),
-    }),
-    *mutants(DIRECT + "sizes.h", ("tests/test_errors.py", "tests/test_direct.py"), {
-        "direct-gate-of-other-models": ("(gates.size() == 1 || gates[0] == n.models);", "gates[0] > 0;"),
-        "direct-x-of-other-models": ("(rows.size() < 3 || rows[0] != n.models)", "rows.size() < 3"),
-    }),
-    *mutants(DIRECT + "npu.h", ("tests/test_gradients.py -k 'straight or parity or subset'", "tests/test_direct.py"), {
-        "direct-npu-strides-ignored": ("const Tensor upstream = grad_y.contiguous(), y =", "const Tensor upstream = grad_y, y ="),
-        "direct-npu-eps-forgotten": ('ctx->saved_data["eps"] = eps;', 'ctx->saved_data["eps"] = 1e-7 + 0 * eps;'),
-        "direct-npu-straight-through-forgotten": (
-            'ctx->saved_data["straight_through"] = straight_through;',
-            'ctx->saved_data["straight_through"] = false && straight_through;',
+        "direct-gate-of-other-models": ("(sizes.size() == 2 && sizes[0] != n.models)", "(sizes.size() == 2 && sizes[0] < 0)"),
+        "direct-strides-ignored": ("const Tensor upstream = grad_y.contiguous();", "const Tensor upstream = grad_y;"),
+        "direct-options-forgotten": (
+            "ctx->saved_data[L::options[i].name] = options[i];",
+            "ctx->saved_data[L::options[i].name] = 0.5 * options[i];",
         ),
+        "direct-flags-forgotten": (
+            "value = object == Py_True;",
+            "value = false;",
+        ),
+        "direct-word-ignored": ("value = is(object, option.words[1]);", "value = 0 * is(object, option.words[1]);"),
     }),
-    *mutants(DIRECT + "inalu.h", "tests/test_direct.py -k inalu", {
-        "direct-inalu-omega-forgotten": ('ctx->saved_data["omega"] = options.omega;', 'ctx->saved_data["omega"] = options.omega + 1;'),
-    }),
-    *mutants(DIRECT + "one_weight.h", ("tests/test_direct.py -k 'one_weight or nau'", "tests/test_gradients.py -k siblings"), {
+    *mutants("csrc/layers/nmu.h", ("tests/test_direct.py -k 'one_weight or nau'", "tests/test_gradients.py -k siblings"), {
         "direct-nmu-clip-ignored": (
-            "std::exchange(clip, false) ? at::clamp(weight, 0, 1) : weight;",
-            "std::exchange(clip, false) ? weight : weight;",
+            "n.shared_x, g.operands[1], g.options[0] != 0};",
+            "n.shared_x, g.operands[1], g.options[0] < 0};",
         ),
-        "direct-nau-clip-forgotten": ('ctx->saved_data["clip"] = clip;', 'ctx->saved_data["clip"] = false && clip;'),
+    }),
+    *mutants("csrc/layers/nmu.h", "tests/test_nmru.py", {
+        "nmru-eps-ignored": ("T(g.options[0])};", "T(0 * g.options[0])};"),
     }),
     *mutants(DIRECT + "mse.h", "tests/test_training.py", {
         "direct-mse-gradient-of-the-target-lost": ("!target.defined() || target.requires_grad() ||", "!target.defined() ||"),

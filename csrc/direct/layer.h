@@ -1,0 +1,241 @@
+// A layer's function and autograd node, made of its record (layers/record.h).
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "sizes.h"
+
+namespace npu_direct {
+
+template <typename L>
+struct Direct;
+
+template <typename L>
+struct Fast {
+  static constexpr size_t kWeights = L::weights.size(), kOperands = 1 + kWeights, kKept = L::kept.size();
+  static constexpr size_t kOptions = L::options.size();
+  using Operands = std::array<Tensor, kOperands>;  // x and the weights
+  using Options = std::array<double, kOptions>;
+  using Results = std::array<Tensor, 1 + kKept>;  // y and what is kept
+
+  static size_t saved_at(size_t kept) { return kOperands + L::takes_y + kept; }
+
+  static Operands contiguous(const Tensor* given) {
+    Operands found;
+    for (size_t i = 0; i < kOperands; ++i)
+      if (given[i].defined()) found[i] = given[i].contiguous();
+    return found;
+  }
+
+  template <typename T>
+  static std::array<const T*, kOperands> data(const Operands& operands) {
+    std::array<const T*, kOperands> found{};
+    for (size_t i = 0; i < kOperands; ++i)
+      if (operands[i].defined()) found[i] = operands[i].template const_data_ptr<T>();
+    return found;
+  }
+
+  static Results forward(const Operands& given, const Options& options, const Sizes& n, bool save) {
+    const Operands operands = contiguous(given.data());
+    Results results{empty_result(operands[0], n)};
+    std::array<void*, kKept + 1> kept{};
+    for (size_t i = 0; i < kKept && save; ++i) {
+      const auto kind = L::kept[i].kind;
+      Tensor& result = results[1 + i];
+      if (kind == npu::Kept::kParts) result = at::empty({4, operands[1].numel()}, operands[1].options());
+      else if (kind == npu::Kept::kFlags) result = at::empty(results[0].sizes(), results[0].options().dtype(at::kInt));
+      else result = empty_result(operands[0], n);
+      kept[i] = result.mutable_data_ptr();
+    }
+    by_dtype(operands[0].scalar_type(), [&](auto zero) {
+      using T = decltype(zero);
+      const auto in = data<T>(operands);
+      const npu::ForwardCall<T> call{
+          {n, in.data(), options.data()}, results[0].template mutable_data_ptr<T>(), kept.data()};
+      (npu::kernels<T>().*L::template forward_kernel<T>)(L::forward(call), threads_for<L>(n));
+    });
+    return results;
+  }
+
+  // saved: the operands, y where it is taken, what was kept.
+  static variable_list backward(const Tensor& grad_y, const variable_list& saved, const Options& options,
+                                int64_t needs) {
+    Sizes n;
+    fit(saved[0], saved[1], npu::doubles_inputs<L>(), n);
+    const Operands operands = contiguous(saved.data());
+    const Tensor upstream = grad_y.contiguous();
+    Results results;
+    for (size_t i = L::takes_y ? 0 : 1; i < results.size(); ++i) results[i] = saved[saved_at(0) + i - 1].contiguous();
+    variable_list grads = empty_gradients({saved.begin(), saved.begin() + kOperands}, n, needs);
+    std::array<const void*, kKept + 1> kept{};
+    for (size_t i = 0; i < kKept; ++i) kept[i] = results[1 + i].const_data_ptr();
+    by_dtype(saved[0].scalar_type(), [&](auto zero) {
+      using T = decltype(zero);
+      const auto in = data<T>(operands);
+      std::array<T*, kOperands> out{};
+      for (size_t i = 0; i < kOperands; ++i)
+        if (grads[i].defined()) out[i] = grads[i].template mutable_data_ptr<T>();
+      const npu::BackwardCall<T> call{{n, in.data(), options.data()},
+                                      upstream.const_data_ptr<T>(),
+                                      L::takes_y ? results[0].template const_data_ptr<T>() : nullptr,
+                                      kept.data(),
+                                      out.data()};
+      (npu::kernels<T>().*L::template backward_kernel<T>)(L::backward(call), threads_for<L>(n));
+    });
+    add_models(grads, n);
+    return grads;
+  }
+
+  // Whether the backward may call the kernels.
+  static bool plain_backward(const Tensor& grad_y, const variable_list& saved) {
+    const at::ScalarType dtype = saved[0].scalar_type();
+    if (at::GradMode::is_enabled() || !nothing_watches() || !plain(grad_y, dtype)) return false;
+    for (size_t i = 0; i < saved.size(); ++i) {
+      const bool flags = i >= saved_at(0) && L::kept[i - saved_at(0)].kind == npu::Kept::kFlags;
+      if (saved[i].defined() && !plain(saved[i], flags ? at::kInt : dtype)) return false;
+    }
+    return true;
+  }
+
+  static variable_list general(const Tensor& grad_y, const variable_list& saved, const Options& options,
+                               int64_t needs) {
+    const py::gil_scoped_acquire gil;
+    py::list arguments;
+    arguments.append(py::cast(grad_y));
+    for (size_t i = 0; i < saved.size(); ++i) {
+      if (i >= saved_at(0) && L::kept[i - saved_at(0)].kind == npu::Kept::kParts) continue;
+      arguments.append(saved[i].defined() ? py::cast(saved[i]) : py::object(py::none()));
+    }
+    for (size_t i = 0; i < kOptions; ++i) {
+      const bool number = L::options[i].kind != npu::kFlag && L::options[i].kind != npu::kWord;
+      arguments.append(number ? py::object(py::float_(options[i])) : py::object(py::bool_(options[i] != 0)));
+    }
+    arguments.append(py::int_(needs));
+    return general_gradients(L::name, kOperands, py::tuple(arguments));
+  }
+
+  static bool unpack_option(PyObject* object, const npu::Option& option, at::ScalarType dtype, double& value) {
+    switch (option.kind) {
+      case npu::kEps:
+        return unpack_eps(object, dtype, value);
+      case npu::kNotNegative:
+        if (PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) == 0) {
+          value = 0;
+          return true;
+        }
+        [[fallthrough]];
+      case npu::kPositive:
+        return object != Py_None && unpack_eps(object, dtype, value);
+      case npu::kFlag:
+        value = object == Py_True;
+        return object == Py_True || object == Py_False;
+      case npu::kWord:
+        value = is(object, option.words[1]);
+        return value != 0 || is(object, option.words[0]);
+    }
+    return false;
+  }
+
+  // x, the weights, and each option that the fast path has.
+  static PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    if (count < Py_ssize_t(kOperands) || !THPVariable_CheckExact(args[0])) Py_RETURN_NOTIMPLEMENTED;
+    const at::ScalarType dtype = THPVariable_Unpack(args[0]).scalar_type();
+    if (!real(dtype) || !nothing_watches()) Py_RETURN_NOTIMPLEMENTED;
+    Operands operands;
+    bool differentiable = false;
+    for (size_t i = 0; i < kOperands; ++i) {
+      const bool absent = args[i] == Py_None;
+      if ((absent && (i == 0 || !L::weights[i - 1].optional)) || !unpack(args[i], dtype, operands[i]))
+        Py_RETURN_NOTIMPLEMENTED;
+      differentiable = differentiable || needs_grad(operands[i]);
+    }
+    Options options{};
+    Py_ssize_t at = kOperands;
+    for (size_t i = 0; i < kOptions; ++i) {
+      if (!(L::options[i].places & npu::kOnFastPath)) continue;
+      if (at >= count || !unpack_option(args[at++], L::options[i], dtype, options[i])) Py_RETURN_NOTIMPLEMENTED;
+    }
+    Sizes n;
+    if (at != count || !fit(operands[0], operands[1], npu::doubles_inputs<L>(), n) ||
+        !L::takes(n, dtype == at::kFloat) || !belong(operands, n))
+      Py_RETURN_NOTIMPLEMENTED;
+    Tensor y;
+    {
+      const pybind11::gil_scoped_release without_gil;
+      y = at::GradMode::is_enabled() && differentiable
+              ? apply(operands, options, n, std::make_index_sequence<kOperands>{})
+              : forward(operands, options, n, false)[0];
+    }
+    return THPVariable_Wrap(std::move(y));
+  }
+
+ private:
+  // Whether the other weights belong to the first one.
+  static bool belong(const Operands& operands, const Sizes& n) {
+    for (size_t w = 1; w < kWeights; ++w) {
+      const Tensor& tensor = operands[1 + w];
+      if (!tensor.defined()) continue;
+      const auto sizes = tensor.sizes();
+      if (L::weights[w].shape[1] != '\0') {
+        if (sizes != operands[1].sizes()) return false;
+      } else if (sizes.size() != size_t(operands[1].dim() - 1) ||
+                 sizes.back() != (L::weights[w].shape[0] == 'I' ? n.in : n.out) ||
+                 (sizes.size() == 2 && sizes[0] != n.models)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Autograd's way of an absent tensor; all come behind, for it to see.
+  template <size_t I>
+  static auto seen(const Operands& operands) {
+    if constexpr (I == 0) {
+      return operands[I];
+    } else if constexpr (L::weights[I - 1].optional) {
+      return operands[I].defined() ? std::optional<Tensor>(operands[I]) : std::nullopt;
+    } else {
+      return operands[I];
+    }
+  }
+  template <size_t... I>
+  static Tensor apply(const Operands& operands, const Options& options, const Sizes& n, std::index_sequence<I...>) {
+    return Direct<L>::apply(operands, options, n, seen<I>(operands)...);
+  }
+};
+
+// The autograd node, which torch shows by the layer's name.
+template <typename L>
+struct Direct : Node<Direct<L>> {
+  using F = Fast<L>;
+
+  template <typename... Tensors>
+  static Tensor forward(AutogradContext* ctx, const typename F::Operands& operands, const typename F::Options& options,
+                        const Sizes& n, const Tensors&...) {
+    const typename F::Results results = F::forward(operands, options, n, true);
+    variable_list saved(operands.begin(), operands.end());
+    saved.insert(saved.end(), results.begin() + (L::takes_y ? 0 : 1), results.end());
+    ctx->save_for_backward(std::move(saved));
+    for (size_t i = 0; i < F::kOptions; ++i) ctx->saved_data[L::options[i].name] = options[i];
+    ctx->set_materialize_grads(false);
+    return results[0];
+  }
+
+  static variable_list gradients(AutogradContext* ctx, const variable_list& grad_outputs) {
+    constexpr size_t kBefore = 3;  // arguments of forward before the tensors
+    variable_list result(kBefore + F::kOperands);
+    const Tensor& grad_y = grad_outputs[0];
+    if (!grad_y.defined()) return result;
+    const variable_list saved = ctx->get_saved_variables();
+    const int64_t needs = needed(ctx, saved, F::kOperands);
+    typename F::Options options;
+    for (size_t i = 0; i < F::kOptions; ++i) options[i] = ctx->saved_data[L::options[i].name].toDouble();
+    variable_list grads = F::plain_backward(grad_y, saved) ? F::backward(grad_y, saved, options, needs)
+                                                           : F::general(grad_y, saved, options, needs);
+    std::move(grads.begin(), grads.end(), result.begin() + kBefore);
+    return result;
+  }
+};
+
+}  // namespace npu_direct

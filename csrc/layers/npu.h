@@ -1,0 +1,76 @@
+// Neural Power Unit.
+#pragma once
+
+#include <array>
+
+#include "../precision.h"
+#include "record.h"
+
+namespace npu {
+
+template <typename T>
+struct NpuInputs {
+  int64_t models, rows, in, out;
+  const T* x;          // [K, B, I], or [B, I] when shared
+  bool shared_x;       // one x for all models
+  const T* weight_re;  // [K, O, I]
+  const T* weight_im;  // [K, O, I]; null: RealNPU
+  const T* gate;       // [K, I];    null: NaiveNPU
+  T eps;
+  // Of bfloat16 that make a float in a product, where the instruction set multiplies these and T is float: 3 are as
+  // good as float32 (relative error of a product some 2^-24), 2 leave some 2^-17, 1 leaves some 2^-9.
+  int terms = 3;
+};
+
+template <typename T>
+struct NpuForward {
+  NpuInputs<T> inputs;
+  T* y;  // [K, B, O]  exp(P) cos(Q)
+  T* s;  // [K, B, O]  exp(P) sin(Q), all that the backward needs beside the inputs and y; null: not wanted
+};
+
+template <typename T>
+struct NpuBackward {
+  NpuInputs<T> inputs;
+  const T* grad_y;        // [K, B, O]
+  const T* y;             // [K, B, O]
+  const T* s;             // [K, B, O]
+  bool straight_through;  // the gate's gradient passes outside [0, 1] too
+  T* grad_x;              // [K, B, I] even when x is shared; null: not wanted (likewise below)
+  T* grad_weight_re;      // [K, O, I]
+  T* grad_weight_im;      // [K, O, I]
+  T* grad_gate;           // [K, I]
+};
+
+struct NpuLayer : Layer {
+  static constexpr const char* name = "npu";
+  static constexpr std::array<Weight, 3> weights{{{"weight_re", "OI"}, {"weight_im", "OI", true}, {"gate", "I", true}}};
+  static constexpr std::array<Option, 2> options{
+      {{"eps", kEps}, {"straight_through", kWord, kInBackward | kOnFastPath, {"clip", "straight_through"}}}};
+  static constexpr std::array<Kept, 1> kept{{{"s"}}};
+  static constexpr bool takes_y = true;
+
+  template <typename T>
+  static NpuInputs<T> inputs(const Given<T>& g) {
+    const Sizes& n = g.n;
+    const T* const* in = g.operands;
+    return {n.models, n.rows, n.in, n.out, in[0], n.shared_x, in[1], in[2], in[3], T(g.options[0]), float_terms()};
+  }
+  template <typename T>
+  static NpuForward<T> forward(const ForwardCall<T>& c) {
+    return {inputs(c.given), c.y, c.template kept_as<T>(0)};
+  }
+  template <typename T>
+  static NpuBackward<T> backward(const BackwardCall<T>& c) {
+    return {inputs(c.given), c.grad_y,   c.y,       c.template kept_as<T>(0), c.given.options[1] != 0, c.grads[0],
+            c.grads[1],      c.grads[2], c.grads[3]};
+  }
+  template <typename T>
+  static constexpr auto forward_kernel = &Kernels<T>::npu_forward;
+  template <typename T>
+  static constexpr auto backward_kernel = &Kernels<T>::npu_backward;
+};
+
+using NpuFamily = List<NpuLayer>;
+
+}  // namespace npu
