@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: fused kernels for PyTorch, and for its siblings NAU, NMU, NAC, NALU and iNALU.
+"""Neural Power Unit, a layer: fused kernels for PyTorch, and for its siblings, such as NAU, NMU and iNALU.
 
     >>> import torch
     >>> from npu_kernels import NAU, NPU
@@ -10,43 +10,40 @@ The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an acce
 """
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from npu_kernels import fitting, formula, functional, interop, ode, optim, reference, trace, training
-from npu_kernels.dispatch import backend_for, use_backend
-from npu_kernels.fitting import fit, fit_many
-from npu_kernels.layers import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU
+from npu_kernels import fitting, formula, functional, interop, layers, ode, optim, reference, trace, training
+from npu_kernels.dispatch import backend_for as backend_for
+from npu_kernels.dispatch import use_backend as use_backend
+from npu_kernels.fitting import fit as fit
+from npu_kernels.fitting import fit_many as fit_many
+from npu_kernels.layers import *  # noqa: F403
 
 try:
     __version__ = version("npu_kernels")
 except PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
 
-__all__ = [
-    "NAC",
-    "NALU",
-    "NAU",
-    "NMU",
-    "NPU",
-    "NPURegressor",
-    "NaiveNPU",
-    "RealNPU",
-    "__version__",
-    "backend_for",
-    "fit",
-    "fit_many",
-    "fitting",
-    "formula",
-    "functional",
-    "iNALU",
-    "interop",
-    "ode",
-    "optim",
-    "reference",
-    "trace",
-    "training",
-    "use_backend",
-]
+if not TYPE_CHECKING:  # type checkers know the names by the imports
+    __all__ = [
+        "NPURegressor",  # noqa: F405  # by __getattr__
+        "__version__",
+        "backend_for",
+        "fit",
+        "fit_many",
+        "fitting",
+        "formula",
+        "functional",
+        "interop",
+        "layers",
+        "ode",
+        "optim",
+        "reference",
+        "trace",
+        "training",
+        "use_backend",
+        *layers.__all__,
+    ]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 _INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
 _HALF = (torch.float16, torch.bfloat16)
-_MEANING = {"I": "in_features", "O": "out_features"}
+_MEANING = {"I": "in_features", "J": "2 in_features", "O": "out_features"}
 EPS = {dtype: info.eps for dtype, info in _INFO.items()}  # of the layers that add the machine's by default
 
 # Of each layer, for each weight its sizes and whether it may be None.
@@ -50,17 +50,22 @@ def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[s
                 own: Any = weight
                 if own.dtype is not dtype or not own.is_cpu or own.layout is not torch.strided:
                     return False
-                if own.shape != (shape if letters == "OI" else _vector(shape, letters)):
+                if own.shape != (shape if len(letters) == 2 else _vector(shape, letters)):
                     return False
+        inputs = shape[-1]
+        if expected[0][0] == "OJ":
+            if inputs % 2:
+                return False
+            inputs //= 2
         if dims == 2:
-            return len(rows) > 0 and rows[-1] == shape[1]
-        return len(rows) > 1 and rows[-1] == shape[2] and (len(rows) == 2 or rows[0] == shape[0])
+            return len(rows) > 0 and rows[-1] == inputs
+        return len(rows) > 1 and rows[-1] == inputs and (len(rows) == 2 or rows[0] == shape[0])
     except (AttributeError, RuntimeError):  # not a tensor; a nested one, which has no shape
         return False
 
 
 def _vector(shape: Sequence[int], letters: str) -> tuple[int, ...]:
-    """The shape of a vector of inputs or outputs beside a weight of that shape."""
+    """The shape of a vector of inputs or outputs beside a weight ``[(K,) O, I]`` of that shape."""
     size = shape[-1 if letters == "I" else -2]
     return (size,) if len(shape) == 2 else (shape[0], size)
 
@@ -82,15 +87,20 @@ def check(layer: str, x: Any, weights: Sequence[Any]) -> None:
 
     first, weight = next(iter(tensors.items()))
     shape, rows = tuple(weight.shape), tuple(x.shape)
+    columns = _MEANING[shapes[first][1]]
     if len(shape) not in (2, 3):
         raise ValueError(
-            f"{layer}: {first} must have shape (out_features, in_features) or (num_models, out_features, in_features), "
+            f"{layer}: {first} must have shape (out_features, {columns}) or (num_models, out_features, {columns}), "
             f"got shape {shape}"
         )
+    twice = shapes[first] == "OJ"
+    if twice and shape[-1] % 2:
+        raise ValueError(f"{layer}: {first} must have an even last dimension ({columns}), got shape {shape}")
+    inputs = shape[-1] // 2 if twice else shape[-1]
     models = "num_models, " if len(shape) == 3 else ""
     for name, other in tensors.items():
         letters, own = shapes[name], tuple(other.shape)
-        if letters == "OI":
+        if len(letters) == 2:
             if own != shape:
                 raise ValueError(f"{layer}: {name} must have the shape of {first}, {shape}, got shape {own}")
             continue
@@ -99,12 +109,12 @@ def check(layer: str, x: Any, weights: Sequence[Any]) -> None:
             meaning = models + _MEANING[letters]
             raise ValueError(f"{layer}: {name} must have shape {want} ({meaning}), got shape {own}")
 
-    if not rows or rows[-1] != shape[-1]:
-        raise ValueError(f"{layer}: x must have last dimension {shape[-1]} (in_features), got shape {rows}")
+    if not rows or rows[-1] != inputs:
+        raise ValueError(f"{layer}: x must have last dimension {inputs} (in_features), got shape {rows}")
     if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
         raise ValueError(
-            f"{layer}: x must have shape ({shape[0]}, ..., {shape[-1]}) (num_models, ..., in_features) "
-            f"or (batch, {shape[-1]}) (shared by all models), got shape {rows}"
+            f"{layer}: x must have shape ({shape[0]}, ..., {inputs}) (num_models, ..., in_features) "
+            f"or (batch, {inputs}) (shared by all models), got shape {rows}"
         )
 
 
@@ -122,10 +132,16 @@ def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
 
 
 def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> None:
-    """Raise ValueError for a number that is not finite, or not greater than 0 in the dtype of the computation."""
+    """Raise ValueError for a number that is not finite, or not greater than 0 in the dtype of the computation.
+
+    0 is right where the layer's record says so.
+    """
     info = _INFO.get(dtype, _INFO[torch.float32])
-    if not isinstance(value, (int, float)) or not info.smallest_normal <= value <= info.max:
-        raise ValueError(f"{layer}: {name} must be finite and greater than 0 in {info.dtype}, got {value!r}")
+    zero = layer in ops.LAYERS and name in ops.LAYERS[layer].may_be_zero
+    if isinstance(value, (int, float)) and (info.smallest_normal <= value <= info.max or (zero and value == 0)):
+        return
+    rule = "0, or finite and greater than 0" if zero else "finite and greater than 0"
+    raise ValueError(f"{layer}: {name} must be {rule} in {info.dtype}, got {value!r}")
 
 
 def _flatten(x: Tensor, weight: Tensor, extra: int) -> Tensor:

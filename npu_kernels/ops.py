@@ -34,7 +34,7 @@ class Layer:
     """
 
     name: str
-    weights: Mapping[str, str]  # name -> its shape behind K, in sizes, "OI"
+    weights: Mapping[str, str]  # name -> its shape behind K, in sizes: O, I, and J for 2 I; the first's "OI" or "OJ"
     optional: tuple[str, ...] = ()  # the weights that may be None
     options: Mapping[str, str] = field(default_factory=dict)  # of both operators: name -> type in the schema
     backward_options: Mapping[str, str] = field(default_factory=dict)  # of the backward alone
@@ -43,6 +43,12 @@ class Layer:
     asks: str = "save"  # the argument that asks for what is kept
     backends: tuple[str, ...] = ("cpu", "triton")  # those with kernels of their own; the others have the formula
     fast_path: bool = True  # csrc/direct has an entry of this name
+    may_be_zero: tuple[str, ...] = ()  # options of the function; its other numbers are greater than 0
+    eager_products: bool = False  # the eager formula builds a factor for each row, output and input
+    # Samples for tests and benchmarks: from where weights are drawn, the least size of inputs, options of the function.
+    drawn_within: tuple[float, float] = (-1.0, 1.0)
+    least_input: float = 0.0
+    calls: tuple[Mapping[str, Any], ...] = field(default=({},))
     without: Mapping[str, str] = field(default_factory=dict)  # rule that the layer does not have -> why
 
     @property
@@ -100,8 +106,15 @@ LAYERS = {
             kept={"s": None},
             takes_y=True,
             asks="save_sin",
+            calls=({"gate_gradient": "clip"}, {"gate_gradient": "straight_through", "eps": 1e-3}),
         ),
-        Layer("nmu", {"weight": "OI"}),
+        Layer(
+            "nmu",
+            {"weight": "OI"},
+            eager_products=True,
+            drawn_within=(-0.25, 1.25),
+            calls=({}, {"clip": False}),
+        ),
         Layer(
             "nalu",
             {"weight": "OI", "mask": "OI", "gate_weight": "OI", "gate_bias": "O"},
@@ -117,6 +130,7 @@ LAYERS = {
             {"weight_add": "OI", "mask_add": "OI", "weight_mul": "OI", "mask_mul": "OI", "gate_weight": "OI"},
             options={"eps": "float", "omega": "float"},
             kept={**_NALU_KEPT, "flags": torch.int32},
+            eager_products=True,
         ),
     )
 }

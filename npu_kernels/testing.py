@@ -86,11 +86,12 @@ class OperatorRecord:
     function: Callable[..., Tensor]
     reference: Callable[..., Tensor]
     weight_range: tuple[float, float] = (-1.0, 1.0)
-    option_sets: tuple[dict[str, Any], ...] = ({},)
+    option_sets: tuple[Mapping[str, Any], ...] = ({},)
+    least_input: float = 0.0  # the size of an element of x
 
     @property
     def shapes(self) -> Mapping[str, str]:
-        """Tensor -> its sizes, "OI"."""
+        """Tensor -> its sizes, as in `ops.WEIGHTS`."""
         return ops.WEIGHTS[self.name]
 
     @property
@@ -107,7 +108,7 @@ class OperatorRecord:
         num_models: int | None = None,
         shared: bool = False,
         without: tuple[str, ...] = (),
-        options: dict[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
         layout: str = "contiguous",
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
@@ -120,9 +121,14 @@ class OperatorRecord:
             values = torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
             return with_layout(values.to(device=device, dtype=dtype), layout)
 
+        def inputs(*shape: int) -> Tensor:
+            values = torch.rand(shape, generator=generator, dtype=torch.float64) * 4 - 2
+            values = torch.where(values < 0, values.clamp(max=-self.least_input), values.clamp(min=self.least_input))
+            return with_layout(values.to(device=device, dtype=dtype), layout)
+
         models = () if num_models is None else (num_models,)
-        x = draw(-2, 2, *(() if shared else models), batch, in_features)
-        sizes = {"O": out_features, "I": in_features}
+        x = inputs(*(() if shared else models), batch, in_features)
+        sizes = {"O": out_features, "I": in_features, "J": 2 * in_features}
         tensors: dict[str, Tensor | None] = {}
         for name, letters in self.shapes.items():
             low, high = (-0.25, 1.25) if name == "gate" else self.weight_range
@@ -132,7 +138,7 @@ class OperatorRecord:
             tensors[name] = None if name in without else draw(low * scale, high * scale, *shape)
         title = f"{self.name}-B{batch}-I{in_features}-O{out_features}-K{num_models}{'-shared' if shared else ''}"
         title += "".join(f"-no_{name}" for name in without) + ("" if layout == "contiguous" else f"-{layout}")
-        options = self.option_sets[0] if options is None else options
+        options = dict(self.option_sets[0] if options is None else options)
         title += "".join(f"-{value}" for value in options.values())
         return Sample(title, x, tensors, options)
 
@@ -174,6 +180,7 @@ class OperatorRecord:
             assert tensor is not None
             return tensor.new_ones(shape)
 
+        columns = "2 in_features" if self.shapes[first] == "OJ" else "in_features"
         floats = "float16, bfloat16, float32 or float64"
         x = good.x
         # fmt: off
@@ -188,7 +195,7 @@ class OperatorRecord:
             bad("one row for models", ValueError, r"x must have shape \(3, ..., 4\) .*, got shape \(4,\)$", models,
                 x=like(x, 4)),
             bad("weight dimensions", ValueError,
-                rf"{first} must have shape \(out_features, in_features\) or \(num_models, out_features, in_features\), "
+                rf"{first} must have shape \(out_features, {columns}\) or \(num_models, out_features, {columns}\), "
                 r"got shape \(4,\)$", **{name: like(x, 4) for name in names}),
             bad("integers", TypeError, rf"x must be {floats}, got torch.int64$", x=x.long()),
             bad("booleans", TypeError, rf"x must be {floats}, got torch.bool$", x=x > 0),
@@ -200,6 +207,9 @@ class OperatorRecord:
             bad("no weight", TypeError, rf"{first} must be a torch.Tensor, got float$", **{first: 1.0}),
         ]
         # fmt: on
+        if self.shapes[first] == "OJ":
+            message = rf"{first} must have an even last dimension \(2 in_features\), got shape \(2, 7\)$"
+            found.append(bad("odd columns", ValueError, message, **{first: like(x, 2, 7)}))
         for name in names[1:]:
             if self.shapes[name] == "OI":
                 message = rf"{name} must have the shape of {first}, \(2, 4\), got shape \(2, 3\)$"
@@ -211,12 +221,14 @@ class OperatorRecord:
                 message = rf"{name} must have shape \(3, {size}\) \(num_models, {meaning}\), got shape \({size},\)$"
                 found.append(bad(f"{name} models", ValueError, message, models, **{name: like(x, size)}))
         if self.name in ops.LAYERS and "eps" in ops.LAYERS[self.name].options:
-            for value in (0.0, -1e-3, float("nan"), float("inf"), 1e-320, "small"):
-                message = r"eps must be finite and greater than 0 in float64, got "
-                found.append(bad(f"eps {value}", ValueError, message, eps=value))
+            zero = "eps" in ops.LAYERS[self.name].may_be_zero
+            rule = "eps must be " + ("0, or finite" if zero else "finite") + " and greater than 0 in "
+            for value in (-1e-3, float("nan"), float("inf"), 1e-320, "small", *(() if zero else (0.0,))):
+                found.append(bad(f"eps {value}", ValueError, rule + "float64, got ", eps=value))
             single = {name: None if t is None else t.float() for name, t in good.tensors.items()}
-            message = r"eps must be finite and greater than 0 in float32, got 1e-50$"
-            found.append(bad("eps of float32", ValueError, message, x=x.float(), **single, eps=1e-50))
+            found.append(
+                bad("eps of float32", ValueError, rule + "float32, got 1e-50$", x=x.float(), **single, eps=1e-50)
+            )
         if self.name == "npu":
             message = r"gate_gradient must be 'clip' or 'straight_through', got 'hard'$"
             found.append(bad("gate gradient", ValueError, message, gate_gradient="hard"))
@@ -226,33 +238,14 @@ class OperatorRecord:
         return found
 
 
+def _record(name: str, *samples: Any) -> OperatorRecord:
+    return OperatorRecord(name, getattr(functional, name), getattr(reference, name), *samples)
+
+
 RECORDS: dict[str, OperatorRecord] = {
-    record.name: record
-    for record in (
-        OperatorRecord(
-            "npu",
-            functional.npu,
-            reference.npu,
-            option_sets=({"gate_gradient": "clip"}, {"gate_gradient": "straight_through", "eps": 1e-3}),
-        ),
-        OperatorRecord(
-            "nmu",
-            functional.nmu,
-            reference.nmu,
-            weight_range=(-0.25, 1.25),
-            option_sets=({}, {"clip": False}),
-        ),
-        OperatorRecord(
-            "nau",
-            functional.nau,
-            reference.nau,
-            weight_range=(-1.5, 1.5),
-            option_sets=({}, {"clip": False}),
-        ),
-        OperatorRecord("nac", functional.nac, reference.nac),
-        OperatorRecord("nalu", functional.nalu, reference.nalu),
-        OperatorRecord("inalu", functional.inalu, reference.inalu),
-    )
+    **{name: _record(name, layer.drawn_within, layer.calls, layer.least_input) for name, layer in ops.LAYERS.items()},
+    "nau": _record("nau", (-1.5, 1.5), ({}, {"clip": False})),
+    "nac": _record("nac"),
 }
 
 

@@ -33,8 +33,6 @@ from npu_kernels import dispatch, operands
 from npu_kernels.backends import direct
 from npu_kernels.checks import check_module, check_tensor, check_whole
 from npu_kernels.layers.base import Unit
-from npu_kernels.layers.nau import NAU
-from npu_kernels.layers.nmu import NMU
 
 __all__ = ["SteppedSchedule", "l1", "mse_loss", "project_", "regularizer"]
 
@@ -50,15 +48,15 @@ def _models(name: str, module: nn.Module) -> int | None:
 
 
 def _collect(
-    name: str, parameters: Parameters, num_models: int | None, only: tuple[type[Unit], ...] | None = None
+    name: str, parameters: Parameters, num_models: int | None, only_whole: bool = False
 ) -> tuple[list[Tensor], int | None]:
     """The tensors to sum over, and the number of models that they belong to."""
     if num_models is not None:
         check_whole(name, "num_models", num_models)
     if isinstance(parameters, nn.Module):
         num_models = _models(name, parameters) if num_models is None else num_models
-        modules = [m for m in parameters.modules() if only is None or isinstance(m, only)]
-        found = [pair for m in modules for pair in _in_use(m, originals=only is None)]
+        modules = [m for m in parameters.modules() if not only_whole or (isinstance(m, Unit) and m.whole_weights)]
+        found = [pair for m in modules for pair in _in_use(m, originals=not only_whole)]
         tensors: list[Tensor] = list({id(p): used for p, used in found}.values())  # a shared parameter counts once
     elif isinstance(parameters, (Tensor, Iterable)):
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -126,15 +124,15 @@ def l1(parameters: Parameters, beta: float = 1.0, *, norm: str = "l1", num_model
 
 
 def regularizer(parameters: Parameters, *, form: str = "madsen", num_models: int | None = None) -> Tensor:
-    """The NAU's and NMU's regulariser, which draws weights to whole numbers.
+    """The regulariser of NAU and NMU, also of NMRU, which draws weights to whole numbers.
 
         "madsen"   sum min(|w|, |1 - |w||)    0 at -1, 0 and 1: Madsen and Johansen's bias towards {-1, 0, 1}
         "paper"    sum min(|w|, |1 - w|)      0 at 0 and 1 only, as "Neural Power Units" prints it
 
-    The two agree where w >= 0, so for the NMU. Madsen and Johansen take the mean over a weight: divide by its size.
+    The two agree where w >= 0, so for NMU and NMRU. Madsen and Johansen take the mean: divide by the weight's size.
 
     Args:
-        parameters: a module, of which the weights of all NAU and NMU units are taken, a tensor or tensors.
+        parameters: a module, of which the weights of all NAU, NMU and NMRU units are taken, a tensor or tensors.
         form: "madsen" or "paper".
         num_models: K, when the tensors have a leading model dimension; found by itself in a module's units.
 
@@ -144,7 +142,7 @@ def regularizer(parameters: Parameters, *, form: str = "madsen", num_models: int
     """
     if form not in ("madsen", "paper"):
         raise ValueError(f"regularizer: form must be 'madsen' or 'paper', got {form!r}")
-    tensors, num_models = _collect("regularizer", parameters, num_models, (NAU, NMU))
+    tensors, num_models = _collect("regularizer", parameters, num_models, only_whole=True)
     distance = (torch.minimum(t.abs(), (1 - (t.abs() if form == "madsen" else t)).abs()) for t in tensors)
     return _total(distance, num_models)
 
@@ -267,8 +265,8 @@ def project_(model: nn.Module, *, gates: bool = True, weights: float | None = No
     Args:
         model: a module; all its units are projected.
         gates: clamp the gates of NPU and RealNPU to [0, 1].
-        weights: None leaves the weights; a bound w clamps the power units' weights to [-w, w], and the weights of NAU
-            and NMU to their own intervals, [-1, 1] and [0, 1].
+        weights: None leaves the weights; a bound w clamps the power units' weights to [-w, w], and the weights of NAU,
+            NMU and NMRU to their own intervals, [-1, 1] and [0, 1].
 
     What the optimiser trains is projected: of a pruned parameter (`torch.nn.utils.prune`) its original, of a
     parametrized one (`torch.nn.utils.parametrize`) the original whose value is the projected one, by the right_inverse.

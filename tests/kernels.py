@@ -10,19 +10,23 @@ from torch import Tensor
 from npu_kernels import ops, reference
 from npu_kernels.testing import Sample, fill_uninitialized_with_nan, rms_error
 
-NPU, NMU, NALU, INALU = "npu", "nmu", "nalu", "inalu"
+NPU, NMU, INALU = "npu", "nmu", "inalu"
 OMEGA = 20.0
 ALL = 63  # gradients
 EPS = torch.finfo(torch.float32).eps  # in float64 too: there the formula in float64 is the exact result
 
 
 def layer(sample: Sample) -> str:
-    """The name of its operators, by the names of its tensors."""
-    if "weight_re" in sample.tensors:
-        return NPU
-    if "weight_add" in sample.tensors:
-        return INALU
-    return NALU if "mask" in sample.tensors else NMU
+    """The name of its operators, with which the sample's begins."""
+    return sample.name.partition("-")[0]
+
+
+def options(sample: Sample) -> tuple[Any, ...]:
+    """Of both operators."""
+    name, given = layer(sample), sample.options
+    if name == "nmru":
+        return given.get("eps", 0.0), given.get("clip", True), given.get("sign") == "separate"
+    return {NMU: (), INALU: (EPS, OMEGA)}.get(name, (EPS,))
 
 
 def count(sample: Sample) -> int:
@@ -32,23 +36,23 @@ def count(sample: Sample) -> int:
 
 def forward(sample: Sample, kernels: Any) -> tuple[Tensor, ...]:
     """y and what is saved for the backward: s of the NPU; h, a and t of the NALU, and flags of the iNALU."""
-    name, tensors = layer(sample), sample.tensors.values()
-    if name == NMU:
-        return (kernels.nmu_forward(sample.x, *tensors),)
-    options = (EPS, OMEGA) if name == INALU else (EPS,)
-    return getattr(kernels, f"{name}_forward")(sample.x, *tensors, *options, True)
+    name = layer(sample)
+    found = getattr(kernels, f"{name}_forward")(
+        sample.x, *sample.tensors.values(), *options(sample), *ops.LAYERS[name].keep
+    )
+    return (found,) if isinstance(found, Tensor) else found
 
 
 def backward(sample: Sample, kernels: Any, grad_y: Tensor, needs: int, straight_through: bool = False) -> Any:
     """The gradients, from the kernels' own forward."""
-    name, tensors = layer(sample), sample.tensors.values()
-    if name == NMU:
-        return kernels.nmu_backward(grad_y, sample.x, *tensors, needs)
+    name = layer(sample)
     y, *saved = forward(sample, kernels)
     if name == NPU:
-        return kernels.npu_backward(grad_y, sample.x, *tensors, y, *saved, EPS, straight_through, needs)
-    options = (EPS, OMEGA) if name == INALU else (EPS,)
-    return getattr(kernels, f"{name}_backward")(grad_y, sample.x, *tensors, *saved, *options, needs)
+        saved = [y, *saved]
+    more = (straight_through,) if name == NPU else ()
+    return getattr(kernels, f"{name}_backward")(
+        grad_y, sample.x, *sample.tensors.values(), *saved, *options(sample), *more, needs
+    )
 
 
 def outputs(sample: Sample, kernels: Any, grad_y: Tensor) -> list[Tensor]:

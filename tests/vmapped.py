@@ -19,7 +19,9 @@ Dims = tuple[int | None, ...]
 def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
     """The dimensions of a vmap, those of a vmap inside it, and the operands: 3 inputs, 2 outputs."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [tuple({"O": 2, "I": 3}[letter] for letter in letters) for letters in RECORDS[name].shapes.values()]
+    shapes = [
+        tuple({"O": 2, "I": 3, "J": 6}[letter] for letter in letters) for letters in RECORDS[name].shapes.values()
+    ]
     n = len(shapes)
     none, every = (None,) * n, (0,) * n
 

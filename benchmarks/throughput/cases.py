@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels import layers, ops
+
 FORWARD, STEP, TRAIN, ROLLOUT = "forward", "step", "train", "rollout"
 PASSES = (FORWARD, STEP, TRAIN, ROLLOUT)
 EPS = torch.finfo(torch.float32).eps  # the layers' default; the same in float64, so that an error is one of arithmetic
@@ -47,7 +49,7 @@ class Size:
 class Case:
     """One row's question. signs: "random", or "positive" for inputs without a negative one."""
 
-    layer: str  # "npu", "realnpu", "nmu", "inalu", "npu-nau" (the passes "train" and "rollout")
+    layer: str  # "npu", "realnpu", one of PRODUCTS, "npu-nau" (the passes "train" and "rollout")
     kind: str  # one of PASSES
     size: Size
     signs: str = "random"
@@ -79,7 +81,11 @@ GPU_SIZES = (
     Size(16384, 1024, 1024),
 )
 QUICK_SIZES = (Size(100, 6, 2), Size(100, 100, 100), Size(100, 6, 2, 20))
-PRODUCTS_SIZE = Size(128, 100, 100)  # of NMU and iNALU, whose eager form builds [B, O, I]
+PRODUCTS = tuple(name for name, layer in ops.LAYERS.items() if layer.eager_products)  # builds [B, O, I]
+PRODUCTS_SIZE = Size(128, 100, 100)
+UNITS: dict[str, Any] = {
+    name.lower(): unit for name, unit in vars(layers).items() if isinstance(unit, type) and unit is not layers.Unit
+}
 TRAINING_ROWS = 100
 TRAINING_MODELS = (1, 20)
 HIDDEN = 6
@@ -100,8 +106,12 @@ def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
 
 
 def product_cases() -> list[Case]:
-    """NMU and iNALU."""
-    return [Case(layer, kind, PRODUCTS_SIZE) for layer in ("nmu", "inalu") for kind in (FORWARD, STEP)]
+    """The layers whose eager form builds a factor for each row, output and input: NMU, NMRU, iNALU.
+
+    Those that divide get inputs without signs: else products of 200 factors are subnormal, and these are slow.
+    """
+    signs = {layer: "positive" if ops.LAYERS[layer].least_input else "random" for layer in PRODUCTS}
+    return [Case(layer, kind, PRODUCTS_SIZE, signs[layer]) for layer in PRODUCTS for kind in (FORWARD, STEP)]
 
 
 def training_cases() -> list[Case]:
@@ -134,7 +144,7 @@ def _glorot(*shape: int, generator: torch.Generator) -> Tensor:
 
 
 def draw(case: Case, seed: int = 0) -> Operands:
-    """Float32: x standard normal (or its absolute value), weights Glorot uniform, gates and NMU weights U(0, 1)."""
+    """Float32: x standard normal (or its absolute value), weights Glorot uniform, those kept in [0, 1] U(0, 1)."""
     generator = torch.Generator().manual_seed(seed)
     size = case.size
     lead = () if size.models == 1 else (size.models,)
@@ -160,12 +170,15 @@ def draw(case: Case, seed: int = 0) -> Operands:
     if case.signs == "positive":
         x = x.abs()
     gate = torch.rand(*lead, size.inputs, generator=generator)
-    parameters = {
-        "npu": lambda: (glorot(), glorot(), gate),
-        "realnpu": lambda: (glorot(), gate),
-        "nmu": lambda: (torch.rand(matrix, generator=generator),),
-        "inalu": lambda: tuple(glorot() for _ in range(5)),
-    }[case.layer]()
+    if case.layer in ("npu", "realnpu"):
+        parameters = (glorot(), glorot(), gate) if case.layer == "npu" else (glorot(), gate)
+    else:
+        intervals = UNITS[case.layer].intervals
+        shapes = {n: (*matrix[:-1], size.inputs * (1 + (s == "OJ"))) for n, s in ops.WEIGHTS[case.layer].items()}
+        parameters = tuple(
+            torch.rand(shape, generator=generator) if intervals.get(name) == (0, 1) else glorot(*shape)
+            for name, shape in shapes.items()
+        )
     return Operands(x, parameters, torch.randn(*lead, size.rows, size.outputs, generator=generator))
 
 

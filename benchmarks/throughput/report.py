@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.throughput.cases import ROLLOUT, STEP, TRAIN, Case, Size
+from benchmarks.throughput.cases import ROLLOUT, STEP, TRAIN, UNITS, Case, Size
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels import files
 
@@ -49,7 +49,7 @@ SHORT = (
     Case("npu-nau", ROLLOUT, Size(200, 3, 9, 1), "positive"),
 )
 PASS_NAMES = {"forward": "forward", STEP: "forward and backward", TRAIN: "training step", ROLLOUT: "rollout"}
-LAYERS = {"npu": "NPU", "realnpu": "RealNPU", "nmu": "NMU", "inalu": "iNALU", "npu-nau": "NPU(2, 6) -> NAU(6, 4)"}
+LAYERS = {**{name: unit.__name__ for name, unit in UNITS.items()}, "npu-nau": "NPU(2, 6) -> NAU(6, 4)"}
 
 
 class ReportError(Exception):

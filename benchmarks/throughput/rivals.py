@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import npu_kernels
 from benchmarks.throughput import rollouts
-from benchmarks.throughput.cases import EPS, FORWARD, HIDDEN, ROLLOUT, TRAIN, Case, Operands
+from benchmarks.throughput.cases import EPS, FORWARD, HIDDEN, PRODUCTS, ROLLOUT, TRAIN, UNITS, Case, Operands
 from npu_kernels import optim, reference, training
 
 OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "layers", "loop", "compile", "compile-autotune"
@@ -64,8 +64,7 @@ def _npu_nau(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weig
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "npu": _npu,
     "realnpu": _real_npu,
-    "nmu": reference.nmu,
-    "inalu": reference.inalu,
+    **{name: getattr(reference, name) for name in PRODUCTS},
     "npu-nau": _npu_nau,
 }
 
@@ -118,9 +117,7 @@ def _ours(case: Case, operands: Operands) -> nn.Module:
             npu_kernels.NAU(HIDDEN, size.outputs, num_models=models, clip=False),
         )
     else:
-        layers = {"npu": npu_kernels.NPU, "realnpu": npu_kernels.RealNPU, "nmu": npu_kernels.NMU}
-        layer = {**layers, "inalu": npu_kernels.iNALU}[case.layer]
-        module = layer(size.inputs, size.outputs, num_models=models)
+        module = UNITS[case.layer](size.inputs, size.outputs, num_models=models).eval()  # as the formulas' defaults
     return _fill(module, operands.parameters)
 
 

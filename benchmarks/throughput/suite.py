@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.throughput import memory, rivals, timing
-from benchmarks.throughput.cases import STEP, Case, cost, draw
+from benchmarks.throughput.cases import PRODUCTS, STEP, Case, cost, draw
 from benchmarks.throughput.devices import DEVICES, Cuda, Device
 from benchmarks.throughput.environment import Limits
 
@@ -21,7 +21,7 @@ JAX_NOTE = "its own threads"
 def wants_memory(case: Case) -> bool:
     size = case.size
     floats = size.models * size.rows * max(size.inputs, size.outputs)
-    if case.layer in ("nmu", "inalu"):
+    if case.layer in PRODUCTS:
         floats *= min(size.inputs, size.outputs)
     return case.kind == STEP and case.signs == "random" and floats >= memory.LEAST_FLOATS
 

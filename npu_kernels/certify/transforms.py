@@ -79,7 +79,7 @@ def _stacked(column: Column) -> str | None:
             equal(actual, expected, ROUNDING, name)
     if column.backend == "reference":
         return "batched formula"
-    one_each = {f"{name}_{way}": 1 for name in FUSED for way in ("forward", "backward")}
+    one_each = {f"{name}_{way}": 1 for name in ("npu", "nmu") for way in ("forward", "backward")}
     for calls in (inside.calls, outside.calls, plain.calls):
         require(calls == one_each, f"operator calls {dict(calls)}")
     return None

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from npu_kernels import functional
 from npu_kernels.layers.base import Device, Unit, glorot_
 
+__all__ = ["NAC", "NALU", "iNALU"]
+
 
 def _positive(unit: str, name: str, value: object) -> float:
     if not isinstance(value, (int, float)) or not 0 < value < math.inf:

@@ -10,6 +10,8 @@ from torch import Tensor
 from npu_kernels import functional
 from npu_kernels.layers.base import Device, Unit, glorot_
 
+__all__ = ["NAU"]
+
 
 class NAU(Unit):
     """Neural Addition Unit, a layer: ``y = A x``, with ``A = min(max(weight, -1), 1)``.
@@ -36,6 +38,7 @@ class NAU(Unit):
     """
 
     intervals: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (-1.0, 1.0)}
+    whole_weights: ClassVar[bool] = True
     weight: Tensor
 
     def __init__(

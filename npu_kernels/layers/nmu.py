@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from npu_kernels import functional
 from npu_kernels.layers.base import Device, Unit
 
+__all__ = ["NMU"]
+
 
 class NMU(Unit):
     """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``, ``M = min(max(weight, 0), 1)``.
@@ -37,6 +39,7 @@ class NMU(Unit):
     """
 
     intervals: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (0.0, 1.0)}
+    whole_weights: ClassVar[bool] = True
     weight: Tensor
 
     def __init__(

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from npu_kernels import functional
 from npu_kernels.layers.base import Device, Unit, glorot_
 
+__all__ = ["NPU", "NaiveNPU", "RealNPU"]
+
 
 class PowerUnit(Unit):
     """Options and initialisation of the three; what a unit does not have is None."""

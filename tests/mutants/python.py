@@ -53,7 +53,7 @@ TRAINING = [
         "training-own-intervals": ("*(interval or (-weights, weights))", "-weights, weights"),
         "training-shared-parameters": ("list({id(p): used for p, used in found}.values())", "[used for _, used in found]"),
         "training-penalty-axis": ("t.reshape(num_models, -1).sum(1) for t in terms", "t.reshape(num_models, -1).mean(1) for t in terms"),
-        "training-penalty-of-all-units": ("num_models, (NAU, NMU))", "num_models)"),
+        "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
         "training-state-of-the-schedule": ('= state["beta"], state["iteration"]', '= state["beta"], 0'),
     }),
     *mutants(PACKAGE + "optim.py", "tests/test_optim.py", {
