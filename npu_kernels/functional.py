@@ -31,7 +31,7 @@ from npu_kernels.dispatch import backend_for
 from npu_kernels.operands import EPS, call, check_positive
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
-__all__ = ["inalu", "nac", "nalu", "nau", "nmu", "npu"]
+__all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]
 
 direct.load()
 for _layer in ops.LAYERS.values():
@@ -74,6 +74,7 @@ def _calling(layer: ops.Layer) -> Callable[..., Any]:
 
 
 _run_npu, _run_nmu = _calling(ops.LAYERS["npu"]), _calling(ops.LAYERS["nmu"])
+_run_nmru = _calling(ops.LAYERS["nmru"])
 _run_nalu, _run_inalu = _calling(ops.LAYERS["nalu"]), _calling(ops.LAYERS["inalu"])
 
 
@@ -103,6 +104,11 @@ def _nmu(x: Tensor, weight: Tensor) -> Tensor:
     """Flat operands, the weight used as it is."""
     y = _run_nmu(x, weight)
     return reference.nmu_forward(x, weight) if y is NotImplemented else y
+
+
+def _nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Tensor:
+    y = _run_nmru(x, weight, eps, clip, sign == "separate")
+    return reference.nmru(x, weight, eps=eps, clip=clip, sign=sign) if y is NotImplemented else y
 
 
 def _direct(function: Callable[..., Any] | None, *arguments: Any) -> Any:
@@ -240,6 +246,45 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     if y is not NotImplemented:
         return y
     return call("nmu", _nmu_clipped if clip else _nmu, x, (weight,))
+
+
+def nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product") -> Tensor:
+    """Neural Multiplicative Reciprocal Unit, a layer that also divides: the `nmu` of ``x' = [x, 1 / (x + eps)]``.
+
+        "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)
+        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi),  n_i = 1 where x'_i < 0, else 0
+
+    Args:
+        x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
+        weight: ``[O, 2 I]`` or ``[K, O, 2 I]``: first the columns of x, then those of its reciprocals.
+        eps: added to x in the reciprocals. 0 is ``1 / x``, as published for evaluation; in training the published code
+            adds float32's machine epsilon, and so does `NMRU`.
+        clip: ``M = min(max(weight, 0), 1)``; false uses the weight as it is. The cosine always does.
+        sign: "product", the signs of the factors, or "separate".
+
+    Returns ``[..., O]`` or ``[K, ..., O]``. x' and the factors are never stored.
+
+    Gradients are right where a factor is 0. At ``x + eps = 0`` the reciprocal is infinite, and what it enters is
+    infinite or nan, as in the formula. With "separate" the derivative of ``|x'|`` is 0 at 0.
+
+    Raises ValueError for an eps that is neither 0 nor finite and positive, and for another `sign`.
+
+    Source: Mistry, Farrahi, Hare, "Exploring the Learning Mechanisms of Neural Division Modules", TMLR 2022, and its
+    code.
+
+        >>> import torch
+        >>> from npu_kernels.functional import nmru
+        >>> x = torch.tensor([[3.0, -2.0]], dtype=torch.float64)
+        >>> nmru(x, torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64))  # 3 / -2
+        tensor([[-1.5000]], dtype=torch.float64)
+    """
+    y = _direct(direct.nmru, x, weight, eps, clip, sign)
+    if y is not NotImplemented:
+        return y
+    check_positive("nmru", "eps", eps, getattr(x, "dtype", torch.float32))
+    if sign != "product" and sign != "separate":
+        raise ValueError(f"nmru: sign must be 'product' or 'separate', got {sign!r}")
+    return call("nmru", _nmru, x, (weight,), eps=eps, clip=clip, sign=sign)
 
 
 def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:

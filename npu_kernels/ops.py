@@ -116,6 +116,16 @@ LAYERS = {
             calls=({}, {"clip": False}),
         ),
         Layer(
+            "nmru",
+            {"weight": "OJ"},
+            options={"eps": "float", "clip": "bool", "separate": "bool"},
+            may_be_zero=("eps",),
+            eager_products=True,
+            drawn_within=(-0.25, 1.25),
+            least_input=0.1,
+            calls=({}, {"clip": False, "eps": 1e-3}, {"sign": "separate"}, {"sign": "separate", "clip": False}),
+        ),
+        Layer(
             "nalu",
             {"weight": "OI", "mask": "OI", "gate_weight": "OI", "gate_bias": "O"},
             optional=("gate_bias",),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-__all__ = ["inalu", "nac", "nalu", "nau", "nmu", "npu"]
+__all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]
 
 CLIP, STRAIGHT_THROUGH = "clip", "straight_through"
 
@@ -123,6 +123,26 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     if m.dim() > 2:
         m = m.unsqueeze(-3)  # [K, 1, O, I]
     return (m * x.unsqueeze(-2) + (1 - m)).prod(-1)
+
+
+def _with_reciprocals(x: Tensor, eps: float) -> Tensor:
+    """``[x, 1 / (x + eps)]``; x itself is inverted where eps is 0, so that 1 / -0 is -inf."""
+    return torch.cat([x, (x + eps if eps else x).reciprocal()], -1)
+
+
+def nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product") -> Tensor:
+    """Neural Multiplicative Reciprocal Unit (Mistry, Farrahi, Hare 2022): the NMU of ``x' = [x, 1 / (x + eps)]``.
+
+        "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)
+        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi),  n_i = 1 where x'_i < 0, else 0
+
+    weight: ``[O, 2 I]`` or ``[K, O, 2 I]``. ``M = min(max(weight, 0), 1)`` when `clip` is true; the cosine has the
+    weight as it is. sign: "product" or "separate".
+    """
+    both = _with_reciprocals(x, eps)
+    if sign == "product":
+        return nmu(both, weight, clip=clip)
+    return nmu(both.abs(), weight, clip=clip) * (math.pi * _apply((both < 0).to(x.dtype), weight)).cos()
 
 
 def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
@@ -271,6 +291,39 @@ def nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int = 3) -> t
     if needs & 1 and grad_x.dim() > x.dim():
         grad_x = grad_x.sum(0)
     return grad_x, (d_f * (rows - 1)).sum(-3) if needs & 2 else x.new_empty(0)
+
+
+def nmru_forward(x: Tensor, weight: Tensor, eps: float, clip: bool, separate: bool) -> Tensor:
+    """`nmru` with the option `sign` as a bool."""
+    return nmru(x, weight, eps=eps, clip=clip, sign="separate" if separate else "product")
+
+
+def nmru_backward(
+    grad_y: Tensor, x: Tensor, weight: Tensor, eps: float, clip: bool, separate: bool, needs: int = 3
+) -> tuple[Tensor, Tensor]:
+    """``(grad_x, grad_weight)``, differentiable; `needs` is 1 for x, 2 for weight, 3 for both.
+
+    With the gradients of `nmu_backward` for x' and M, and m its product, r the reciprocals:
+
+        dx_i = dx'_i - r_i**2 dx'_{I + i}      dweight_oi = dM_oi, 0 where the clip bounds
+
+    Separate signs: those gradients are of ``grad_y cos(pi q)`` and ``|x'|``, whose derivative is sign(x'); and
+    ``dweight_oi`` has ``-pi sum_b grad_y_o m_o sin(pi q_o) n_i`` beside it, q the sum in the cosine.
+    """
+    m, both = weight.clamp(0, 1) if clip else weight, _with_reciprocals(x, eps)
+    sizes, upstream, by_signs = both, grad_y, None
+    if separate:
+        sizes, minus = both.abs(), (both < 0).to(x.dtype)
+        turns = math.pi * _apply(minus, weight)
+        by_signs = (-math.pi * grad_y * nmu_forward(sizes, m) * turns.sin()).mT @ minus
+        upstream = grad_y * turns.cos()
+    d_both, grad_weight = nmu_backward(upstream, sizes, m)
+    if clip:
+        grad_weight = grad_weight.where((weight >= 0) & (weight <= 1), 0)
+    if by_signs is not None:
+        d_both, grad_weight = d_both * both.sign(), grad_weight + by_signs
+    d_x, d_r = d_both.chunk(2, -1)
+    return _needed([d_x - d_r * both.chunk(2, -1)[1].square(), grad_weight], needs, x)  # type: ignore[return-value]
 
 
 def nalu_forward(

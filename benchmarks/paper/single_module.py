@@ -12,6 +12,8 @@ of Neural Division Modules", TMLR 2022; as the code of both does it (github.com/
              and after 20,000 steps. Recipe fixed, "all three fixes": weights from U(-1/2, 1/2); weights projected to
              [-1, 1], gates to [0, 1]; over the last fifth a growing penalty, mean min(|w|, |1 - |w||) of every tensor
     NMU      rate 0.001; U(1/4, 3/4), projected to [0, 1]; from 20,000 to 35,000 growing to 10 mean min(|w|, |1 - |w||)
+    NMRU     separate signs; rate 0.01; U(1/4, 3/4), projected to [0, 1]; gradients of a model no longer than 1 (as the
+             names of the published result files say); penalty: its script is not published, here the NMU's
     NAU      rate 0.001; U(-1/2, 1/2), projected to [-1, 1]; the same penalty, growing to 0.01
     NALU     rate 0.001; U(-9.47, 9.47), gate Glorot; no bias, eps 1e-7
     iNALU    rate 0.001; weights around 0.88, masks around 0.5, gate around 0, spread 0.2, uniform; gradients clipped to
@@ -41,7 +43,7 @@ from benchmarks.paper.published import FOLDER
 from benchmarks.paper.runner import Batch, Work
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
-from npu_kernels import NMU, NPU, NaiveNPU, RealNPU, iNALU
+from npu_kernels import NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels.layers.base import Unit as Layer
 from npu_kernels.training import project_
 
@@ -110,6 +112,7 @@ class Unit:
             which it grows from 0.
         project: whether weights and gates are clamped into their intervals after each step.
         clip: largest gradient.
+        norm: greatest length of a model's gradient.
         cost: expected microseconds of a step of 225 models, for the time left only.
     """
 
@@ -120,6 +123,7 @@ class Unit:
     penalty: tuple[float, float, float] = (0.0, 0.0, 1.0)
     project: bool = False
     clip: float = math.inf
+    norm: float = math.inf
     cost: int = 600
 
 
@@ -146,6 +150,14 @@ RECIPES: dict[str, dict[str, Unit]] = {
             penalty=(10.0, 0.4, 0.7),
             project=True,
             cost=450,
+        ),
+        "NMRU": Unit(
+            lambda k: NMRU(2, 1, num_models=k, clip=False, sign="separate"),
+            0.01,
+            starts={"weight": (0.25, 0.75)},
+            penalty=(10.0, 0.4, 0.7),
+            project=True,
+            norm=1.0,
         ),
         "NAU": Unit(
             lambda k: layers.NAU(2, 1, num_models=k, clip=False),
@@ -308,20 +320,25 @@ class SingleModule(Training):
             self._note(step // self.every)
 
     def _penalise(self, buffer: Buffer, step: int) -> None:
-        """Add the penalties' gradients. The mean over a tensor of a model is half a sum: all have two elements."""
+        """Add the penalties' gradients, and bound what comes of it. A unit's tensors are all of one size."""
         if self.unit.l1:
             buffer.flat_grads.add_(buffer.flat.sign(), alpha=l1_beta(step, self.total, L1[self.op]))
         weight, *shares = self.unit.penalty
         share = ramp(step, self.total, *shares)
         if weight * share > 0:
-            buffer.flat_grads.add_(slope(buffer.flat), alpha=weight * share / 2)
+            buffer.flat_grads.add_(slope(buffer.flat), alpha=weight * share / buffer.rows[0].shape[1])
         if self.unit.clip < math.inf:
             buffer.flat_grads.clamp_(-self.unit.clip, self.unit.clip)
+        if self.unit.norm < math.inf:  # as torch.nn.utils.clip_grad_norm_ does for one model
+            lengths = torch.stack([grad.flatten(1).square().sum(1) for grad in buffer.grads]).sum(0).sqrt()
+            buffer.flat_grads.mul_(buffer.spread((self.unit.norm / (lengths + 1e-6)).clamp(max=1)))
 
     @torch.no_grad()
     def _note(self, index: int) -> None:
+        self.layer.eval()
         for row, (x, target) in enumerate(self.sets):
             self.noted[index, row] = mean_square_error(self.layer, x, target)
+        self.layer.train()
         self.noted[index, 2] = sparsity_error(self.layer)
 
     def state(self) -> dict[str, Any]:

@@ -37,7 +37,8 @@ void check_npu(const Shape& n, int64_t times) {
 // y, grad_x and grad_weight of a layer with one weight; nan where nothing was written.
 template <typename T, typename Inputs, typename Forward, typename Backward>
 std::array<std::vector<T>, 3> results_of(const char* layer, const Shape& n, const std::vector<T>& grad_y,
-                                         const Inputs& inputs, Forward forward, Backward backward) {
+                                         const Inputs& inputs, Forward forward, Backward backward,
+                                         int64_t factors = 1) {
   const T nan = std::numeric_limits<T>::quiet_NaN();
   std::array<std::vector<T>, 3> results[2];
   for (int run = 0; run < 2; ++run) {
@@ -45,7 +46,7 @@ std::array<std::vector<T>, 3> results_of(const char* layer, const Shape& n, cons
     auto& [y, gx, gw] = results[run];
     y.assign(n.models * n.rows * n.out, nan);
     gx.assign(n.models * n.rows * n.in, nan);
-    gw.assign(n.models * n.out * n.in, nan);
+    gw.assign(n.models * n.out * n.in * factors, nan);
     forward({inputs, y.data()}, parallel);
     backward({inputs, grad_y.data(), gx.data(), gw.data()}, parallel);
   }
@@ -89,6 +90,61 @@ void check_nmu(const Shape& n, int64_t times) {
   compare("nmu y", results[0], y, n.in);
   compare("nmu grad_x", results[1], gx, n.in + n.out);
   compare("nmu grad_weight", results[2], gw, n.in + n.rows);
+}
+
+// The NMU's kernels of x' = [x, 1 / (x + eps)], its weights around [0, 1].
+template <typename T>
+void check_nmru(const Shape& n, bool separate, bool clip, int64_t times) {
+  Case<T> c(n);
+  const int64_t factors = 2 * n.in, models = n.models * n.out;
+  std::vector<T> weight(size_t(models * factors));
+  for (int64_t k = 0; k < models; ++k)
+    for (int64_t i = 0; i < n.in; ++i)  // mostly small: a product of many others would vanish
+      weight[k * factors + i] = std::fabs(c.wr[k * n.in + i]), weight[k * factors + n.in + i] = c.wi[k * n.in + i];
+  for (size_t i = 0; i < c.x.size(); ++i) c.x[i] = (i % 3 ? 1 : -1) * (std::fabs(c.x[i]) + T(0.5));
+  const Case<T> all = c.repeated(times);
+  const T eps = separate ? T(0) : T(1e-3);
+  const npu::NmuInputs<T> inputs{n.models,      all.n.rows, n.in, n.out,    all.x.data(), n.shared_x,
+                                 weight.data(), clip,       true, separate, eps};
+  const auto results = results_of<T>("nmru", all.n, all.grad_y, inputs, npu::kernels<T>().nmu_forward,
+                                     npu::kernels<T>().nmu_backward, 2);
+  using V = std::vector<long double>;
+  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(results[2].size()), both(factors);
+  for (int64_t k = 0; k < n.models; ++k) {
+    for (int64_t b = 0; b < n.rows; ++b) {
+      const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
+      for (int64_t i = 0; i < n.in; ++i) both[i] = x[i], both[n.in + i] = 1 / ((long double)x[i] + eps);
+      for (int64_t o = 0; o < n.out; ++o) {
+        const T* given = weight.data() + (k * n.out + o) * factors;
+        long double turns = 0;
+        const auto w = [&](int64_t i) -> long double {
+          return clip ? std::min<T>(std::max<T>(given[i], 0), 1) : given[i];
+        };
+        const auto others = [&](int64_t skip) {
+          long double product = 1;
+          for (int64_t i = 0; i < factors; ++i)
+            product *= i == skip ? 1.0L : w(i) * (separate ? fabsl(both[i]) : both[i]) + (1 - w(i));
+          return product;
+        };
+        for (int64_t i = 0; separate && i < factors; ++i) turns += both[i] < 0 ? given[i] : 0;
+        const int64_t at = (k * n.rows + b) * n.out + o;
+        const long double size = others(-1), cosine = cosl(kPi * turns);
+        y[at] = size * cosine;
+        for (int64_t i = 0; i < factors; ++i) {
+          const long double e = c.grad_y[at] * cosine * others(i), sign = separate && both[i] < 0 ? -1 : 1;
+          const long double slope = i < n.in ? 1 : -both[i] * both[i];
+          gx[(k * n.rows + b) * n.in + i % n.in] += e * w(i) * sign * slope;
+          long double& g = gw[(k * n.out + o) * factors + i];
+          if (!clip || (given[i] >= 0 && given[i] <= 1)) g += e * (sign * both[i] - 1.0L);
+          if (separate && both[i] < 0) g -= c.grad_y[at] * kPi * size * sinl(kPi * turns);
+        }
+      }
+    }
+  }
+  if (times > 1) return compare_sum("nmru grad_weight", results[2], gw, times);
+  compare("nmru y", results[0], y, 4 * factors);
+  compare("nmru grad_x", results[1], gx, 4 * factors + n.out);
+  compare("nmru grad_weight", results[2], gw, 4 * factors + n.rows);
 }
 
 template <typename T>
@@ -284,6 +340,12 @@ void check_all(const Shape& n, int bits, int64_t times) {
   if (bits < 2 && n.in < 40) {
     check_nmu<float>(n, times);
     check_nmu<double>(n, times);
+  }
+  if (bits < 2 && n.in < 20 && n.rows < 300) {
+    check_nmru<float>(n, true, false, times);
+    check_nmru<double>(n, true, true, times);
+    check_nmru<float>(n, false, true, times);
+    check_nmru<double>(n, false, false, times);
   }
   if (bits < 2) {
     check_nau<float>(n, true, times);
