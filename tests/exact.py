@@ -40,6 +40,11 @@ def nmu(x: Sequence[float], weight: Sequence[float], clip: bool = True) -> mpf:
     return product
 
 
+def nmru(x: Sequence[float], weight: Sequence[float]) -> mpf:
+    """One output of one row, signs as products, no eps."""
+    return nmu([*map(mpf, x), *(1 / mpf(value) for value in x)], weight)
+
+
 def _sigmoid(value: mpf) -> mpf:
     return 1 / (1 + mp.exp(-value))
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from npu_kernels import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, fit, formula, functional, iNALU, interop, ode
+from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, fit, formula, functional, iNALU, interop, ode
 from npu_kernels.fitting import Recipe, Run, fit_many
 from npu_kernels.training import SteppedSchedule, l1, mse_loss, project_, regularizer
 
-UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NAC, NALU, iNALU)
+UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU)
 
 
 def _nested(t: Tensor, layout: torch.layout = torch.strided) -> Tensor:

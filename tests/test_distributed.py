@@ -92,7 +92,12 @@ def _data_parallel(rank: int, ranks: int) -> None:
 
 
 _TWO = ((None, False), (4, True))
-_SETTINGS = {"npu": ((None, False), (4, False), (4, True)), "nmu": _TWO, "inalu": _TWO}  # models, whether x is shared
+_SETTINGS = {
+    "npu": ((None, False), (4, False), (4, True)),
+    "nmu": _TWO,
+    "nmru": _TWO,
+    "inalu": _TWO,
+}  # models, whether x is shared
 
 
 def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[str, Any] = _SETTINGS) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from npu_kernels import ops
-from npu_kernels.layers import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
+from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 from npu_kernels.testing import RECORDS, ErrorSample, OperatorRecord
 from tests.conftest import needs_library
 
@@ -27,7 +27,7 @@ def test_a_house_message() -> None:
         NPU(4, 2)(torch.rand(8, 3))
 
 
-@pytest.mark.parametrize("unit", [NPU, RealNPU, NaiveNPU, NAU, NMU, NAC, NALU, iNALU], ids=lambda u: u.__name__)
+@pytest.mark.parametrize("unit", [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU], ids=lambda u: u.__name__)
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [

@@ -85,7 +85,7 @@ def test_straight_through_second_derivative(backend: str) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, ROUNDING), (torch.float32, 2e-4)])
 def test_parity_with_autograd_of_the_reference(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """Every sample and upstream layout. Float32 accuracy is test_operators'; here a wrong formula would show."""
@@ -168,7 +168,7 @@ def test_undefined_upstream_gradient(name: str, backend: str) -> None:
         assert leaf.grad is None or not leaf.grad.any()
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 @pytest.mark.parametrize("num_models", [None, 2])
 def test_second_derivative_of_any_rows(name: str, batch: tuple[int, ...], num_models: int | None, backend: str) -> None:

@@ -24,7 +24,7 @@ pytestmark = needs_library
 CPUINFO = Path("/proc/cpuinfo")
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
 def test_float64_parity(isa: str, name: str) -> None:
     assert cpu.isa() == isa
     for sample in RECORDS[name].samples(torch.float64):
@@ -33,7 +33,7 @@ def test_float64_parity(isa: str, name: str) -> None:
             assert relative_error(actual, expected) < 5e-14, sample.name
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
 @pytest.mark.parametrize("size", [(100, 6, 2), (64, 33, 35), (200, 64, 64)])
 def test_float32_error(isa: str, name: str, size: tuple[int, int, int]) -> None:
     samples = [RECORDS[name].sample(*size, dtype=torch.float32, seed=seed) for seed in range(8)]

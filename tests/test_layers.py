@@ -16,15 +16,16 @@ from torch.nn.utils import parametrize, prune
 
 import npu_kernels
 from npu_kernels import functional, layers
-from npu_kernels.layers import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
+from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
-UNITS: list[type[Unit]] = [NPU, RealNPU, NaiveNPU, NAU, NMU, NAC, NALU, iNALU]
+UNITS: list[type[Unit]] = [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU]
 PARAMETERS = {
     NPU: {"weight_re": "OI", "weight_im": "OI", "gate": "I"},
     RealNPU: {"weight_re": "OI", "gate": "I"},
     NaiveNPU: {"weight_re": "OI", "weight_im": "OI"},
     NAU: {"weight": "OI"},
     NMU: {"weight": "OI"},
+    NMRU: {"weight": "OJ"},
     NAC: {"weight": "OI", "mask": "OI"},
     NALU: {"weight": "OI", "mask": "OI", "gate_weight": "OI"},
     iNALU: dict.fromkeys(("weight_add", "mask_add", "weight_mul", "mask_mul", "gate_weight"), "OI"),
@@ -37,7 +38,7 @@ every_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.__name
 def test_shapes(unit: type[Unit], num_models: int | None, backend: str) -> None:
     layer = unit(4, 2, num_models=num_models)  # type: ignore[call-arg]
     models = () if num_models is None else (num_models,)
-    sizes = {"O": 2, "I": 4}
+    sizes = {"O": 2, "I": 4, "J": 8}
     expected = {name: (*models, *(sizes[s] for s in letters)) for name, letters in PARAMETERS[unit].items()}
     assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == expected
     assert layer(torch.randn(5, 4)).shape == (*models, 5, 2)
@@ -52,9 +53,9 @@ def test_shapes(unit: type[Unit], num_models: int | None, backend: str) -> None:
 def test_glorot(unit: type[Unit]) -> None:
     """Uniform in the bounds of (O, I), for each model by itself."""
     layer = unit(30, 50, num_models=40)  # type: ignore[call-arg]
-    low, high = (0.0, 1.0) if unit is NMU else (-math.sqrt(6 / 80), math.sqrt(6 / 80))
+    low, high = {NMU: (0.0, 1.0), NMRU: (0.25, 0.75)}.get(unit, (-math.sqrt(6 / 80), math.sqrt(6 / 80)))
     for name, weight in layer.named_parameters():
-        if PARAMETERS[unit][name] == "OI" and name != "weight_im":
+        if PARAMETERS[unit][name] in ("OI", "OJ") and name != "weight_im":
             values = (weight.detach() - low) / (high - low)
             assert 0 <= values.min() < 1e-3
             assert 1 - 1e-3 < values.max() <= 1

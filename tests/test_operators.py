@@ -21,8 +21,9 @@ from npu_kernels.testing import (
 )
 from tests.conftest import needs_library
 from tests.kernels import ALL, backward, errors, forward, outputs
+from tests.kernels import options as options_of
 
-FUSED = ("npu", "nmu", "inalu")  # by the C++ library
+FUSED = ("npu", "nmu", "nmru", "inalu")  # by the C++ library
 OPERATORS = (*FUSED, "nalu")
 
 
@@ -168,9 +169,9 @@ def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -
             for needs in (ALL, 9):
                 torch.library.opcheck(backward_op, (y, sample.x, *tensors, *saved, *options, needs))
         else:
-            torch.library.opcheck(forward_op, (sample.x, *tensors))
+            torch.library.opcheck(forward_op, (sample.x, *tensors, *options_of(sample)))
             for needs in (3, 1, 2):
-                torch.library.opcheck(backward_op, (y, sample.x, *tensors, needs))
+                torch.library.opcheck(backward_op, (y, sample.x, *tensors, *options_of(sample), needs))
 
 
 def test_uninitialized_memory_is_filled() -> None:

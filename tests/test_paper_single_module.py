@@ -110,7 +110,8 @@ def test_slope_is_the_derivative() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "unit", "op"), [("plain", "NPU", "div"), ("fixed", "RealNPU", "mul"), ("plain", "NMU", "mul")]
+    ("recipe", "unit", "op"),
+    [("plain", "NPU", "div"), ("fixed", "RealNPU", "mul"), ("plain", "NMU", "mul"), ("plain", "NMRU", "div")],
 )
 def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
     """Against autograd of the loss with its penalties and torch's Adam."""
@@ -131,6 +132,10 @@ def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
             loss = loss + weight * single_module.ramp(step, 40, begin, end) * late
         optimizer.zero_grad()
         loss.backward()
+        if how.norm < math.inf:
+            (weight_of_all,) = twin.parameters()
+            for k in range(models):
+                weight_of_all.grad[k] *= min(1, how.norm / float(weight_of_all.grad[k].norm() + 1e-6))  # type: ignore[index]
         optimizer.step()
         if how.project:
             single_module.project_(twin, weights=1.0)
@@ -327,7 +332,7 @@ def test_bad_arguments_are_named(words: list[str], message: str, capsys: pytest.
 
 def test_plan_is_the_fields(tmp_path: Path) -> None:
     batches = plan("single-module", arguments(["single-module", "--out", str(tmp_path)]))
-    assert len(batches) == 7 * 4
+    assert len(batches) == 8 * 4
     assert all(len(b.runs) == 25 * 9 and b.settings["steps"] == 50_000 for b in batches)
     assert len({b.name for b in batches}) == len(batches)
 

@@ -199,7 +199,7 @@ def test_nau_gradient_at_the_bounds() -> None:
     assert found.tolist() == expected.tolist() == [[0, 1, 1, 1, 0]]
 
 
-@pytest.mark.parametrize("name", ["npu", "nmu", "nalu", "inalu"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])
 def test_gradients_that_are_not_needed_are_empty(name: str) -> None:
     sample = RECORDS[name].sample(4, 3, 2)
     grad_y = torch.ones_like(kernels.forward(sample, reference)[0])

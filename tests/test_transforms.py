@@ -22,7 +22,7 @@ from npu_kernels.testing import RECORDS, CountCalls, relative_error
 from tests.conftest import needs_library
 from tests.vmapped import ROUNDING, check_one_call
 
-fused = pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
+fused = pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
 
 # torch's own warnings about itself: when it traces an autograd.Function, loads forward mode, and saves a program.
 pytestmark = [

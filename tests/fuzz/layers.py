@@ -171,7 +171,7 @@ SEEDS = st.integers(0, 2**16)
 
 
 def calls(
-    layers: tuple[str, ...] = tuple(RECORDS),
+    layers: tuple[str, ...] = tuple(OPTIONS),
     *,
     ways: tuple[str, ...] = ("fast", "operators"),
     isas: tuple[str | None, ...] = ISAS,

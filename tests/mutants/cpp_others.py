@@ -19,13 +19,19 @@ SIBLINGS = [
             "for (; o + 1 < in_.out; ++o) outs<1>(o, registers, grad_weight);",
         ),
         "nmu-suffix": (
-            "suffix[n] = suffix[n] * S::fma(weight, x, S::set1(w[2 * n + 1]));",
-            "suffix[n] = suffix[n] * S::fma(weight, x, S::set1(w[2 * n]));",
+            "suffix[n] = suffix[n] * S::fma(weight, x, S::set1(w[P * n + 1]));",
+            "suffix[n] = suffix[n] * S::fma(weight, x, S::set1(w[P * n]));",
         ),
         "nmu-weights-of-the-first-model": (
-            "if (model != packed_model) pack<T>(in, model, packed);",
-            "if (packed_model < 0) pack<T>(in, model, packed);",
+            "if (model != packed_model) pack<T, Separate>(in, model, packed);",
+            "if (packed_model < 0) pack<T, Separate>(in, model, packed);",
         ),
+        "nmu-clip-mask": ("(weight >= S::zero()) & (weight <= S::set1(T(1)))", "(weight >= S::zero())"),
+        "nmru-slope-of-the-reciprocal": ("dx - dr * (r * r)", "dx - dr * r"),
+        "nmru-lanes-behind-the-rows": ("panel[i * lanes + lane] = T(1);", "panel[i * lanes + lane] = T(0);"),
+        "nmru-sign-of-the-size": ("dx = dx * sign(S::load(x_ + n)), dr", "dx = dx + S::zero(), dr"),
+        "nmru-gradient-of-the-signs": ("S::set1(T(-kPi)) * (suffix[n]", "S::set1(T(kPi)) * (suffix[n]"),
+        "nmru-clipped-weight-in-the-signs": ("if (Separate) *packed++ = given;", "if (Separate) *packed++ = w;"),
     }),
     *mutants(CORE + "nau.cpp", KERNELS, {
         "nau-lower-clip": ("packed[n] < T(-1) ? T(-1) :", "packed[n] < T(0) ? T(0) :"),

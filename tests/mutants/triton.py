@@ -69,12 +69,18 @@ NPU = [
 
 SIBLINGS = [
     *mutants(TRITON_FOLDER + "nmu.py", (KERNELS + "'nmu and (special or float64_parity)'", KERNELS + "nmu"), {
-        "triton-nmu-zero-factors": ("zeros == (f == 0).to(tl.int32)", "zeros == 0"),
+        "triton-nmu-zero-factors": ("others = tl.where(zeros == (f == 0).to(tl.int32), others, 0.0)", "others = tl.where(zeros == 0, others, 0.0)"),
         "triton-nmu-exponent-lost": (
             "        mantissa, e = _decompose(mantissa)\n        exponent += e\n",
             "        mantissa, e = _decompose(mantissa)\n",
         ),
         "triton-nmu-x-less-one": ("tl.sum(d_f * (x - 1.0), axis=0)", "tl.sum(d_f * x, axis=0)"),
+    }),
+    *mutants(TRITON_FOLDER + "nmu.py", (KERNELS + "'nmru and float64_parity'", KERNELS + "nmru"), {
+        "triton-nmru-slope-of-the-reciprocal": ("d_x - d_r * (r * r)", "d_x - d_r * r"),
+        "triton-nmru-zero-factors": ("zeros == (g == 0).to(tl.int32)", "zeros == 0"),
+        "triton-nmru-clip-mask": ("(weight >= 0) & (weight <= 1)", "(weight >= 0)"),
+        "triton-nmru-signs": ("d_r *= signum(r)", "d_r *= signum(x)"),
     }),
     *mutants(TRITON_FOLDER + "reduction.py", (*TILES, *SMALL), {
         "triton-reduction-first-rows": ("for r in range(0, loop_end(rows), ROWS):", "for r in range(0, 1, ROWS):"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from npu_kernels.testing import RECORDS
 from tests.fuzz import found
 from tests.fuzz.budget import fuzz
-from tests.fuzz.layers import Call, calls
+from tests.fuzz.layers import OPTIONS, Call, calls
 from tests.fuzz.oracle import check
 from tests.fuzz.problem import run
 from tests.triton.conftest import _skip_unless_available
@@ -18,6 +17,6 @@ def check_interpreted(call: Call) -> None:
 
 def test_calls() -> None:
     _skip_unless_available("cpu")
-    layers = tuple(name for name in RECORDS if name not in ("nau", "nac"))  # which are plain torch
+    layers = tuple(name for name in OPTIONS if name not in ("nau", "nac"))  # which are plain torch
     small = calls(layers, ways=("triton",), isas=(None,), threads=(1,), greatest=20, work=1500)
     fuzz(check_interpreted, small, 5, found.INTERPRETED, at_once=5)

@@ -25,11 +25,11 @@ from npu_kernels.testing import (
 )
 from tests.kernels import ALL, EPS, backward, errors, forward, outputs, with_zero_factors
 
-FUSED = ("npu", "nmu", "nalu", "inalu")
+FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")
 # All but the NPU have one set of kernels for all sizes.
 both_routes = pytest.mark.parametrize(
     ("name", "route"),
-    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nalu", "small"), ("inalu", "small")],
+    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nmru", "small"), ("nalu", "small"), ("inalu", "small")],
     indirect=["route"],
 )
 
@@ -38,8 +38,10 @@ TILE_SIZES = ((1, 16, 1), (63, 17, 16), (65, 15, 33), (3, 33, 17))
 
 
 def _cheap_samples(name: str, dtype: torch.dtype, device: str) -> Iterator[Sample]:
-    """The record's samples without those whose loops are long in the interpreter, every second one of the NALUs."""
-    for sample in itertools.islice(RECORDS[name].samples(dtype, device), 0, None, 2 if "alu" in name else 1):
+    """The record's samples without those whose loops are long in the interpreter, every second one of some layers."""
+    for sample in itertools.islice(
+        RECORDS[name].samples(dtype, device), 0, None, 2 if "alu" in name or name == "nmru" else 1
+    ):
         limit = 48 if name == "npu" else 20
         if max(sample.x.shape[-1], next(iter(sample.tensors.values())).shape[-2]) <= limit:  # type: ignore[union-attr]
             yield sample
@@ -97,7 +99,7 @@ def test_float64_parity_on_tiles(
 def test_float32_error(name: str, route: str, device: str, kernels: ModuleType) -> None:
     """At most twice the eager layer's error, both against float64."""
     record = RECORDS[name]
-    for sizes in ((33, 5, 3), (100, 6, 2), (33, 15, 15))[: 2 if name == "nmu" else 3]:
+    for sizes in ((33, 5, 3), (100, 6, 2), (33, 15, 15))[: 2 if name in ("nmu", "nmru") else 3]:
         samples = [record.sample(*sizes, num_models=2, dtype=torch.float32, device=device, seed=s) for s in range(2)]
         pooled = torch.tensor([errors(sample, kernels) for sample in samples]).square().mean(0).sqrt()
         for which, (error, eager) in enumerate(pooled.tolist()):
@@ -122,6 +124,7 @@ def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleTy
         ("npu", "small", False),
         ("npu", "tiles", True),
         ("nmu", "small", True),
+        ("nmru", "small", True),
         ("nalu", "small", False),
         ("inalu", "small", True),
     ],
@@ -175,7 +178,7 @@ def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: Modul
 
 @pytest.mark.parametrize(
     ("name", "route"),
-    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nalu", "small"), ("inalu", "small")],
+    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nmru", "small"), ("nalu", "small"), ("inalu", "small")],
     indirect=["route"],
 )
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
