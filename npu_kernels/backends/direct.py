@@ -80,5 +80,6 @@ def load() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    globals().update({name: getattr(module, name) for name in NAMES})
+    # Built from an older tree it lacks a layer, which is called through its operators then.
+    globals().update({name: getattr(module, name, None) for name in NAMES})
     _set_backward, reason = module.set_backward, ""
