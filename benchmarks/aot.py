@@ -262,6 +262,15 @@ def _nmu(*sizes: Any, **options: Any) -> None:
     nmu.nmu_backward(y, x, weight, 3)
 
 
+def _nmru(*sizes: Any, separate: bool = True, **options: Any) -> None:
+    from npu_kernels.backends.triton import nmu
+
+    x, half, _, y = _operands(*sizes, **options)
+    weight = torch.cat([half, half], -1)
+    nmu.nmru_forward(x, weight, EPS, True, separate)
+    nmu.nmru_backward(y, x, weight, EPS, True, separate, 3)
+
+
 def _nalu(*sizes: Any, bias: bool = True, needs: int = 31, **options: Any) -> None:
     from npu_kernels.backends.triton import nalu
 
@@ -332,6 +341,7 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
         yield "inalu float64", highest, lambda: _inalu(*SHAPES["large odd"], dtype=double)
         if variants:
             yield "nmu large", highest, lambda: _nmu(1000, 100, 100)
+            yield "nmru large", highest, lambda: _nmru(1000, 100, 100)
             yield "nalu small", highest, lambda: _nalu(100, 6, 2)
             yield "ode", highest, lambda: _ode(3, 9, 1000)
         return
@@ -346,6 +356,10 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
     yield "nmu small", highest, lambda: _nmu(100, 6, 2)
     yield "nmu small float64", highest, lambda: _nmu(100, 6, 2, dtype=double)
     yield "nmu large", highest, lambda: _nmu(1000, 100, 100)
+    yield "nmru small", highest, lambda: _nmru(100, 6, 2)
+    yield "nmru small float64", highest, lambda: _nmru(100, 6, 2, dtype=double)
+    yield "nmru large", highest, lambda: _nmru(1000, 100, 100)
+    yield "nmru large, product of signs", highest, lambda: _nmru(1000, 100, 100, separate=False)
     for layer, launch in (("nalu", _nalu), ("inalu", _inalu)):
         yield f"{layer} small", highest, lambda f=launch: f(100, 6, 2)  # type: ignore[misc]
         yield f"{layer} medium odd", highest, lambda f=launch: f(*SHAPES["medium odd"])  # type: ignore[misc]
@@ -384,6 +398,7 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
             yield f"large {label}", highest, lambda o=options: _npu(*SHAPES["large"], **o)  # type: ignore[misc]
         yield "nmu models, shared x", highest, lambda: _nmu(100, 6, 2, K=3, shared=True)
         yield "nmu models", highest, lambda: _nmu(100, 6, 2, K=3)
+        yield "nmru models, shared x", highest, lambda: _nmru(100, 6, 2, K=3, shared=True)
         yield "nalu models, shared x", highest, lambda: _nalu(100, 6, 2, K=3, shared=True)
         yield "nalu without bias", highest, lambda: _nalu(100, 6, 2, bias=False)
         yield "inalu inference", highest, lambda: _inalu(100, 6, 2, save=False)

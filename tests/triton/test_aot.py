@@ -48,6 +48,7 @@ def test_budgets(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     rows = json.loads(path.read_text())["rows"]
     kernels = {"npu_forward", "npu_backward_x", "npu_backward_w", "npu_small_forward", "npu_small_backward"}
+    kernels |= {"nmru_forward", "nmru_backward"}
     kernels |= {"nmu_forward", "nmu_backward", "sum_partials", "nalu_forward", "nalu_backward_x", "nalu_backward_w"}
     kernels |= {"ode_forward", "ode_backward"}
     for target in targets:
