@@ -100,6 +100,7 @@ tables: install
 	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --page docs/performance.md --readme README.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md
+	$(BIN)/python -m benchmarks.equations --report docs/equations.md
 	$(BIN)/python -m benchmarks.overview $(THROUGHPUT) --processor "$(PROCESSOR)" --out docs/images/overview.png
 
 # Warnings are errors; links between pages are checked.

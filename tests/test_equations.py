@@ -482,7 +482,9 @@ def test_constant_and_zero_targets():
     assert (NPURegressor(random_state=0).fit(X, np.zeros(60)).predict(X) == 0).all()
 
 
-def test_interrupt_gives_what_was_found(monkeypatch, capsys):
+@pytest.mark.parametrize("call", [3, 4])
+def test_interrupt_gives_what_was_found(call, monkeypatch, capsys):
+    """In the first search, and when the search for errors in proportion to y has begun."""
     from npu_kernels.equations import search
 
     X = uniform(3, 100)
@@ -491,7 +493,7 @@ def test_interrupt_gives_what_was_found(monkeypatch, capsys):
 
     def stopping(*arguments):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == call:
             signal.raise_signal(signal.SIGINT)
         return plain(*arguments)
 
@@ -499,5 +501,6 @@ def test_interrupt_gives_what_was_found(monkeypatch, capsys):
     model = NPURegressor(random_state=0).fit(X, y)
     assert not model.equations_.complete
     assert model.best_.terms == 2
+    assert len(calls) == call
     assert "interrupted" in capsys.readouterr().err
     assert "interrupted" in model.report()

@@ -358,6 +358,12 @@ def test_held_parameters_stay() -> None:
     assert set(start[:, kind == 0].unique().tolist()) <= {0.0, 1.0}
 
 
+def test_powers_stay_within_their_bound_when_they_are_refined() -> None:
+    x = _rows(0.5, 1.5)[:, :1].double()
+    found = fit(RealNPU(1, 1, num_models=4).double(), x, x**9, recipe=replace(SHORT, refine=60))
+    assert _parameters(found.model)[0].tolist() == [[SHORT.bound]]
+
+
 def test_a_dropped_problem_ends() -> None:
     x, y = _hard()
     run = Run(RealNPU(2, 1, num_models=8), x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)

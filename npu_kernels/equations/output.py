@@ -84,9 +84,15 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     found = search(problems(root), settings, some[:1], Found())
     if rows.noise is None and found.complete and not found.exact():
         size = _predicted(found, lambda power: problem(columns, rows.y, root, power, rows.exponents, None))
-        other = None if size is None else search(problems(root / size), settings, some[:1], Found())
-        if other is not None and size is not None and _likelier(other, found):
-            root, noise, found = root / size, "relative", other
+        if size is not None:
+            other, first = Found(), found
+            try:
+                other = search(problems(root / size), settings, some[:1], other)
+            except KeyboardInterrupt:
+                other.complete = False
+            if _likelier(other, found):
+                root, noise, found = root / size, "relative", other
+            found.complete = first.complete and other.complete
     if found.complete:
         found = search(problems(root), settings, some[1:], found)
     if not found.sums:

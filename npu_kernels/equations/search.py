@@ -102,10 +102,10 @@ def search(
                 errors = _one_power(problem, settings, found)
                 found.errors = found.errors or errors
     except KeyboardInterrupt:
+        print("NPURegressor: interrupted; what was found until now is returned", file=sys.stderr)
         if not found.sums:
             raise
         found.complete = False
-        print("NPURegressor: interrupted; what was found until now is returned", file=sys.stderr)
     return found
 
 

@@ -62,8 +62,10 @@ class Refinement:
         self.solver.status[gone] = int(Status.EVALUATIONS)
 
     def flat(self) -> Tensor:
-        """The parameters ``[K, P]``; where they started if they were not finite there."""
-        return self.solver.x
+        """The parameters ``[K, P]``, in their intervals; where they started if they were not finite there."""
+        tensors = self.template.unflatten(self.solver.x.clone())
+        self.template.project_(tensors)
+        return self.template.flatten(tensors)
 
     def evaluations(self) -> Tensor:
         """Of each model ``[K]``."""

@@ -1,0 +1,143 @@
+"""Known laws, as formulas: those of Feynman's lectures that AI Feynman (Udrescu, Tegmark, 2020) collected and that are
+powers of sums of at most four products of powers; and sums that are drawn.
+
+Class a: one product. b: a sum. c1: a power of a sum. Inputs are drawn uniformly from [1, 5] unless a range is given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+PI = math.pi
+
+
+@dataclass(frozen=True)
+class Law:
+    """``y**power = sum coef * prod x**exponent``; terms as (coefficient, "x y^-2 z^0.5")."""
+
+    name: str
+    kind: str
+    terms: tuple[tuple[float, str], ...]
+    power: float = 1.0
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names, in the order in which they come up."""
+        found = [part.split("^")[0] for _, product in self.terms for part in product.split()]
+        return [*dict.fromkeys(found), *self.unused]
+
+    @property
+    def exponents(self) -> np.ndarray:
+        """``[K, n]``."""
+        names = self.inputs
+        table = np.zeros((len(self.terms), len(names)))
+        for k, (_, product) in enumerate(self.terms):
+            for part in product.split():
+                name, _, power = part.partition("^")
+                table[k, names.index(name)] += float(power or 1)
+        return table
+
+    def products(self, X: np.ndarray) -> np.ndarray:
+        """The terms ``[N, K]``."""
+        powers = np.prod(X[:, None, :] ** self.exponents[None], axis=2)
+        return np.array([coef for coef, _ in self.terms]) * powers
+
+    def __call__(self, X: np.ndarray) -> np.ndarray:
+        found: np.ndarray = self.products(X).sum(1) ** (1 / self.power)
+        return found
+
+    def draw(self, rows: int, generator: np.random.Generator) -> np.ndarray:
+        """Inputs ``[N, n]``."""
+        ends = [self.ranges.get(name, (1.0, 5.0)) for name in self.inputs]
+        return np.column_stack([generator.uniform(low, high, rows) for low, high in ends])
+
+
+def _a(name: str, coef: float, product: str) -> Law:
+    return Law(name, "a", ((coef, product),))
+
+
+def _c(name: str, power: float, *terms: tuple[float, str], **ranges: tuple[float, float]) -> Law:
+    return Law(name, "c1", terms, power, ranges)
+
+
+SLOW = {"v": (1.0, 2.0), "c": (3.0, 10.0)}
+
+LAWS = (
+    _a("I.12.1", 1, "mu N"),
+    _a("I.12.2", 1 / (4 * PI), "q1 q2 eps^-1 r^-2"),
+    _a("I.12.4", 1 / (4 * PI), "q1 eps^-1 r^-2"),
+    _a("I.12.5", 1, "q E"),
+    _a("I.14.3", 1, "m g z"),
+    _a("I.14.4", 0.5, "k x^2"),
+    _a("I.25.13", 1, "q C^-1"),
+    _a("I.29.4", 1, "omega c^-1"),
+    _a("I.32.5", 1 / (6 * PI), "q^2 a^2 eps^-1 c^-3"),
+    _a("I.34.8", 1, "q v B p^-1"),
+    _a("I.34.27", 1 / (2 * PI), "h omega"),
+    _a("I.38.12", 1 / PI, "eps h^2 m^-1 q^-2"),
+    _a("I.39.1", 1.5, "p V"),
+    _a("I.39.22", 1, "n kb T V^-1"),
+    _a("I.43.16", 1, "mu q U d^-1"),
+    _a("I.43.31", 1, "mu kb T"),
+    _a("I.47.23", 1, "gamma^0.5 p^0.5 rho^-0.5"),
+    _a("II.3.24", 1 / (4 * PI), "P r^-2"),
+    _a("II.4.23", 1 / (4 * PI), "q eps^-1 r^-1"),
+    _a("II.8.7", 0.6 / (4 * PI), "q^2 eps^-1 d^-1"),
+    _a("II.8.31", 0.5, "eps E^2"),
+    _a("II.13.17", 0.5 / PI, "I eps^-1 c^-2 r^-1"),
+    _a("II.27.16", 1, "eps c E^2"),
+    _a("II.34.2", 0.5, "q v r"),
+    _a("II.34.2a", 0.5 / PI, "q v r^-1"),
+    _a("II.34.11", 0.5, "g q B m^-1"),
+    _a("II.34.29a", 0.25 / PI, "q h m^-1"),
+    _a("II.34.29b", 2 * PI, "g mu B J h^-1"),
+    _a("II.38.3", 1, "Y A x d^-1"),
+    _a("III.7.38", 4 * PI, "mu B h^-1"),
+    _a("III.12.43", 0.5 / PI, "n h"),
+    _a("III.13.18", 4 * PI, "E d^2 k h^-1"),
+    _a("III.15.14", 0.125 / PI**2, "h^2 E^-1 d^-2"),
+    _a("III.15.27", 2 * PI, "alpha n^-1 d^-1"),
+    _a("III.19.51", -0.125, "m q^4 h^-2 eps^-2 n^-2"),
+    _a("III.21.20", -1, "rho q A m^-1"),
+    Law("I.11.19", "b", ((1, "x1 y1"), (1, "x2 y2"), (1, "x3 y3"))),
+    Law("I.13.4", "b", ((0.5, "m v^2"), (0.5, "m u^2"), (0.5, "m w^2"))),
+    Law("I.13.12", "b", ((1, "G m1 m2 r2^-1"), (-1, "G m1 m2 r1^-1"))),
+    Law("I.24.6", "b", ((0.25, "m w^2 x^2"), (0.25, "m w0^2 x^2"))),
+    Law("II.2.42", "b", ((1, "k T2 A d^-1"), (-1, "k T1 A d^-1"))),
+    Law("II.36.38", "b", ((1, "mu H kb^-1 T^-1"), (1, "mu alpha M eps^-1 c^-2 kb^-1 T^-1"))),
+    Law("II.37.1", "b", ((1, "mu B"), (1, "mu chi B"))),
+    _c("I.10.7", -2, (1, "m^-2"), (-1, "m^-2 v^2 c^-2"), **SLOW),
+    _c("I.27.6", -1, (1, "d1^-1"), (1, "n d2^-1")),
+    _c("I.34.10", -1, (1, "w^-1"), (-1, "w^-1 v c^-1"), **SLOW),
+    _c("I.39.11", -1, (1, "g p^-1 V^-1"), (-1, "p^-1 V^-1"), g=(2.0, 5.0)),
+    _c("I.43.43", -1, (1, "g A kb^-1 v^-1"), (-1, "A kb^-1 v^-1"), g=(2.0, 5.0)),
+    _c("I.48.2", -2, (1, "m^-2 c^-4"), (-1, "m^-2 v^2 c^-6"), **SLOW),
+    _c("II.6.15a", 2, (9 / (16 * PI**2), "p^2 z^2 x^2 eps^-2 r^-10"), (9 / (16 * PI**2), "p^2 z^2 y^2 eps^-2 r^-10")),
+    _c("II.10.9", -1, (1, "eps s^-1"), (1, "eps chi s^-1")),
+    _c("II.11.3", -1, (1, "m w0^2 q^-1 E^-1"), (-1, "m w^2 q^-1 E^-1"), w0=(3.0, 5.0), w=(1.0, 2.0)),
+    _c("II.13.23", -2, (1, "rho^-2"), (-1, "rho^-2 v^2 c^-2"), **SLOW),
+    _c("II.13.34", -2, (1, "rho^-2 v^-2"), (-1, "rho^-2 c^-2"), **SLOW),
+    _c("II.21.32", -1, (4 * PI, "eps r q^-1"), (-4 * PI, "eps r v q^-1 c^-1"), **SLOW),
+    _c("II.24.17", 2, (1, "w^2 c^-2"), (-(PI**2), "d^-2"), w=(4.0, 6.0), c=(1.0, 2.0), d=(2.0, 4.0)),
+    _c("II.38.14", -1, (2, "Y^-1"), (2, "s Y^-1")),
+    _c("III.10.19", 2, (1, "mu^2 Bx^2"), (1, "mu^2 By^2"), (1, "mu^2 Bz^2")),
+)
+
+
+def drawn(seed: int) -> Law:
+    """A sum of two to four products of one to three of three to five inputs, and an input that it does not need."""
+    generator = np.random.default_rng([seed, 77])
+    count, inputs = int(generator.integers(2, 5)), int(generator.integers(3, 6))
+    products: dict[str, float] = {}
+    while len(products) < count:
+        some = generator.choice(inputs, size=int(generator.integers(1, 4)), replace=False)
+        powers = generator.choice([-2, -1, -0.5, 0.5, 1, 1, 2], size=len(some))
+        product = " ".join(f"x{i}^{w:g}" for i, w in sorted(zip(some.tolist(), powers.tolist(), strict=True)))
+        products[product] = float(generator.choice([-1, 1]) * 10 ** generator.uniform(-0.5, 0.5))
+    ranges = {f"x{i}": (0.5, 3.0) for i in [*range(inputs), 9]}
+    return Law(f"sum {seed}", "sum", tuple((c, product) for product, c in products.items()), 1.0, ranges, ("x9",))

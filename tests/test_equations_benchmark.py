@@ -1,0 +1,61 @@
+"""The benchmark of known equations: its laws, its judge, its file and its table."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.equations import __main__ as benchmark
+from benchmarks.equations.laws import LAWS, drawn
+from tests.examples import ROOT
+
+
+@pytest.mark.parametrize("law", [*LAWS, *map(drawn, range(6))], ids=lambda law: law.name)
+def test_the_judge_knows_the_law_and_its_wrong_forms(law):
+    def sums(points):
+        return law.products(points).sum(1)
+
+    assert benchmark.same(law, law.power, sums)
+    assert not benchmark.same(law, law.power, lambda points: 1.03 * sums(points))
+    assert not benchmark.same(law, law.power, lambda points: sums(points) + law.products(points)[:, 0])
+    y = law(law.draw(50, np.random.default_rng(0)))
+    assert np.isfinite(y).all()
+
+
+def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
+    words = ["x", "--classes", "b", "--noise", "0", "--rows", "100", "--out", str(file)]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(benchmark, "LAWS", [law for law in LAWS if law.name in ("I.13.12", "II.37.1")])
+    benchmark.main()
+    rows = benchmark.read(file)
+    assert [(r["equation"], r["method"], r["found"]) for r in rows] == [
+        ("I.13.12", "NPURegressor", True),
+        ("I.13.12", "logarithms", False),
+        ("II.37.1", "NPURegressor", True),
+        ("II.37.1", "logarithms", False),
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:1]))
+    benchmark.main()
+    assert [row["equation"] for row in benchmark.read(file)] == [row["equation"] for row in rows]
+    assert benchmark.read(file)[0] == rows[0]
+    page.write_text(f"before\n{benchmark.BEGIN}\nold\n{benchmark.END}\nbehind\n")
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(file), "--report", str(page)])
+    benchmark.main()
+    assert "| sum | 0 | 2 of 2 |" in page.read_text()
+    assert page.read_text().startswith("before\n")
+    assert page.read_text().endswith("behind\n")
+
+
+def test_logarithms_find_products():
+    law = LAWS[1]
+    assert benchmark.measure(law, 0.01, 0, "logarithms", 500)["found"]
+
+
+def test_the_table_in_the_guide_is_that_of_the_rows():
+    page = (ROOT / "docs" / "equations.md").read_text()
+    assert page == benchmark.insert(page, benchmark.table(benchmark.read(benchmark.OUT)))
