@@ -91,6 +91,12 @@ def test_the_score_is_that_of_the_model_that_is_returned() -> None:
     assert found.score == pytest.approx(float(error.square().mean()), rel=1.0, abs=1e-12)
 
 
+def test_few_held_out_rows_are_said() -> None:
+    x = _rows(0.5, 3, 10)
+    with pytest.warns(UserWarning, match="fit: the score is that of 2 held-out rows, which the model was chosen by"):
+        fit(RealNPU(2, 1, num_models=4), x, x[:, :1], recipe=SHORT)
+
+
 def test_arrays_and_frames() -> None:
     x = _rows(0.5, 3, 60)
     y = x[:, :1] / x[:, 1:]

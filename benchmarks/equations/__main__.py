@@ -65,7 +65,7 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> tuple[bool, 
     def sums(points: np.ndarray) -> Any:
         sign = best.sign if best.power != 1 else 1.0
         values = sign * best.predict(points)
-        return values if best.power == 1 else values**best.power
+        return np.sign(values) * np.abs(values) ** best.power
 
     return same(law, best.power, sums), best.terms, str(best)
 

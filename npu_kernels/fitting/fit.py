@@ -23,6 +23,7 @@ from npu_kernels.fitting.result import Fit, Fits
 from npu_kernels.fitting.run import Run
 
 ROWS = 2048  # taken from batches
+FEW = 5  # held-out rows below which their error says little
 CHECKPOINT_SECONDS = 30.0
 SLICE_SECONDS = 0.25  # between looks at the clock
 
@@ -61,8 +62,9 @@ def fit(
 
     Ctrl-C ends the fit, saves it if there is a checkpoint, and gives what was found until then (`complete` is False).
 
-    Returns a `Fit`. Raises ValueError and TypeError for arguments that do not fit, ValueError for a checkpoint that is
-    damaged or of another fit (other data, settings, dtype or versions), OSError for one that cannot be written.
+    Returns a `Fit`. Warns where fewer than 5 rows are held out, as their error says little. Raises ValueError and
+    TypeError for arguments that do not fit, ValueError for a checkpoint that is damaged or of another fit (other data,
+    settings, dtype or versions), OSError for one that cannot be written.
 
         >>> import torch
         >>> from npu_kernels import RealNPU, fit
@@ -196,6 +198,14 @@ def _save(run: Run, path: Path) -> None:
 
 
 def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | None) -> Fits:
+    held = run.data.held_out.y.shape[1]
+    if held < FEW:
+        warnings.warn(
+            f"{run.function}: the score is that of {held} held-out row{'' if held == 1 else 's'}, which the model was "
+            f"chosen by: it may be far too small; from {FEW} on it says more",
+            UserWarning,
+            stacklevel=3,  # the caller of fit
+        )
     shown = sys.stderr.isatty() if progress is None else progress
     path = None if checkpoint is None else _opened(run, checkpoint)
     rounds, saved = 1, time.monotonic()
