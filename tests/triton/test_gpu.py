@@ -14,8 +14,8 @@ from npu_kernels.testing import RECORDS, Sample, relative_error
 from tests.kernels import ALL, backward, forward, outputs
 
 pytestmark = pytest.mark.gpu
-LAYERS = ("npu", "nmu", "nalu", "inalu")
-UNITS = ("NPU", "RealNPU", "NaiveNPU", "NMU", "NALU", "iNALU")
+LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")
+UNITS = ("NPU", "RealNPU", "NaiveNPU", "NMU", "NMRU", "NALU", "iNALU")
 
 
 def _needs_memory(gigabytes: float) -> None:
