@@ -1,7 +1,9 @@
 """Neural Power Unit, a layer: every allocation of a call fails, one after the other. A process of `test_allocations`.
 
 ``python -m tests.allocations fast|operators`` runs with `csrc/tests/failing_malloc.cpp` preloaded and prints a line of
-JSON per case. Counted are the allocations of npu_kernels' libraries and of torch's allocator of tensors.
+JSON per case. Counted are the allocations of npu_kernels' libraries and of torch's allocator of tensors. Where our code
+was at work the error has to name memory. Torch's code outside it (its operators, its autograd engine) may say
+"std::bad_alloc", as it does to everyone.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from npu_kernels.optim import Adam
 from npu_kernels.testing import RECORDS
 from npu_kernels.training import mse_loss
 
-WATCHED = re.compile(r"libnpu_kernels_cpu|direct-|libc10\.so")
+OURS, TORCHS = re.compile(r"libnpu_kernels_cpu|direct-"), re.compile(r"libc10\.so")
+IN_A_THREAD, IN_OURS = 2, 4  # flags of failing_malloc_disarm
+# Around our backward torch's template of an autograd node, compiled into our library, asks for memory three times (once
+# four were seen). An entry of ours that did not name memory would add dozens.
+OF_THE_NODE = 6
+BARE = "RuntimeError: std::bad_alloc"
 DTYPES = (torch.float32, torch.float64)
 # Rows, inputs, outs, models: narrow, wide, whole tiles, some models with one x, and work enough for torch's threads.
 SIZES = ((7, 3, 2, None), (40, 33, 18, None), (64, 32, 32, None), (9, 5, 3, 2), (1024, 16, 16, None))
@@ -35,7 +42,8 @@ Case = tuple[str, Callable[[], Callable[[], Any]]]
 def layers() -> Iterator[Case]:
     for name in ("npu", "nmu", "nau", "inalu"):
         for dtype in DTYPES:
-            for batch, ins, outs, models in SIZES:
+            # The same code allocates in both: one of them has every size.
+            for batch, ins, outs, models in SIZES if dtype == torch.float32 else (SIZES[0], SIZES[-1]):
                 sample = RECORDS[name].sample(
                     batch, ins, outs, num_models=models, shared=models is not None, layout="transposed", dtype=dtype
                 )
@@ -112,13 +120,15 @@ class Malloc:
         self.arm, self.disarm = library.failing_malloc_arm, library.failing_malloc_disarm
         self.arm.argtypes = [ctypes.c_long]
         watch = library.failing_malloc_watch
-        watch.argtypes, watch.restype = [ctypes.c_size_t] * 2, ctypes.c_bool
+        watch.argtypes, watch.restype = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool], ctypes.c_bool
         found = set()
         for line in Path("/proc/self/maps").read_text().splitlines():
             addresses, rights, *_, path = line.split()
-            if "x" in rights and WATCHED.match(Path(path).name):
-                assert watch(*(int(address, 16) for address in addresses.split("-")))
-                found.add(Path(path).name)
+            name = Path(path).name
+            if "x" in rights and (OURS.match(name) or TORCHS.match(name)):
+                begin, end = (int(address, 16) for address in addresses.split("-"))
+                assert watch(begin, end, bool(OURS.match(name)))
+                found.add(name)
         assert len(found) == 3, found
 
 
@@ -126,7 +136,7 @@ def run(case: Case, malloc: Malloc) -> dict[str, Any]:
     """Its allocations fail in turn until there are no more; each call after it has to give the same bits."""
     title, prepare = case
     want = [t.clone() for t in tensors(prepare()())]
-    failures, in_threads, wrong = 0, 0, []
+    failures, in_threads, in_ours, unnamed, wrong = 0, 0, 0, 0, []
     while True:
         call, result, said = prepare(), None, "nothing"
         malloc.arm(failures + 1)
@@ -138,10 +148,16 @@ def run(case: Case, malloc: Malloc) -> dict[str, Any]:
         came = malloc.disarm()
         if not came:
             assert result is not None, said
-            return {"case": title, "failures": failures, "in_threads": in_threads, "wrong": wrong}
+            if unnamed > OF_THE_NODE:
+                wrong.append(f"{unnamed} times our code was at work, and the error did not name memory")
+            return {
+                "case": title, "failures": failures, "in_threads": in_threads, "in_ours": in_ours, "wrong": wrong
+            }  # fmt: skip
         failures += 1
-        in_threads += came == 2
-        if not re.match(r"(MemoryError|RuntimeError): .*(memory|std::bad_alloc$)", said):
+        in_threads += bool(came & IN_A_THREAD)
+        in_ours += bool(came & IN_OURS)
+        unnamed += bool(came & IN_OURS) and said == BARE
+        if said != BARE and not re.match("(MemoryError|RuntimeError): .*memory", said):
             wrong.append(f"allocation {failures}: raised {said}")
         elif not all(map(torch.equal, tensors(call()), want)):
             wrong.append(f"allocation {failures}: other bits in the next call")

@@ -39,7 +39,9 @@ def test_every_allocation_fails_in_turn(path: str, failing_malloc: Path) -> None
     assert run.returncode == 0, run.stderr[-3000:]
     cases = [json.loads(line) for line in run.stdout.splitlines()]
     assert not [(case["case"], wrong) for case in cases for wrong in case["wrong"]]
-    assert len(cases) > 40
+    assert len(cases) > 30
     assert all(case["failures"] > 0 for case in cases)
+    # Ours: in every case of the fast path; the NAU's and the loss's operators are torch's.
+    assert all(case["in_ours"] > 0 for case in cases if path == "fast" or not case["case"].startswith(("nau", "mse")))
     if not any(case["in_threads"] for case in cases):
         pytest.skip("nothing but this was wrong: the machine is busy, so the kernels worked in one thread throughout")

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <new>
 
+#include <unwind.h>
+
 extern "C" {
 void* __libc_malloc(size_t size);
 void* __libc_calloc(size_t count, size_t size);
@@ -17,21 +19,32 @@ namespace {
 
 constexpr int kMost = 64;
 uintptr_t begins[kMost], ends[kMost];
+bool ours[kMost];
 int watched = 0;
 std::atomic<long> left{0};  // allocations until the one that fails; 0 or less: none will
-std::atomic<bool> elsewhere{false};
+std::atomic<bool> elsewhere{false}, within{false};
 thread_local bool armed = false;  // in the thread that called failing_malloc_arm
+
+// The number of the code that is watched and has this address; -1: none has.
+int place(uintptr_t at) {
+  for (int n = 0; n < watched; ++n)
+    if (at >= begins[n] && at < ends[n]) return n;
+  return -1;
+}
+
+_Unwind_Reason_Code find_ours(_Unwind_Context* frame, void*) {
+  const int n = place(_Unwind_GetIP(frame));
+  if (n < 0 || !ours[n]) return _URC_NO_REASON;
+  within = true;
+  return _URC_END_OF_STACK;
+}
 
 bool fails(const void* caller) {
   if (left.load(std::memory_order_relaxed) <= 0) return false;
-  const auto at = reinterpret_cast<uintptr_t>(caller);
-  for (int n = 0; n < watched; ++n)
-    if (at >= begins[n] && at < ends[n]) {
-      if (left.fetch_sub(1) != 1) return false;
-      elsewhere = !armed;
-      return true;
-    }
-  return false;
+  if (place(reinterpret_cast<uintptr_t>(caller)) < 0 || left.fetch_sub(1) != 1) return false;
+  elsewhere = !armed;
+  _Unwind_Backtrace(find_ours, nullptr);
+  return true;
 }
 
 void* or_throw(void* memory) {
@@ -45,9 +58,10 @@ void* or_throw(void* memory) {
 
 extern "C" {
 
-// The code from begin to end is watched; false: there is no more room.
-bool failing_malloc_watch(uintptr_t begin, uintptr_t end) {
+// The code from begin to end is watched, which is npu_kernels' own or not; false: there is no more room.
+bool failing_malloc_watch(uintptr_t begin, uintptr_t end, bool own) {
   if (watched == kMost) return false;
+  ours[watched] = own;
   begins[watched] = begin;
   ends[watched++] = end;
   return true;
@@ -56,12 +70,13 @@ bool failing_malloc_watch(uintptr_t begin, uintptr_t end) {
 // The n-th allocation from now on fails, and no other.
 void failing_malloc_arm(long n) {
   armed = true;
-  elsewhere = false;
+  elsewhere = within = false;
   left = n;
 }
 
-// None fails any more. 0: none did. 1: in this thread. 2: in another one.
-int failing_malloc_disarm() { return left.exchange(0) > 0 ? 0 : (elsewhere ? 2 : 1); }
+// None fails any more. 0: none did. 1: one did; and 2 more: in another thread; and 4 more: while npu_kernels' own code
+// was at work, which had called what asked for memory.
+int failing_malloc_disarm() { return left.exchange(0) > 0 ? 0 : 1 + (elsewhere ? 2 : 0) + (within ? 4 : 0); }
 
 void* malloc(size_t size) { return NPU_FAILS ? nullptr : __libc_malloc(size); }
 void* calloc(size_t count, size_t size) { return NPU_FAILS ? nullptr : __libc_calloc(count, size); }

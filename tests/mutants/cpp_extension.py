@@ -37,6 +37,12 @@ EXTENSION = [
         "ops-elements-not-counted": ("check(t.numel() == count, op,", "check(t.numel() == count || op, op,"),
         "ops-dtype-not-checked": ("check(t.scalar_type() == dtype, op,", "check(t.scalar_type() == dtype || op, op,"),
     }),
+    *mutants(DIRECT + "common.h", "tests/test_allocations.py -k fast", {
+        "direct-memory-not-named": (
+            "return npu::naming_memory([&] { return Derived::gradients(ctx, grads); });",
+            "return Derived::gradients(ctx, grads);",
+        ),
+    }),
     *mutants(DIRECT + "common.h", "tests/test_direct.py", {
         "direct-edges-of-absent-tensors": (
             "if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs",
