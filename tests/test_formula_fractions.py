@@ -55,6 +55,15 @@ def test_simpler_of_two_equally_near_and_special_values():
     torch.testing.assert_close(nearest_fraction(odd, 12), odd, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_large_numbers_become_whole(sign):
+    below, above = (sign * (2.0**power + 0.25) for power in (44, 45))
+    weights = torch.tensor([below, above], dtype=torch.float64)
+    numerator, denominator = as_fraction(weights, 12)
+    assert denominator.tolist() == [4, 1]
+    assert numerator.tolist() == [4 * below, sign * 2.0**45]
+
+
 def test_errors():
     with pytest.raises(TypeError, match=r"as_fraction: weights must be a floating-point tensor, got torch.int64"):
         nearest_fraction(torch.tensor([1]))

@@ -22,6 +22,8 @@ REFERENCE = [
         "reference-eps-of-the-dtype": ("torch.finfo(x.dtype).eps if eps is None else eps)", "torch.finfo(x.dtype).eps)"),
         "reference-nmu-products": ("grad_y.unsqueeze(-1) * before * after", "grad_y.unsqueeze(-1) * before"),
         "reference-nmu-axis": ("(d_f * (rows - 1)).sum(-3)", "(d_f * (rows - 1)).mean(-3)"),
+    }),
+    *mutants(PACKAGE + "reference.py", "tests/test_edges.py -k minus_zero", {
         "reference-minus-zero": ("(x < 0).to(x.dtype)", "x.signbit().to(x.dtype)"),
     }),
     *mutants(PACKAGE + "reference.py", NALUS, {
@@ -212,4 +214,44 @@ LAYERS = [
     }),
 ]  # fmt: skip
 
-PYTHON = [*REFERENCE, *TRAINING, *TIME_LOOP, *FORMULA, *FITTING, *LAYERS]
+CALLS = [
+    *mutants(PACKAGE + "autograd.py", ("tests/test_gradients.py", "tests/test_functional.py", "tests/test_transforms.py -k 'forward_mode or vmap'"), {
+        "autograd-forward-mode": ("return _transforms_active() or forward_ad._current_level >= 0", "return _transforms_active()"),
+        "autograd-aliases": ("[None if t is None else t.view_as(t) for t in inputs]", "list(inputs)"),
+        "autograd-third-derivatives": ("create_graph = torch.is_grad_enabled()", "create_graph = False"),
+        "autograd-autocast-of-the-second-derivative": ("with torch.enable_grad(), torch.autocast(device_type, enabled=False):", "with torch.enable_grad():"),
+        "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return backward", "        elif False:\n            return backward"),
+        "autograd-bits-of-the-needs": ("sum(f << bit for bit, f", "sum(f << (operands - 1 - bit) for bit, f"),
+    }),
+    *mutants(PACKAGE + "transforms.py", "tests/test_transforms.py", {
+        "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
+        "transforms-own-gradient-of-x": ("dim is None and not own_gradient and (", "dim is None and ("),
+        "transforms-tangents": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "torch.compiler.is_compiling()"),
+        "transforms-compilers": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "forward_ad._current_level >= 0"),
+        "transforms-models-beside-a-vmap": ("weight.shape[0 if weight_dim != 0 else 1]", "weight.shape[0]"),
+        "transforms-place-of-the-vmap": ("(self.size, rows)), len(self.models)", "(self.size, rows)), 0"),
+    }),
+    *mutants(PACKAGE + "functional.py", ("tests/test_functional.py", "tests/test_gradients.py", "tests/test_reference.py", "tests/test_transforms.py -k compiled"), {
+        "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
+        "functional-nmu-clip": ("return _nmu(x, weight.clamp(0, 1))", "return _nmu(x, weight)"),
+        "functional-forced-backend": ("dispatch.forced not in dispatch.DIRECT or is_compiling()", "is_compiling()"),
+        "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
+        "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs) if"),
+        "functional-inalu-omega": ("x, weights, eps=eps, omega=omega)", "x, weights, eps=eps, omega=20.0)"),
+    }),
+    *mutants(PACKAGE + "operands.py", ("tests/test_functional.py", "tests/test_errors.py", "tests/test_arguments.py"), {
+        "operands-dtype-of-the-result": ("return y.to(x.dtype) if half else y", "return y"),
+        "operands-rows-of-models": ("return x.flatten(weight.dim() - 2, -2)", "return x.flatten(0, -2)"),
+        "operands-least-positive-number": ("not info.smallest_normal <= value <= info.max", "not 0 < value <= info.max"),
+        "operands-models-of-x": ("(len(rows) == 2 or rows[0] == shape[0])", "len(rows) >= 2"),
+    }),
+    *mutants(PACKAGE + "sharding.py", "tests/test_distributed.py", {
+        "sharding-partial-sums": ("dt.Replicate(), dt.Partial() if over else dt.Replicate()", "dt.Replicate(), dt.Replicate()"),
+        "sharding-over-inputs": ('for over in ("", "B", "O", "K")[', 'for over in ("", "B", "I", "K")['),
+        "sharding-gradients-not-needed": ("if needs >> bit & 1 and t is not None else", "if t is not None else"),
+        "sharding-models-of-two-numbers": ("if len(found) != 1 or None in found or", "if None in found or"),
+        "sharding-frozen-parameters": ("requires_grad=parameter.requires_grad)", "requires_grad=True)"),
+    }),
+]  # fmt: skip
+
+PYTHON = [*REFERENCE, *TRAINING, *TIME_LOOP, *FORMULA, *FITTING, *LAYERS, *CALLS]
