@@ -160,6 +160,36 @@ def test_simplest_fraction_that_the_tolerance_allows():
     assert found == [0.61, 0.6, 0.5, 1.0]
 
 
+def sum_of(*weights: float) -> tuple[NAU, formula.scoring.Score]:
+    """A sum with these weights, and a score: how far they have moved in all."""
+    layer = NAU(len(weights), 1, dtype=torch.float64)
+    layer.weight.data = torch.tensor([weights], dtype=torch.float64)
+    return layer, lambda model: (model.weight - layer.weight).abs().sum()
+
+
+def test_no_change_takes_anothers_share_of_the_tolerance():
+    layer, score = sum_of(0.34, 0.34)
+    result = simplify(layer, score=score, steps=("round",), max_denominator=3, tolerance=0.4)
+    assert result.module.weight.tolist() == [[0.5, 0.5]]  # 0 and 1/3 would be within it, too
+
+
+def test_a_refit_that_makes_it_worse_is_undone():
+    def worse(module, fixed):
+        module.weight.data[~fixed["weight"]] += 0.25
+
+    layer, score = sum_of(0.34, 0.52)
+    result = simplify(layer, score=score, steps=("round",), max_denominator=3, refit=worse)
+    assert result.module.weight.tolist() == [[1 / 3, 0.5]]
+
+
+def test_a_refit_leaves_what_is_simple_and_moves_what_was_refused():
+    fixed = []
+    layer, score = sum_of(0.5, 0.34, 0.3)
+    options = {"steps": ("round",), "max_denominator": 2, "tolerance": 0.0}
+    simplify(layer, score=score, refit=lambda module, held: fixed.append(held["weight"][0].tolist()), **options)
+    assert sorted({tuple(held) for held in fixed}) == [(True, False, True), (True, True, False)]
+
+
 def test_a_score_of_ones_own_and_a_refit_of_ones_own():
     model, x, y = noisy(seed=4)
     seen = []
