@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.paper import simple
 from benchmarks.paper.drawing import available, figure, save
-from benchmarks.paper.pictures import TRAINING
+from benchmarks.paper.registry import TABLES
+from benchmarks.paper.simple import task as simple
 from benchmarks.throughput import report
 from benchmarks.throughput.cases import ROLLOUT
 from benchmarks.throughput.timing import doubtful
 
-MODELS = Path(__file__).parent / "results" / "paper" / simple.MODELS_FILE
+MODELS = Path(__file__).parent / "results" / "paper" / TABLES["simple"].models_file
 SHOWN = {"Dense": "dense network", "RealNPU": "RealNPU, NAU"}
 TASK, FORMULA = "div", "x / y"
 RIVALS = {"eager": "eager", "compile": "torch.compile"}
@@ -33,7 +33,7 @@ def _errors(drawing: Any, axes: Sequence[Any], models: dict[str, list[float]]) -
     from matplotlib.patches import Rectangle
 
     points = torch.arange(81, dtype=torch.float64).mul(0.1).sub(4.05)  # without 0, where x / y has no value
-    low, high = TRAINING["code"]
+    low, high = simple.TRAINING["code"]
     for axis, (model, title) in zip(axes, SHOWN.items(), strict=True):
         error = simple.surface(model, "code", torch.tensor(models[model]), TASK, points)
         shown = error.clamp(1e-3, 1e1).log10().T.numpy()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks.paper import large, published, report, simple, tables
-from benchmarks.paper.__main__ import arguments, main, plan
+from benchmarks.paper import published, report, tables
+from benchmarks.paper.__main__ import arguments, main
+from benchmarks.paper.large import report as large_report
+from benchmarks.paper.large import task as large
+from benchmarks.paper.simple import task as simple
 
 
 @pytest.mark.parametrize(
@@ -54,10 +58,16 @@ def test_jobs_are_torchruns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def test_plans(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path)]
-    simple_runs = sum(len(batch.runs) for batch in plan("simple", arguments(["simple", *out])))
+    simple_runs = sum(len(batch.runs) for batch in simple.plan(arguments(["simple", *out])))
     assert simple_runs == 20 * len(simple.RECIPES)
-    assert len(plan("simple", arguments(["simple", "--seeds", "1000", *out]))) == 10 * len(simple.RECIPES)
-    quick = plan("large", arguments(["large", "--quick", *out]))
+    assert len(simple.plan(arguments(["simple", "--seeds", "1000", *out]))) == 10 * len(simple.RECIPES)
+    part = ["--units", "NPU", "Dense", "--operations", "div", "add"]
+    some = simple.plan(arguments(["simple", *part, *out]))
+    assert [batch.settings["model"] for batch in some] == ["NPU", "Dense"]
+    assert all(batch.settings["operations"] == ["add", "div"] for batch in some)
+    every = simple.plan(arguments(["simple", "--operations", *simple.TASKS, *out]))
+    assert [batch.name for batch in every] == [b.name for b in simple.plan(arguments(["simple", *out]))]
+    quick = large.plan(arguments(["large", "--quick", *out]))
     assert {batch.settings["steps"] for batch in quick} == {large.QUICK_STEPS}
 
 
@@ -97,6 +107,25 @@ def test_simple_quick_from_end_to_end(
     assert inserted.endswith("<!-- end -->\nafter\n<!-- paper: large -->\n<!-- end -->\n")
 
 
+def test_one_model_or_one_operation_of_the_simple_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands on parts fill one table, and nobody is asked for the paper's numbers by it."""
+    monkeypatch.setattr(simple, "QUICK_STEPS", 5)
+    common = ["--quick", "--seeds", "1", "--out", str(tmp_path), "--jobs", "1"]
+    for unit in ("RealNPU", "NPU"):
+        assert main(["simple", "--units", unit, *common]) == 0
+    comments, rows = tables.read(tmp_path / "simple.csv")
+    assert [row["model"] for row in rows] == ["NPU", "RealNPU"]
+    assert comments[0] == "simple, variant code, only NPU, quick: few steps"
+    assert main(["simple", "--units", "NPU", "--operations", "div", *common]) == 0
+    comments, rows = tables.read(tmp_path / "simple.csv")
+    assert [row["model"] for row in rows] == ["NPU"]
+    assert rows[0]["div"] > 0
+    assert all(math.isnan(rows[0][task]) for task in ("add", "mul", "sqrt"))
+    assert not report.is_full([comments[0].replace(", quick: few steps", "")])
+    assert "| ÷ | NPU |" in (tmp_path / "report.md").read_text()
+    assert "| + | NPU |" not in (tmp_path / "report.md").read_text()
+
+
 def test_large_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "QUICK_STEPS", 3)
     assert main(["large", "--quick", "--seeds", "1", "--out", str(tmp_path), "--jobs", "1"]) == 0
@@ -114,10 +143,10 @@ def test_verdicts_on_the_published_numbers() -> None:
     ]
     for row in rows:
         row["train_mse"] = 0.0
-    checks = {check.what: check for check in published.large_checks(rows)}
+    checks = {check.what: check for check in large_report.checks(rows)}
     best = [check for what, check in checks.items() if "best 10" in what]
     assert [check.what for check in best if not check.reached] == []
     for row in rows:
         row["test_mse"] *= 100
-    assert not any(c.reached for c in published.large_checks(rows) if c.what.endswith("NPU, median of the best 10"))
-    assert "**not reached**" in report.verdicts(published.large_checks(rows))
+    assert not any(c.reached for c in large_report.checks(rows) if c.what.endswith("NPU, median of the best 10"))
+    assert "**not reached**" in report.verdicts(large_report.checks(rows))

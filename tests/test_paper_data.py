@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import npu_kernels
-from benchmarks.paper import large, layers, published, simple
+from benchmarks.paper import layers, published
+from benchmarks.paper.large import task as large
 from benchmarks.paper.optimizers import Adam, RMSProp
+from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol, stream
 from benchmarks.paper.summary import interval, mad, mean, median, number, standard_error
 from benchmarks.paper.training import Buffer, frobenius, l1

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.paper import fitted, fitted_report, large, report, simple, tables
+from benchmarks.paper import report, tables
 from benchmarks.paper.__main__ import main
+from benchmarks.paper.fitted import report as fitted_report
+from benchmarks.paper.fitted import task as fitted
+from benchmarks.paper.large import task as large
+from benchmarks.paper.simple import task as simple
 from npu_kernels.fitting import Recipe
 
 

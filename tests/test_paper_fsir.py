@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.paper import fsir, fsir_dense, fsir_report, published, tables
+from benchmarks.paper import published, tables
 from benchmarks.paper.__main__ import main
+from benchmarks.paper.fsir import dense as fsir_dense
+from benchmarks.paper.fsir import models as fsir_models
+from benchmarks.paper.fsir import report as fsir_report
+from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.runner import Batch
 
 STEPS, ITERATIONS = 6, 4
@@ -211,7 +215,7 @@ def test_verdicts_on_the_published_numbers() -> None:
 
 def test_true_equation_reads_as_written() -> None:
     pytest.importorskip("sympy", reason="sympy is not installed")
-    ds, di, dr = fsir_report.equations("RealNPU", 3, fsir.truth()[0])
+    ds, di, dr = fsir_models.equations("RealNPU", 3, fsir.truth()[0])
     assert ds.startswith("dS/dt = ")
     assert "0.06*sqrt(I)*sqrt(S)" in ds.replace("sqrt(I*S)", "sqrt(I)*sqrt(S)")
     assert "0.05*I" in di

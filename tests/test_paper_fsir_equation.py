@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.paper import fsir, fsir_equation, fsir_report, least_squares, tables
+from benchmarks.paper import tables
 from benchmarks.paper.__main__ import main
-from benchmarks.paper.fsir_equation import Shooting, Trajectory
+from benchmarks.paper.fsir import task as fsir
+from benchmarks.paper.fsir_equation import least_squares
+from benchmarks.paper.fsir_equation import report as equation_report
+from benchmarks.paper.fsir_equation import search as fsir_equation
+from benchmarks.paper.fsir_equation.search import Shooting, Trajectory
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -136,11 +140,9 @@ def test_search_prunes_and_finds_from_near() -> None:
     assert [row["found"] for row in rows] == [1, 1]
     assert all(row["n_params"] == 10 and row["error"] < fsir_equation.LIMIT for row in rows)
     assert tensors["parameters"].shape == (2, 21)
-    checks = fsir_report.equation_search_checks(rows)
+    checks = equation_report.checks(rows)
     assert all(check.reached for check in checks)
-    assert not any(
-        check.reached for check in fsir_report.equation_search_checks([{**rows[0], "found": 0, "error": 1.0}])
-    )
+    assert not any(check.reached for check in equation_report.checks([{**rows[0], "found": 0, "error": 1.0}]))
 
 
 def test_no_start_depends_on_the_others() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.paper import runner, workers
 from benchmarks.paper.runner import Batch, Folder, chunks, complete, order
-from benchmarks.paper.workers import duration
+from benchmarks.paper.summary import duration
 
 ROOT = Path(__file__).parent.parent
 STEPS = 40

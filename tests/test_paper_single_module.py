@@ -10,17 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.paper import published, report, single_module, single_module_best, single_module_report, tables
-from benchmarks.paper.__main__ import arguments, main, plan
-from benchmarks.paper.runner import Batch
-from benchmarks.paper.single_module import OPERATIONS, RANGES, RECIPES, Data, SingleModule
+from benchmarks.paper import published, report, tables
+from benchmarks.paper.__main__ import arguments, main
+from benchmarks.paper.runner import Batch, Work
+from benchmarks.paper.single_module import best as single_module_best
+from benchmarks.paper.single_module import plan
+from benchmarks.paper.single_module import report as single_module_report
+from benchmarks.paper.single_module import task as single_module
+from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, Data, SingleModule
 from benchmarks.paper.summary import wilson
 
 CPU = torch.device("cpu")
 
 
 def batch(recipe: str, unit: str, op: str, seeds: int = 1, steps: int = 20) -> Batch:
-    return single_module.batches(recipe, seeds, steps, "cpu", [unit], [op])[0]
+    return plan.batches(recipe, seeds, steps, "cpu", [unit], [op])[0]
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------
@@ -213,13 +217,13 @@ def test_results_are_taken_where_the_validation_error_is_least() -> None:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> tuple[Batch, single_module.Work]:
-    work = single_module.make(fit := batch("best", "RealNPU", "mul"))
+def fitted() -> tuple[Batch, Work]:
+    work = plan.make(fit := batch("best", "RealNPU", "mul"))
     work.advance(work.total)
     return fit, work
 
 
-def test_best_solves_what_plain_training_does_not(fitted: tuple[Batch, single_module.Work]) -> None:
+def test_best_solves_what_plain_training_does_not(fitted: tuple[Batch, Work]) -> None:
     """A product of negative numbers lies behind the barrier of the cosine; one of nine is left to chance."""
     rows = fitted[1].results()[0]
     exact = single_module_report.solves(single_module.THRESHOLDS)
@@ -239,8 +243,8 @@ def test_best_is_fitted_on_the_training_range_alone() -> None:
     assert torch.equal(y, x[..., :1] / x[..., 1:])
 
 
-def test_best_resumes_with_the_same_numbers(fitted: tuple[Batch, single_module.Work], tmp_path: Path) -> None:
-    first, second = (single_module.make(fitted[0]) for _ in range(2))
+def test_best_resumes_with_the_same_numbers(fitted: tuple[Batch, Work], tmp_path: Path) -> None:
+    first, second = (plan.make(fitted[0]) for _ in range(2))
     first.advance(23)
     torch.save(first.state(), tmp_path / "state")
     second.restore(torch.load(tmp_path / "state", weights_only=True))
@@ -317,7 +321,11 @@ def test_report_from_a_table(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["simple", "--recipe", "plain"], "argument --recipe: only for single-module, got simple"),
-        (["large", "--units", "NPU"], "argument --units: only for single-module, got large"),
+        (["simple", "--units", "NaiveNPU"], "argument --units: simple has no NaiveNPU, only NPU, RealNPU, NMU"),
+        (["simple", "--operations", "sub"], "argument --operations: simple has no sub, only add, mul, div, sqrt"),
+        (["all", "--units", "NPU"], "argument --units: only for simple, single-module, got all"),
+        (["large", "--integrator", "rk4"], "argument --integrator: only for fsir, got large"),
+        (["large", "--units", "NPU"], "argument --units: only for simple, single-module, got large"),
         (["single-module", "--recipe", "wild"], "invalid choice: 'wild'"),
         (["single-module", "--units", "NAC"], "invalid choice: 'NAC'"),
         (["single-module", "--recipe", "fixed", "--units", "NAU"], "argument --units: recipe fixed has no NAU"),
@@ -331,7 +339,7 @@ def test_bad_arguments_are_named(words: list[str], message: str, capsys: pytest.
 
 
 def test_plan_is_the_fields(tmp_path: Path) -> None:
-    batches = plan("single-module", arguments(["single-module", "--out", str(tmp_path)]))
+    batches = plan.plan(arguments(["single-module", "--out", str(tmp_path)]))
     assert len(batches) == 8 * 4
     assert all(len(b.runs) == 25 * 9 and b.settings["steps"] == 50_000 for b in batches)
     assert len({b.name for b in batches}) == len(batches)

@@ -7,8 +7,10 @@ import copy
 import pytest
 import torch
 
-from benchmarks.paper import gradient_surface, large, simple
+from benchmarks.paper import gradient_surface
+from benchmarks.paper.large import task as large
 from benchmarks.paper.runner import Batch
+from benchmarks.paper.simple import task as simple
 
 STEPS = 12
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import overview
-from benchmarks.paper import pictures
+from benchmarks.paper import fsir, fsir_equation, large, pictures, single_module
 from benchmarks.paper.__main__ import main
+from benchmarks.paper.registry import TABLES
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 ROWS = sorted(RESULTS.glob("throughput-*.jsonl"))
@@ -19,14 +20,14 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 def test_every_committed_table_with_a_picture_has_the_files_that_it_is_drawn_from(tmp_path, monkeypatch):
     """Nothing but the folder is read; drawing itself is left out, it takes seconds."""
     drawn = []
-    monkeypatch.setattr(pictures, "save", lambda drawing, path: drawn.append(path.name))
-    monkeypatch.setattr(pictures.fsir_pictures, "save", lambda drawing, path: drawn.append(path.name))
-    monkeypatch.setattr(pictures.single_module_pictures, "save", lambda drawing, path: drawn.append(path.name))
+    for room in (large, fsir, fsir_equation, single_module):
+        monkeypatch.setattr(room.picture, "save", lambda drawing, path: drawn.append(path.name))
     for name in ("large", "fsir", "fsir-rk4", "fsir-equation", "single-module"):
-        assert pictures.draw(name, RESULTS / "paper", "svg") == RESULTS / "paper" / f"{pictures.FILES[name]}.svg"
+        table = TABLES[name]
+        assert pictures.draw(table, RESULTS / "paper", "svg") == RESULTS / "paper" / table.picture_file("svg")
     assert drawn == ["pareto.svg", "fsir.svg", "fsir_rk4.svg", "fsir_equation.svg", "single_module.svg"]
-    assert pictures.draw("fitted", RESULTS / "paper") is None  # it has none
-    assert pictures.draw("large", tmp_path) is None  # no table
+    assert pictures.draw(TABLES["fitted"], RESULTS / "paper") is None  # it has none
+    assert pictures.draw(TABLES["large"], tmp_path) is None  # no table
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])

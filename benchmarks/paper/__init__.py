@@ -1,24 +1,32 @@
 """The experiments of "Neural Power Units" (Heim, Pevny, Smidl, NeurIPS 2020) on the Neural Power Unit, a layer.
 
+Experiments, each with its plan, the columns of its table, its part of the report and its picture:
+
+gradient_surface.py  the relevance gate's gradient surface
+simple/              the simple arithmetic task
+large/               the large scale arithmetic task
+fsir/                the fractional SIR model by neural ODEs
+fsir_equation/       that model's equation itself, by pruning and refitting
+single_module/       the field's single-module benchmark
+fitted/              the simple and the large task with npu_kernels.fit
+
+registry.py          lists them: what is below knows no experiment's name
+experiment.py        the records that describe an experiment and its tables
+
+What they share:
+
 __main__.py          the command line
-runner.py            batches of models over processes and machines; resumes; knows nothing of any experiment
+runner.py            batches of models over processes and machines; resumes
 workers.py           the processes, and what they say to each other
+session.py           what a command has found so far
 training.py          one training step for a batch of models, as work for the runner
 optimizers.py        RMSProp and Adam over one flat buffer
-models.py            the stacks of layers and their starts
-layers.py            forms of the package's layers that train fastest here
+models.py layers.py  the stacks of layers and their starts; the layers that the package does not have
 streams.py           the random and the Sobol streams
-gradient_surface.py  simple.py  large.py  fsir.py    one experiment each: its settings, data, batches, rows
-fsir_dense.py        the dense rival in Euler's loop
-fsir_equation.py     least_squares.py    the equation itself, by pruning and refitting
-fsir_report.py  fsir_pictures.py    their part of the report
-single_module.py  single_module_report.py  single_module_pictures.py    the field's benchmark, in the same way
-fitted.py  fitted_report.py    the simple and the large task with npu_kernels.fit
-eager.py             what eager torch takes, one model at a time
-summary.py           median, MAD, mean, standard error
-session.py           what an experiment has found so far
 tables.py            comma-separated files
-published.py         the paper's numbers, and what counts as reaching them
-report.py            the Markdown report
-pictures.py          its figures
+summary.py           median, MAD, mean, standard error
+published.py         the paper's numbers
+checks.py            what counts as reaching them
+markdown.py report.py    the Markdown report
+drawing.py pictures.py   the figures
 """

@@ -6,74 +6,49 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.paper import (
-    eager,
-    fitted,
-    fsir,
-    fsir_equation,
-    fsir_report,
-    gradient_surface,
-    large,
-    pictures,
-    report,
-    simple,
-    single_module,
-    tables,
-)
+from benchmarks.paper import pictures, tables
 from benchmarks.paper.drawing import available
+from benchmarks.paper.experiment import Account, Experiment
 from benchmarks.paper.runner import Batch, Folder
-from benchmarks.paper.single_module_report import key
-from benchmarks.paper.workers import duration
 from npu_kernels import files
 from npu_kernels.env import environment
 
-MODULES = {
-    "gradient-surface": gradient_surface,
-    "simple": simple,
-    "large": large,
-    "fsir": fsir,
-    "fsir-rk4": fsir,
-    "fsir-equation": fsir_equation,
-    "single-module": single_module,
-    "fitted": fitted,
-}
-ORDER = ["add", "mul", "div", "sqrt", "NPU", "RealNPU", "NMU", "NALU", "iNALU", "NaiveNPU", "Dense"]
 
-
-@dataclass
 class Session:
     """One command's part of an experiment.
 
     Args:
-        name: of the experiment.
+        experiment: its record.
         options: of the command line.
-        batches: all of the experiment, in the order of the table.
+        batches: all of the command, in the order of the table.
         folder: the runner's.
         processes: how many work, for the table's comments.
-        parts: all batches that share the table, those with one clock together; what is done of them is in the table.
     """
 
-    name: str
-    options: argparse.Namespace
-    batches: Sequence[Batch]
-    folder: Folder
-    processes: int
-    parts: Sequence[Sequence[Batch]]
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the batch's name
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        options: argparse.Namespace,
+        batches: Sequence[Batch],
+        folder: Folder,
+        processes: int,
+    ) -> None:
+        self.experiment, self.options, self.batches = experiment, options, batches
+        self.folder, self.processes = folder, processes
+        self.table = experiment.filled(options)
+        self.parts = experiment.rounds(options) if experiment.rounds else [list(batches)]
+        self.results: dict[str, dict[str, Any]] = {}  # by the batch's name
         self.start = time.monotonic()
-        own = {batch.name for batch in self.batches}
+        own = {batch.name for batch in batches}
         self._part = next(part for part in self.parts if own <= {batch.name for batch in part})
         self._before = self._seconds(self._part)
-        self._others = [b for part in self.parts for b in part if b.name not in own and self.folder.is_done(b)]
-        self.results.update((batch.name, self.folder.result(batch)) for batch in self._others)
+        self._others = [b for part in self.parts for b in part if b.name not in own and folder.is_done(b)]
+        self.results.update((batch.name, folder.result(batch)) for batch in self._others)
 
     def _clock(self, part: Sequence[Batch]) -> Path:
         return self.folder.path / f"{min(batch.name for batch in part)}.seconds"
@@ -92,20 +67,18 @@ class Session:
 
     def finish(self, complete: bool) -> None:
         """The end of a command; when all batches are done, with what is made of them."""
-        wall = self.wall()
-        if complete and self.name == "simple" and self.options.device == "cpu":
-            eager.measure(self.folder, 20 if self.options.quick else 300)
+        wall, table, out = self.wall(), self.table, self.options.out
+        if complete and self.experiment.finish is not None:
+            self.experiment.finish(self.options, self.folder)
         if self.results:
             self._write(wall)
-        if complete and self.name in fsir_report.MODELS_FILES:
-            fsir_report.keep_best(self.pairs(), self.options.out / fsir_report.MODELS_FILES[self.name])
-        if complete and self.name == "simple":
-            simple.keep_best(self.pairs(), self.options.out / simple.MODELS_FILE)
-        if complete and self.name in pictures.FILES:
+        if complete and table.keep is not None:
+            table.keep(self.pairs(), out / table.models_file)
+        if complete and table.picture is not None:
             if available():
-                pictures.draw(self.name, self.options.out, self.options.format)
+                pictures.draw(table, out, self.options.format)
             else:
-                print(f"{self.name}: no picture, matplotlib is not installed")
+                print(f"{table.name}: no picture, matplotlib is not installed")
 
     def pairs(self) -> list[tuple[Batch, dict[str, Any]]]:
         """The finished batches, in the order of the table."""
@@ -127,49 +100,24 @@ class Session:
 
     def _write(self, wall: float) -> None:
         rows = [row for _, result in self.pairs() for row in result["rows"]]
-        if self.name == "single-module":
-            rows.sort(key=key)
-        elif self.name == "fitted":
-            rows.sort(key=fitted.key)
-        elif self.name in ("simple", "large"):
-            rows.sort(key=lambda row: (ORDER.index(row.get("task", "add")), ORDER.index(row["model"]), row["seed"]))
-        path = self.options.out / report.FILES[self.name]
-        tables.write(path, self._comments(wall), MODULES[self.name].COLUMNS, rows)
+        if self.table.key is not None:
+            rows.sort(key=self.table.key)
+        tables.write(self.options.out / self.table.file, self._comments(wall), self.table.columns, rows)
 
     def _comments(self, wall: float) -> list[str]:
         """What, where, how long."""
-        facts, options, pairs = environment(), self.options, self.pairs()
-        missing = sum(batch.name not in self.results for batch in self.batches)
-        seconds = sum(result["seconds"] for _, result in pairs)
+        facts, options = environment(), self.options
+        parts = [(part, wall if part is self._part else self._seconds(part)) for part in self.parts]
+        account = Account(options, self.folder, self.batches, parts, self.results, wall, self.processes)
+        missing, subset = account.missing, self.experiment.subset(options)
         device = facts["cuda"] if torch.device(options.device).type == "cuda" else facts["cpu instruction set"]
-        lines = [
-            self.name
-            + ("" if self.name == "single-module" else f", variant {options.variant}")
+        return [
+            self.table.name
+            + (f", variant {options.variant}" if self.experiment.variants else "")
+            + (f", {subset}" if subset else "")
             + (", quick: few steps" if options.quick else "")
             + (f", incomplete: {missing} of {len(self.batches)} batches are missing" if missing else ""),
             f"{facts['processor']}, {facts['cores']} cores, {device}, {facts['system']}",
             f"npu_kernels {facts['npu_kernels']}, torch {facts['torch']}, Python {facts['python']}",
+            *(self.experiment.times(account) if self.experiment.times else [account.line()]),
         ]
-        if self.name == "single-module":
-            return [*lines, *self._recipes(wall)]
-        lines.append(f"wall time {duration(wall)} with {self.processes} processes; {duration(seconds)} of work in all")
-        if self.name == "simple" and not missing:
-            lines += eager.compare(self.folder, self.batches, seconds)
-        return lines
-
-    def _recipes(self, wall: float) -> list[str]:
-        """A line for each recipe of the single-module benchmark."""
-        lines = []
-        for part in self.parts:
-            found = [self.results[batch.name] for batch in part if batch.name in self.results]
-            if not found:
-                continue
-            rows = [row for result in found for row in result["rows"]]
-            passed = duration(wall if part is self._part else self._seconds(part))
-            work = sum(result["seconds"] for result in found)
-            lines.append(
-                f"recipe {rows[0]['recipe']}: {len(found)} units and operations, {len(rows)} runs, "
-                f"{sum(row['steps'] for row in rows):.3g} model-steps; wall time {passed}, {duration(work)} of work "
-                f"({1e6 * work / sum(row['steps'] for row in rows):.2g} µs a model-step)"
-            )
-        return [*lines, f"the latest command ran {self.processes} processes"]

@@ -10,6 +10,8 @@ from typing import Any
 
 from npu_kernels import files
 
+Rows = Sequence[dict[str, Any]]
+
 
 def _cell(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)

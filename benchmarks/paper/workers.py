@@ -30,6 +30,7 @@ import torch
 import torch.distributed
 
 from benchmarks.paper.runner import Batch, Folder, complete, order
+from benchmarks.paper.summary import duration
 
 UNITS = 10_000  # of the counters, in one batch of mean cost
 WATCH_SECONDS = 0.5
@@ -108,17 +109,6 @@ class Progress:
         print(f"\r\033[K{line}" if self.terminal and not last else line, end="\n" if last else "", flush=True)
         if not self.terminal and not last:
             print(flush=True)
-
-
-def duration(seconds: float) -> str:
-    """12 s, 3:20 min, 1:05 h."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        return f"{minutes}:{seconds:02d} min"
-    return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
 def _units(batches: Sequence[Batch]) -> list[float]:

@@ -22,6 +22,7 @@ Both: training inputs from one Sobol stream that all runs share, the last iterat
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,6 +149,18 @@ def batches(models: Sequence[str], seeds: int | None, steps: int, variant: str, 
                     )
                 )
     return found
+
+
+def plan(options: Namespace) -> list[Batch]:
+    """The batches of a command."""
+    steps = QUICK_STEPS if options.quick else STEPS
+    seeds = options.seeds or (QUICK_SEEDS if options.quick else None)
+    return batches(list(MODELS), seeds, steps, options.variant, options.device)
+
+
+def key(row: dict[str, Any]) -> tuple[int, int, int]:
+    """The order of the table."""
+    return list(TASKS).index(row["task"]), list(MODELS).index(row["model"]), row["seed"]
 
 
 class Data:

@@ -22,13 +22,15 @@ ones, and all rates within 1 % of the true ones.
 from __future__ import annotations
 
 import itertools
+from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.paper import fsir, least_squares
-from benchmarks.paper.least_squares import FIRST_DAMPING
+from benchmarks.paper.fsir import task as fsir
+from benchmarks.paper.fsir_equation import least_squares
+from benchmarks.paper.fsir_equation.least_squares import FIRST_DAMPING
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Rows
@@ -63,10 +65,10 @@ def batches(widths: tuple[int, ...], starts: int, steps: tuple[int, int, int], d
     ]
 
 
-def plan(quick: bool, starts: int | None, device: str) -> list[Batch]:
+def plan(options: Namespace) -> list[Batch]:
     """The batches of a command."""
-    starts = starts or (QUICK_STARTS if quick else STARTS)
-    return batches(WIDTHS, starts, QUICK if quick else (FIT, PRUNE, REFIT), device)
+    starts = options.seeds or (QUICK_STARTS if options.quick else STARTS)
+    return batches(WIDTHS, starts, QUICK if options.quick else (FIT, PRUNE, REFIT), options.device)
 
 
 def make(batch: Batch) -> Search:

@@ -19,7 +19,7 @@ of Neural Division Modules", TMLR 2022; as the code of both does it (github.com/
     iNALU    rate 0.001; weights around 0.88, masks around 0.5, gate around 0, spread 0.2, uniform; gradients clipped to
              0.1. Not: its penalty and its new starts; its gate here depends on the input
 
-Recipe best is `npu_kernels.fit` on the training range: single_module_best.py.
+Recipe best is `npu_kernels.fit` on the training range: best.py.
 
 All models of a unit and an operation, 25 seeds on 9 ranges, train in one call. A seed has one start and one stream of
 uniform numbers, which every range scales to itself, as in the published code.
@@ -36,11 +36,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.paper import layers, tables
+from benchmarks.paper import layers, published
 from benchmarks.paper.models import Start, default_start, start_
 from benchmarks.paper.optimizers import Adam
-from benchmarks.paper.published import FOLDER
-from benchmarks.paper.runner import Batch, Work
+from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
 from npu_kernels import NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
@@ -92,7 +91,7 @@ THRESHOLDS = ("fixed", "off_1e-4", "off_1e-5")  # columns of published/single_mo
 @functools.cache
 def thresholds(name: str) -> dict[tuple[str, str], float]:
     """(operation, range) to the test error below which a run counts as solved."""
-    rows = tables.read(FOLDER / "single_module_thresholds.csv")[1]
+    rows = published.load("single_module_thresholds")
     return {(row["op"], row["range"]): row[name] for row in rows}
 
 
@@ -381,37 +380,3 @@ def mean_square_error(layer: Layer, x: Tensor, target: Tensor) -> Tensor:
         y = layer(rows.expand(len(total), -1, -1, -1).flatten(0, 1))[..., 0]
         total += (y.view(*total.shape, -1).double() - answers).square_().sum(2)
     return total.flatten().cpu() / x.shape[1]
-
-
-def batches(
-    recipe: str,
-    seeds: int,
-    steps: int,
-    device: str,
-    units: Sequence[str] | None = None,
-    operations: Sequence[str] | None = None,
-) -> list[Batch]:
-    """The work of a recipe: one batch for each unit and operation."""
-    how_long = {"starts": STARTS, "rows": FIT_ROWS} if recipe == "best" else {"steps": steps}
-    return [
-        Batch(
-            experiment="single-module",
-            label=f"{recipe}-{unit}-{op}",
-            settings={"recipe": recipe, "unit": unit, "op": op, "device": device, **how_long},
-            runs=tuple({"seed": seed, "range": name} for seed in range(seeds) for name in RANGES),
-            cost=steps * (150 + (how.cost - 150) * seeds / SEEDS),
-            make=make,
-        )
-        for unit, how in RECIPES[recipe].items()
-        if units is None or unit in units
-        for op in operations or OPERATIONS
-    ]
-
-
-def make(batch: Batch) -> Work:
-    """The models of a batch at their start."""
-    if batch.settings["recipe"] == "best":
-        from benchmarks.paper.single_module_best import Best
-
-        return Best(batch)
-    return SingleModule(batch)

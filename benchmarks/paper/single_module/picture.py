@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.paper.drawing import figure, headline, save
-from benchmarks.paper.single_module import OPERATIONS, RANGES, UNITS
-from benchmarks.paper.single_module_report import RECIPES, cells, sign
+from benchmarks.paper.experiment import Sources
+from benchmarks.paper.markdown import SIGNS
+from benchmarks.paper.single_module.report import cells
+from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, UNITS
 
-Rows = Sequence[dict[str, Any]]
 NAMES = {"plain": "plain training", "fixed": "published fixes", "best": "fit"}
 
 
-def draw(rows: Rows, path: Path) -> None:
+def picture(sources: Sources, path: Path) -> bool:
     """Columns: the operations. The steps and the sparsity errors are in the report's tables."""
-    found = cells(rows)
+    found = cells(sources.rows)
     operations = [op for op in OPERATIONS if any(key[2] == op for key in found)]
     series = [(recipe, unit) for recipe in RECIPES for unit in UNITS if any(k[:2] == (recipe, unit) for k in found)]
     drawing, axes = figure(1, len(operations), (4.1 * len(operations) + 1.5, 0.36 * len(series) + 2), share=True)
@@ -32,7 +31,7 @@ def draw(rows: Rows, path: Path) -> None:
                 if not math.isnan(share):
                     color = "white" if share > 0.6 else "0.35"
                     axis.text(x, y, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color)
-        axis.set_title(f"a {sign(op)} b", fontsize=13)
+        axis.set_title(f"a {SIGNS[op]} b", fontsize=13)
         axis.set_xticks(range(len(RANGES)), list(RANGES), rotation=60, ha="right", rotation_mode="anchor", fontsize=9)
         axis.set_xlabel("training range")
         axis.set_yticks(range(len(series)), [f"{unit}, {NAMES[recipe]}" for recipe, unit in series])
@@ -47,3 +46,4 @@ def draw(rows: Rows, path: Path) -> None:
         "Dark: every seed solves it. Compare the three blocks: plain training, published fixes, fit.",
     )
     save(drawing, path)
+    return True

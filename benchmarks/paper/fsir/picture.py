@@ -1,30 +1,32 @@
-"""The figures of the fractional SIR experiment: Pareto fronts, trajectories, and the diagram of a RealNPU."""
+"""The figure of the fractional SIR experiment: Pareto fronts, trajectories, and the diagram of a RealNPU."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.paper import fsir, fsir_report
 from benchmarks.paper.drawing import figure, headline, save
+from benchmarks.paper.experiment import Sources
+from benchmarks.paper.fsir import report
+from benchmarks.paper.fsir import task as fsir
+from benchmarks.paper.tables import Rows
 
 COLORS = {"NPU": "tab:blue", "RealNPU": "tab:orange", "Dense": "tab:green"}
 STATES = {"S": "tab:blue", "I": "tab:red", "R": "tab:green"}
 
 
-def draw(rows: Sequence[dict[str, Any]], models: Path, path: Path) -> None:
+def picture(sources: Sources, path: Path) -> bool:
     """One picture: fronts, what the best models predict, and the weights of the sparsest good RealNPU."""
     drawing, axes = figure(1, 3, (17, 5.2))
-    _fronts(axes[0][0], rows)
-    chosen = json.loads(models.read_text())
-    _trajectories(axes[0][1], chosen)
+    _fronts(axes[0][0], sources.rows)
+    chosen = json.loads(sources.models.read_text())
+    trajectories(axes[0][1], chosen)
     shown = chosen.get("sparse RealNPU", chosen.get("RealNPU"))
     if shown is not None:
-        _diagram(axes[0][2], shown)
+        diagram(axes[0][2], shown)
     headline(
         drawing,
         "The fractional SIR model, learnt by neural ODEs",
@@ -32,34 +34,17 @@ def draw(rows: Sequence[dict[str, Any]], models: Path, path: Path) -> None:
         "Right: read from the inputs (right) to the derivatives (left); blue adds, red subtracts.",
     )
     save(drawing, path)
+    return True
 
 
-def draw_found(models: Path, path: Path) -> Path | None:
-    """What the search for the equation returns: its weights, and its trajectory on the data; None if it found none."""
-    chosen = json.loads(models.read_text())
-    if "found" not in chosen:
-        return None
-    drawing, axes = figure(1, 2, (12, 5.2))
-    found = {**chosen["found"], "model": "RealNPU", "integrator": "rk4", "beta": 0.0}
-    _trajectories(axes[0][0], {"RealNPU": found})
-    _diagram(axes[0][1], found)
-    headline(
-        drawing,
-        "The equation that was found in 40 points of the fractional SIR model",
-        "Left: the lines should go through the points. Right: powers of S, I and R (right), rates of the terms (left).",
-    )
-    save(drawing, path)
-    return path
-
-
-def _fronts(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
-    paper = fsir_report.paper_rows()
+def _fronts(axis: Any, rows: Rows) -> None:
+    paper = report.paper_rows()
     for model, color in COLORS.items():
         for runs, filled in ((rows, True), (paper, False)):
-            mine = [row for row in fsir_report.of(runs, model) if row["mse"] < 1e5]
+            mine = [row for row in report.of(runs, model) if row["mse"] < 1e5]
             x, y = [row["n_params"] for row in mine], [row["mse"] for row in mine]
             axis.scatter(x, y, s=10, alpha=0.6, color=color if filled else "none", edgecolors=color, linewidths=0.6)
-            best = fsir_report.front(mine)
+            best = report.front(mine)
             x, y = [row["n_params"] for row in best], [row["mse"] for row in best]
             label = model if filled else None
             axis.step(x, y, where="post", color=color, linestyle="-" if filled else ":", label=label)
@@ -70,7 +55,8 @@ def _fronts(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
     axis.legend(fontsize=8)
 
 
-def _trajectories(axis: Any, chosen: dict[str, Any]) -> None:
+def trajectories(axis: Any, chosen: dict[str, Any]) -> None:
+    """What the best model predicts, on the data."""
     name = min((name for name in chosen if name in COLORS), key=lambda name: chosen[name]["mse"])
     best, times = chosen[name], torch.linspace(0, fsir.END, 401, dtype=torch.float64)
     parameters = torch.tensor([best["parameters"]], dtype=torch.float64)
@@ -84,7 +70,7 @@ def _trajectories(axis: Any, chosen: dict[str, Any]) -> None:
     axis.legend(fontsize=8)
 
 
-def _diagram(axis: Any, best: dict[str, Any]) -> None:
+def diagram(axis: Any, best: dict[str, Any]) -> None:
     """The layers as in the paper, read from right to left: inputs, gates, powers, the NAU's weights, derivatives."""
     parameters = torch.tensor([best["parameters"]], dtype=torch.float64)
     weight_re, gate, weight = (part[0] for part in fsir.split("RealNPU", best["h"], parameters))

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.paper import single_module
 from benchmarks.paper.runner import Batch
-from benchmarks.paper.single_module import ROWS, Data
+from benchmarks.paper.single_module import task as single_module
+from benchmarks.paper.single_module.task import ROWS, Data
 from benchmarks.paper.training import Rows
 from npu_kernels.fitting import Run
 

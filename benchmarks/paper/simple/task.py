@@ -10,12 +10,15 @@ Section 4.2 and Table A2 of the paper, as the published code ran it (variant "co
 Both: 20,000 steps of 100 fresh rows, the last iterate, Dense with 10 hidden units, NALU in float64. Not in either:
 iNALU's clipping, regularisers and new starts, and the NAU's and NMU's regulariser, for which the text gives no weight.
 
-The error is the mean of |model - f| on a grid with negative numbers, for the root on a positive one.
+The error is the mean of |model - f| on a grid with negative numbers, for the root on a positive one. With some of the
+operations only, a model has one output for each of them.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +37,7 @@ from npu_kernels.env import environment
 
 TASKS = ("add", "mul", "div", "sqrt")
 COLUMNS = ("model", "seed", *TASKS)
-MODELS_FILE = "simple_models.json"  # the parameters of each model's best seed
+TRAINING = {"code": (0.1, 2.1), "paper": (0.1, 2.0)}  # the inputs' range, by variant
 ROWS = 100
 STEPS = 20_000
 QUICK_STEPS = 300
@@ -54,6 +57,11 @@ class Recipe:
     dtype: torch.dtype = torch.float32
     cost: tuple[int, int] = (0, 0)  # expected microseconds of a step: once, and per model; for the time left only
 
+    def answering(self, operations: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
+        """The stack with one output for each operation."""
+        *first, (name, inputs, _) = self.stack
+        return *first, (name, inputs, len(operations))
+
 
 def _two(first: str, second: str) -> tuple[tuple[str, int, int], ...]:
     return (first, 2, 6), (second, 6, 4)
@@ -69,10 +77,10 @@ RECIPES = {
 }
 
 
-def settings(model: str, variant: str) -> tuple[str, float, float]:
-    """(optimiser, its rate, upper end of the inputs)."""
+def settings(model: str, variant: str) -> tuple[str, float]:
+    """(optimiser, its rate)."""
     recipe = RECIPES[model]
-    return (recipe.optimizer, recipe.rate, 2.1) if variant == "code" else ("Adam", 0.001, 2.0)
+    return (recipe.optimizer, recipe.rate) if variant == "code" else ("Adam", 0.001)
 
 
 def targets(x: Tensor) -> Tensor:
@@ -95,8 +103,17 @@ def grid(task: str) -> Tensor:
 class Data:
     """A fresh batch for each step and seed, from the stream ("simple data", seed, block of steps)."""
 
-    def __init__(self, seeds: Sequence[int], high: float, dtype: torch.dtype, device: torch.device) -> None:
-        self.seeds, self.high, self.dtype, self.device = seeds, high, dtype, device
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        variant: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        operations: Sequence[str] = TASKS,
+    ) -> None:
+        self.seeds, self.dtype, self.device = seeds, dtype, device
+        self.low, self.high = TRAINING[variant]
+        self.columns = [TASKS.index(task) for task in operations]
         self._block = -1
         self._x = self._y = torch.empty(0)
 
@@ -104,27 +121,45 @@ class Data:
         block, index = divmod(step - 1, BLOCK)
         if block != self._block:
             draws = [torch.rand(BLOCK, ROWS, 2, generator=stream("simple data", s, block)) for s in self.seeds]
-            x = torch.stack(draws, 1).mul_(self.high - 0.1).add_(0.1)  # [BLOCK, K, ROWS, 2]
+            x = torch.stack(draws, 1).mul_(self.high - self.low).add_(self.low)  # [BLOCK, K, ROWS, 2]
             self._x = x.to(self.device, self.dtype)
-            self._y = targets(x).to(self.device, self.dtype)
+            self._y = targets(x)[..., self.columns].to(self.device, self.dtype)
             self._block = block
         return self._x[index], self._y[index]
 
 
-def batches(models: Sequence[str], seeds: int, steps: int, variant: str, device: str) -> list[Batch]:
+def plan(options: Namespace, models: Sequence[str] | None = None) -> list[Batch]:
+    """The batches of a command, or of other models with its settings."""
+    steps = QUICK_STEPS if options.quick else STEPS
+    seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
+    models = models or options.units or list(RECIPES)
+    return batches(models, seeds, steps, options.variant, options.device, options.operations or TASKS)
+
+
+def batches(
+    models: Sequence[str], seeds: int, steps: int, variant: str, device: str, operations: Sequence[str] = TASKS
+) -> list[Batch]:
     """The work: batches of seeds of one model."""
+    chosen = [task for task in TASKS if task in operations]
+    part = {} if len(chosen) == len(TASKS) else {"operations": chosen}
     return [
         Batch(
             experiment="simple",
-            label=f"{model}-{part[0]:04d}",
-            settings={"model": model, "steps": steps, "variant": variant, "device": device},
-            runs=tuple({"seed": seed} for seed in part),
-            cost=steps * (RECIPES[model].cost[0] + RECIPES[model].cost[1] * len(part)),
+            label=f"{model}-{chunk[0]:04d}",
+            settings={"model": model, "steps": steps, "variant": variant, "device": device, **part},
+            runs=tuple({"seed": seed} for seed in chunk),
+            cost=steps * (RECIPES[model].cost[0] + RECIPES[model].cost[1] * len(chunk)),
             make=make,
         )
         for model in models
-        for part in chunks(range(seeds), LARGEST_BATCH)
+        for chunk in chunks(range(seeds), LARGEST_BATCH)
     ]
+
+
+def operations_of(batch: Batch) -> Sequence[str]:
+    """What the models of a batch learn, output by output."""
+    found: Sequence[str] = batch.settings.get("operations", TASKS)
+    return found
 
 
 def make(batch: Batch) -> Training:
@@ -132,8 +167,9 @@ def make(batch: Batch) -> Training:
     model, variant = batch.settings["model"], batch.settings["variant"]
     device = torch.device(batch.settings["device"])
     recipe, seeds = RECIPES[model], [run["seed"] for run in batch.runs]
-    optimizer, rate, high = settings(model, variant)
-    module = build(recipe.stack, len(seeds), recipe.dtype, variant)
+    optimizer, rate = settings(model, variant)
+    operations = operations_of(batch)
+    module = build(recipe.answering(operations), len(seeds), recipe.dtype, variant)
     start_(module, seeds, "simple start")
     module.to(device)
 
@@ -141,48 +177,65 @@ def make(batch: Batch) -> Training:
         return (Adam if optimizer == "Adam" else RMSProp)(buffer.flat, rate)
 
     def evaluate(training: Training) -> tuple[Rows, dict[str, Tensor]]:
-        errors = evaluate_errors(training.module, len(seeds), recipe.dtype, device)
+        errors = evaluate_errors(training.module, len(seeds), recipe.dtype, device, operations)
         rows = [
-            {"model": model, "seed": seed, **{task: float(errors[task][k]) for task in TASKS}}
+            {
+                "model": model,
+                "seed": seed,
+                **{task: float(errors[task][k]) if task in errors else math.nan for task in TASKS},
+            }
             for k, seed in enumerate(seeds)
         ]
         return rows, {"parameters": training.buffer.per_model().cpu()}
 
-    data = Data(seeds, high, recipe.dtype, device)
+    data = Data(seeds, variant, recipe.dtype, device, operations)
     return Training(module, make_optimizer, data, batch.settings["steps"], evaluate)
 
 
 @torch.no_grad()
-def evaluate_errors(module: nn.Module, models: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def evaluate_errors(
+    module: nn.Module, models: int, dtype: torch.dtype, device: torch.device, operations: Sequence[str] = TASKS
+) -> dict[str, Tensor]:
     """Mean of |model - f| of each model on each task's grid, ``[K]``."""
     found = {}
-    for index, task in enumerate(TASKS):
+    for index, task in enumerate(operations):
         x = grid(task)
-        expected = targets(x)[:, index].to(device, dtype)
+        expected = targets(x)[:, TASKS.index(task)].to(device, dtype)
         y = module(x.to(device, dtype).expand(models, -1, -1))[..., index]
         found[task] = (y - expected).abs().mean(1)
     return found
 
 
 @torch.no_grad()
-def surface(model: str, variant: str, parameters: Tensor, task: str, axis: Tensor) -> Tensor:
+def surface(
+    model: str, variant: str, parameters: Tensor, task: str, axis: Tensor, operations: Sequence[str] = TASKS
+) -> Tensor:
     """|model - f| of one trained model, its parameters ``[P]``, over ``axis x axis``: ``[N, N]``, first index x."""
     recipe = RECIPES[model]
-    module = build(recipe.stack, 1, recipe.dtype, variant)
+    module = build(recipe.answering(operations), 1, recipe.dtype, variant)
     Buffer(module).load_per_model(parameters.unsqueeze(0).to(recipe.dtype))
-    x, index = _pairs(axis.float()), TASKS.index(task)
-    error = module(x.to(recipe.dtype).unsqueeze(0))[0, :, index] - targets(x)[:, index]
+    x = _pairs(axis.float())
+    y = module(x.to(recipe.dtype).unsqueeze(0))[0, :, list(operations).index(task)]
+    error = y - targets(x)[:, TASKS.index(task)]
     return error.abs().view(len(axis), len(axis))
 
 
 def keep_best(results: Sequence[tuple[Batch, dict[str, Any]]], path: Path) -> None:
-    """Write the parameters of each model's best seed, by the sum of its four errors, and where they were trained."""
+    """Write the parameters of each model's best seed, by the sum of its errors, and where they were trained."""
     best: dict[str, tuple[float, Tensor]] = {}
+    operations = operations_of(results[0][0])
     for _, result in results:
         for row, parameters in zip(result["rows"], result["tensors"]["parameters"], strict=True):
-            error = sum(row[task] for task in TASKS)
+            error = sum(row[task] for task in operations)
             if row["model"] not in best or error < best[row["model"]][0]:
                 best[row["model"]] = error, parameters
     chosen = {model: best[model][1].tolist() for model in RECIPES if model in best}
-    content = {"processor": environment()["processor"], "models": chosen}
+    content: dict[str, Any] = {"processor": environment()["processor"], "models": chosen}
+    if len(operations) < len(TASKS):
+        content["operations"] = operations
     files.write(path, json.dumps(content) + "\n")
+
+
+def key(row: dict[str, Any]) -> tuple[int, int]:
+    """The order of the table."""
+    return list(RECIPES).index(row["model"]), row["seed"]

@@ -1,7 +1,7 @@
 """What `npu_kernels.fit` makes of the paper's arithmetic tasks: its default recipe, beside the published numbers.
 
-    simple    NPU(2, 6) -> NAU(6, 4) learns x + y, x y, x / y and sqrt(x), as in simple.py; 1,000 rows, 16 starts
-    large     NAU(100, 100) -> NPU(100, 1) learns one of four operations on sums of 50 inputs, as in large.py; the first
+    simple    NPU(2, 6) -> NAU(6, 4) learns x + y, x y, x / y and sqrt(x), as there; 1,000 rows, 16 starts
+    large     NAU(100, 100) -> NPU(100, 1) learns one of four operations on sums of 50 inputs, as there; the first
               4,096 points of the Sobol stream that all runs share, 16 starts; NPU on x also 128: one in fifty finds it
 
 A run is one seed's fit; only the training range goes in, and what is tested is the model that comes back. `steps` are
@@ -11,14 +11,16 @@ runs take 20,000 and 100,000.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.paper import large, simple
+from benchmarks.paper.large import task as large
 from benchmarks.paper.runner import Batch
+from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol
 from benchmarks.paper.training import Rows
 from npu_kernels import NAU, NPU, RealNPU
@@ -67,10 +69,15 @@ def batches(seeds: int | None, quick: bool, variant: str, device: str) -> list[B
     return found
 
 
+def plan(options: Namespace) -> list[Batch]:
+    """The batches of a command."""
+    return batches(options.seeds, options.quick, options.variant, options.device)
+
+
 def data(task_set: str, task: str, seed: int, variant: str) -> tuple[Tensor, Tensor]:
     """The rows of a run."""
     if task_set == "simple":
-        source = simple.Data([seed], simple.settings("NPU", variant)[2], torch.float32, torch.device("cpu"))
+        source = simple.Data([seed], variant, torch.float32, torch.device("cpu"))
         steps = range(1, 1 + COUNTS[task_set] // simple.ROWS)
         x, y = (torch.cat(parts, 1)[0] for parts in zip(*(source(step) for step in steps), strict=True))
         return x, y

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.paper import published, single_module
-from benchmarks.paper.published import SIGNS, Check
-from benchmarks.paper.single_module import OPERATIONS, RANGES, STEPS, THRESHOLDS, UNITS
-from benchmarks.paper.summary import median, number, wilson
+from benchmarks.paper import published
+from benchmarks.paper.checks import Check
+from benchmarks.paper.experiment import Account
+from benchmarks.paper.markdown import SIGNS, table
+from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, STEPS, THRESHOLDS, UNITS, thresholds
+from benchmarks.paper.summary import duration, median, number, wilson
+from benchmarks.paper.tables import Rows
 
-Rows = Sequence[dict[str, Any]]
-RECIPES = ("plain", "fixed", "best")
 NAMES = {
     "fixed": "error < 1e-5",
     "off_1e-4": "error of a solution with weights off by 1e-4",
@@ -22,13 +23,14 @@ NAMES = {
 BEST_UNITS, BEST_SHARE, BEST_STEPS = ("RealNPU", "NPU"), 0.99, 2 * STEPS
 
 
-def sign(op: str) -> str:
-    return {**SIGNS, "sub": "-"}[op]
-
-
 def key(row: dict[str, Any]) -> tuple[int, ...]:
     """The order of the table."""
-    places = (RECIPES, row["recipe"]), (UNITS, row["unit"]), (list(OPERATIONS), row["op"]), (list(RANGES), row["range"])
+    places = (
+        (list(RECIPES), row["recipe"]),
+        (UNITS, row["unit"]),
+        (list(OPERATIONS), row["op"]),
+        (list(RANGES), row["range"]),
+    )
     return *(names.index(name) for names, name in places), row["seed"]
 
 
@@ -42,7 +44,7 @@ def cells(rows: Rows) -> dict[tuple[str, str, str, str], list[dict[str, Any]]]:
 
 def solves(names: Sequence[str]) -> Callable[[dict[str, Any]], bool]:
     """Whether a run's test error is below all of these thresholds."""
-    limits = [single_module.thresholds(name) for name in names]
+    limits = [thresholds(name) for name in names]
     return lambda row: all(row["test_mse"] < limit[row["op"], row["range"]] for limit in limits)
 
 
@@ -56,16 +58,12 @@ def rate(runs: Rows, solved: Callable[[dict[str, Any]], bool]) -> str:
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cell) + " |" for cell in [header, ["---"] * len(header), *lines]) + "\n"
-
-
 def short_table(rows: Rows) -> str:
     """Shares of all seeds and ranges."""
     columns = [(op, names) for op in ("mul", "div") for names in (("fixed",), THRESHOLDS)]
     columns += [("add", ("fixed",)), ("sub", ("fixed",))]
     tests = [(op, solves(names)) for op, names in columns]
-    titles = [f"{sign(op)}: {'all three thresholds' if len(names) > 1 else '< 1e-5'}" for op, names in columns]
+    titles = [f"{SIGNS[op]}: {'all three thresholds' if len(names) > 1 else '< 1e-5'}" for op, names in columns]
     lines = []
     for recipe in RECIPES:
         for unit in UNITS:
@@ -73,7 +71,7 @@ def short_table(rows: Rows) -> str:
             if runs:
                 shares = [rate([row for row in runs if row["op"] == op], test) for op, test in tests]
                 lines.append([unit, recipe, *shares, number(median([row["steps"] for row in runs]))])
-    return markdown(["layer", "recipe", *titles, "model-steps a seed"], lines)
+    return table(["layer", "recipe", *titles, "model-steps a seed"], lines)
 
 
 def by_range(rows: Rows, cell: Callable[[Rows], str]) -> str:
@@ -82,8 +80,8 @@ def by_range(rows: Rows, cell: Callable[[Rows], str]) -> str:
     for recipe, unit, op in dict.fromkeys(key[:3] for key in found):
         groups = [found.get((recipe, unit, op, name), []) for name in RANGES]
         everything = [row for group in groups for row in group]
-        lines.append([sign(op), unit, recipe, *map(cell, groups), cell(everything)])
-    return markdown(["", "layer", "recipe", *RANGES, "all"], sorted(lines, key=lambda line: "×÷+-".index(line[0])))
+        lines.append([SIGNS[op], unit, recipe, *map(cell, groups), cell(everything)])
+    return table(["", "layer", "recipe", *RANGES, "all"], sorted(lines, key=lambda line: "×÷+-".index(line[0])))
 
 
 def _medians(rows: Rows, column: str) -> str:
@@ -116,7 +114,7 @@ def _against(theirs: dict[str, Any], runs: Rows) -> Check:
     mine = wilson(count, len(runs))
     share = count / len(runs)
     return Check(
-        f"{theirs['unit']} {sign(theirs['op'])} {theirs['recipe']}, {theirs['range']}",
+        f"{theirs['unit']} {SIGNS[theirs['op']]} {theirs['recipe']}, {theirs['range']}",
         f"{low:.2f} to {high:.2f} (found before: {theirs['solved'] / theirs['seeds']:.2f})",
         f"{share:.2f} ({mine[0]:.2f} to {mine[1]:.2f})",
         low <= share <= high,
@@ -135,9 +133,29 @@ def checks(rows: Rows) -> list[Check]:
     for (recipe, unit, op, name), runs in found.items():
         if recipe == "best" and unit in BEST_UNITS and op in ("mul", "div"):
             share = sum(map(strictest, runs)) / len(runs)
-            what = f"{unit} {sign(op)} best, {name}: all three thresholds"
+            what = f"{unit} {SIGNS[op]} best, {name}: all three thresholds"
             judged.append(Check(what, f"≥ {BEST_SHARE}", rate(runs, strictest), share >= BEST_SHARE))
     steps = max((row["steps"] for row in rows if row["recipe"] == "best"), default=-math.inf)
     if steps > 0:
         judged.append(Check("best: most model-steps of a seed", f"≤ {BEST_STEPS}", number(steps), steps <= BEST_STEPS))
     return judged
+
+
+# ---- comments on top of the table --------------------------------------------------------------------------------
+
+
+def times(account: Account) -> list[str]:
+    """A line for each recipe."""
+    lines = []
+    for part, wall in account.parts:
+        found = [account.results[batch.name] for batch in part if batch.name in account.results]
+        if not found:
+            continue
+        rows = [row for result in found for row in result["rows"]]
+        work, steps = sum(result["seconds"] for result in found), sum(row["steps"] for row in rows)
+        lines.append(
+            f"recipe {rows[0]['recipe']}: {len(found)} units and operations, {len(rows)} runs, "
+            f"{steps:.3g} model-steps; wall time {duration(wall)}, {duration(work)} of work "
+            f"({1e6 * work / steps:.2g} µs a model-step)"
+        )
+    return [*lines, f"the latest command ran {account.processes} processes"]

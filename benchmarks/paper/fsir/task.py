@@ -26,13 +26,14 @@ parameters are the optimum.
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.paper import fsir_dense
+from benchmarks.paper.fsir import dense
 from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
 from benchmarks.paper.published import load
 from benchmarks.paper.runner import Batch
@@ -74,7 +75,7 @@ def data() -> Tensor:
 def shapes(model: str, h: int) -> list[tuple[int, ...]]:
     """The shapes of a model's parameters, in the order in which they lie in its vector."""
     if model == "Dense":
-        return fsir_dense.shapes(h)
+        return dense.shapes(h)
     return [(h, 3)] * (2 if model == "NPU" else 1) + [(3,), (3, h)]
 
 
@@ -110,7 +111,7 @@ def solve(model: str, h: int, parameters: Tensor, integrator: str = "euler") -> 
     parts = split(model, h, parameters)
     u0 = U0.to(parameters.device)
     if model == "Dense":
-        return fsir_dense.rollout(u0, parts, GRID, END / GRID)
+        return dense.rollout(u0, parts, GRID, END / GRID)
     return integrate(u0.expand(len(parameters), -1), parts, GRID, END / GRID, integrator)
 
 
@@ -159,12 +160,12 @@ def truth() -> Tensor:
 # ---- work ----------------------------------------------------------------------------------------------------------
 
 
-def plan(quick: bool, runs: int | None, integrator: str, variant: str, device: str) -> list[Batch]:
-    """The batches of a command; `runs` of each model, width and beta instead of the published number."""
-    steps, iterations = (QUICK_STEPS, QUICK_ITERATIONS) if quick else (STEPS, ITERATIONS)
-    widths = QUICK_WIDTHS if quick else WIDTHS
-    runs = runs or (QUICK_RUNS if quick else RUNS)
-    return batches(MODELS, widths, runs, steps, iterations, integrator, variant, device)
+def plan(options: Namespace) -> list[Batch]:
+    """The batches of a command; `seeds` are the runs of each model, width and beta."""
+    steps, iterations = (QUICK_STEPS, QUICK_ITERATIONS) if options.quick else (STEPS, ITERATIONS)
+    widths = QUICK_WIDTHS if options.quick else WIDTHS
+    runs = options.seeds or (QUICK_RUNS if options.quick else RUNS)
+    return batches(MODELS, widths, runs, steps, iterations, options.integrator, options.variant, options.device)
 
 
 def batches(

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from argparse import Namespace
 
 import torch
 from torch import nn
 
 import npu_kernels
-from benchmarks.paper import simple
-from benchmarks.paper.runner import Batch, Folder
-from benchmarks.paper.workers import duration
+from benchmarks.paper.experiment import Account
+from benchmarks.paper.runner import Folder
+from benchmarks.paper.simple import task as simple
+from benchmarks.paper.summary import duration
 from benchmarks.throughput.timing import CROWDED, Crowd
 from npu_kernels import files
 
@@ -65,11 +66,18 @@ def measure(folder: Folder, steps: int) -> None:
     files.write(folder.path / FILE, text)
 
 
-def compare(folder: Folder, batches: Sequence[Batch], seconds: float) -> list[str]:
+def finish(options: Namespace, folder: Folder) -> None:
+    """What a command measures at its end: on the CPU, models that learn all operations."""
+    if options.device == "cpu" and not options.operations:
+        measure(folder, 20 if options.quick else 300)
+
+
+def compare(account: Account) -> list[str]:
     """A line on what the same runs take in eager torch, against our seconds of work; none if it was not measured."""
-    path = folder.path / FILE
-    if not path.exists():
+    path, batches = account.folder.path / FILE, account.batches
+    if not path.exists() or account.missing or account.options.operations:
         return []
+    seconds = sum(account.results[batch.name]["seconds"] for batch in batches)
     found = json.loads(path.read_text())
     per_step = found.get("seconds", found)
     total = sum(per_step[batch.settings["model"]] * batch.settings["steps"] * len(batch.runs) for batch in batches)

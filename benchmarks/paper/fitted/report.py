@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.paper import published, simple
-from benchmarks.paper.fitted import BUDGET, MODELS
-from benchmarks.paper.published import SIGNS, Check
+from benchmarks.paper import published
+from benchmarks.paper.checks import Check
+from benchmarks.paper.fitted.task import BUDGET, MODELS
+from benchmarks.paper.markdown import SIGNS, table
+from benchmarks.paper.simple import task as simple
 from benchmarks.paper.summary import median, number
+from benchmarks.paper.tables import Rows
 
-Rows = Sequence[dict[str, Any]]
 BETTER = {"simple": 10.0, "large": 1.0}  # times as good as published
 
 
@@ -36,8 +38,8 @@ def groups(rows: Rows) -> Iterable[tuple[str, str, str, int, list[dict[str, Any]
 
 
 def short_table(rows: Rows) -> str:
-    lines = [["tasks", "", "layer", "starts", "wanted", "median", "worst", "exact", "model-steps, median", "largest"]]
-    lines.append(["---"] * len(lines[0]))
+    lines = []
+    header = ["tasks", "", "layer", "starts", "wanted", "median", "worst", "exact", "model-steps, median", "largest"]
     for task_set, task, model, starts, cell in groups(rows):
         errors, steps = [_finite(row["error"]) for row in cell], [row["steps"] for row in cell]
         exact = sum(row["kind"] == "rounded" and row["held_out"] < 1e-11 for row in cell)
@@ -55,7 +57,7 @@ def short_table(rows: Rows) -> str:
                 f"{max(steps):.0f}",
             ]
         )
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return table(header, lines)
 
 
 def _finite(value: float) -> float:

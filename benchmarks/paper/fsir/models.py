@@ -1,0 +1,90 @@
+"""The models behind the rows: which are kept, as layers of the package, and their equations in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.paper.experiment import Results
+from benchmarks.paper.fsir import task as fsir
+from benchmarks.paper.summary import number
+from npu_kernels import NAU, NPU, RealNPU, files
+
+FEW = 20  # parameters; what counts as a very sparse model
+
+
+def module(model: str, h: int, parameters: Tensor) -> nn.Sequential:
+    """A power model's parameters ``[N]`` as the package's layers."""
+    parts = fsir.split(model, h, parameters.detach().double().unsqueeze(0))
+    kind = NPU if model == "NPU" else RealNPU
+    power = kind(3, h, dtype=torch.float64)
+    nau = NAU(h, 3, dtype=torch.float64, clip=False)
+    with torch.no_grad():
+        for own, part in zip([*power.parameters(), nau.weight], parts, strict=True):
+            own.copy_(part[0].view_as(own))
+    return nn.Sequential(power, nau)
+
+
+def equations(model: str, h: int, parameters: Tensor, digits: int = 4) -> list[str]:
+    """dS/dt, dI/dt, dR/dt of a power model in words, for states that are not negative; empty without sympy."""
+    try:
+        from npu_kernels.formula import read
+
+        pruned = torch.where(parameters.abs() > fsir.NON_ZERO, parameters, 0.0)
+        names = [f"d{name}/dt" for name in fsir.NAMES]
+        formula = read(module(model, h, pruned), list(fsir.NAMES), outputs=names, positive=True)
+    except ImportError:
+        return []
+    return formula.text(digits).splitlines()
+
+
+def keep_best(results: Results, path: Path) -> None:
+    """Write the parameters of each model's best run, and of the best RealNPU with few parameters."""
+    chosen: dict[str, dict[str, Any]] = {}
+    for batch, result in results:
+        for row, parameters in zip(result["rows"], result["tensors"]["parameters"], strict=True):
+            names = [row["model"]]
+            if row["model"] == "RealNPU" and row["n_params"] <= FEW:
+                names.append("sparse RealNPU")
+            for name in names:
+                if row["mse"] < chosen.get(name, {"mse": math.inf})["mse"]:
+                    keep = {"integrator": batch.settings["integrator"], "parameters": parameters.tolist()}
+                    chosen[name] = {**row, **keep}
+    files.write(path, json.dumps(chosen, indent=1))
+
+
+def paragraph(title: str, best: dict[str, Any], settings: str, digits: int = 4) -> list[str]:
+    """A kept RealNPU's equations under a title; nothing without sympy."""
+    lines = equations("RealNPU", best["h"], torch.tensor(best["parameters"], dtype=torch.float64), digits)
+    if not lines:
+        return []
+    what = f"h {best['h']}, {settings}, error {number(best['mse'])}, {best['n_params']} parameters"
+    return [f"{title} ({what}):\n\n" + indented(lines) + "\n"]
+
+
+def indented(lines: Sequence[str]) -> str:
+    """As a block of Markdown."""
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def beside_the_true(parts: Sequence[str]) -> str:
+    """Paragraphs, and the true equation below them; nothing where there are none."""
+    if not parts:
+        return ""
+    true = equations("RealNPU", 3, fsir.truth()[0])
+    return "\n".join([*parts, "The true equation:\n", *(f"    {line}" for line in true)]) + "\n"
+
+
+def section(path: Path) -> str:
+    """The equation of the best RealNPU that one can read, beside the true one."""
+    best = json.loads(path.read_text()).get("sparse RealNPU")
+    if best is None:
+        return ""
+    title = f"The best RealNPU with at most {FEW} parameters"
+    return beside_the_true(paragraph(title, best, f"beta {best['beta']:g}"))

@@ -1,0 +1,157 @@
+"""What the report says about the fractional SIR experiment: fronts, the paper beside ours, verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.paper import published
+from benchmarks.paper.checks import Check, at_most, statistic, within
+from benchmarks.paper.fsir import task as fsir
+from benchmarks.paper.fsir.models import FEW
+from benchmarks.paper.markdown import table
+from benchmarks.paper.summary import median, number
+from benchmarks.paper.tables import Rows
+
+
+def share_below(rows: Rows, limit: float) -> float:
+    return sum(row["mse"] < limit for row in rows) / max(1, len(rows))
+
+
+def of(rows: Rows, model: str, beta: float | None = None) -> list[dict[str, Any]]:
+    """The rows of a model, and of one beta if given; an error that is no number counts as infinite."""
+    chosen = [row for row in rows if row["model"] == model and (beta is None or row["beta"] == beta)]
+    return [{**row, "mse": math.inf if math.isnan(row["mse"]) else row["mse"]} for row in chosen]
+
+
+def paper_rows() -> Rows:
+    """The published runs in the columns of our table."""
+    return [
+        {
+            "model": row["model"],
+            "h": row["h_inferred"],
+            "beta": row["beta_inferred"],
+            "run": row["run_inferred"],
+            "mse": row["mse"],
+            "n_params": row["n_params_abs_gt_1e-3"],
+        }
+        for row in published.load("fsir_pareto")
+        if row["kind"] == "run"
+    ]
+
+
+def front(rows: Rows) -> list[dict[str, Any]]:
+    """The non-dominated runs, fewest parameters first: no other run has both fewer or as many and a lower error."""
+    found: list[dict[str, Any]] = []
+    for row in sorted(rows, key=lambda row: (row["n_params"], row["mse"])):
+        if math.isfinite(row["mse"]) and (not found or row["mse"] < found[-1]["mse"]):
+            found.append(row)
+    return found
+
+
+def dominated(better: Rows, worse: Rows) -> int:
+    """How many points of one front have one of the other with no more parameters and no greater error."""
+    return sum(any(b["n_params"] <= w["n_params"] and b["mse"] <= w["mse"] for b in better) for w in worse)
+
+
+def dominates(better: Rows, worse: Rows) -> bool:
+    """Whether every point of one front has one of the other with no more parameters and no greater error."""
+    return dominated(better, worse) == len(worse)
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def short_table(rows: Rows) -> str:
+    """The paper beside ours, a line per model."""
+    lines = []
+    paper = paper_rows()
+    for model in fsir.MODELS:
+        theirs, ours = of(paper, model), of(rows, model)
+        if not ours:
+            continue
+
+        def beside(statistic: Callable[[Rows], str], theirs: Rows = theirs, ours: Rows = ours) -> str:
+            return f"{statistic(theirs)} / {statistic(ours)}"
+
+        lines.append(
+            [
+                model,
+                str(len(ours)),
+                beside(lambda r: number(min(row["mse"] for row in r))),
+                beside(lambda r: number(median([row["mse"] for row in r]))),
+                beside(lambda r: f"{100 * share_below(r, 0.1):.0f} %"),
+                beside(lambda r: f"{100 * share_below(r, 1.0):.0f} %"),
+                *(
+                    f"{number(median([r['mse'] for r in of(paper, model, beta)]))} / "
+                    f"{number(median([r['mse'] for r in of(rows, model, beta)]))}"
+                    for beta in fsir.BETAS
+                ),
+            ]
+        )
+    header = ["model, paper / here", "runs", "least error", "median", "below 0.1", "below 1"]
+    return table(header + [f"median, beta {beta:g}" for beta in fsir.BETAS], lines)
+
+
+def front_table(rows: Rows) -> str:
+    def points(found: Rows) -> str:
+        return " ".join(f"({row['n_params']}, {number(row['mse'])})" for row in front(found))
+
+    paper = paper_rows()
+    lines = [[model, points(of(paper, model)), points(of(rows, model))] for model in fsir.MODELS if of(rows, model)]
+    return table(["model", "paper: non-dominated (parameters, error)", "here"], lines)
+
+
+def section(rows: Rows) -> str:
+    return (
+        "Error on the 40 training points (there is no test set), after both phases; a parameter counts when it is "
+        f"larger than {fsir.NON_ZERO:g}.\n\n"
+        + short_table(rows)
+        + "\nThe fronts are recomputed here for the paper too: its figure draws parts of convex hulls.\n\n"
+        + front_table(rows)
+    )
+
+
+# ---- verdicts ------------------------------------------------------------------------------------------------------
+
+
+def checks(rows: Rows) -> list[Check]:
+    """The published code's numbers, Euler's method."""
+
+    def errors(model: str, beta: float | None = None) -> list[float]:
+        return [row["mse"] for row in of(rows, model, beta)]
+
+    def share(model: str, limit: float) -> float:
+        return share_below(of(rows, model), limit)
+
+    sparse = [row["mse"] for row in of(rows, "RealNPU") if row["n_params"] <= FEW]
+    fronts = {model: front(of(rows, model)) for model in fsir.MODELS}
+    return [
+        at_most("NPU, least error", min(errors("NPU")), 0.02),
+        statistic("NPU, median", median, errors("NPU"), 0.07, 0.17),
+        within("NPU, share below 0.1", share("NPU", 0.1), 0.4, math.inf),
+        within("NPU, share below 1", share("NPU", 1.0), 0.8, math.inf),
+        at_most(f"RealNPU with at most {FEW} parameters, least error", min(sparse, default=math.inf), 0.05),
+        statistic("RealNPU, median", median, errors("RealNPU"), 1.0, 4.0),
+        at_most("RealNPU, share below 1", share("RealNPU", 1.0), 0.3),
+        at_most("Dense, least error", min(errors("Dense")), 0.05),
+        statistic("Dense, median", median, errors("Dense"), 0.2, 0.3),
+        within("Dense, share below 1", share("Dense", 1.0), 1.0, math.inf),
+        _domination("NPU's front against Dense's, published", fronts["NPU"], front(of(paper_rows(), "Dense"))),
+        _domination("NPU's front against Dense's, here", fronts["NPU"], fronts["Dense"]),
+    ]
+
+
+def _domination(what: str, better: Rows, worse: Rows) -> Check:
+    found = f"{dominated(better, worse)} of {len(worse)} points"
+    return Check(what, "dominates it", found, dominates(better, worse))
+
+
+def accurate_checks(rows: Rows) -> list[Check]:
+    """With an accurate integrator nothing is published; the fits should be no worse than those by Euler's method."""
+    return [
+        at_most(f"{model}, least error", min(row["mse"] for row in of(rows, model)), limit)
+        for model, limit in (("NPU", 0.02), ("RealNPU", 0.05))
+        if of(rows, model)
+    ]

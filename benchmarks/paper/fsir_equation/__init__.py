@@ -1,0 +1,24 @@
+"""The fractional SIR model's equation: search.py and least_squares.py find it, report.py and picture.py show it."""
+
+from __future__ import annotations
+
+from benchmarks.paper.experiment import Experiment, Table
+from benchmarks.paper.fsir_equation import picture, report, search
+
+EXPERIMENT = Experiment(
+    "fsir-equation",
+    (
+        Table(
+            "fsir-equation",
+            "Fractional SIR model: the equation itself",
+            search.COLUMNS,
+            report.section,
+            report.checks,
+            report.short_table,
+            keep=report.keep_best,
+            models_section=report.models_section,
+            picture=picture.picture,
+        ),
+    ),
+    search.plan,
+)

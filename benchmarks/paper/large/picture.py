@@ -1,0 +1,46 @@
+"""The large task's figure: test error over the number of non-zero parameters."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from benchmarks.paper import published
+from benchmarks.paper.drawing import figure, headline, save
+from benchmarks.paper.experiment import Sources
+from benchmarks.paper.large.report import shown
+from benchmarks.paper.large.task import TASKS
+from benchmarks.paper.markdown import SIGNS
+
+COLORS = {"NPU": "tab:blue", "RealNPU": "tab:orange", "NMU": "tab:green", "NALU": "tab:red", "NaiveNPU": "tab:purple"}
+
+
+def picture(sources: Sources, path: Path) -> bool:
+    """Test error over non-zero parameters: ours full, the published points hollow."""
+    drawing, axes = figure(1, 4, (15, 4.8))
+    paper = published.load("pareto")
+    for axis, task in zip(axes[0], TASKS, strict=True):
+        for model, color in COLORS.items():
+            ours = [row for row in shown(sources.rows, task, model) if math.isfinite(row["test_mse"])]
+            theirs = [row for row in paper if row["task"] == task and row["model"] == model]
+            options: dict[str, Any] = {"color": color, "s": 24}
+            axis.scatter([r["n_params"] for r in ours], [r["test_mse"] for r in ours], label=model, **options)
+            x, y = [r["n_params_abs_gt_1e-2"] for r in theirs], [r["test_mse"] for r in theirs]
+            axis.scatter(x, y, facecolors="none", edgecolors=color, s=24)
+        axis.set(xscale="log", yscale="log", title=f"task {SIGNS[task]}")
+        axis.set_xlabel("parameters greater than 0.01 in size")
+        if task == "mul":
+            axis.set_ylim(0.1, 1e5)
+        if task == "sqrt":
+            axis.set_ylim(1e-4, 1e10)
+    axes[0][0].set_ylabel("mean squared error on the test range")
+    axes[0][0].legend(fontsize=8, title="full: here, hollow: published", title_fontsize=8)
+    headline(
+        drawing,
+        "Arithmetic over 100 inputs: test error and size of the ten best runs of each model",
+        "Lower left is better: a small error with few parameters. Full and hollow points of one colour should lie "
+        "together.",
+    )
+    save(drawing, path)
+    return True

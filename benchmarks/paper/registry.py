@@ -1,0 +1,20 @@
+"""All experiments, in the order of the report: the only place that names them."""
+
+from __future__ import annotations
+
+from benchmarks.paper import fitted, fsir, fsir_equation, gradient_surface, large, simple, single_module
+from benchmarks.paper.experiment import Experiment, Table
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        gradient_surface.EXPERIMENT,
+        simple.EXPERIMENT,
+        large.EXPERIMENT,
+        fsir.EXPERIMENT,
+        single_module.EXPERIMENT,
+        fitted.EXPERIMENT,
+        fsir_equation.EXPERIMENT,
+    )
+}
+TABLES: dict[str, Table] = {table.name: table for experiment in EXPERIMENTS.values() for table in experiment.tables}

@@ -1,0 +1,44 @@
+"""The simple arithmetic task: task.py trains, eager.py times eager torch, report.py and picture.py show."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from benchmarks.paper.experiment import Account, Experiment, Option, Table
+from benchmarks.paper.simple import eager, picture, report, task
+
+
+def _subset(options: Namespace) -> str:
+    chosen = [*(options.units or ()), *(options.operations or ())]
+    return f"only {', '.join(chosen)}" if chosen else ""
+
+
+def _times(account: Account) -> list[str]:
+    return [account.line(), *eager.compare(account)]
+
+
+EXPERIMENT = Experiment(
+    "simple",
+    (
+        Table(
+            "simple",
+            "Simple arithmetic task",
+            task.COLUMNS,
+            report.section,
+            report.checks,
+            report.short_table,
+            key=task.key,
+            keep=task.keep_best,
+            picture=picture.picture,
+        ),
+    ),
+    task.plan,
+    options=(
+        Option("units", tuple(task.RECIPES), "only these", several=True),
+        Option("operations", task.TASKS, "only these", several=True),
+    ),
+    rounds=lambda options: [task.plan(options, list(task.RECIPES))],
+    subset=_subset,
+    finish=eager.finish,
+    times=_times,
+)

@@ -1,0 +1,34 @@
+"""The field's single-module benchmark: task.py trains, best.py fits, plan.py has the batches, report.py and picture.py
+show."""
+
+from __future__ import annotations
+
+from benchmarks.paper.experiment import Experiment, Option, Table
+from benchmarks.paper.single_module import picture, plan, report, task
+
+EXPERIMENT = Experiment(
+    "single-module",
+    (
+        Table(
+            "single-module",
+            "The field's single-module benchmark",
+            task.COLUMNS,
+            report.section,
+            report.checks,
+            report.short_table,
+            key=report.key,
+            picture=picture.picture,
+        ),
+    ),
+    plan.plan,
+    published=False,
+    variants=(),
+    options=(
+        Option("recipe", tuple(task.RECIPES), "how the layers are trained", default="plain"),
+        Option("units", task.UNITS, "only these", several=True),
+        Option("operations", tuple(task.OPERATIONS), "only these", several=True),
+    ),
+    wrong=plan.wrong,
+    rounds=plan.rounds,
+    times=report.times,
+)

@@ -1,0 +1,66 @@
+"""The single-module benchmark's batches."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+from benchmarks.paper.runner import Batch, Work
+from benchmarks.paper.single_module import task
+from benchmarks.paper.single_module.best import Best
+from benchmarks.paper.single_module.task import SingleModule
+
+
+def plan(options: Namespace) -> list[Batch]:
+    """The batches of a command."""
+    return round_of(options, options.recipe, options.units, options.operations)
+
+
+def rounds(options: Namespace) -> list[list[Batch]]:
+    """The batches of every recipe: they share the table."""
+    return [round_of(options, recipe) for recipe in task.RECIPES]
+
+
+def round_of(
+    options: Namespace, recipe: str, units: Sequence[str] | None = None, operations: Sequence[str] | None = None
+) -> list[Batch]:
+    """The batches of a recipe with a command's settings, or some of them."""
+    seeds = options.seeds or (task.QUICK_SEEDS if options.quick else task.SEEDS)
+    steps = task.QUICK_STEPS if options.quick else task.STEPS
+    return batches(recipe, seeds, steps, options.device, units, operations)
+
+
+def wrong(options: Namespace) -> str:
+    """What is wrong with a command's options; empty if nothing."""
+    unknown = sorted(set(options.units or ()) - set(task.RECIPES[options.recipe]))
+    return f"argument --units: recipe {options.recipe} has no {', '.join(unknown)}" if unknown else ""
+
+
+def batches(
+    recipe: str,
+    seeds: int,
+    steps: int,
+    device: str,
+    units: Sequence[str] | None = None,
+    operations: Sequence[str] | None = None,
+) -> list[Batch]:
+    """The work of a recipe: one batch for each unit and operation."""
+    how_long = {"starts": task.STARTS, "rows": task.FIT_ROWS} if recipe == "best" else {"steps": steps}
+    return [
+        Batch(
+            experiment="single-module",
+            label=f"{recipe}-{unit}-{op}",
+            settings={"recipe": recipe, "unit": unit, "op": op, "device": device, **how_long},
+            runs=tuple({"seed": seed, "range": name} for seed in range(seeds) for name in task.RANGES),
+            cost=steps * (150 + (how.cost - 150) * seeds / task.SEEDS),
+            make=make,
+        )
+        for unit, how in task.RECIPES[recipe].items()
+        if units is None or unit in units
+        for op in operations or task.OPERATIONS
+    ]
+
+
+def make(batch: Batch) -> Work:
+    """The models of a batch at their start."""
+    return (Best if batch.settings["recipe"] == "best" else SingleModule)(batch)
