@@ -299,7 +299,7 @@ def _ode(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     from npu_kernels.backends.triton import ode
-    from npu_kernels.reference_ode import METHODS
+    from npu_kernels.ode.reference import METHODS
 
     weight, gate = torch.empty([3, h, d], dtype=dtype), torch.empty([3, d], dtype=dtype)
     u0, tableau = torch.empty([3, starts, d], dtype=dtype), list(METHODS[method])

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
+from torch.compiler import is_compiling
 
-from npu_kernels import ops, reference
+from npu_kernels import dispatch, ops, reference
 
 _transforms_active = torch._C._are_functorch_transforms_active
 
@@ -87,6 +88,7 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
 
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         ctx.options = inputs[operands:]
+        ctx.forced = None if is_compiling() else dispatch.forced()
         found = forward_operator(*inputs[:taken], *keep)
         if not keep:
             ctx.save_for_backward(*inputs[:operands])
@@ -96,7 +98,10 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         needs = masks[ctx.needs_input_grad[:operands]]
-        return *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *no_options
+        if ctx.forced is None:
+            return *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *no_options
+        with dispatch.as_forward(ctx.forced):  # on a GPU this is a thread of autograd's own
+            return *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *no_options
 
     def gradients(grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
         if eager_only():  # vmap over this backward, or a tangent in grad_y

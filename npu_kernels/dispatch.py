@@ -14,14 +14,16 @@ import importlib
 import threading
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
-from npu_kernels import ops, reference, reference_ode
+from npu_kernels import ops, reference
 from npu_kernels.backends import cpu
 
 BACKENDS = ("reference", "cpu", "triton")
@@ -29,9 +31,22 @@ BACKENDS = ("reference", "cpu", "triton")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 DIRECT = (None, "cpu")  # what may be forced where the fast path is taken
-forced: str | None = None  # the backend that use_backend names
+_forced: ContextVar[str | None] = ContextVar("npu_kernels.use_backend", default=None)
+_outer: ContextVar[tuple[str | None, ...]] = ContextVar("npu_kernels.use_backend, outer blocks", default=())
+forced = _forced.get  # the backend that use_backend names in this thread or task
 _interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
+interpreted: dict[str, Callable[..., Any]] = {}  # what Triton's interpreter reaches by another way than `launch`
 _chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use
+
+
+class _Thread(threading.local):
+    """What `forced` says in this thread, for torch.compile, which can read no context variable and guards this."""
+
+    def __init__(self) -> None:
+        self.forced: str | None = None
+
+
+_thread = _Thread()
 
 
 class use_backend(contextlib.ContextDecorator):
@@ -39,9 +54,12 @@ class use_backend(contextlib.ContextDecorator):
 
     name: "reference" (eager formulas, any device), "cpu" (the C++ library) or "triton".
 
-    The choice holds for the whole process, all threads included, until the block ends. Enter the block outside of
-    functions that `torch.compile` compiles. Raises ValueError for an unknown name; a call under a backend that cannot
-    run on its tensors raises RuntimeError with the reason of every backend.
+    The choice holds until the block ends, for its thread, or within asyncio for its task and the tasks that it starts;
+    a backward keeps the choice of its forward, whatever thread computes it. Other threads are not affected, and a
+    thread that is started in the block makes its own choice. Enter the block outside of functions that `torch.compile`
+    compiles; these take the choice of their thread, whichever of its tasks made it last. Raises ValueError for an
+    unknown name; a call under a backend that cannot run on its tensors raises RuntimeError with the reason of every
+    backend.
 
         >>> import torch, npu_kernels
         >>> layer, x = npu_kernels.NPU(2, 6), torch.rand(100, 2)
@@ -53,22 +71,31 @@ class use_backend(contextlib.ContextDecorator):
         if name not in BACKENDS:
             raise ValueError(f"use_backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
         self.name = name
-        self._outer: list[str | None] = []
 
     def __enter__(self) -> use_backend:
-        global forced
         if self.name == "triton":
             _interpret()
-        self._outer.append(forced)
-        forced = self.name
+        _outer.set((*_outer.get(), forced()))
+        self._force(self.name)
         return self
 
     def __exit__(self, *error: object) -> None:
-        global forced
-        forced = self._outer.pop()
+        *outer, name = _outer.get()
+        _outer.set(tuple(outer))
+        self._force(name)
+
+    @staticmethod
+    def _force(name: str | None) -> None:
+        _forced.set(name)
+        _thread.forced = name
 
 
-def _constant_in_graphs(function: _Function) -> _Function:
+def as_forward(name: str | None) -> contextlib.AbstractContextManager[object]:
+    """For a backward: what `forced` said in its forward, where it named a backend."""
+    return contextlib.nullcontext() if name is None else use_backend(name)
+
+
+def constant_in_graphs(function: _Function) -> _Function:
     """`torch.compiler.assume_constant_result`, which would import the compiler for everybody."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -101,7 +128,7 @@ def _explain(device_type: str) -> str:
     )
 
 
-@_constant_in_graphs
+@constant_in_graphs
 def _choose(device_type: str) -> str:
     """The backend for a device type when none is forced; says so once when the kernels cannot run."""
     if device_type not in _chosen:
@@ -119,7 +146,7 @@ def _choose(device_type: str) -> str:
     return _chosen[device_type]
 
 
-@_constant_in_graphs
+@constant_in_graphs
 def _forced_backend(name: str, device_type: str) -> str:
     if not _state(name, device_type)[0]:
         raise RuntimeError(
@@ -137,12 +164,13 @@ def backend_for(tensor: Tensor) -> str:
     """
     if is_tracing():
         return "reference"
-    if forced is not None:
-        return _forced_backend(forced, tensor.device.type)
+    name = _thread.forced if is_compiling() else forced()
+    if name is not None:
+        return _forced_backend(name, tensor.device.type)
     return "cpu" if _cpu_runs and tensor.is_cpu else _choose(tensor.device.type)
 
 
-def _launch(name: str, *args: Any) -> Any:
+def launch(name: str, *args: Any) -> Any:
     """Triton's kernels: on CUDA tensors compiled, on CPU tensors interpreted, one call at a time."""
     interpreted = any(isinstance(arg, Tensor) and arg.is_cpu for arg in args[:3])  # a gradient may be absent
     with _interpreter if interpreted else contextlib.nullcontext():
@@ -152,29 +180,9 @@ def _launch(name: str, *args: Any) -> Any:
 def _run(name: str, *args: Any) -> Any:
     """An operator on a device for which no kernel is registered."""
     if backend_for(args[0]) == "triton":
-        return _launch(name, *args)
+        return launch(name, *args)
     outputs = getattr(reference, name)(*args)  # with the strides of its matrix products; an operator's are contiguous
     return outputs.contiguous() if isinstance(outputs, Tensor) else tuple(output.contiguous() for output in outputs)
-
-
-@_constant_in_graphs
-def _fits_one_launch(d: int, h: int, dtype: torch.dtype) -> bool:
-    return triton().ode_fits(d, h, dtype)
-
-
-def has_time_loop(weight_re: Tensor) -> bool:
-    """Whether the backend computes the whole time loop of such models in one call, rather than step by step."""
-    backend = backend_for(weight_re)
-    h, d = weight_re.shape[-2:]
-    return backend == "cpu" or (backend == "triton" and _fits_one_launch(d, h, weight_re.dtype))
-
-
-def _run_loop(name: str, *args: Any) -> Any:
-    """A time loop on a device other than the CPU, or interpreted: by Triton's kernel where the model fits it."""
-    weight_re = args[1 if name == "ode_forward" else 3]
-    if backend_for(weight_re) == "triton" and has_time_loop(weight_re):
-        return _launch(name, *args)
-    return tuple(output.contiguous() for output in getattr(reference_ode, name)(*args))
 
 
 @functools.cache
@@ -188,13 +196,13 @@ def _interpret() -> torch.library.Library | None:
     library = torch.library.Library("npu_kernels", "IMPL", "CPU")
     for name in ops.NAMES + ops.TIME_LOOPS:
         operator = f"npu_kernels::{name}"
-        run = functools.partial(_run_loop if name in ops.TIME_LOOPS else _launch, name)
+        run = functools.partial(interpreted.get(name, launch), name)
         if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CPU"):
             continue
         compiled = torch.library.get_kernel(operator, "CPU")
 
         def choose(keys: Any, *args: Any, run: Any = run, compiled: Any = compiled) -> Any:
-            return run(*args) if forced == "triton" else compiled.call_boxed(keys, *args)
+            return run(*args) if forced() == "triton" else compiled.call_boxed(keys, *args)
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning only once for all operators")
@@ -202,8 +210,6 @@ def _interpret() -> torch.library.Library | None:
     return library
 
 
-for _name in ops.TIME_LOOPS:
-    ops.library.impl(_name, functools.partial(_run_loop, _name), "CompositeExplicitAutograd")
 for _name in ops.NAMES:
     ops.library.impl(_name, functools.partial(_run, _name), "CompositeExplicitAutograd")
 cpu.load()

@@ -113,7 +113,7 @@ def _nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Te
 
 def _direct(function: Callable[..., Any] | None, *arguments: Any) -> Any:
     """What the fast path answers, NotImplemented where it is not taken."""
-    if function is None or dispatch.forced not in dispatch.DIRECT or is_compiling():
+    if function is None or is_compiling() or dispatch.forced() not in dispatch.DIRECT:
         return NotImplemented
     return function(*arguments)
 

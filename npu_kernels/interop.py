@@ -36,9 +36,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import ops, reference, reference_layers, reference_ode
+from npu_kernels import ops, reference, reference_layers
 from npu_kernels.checks import check_module, check_tensor
 from npu_kernels.layers import NPU, NaiveNPU, RealNPU, Unit
+from npu_kernels.ode import reference as time_loop
 from npu_kernels.reference_layers import EAGER, LAYOUTS, PublishedNPU
 
 _FUSED = {eager: fused for fused, eager in EAGER.items()}
@@ -339,7 +340,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     for name in ops.NAMES:
         table[getattr(ops, name)] = getattr(reference, name)
     for name in ops.TIME_LOOPS:
-        table[getattr(ops, name)] = getattr(reference_ode, name)
+        table[getattr(ops, name)] = getattr(time_loop, name)
     return table
 
 

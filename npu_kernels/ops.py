@@ -165,7 +165,7 @@ TIME_LOOP_WITHOUT = {
 }
 SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
 NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)  # of the layers
-TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # formulas in reference_ode
+TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # formulas in ode.reference
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))

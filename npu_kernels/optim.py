@@ -36,8 +36,8 @@ class Adam(torch.optim.Adam):
 
     def _plain(self) -> bool:
         return (
-            dispatch.forced in dispatch.DIRECT
-            and not is_compiling()
+            not is_compiling()
+            and dispatch.forced() in dispatch.DIRECT
             and not self._optimizer_step_pre_hooks
             and not self._optimizer_step_post_hooks
             and not _global_optimizer_pre_hooks

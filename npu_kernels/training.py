@@ -168,8 +168,8 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
     """
     if (
         direct.mse is not None
-        and dispatch.forced in dispatch.DIRECT
         and not is_compiling()
+        and dispatch.forced() in dispatch.DIRECT
         and (num_models is None or (isinstance(y, Tensor) and not y.is_nested and y.shape[:1] == (num_models,)))
     ):
         loss = direct.mse(y, target, num_models is not None)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from npu_kernels import backend_for, dispatch, functional, ops, use_backend
+from npu_kernels import NAU, NPU, backend_for, dispatch, functional, ode, ops, use_backend
 from npu_kernels.backends import cpu, direct
 from npu_kernels.testing import RECORDS, Sample, relative_error
 from tests.conftest import needs_library
@@ -142,10 +146,12 @@ class _Spy(torch.utils._python_dispatch.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.forced: list[str | None] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "npu_kernels":
             self.names.append(func.name().removeprefix("npu_kernels::"))
+            self.forced.append(dispatch.forced())
         return func(*args, **(kwargs or {}))
 
 
@@ -183,14 +189,76 @@ def test_use_backend_nests_and_decorates() -> None:
     assert backend_for(x) == "cpu"
 
 
+def in_a_thread(function: Callable[[], Any]) -> Any:
+    """What a function returns in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
 @needs_library
-def test_use_backend_holds_for_other_threads() -> None:
-    found = []
-    with use_backend("reference"):
-        thread = threading.Thread(target=lambda: found.append(backend_for(torch.ones(1))))
-        thread.start()
-        thread.join()
-    assert found == ["reference"]
+def test_use_backend_forces_for_its_thread_only() -> None:
+    """Another thread makes its own choice, and blocks that overlap in time do not touch each other."""
+    x, shared = torch.ones(1), use_backend("reference")
+    entered, left = threading.Event(), threading.Event()
+
+    def other() -> list[str]:
+        found = [backend_for(x)]
+        with shared:  # the same object as in the main thread
+            entered.set()
+            left.wait(10)
+            found.append(backend_for(x))
+        return [*found, backend_for(x)]
+
+    with ThreadPoolExecutor(1) as pool:
+        with use_backend("cpu"), shared:
+            answer = pool.submit(other)
+            entered.wait(10)
+            assert backend_for(x) == "reference"
+        assert backend_for(x) == "cpu"
+        left.set()
+        assert answer.result() == ["cpu", "reference", "cpu"]
+
+
+@needs_library
+def test_use_backend_forces_for_its_task_and_those_that_it_starts() -> None:
+    x = torch.ones(1)
+
+    async def ask(name: str | None) -> list[str]:
+        with use_backend(name) if name else contextlib.nullcontext():
+            found = []
+            for _ in range(3):
+                found.append(backend_for(x))
+                await asyncio.sleep(0)
+            if name:
+                found += await asyncio.create_task(ask(None))
+        return [*found, backend_for(x)]
+
+    async def everybody() -> list[list[str]]:
+        return await asyncio.gather(ask("reference"), ask(None), ask("cpu"))
+
+    reference, none, cpu_ = asyncio.run(everybody())
+    assert reference == ["reference"] * 7 + ["cpu"]
+    assert none == ["cpu"] * 4
+    assert cpu_ == ["cpu"] * 8
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["cpu", None])
+def test_a_backward_has_the_choice_of_its_forward(name: str | None) -> None:
+    """In whatever thread it is computed, as autograd's own threads do for tensors on a GPU; no choice stays none."""
+    sample = RECORDS["npu"].sample(4, 3, 2).requires_grad()
+    u0 = torch.rand(4, 3, dtype=torch.float64, requires_grad=True)
+    model = torch.nn.Sequential(NPU(3, 2, dtype=torch.float64), NAU(2, 3, dtype=torch.float64))
+    with _Spy(), use_backend(name) if name else contextlib.nullcontext():
+        losses = [sample.call(functional.npu).sum(), ode.rollout(model, u0, steps=2, dt=0.1).sum()]
+
+    def backward(loss: torch.Tensor) -> tuple[list[str], list[str | None], str | None]:
+        with _Spy() as spy:
+            loss.backward()
+        return spy.names, spy.forced, dispatch.forced()
+
+    for loss, operator in zip(losses, ("npu_backward", "ode_backward"), strict=True):
+        assert in_a_thread(lambda loss=loss: backward(loss)) == ([operator], [name], None)
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from npu_kernels import functional, ode, ops, reference, reference_ode
+from npu_kernels import functional, ode, ops, reference
+from npu_kernels.ode import reference as reference_ode
 from npu_kernels.optim import Adam
 from npu_kernels.testing import RECORDS, Sample, error_bound, fill_uninitialized_with_nan
 from npu_kernels.training import mse_loss

@@ -6,6 +6,7 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -345,6 +346,15 @@ def test_switching_the_backend_recompiles() -> None:
         second = compiled(x)
         assert torch.equal(second, reference.npu(x, *model.parameters()))
     assert torch.equal(compiled(x), first)
+
+    def elsewhere() -> torch.Tensor:
+        with use_backend("reference"):
+            return compiled(x)
+
+    with ThreadPoolExecutor(1) as pool, use_backend("cpu"):  # each thread has its own choice
+        assert torch.equal(pool.submit(elsewhere).result(), second)
+        assert torch.equal(compiled(x), first)
+        assert torch.equal(pool.submit(compiled, x).result(), first)
 
 
 @compiles

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from npu_kernels.checks import check_tensor
 from npu_kernels.layers import NAU
 from npu_kernels.layers.npu import PowerUnit
-from npu_kernels.reference_ode import METHODS
+from npu_kernels.ode.reference import METHODS
 
 
 class NonFiniteError(FloatingPointError):

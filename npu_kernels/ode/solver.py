@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,28 +11,16 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 from torch.utils.checkpoint import checkpoint
 
-from npu_kernels import dispatch, functional, operands, ops
+from npu_kernels import dispatch, functional, operands
 from npu_kernels.autograd import eager_only
 from npu_kernels.backends import direct
-from npu_kernels.dispatch import has_time_loop
 from npu_kernels.ode import checks
-from npu_kernels.ode.function import RolloutFunction, as_rows, rollout_backward
+from npu_kernels.ode.function import Loop, RolloutFunction, as_rows, backward_of_the_fast_path, forward
+from npu_kernels.ode.operators import has_time_loop
+from npu_kernels.ode.reference import METHODS, solve
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
-from npu_kernels.reference_ode import METHODS, solve
 
-direct.set_backward("ode", rollout_backward)
-
-
-class _Options(NamedTuple):
-    tableau: tuple[float, ...]
-    steps: int
-    dt: float
-    eps: float
-    gate_gradient: str
-    clip: bool
-    memory: str
-    derivatives: bool
-    many: bool
+direct.set_backward("ode", backward_of_the_fast_path)
 
 
 def rollout(
@@ -144,9 +131,9 @@ def integrate(
     shapes and values, TypeError for dtypes.
     """
     checks.check_options(_name, steps, dt, method, memory, nonfinite)
-    if direct.ode is not None and dispatch.forced in dispatch.DIRECT and not is_compiling():
-        loop = (METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives)
-        found = direct.ode(u0, weight_re, weight_im, gate, weight, *loop)
+    if direct.ode is not None and not is_compiling() and dispatch.forced() in dispatch.DIRECT:
+        plain = (METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives)
+        found = direct.ode(u0, weight_re, weight_im, gate, weight, *plain)
         if found is not NotImplemented:  # errors and all special cases are the general way's
             trajectory, slopes, finite = found
             if nonfinite == "raise" and not finite:
@@ -170,50 +157,39 @@ def integrate(
             "torch.jit.trace cannot; say nonfinite='keep'"
         )
 
-    options = _Options(METHODS[method], int(steps), float(dt), eps, gate_gradient, clip, memory, derivatives, many)
+    loop = Loop(METHODS[method], int(steps), float(dt), eps, gate_gradient, clip, memory, derivatives, many)
     run = _fused if has_time_loop(weight_re) and not eager_only() else _eager
-    trajectory, slopes = run(u0, weight_re, weight_im, gate, weight, options)
+    trajectory, slopes = run(loop, u0, weight_re, weight_im, gate, weight)
     if nonfinite == "raise":
         checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, many)
     return trajectory if slopes is None else (trajectory, slopes)
 
 
-def _fused(
-    u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor, options: _Options
-) -> tuple[Tensor, Tensor | None]:
+def _fused(loop: Loop, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """One call of the backend."""
-    tensors = (u0, weight_re, weight_im, gate, weight)
-    tableau, steps, dt, eps, gate_gradient, clip, memory, derivatives, many = options
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        straight_through, keep = gate_gradient == STRAIGHT_THROUGH, memory == "full"
-        trajectory, slopes = RolloutFunction.apply(
-            *tensors, tableau, steps, dt, eps, clip, straight_through, derivatives, keep, many
-        )
+        trajectory, slopes = RolloutFunction.apply(loop, *tensors)
     else:
-        rows = as_rows(u0, weight_re, many)
-        parameters = (weight_re, weight_im, gate, weight)
-        trajectory, slopes, _ = ops.ode_forward(rows, *parameters, tableau, steps, dt, eps, clip, derivatives, False)
-        if not many:
-            trajectory, slopes = trajectory.squeeze(-3), slopes.squeeze(-3) if derivatives else slopes
-    return trajectory, slopes if derivatives else None
+        trajectory, slopes, _ = forward(loop, False, *tensors)  # type: ignore[arg-type]
+    return trajectory, slopes if loop.derivatives else None
 
 
 def _eager(
-    u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor, options: _Options
+    loop: Loop, u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Step by step through the layers' functions: any device, any mode of differentiation."""
 
     def f(u: Tensor) -> Tensor:
-        y = functional.npu(u, weight_re, weight_im, gate, eps=options.eps, gate_gradient=options.gate_gradient)
-        return functional.nau(y, weight, clip=options.clip)
+        y = functional.npu(u, weight_re, weight_im, gate, eps=loop.eps, gate_gradient=loop.gate_gradient)
+        return functional.nau(y, weight, clip=loop.clip)
 
-    rows = as_rows(u0, weight_re, options.many)
+    rows = as_rows(u0, weight_re, loop.many)
     with torch.autocast(u0.device.type, enabled=False):
-        save_memory = options.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
-        loop = _checkpointed if save_memory else solve
-        states, slopes = loop(f, rows, options.tableau, options.steps, options.dt, options.derivatives)
-        trajectory, derivatives = torch.stack(states, -2), torch.stack(slopes, -2) if options.derivatives else None
-    if not options.many:
+        save_memory = loop.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
+        run = _checkpointed if save_memory else solve
+        states, slopes = run(f, rows, loop.tableau, loop.steps, loop.dt, loop.derivatives)
+        trajectory, derivatives = torch.stack(states, -2), torch.stack(slopes, -2) if loop.derivatives else None
+    if not loop.many:
         return trajectory.squeeze(-3), None if derivatives is None else derivatives.squeeze(-3)
     return trajectory, derivatives
 

@@ -63,7 +63,7 @@ TRAINING = [
         "optim-global-hooks": ("            and not _global_optimizer_pre_hooks\n", ""),
         "optim-found-inf": ('            and getattr(self, "found_inf", None) is None\n', ""),
         "optim-zero-grad": ("if not set_to_none:\n            super().zero_grad(set_to_none=False)", "if not set_to_none:\n            super().zero_grad(set_to_none=True)"),
-        "optim-forced-backend": ("dispatch.forced in dispatch.DIRECT\n", "True\n"),
+        "optim-forced-backend": ("dispatch.forced() in dispatch.DIRECT\n", "True\n"),
     }),
     *mutants(PACKAGE + "lbfgs.py", "tests/test_lbfgs.py", {
         "lbfgs-curvature": ("keep = curvature > LEAST_CURVATURE", "keep = curvature > -1"),
@@ -84,7 +84,7 @@ TRAINING = [
 ]  # fmt: skip
 
 TIME_LOOP = [
-    *mutants(PACKAGE + "reference_ode.py", ("tests/test_ode_kernel.py -k 'transforms or second or alone or fused'", "tests/test_ode.py -k 'torchdiffeq or order or gradcheck'"), {
+    *mutants(PACKAGE + "ode/reference.py", ("tests/test_ode_kernel.py -k 'transforms or second or alone or fused'", "tests/test_ode.py -k 'torchdiffeq or order or gradcheck'"), {
         "ode-tableau": ('"rk4_38": (1 / 3, -1 / 3, 1.0,', '"rk4_38": (1 / 3, 1 / 3, 1.0,'),
         "ode-coefficients-of-the-adjoint": ("(dt * triangle[j - 1][i]) * dv[j]", "(dt * triangle[j][i]) * dv[j]"),
         "ode-derivatives-of-every-stage": ("if i == 0 and grad_derivatives is not None:", "if grad_derivatives is not None:"),

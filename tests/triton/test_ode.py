@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import ode, ops, reference_ode, use_backend
+from npu_kernels import ode, ops, use_backend
+from npu_kernels.ode import reference as reference_ode
 from npu_kernels.testing import error_bound, fill_uninitialized_with_nan, relative_error, rms_error
 from tests.test_ode import LAYERS, D, away_from_zero, make
 from tests.test_ode_kernel import outputs_and_gradients
