@@ -109,9 +109,9 @@ docs: install $(VENV)/.docs
 
 # The document lists what is over its budget too.
 resources: install $(OLD_TRITON)/.installed
-	-$(BIN)/python -m benchmarks.aot --table build/triton-new.json
-	-PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m benchmarks.aot --table build/triton-old.json
-	$(BIN)/python -m benchmarks.aot_report build/triton-new.json build/triton-old.json --out docs/triton-resources.md
+	-$(BIN)/python -m tools.aot --table build/triton-new.json
+	-PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m tools.aot --table build/triton-old.json
+	$(BIN)/python -m tools.aot.report build/triton-new.json build/triton-old.json --out docs/triton-resources.md
 
 install: $(VENV)/.built
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import sys
 
@@ -11,7 +10,6 @@ import torch
 
 from benchmarks.demo import __main__ as demo
 from benchmarks.demo import arithmetic, kepler, speed
-from benchmarks.demo.progress import Progress, duration
 from benchmarks.throughput.cases import Size
 from npu_kernels import NAU, NPU
 
@@ -166,36 +164,6 @@ def test_beside_other_work_there_is_no_verdict(capsys, monkeypatch):
 
 
 # ---- the frame ------------------------------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (3725, "62 min 5 s")])
-def test_duration(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_progress_writes_few_plain_lines_where_there_is_no_terminal():
-    stream = io.StringIO()
-    with Progress("training", 1000, stream) as progress:
-        for done in range(1, 1001):
-            progress.update(done)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 5
-    assert lines[0].startswith("  training: 200 of 1,000 (0 s, 0 s left)")
-    assert "\r" not in stream.getvalue()
-
-
-def test_progress_rewrites_and_clears_its_line_on_a_terminal():
-    stream = Terminal()
-    with Progress("training", 2, stream) as progress:
-        progress.update(1)
-        progress.update(2)
-    assert "\n" not in stream.getvalue()
-    assert stream.getvalue().endswith(" \r")
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_any_work(tmp_path, capsys):

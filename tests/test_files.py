@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import aot
 from benchmarks.paper import __main__ as paper
 from benchmarks.paper import session
 from benchmarks.paper.runner import Folder, complete
@@ -19,6 +18,7 @@ from benchmarks.throughput import tune
 from npu_kernels import certify, files
 from npu_kernels.certify.command import JSON, MARKDOWN
 from tests.test_paper_runner import plan, quietly, stop_after
+from tools.aot import __main__ as aot
 
 STATE = {"a": torch.arange(9.0), "b": [1.5, "text", None], "c": {"d": torch.ones(2, 3)}}
 

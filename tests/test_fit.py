@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -528,8 +529,8 @@ def test_progress(capfd: pytest.CaptureFixture[str]) -> None:
     fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
     assert capfd.readouterr().err == ""
     fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, progress=True)
-    last = capfd.readouterr().err.split("\r")[-1]
-    assert last.startswith("fit [########################] 0 models, error ")
+    shown = capfd.readouterr().err
+    assert re.fullmatch(r"fit: 100 %, \d\d:\d\d passed, 00:00 left, 0 models, error \S+\n", shown)
 
 
 # ---- messages ----------------------------------------------------------------------------------------------------

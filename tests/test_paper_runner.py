@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.durations import duration
 from benchmarks.paper import runner, workers
 from benchmarks.paper.runner import Batch, Folder, chunks, complete, order
-from benchmarks.paper.summary import duration
 
 ROOT = Path(__file__).parent.parent
 STEPS = 40

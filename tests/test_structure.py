@@ -13,7 +13,7 @@ import pytest
 from benchmarks.paper.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = "npu_kernels", "benchmarks", "tests", "examples"
+PACKAGES = "npu_kernels", "benchmarks", "tools", "tests", "examples"
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def imported(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("package", ["npu_kernels", "benchmarks"])
+@pytest.mark.parametrize("package", ["npu_kernels", "benchmarks", "tools"])
 def test_no_circle_of_imports(package: str) -> None:
     """Also not through imports within functions. Who asks the package for its version or its layers closes none."""
     graph = {name: imported(tree) for name, (_, tree) in modules().items() if name.startswith(f"{package}.")}
@@ -85,7 +85,7 @@ def private_doors(name: str, tree: ast.Module) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("package", ["npu_kernels", "benchmarks", "examples"])
+@pytest.mark.parametrize("package", ["npu_kernels", "benchmarks", "tools", "examples"])
 def test_no_private_door(package: str) -> None:
     found = [
         door

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.demo import arithmetic, kepler, speed
-from benchmarks.demo.progress import duration
+from benchmarks.durations import duration
 
 DEFAULT_FOLDER = Path("benchmarks/out")
 

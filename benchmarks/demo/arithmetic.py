@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.demo.picture import error_surface
-from benchmarks.demo.progress import Progress
 from npu_kernels import NAU, NPU, formula
+from npu_kernels.progress import Progress
 
 OPERATIONS = ("x + y", "x * y", "x / y", "sqrt(x)")
 LOW, HIGH = 0.1, 2.0
@@ -87,7 +87,7 @@ def train(*, steps: int = STEPS, seeds: int = SEEDS, seed: int = 0) -> Trained:
     power, scale = NPU(2, 6, num_models=seeds), NAU(6, 4, num_models=seeds, clip=False)
     model = nn.Sequential(power, scale)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
-    with Progress("training", steps) as progress:
+    with Progress("  training", steps) as progress:
         for step in range(steps):
             x = torch.empty(seeds, BATCH, 2).uniform_(LOW, HIGH)
             loss = (model(x) - targets(x)).square().mean((1, 2)).sum()

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.demo.progress import Progress
 from npu_kernels import NAU, RealNPU, formula
+from npu_kernels.progress import Progress
 from npu_kernels.training import project_
 
 DATA = Path(__file__).with_name("kepler.csv")
@@ -82,7 +82,7 @@ def learn(bodies: list[Body], *, steps: int = STEPS, starts: int = STARTS, seed:
     def losses() -> Tensor:  # [K]
         return (model(axis) / period - 1).square().mean((1, 2))
 
-    with Progress("training", steps) as progress:
+    with Progress("  training", steps) as progress:
         for step in range(steps):
             optimizer.zero_grad()
             losses().sum().backward()

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.demo.progress import Progress
 from benchmarks.throughput import rivals, suite, timing
 from benchmarks.throughput.cases import ENSEMBLES, LARGE, QUICK_SIZES, STEP, TINY, Case, Size
 from npu_kernels import backend_for
+from npu_kernels.progress import Progress
 
 DEMO_SIZES = (*TINY, *LARGE, ENSEMBLES[0])
 SECONDS = 2.0  # per size, for all rivals together
@@ -69,9 +69,9 @@ def run(
     print("    fused/linear: how many times as long as nn.Linear of the shape the fused layer takes, a yardstick")
     print("    errors: relative, against float64, the greatest of the result and all gradients")
     found: list[list[suite.Row]] = []
-    with Progress("measuring", len(sizes)) as progress:
+    with Progress("  measuring", len(sizes)) as progress:
         for number, size in enumerate(sizes, 1):
-            progress.update(number - 1, f", now {size}")
+            progress.update(number - 1, f"now {size}")
             found.append(suite.measure(Case("npu", STEP, size), names, threads, seconds))
             progress.update(number)
     print(_line(COLUMNS))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.durations import duration
 from benchmarks.paper.checks import Check
 from benchmarks.paper.runner import Batch, Folder
-from benchmarks.paper.summary import duration
 from benchmarks.paper.tables import Rows
 
 VARIANTS = ("code", "paper")  # what the authors ran, or wrote

@@ -74,14 +74,3 @@ def wilson(count: int, total: int, z: float = 1.959964) -> tuple[float, float]:
     centre = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def duration(seconds: float) -> str:
-    """12 s, 3:20 min, 1:05 h."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        return f"{minutes}:{seconds:02d} min"
-    return f"{minutes // 60}:{minutes % 60:02d} h"

@@ -30,12 +30,11 @@ import torch
 import torch.distributed
 
 from benchmarks.paper.runner import Batch, Folder, complete, order
-from benchmarks.paper.summary import duration
+from npu_kernels.progress import Progress
 
 UNITS = 10_000  # of the counters, in one batch of mean cost
 WATCH_SECONDS = 0.5
 TICK_SECONDS = 5.0
-LINE_SECONDS = 30.0  # between lines of progress where it is not a terminal
 
 
 @dataclass(frozen=True)
@@ -76,39 +75,28 @@ class Interrupt:
                 signal.signal(number, handler)
 
 
-class Progress:
-    """One line on a terminal, else a line every half a minute: share, batches, time, time left."""
+class Watch:
+    """Shows how it goes, announces what has been finished, and ticks."""
 
     def __init__(self, name: str, batches: Sequence[Batch], folder: Folder, announce: Announce, tick: Tick) -> None:
-        self.name, self.folder, self.announce, self.tick = name, folder, announce, tick
+        self.folder, self.announce, self.tick = folder, announce, tick
         self.count, self.waiting = len(batches), list(batches)
-        self.start = self.last = self.last_tick = time.monotonic()
-        self.terminal = sys.stdout.isatty()
+        self.last_tick = time.monotonic()
+        self.progress = Progress(name, 1.0)
 
-    def show(self, work: float, kept: float, everything: float, last: bool = False) -> None:
-        """Announce what has been finished; then the line, from work done, of that by earlier commands, and in all."""
+    def show(self, work: float, kept: float, everything: float) -> None:
+        """From work done, of that by earlier commands, and in all."""
         for batch in [b for b in self.waiting if self.folder.is_done(b)]:
             self.waiting.remove(batch)
-            if self.terminal:
-                print("\r\033[K", end="")
-            self.announce(batch, self.folder.result(batch))
+            with self.progress.aside():
+                self.announce(batch, self.folder.result(batch))
         now = time.monotonic()
         if now - self.last_tick > TICK_SECONDS:
             self.tick()
             self.last_tick = now
-        if not self.terminal and not last and now - self.last < LINE_SECONDS:
-            return
-        self.last = now
-        share = work / everything if everything else 1.0
-        elapsed = now - self.start
-        left = ""
-        if not last and work > kept:
-            left = f", about {duration(elapsed * (everything - work) / (work - kept))} left"
-        finished = self.count - len(self.waiting)
-        line = f"{self.name}: {share:4.0%}, {finished} of {self.count} batches, {duration(elapsed)} passed{left}"
-        print(f"\r\033[K{line}" if self.terminal and not last else line, end="\n" if last else "", flush=True)
-        if not self.terminal and not last:
-            print(flush=True)
+        share = everything or 1.0
+        note = f"{self.count - len(self.waiting)} of {self.count} batches"
+        self.progress.update(min(1.0, work / share), note, kept / share)
 
 
 def _units(batches: Sequence[Batch]) -> list[float]:
@@ -250,11 +238,11 @@ def run(
     if not waiting and place.size == 1:
         return True
 
-    progress = Progress(name, waiting, folder, announce, tick)
+    watch = Watch(name, waiting, folder, announce, tick)
 
-    def show(store: Any, last: bool = False) -> None:
+    def show(store: Any) -> None:
         if place.rank == 0:
-            progress.show(store.add("work", 0), store.add("kept", 0), sum(units), last)
+            watch.show(store.add("work", 0), store.add("kept", 0), sum(units))
 
     interrupt = Interrupt()
     with interrupt.watch():
@@ -273,5 +261,6 @@ def run(
         else:
             store = torch.distributed.HashStore()
             _serve(waiting, folder, store, interrupt, lambda: show(store))
-    show(store, last=True)
+    show(store)
+    watch.progress.close()
     return not store.add("stop", 0)

@@ -9,10 +9,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -21,14 +21,16 @@ from benchmarks.throughput.cases import (
     GPU_SIZES,
     PASSES,
     QUICK_SIZES,
+    Case,
     Size,
     all_cases,
     product_cases,
     rollout_cases,
     training_cases,
 )
-from benchmarks.throughput.devices import DEVICES
+from benchmarks.throughput.devices import DEVICES, Device
 from npu_kernels import backend_for, files
+from npu_kernels.progress import Progress
 
 SECONDS, QUICK_SECONDS = 3.0, 0.3  # for all rivals of a case together
 
@@ -115,6 +117,29 @@ def _names(options: argparse.Namespace) -> list[str]:
     return [name for name in rivals.RIVALS if name not in left_out]
 
 
+def _cases(options: argparse.Namespace, device: Device) -> list[Case]:
+    sizes = options.sizes or (QUICK_SIZES if options.quick else None if device.name == "cpu" else GPU_SIZES)
+    cases = all_cases(sizes)
+    if options.quick:
+        cases += training_cases() + (rollout_cases()[:1] if device.name == "cpu" else [])
+    elif device.name == "cuda" and not options.sizes:
+        cases += training_cases() + product_cases()
+    return [case for case in cases if case.kind in options.passes]
+
+
+def _once() -> Callable[[str], None]:
+    """Prints a line whose reason has not been printed before."""
+    said: set[str] = set()
+
+    def tell(line: str) -> None:
+        reason = line.split(": ", 1)[1]
+        if reason not in said:
+            said.add(reason)
+            print(f"  {line}")
+
+    return tell
+
+
 def measure(options: argparse.Namespace, output: TextIO | None, before: Sequence[suite.Row] = ()) -> None:
     """Run the suite; rows go to the output as they come, so that an interrupted run keeps what it has.
 
@@ -127,24 +152,8 @@ def measure(options: argparse.Namespace, output: TextIO | None, before: Sequence
     backend = backend_for(torch.empty(0, device=options.device))
     if backend != {"cpu": "cpu", "cuda": "triton"}[device.name]:
         print(f"ours is the {backend!r} backend here: these rows say nothing about the kernels")
-    sizes = options.sizes or (QUICK_SIZES if options.quick else None if device.name == "cpu" else GPU_SIZES)
-    cases = all_cases(sizes)
-    if options.quick:
-        cases += training_cases() + (rollout_cases()[:1] if device.name == "cpu" else [])
-    elif device.name == "cuda" and not options.sizes:
-        cases += training_cases() + product_cases()
-    cases = [case for case in cases if case.kind in options.passes]
-    threads = options.threads or (sorted({1, os.cpu_count() or 1}) if device.name == "cpu" else [1])
-    names = _names(options)
+    cases, names = _cases(options, device), _names(options)
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
-    said: set[str] = set()
-
-    def tell(line: str) -> None:
-        reason = line.split(": ", 1)[1]
-        if reason not in said:  # once, not for every case
-            said.add(reason)
-            print(f"  {line}")
-
     with_memory = not (options.no_memory or options.quick)
     same = {
         "environment": where,
@@ -153,45 +162,61 @@ def measure(options: argparse.Namespace, output: TextIO | None, before: Sequence
         "matmul_precision": options.precision,
         "settings": {"seconds": seconds, "memory": with_memory},
     }
-    earlier = resume.Earlier(before, same)
+    earlier, tell = resume.Earlier(before, same), _once()
     rows: list[suite.Row] = []
-    for count in threads:
+    for count in options.threads or (sorted({1, os.cpu_count() or 1}) if device.name == "cpu" else [1]):
         kept = [earlier.rows(case, names, count, device.name) for case in cases]
         rows += [row for found in kept for row in found]
         if any(kept):
             print(f"\n{sum(map(bool, kept))} of {len(cases)} cases with {count} threads are in the file already")
-        if all(kept):
-            continue
-        torch.set_num_threads(count)
-        limits = environment.measure_limits(device)
-        print(
-            f"\n{count} thread{'s' if count > 1 else ''}: a @ b {limits.product_rate / 1e9:.0f} GFLOP/s, "
-            f"copy {limits.copy_rate / 1e9:.1f} GB/s"
-        )
-        for number, case in enumerate(cases, 1):
-            if kept[number - 1]:
-                continue
-            print(f"\n[{number}/{len(cases)}] {case}, {count} thread{'s' if count > 1 else ''}", flush=True)
-            found = suite.measure(
-                case,
-                names,
-                count,
-                seconds,
-                limits=limits,
-                with_memory=with_memory,
-                tell=tell,
-                device=device,
-            )
-            for row in found:
-                row |= same
-                print("  " + suite.show(row))
-                if output is not None:
-                    output.write(json.dumps(row) + "\n")
-                    output.flush()
-            rows += found
+        waiting = [case for case, found in zip(cases, kept, strict=True) if not found]
+        if waiting:
+            rows += _measure_cases(waiting, names, count, device, same, output, tell)
     print()
     for line in suite.verdict(rows, "No rival that computes the same was faster in this run."):
         print(line)
+
+
+def _measure_cases(
+    cases: Sequence[Case],
+    names: Sequence[str],
+    threads: int,
+    device: Device,
+    same: dict[str, Any],
+    output: TextIO | None,
+    tell: Callable[[str], None],
+) -> list[suite.Row]:
+    """The rows of cases with so many threads; `same` is what all rows of a command share."""
+    torch.set_num_threads(threads)
+    limits = environment.measure_limits(device)
+    many = f"{threads} thread{'s' if threads > 1 else ''}"
+    print(f"\n{many}: a @ b {limits.product_rate / 1e9:.0f} GFLOP/s, copy {limits.copy_rate / 1e9:.1f} GB/s")
+    rows: list[suite.Row] = []
+    with Progress(many, len(cases)) as progress:
+        for number, case in enumerate(cases, 1):
+            with progress.aside():
+                print(f"\n[{number}/{len(cases)}] {case}, {many}", flush=True)
+            settings = same["settings"]
+            found = suite.measure(
+                case,
+                names,
+                threads,
+                settings["seconds"],
+                limits=limits,
+                with_memory=settings["memory"],
+                tell=tell,
+                device=device,
+            )
+            with progress.aside():
+                for row in found:
+                    row |= same
+                    print("  " + suite.show(row))
+                    if output is not None:
+                        output.write(json.dumps(row) + "\n")
+                        output.flush()
+            rows += found
+            progress.update(number)
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:

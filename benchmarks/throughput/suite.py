@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.throughput import memory, rivals, timing
-from benchmarks.throughput.cases import PRODUCTS, STEP, Case, cost, draw
+from benchmarks.throughput.cases import PRODUCTS, STEP, Case, Operands, cost, draw
 from benchmarks.throughput.devices import DEVICES, Cuda, Device
 from benchmarks.throughput.environment import Limits
 
@@ -40,8 +40,49 @@ def measure(
     """The rows of one case, ours first. `names`: the rivals wanted; `tell` gets a line for each that cannot run."""
     torch.set_num_threads(threads)
     operands = draw(case).to(device.name)
+    workloads, errors = _built(case, names, threads, operands, tell, device)
+    with timing.Crowd() as crowd:
+        times = timing.interleaved({name: w.run for name, w in workloads.items()}, seconds, finish=device.synchronize)
+    rows = []
+    for name, own in times.items():
+        row: Row = {
+            **case.to_dict(),
+            "device": device.name,
+            "threads": threads,
+            "rival": name,
+            **_times(own, times[rivals.OURS]),
+            "waited": None if crowd.waited is None else round(crowd.waited, 3),
+            "error": errors[name],
+            "matmul_precision": torch.get_float32_matmul_precision(),
+        }
+        if name == rivals.JAX:
+            row["note"] = JAX_NOTE
+        if limits is not None:
+            row["product_gflops"], row["copy_gb_s"] = limits.product_rate / 1e9, limits.copy_rate / 1e9
+            least = cost(case)
+            if least is not None and name not in rivals.OTHER_FUNCTION:
+                row["share_of_limit"] = limits.seconds(least) / timing.spread(own).median
+        if with_memory and name in MEMORY_RIVALS and wants_memory(case):
+            row["peak_bytes"], why, row["peak_method"] = _peak(workloads[name], name, case, threads, device)
+            if why:
+                tell(f"{case}: no peak memory of {name}: {why}")
+        row |= device.profile(workloads[name].run)
+        rows.append(row)
+    return rows
+
+
+def _built(
+    case: Case,
+    names: Sequence[str],
+    threads: int,
+    operands: Operands,
+    tell: Callable[[str], None],
+    device: Device,
+) -> tuple[dict[str, rivals.Workload], dict[str, float | None]]:
+    """What each rival runs, ours first, and its error."""
     truth = rivals.exact(case, operands)
-    workloads, errors = {}, {}
+    workloads: dict[str, rivals.Workload] = {}
+    errors: dict[str, float | None] = {}
     if {rivals.COMPILE, rivals.AUTOTUNE} & set(names):
         torch.compiler.reset()  # the limit on recompilations counts per function, whatever the size
     for name in dict.fromkeys((rivals.OURS, *names)):
@@ -55,42 +96,20 @@ def measure(
             workload = rivals.build(name, case, operands)
             errors[name] = None if workload.results is None else rivals.error(workload.results(), truth)
         workloads[name] = workload
-    del truth
-    with timing.Crowd() as crowd:
-        times = timing.interleaved({name: w.run for name, w in workloads.items()}, seconds, finish=device.synchronize)
-    rows = []
-    for name, own in times.items():
-        time, ratio = timing.spread(own), timing.ratios(own, times[rivals.OURS])
-        row: Row = {
-            **case.to_dict(),
-            "device": device.name,
-            "threads": threads,
-            "rival": name,
-            "repetitions": len(own),
-            "median_us": 1e6 * time.median,
-            "p20_us": 1e6 * time.p20,
-            "p80_us": 1e6 * time.p80,
-            "ratio": ratio.median,  # its time / ours
-            "ratio_p20": ratio.p20,
-            "ratio_p80": ratio.p80,
-            "waited": None if crowd.waited is None else round(crowd.waited, 3),
-            "error": errors[name],
-            "matmul_precision": torch.get_float32_matmul_precision(),
-        }
-        if name == rivals.JAX:
-            row["note"] = JAX_NOTE
-        least = cost(case)
-        if limits is not None:
-            row["product_gflops"], row["copy_gb_s"] = limits.product_rate / 1e9, limits.copy_rate / 1e9
-            if least is not None and name not in rivals.OTHER_FUNCTION:
-                row["share_of_limit"] = limits.seconds(least) / time.median
-        if with_memory and name in MEMORY_RIVALS and wants_memory(case):
-            row["peak_bytes"], why, row["peak_method"] = _peak(workloads[name], name, case, threads, device)
-            if why:
-                tell(f"{case}: no peak memory of {name}: {why}")
-        row |= device.profile(workloads[name].run)
-        rows.append(row)
-    return rows
+    return workloads, errors
+
+
+def _times(own: Sequence[float], ours: Sequence[float]) -> Row:
+    time, ratio = timing.spread(own), timing.ratios(own, ours)
+    return {
+        "repetitions": len(own),
+        "median_us": 1e6 * time.median,
+        "p20_us": 1e6 * time.p20,
+        "p80_us": 1e6 * time.p80,
+        "ratio": ratio.median,  # its time / ours
+        "ratio_p20": ratio.p20,
+        "ratio_p80": ratio.p80,
+    }
 
 
 def _peak(

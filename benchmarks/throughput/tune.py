@@ -4,7 +4,7 @@ For each size and kernel a search starts at the shipped configuration and change
 as that makes the launch at least 2 % faster. A configuration that cannot be compiled or launched, or that does not
 compute what the shipped one does, does not count. What is faster than the shipped entry is added to the table under the
 sizes' own key (`npu_kernels.backends.triton.tuning`), so that nothing changes for other sizes, and the launches of the
-next process use it. ``python -m benchmarks.aot`` then compiles these entries too, for machines without the GPU.
+next process use it. ``python -m tools.aot`` then compiles these entries too, for machines without the GPU.
 """
 
 from __future__ import annotations
@@ -222,7 +222,5 @@ def main(sizes: Sequence[Size], precision: str, seconds: float, path: Path | Non
             print(f"{where} could not be written ({error.strerror or error}); so far: {json.dumps(found)}", flush=True)
 
     found = entries(sizes, device_time, seconds, time.perf_counter, lambda line: print(line, flush=True), keep=keep)
-    print(
-        f"{len(found)} entries written to {where}; check them with `python -m benchmarks.aot --target {architecture}`"
-    )
+    print(f"{len(found)} entries written to {where}; check them with `python -m tools.aot --target {architecture}`")
     return 0

@@ -21,6 +21,7 @@ from npu_kernels.fitting.data import Batches, check, collect, table
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.fitting.result import Fit, Fits
 from npu_kernels.fitting.run import Run
+from npu_kernels.progress import Progress
 
 ROWS = 2048  # taken from batches
 FEW = 5  # held-out rows below which their error says little
@@ -55,7 +56,7 @@ def fit(
         seed: of the starts, the held-out rows and the order of the rows, at least 0.
         recipe: the settings, see `Recipe`.
         rows: how many are taken from batches; they are drawn once.
-        progress: show a line; None: if stderr is a terminal.
+        progress: show how far it is and how long it will take, on stderr; None: if that is a terminal.
         checkpoint: a file. If it is there, the fit goes on from it, to the bit as if it had not been interrupted; it
             is kept up to date, and at the end holds the finished fit. That it can be written is tried first; when a
             later write fails, the fit warns and goes on.
@@ -124,7 +125,7 @@ def fit_many(
         x, y: ``[problems, N, in_features]`` and ``[problems, N, out_features]``.
         seeds: one per problem, 0, 1, ... unless given; a problem's starts and held-out rows are its own seed's.
         recipe: the settings, see `Recipe`.
-        progress: show a line; None: if stderr is a terminal.
+        progress: show how far it is and how long it will take, on stderr; None: if that is a terminal.
         checkpoint: a file from which an interrupted fit goes on, to the bit, and which is kept up to date.
 
     Returns `Fits`: the best model of each problem, in one batch. Raises ValueError and TypeError for arguments that do
@@ -208,29 +209,23 @@ def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str
         )
     shown = sys.stderr.isatty() if progress is None else progress
     path = None if checkpoint is None else _opened(run, checkpoint)
-    rounds, saved = 1, time.monotonic()
-    with _interruptible() as pressed:
+    rounds, saved, before = 1, time.monotonic(), run.done
+    with _interruptible() as pressed, Progress(run.function, run.total, sys.stderr, shown) as bar:
         while run.done < run.total and not pressed:
             begin = time.monotonic()
             run.advance(rounds)
             now = time.monotonic()
-            if shown:
-                _show(run)
+            bar.update(run.done, _note(run), before)
             if path is not None and now - saved > CHECKPOINT_SECONDS:
                 _save(run, path)
                 saved = now
             rounds = max(1, min(4 * rounds, int(rounds * SLICE_SECONDS / max(now - begin, 1e-6))))
         if path is not None:
             _save(run, path)
-    if shown:
-        print(file=sys.stderr)
     return run.result()
 
 
-def _show(run: Run) -> None:
-    width = 24
-    filled = width * run.done // run.total
+def _note(run: Run) -> str:
     best = f", error {run.history[-1]['worst']:.1e}" if run.history else ""
     solved = f", {int(run.solved.sum())} of {run.problems} solved" if run.problems > 1 else ""
-    text = f"fit [{'#' * filled}{'.' * (width - filled)}] {run.alive} models{best}{solved}, {run.seconds:.0f} s"
-    print(f"\r{text:<100}", end="", file=sys.stderr, flush=True)
+    return f"{run.alive} models{best}{solved}"

@@ -106,7 +106,7 @@ class RolloutFunction(Function):
         return trajectory, slopes
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         needs = sum(bool(need) << bit for bit, need in enumerate(ctx.needs_input_grad[1:]))
         if ctx.forced is None:
             return None, *rollout_backward(ctx.loop, needs, *grads, *ctx.saved_tensors)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import aot, aot_report
+from tools.aot import compiling as aot
+from tools.aot import report as aot_report
 
 pytest.importorskip("triton")
 from npu_kernels.backends.triton import tuning
@@ -30,7 +31,7 @@ ROW: dict[str, Any] = {
 
 def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | variables
-    command = [sys.executable, "-m", "benchmarks.aot", *arguments]
+    command = [sys.executable, "-m", "tools.aot", *arguments]
     root = Path(__file__).resolve().parents[2]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
 
@@ -38,7 +39,7 @@ def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_budgets(tmp_path: Path) -> None:
     """Every kernel for sm_90, for the other targets the smallest and the largest layers; all calls are launched.
 
-    ``python -m benchmarks.aot`` compiles all for all, as `make resources` does. ``AOT_TABLE`` names a file that keeps
+    ``python -m tools.aot`` compiles all for all, as `make resources` does. ``AOT_TABLE`` names a file that keeps
     the table made here; with ``AOT_QUICK=1`` there is sm_90 alone.
     """
     path = Path(os.environ.get("AOT_TABLE") or tmp_path / "table.json")

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import npu_kernels
+from benchmarks.durations import duration
 from benchmarks.paper.experiment import Account
 from benchmarks.paper.runner import Folder
 from benchmarks.paper.simple import task as simple
-from benchmarks.paper.summary import duration
 from benchmarks.throughput.timing import CROWDED, Crowd
 from npu_kernels import files
 

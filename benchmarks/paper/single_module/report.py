@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from benchmarks.durations import duration
 from benchmarks.paper import published
 from benchmarks.paper.checks import Check
 from benchmarks.paper.experiment import Account
 from benchmarks.paper.markdown import SIGNS, table
 from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, STEPS, THRESHOLDS, UNITS, thresholds
-from benchmarks.paper.summary import duration, median, number, wilson
+from benchmarks.paper.summary import median, number, wilson
 from benchmarks.paper.tables import Rows
 
 NAMES = {

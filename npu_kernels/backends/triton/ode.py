@@ -18,7 +18,7 @@ from npu_kernels.backends.triton.reduction import sum_partials
 Tensor = torch.Tensor
 
 # What one program holds, by the width of the numbers: elements of the tile [BLOCK_B, BLOCK_H, BLOCK_D] per thread, as
-# long as there are at most 8 warps, and elements of a model's own tile. More than these spill (`benchmarks.aot`).
+# long as there are at most 8 warps, and elements of a model's own tile. More than these spill (`tools.aot`).
 ELEMENTS = {torch.float32: 2, torch.float64: 1}
 MOST = {torch.float32: 1024, torch.float64: 512}
 WARP = 32

@@ -1,6 +1,6 @@
-"""The resource tables of `benchmarks.aot` as one document.
+"""The resource tables of `tools.aot` as one document.
 
-    python -m benchmarks.aot_report TABLE.json... --out docs/triton-resources.md
+    python -m tools.aot.report TABLE.json... --out docs/triton-resources.md
 
 `make resources` compiles everything with the newest and the oldest Triton and writes it.
 """
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 HEAD = """# What the Triton kernels compile to
 
-Made by `make resources` from `python -m benchmarks.aot`, which compiles every kernel and shipped configuration ahead of
+Made by `make resources` from `python -m tools.aot`, which compiles every kernel and shipped configuration ahead of
 time, without a GPU, and fails when one exceeds its budget: a register spill, more registers or shared memory than the
 target has, an empty kernel, no tensor-core instruction where the scheme promises them (`passes` > 0). None of this says
 how fast a kernel is. Registers are per thread, spills and shared memory in bytes; instructions are those of the
@@ -71,7 +71,7 @@ def section(version: str, target: str, rows: Sequence[Row]) -> list[str]:
 
 
 def document(tables: Sequence[dict[str, Any]]) -> str:
-    """The document of several tables as `benchmarks.aot --table` writes them."""
+    """The document of several tables as `tools.aot --table` writes them."""
     head = ("Triton", "target", "kernels", "registers", "shared", "instructions", "that spill", "over budget")
     lines = [HEAD, "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for table in tables:
@@ -85,10 +85,8 @@ def document(tables: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Read, write or print; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.aot_report", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE", help="written by `benchmarks.aot --table`")
+    parser = argparse.ArgumentParser(prog="python -m tools.aot.report", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE", help="written by `tools.aot --table`")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the document there instead of printing it")
     options = parser.parse_args(arguments)
     try:

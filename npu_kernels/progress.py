@@ -1,0 +1,99 @@
+"""How far long work is and how long it will still take: tqdm's bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from tqdm import tqdm
+
+__all__ = ["Progress"]
+
+LINE_SECONDS = 30.0  # between lines where the output is no terminal
+BAR = "{desc}: {percentage:3.0f} % |{bar}| {elapsed} passed, {remaining} left{postfix}"
+LINE = "{desc}: {percentage:3.0f} %, {elapsed} passed, {remaining} left{postfix}"
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    monitor_interval = 0  # no thread of tqdm's own: it would wake up in the middle of a timing
+
+
+_Bar.set_lock(threading.RLock())  # tqdm's own is one for processes too, with a semaphore that a kill leaves behind
+
+
+class _Lines:
+    """A stream for tqdm that gets whole lines instead of one that is written over."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        line = text.strip("\r\n ")
+        if line:
+            self.stream.write(line + "\n")
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
+class Progress:
+    """``with Progress("training", 20_000) as progress: ... progress.update(n)``: n of the total are done.
+
+    On a terminal a bar that is gone at the end; elsewhere a line every half a minute and one at the end.
+
+    Args:
+        label: what is done.
+        total: how much, in any unit.
+        stream: where to; stdout unless given.
+        shown: false shows nothing.
+    """
+
+    def __init__(self, label: str, total: float, stream: TextIO | None = None, shown: bool = True) -> None:
+        stream = sys.stdout if stream is None else stream
+        self.terminal = stream.isatty()
+        seconds = 0.1 if self.terminal else LINE_SECONDS
+        self._bar = _Bar(
+            total=total,
+            desc=label,
+            file=stream if self.terminal else _Lines(stream),
+            bar_format=BAR if self.terminal else LINE,
+            mininterval=seconds,
+            maxinterval=seconds,
+            miniters=0,
+            delay=0 if self.terminal else seconds,
+            smoothing=0,  # the mean speed: steps differ
+            leave=False,
+            dynamic_ncols=self.terminal,
+            disable=not shown,
+        )
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def update(self, done: float, note: str = "", before: float = 0) -> None:
+        """Show that `done` of the total are done, `before` of it by somebody else; cheap enough for every step."""
+        self._bar.initial = before  # type: ignore[assignment]
+        self._bar.set_postfix_str(note, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Where other lines are printed: the bar is not in their way."""
+        if self.terminal:
+            self._bar.clear()
+        yield
+        if self.terminal:
+            self._bar.refresh()
+
+    def close(self) -> None:
+        """The end."""
+        bar = self._bar
+        if not self.terminal and not bar.disable:
+            bar.refresh()
+        bar.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

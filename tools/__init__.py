@@ -1,0 +1,1 @@
+"""What developers run that is neither a test nor a benchmark."""

@@ -1,0 +1,7 @@
+"""Ahead-of-time compilation of the Triton kernels for GPUs that are not there, and its check against budgets.
+
+__main__.py    the command: compiles, prints and writes the table of resources
+cases.py       what is compiled
+compiling.py   launches as compilations, and their budgets
+report.py      several tables as docs/triton-resources.md
+"""

@@ -1,0 +1,200 @@
+"""Triton's launches as compilations under a stub driver, what they compile to, and their budgets."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+# Shared memory in bytes. The sm_80 table also serves 8.6, 8.9 and 12.x, which have less than 8.0.
+SHARED_MEMORY = {"sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
+REGISTERS = {"sm_80": 255, "sm_90": 255, "sm_100": 255, "gfx942": 512}
+TENSOR_CORE = {
+    "sm_80": ("HMMA",),
+    "sm_90": ("HGMMA", "HMMA"),
+    "sm_100": ("UTCHMMA", "HMMA"),
+    "gfx942": ("v_mfma_f32",),
+}
+TARGETS = tuple(SHARED_MEMORY)
+LEAST_INSTRUCTIONS = 100
+BLOCKS = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "BLOCK_H", "BLOCK_D")
+OPTIONS = (*BLOCKS, "PASSES", "num_warps", "num_stages", "maxnreg")
+
+SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers")
+OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_]+)")
+
+
+# ---- the stub ------------------------------------------------------------------------------------------------------
+
+
+class StubDriver:
+    """Stands for a device that is not there."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+class Compilation:
+    """One launch that was compiled instead."""
+
+    def __init__(self, name: str, arguments: dict[str, Any], kernel: Any, log: str, seconds: float) -> None:
+        self.name, self.arguments, self.kernel, self.log, self.seconds = name, arguments, kernel, log, seconds
+
+
+@contextlib.contextmanager
+def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compilation]]:
+    """Within the block every kernel launch is compiled for the target and appended to the list.
+
+    compiles: without it launches are listed only, and have no kernel. For a process that launches nothing else: the
+    stub driver stays.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    from npu_kernels.backends.triton import tuning
+
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("tools.aot: kernels cannot be compiled in a process with TRITON_INTERPRET=1")
+    gpu = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
+    done: list[Compilation] = []
+    compiled: set[int] = set()
+    run, log_option = JITFunction.run, triton.knobs.nvidia.dump_ptxas_log
+    functions: list[JITFunction] = []
+
+    def compile_launch(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        arguments = {**dict(zip(self.arg_names, args, strict=False)), **options}
+        if not compiles:
+            done.append(Compilation(self.__name__, arguments, None, "", 0.0))
+            return None
+        if self not in functions:
+            functions.append(self)
+            self.device_caches.clear()  # of another target
+        started, log = time.perf_counter(), io.StringIO()
+        with contextlib.redirect_stdout(log):
+            kernel = run(self, *args, grid=grid, warmup=True, **options)
+            kernel = kernel.result() if callable(getattr(kernel, "result", None)) else kernel
+        if id(kernel) not in compiled:  # else a launch like one before it
+            compiled.add(id(kernel))
+            done.append(Compilation(self.__name__, arguments, kernel, log.getvalue(), time.perf_counter() - started))
+        return kernel
+
+    with tempfile.TemporaryDirectory() as cache:
+        previous = os.environ.get("TRITON_CACHE_DIR")
+        os.environ["TRITON_CACHE_DIR"] = cache  # the assembler reports only what it assembles
+        JITFunction.run = compile_launch
+        triton.knobs.nvidia.dump_ptxas_log = True
+        triton.runtime.driver.set_active(StubDriver(gpu))
+        tuning.forget()
+        try:
+            yield done
+        finally:
+            JITFunction.run = run
+            triton.knobs.nvidia.dump_ptxas_log = log_option
+            tuning.forget()
+            for function in functions:
+                function.device_caches.clear()
+            os.environ.pop("TRITON_CACHE_DIR")
+            if previous is not None:
+                os.environ["TRITON_CACHE_DIR"] = previous
+
+
+# ---- reading what came out -----------------------------------------------------------------------------------------
+
+
+def _tool(name: str) -> str:
+    import triton
+
+    return getattr(triton.knobs.nvidia, name).path
+
+
+def _nvidia(kernel: Any, log: str) -> dict[str, Any]:
+    spills, used = SPILLS.search(log), USED.search(log)
+    if spills is None or used is None:
+        raise RuntimeError(f"tools.aot: the assembler's report was not understood: {log!r}")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [_tool("nvdisasm"), "-c", "-ndf", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    opcodes = collections.Counter(m[1] for line in text.splitlines() if (m := OPCODE.search(line)))
+    tensor = {name: opcodes[name] for name in ("HGMMA", "HMMA", "UTCHMMA", "DMMA") if opcodes[name]}
+    return {
+        "registers": int(used[1]),
+        "spill_bytes": int(spills[2]) + int(spills[3]),
+        "instructions": sum(opcodes.values()),
+        "stores": opcodes["STG"],
+        "tensor_core": tensor,
+    }
+
+
+def _amd(kernel: Any) -> dict[str, Any]:
+    text = kernel.asm["amdgcn"]
+
+    def number(key: str) -> int:
+        found = re.search(rf"\.{key}:\s*(\d+)", text)
+        return int(found[1]) if found else 0
+
+    return {
+        "registers": number("vgpr_count"),
+        "spill_bytes": 4 * number("vgpr_spill_count"),  # scalar registers spill into lanes of vector registers
+        "instructions": len(re.findall(r"^\t[a-z]+_[a-z]", text, re.MULTILINE)),
+        "stores": len(re.findall(r"\b(?:global|buffer)_store", text)),
+        "tensor_core": dict(collections.Counter(re.findall(r"v_mfma_[a-z]+\d+", text))),
+    }
+
+
+def measure(compilation: Compilation, target: str) -> dict[str, Any]:
+    """One row of the resource table: what was compiled and what it takes."""
+    kernel, arguments = compilation.kernel, compilation.arguments
+    blocks = [str(arguments[name]) for name in BLOCKS if name in arguments]
+    row = {
+        "target": target,
+        "kernel": compilation.name.removesuffix("_kernel"),
+        "options": {name: arguments[name] for name in OPTIONS if name in arguments},
+        "tile": "x".join(blocks),
+        "passes": arguments.get("PASSES"),
+        "warps": kernel.metadata.num_warps,
+        "stages": kernel.metadata.num_stages,
+        "shared_bytes": kernel.metadata.shared,
+    }
+    row |= _amd(kernel) if target.startswith("gfx") else _nvidia(kernel, compilation.log)
+    return row | {"seconds": round(compilation.seconds, 2)}
+
+
+def faults(row: dict[str, Any]) -> list[str]:
+    """Every budget that a row exceeds."""
+    target, found = row["target"], []
+    if row["spill_bytes"]:
+        found.append(f"spills {row['spill_bytes']} bytes")
+    if not 0 < row["registers"] <= REGISTERS[target]:
+        found.append(f"{row['registers']} registers, limit {REGISTERS[target]}")
+    if row["shared_bytes"] > SHARED_MEMORY[target]:
+        found.append(f"{row['shared_bytes']} bytes of shared memory, limit {SHARED_MEMORY[target]}")
+    if row["instructions"] < LEAST_INSTRUCTIONS or not row["stores"]:
+        found.append(f"empty: {row['instructions']} instructions, {row['stores']} stores")
+    if row["passes"] and not any(name.startswith(TENSOR_CORE[target]) for name in row["tensor_core"]):
+        found.append("no tensor-core instruction")
+    return found
