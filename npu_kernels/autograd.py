@@ -81,8 +81,7 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
     saved_end = operands + len(layer.saved)
     again = (None,) * len(layer.saved)  # the formula computes them again, so that it is differentiable
     no_options = (None,) * options
-    # Looked up: to add up bits at every call takes longer.
-    masks = {flags: sum(f << bit for bit, f in enumerate(flags)) for flags in _flags(operands)}
+    masks = _masks(operands)  # looked up: to add up bits at every call takes longer
     by_mask = {mask: flags for flags, mask in masks.items()}
     every = (1 << operands) - 1
 
@@ -136,8 +135,10 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
     return _function(f"{title}Function", forward, backward), gradients
 
 
-def _flags(count: int) -> list[tuple[bool, ...]]:
-    return list(itertools.product((False, True), repeat=count))
+def _masks(count: int) -> dict[tuple[bool, ...], int]:
+    """Which tensors need a gradient, to the same as bits."""
+    every = itertools.product((False, True), repeat=count)
+    return {flags: sum(flag << bit for bit, flag in enumerate(flags)) for flags in every}
 
 
 _MADE = {name: _of_layer(layer) for name, layer in ops.LAYERS.items()}

@@ -17,7 +17,7 @@ BAR = "{desc}: {percentage:3.0f} % |{bar}| {elapsed} passed, {remaining} left{po
 LINE = "{desc}: {percentage:3.0f} %, {elapsed} passed, {remaining} left{postfix}"
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]
+class _Bar(tqdm):
     monitor_interval = 0  # no thread of tqdm's own: it would wake up in the middle of a timing
 
 
@@ -75,7 +75,7 @@ class Progress:
 
     def update(self, done: float, note: str = "", before: float = 0) -> None:
         """Show that `done` of the total are done, `before` of it by somebody else; cheap enough for every step."""
-        self._bar.initial = before  # type: ignore[assignment]
+        self._bar.initial = before
         self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
 

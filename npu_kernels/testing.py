@@ -172,31 +172,25 @@ class OperatorRecord:
         first = names[0]
 
         def bad(name: str, error: type[Exception], message: str, base: Sample = good, /, **changes: Any) -> ErrorSample:
-            options = {key: changes.pop(key) for key in list(changes) if key != "x" and key not in base.tensors}
-            arguments = {"x": base.x, **base.tensors, **changes}
-            return ErrorSample(name, tuple(arguments.values()), options, error, f"^{self.name}: {message}")
-
-        def like(tensor: Tensor | None, *shape: int) -> Tensor:
-            assert tensor is not None
-            return tensor.new_ones(shape)
+            return self._bad(name, error, message, base, **changes)
 
         columns = "2 in_features" if self.shapes[first] == "OJ" else "in_features"
         floats = "float16, bfloat16, float32 or float64"
         x = good.x
         # fmt: off
-        found = [
+        of_any = [
             bad("last dimension", ValueError, r"x must have last dimension 4 \(in_features\), got shape \(8, 3\)$",
-                x=like(x, 8, 3)),
+                x=x.new_ones(8, 3)),
             bad("no dimension", ValueError, r"x must have last dimension 4 \(in_features\), got shape \(\)$",
-                x=like(x)),
+                x=x.new_ones(())),
             bad("number of models", ValueError,
                 r"x must have shape \(3, ..., 4\) \(num_models, ..., in_features\) "
-                r"or \(batch, 4\) \(shared by all models\), got shape \(2, 8, 4\)$", models, x=like(x, 2, 8, 4)),
+                r"or \(batch, 4\) \(shared by all models\), got shape \(2, 8, 4\)$", models, x=x.new_ones(2, 8, 4)),
             bad("one row for models", ValueError, r"x must have shape \(3, ..., 4\) .*, got shape \(4,\)$", models,
-                x=like(x, 4)),
+                x=x.new_ones(4)),
             bad("weight dimensions", ValueError,
                 rf"{first} must have shape \(out_features, {columns}\) or \(num_models, out_features, {columns}\), "
-                r"got shape \(4,\)$", **{name: like(x, 4) for name in names}),
+                r"got shape \(4,\)$", **{name: x.new_ones(4) for name in names}),
             bad("integers", TypeError, rf"x must be {floats}, got torch.int64$", x=x.long()),
             bad("booleans", TypeError, rf"x must be {floats}, got torch.bool$", x=x > 0),
             bad("complex", TypeError, rf"x must be {floats}, got torch.complex128$", x=x.to(torch.complex128)),
@@ -207,34 +201,51 @@ class OperatorRecord:
             bad("no weight", TypeError, rf"{first} must be a torch.Tensor, got float$", **{first: 1.0}),
         ]
         # fmt: on
+        return [*of_any, *self._weight_errors(good, models), *self._option_errors(good)]
+
+    def _bad(self, name: str, error: type[Exception], message: str, base: Sample, /, **changes: Any) -> ErrorSample:
+        """A call of `base` with some arguments changed."""
+        options = {key: changes.pop(key) for key in list(changes) if key != "x" and key not in base.tensors}
+        arguments = {"x": base.x, **base.tensors, **changes}
+        return ErrorSample(name, tuple(arguments.values()), options, error, f"^{self.name}: {message}")
+
+    def _weight_errors(self, good: Sample, models: Sample) -> list[ErrorSample]:
+        x, found = good.x, []
+        first, *others = good.tensors
         if self.shapes[first] == "OJ":
             message = rf"{first} must have an even last dimension \(2 in_features\), got shape \(2, 7\)$"
-            found.append(bad("odd columns", ValueError, message, **{first: like(x, 2, 7)}))
-        for name in names[1:]:
+            found.append(self._bad("odd columns", ValueError, message, good, **{first: x.new_ones(2, 7)}))
+        for name in others:
             if self.shapes[name] == "OI":
                 message = rf"{name} must have the shape of {first}, \(2, 4\), got shape \(2, 3\)$"
-                found.append(bad(f"{name} shape", ValueError, message, **{name: like(x, 2, 3)}))
+                found.append(self._bad(f"{name} shape", ValueError, message, good, **{name: x.new_ones(2, 3)}))
             else:
                 size, meaning = (4, "in_features") if self.shapes[name] == "I" else (2, "out_features")
                 message = rf"{name} must have shape \({size},\) \({meaning}\), got shape \(3,\)$"
-                found.append(bad(f"{name} length", ValueError, message, **{name: like(x, 3)}))
+                found.append(self._bad(f"{name} length", ValueError, message, good, **{name: x.new_ones(3)}))
                 message = rf"{name} must have shape \(3, {size}\) \(num_models, {meaning}\), got shape \({size},\)$"
-                found.append(bad(f"{name} models", ValueError, message, models, **{name: like(x, size)}))
+                found.append(self._bad(f"{name} models", ValueError, message, models, **{name: x.new_ones(size)}))
+        return found
+
+    def _option_errors(self, good: Sample) -> list[ErrorSample]:
+        found = []
+
+        def bad(name: str, message: str, **changes: Any) -> None:
+            found.append(self._bad(name, ValueError, message, good, **changes))
+
         if self.name in ops.LAYERS and "eps" in ops.LAYERS[self.name].options:
             zero = "eps" in ops.LAYERS[self.name].may_be_zero
             rule = "eps must be " + ("0, or finite" if zero else "finite") + " and greater than 0 in "
             for value in (-1e-3, float("nan"), float("inf"), 1e-320, "small", *(() if zero else (0.0,))):
-                found.append(bad(f"eps {value}", ValueError, rule + "float64, got ", eps=value))
+                bad(f"eps {value}", rule + "float64, got ", eps=value)
             single = {name: None if t is None else t.float() for name, t in good.tensors.items()}
-            found.append(
-                bad("eps of float32", ValueError, rule + "float32, got 1e-50$", x=x.float(), **single, eps=1e-50)
-            )
+            bad("eps of float32", rule + "float32, got 1e-50$", x=good.x.float(), **single, eps=1e-50)
         if self.name == "npu":
             message = r"gate_gradient must be 'clip' or 'straight_through', got 'hard'$"
-            found.append(bad("gate gradient", ValueError, message, gate_gradient="hard"))
+            bad("gate gradient", message, gate_gradient="hard")
         if self.name == "inalu":
             message = r"omega must be finite and greater than 0 in float64, got 0$"
-            found.append(bad("omega", ValueError, message, omega=0))
+            bad("omega", message, omega=0)
         return found
 
 

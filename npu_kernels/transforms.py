@@ -141,46 +141,11 @@ def _pull(
 # ---- the Functions --------------------------------------------------------------------------------------------------
 
 
-def _of_layer(layer: ops.Layer) -> type[Function]:
-    """A layer's Function, made of its record; its derivative is a Function too. Both give what their operators give."""
+def _backward_of(layer: ops.Layer) -> type[Function]:
+    """The Function of a layer's backward operator."""
     formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
-    operands, options = layer.operands, layer.operands + len(layer.options)
-    saved_end = 1 + operands + len(layer.saved)
+    operands, saved_end = layer.operands, 1 + layer.operands + len(layer.saved)
     again = (None,) * len(layer.saved)  # the formula computes them again, so that it is differentiable
-
-    class Forward(Function):
-        """From the operands and the options: y and what is kept, functions of the operands without gradients."""
-
-        @staticmethod
-        def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            found = layer.forward(*inputs[:options], *layer.keep)
-            return found if layer.kept else (found,)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-            ctx.save_for_backward(*inputs[:operands], *output[0 if layer.takes_y else 1 :])
-            ctx.options = inputs[operands:]
-            ctx.mark_non_differentiable(*output[1:])
-
-        @staticmethod
-        def backward(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-            needs = sum(need << bit for bit, need in enumerate(ctx.needs_input_grad[:operands]))
-            if visible():
-                grads = Backward.apply(grad_y, *ctx.saved_tensors, *ctx.options, needs)
-            else:
-                grads = formula(grad_y, *ctx.saved_tensors[:operands], *again, *ctx.options, needs)
-            found = (grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
-            return *found, *(None for _ in ctx.options)
-
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
-            x, *weights = inputs[:operands]
-            of_x, *of_weights = in_dims[:operands]
-            into_models = any(dim is not None for dim in of_weights)
-            fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), into_models)
-            folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
-            rows, dims = zip(*map(fold.unfold_rows, Forward.apply(*folded, *inputs[operands:])), strict=True)
-            return rows, dims
 
     class Backward(Function):
         """From grad_y, the operands, what was saved, the options and `needs`: gradients, empty without their bit."""
@@ -220,8 +185,52 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
             outputs = tuple(back(g) if is_there else g for back, g, is_there in zip(unfold, grads, there, strict=True))
             return outputs, tuple(0 if is_there else None for is_there in there)
 
-    title = layer.name.upper()  # what graphs and profiles show
-    Forward.__name__, Backward.__name__ = f"{title}Transformed", f"{title}BackwardTransformed"
+    Backward.__name__ = f"{layer.name.upper()}BackwardTransformed"  # what graphs and profiles show
+    return Backward
+
+
+def _of_layer(layer: ops.Layer) -> type[Function]:
+    """A layer's Function, made of its record; its derivative is a Function too. Both give what their operators give."""
+    formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
+    operands, options = layer.operands, layer.operands + len(layer.options)
+    backward_function: Any = _backward_of(layer)
+    again = (None,) * len(layer.saved)  # the formula computes them again, so that it is differentiable
+
+    class Forward(Function):
+        """From the operands and the options: y and what is kept, functions of the operands without gradients."""
+
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            found = layer.forward(*inputs[:options], *layer.keep)
+            return found if layer.kept else (found,)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            ctx.save_for_backward(*inputs[:operands], *output[0 if layer.takes_y else 1 :])
+            ctx.options = inputs[operands:]
+            ctx.mark_non_differentiable(*output[1:])
+
+        @staticmethod
+        def backward(ctx: Any, grad_y: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+            needs = sum(need << bit for bit, need in enumerate(ctx.needs_input_grad[:operands]))
+            if visible():
+                grads = backward_function.apply(grad_y, *ctx.saved_tensors, *ctx.options, needs)
+            else:
+                grads = formula(grad_y, *ctx.saved_tensors[:operands], *again, *ctx.options, needs)
+            found = (grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
+            return *found, *(None for _ in ctx.options)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+            x, *weights = inputs[:operands]
+            of_x, *of_weights = in_dims[:operands]
+            into_models = any(dim is not None for dim in of_weights)
+            fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), into_models)
+            folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
+            rows, dims = zip(*map(fold.unfold_rows, Forward.apply(*folded, *inputs[operands:])), strict=True)
+            return rows, dims
+
+    Forward.__name__ = f"{layer.name.upper()}Transformed"
     return Forward
 
 

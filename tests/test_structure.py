@@ -128,3 +128,25 @@ def test_only_the_registry_names_an_experiment() -> None:
         ]
         told = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, ast.Module)}
         assert not [text for text in texts if text not in told and re.fullmatch(names, text)], path.name
+
+
+# Kernels whose loops share so much state that a part of them would take it all as arguments.
+LONG = {
+    "npu_kernels/backends/triton/nalu_backward_kernels.py": {"nalu_backward_w_kernel"},
+    "npu_kernels/backends/triton/nalu_forward_kernels.py": {"nalu_forward_kernel"},
+    "npu_kernels/backends/triton/npu.py": {"npu_backward_w_kernel"},
+    "npu_kernels/backends/triton/npu_small.py": {"npu_small_backward_kernel"},
+    "npu_kernels/backends/triton/ode_kernels.py": {"ode_backward_kernel"},
+}
+
+
+def test_functions_are_short() -> None:
+    """At most 60 lines, without the signature and the docstring; what is longer has parts that deserve a name."""
+    found: dict[str, set[str]] = {}
+    for path, tree in modules().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                if body and (node.end_lineno or 0) - body[0].lineno >= 60:
+                    found.setdefault(str(path.relative_to(ROOT)), set()).add(node.name)
+    assert found == LONG

@@ -93,6 +93,7 @@ def _ode(
     ode.ode_backward(path, slopes, path, *of_model, stages, tableau, 0.1, EPS, True, False, 31)
 
 
+HIGHEST = "highest"  # float32 matmul precision
 Case = tuple[str, str, Callable[[], None]]  # label, float32 matmul precision, what to launch
 
 # One shape per coarse bucket of the tables; "odd" ones have sizes without a common factor with any vector width.
@@ -117,79 +118,91 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
     `variants`: "" for all operands and gradients only, "some" or "all" for calls without some of them too. A quick run
     with variants has every kernel.
     """
-    highest, double = "highest", torch.float64
-    yield "small 6 -> 2", highest, lambda: _npu(100, 6, 2)
-    yield "large", highest, lambda: _npu(*SHAPES["large"])
+    yield "small 6 -> 2", HIGHEST, lambda: _npu(100, 6, 2)
+    yield "large", HIGHEST, lambda: _npu(*SHAPES["large"])
     if quick:
-        yield "inalu small", highest, lambda: _inalu(100, 6, 2)
-        yield "inalu medium", highest, lambda: _inalu(*SHAPES["medium"])
-        yield "inalu float64", highest, lambda: _inalu(*SHAPES["large odd"], dtype=double)
+        yield "inalu small", HIGHEST, lambda: _inalu(100, 6, 2)
+        yield "inalu medium", HIGHEST, lambda: _inalu(*SHAPES["medium"])
+        yield "inalu float64", HIGHEST, lambda: _inalu(*SHAPES["large odd"], dtype=torch.float64)
         if variants:
-            yield "nmu large", highest, lambda: _nmu(1000, 100, 100)
-            yield "nmru large", highest, lambda: _nmru(1000, 100, 100)
-            yield "nalu small", highest, lambda: _nalu(100, 6, 2)
-            yield "ode", highest, lambda: _ode(3, 9, 1000)
+            yield "nmu large", HIGHEST, lambda: _nmu(1000, 100, 100)
+            yield "nmru large", HIGHEST, lambda: _nmru(1000, 100, 100)
+            yield "nalu small", HIGHEST, lambda: _nalu(100, 6, 2)
+            yield "ode", HIGHEST, lambda: _ode(3, 9, 1000)
         return
-    yield "small float64", highest, lambda: _npu(100, 6, 2, dtype=double)
+    yield from _layers()
+    yield from _loops()
+    if variants:
+        yield from _variants(all_large=variants == "all")
+
+
+def _layers() -> Iterator[Case]:
+    yield "small float64", HIGHEST, lambda: _npu(100, 6, 2, dtype=torch.float64)
     for precision in ("high", "medium"):
         yield f"large {precision}", precision, lambda: _npu(*SHAPES["large"])
     for precision in ("highest", "high", "medium"):
         yield f"large odd {precision}", precision, lambda: _npu(*SHAPES["large odd"])
     for name in ("narrow", "medium", "medium odd"):
-        yield name, highest, lambda name=name: _npu(*SHAPES[name])  # type: ignore[misc]
-    yield "float64", highest, lambda: _npu(*SHAPES["large odd"], dtype=double)
-    yield "nmu small", highest, lambda: _nmu(100, 6, 2)
-    yield "nmu small float64", highest, lambda: _nmu(100, 6, 2, dtype=double)
-    yield "nmu large", highest, lambda: _nmu(1000, 100, 100)
-    yield "nmru small", highest, lambda: _nmru(100, 6, 2)
-    yield "nmru small float64", highest, lambda: _nmru(100, 6, 2, dtype=double)
-    yield "nmru large", highest, lambda: _nmru(1000, 100, 100)
-    yield "nmru large, product of signs", highest, lambda: _nmru(1000, 100, 100, separate=False)
+        yield name, HIGHEST, lambda name=name: _npu(*SHAPES[name])  # type: ignore[misc]
+    yield "float64", HIGHEST, lambda: _npu(*SHAPES["large odd"], dtype=torch.float64)
+    yield "nmu small", HIGHEST, lambda: _nmu(100, 6, 2)
+    yield "nmu small float64", HIGHEST, lambda: _nmu(100, 6, 2, dtype=torch.float64)
+    yield "nmu large", HIGHEST, lambda: _nmu(1000, 100, 100)
+    yield "nmru small", HIGHEST, lambda: _nmru(100, 6, 2)
+    yield "nmru small float64", HIGHEST, lambda: _nmru(100, 6, 2, dtype=torch.float64)
+    yield "nmru large", HIGHEST, lambda: _nmru(1000, 100, 100)
+    yield "nmru large, product of signs", HIGHEST, lambda: _nmru(1000, 100, 100, separate=False)
     for layer, launch in (("nalu", _nalu), ("inalu", _inalu)):
-        yield f"{layer} small", highest, lambda f=launch: f(100, 6, 2)  # type: ignore[misc]
-        yield f"{layer} medium odd", highest, lambda f=launch: f(*SHAPES["medium odd"])  # type: ignore[misc]
+        yield f"{layer} small", HIGHEST, lambda f=launch: f(100, 6, 2)  # type: ignore[misc]
+        yield f"{layer} medium odd", HIGHEST, lambda f=launch: f(*SHAPES["medium odd"])  # type: ignore[misc]
         for precision in ("highest", "high", "medium"):
             yield f"{layer} large {precision}", precision, lambda f=launch: f(*SHAPES["large"])  # type: ignore[misc]
     for name in ("medium", "narrow", "large odd"):
-        yield f"inalu {name}", highest, lambda name=name: _inalu(*SHAPES[name])  # type: ignore[misc]
-    yield "inalu float64", highest, lambda: _inalu(*SHAPES["large odd"], dtype=double)
-    yield "inalu float64 medium", highest, lambda: _inalu(*SHAPES["medium"], dtype=double)
-    for dtype, sizes in ((torch.float32, ODE_SIZES), (double, ODE_SIZES_DOUBLE)):
+        yield f"inalu {name}", HIGHEST, lambda name=name: _inalu(*SHAPES[name])  # type: ignore[misc]
+    yield "inalu float64", HIGHEST, lambda: _inalu(*SHAPES["large odd"], dtype=torch.float64)
+    yield "inalu float64 medium", HIGHEST, lambda: _inalu(*SHAPES["medium"], dtype=torch.float64)
+
+
+def _loops() -> Iterator[Case]:
+    for dtype, sizes in ((torch.float32, ODE_SIZES), (torch.float64, ODE_SIZES_DOUBLE)):
         for size in sizes:
             name = f"ode {size[0]} -> {size[1]}, starts {size[2]} {str(dtype).removeprefix('torch.')}"
-            yield name, highest, lambda s=size, t=dtype: _ode(*s, dtype=t)  # type: ignore[misc]
-            yield f"{name} checkpointed", highest, lambda s=size, t=dtype: _ode(*s, dtype=t, save=False)  # type: ignore[misc]
-    if variants:
-        yield "ode RealNPU, euler", highest, lambda: _ode(3, 9, 1, "euler", im=False)
-        yield "ode midpoint", highest, lambda: _ode(3, 9, 1, "midpoint")
-        yield "small 15 -> 15, many rows", highest, lambda: _npu(10**6, 15, 15)
-        optional: dict[str, dict[str, Any]] = {
-            "RealNPU": {"im": False},
-            "NaiveNPU": {"gated": False},
-            "inference": {"sin": False},
-            "models": {"K": 3},
-            "models, shared x": {"K": 3, "shared": True},
-            "bfloat16": {"dtype": torch.bfloat16},
-            "float16": {"dtype": torch.float16},
-            "x only": {"needs": 1},
-            "real weight only": {"needs": 2},
-            "imaginary weight only": {"needs": 4},
-            "gate only": {"needs": 8},
-        }
-        for label, options in optional.items():
-            yield f"small {label}", highest, lambda o=options: _npu(100, 6, 2, **o)  # type: ignore[misc]
-        for label in list(optional)[: None if variants == "all" else 4]:
-            options = optional[label]
-            yield f"large {label}", highest, lambda o=options: _npu(*SHAPES["large"], **o)  # type: ignore[misc]
-        yield "nmu models, shared x", highest, lambda: _nmu(100, 6, 2, K=3, shared=True)
-        yield "nmu models", highest, lambda: _nmu(100, 6, 2, K=3)
-        yield "nmru models, shared x", highest, lambda: _nmru(100, 6, 2, K=3, shared=True)
-        yield "nalu models, shared x", highest, lambda: _nalu(100, 6, 2, K=3, shared=True)
-        yield "nalu without bias", highest, lambda: _nalu(100, 6, 2, bias=False)
-        yield "inalu inference", highest, lambda: _inalu(100, 6, 2, save=False)
-        yield "inalu inference float64", highest, lambda: _inalu(100, 6, 2, save=False, dtype=double)
-        yield "inalu bfloat16", highest, lambda: _inalu(100, 6, 2, dtype=torch.bfloat16)
-        yield "inalu weights only", highest, lambda: _inalu(100, 6, 2, needs=2 + 16)
+            yield name, HIGHEST, lambda s=size, t=dtype: _ode(*s, dtype=t)  # type: ignore[misc]
+            yield f"{name} checkpointed", HIGHEST, lambda s=size, t=dtype: _ode(*s, dtype=t, save=False)  # type: ignore[misc]
+
+
+def _variants(all_large: bool) -> Iterator[Case]:
+    """Calls without some operands or gradients, of large layers all or the first few."""
+    yield "ode RealNPU, euler", HIGHEST, lambda: _ode(3, 9, 1, "euler", im=False)
+    yield "ode midpoint", HIGHEST, lambda: _ode(3, 9, 1, "midpoint")
+    yield "small 15 -> 15, many rows", HIGHEST, lambda: _npu(10**6, 15, 15)
+    optional: dict[str, dict[str, Any]] = {
+        "RealNPU": {"im": False},
+        "NaiveNPU": {"gated": False},
+        "inference": {"sin": False},
+        "models": {"K": 3},
+        "models, shared x": {"K": 3, "shared": True},
+        "bfloat16": {"dtype": torch.bfloat16},
+        "float16": {"dtype": torch.float16},
+        "x only": {"needs": 1},
+        "real weight only": {"needs": 2},
+        "imaginary weight only": {"needs": 4},
+        "gate only": {"needs": 8},
+    }
+    for label, options in optional.items():
+        yield f"small {label}", HIGHEST, lambda o=options: _npu(100, 6, 2, **o)  # type: ignore[misc]
+    for label in list(optional)[: None if all_large else 4]:
+        options = optional[label]
+        yield f"large {label}", HIGHEST, lambda o=options: _npu(*SHAPES["large"], **o)  # type: ignore[misc]
+    yield "nmu models, shared x", HIGHEST, lambda: _nmu(100, 6, 2, K=3, shared=True)
+    yield "nmu models", HIGHEST, lambda: _nmu(100, 6, 2, K=3)
+    yield "nmru models, shared x", HIGHEST, lambda: _nmru(100, 6, 2, K=3, shared=True)
+    yield "nalu models, shared x", HIGHEST, lambda: _nalu(100, 6, 2, K=3, shared=True)
+    yield "nalu without bias", HIGHEST, lambda: _nalu(100, 6, 2, bias=False)
+    yield "inalu inference", HIGHEST, lambda: _inalu(100, 6, 2, save=False)
+    yield "inalu inference float64", HIGHEST, lambda: _inalu(100, 6, 2, save=False, dtype=torch.float64)
+    yield "inalu bfloat16", HIGHEST, lambda: _inalu(100, 6, 2, dtype=torch.bfloat16)
+    yield "inalu weights only", HIGHEST, lambda: _inalu(100, 6, 2, needs=2 + 16)
 
 
 def stored_cases(target: str) -> Iterator[Case]:

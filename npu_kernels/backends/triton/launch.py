@@ -73,3 +73,10 @@ def device_of(x: Tensor) -> AbstractContextManager:
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return _NO_GUARD
     return torch.cuda.device(x.device)
+
+
+def row_splits(rows: int, block: int, tiles: int, programs: int) -> tuple[int, int]:
+    """Into how many parts the rows are split so that about so many programs have work, and how many rows a part has."""
+    blocks = -(-rows // block)
+    of_a_part = -(-blocks // max(1, programs // tiles))
+    return -(-blocks // of_a_part), of_a_part * block

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from npu_kernels.backends.triton import tuning
-from npu_kernels.backends.triton.launch import accumulator, check_operands, device_of, empty, model_sizes
+from npu_kernels.backends.triton.launch import accumulator, check_operands, device_of, empty, model_sizes, row_splits
 from npu_kernels.backends.triton.nalu_backward_kernels import nalu_backward_w_kernel, nalu_backward_x_kernel
 from npu_kernels.backends.triton.nalu_forward_kernels import nalu_forward_kernel
 from npu_kernels.backends.triton.reduction import sum_partials
@@ -81,14 +81,12 @@ def inalu_forward(
     return _forward("inalu_forward", x, weights | {"gate_weight": gate_weight}, None, eps, omega, save)
 
 
-def _backward(
+def _check_backward(
     name: str, grad_y: Tensor, x: Tensor, weights: dict[str, Tensor], bias: Tensor | None,
-    saved: dict[str, Tensor], flags: Tensor | None, eps: float, needs: int,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of x, the weights in their order and the bias; empty where `needs` has no bit."""
+    saved: dict[str, Tensor], flags: Tensor | None, shape: tuple[int, ...],
+) -> None:  # fmt: skip
+    """ValueError or TypeError for operands that do not belong together; shape: of the result."""
     first = next(iter(weights.values()))
-    K, B, I, O, shared_x = model_sizes(name, x, first)
-    shape = (*first.shape[:-2], B, O)
     operands = {"grad_y": (grad_y, shape)} | {label: (weight, tuple(first.shape)) for label, weight in weights.items()}
     operands |= {label: (tensor, shape) for label, tensor in saved.items()}
     check_operands(name, x, **operands, gate_bias=(bias, tuple(first.shape[:-1])))
@@ -97,6 +95,16 @@ def _backward(
             f"{name}: flags must be torch.int32 of shape {shape} on {x.device}, got {flags.dtype} of shape "
             f"{tuple(flags.shape)} on {flags.device}"
         )
+
+
+def _backward(
+    name: str, grad_y: Tensor, x: Tensor, weights: dict[str, Tensor], bias: Tensor | None,
+    saved: dict[str, Tensor], flags: Tensor | None, eps: float, needs: int,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of x, the weights in their order and the bias; empty where `needs` has no bit."""
+    first = next(iter(weights.values()))
+    K, B, I, O, shared_x = model_sizes(name, x, first)
+    _check_backward(name, grad_y, x, weights, bias, saved, flags, (*first.shape[:-2], B, O))
     acc = accumulator(x.dtype)
     wanted = [bool(needs >> bit & 1) for bit in range(len(weights) + 2)]
     wanted[-1] = wanted[-1] and bias is not None
@@ -124,9 +132,7 @@ def _backward(
 
         options, programs = tuning.lookup("nalu_backward_w", x, B, I, O, K)
         tiles = K * -(-O // options["BLOCK_O"]) * max(1, -(-I // options["BLOCK_I"]))  # a bias needs no input
-        row_blocks = -(-B // options["BLOCK_B"])
-        blocks_per_split = -(-row_blocks // max(1, programs // tiles))
-        splits = -(-row_blocks // blocks_per_split)
+        splits, rows_per_split = row_splits(B, options["BLOCK_B"], tiles, programs)
         part, part_bias = into, into_bias
         if splits > 1:
             there = (need_add, False, need_mul, False, need_gate)
@@ -134,7 +140,7 @@ def _backward(
             part_bias = empty(x, (splits, K, O), acc) if need_bias else None
         if need_add or need_mul or need_gate or need_bias:
             nalu_backward_w_kernel[(tiles * splits,)](
-                grad_y, x, *own[:4], *inner, *part, part_bias, K, B, O, I, blocks_per_split * options["BLOCK_B"],
+                grad_y, x, *own[:4], *inner, *part, part_bias, K, B, O, I, rows_per_split,
                 *common, need_add, need_mul, need_gate, need_bias, splits == 1, acc, **options,
             )  # fmt: skip
         sums: dict[str, Any] = {}

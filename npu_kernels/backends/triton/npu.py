@@ -55,7 +55,7 @@ from npu_kernels.backends.triton.device_math import (
     sincos,
     split,
 )
-from npu_kernels.backends.triton.launch import accumulator, check_operands, device_of, empty, model_sizes
+from npu_kernels.backends.triton.launch import accumulator, check_operands, device_of, empty, model_sizes, row_splits
 from npu_kernels.backends.triton.npu_small import small_backward, small_forward
 from npu_kernels.backends.triton.reduction import sum_partials
 
@@ -441,17 +441,14 @@ def npu_backward(
     acc = accumulator(x.dtype)
     need_x, need_gate = bool(needs & 1), bool(needs & 8) and gate is not None
     need_re, need_im = bool(needs & 2), bool(needs & 4) and weight_im is not None
+    needed = {"x": need_x, "re": need_re, "im": need_im, "gate": need_gate}
+    shapes = {"x": x.shape, "re": weight_re.shape, "im": weight_re.shape, "gate": () if gate is None else gate.shape}
+    sizes_needed = [shapes[name] if need else (0,) for name, need in needed.items()]
     if K * B * I * O == 0:
-        return (
-            x.new_zeros(x.shape if need_x else (0,)),
-            x.new_zeros(weight_re.shape if need_re else (0,)),
-            x.new_zeros(weight_re.shape if need_im else (0,)),
-            x.new_zeros(gate.shape if gate is not None and need_gate else (0,)),
-        )
-    grad_y, x, weight_re = grad_y.contiguous(), x.contiguous(), weight_re.contiguous()
-    weight_im = None if weight_im is None else weight_im.contiguous()
-    gate = None if gate is None else gate.contiguous()
-    y, s = y.contiguous(), s.contiguous()
+        grad_x, grad_re, grad_im, grad_gate = (x.new_zeros(size) for size in sizes_needed)
+        return grad_x, grad_re, grad_im, grad_gate
+    grad_y, x, weight_re, y, s = (t.contiguous() for t in (grad_y, x, weight_re, y, s))
+    weight_im, gate = (None if t is None else t.contiguous() for t in (weight_im, gate))
     with device_of(x):
         if tuning.is_small(I, O):
             return small_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs, sizes)
@@ -460,17 +457,11 @@ def npu_backward(
         shared = K > 1 and shared_x
         config_x = tuning.lookup("npu_backward_x", x, B, I, O, K).options
         config_w, programs = tuning.lookup("npu_backward_w", x, B, I, O, K)
-        tiles_b = -(-B // config_x["BLOCK_B"])
-        tiles_o = -(-O // config_w["BLOCK_O"])
+        tiles_b, tiles_o = -(-B // config_x["BLOCK_B"]), -(-O // config_w["BLOCK_O"])
         tiles_w = K * tiles_o * -(-I // config_w["BLOCK_I"])
-        row_blocks = -(-B // config_w["BLOCK_B"])
-        blocks_per_split = -(-row_blocks // max(1, programs // tiles_w))
-        splits = -(-row_blocks // blocks_per_split)
+        splits, rows_per_split = row_splits(B, config_w["BLOCK_B"], tiles_w, programs)
 
-        grad_x = empty(x, x.shape if need_x else (0,))
-        grad_re = empty(x, weight_re.shape if need_re else (0,))
-        grad_im = empty(x, weight_re.shape if need_im else (0,))
-        grad_gate = empty(x, gate.shape if gate is not None and need_gate else (0,))
+        grad_x, grad_re, grad_im, grad_gate = (empty(x, size) for size in sizes_needed)
         part_x = empty(x, (K, B, I), acc) if need_x and shared else grad_x
         part_re = empty(x, (splits, K, O, I), acc) if need_re and splits > 1 else grad_re
         part_im = empty(x, (splits, K, O, I), acc) if need_im and splits > 1 else grad_im
@@ -483,7 +474,7 @@ def npu_backward(
         if need_re or need_im or need_gate:
             npu_backward_w_kernel[(tiles_w * splits,)](
                 grad_y, x, weight_re, weight_im, gate, y, s, part_re, part_im, part_gate, tiles_b, K, B, O, I,
-                blocks_per_split * config_w["BLOCK_B"], *flags, need_re, need_im, need_gate, acc, **config_w,
+                rows_per_split, *flags, need_re, need_im, need_gate, acc, **config_w,
             )  # fmt: skip
         sum_partials(
             acc,
