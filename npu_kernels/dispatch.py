@@ -112,7 +112,8 @@ def _state(backend: str, device_type: str) -> tuple[bool, str]:
     if backend == "cpu":
         return cpu.available(device_type)
     try:
-        return triton().available(device_type)
+        found: tuple[bool, str] = triton().available(device_type)
+        return found
     except ImportError as error:
         return False, str(error)
 

@@ -118,7 +118,8 @@ def load(path: Path, keys: Collection[str]) -> dict[str, Any]:
     if missing is None or missing:
         what = type(state).__name__ if missing is None else f"a dict without {', '.join(missing[:3])}"
         raise ValueError(f"it holds something else: {what}")
-    return state
+    loaded: dict[str, Any] = state
+    return loaded
 
 
 def _checksum(content: bytes) -> bytes:

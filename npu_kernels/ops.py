@@ -229,7 +229,7 @@ def ode_stages(
     return blocks, kept, 2 * (d + h), 16
 
 
-@torch.library.register_fake("npu_kernels::ode_forward", lib=library)
+@torch.library.register_fake("npu_kernels::ode_forward", lib=library)  # type: ignore[untyped-decorator]
 def _ode_forward(
     u0: Tensor,
     weight_re: Tensor,
@@ -252,7 +252,7 @@ def _ode_forward(
     )
 
 
-@torch.library.register_fake("npu_kernels::ode_backward", lib=library)
+@torch.library.register_fake("npu_kernels::ode_backward", lib=library)  # type: ignore[untyped-decorator]
 def _ode_backward(
     grad_trajectory: Tensor | None,
     grad_derivatives: Tensor | None,

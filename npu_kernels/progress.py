@@ -17,7 +17,7 @@ BAR = "{desc}: {percentage:3.0f} % |{bar}| {elapsed} passed, {remaining} left{po
 LINE = "{desc}: {percentage:3.0f} %, {elapsed} passed, {remaining} left{postfix}"
 
 
-class _Bar(tqdm):
+class _Bar(tqdm):  # type: ignore[type-arg]
     monitor_interval = 0  # no thread of tqdm's own: it would wake up in the middle of a timing
 
 

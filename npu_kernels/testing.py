@@ -341,7 +341,7 @@ class CountCalls(TorchDispatchMode):
     """How often each of our operators runs inside the block: ``calls["npu_forward"]``."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

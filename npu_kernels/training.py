@@ -174,7 +174,7 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
     ):
         loss = direct.mse(y, target, num_models is not None)
         if loss is not NotImplemented:
-            return loss
+            return loss  # type: ignore[no-any-return]
     operands.unrecorded(_check_loss, y, target, num_models)
     if num_models is None:
         return nn.functional.mse_loss(y, target)

@@ -173,7 +173,7 @@ def _backward_of(layer: ops.Layer) -> type[Function]:
             grad_y, x, *weights = inputs[: 1 + operands]
             of_x, of_weights, needs = in_dims[1], in_dims[2 : 1 + operands], inputs[-1]
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), True)
-            grads = Backward.apply(
+            grads = Backward.apply(  # type: ignore[no-untyped-call]
                 fold.rows(grad_y, in_dims[0]),
                 fold.x(x, of_x, bool(needs & 1)),
                 *map(fold.weight, weights, of_weights),
@@ -227,7 +227,7 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
             into_models = any(dim is not None for dim in of_weights)
             fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), into_models)
             folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
-            rows, dims = zip(*map(fold.unfold_rows, Forward.apply(*folded, *inputs[operands:])), strict=True)
+            rows, dims = zip(*map(fold.unfold_rows, Forward.apply(*folded, *inputs[operands:])), strict=True)  # type: ignore[no-untyped-call]
             return rows, dims
 
     Forward.__name__ = f"{layer.name.upper()}Transformed"

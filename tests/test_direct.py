@@ -125,7 +125,7 @@ def test_not_for_what_is_not_plain(x: Tensor, request: pytest.FixtureRequest) ->
     assert x.is_neg() == ("negated" in request.node.name)
     layer = NPU(3, 2).to(x.dtype)
     assert not taken(lambda: layer(x))
-    expected = functional.reference.npu(x.clone().as_subclass(Tensor).float(), *(p.float() for p in layer.parameters()))
+    expected = reference.npu(x.clone().as_subclass(Tensor).float(), *(p.float() for p in layer.parameters()))
     torch.testing.assert_close(layer(x).as_subclass(Tensor).float(), expected, rtol=2e-3, atol=2e-3)
 
 

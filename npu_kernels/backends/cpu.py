@@ -69,12 +69,14 @@ def isa() -> str:
 
     Raises RuntimeError without the library.
     """
-    return _loaded().npu_kernels_isa().decode()
+    name: str = _loaded().npu_kernels_isa().decode()
+    return name
 
 
 def supported_isas() -> list[str]:
     """The instruction sets of this processor that the library has kernels for, lowest first."""
-    return _loaded().npu_kernels_supported_isas().decode().split(",")
+    names: str = _loaded().npu_kernels_supported_isas().decode()
+    return names.split(",")
 
 
 def set_isa(name: str) -> None:

@@ -76,7 +76,7 @@ class _Rows(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         with torch.no_grad():
-            return self.layer(self.x[index])
+            return self.layer(self.x[index])  # type: ignore[no-any-return]
 
 
 @check("fork after use, and DataLoader workers")

@@ -48,7 +48,7 @@ def _per_sample(column: Column) -> None:
         for f in (RECORDS[name].function, RECORDS[name].reference):
 
             def loss(w: Tensor, row: Tensor, f: Any = f, rest: list[Tensor] = rest) -> Tensor:
-                return f(row, w, *rest).square().sum()
+                return f(row, w, *rest).square().sum()  # type: ignore[no-any-return]
 
             found.append(torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x))
         equal(found[0], found[1], ROUNDING, name)
@@ -62,7 +62,7 @@ def _stacked(column: Column) -> str | None:
     x = inputs(column, 5, 3, dtype=torch.float64)
 
     def loss(s: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(modules[0], s, x).square().sum()
+        return torch.func.functional_call(modules[0], s, x).square().sum()  # type: ignore[no-any-return]
 
     frozen = {name: value.detach() for name, value in state.items()}
     with CountCalls() as inside:

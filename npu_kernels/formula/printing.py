@@ -28,7 +28,7 @@ def condition(step: Expression, less: str, at_least: str) -> tuple[Expression, s
     return (-x, "<=" if at_least == ">=" else r"\leq") if flipped else (x, at_least)
 
 
-class _Text(StrPrinter):
+class _Text(StrPrinter):  # type: ignore[misc]
     def _print_Heaviside(self, expr: Expression) -> str:
         x, relation = condition(expr, "<", ">=")
         return f"[{self._print(x)} {relation} 0]"
@@ -44,7 +44,7 @@ class _Text(StrPrinter):
         return text
 
 
-class _Latex(LatexPrinter):
+class _Latex(LatexPrinter):  # type: ignore[misc]
     def _print_Heaviside(self, expr: Expression, exp: str | None = None) -> str:
         x, relation = condition(expr, "<", r"\geq")
         text = rf"\left[{self._print(x)} {relation} 0\right]"

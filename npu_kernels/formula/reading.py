@@ -29,7 +29,7 @@ def _require_sympy() -> ModuleType:
         import sympy
     except ImportError as error:
         raise ImportError(INSTALL) from error
-    return sympy
+    return sympy  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

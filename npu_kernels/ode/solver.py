@@ -168,7 +168,7 @@ def integrate(
 def _fused(loop: Loop, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """One call of the backend."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        trajectory, slopes = RolloutFunction.apply(loop, *tensors)
+        trajectory, slopes = RolloutFunction.apply(loop, *tensors)  # type: ignore[no-untyped-call]
     else:
         trajectory, slopes, _ = forward(loop, False, *tensors)  # type: ignore[arg-type]
     return trajectory, slopes if loop.derivatives else None

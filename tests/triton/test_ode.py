@@ -128,7 +128,7 @@ def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.Monke
     arguments = (u0[None], *(p.detach() for p in parameters))
     options = ([1.0], 2, 0.1, 1e-16, True, False, False)
     with use_backend("triton"):
-        assert torch.equal(forward(*arguments, *options)[0], reference_ode.ode_forward(*arguments, *options)[0])
+        assert torch.equal(forward(*arguments, *options)[0], reference_ode.ode_forward(*arguments, *options)[0])  # type: ignore[call-arg]
 
 
 def test_divergence_stays_where_it_is(device: str) -> None:
@@ -217,11 +217,11 @@ def test_wrong_operands_reach_no_kernel(device: str) -> None:
     parameters = [p.detach() for p in (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)]
     options = (3, 0.1, 1e-16, True, False, True)
     with pytest.raises(ValueError, match=r"^ode_forward: weight must have shape \(2, 3, 5\), got shape \(2, 5, 3\)$"):
-        launcher.ode_forward(u0, *parameters[:3], parameters[3].mT, [1.0], *options)
+        launcher.ode_forward(u0, *parameters[:3], parameters[3].mT, [1.0], *options)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"^ode_forward: tableau must be a lower triangle by rows, got 2 numbers$"):
-        launcher.ode_forward(u0, *parameters, [1.0, 0.5], *options)
+        launcher.ode_forward(u0, *parameters, [1.0, 0.5], *options)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"^ode_forward: steps must be positive, got 0$"):
-        launcher.ode_forward(u0, *parameters, [1.0], 0, *options[1:])
-    path, _, stages = launcher.ode_forward(u0, *parameters, [1.0], *options)
+        launcher.ode_forward(u0, *parameters, [1.0], 0, *options[1:])  # type: ignore[call-arg]
+    path, _, stages = launcher.ode_forward(u0, *parameters, [1.0], *options)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"^ode_backward: stages must be what .*, got shape \(1, 3, 16, 1\)$"):
-        launcher.ode_backward(path, None, path, *parameters, stages[..., :1], [1.0], 0.1, 1e-16, True, False, 31)
+        launcher.ode_backward(path, None, path, *parameters, stages[..., :1], [1.0], 0.1, 1e-16, True, False, 31)  # type: ignore[call-arg]

@@ -97,7 +97,7 @@ def available(device_type: str = "cuda") -> tuple[bool, str]:
 
 def ode_fits(d: int, h: int, dtype: torch.dtype) -> bool:
     """Whether the time loop of such a model runs in one launch: see `ode`."""
-    return _load()["ode"].fits(d, h, dtype)
+    return bool(_load()["ode"].fits(d, h, dtype))
 
 
 @functools.cache

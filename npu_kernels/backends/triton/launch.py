@@ -10,7 +10,7 @@ Tensor = torch.Tensor
 
 TORCH_DTYPE = {tl.float32: torch.float32, tl.float64: torch.float64}
 MOST_FEATURES = 2**24  # offsets within a tile, of at most 128 rows, are 32-bit numbers
-_NO_GUARD: AbstractContextManager = nullcontext()
+_NO_GUARD: AbstractContextManager[None] = nullcontext()
 
 
 class Sizes(NamedTuple):
@@ -68,7 +68,7 @@ def empty(like: Tensor, shape: tuple[int, ...], acc: tl.dtype | None = None) -> 
     return like.new_empty(shape) if acc is None else like.new_empty(shape, dtype=TORCH_DTYPE[acc])
 
 
-def device_of(x: Tensor) -> AbstractContextManager:
+def device_of(x: Tensor) -> AbstractContextManager[object]:
     """Makes the device of x current for a launch; costs nothing where it is already."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
         return _NO_GUARD

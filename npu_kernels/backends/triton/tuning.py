@@ -124,7 +124,8 @@ def most_registers(device: torch.device) -> dict[str, int]:
 
 def load_table(path: Path | str = TABLES) -> dict[str, dict[str, dict[str, int]]]:
     """Read ``{architecture: {"kernel dtype precision bucket": configuration}}``."""
-    return json.loads(Path(path).read_text())
+    tables: dict[str, dict[str, dict[str, int]]] = json.loads(Path(path).read_text())
+    return tables
 
 
 def save_table(tables: dict[str, dict[str, dict[str, int]]], path: Path | str = TABLES) -> None:
