@@ -155,7 +155,7 @@ def test_buffer_gives_each_model_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize(("name", "extra"), [("NAU", {"clip": False}), ("NALU", {"bias": True}), ("iNALU", {})])
+@pytest.mark.parametrize(("name", "extra"), [("NAU", {"clip": False}), ("NALU", {"bias": True})])
 def test_layers_are_the_packages(name: str, extra: dict[str, bool], shared: bool) -> None:
     options = {"num_models": 3, "dtype": torch.float64, **extra}
     ours = getattr(layers, name)(5, 2, **options)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from benchmarks.paper.layers import NALU, NAU, Dense, iNALU
+from benchmarks.paper.layers import NALU, NAU, Dense
 from benchmarks.paper.streams import stream
-from npu_kernels import NMU, NPU, NaiveNPU, RealNPU
+from npu_kernels import NMU, NPU, NaiveNPU, RealNPU, iNALU
 
 Builder = Callable[[int, int, int, torch.dtype], nn.Module]
 

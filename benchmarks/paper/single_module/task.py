@@ -171,7 +171,7 @@ RECIPES: dict[str, dict[str, Unit]] = {
             cost=1000,
         ),
         "iNALU": Unit(
-            lambda k: layers.iNALU(2, 1, num_models=k),
+            lambda k: iNALU(2, 1, num_models=k),
             starts={
                 **{name: _around(0.88) for name in ("weight_add", "weight_mul")},
                 **{name: _around(0.5) for name in ("mask_add", "mask_mul")},
