@@ -93,18 +93,18 @@ TIME_LOOP = [
     }),
     *mutants(PACKAGE + "ode/solver.py", ("tests/test_ode.py -k 'checkpointed or shapes or nonfinite or euler'", "tests/test_ode_kernel.py -k 'alone or options or checkpointed or fused'"), {
         "ode-derivatives-of-every-segment": ("count, dt, last and ends, use_reentrant=False)", "count, dt, last, use_reentrant=False)"),
-        "ode-memory": ('gate_gradient == STRAIGHT_THROUGH, memory == "full"', 'gate_gradient == STRAIGHT_THROUGH, memory != "full"'),
-        "ode-straight-through": ('straight_through, keep = gate_gradient == STRAIGHT_THROUGH,', 'straight_through, keep = gate_gradient == "",'),
         "ode-finite-ignored": ('if nonfinite == "raise" and not finite:', 'if nonfinite == "raise" and finite is None:'),
         "ode-clip-of-the-layer": ("        clip=nau.clip,\n", "        clip=True,\n"),
         "ode-last-segment": ("count = min(length, steps - first)", "count = length"),
     }),
-    *mutants(PACKAGE + "ode/function.py", "tests/test_ode_kernel.py -k 'alone or second or fused or options'", {
+    *mutants(PACKAGE + "ode/function.py", "tests/test_ode_kernel.py -k 'alone or second or fused or options or checkpointed'", {
+        "ode-memory": ('forward(loop, loop.memory == "full", *tensors)', 'forward(loop, loop.memory != "full", *tensors)'),
+        "ode-straight-through": ("return self.gate_gradient == STRAIGHT_THROUGH", 'return self.gate_gradient == ""'),
         "ode-needs-ignored": ("return tuple(grad if need else None for grad, need in zip((grad_u0, *others), needed, strict=True))", "return (grad_u0, *others)"),
         "ode-starts-of-models": ("u0.expand(k, d).unsqueeze(1)", "u0.expand(k, d)[:1].expand(k, d).unsqueeze(1)"),
-        "ode-formula-clip": ("return reference.nau(y, weight, clip=clip)", "return reference.nau(y, weight, clip=True)"),
-        "ode-formula-eps": ("eps=eps, gate_gradient=gate_gradient)", "eps=1e-3 + 0 * eps, gate_gradient=gate_gradient)"),
-        "ode-formula-straight-through": ("gate_gradient = STRAIGHT_THROUGH if straight_through else CLIP", "gate_gradient = CLIP"),
+        "ode-formula-clip": ("return layers.nau(y, weight, clip=loop.clip)", "return layers.nau(y, weight, clip=True)"),
+        "ode-formula-eps": ("eps=loop.eps, gate_gradient=loop.gate_gradient)", "eps=1e-3, gate_gradient=loop.gate_gradient)"),
+        "ode-formula-straight-through": ("gate_gradient=loop.gate_gradient)", "gate_gradient=CLIP)"),
     }),
     *mutants(PACKAGE + "ode/interpolation.py", "tests/test_ode.py -k 'hermite or interpol or errors'", {
         "ode-hermite-slope": ("((t - 1) * dt) * k", "((t - 1) * abs(dt)) * k"),
