@@ -49,7 +49,7 @@ NPU = [
         "triton-needs-of-the-masks": ("        if NEED_RE or NEED_GATE:\n", "        if NEED_RE:\n"),
     }),
     *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'upstream_layouts and npu'", {
-        "triton-strides-ignored": ("grad_y, x, weight_re = grad_y.contiguous(),", "grad_y, x, weight_re = grad_y,"),
+        "triton-strides-ignored": ("grad_y, x, weight_re, y, s = (t.contiguous() for t in (grad_y, x, weight_re, y, s))", "x, weight_re, y, s = (t.contiguous() for t in (x, weight_re, y, s))"),
     }),
     *mutants(TRITON_FOLDER + "npu_small.py", SMALL, {
         "triton-small-shrink-sign": ("p -= angle * w_im", "p += angle * w_im"),
