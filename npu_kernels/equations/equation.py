@@ -101,9 +101,9 @@ class Equation:
 
     def formula(self) -> Formula:
         """As a `npu_kernels.formula.Formula`, which gives text, LaTeX and plain torch code. Needs sympy."""
-        from npu_kernels.formula.reading import Formula, _require_sympy
+        from npu_kernels.formula.reading import Formula, require_sympy
 
-        sympy = _require_sympy()
+        sympy = require_sympy()
         pairs = zip(self.names, self.positive, strict=True)
         symbols = tuple(sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs)
         terms = []

@@ -40,7 +40,7 @@ class EquationWarning(UserWarning):
         super().__init__(message)
 
 
-class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Neural Power Unit, a layer, as a scikit-learn estimator: the law behind a table of measurements.
 
     It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers. Units do not matter:

@@ -24,7 +24,7 @@ INSTALL = (
 )
 
 
-def _require_sympy() -> ModuleType:
+def require_sympy() -> ModuleType:
     try:
         import sympy
     except ImportError as error:
@@ -61,7 +61,7 @@ class Formula:
         from npu_kernels.formula import printing
 
         _check_digits("latex", digits)
-        sympy = _require_sympy()
+        sympy = require_sympy()
         left = [sympy.latex(sympy.Symbol(name)) for name in self.names]
         return [f"{name} = {printing.latex(e, digits)}" for name, e in zip(left, self.expressions, strict=True)]
 
@@ -167,7 +167,7 @@ def read(
         >>> print(read(layer, ["a", "b", "c"], positive=True))
         y = a*sqrt(b)/c**2
     """
-    sympy = _require_sympy()
+    sympy = require_sympy()
     layers = layers_of("read", module)
     index = check_model("read", layers, model)
     check_max_denominator("read", max_denominator)
