@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tools.aot import cases
 from tools.aot import compiling as aot
 from tools.aot import report as aot_report
 
@@ -62,9 +63,9 @@ def test_a_configuration_that_no_call_reaches_is_found(monkeypatch: pytest.Monke
     entry = {"BLOCK_B": 64, "BLOCK_O": 32, "num_warps": 4, "programs": 8}
     monkeypatch.setattr(tuning, "tables_in_use", lambda: {"sm_90": {"npu_forward float32": entry}})
     launched = {"BLOCK_B": 64, "BLOCK_O": 32, "BLOCK_I": 16, "num_warps": 4}
-    assert aot._not_reached("sm_90", [("npu_forward", launched)]) == []
+    assert cases._not_reached("sm_90", [("npu_forward", launched)]) == []
     for other in (("npu_backward_x", launched), ("npu_forward", launched | {"num_warps": 8})):
-        (row,) = aot._not_reached("sm_90", [other])
+        (row,) = cases._not_reached("sm_90", [other])
         assert row["faults"] == ["no call reached this configuration"]
 
 
