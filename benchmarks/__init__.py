@@ -1,1 +1,1 @@
-"""Benchmarks of the Neural Power Unit, a layer: a demonstration and a throughput suite. README.md says how to run."""
+"""Benchmarks: a demonstration, a throughput suite and the experiments of the paper. README.md says how to run."""

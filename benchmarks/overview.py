@@ -1,4 +1,4 @@
-"""The README's picture of the Neural Power Unit, a layer: how it extrapolates, and how long it takes.
+"""The README's picture: how the layer extrapolates, and how long it takes.
 
     python -m benchmarks.overview ROWS.jsonl... --processor NAME --out docs/images/overview.png
 

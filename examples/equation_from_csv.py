@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the equation behind the columns of a CSV file.
+"""The equation behind the columns of a CSV file.
 
     python examples/equation_from_csv.py                             # Kepler's third law from measured orbits
     python examples/equation_from_csv.py FILE --target COLUMN [--inputs COLUMN...] [--terms N]

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: a neural ODE learnt from a time series, sixteen starts at once.
+"""A neural ODE learnt from a time series, sixteen starts at once.
 
     python examples/neural_ode.py [--steps 600]
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: one model, or a thousand, trained on several processes or machines.
+"""One model, or a thousand, trained on several processes or machines.
 
     torchrun --nproc-per-node 2 examples/train_distributed.py               # one model, rows over the ranks (DDP)
     torchrun --nproc-per-node 2 examples/train_distributed.py --models 1000 # a thousand models, models over the ranks

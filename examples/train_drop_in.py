@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: an eager model's layers replaced by fused ones, compiled, trained, saved and resumed.
+"""An eager model's layers replaced by fused ones, compiled, trained, saved and resumed.
 
     python examples/train_drop_in.py [--steps 300] [--backend inductor] [--checkpoint FILE]
 

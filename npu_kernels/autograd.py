@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the operators' derivatives, made of their records in `ops.LAYERS`.
+"""The operators' derivatives, made of their records in `ops.LAYERS`.
 
 Each layer has two Functions: the forward operator, whose derivative is the backward operator, and the backward
 operator, whose derivative is that of its eager formula. So first derivatives are fused, and second and higher ones

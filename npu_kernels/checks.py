@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: checks of arguments that several parts share."""
+"""Checks of arguments that several parts share."""
 
 from __future__ import annotations
 

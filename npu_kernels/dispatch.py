@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: which backend computes, and why not the other.
+"""Which backend computes, and why not the other.
 
 device   first choice                          otherwise, with one notice
 cpu      "cpu", the C++ library                "reference", the eager formulas

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: files of results and checkpoints that outlast a kill and a full disk.
+"""Files of results and checkpoints that outlast a kill and a full disk.
 
 A file is written under another name beside its own (``NAME.HOST.PID.tmp``), flushed to the disk and renamed: at any
 moment there is the whole old file or the whole new one.

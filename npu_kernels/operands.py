@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what a layer's operands must be, and how its formula is called with them.
+"""What a layer's operands must be, and how its formula is called with them.
 
 `call` is the way of every layer that has no shorter one: check, cast, flatten, compute. The shapes are those of
 `ops.WEIGHTS`.

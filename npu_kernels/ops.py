@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: one record for each layer's registered operators, and what is made of it here.
+"""One record for each layer's registered operators, and what is made of it here.
 
 `LAYERS` says once what a layer's two operators take and give. Made of a record are: here the schemas and the shape
 functions (what an operator returns without computing it); in `autograd` its derivative; in `transforms` its rule under

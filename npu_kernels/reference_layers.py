@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the eager modules, with the parameters of the fused ones, and the published layouts.
+"""The eager modules, with the parameters of the fused ones, and the published layouts.
 
 Same names, arguments, checks and state dicts as `npu_kernels.layers`; the formulas of `npu_kernels.reference` compute,
 on any device. `PublishedNPU` has the parameters of published code, for weights that go back there.

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: samples and errors of every layer's function, read by the tests and by the benchmarks.
+"""Samples and errors of every layer's function, read by the tests and by the benchmarks.
 
 A record names the fused function and its eager reference, draws valid samples over the sizes and layouts that break
 kernels (0, 1, odd, around vector widths; contiguous, transposed, expanded, sliced), lists the calls that must fail with

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the fused operators under `torch.func`'s vmap and grad.
+"""The fused operators under `torch.func`'s vmap and grad.
 
 A vmap over the weights, which is what a vmap over stacked modules is, becomes one call with a model dimension, with the
 gradient taken inside, outside or by plain autograd; a vmap over the rows alone becomes one call with more rows. Two

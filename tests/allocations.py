@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: every allocation of a call fails, one after the other. A process of `test_allocations`.
+"""Every allocation of a call fails, one after the other. A process of `test_allocations`.
 
 ``python -m tests.allocations fast|operators`` runs with `csrc/tests/failing_malloc.cpp` preloaded and prints a line of
 JSON per case. Counted are the allocations of npu_kernels' libraries and of torch's allocator of tensors. Where our code

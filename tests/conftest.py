@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: fixtures that all tests share."""
+"""Fixtures that all tests share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the formulas in scalar arithmetic with 50 digits, nothing shared with the package."""
+"""The formulas in scalar arithmetic with 50 digits, nothing shared with the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: calls of anything with the operators' names and signatures, and their float32 error."""
+"""Calls of anything with the operators' names and signatures, and their float32 error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the extension under the address and undefined-behaviour sanitizers.
+"""The extension under the address and undefined-behaviour sanitizers.
 
 ``python -m tests.sanitized [arguments of pytest]`` builds the C++ core's tests, the registered operators and the fast
 path with sanitizers into a folder of their own, puts a copy of the package beside them that loads them, and runs the

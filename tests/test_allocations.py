@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: without memory a call says so, nothing crashes, and the next call is right to the bit."""
+"""Without memory a call says so, nothing crashes, and the next call is right to the bit."""
 
 from __future__ import annotations
 

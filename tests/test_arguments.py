@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what a user hands over by mistake, and the message that names the mistake."""
+"""What a user hands over by mistake, and the message that names the mistake."""
 
 from __future__ import annotations
 

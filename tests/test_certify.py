@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: ``python -m npu_kernels.certify`` and the table in the documentation made from it."""
+"""``python -m npu_kernels.certify`` and the table in the documentation made from it."""
 
 from __future__ import annotations
 

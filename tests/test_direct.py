@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the fast path from Python to the CPU kernels, beside the operators that it stands for.
+"""The fast path from Python to the CPU kernels, beside the operators that it stands for.
 
 What it computes is tested wherever the `backend` fixture is used; here, when it is taken, when not, and how it behaves
 in the autograd engine.

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: the fast path to the fused loop, beside the operators."""
+"""The time loop: the fast path to the fused loop, beside the operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: several processes give the numbers of one."""
+"""Several processes give the numbers of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: zeros, subnormals, huge values, inf, nan, and the smallest shapes."""
+"""Zeros, subnormals, huge values, inf, nan, and the smallest shapes."""
 
 from __future__ import annotations
 

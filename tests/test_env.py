@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the report of ``python -m npu_kernels.env``."""
+"""The report of ``python -m npu_kernels.env``."""
 
 from __future__ import annotations
 

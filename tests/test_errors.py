@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: bad input and the exact messages that it gets."""
+"""Bad input and the exact messages that it gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: exported programs in files, in onnxruntime and as compiled packages."""
+"""Exported programs in files, in onnxruntime and as compiled packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: files that a kill, a full disk or a wrong name must not cost."""
+"""Files that a kill, a full disk or a wrong name must not cost."""
 
 from __future__ import annotations
 

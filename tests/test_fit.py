@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the training helper."""
+"""`fit`, the training helper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: shapes, dtypes, autocast and the choice of a backend."""
+"""Shapes, dtypes, autocast and the choice of a backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: first, second and third derivatives through autograd."""
+"""First, second and third derivatives through autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: `torch.inference_mode`, which takes the fast path as `torch.no_grad` does.
+"""`torch.inference_mode`, which takes the fast path as `torch.no_grad` does.
 
 Results are inference tensors, for which torch's own rules hold.
 """

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: other code's layers into ours and back."""
+"""Other code's layers into ours and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: every instruction set that this processor has."""
+"""Every instruction set that this processor has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: `torch.jit.trace` records the eager formulas, in silence, with their derivatives."""
+"""`torch.jit.trace` records the eager formulas, in silence, with their derivatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the modules."""
+"""The modules: sizes, parameters, starts, representation."""
 
 from __future__ import annotations
 

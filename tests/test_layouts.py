@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: shapes and strides that nobody thought of, by hypothesis."""
+"""Shapes and strides that nobody thought of, by hypothesis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop."""
+"""Trajectories of neural ODEs, their gradients, options and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: the fused loop and its adjoint, against the eager ones."""
+"""The time loop: the fused loop and its adjoint, against the eager ones."""
 
 from __future__ import annotations
 

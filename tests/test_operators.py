@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the registered operators, called as they are."""
+"""The registered operators, called as they are."""
 
 from __future__ import annotations
 

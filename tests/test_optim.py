@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: Adam in one call, beside torch's."""
+"""Adam in one call, beside torch's."""
 
 from __future__ import annotations
 

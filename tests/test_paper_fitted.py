@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the paper's arithmetic tasks with `npu_kernels.fit`."""
+"""The paper's arithmetic tasks with `npu_kernels.fit`."""
 
 from __future__ import annotations
 

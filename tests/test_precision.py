@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what the float32 matmul precision does on the CPU.
+"""What the float32 matmul precision does on the CPU.
 
 The NPU family obeys it, on every way to its kernels, by instruction sets that multiply bfloat16, where that is faster;
 elsewhere everything is float32 whatever it says. The fast path's module reads it for all of them.

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: every operator has a record, and every record has all rules, or says why not."""
+"""Every operator has a record, and every record has all rules, or says why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the formulas against literal arithmetic, the explicit gradients against autograd."""
+"""The formulas against literal arithmetic, the explicit gradients against autograd."""
 
 from __future__ import annotations
 

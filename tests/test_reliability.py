@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: every test that docs/reliability.md names is there."""
+"""Every test that docs/reliability.md names is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: sums over rows: of none, and of other sizes 0, of a great many, and overflowing ones."""
+"""Sums over rows: of none, and of other sizes 0, of a great many, and overflowing ones."""
 
 from __future__ import annotations
 

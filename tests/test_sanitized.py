@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the C++ core and the extension under the address and undefined-behaviour sanitizers."""
+"""The C++ core and the extension under the address and undefined-behaviour sanitizers."""
 
 from __future__ import annotations
 

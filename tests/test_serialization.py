@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: copies, files, hooks and the other services of torch.nn, on a model of several layers."""
+"""Copies, files, hooks and the other services of torch.nn, on a model of several layers."""
 
 from __future__ import annotations
 

@@ -150,3 +150,16 @@ def test_functions_are_short() -> None:
                 if body and (node.end_lineno or 0) - body[0].lineno >= 60:
                     found.setdefault(str(path.relative_to(ROOT)), set()).add(node.name)
     assert found == LONG
+
+
+def test_only_public_faces_say_what_a_neural_power_unit_is() -> None:
+    """Every other module's first line says what that file is."""
+    faces = {
+        *("npu_kernels", "npu_kernels.layers"),
+        *(f"npu_kernels.{name}" for name in ("certify", "env", "equations", "fitting", "formula", "functional")),
+        *(f"npu_kernels.{name}" for name in ("interop", "ode", "optim", "reference", "sharding", "trace", "training")),
+    }
+    said = {name: (ast.get_docstring(tree) or "").partition("\n")[0] for name, (_, tree) in modules().items()}
+    assert {name for name, line in said.items() if "Neural Power Unit, a layer" in line} <= faces
+    assert "Neural Power Unit, a layer" in said["npu_kernels"]
+    assert [name for name, line in said.items() if not line and not name.startswith("tests")] == []

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: one thread and many."""
+"""One thread and many."""
 
 from __future__ import annotations
 

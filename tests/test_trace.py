@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the tracer of values that are not finite, and torch's anomaly mode."""
+"""The tracer of values that are not finite, and torch's anomaly mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: penalties, the schedule and the projection."""
+"""Penalties, the schedule and the projection."""
 
 from __future__ import annotations
 

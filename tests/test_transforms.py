@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: torch.func, forward mode, torch.compile, torch.export, checkpointing."""
+"""torch.func, forward mode, torch.compile, torch.export, checkpointing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the search for fast configurations; `--tune` and `--device cuda` without a GPU."""
+"""The search for fast configurations; `--tune` and `--device cuda` without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: every kind of vmap over a layer's function, and how often it reaches the operators."""
+"""Every kind of vmap over a layer's function, and how often it reaches the operators."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Demonstration of the Neural Power Unit, a layer: a law of nature, the paper's arithmetic, the speed here."""
+"""The demonstration: a law of nature, the paper's arithmetic, the speed here."""

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, at work: Kepler's law, the paper's arithmetic, the speed on this machine.
+"""The demonstration's command: Kepler's law, the paper's arithmetic, the speed on this machine.
 
 ``python -m benchmarks.demo`` takes a few minutes on two cores.
 """

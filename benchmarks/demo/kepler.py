@@ -1,4 +1,4 @@
-"""Part (a): a Neural Power Unit, a layer, learns Kepler's third law from the measured orbits of the planets.
+"""Part (a): a RealNPU learns Kepler's third law from the measured orbits of the planets.
 
 The model is ``RealNPU(1, 1) -> NAU(1, 1)``: T = c r^w with r = g|a| + 1 - g. Only with g = 1 is that a power of the
 axis a, so g has to be learnt too, and is printed. A gate that an optimiser's step throws out of [0, 1] gets no

@@ -1,4 +1,4 @@
-"""The experiments of "Neural Power Units" on the Neural Power Unit, a layer, and the field's benchmark.
+"""The experiments of "Neural Power Units" and the field's benchmark: the command.
 
     python -m benchmarks.paper {EXPERIMENT,all,report}
 

@@ -1,4 +1,4 @@
-"""The throughput suite of the Neural Power Unit, a layer: a line per rival on the screen, and in JSON with --json.
+"""The throughput suite: a line per rival on the screen, and in JSON with --json.
 
 Run it as ``python -m benchmarks.throughput``.
 """

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the C++ library with the CPU kernels, and its instruction sets.
+"""The C++ library with the CPU kernels, and its instruction sets.
 
 ``NPU_KERNELS_CPU_ISA`` forces an instruction set lower than the best one of the processor: "baseline", "avx2",
 "avx512", "avx512_bf16" (float32 products of bfloat16 where the float32 matmul precision "medium" allows them, otherwise

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the fast path from Python to the CPU kernels, which saves most of a small layer's time.
+"""The fast path from Python to the CPU kernels, which saves most of a small layer's time.
 
 It is compiled against one torch and one Python and loaded by no other; without it the same kernels are called through
 torch's registered operators. Its functions are None then, and `reason` says why. Loaded, it also lets these operators

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: ``python -m npu_kernels.certify``."""
+"""``python -m npu_kernels.certify``."""
 
 import sys
 

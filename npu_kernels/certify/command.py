@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the command."""
+"""The command ``python -m npu_kernels.certify``."""
 
 from __future__ import annotations
 

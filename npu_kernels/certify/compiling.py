@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: torch.compile, torch.export, torch.jit.trace, ONNX and compiled packages."""
+"""torch.compile, torch.export, torch.jit.trace, ONNX and compiled packages."""
 
 from __future__ import annotations
 

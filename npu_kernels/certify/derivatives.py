@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: derivatives against finite differences and against float64."""
+"""Derivatives against finite differences and against float64."""
 
 from __future__ import annotations
 

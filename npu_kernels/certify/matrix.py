@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the table's columns and cells, and how they are filled."""
+"""The table's columns and cells, and how they are filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: threads and processes."""
+"""Threads and processes."""
 
 from __future__ import annotations
 

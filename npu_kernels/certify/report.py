@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the report."""
+"""The report of the checks, as text and as Markdown."""
 
 from __future__ import annotations
 

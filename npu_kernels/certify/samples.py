@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what the checks share: models, inputs, comparisons."""
+"""What the checks share: models, inputs, comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: copies, files, the services of torch.nn, other code's layers, and who made the nan."""
+"""Copies, files, the services of torch.nn, other code's layers, and who made the nan."""
 
 from __future__ import annotations
 

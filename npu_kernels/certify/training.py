@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: autocast, half precision, gradient scaling, recomputation."""
+"""Autocast, half precision, gradient scaling, recomputation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the transforms of torch.func."""
+"""The transforms of torch.func."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: values against mpmath and against the eager formulas."""
+"""Values against mpmath and against the eager formulas."""
 
 from __future__ import annotations
 

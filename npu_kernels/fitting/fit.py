@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: `fit`, its training helper."""
+"""`fit`, its training helper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: formulas as the source of a plain torch function."""
+"""Formulas as the source of a plain torch function."""
 
 from __future__ import annotations
 

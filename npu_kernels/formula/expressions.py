@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the layers' formulas as sympy expressions.
+"""The layers' formulas as sympy expressions.
 
 A power unit with real exponents is a product of powers; what is left of the sign of the inputs is one cosine:
 

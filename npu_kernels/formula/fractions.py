@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: weights as simple fractions. Needs torch only."""
+"""Weights as simple fractions. Needs torch only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: a Sequential seen as a row of layers, and one model out of a batch of models."""
+"""A Sequential seen as a row of layers, and one model out of a batch of models."""
 
 from __future__ import annotations
 

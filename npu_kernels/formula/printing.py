@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: formulas as text and as LaTeX, with so many digits, and ``[x < 0]`` for signs."""
+"""Formulas as text and as LaTeX, with so many digits, and ``[x < 0]`` for signs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: from a model to its formula."""
+"""From a model to its formula."""
 
 from __future__ import annotations
 

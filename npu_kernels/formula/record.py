@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what simplifying a model did, and what it cost."""
+"""What simplifying a model did, and what it cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the error that simplifying is judged by, and a refit that lowers it. Needs torch only."""
+"""The error that simplifying is judged by, and a refit that lowers it. Needs torch only."""
 
 from __future__ import annotations
 

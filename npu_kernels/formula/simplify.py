@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: simpler weights, step by step, each with its price in error. Needs torch only.
+"""Simpler weights, step by step, each with its price in error. Needs torch only.
 
     gates     gates that are neither 0 nor 1 become 0 or 1: a power of ``g |x| + 1 - g`` is no power of x
     prune     small weights become 0

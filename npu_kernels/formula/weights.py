@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: which numbers a layer's parameters bring into the formula. Needs torch only."""
+"""Which numbers a layer's parameters bring into the formula. Needs torch only."""
 
 from __future__ import annotations
 

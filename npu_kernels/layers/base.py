@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what all modules share, sizes and initialisation."""
+"""What all modules share, sizes and initialisation."""
 
 from __future__ import annotations
 

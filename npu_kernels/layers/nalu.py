@@ -1,4 +1,4 @@
-"""Neural Arithmetic Logic Unit, a layer: NAC, NALU and iNALU."""
+"""The modules NAC, NALU and iNALU."""
 
 from __future__ import annotations
 

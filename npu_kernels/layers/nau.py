@@ -1,4 +1,4 @@
-"""Neural Addition Unit, a layer."""
+"""The module NAU."""
 
 from __future__ import annotations
 

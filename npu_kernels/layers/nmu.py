@@ -1,4 +1,4 @@
-"""Neural Multiplication Unit, a layer, and the Neural Multiplicative Reciprocal Unit."""
+"""The modules NMU and NMRU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: NPU, RealNPU and NaiveNPU.
+"""NPU, RealNPU and NaiveNPU.
 
 Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 """

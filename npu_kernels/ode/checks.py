@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: what the arguments must be, and whether the result is finite."""
+"""The time loop: what the arguments must be, and whether the result is finite."""
 
 from __future__ import annotations
 

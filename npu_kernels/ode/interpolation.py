@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: trajectories between their steps."""
+"""The time loop: trajectories between their steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: models that the fused loop does not know, through torchdiffeq."""
+"""The time loop: models that the fused loop does not know, through torchdiffeq."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the time loop ``u' = NAU(NPU(u))`` by explicit Runge-Kutta steps, in eager torch.
+"""The time loop ``u' = NAU(NPU(u))`` by explicit Runge-Kutta steps, in eager torch.
 
 The specification and the oracle of the fused loop, like `npu_kernels.reference` for the layers: `solve` is the plain
 loop over any f, differentiable to any order, and the functions at the end have the operators' signatures.

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: check, choose, call."""
+"""The time loop: check, choose, call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: how long the drawn cases run, which ones, and what is left of one that fails.
+"""How long the drawn cases run, which ones, and what is left of one that fails.
 
 In CI every test here has a few seconds and draws the same cases each time. With ``NPU_KERNELS_FUZZ=SECONDS`` (``make
 fuzz``) each has that long and draws others; Hypothesis then prints the least case that fails, to be added to

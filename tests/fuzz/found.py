@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: cases that failed once. They are run before any drawn one."""
+"""Cases that failed once. They are run before any drawn one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: one call of a layer as a small value that prints as the Python that makes it again.
+"""One call of a layer as a small value that prints as the Python that makes it again.
 
 Hypothesis draws and shrinks these values; `problem` makes the tensors. Nothing else is random.
 """

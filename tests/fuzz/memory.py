@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: tensors of any strides over memory that is filled whole, with special values in it."""
+"""Tensors of any strides over memory that is filled whole, with special values in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what an outcome must be, by the formula in float64 and in the call's own dtype.
+"""What an outcome must be, by the formula in float64 and in the call's own dtype.
 
 Where all is finite an error is measured in ulp of what the formula itself can keep: an element's own magnitude plus how
 much it changes, in float64, when the inputs change by a relative 2^-24 (divided by that). In this unit a kernel may

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: a call with its tensors, and what every way of computing it must keep."""
+"""A call with its tensors, and what every way of computing it must keep."""
 
 from __future__ import annotations
 

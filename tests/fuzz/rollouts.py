@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: one rollout as a small value that prints as what makes it."""
+"""The time loop: one rollout as a small value that prints as what makes it."""
 
 from __future__ import annotations
 

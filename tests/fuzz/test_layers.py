@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: any call of any layer, by Hypothesis: sizes, strides, dtypes, options, special values."""
+"""Any call of any layer, by Hypothesis: sizes, strides, dtypes, options, special values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: any rollout, by Hypothesis."""
+"""The time loop: any rollout, by Hypothesis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: any loss, and any history of Adam beside torch's, by Hypothesis."""
+"""Any loss, and any history of Adam beside torch's, by Hypothesis."""
 
 from __future__ import annotations
 

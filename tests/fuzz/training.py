@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: losses, and histories of an optimiser, as small values that print as what makes them."""
+"""Losses, and histories of an optimiser, as small values that print as what makes them."""
 
 from __future__ import annotations
 

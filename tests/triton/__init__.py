@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: tests of the Triton kernels.
+"""Tests of the Triton kernels.
 
     TRITON_INTERPRET=1 python -m pytest tests/triton      without a GPU: Triton's interpreter runs the kernels
     python -m pytest tests/triton -m gpu                  the same tests, and more, on the GPU

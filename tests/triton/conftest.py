@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: where the Triton kernels of these tests run."""
+"""Where the Triton kernels of these tests run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: every kernel and shipped configuration compiles, in budget, for absent GPUs."""
+"""Every kernel and shipped configuration compiles, in budget, for absent GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: whether the Triton backend runs, its reasons when it does not, and its registration."""
+"""Whether the Triton backend runs, its reasons when it does not, and its registration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the interpreted kernels as the registered operators, in `use_backend` and only there."""
+"""The interpreted kernels as the registered operators, in `use_backend` and only there."""
 
 from __future__ import annotations
 

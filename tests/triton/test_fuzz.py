@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: any small call of the Triton kernels, interpreted, by Hypothesis; see `tests.fuzz`."""
+"""Any small call of the Triton kernels, interpreted, by Hypothesis; see `tests.fuzz`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what only a GPU can show: graphs, streams, devices, huge tensors, real launches."""
+"""What only a GPU can show: graphs, streams, devices, huge tensors, real launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the Triton kernels against the formulas, interpreted on the CPU or on a GPU."""
+"""The Triton kernels against the formulas, interpreted on the CPU or on a GPU."""
 
 from __future__ import annotations
 

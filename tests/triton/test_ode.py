@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: the Triton kernels against the eager loop and its adjoint."""
+"""The time loop: the Triton kernels against the eager loop and its adjoint."""
 
 from __future__ import annotations
 

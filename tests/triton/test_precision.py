@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the arithmetic inside the Triton kernels: schemes of products, exp, sine and cosine."""
+"""The arithmetic inside the Triton kernels: schemes of products, exp, sine and cosine."""
 
 from __future__ import annotations
 

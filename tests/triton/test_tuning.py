@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the tables of configurations, and how many launches a step takes."""
+"""The tables of configurations, and how many launches a step takes."""
 
 from __future__ import annotations
 

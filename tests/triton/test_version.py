@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: that a run of these tests with another Triton is one."""
+"""That a run of these tests with another Triton is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the Triton backend, for NVIDIA GPUs from compute capability 8.0 on and AMD's CDNA GPUs.
+"""The Triton backend, for NVIDIA GPUs from compute capability 8.0 on and AMD's CDNA GPUs.
 
 The functions named like the operators launch the kernels; they take CUDA tensors, or CPU tensors in a process started
 with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels. Importing this module imports no triton.

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the arithmetic that its Triton kernels share.
+"""The arithmetic that its Triton kernels share.
 
 Everything here is a helper that runs inside a kernel, on tiles in registers. An ``if`` on a compile-time constant keeps
 its ``else``, and each helper has one return: the compiler visits whatever follows a ``return``, whichever way the

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what all launchers share: sizes, checks, allocation, the device."""
+"""What all launchers share: sizes, checks, allocation, the device."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: forward and backward on tiles of matrix products.
+"""Forward and backward on tiles of matrix products.
 
 Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020: definition 4 (NPU; RealNPU without weight_im) and
 definition 3 (NaiveNPU, without gate).

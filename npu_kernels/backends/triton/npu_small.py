@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: forward and backward for fewer than 16 inputs and outputs, many models at once.
+"""Forward and backward for fewer than 16 inputs and outputs, many models at once.
 
 The formulas are those of `npu`. Matrix units would pad such a layer to 16 x 16, so each program takes some rows of one
 model and multiplies on the vector units: input by input, a column of x times a column of the weights. I and O are

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the time loop's launches: a forward; a backward and, of several programs, a reduction.
+"""The time loop's launches: a forward; a backward and, of several programs, a reduction.
 
 The formulas and what is kept: `ode_kernels`. Layers too large for one program's registers (`fits`) are stepped through
 by `npu_kernels.ode`.

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: all steps of ``u' = A npu(u)``, and their adjoint, for some starts of one model.
+"""All steps of ``u' = A npu(u)``, and their adjoint, for some starts of one model.
 
 One program has BLOCK_B starts at a time, whose states stay in its registers from the first step to the last; so do the
 model's weights and, in the backward pass, their gradients.

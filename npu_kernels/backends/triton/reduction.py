@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the last launch of a backward pass, sums of partial results in a fixed order.
+"""The last launch of a backward pass, sums of partial results in a fixed order.
 
 Kernels that share an output write one row of partial sums each; this kernel adds the rows. There are no atomics, and
 how many rows there are depends on nothing but the shapes and the configuration, so results are bitwise equal from run

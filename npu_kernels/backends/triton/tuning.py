@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: which tile sizes, warps, stages and precision scheme a launch uses. Data, no timing.
+"""Which tile sizes, warps, stages and precision scheme a launch uses. Data, no timing.
 
 Nothing is tuned while a user waits. A table maps ``kernel dtype precision bucket`` to a configuration:
 
