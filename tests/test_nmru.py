@@ -1,4 +1,4 @@
-"""Neural Multiplicative Reciprocal Unit, a layer: what the tests of all layers do not ask."""
+"""NMRU: what the tests of all layers do not ask."""
 
 from __future__ import annotations
 
