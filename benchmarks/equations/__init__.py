@@ -1,1 +1,1 @@
-"""Neural Power Unit, a layer: how often `NPURegressor` finds known equations. ``python -m benchmarks.equations``."""
+"""How often `NPURegressor` finds known equations. ``python -m benchmarks.equations``."""
