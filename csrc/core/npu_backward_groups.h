@@ -11,9 +11,6 @@
 namespace npu {
 namespace NPU_ISA {
 
-// Fewer would cost time where the sums are large, for their additions in double.
-constexpr int64_t kSpanOfGroup = 8192;
-
 template <typename T, bool complex>
 class BackwardGroups {
   using S = Simd<T>;
@@ -27,13 +24,16 @@ class BackwardGroups {
   }
 
   // `make` gives a Form for spans of at most so many rows, once per thread. A Form
+  //   kSpan                    rows of a span at most: fewer would cost time where the sums are large, for their
+  //                            additions in double
   //   run(task, inner)         does a GroupTask; if it kShares, `inner` threads share the work of one
   //   writes_gradients(f)      whether the sums of a span that is all rows become gradients at once and are never
   //   stored
   template <typename Make>
   void run(const Make& make) const {
+    using Form = decltype(make(int64_t()));
     if (in_.rows == 0) clear();
-    else if (group_rows_ > kSpanOfGroup) run_spans(make);
+    else if (group_rows_ > Form::kSpan) run_spans(make);
     else run_groups(make);
   }
 
@@ -74,15 +74,15 @@ class BackwardGroups {
     Scratch<double> total(tasks * size), gate_total(tasks * in_.in);
     over_tasks<Form>(tasks, [&](int64_t begin, int64_t end, const Parallel& inner) {
       Scratch<T> sums(size), gate(in_.in), phase_sums(in_.in);
-      const Form form = make(kSpanOfGroup);
+      const Form form = make(Form::kSpan);
       for (int64_t n = begin; n < end; ++n) {
         GroupTask<T> task = group(n, gate, phase_sums);
         const int64_t first = task.begin, last = task.end;
         task.sums = sums;
         task.gate_sums = gate_total + n * in_.in;
         std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(double));
-        for (; task.begin < last; task.begin += kSpanOfGroup) {
-          task.end = least(task.begin + kSpanOfGroup, last);
+        for (; task.begin < last; task.begin += Form::kSpan) {
+          task.end = least(task.begin + Form::kSpan, last);
           form.run(task, inner);
           add_span(static_cast<const T*>(sums), size, task.begin == first, total + n * size, inner);
         }

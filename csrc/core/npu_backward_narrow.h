@@ -20,6 +20,11 @@ constexpr int kComplexIns = 1, kComplexOuts = 3;
 constexpr int kRealIns = 2, kRealOuts = 3;
 #endif
 
+// Registers of rows that an accumulator of the weight sums, or of the gate's, takes up before it joins the total: every
+// addition to an accumulator of equal terms rounds the same way, so that errors grow with the length of a run.
+constexpr int64_t kSumRun = 16;
+constexpr int64_t kGateRun = 8 * kSpreadRows;
+
 template <bool complex>
 struct SumTile {
   static constexpr int ins = complex ? kComplexIns : kRealIns;
@@ -80,13 +85,14 @@ void spread(const NpuInputs<T>& in, const Chunk<T>& c, int64_t reg, int64_t i, i
   for (int n = 0; n < N; ++n) {
     if (n >= ins) break;
     const Reg g = S::set1(gate[i + n]);
-    Reg gate_sum = S::load(gate_lanes + (i + n) * S::width);
+    Reg gate_sum = S::zero();
     for (int r = 0; r < R; ++r) {
       T* at = c.x + (i + n) * c.stride + (reg + r) * S::width;
       const Reg x = S::load(at);
       S::store(at, spread_to_x<T>(dl[r][n], x, g, one, eps, &gate_sum));
     }
-    S::store(gate_lanes + (i + n) * S::width, gate_sum);
+    T* lanes = gate_lanes + (i + n) * S::width;
+    S::store(lanes, S::load(lanes) + gate_sum);
   }
 }
 
@@ -125,37 +131,47 @@ void sum_tile(const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T
     grad_p[b] = c.grad_p + (o + b) * c.stride;
     grad_q[b] = c.grad_q + (o + b) * c.stride;
   }
-  Reg sp[NI][NO] = {}, sq[NI][NO] = {}, mp[NI][NO] = {}, mq[NI][NO] = {};
-  for (int64_t v = 0; v < c.registers; ++v) {
-    Reg dp[NO], dq[NO];
-    for (int b = 0; b < NO; ++b) {
-      dp[b] = S::load(grad_p[b] + v * W);
-      if constexpr (complex || negative) dq[b] = S::load(grad_q[b] + v * W);
-    }
-    for (int a = 0; a < NI; ++a) {
-      const Reg l = S::load(log_r[a] + v * W);
-      for (int b = 0; b < NO; ++b) sp[a][b] = S::fma(dp[b], l, sp[a][b]);
-      if constexpr (complex)
-        for (int b = 0; b < NO; ++b) sq[a][b] = S::fma(dq[b], l, sq[a][b]);
-      if constexpr (negative) {
-        for (int b = 0; b < NO; ++b) mq[a][b] = S::add_masked(mq[a][b], mask[a][v], dq[b]);
+  // The totals of all accumulators, in the order of their sums over lanes.
+  constexpr int padded = (total + W - 1) / W * W;
+  Reg all[padded];
+  for (int n = total; n < padded; ++n) all[n] = S::zero();
+  int64_t v = 0;
+  do {
+    const bool first = v == 0;
+    Reg sp[NI][NO] = {}, sq[NI][NO] = {}, mp[NI][NO] = {}, mq[NI][NO] = {};
+    for (const int64_t end = least(v + kSumRun, c.registers); v < end; ++v) {
+      Reg dp[NO], dq[NO];
+      for (int b = 0; b < NO; ++b) {
+        dp[b] = S::load(grad_p[b] + v * W);
+        if constexpr (complex || negative) dq[b] = S::load(grad_q[b] + v * W);
+      }
+      for (int a = 0; a < NI; ++a) {
+        const Reg l = S::load(log_r[a] + v * W);
+        for (int b = 0; b < NO; ++b) sp[a][b] = S::fma(dp[b], l, sp[a][b]);
         if constexpr (complex)
-          for (int b = 0; b < NO; ++b) mp[a][b] = S::add_masked(mp[a][b], mask[a][v], dp[b]);
+          for (int b = 0; b < NO; ++b) sq[a][b] = S::fma(dq[b], l, sq[a][b]);
+        if constexpr (negative) {
+          for (int b = 0; b < NO; ++b) mq[a][b] = S::add_masked(mq[a][b], mask[a][v], dq[b]);
+          if constexpr (complex)
+            for (int b = 0; b < NO; ++b) mp[a][b] = S::add_masked(mp[a][b], mask[a][v], dp[b]);
+        }
       }
     }
-  }
-  // Sums over the lanes, a register's worth of accumulators at a time.
-  constexpr int padded = (total + W - 1) / W * W;
-  Reg all[padded] = {};
+    const auto join = [&](const auto& take) __attribute__((always_inline)) {
+      for (int a = 0; a < NI; ++a) {
+        for (int b = 0; b < NO; ++b) {
+          Reg* sum = all + b * NI + a;
+          take(sum, sp[a][b]);
+          if constexpr (parts > 1) take(sum + NI * NO, negative ? mq[a][b] : sq[a][b]);
+          if constexpr (parts > 2) take(sum + 2 * NI * NO, sq[a][b]);
+          if constexpr (parts > 3) take(sum + 3 * NI * NO, mp[a][b]);
+        }
+      }
+    };
+    if (first) join([](Reg* sum, Reg run) __attribute__((always_inline)) { *sum = run; });
+    else join([](Reg* sum, Reg run) __attribute__((always_inline)) { *sum = *sum + run; });
+  } while (v < c.registers);
   constexpr Part order[4] = {kSP, negative ? kMQ : kSQ, kSQ, kMP};
-  for (int a = 0; a < NI; ++a) {
-    for (int b = 0; b < NO; ++b) {
-      all[b * NI + a] = sp[a][b];
-      if constexpr (parts > 1) all[NI * NO + b * NI + a] = negative ? mq[a][b] : sq[a][b];
-      if constexpr (parts > 2) all[2 * NI * NO + b * NI + a] = sq[a][b];
-      if constexpr (parts > 3) all[3 * NI * NO + b * NI + a] = mp[a][b];
-    }
-  }
   T totals[padded];
   for (int n = 0; n < padded; n += W) S::store(totals + n, S::sum_each(all + n));
   for (int part = 0; part < parts; ++part)
@@ -251,6 +267,7 @@ class Group {
         negative_(in_.in) {}
 
   static constexpr bool kShares = false;
+  static constexpr int64_t kSpan = 1024;  // a chunk
   static bool writes_gradients(const NpuBackward<T>&) { return false; }
 
   void run(const GroupTask<T>& task, const Parallel&) const {
@@ -270,15 +287,7 @@ class Group {
       c.mask = masks_;
       c.negative = negative_;
       turn(task, row, c);
-      if (task.want_spread) {
-        std::memset(gate_lanes_, 0, size_t(in_.in * W) * sizeof(T));
-        spread_all(task, row, packed_, c, gate_lanes_);
-        for (int64_t i = 0; i < in_.in; ++i) {
-          T sum = 0;
-          for (int l = 0; l < W; ++l) sum += gate_lanes_[i * W + l];
-          task.gate_sums[i] += double(sum);
-        }
-      }
+      if (task.want_spread) spread_all(task, row, packed_, c);
       if (task.want_sums) sum_all(c, task.sums);
     }
   }
@@ -287,7 +296,7 @@ class Group {
   // Long chunks, since every chunk ends with sums over lanes; 16 MiB of panels at most.
   int64_t rows_of_a_chunk(int64_t rows) const {
     const int64_t row_size = 2 * most<int64_t>(in_.in + in_.out, 1) * int64_t(sizeof(T));
-    const int64_t most_rows = most<int64_t>(128, least<int64_t>(1024, (int64_t(1) << 24) / row_size)) / W * W;
+    const int64_t most_rows = most<int64_t>(128, least<int64_t>(kSpan, (int64_t(1) << 24) / row_size)) / W * W;
     return most<int64_t>(W, least(most_rows, ceil_div(rows, W) * W));
   }
 
@@ -298,7 +307,9 @@ class Group {
       turn_gradients<T>(f_, task.model * in_.rows + row, o, int(least<int64_t>(W, in_.out - o)), c);
   }
 
-  void spread_all(const GroupTask<T>& task, int64_t row, const T* packed, const Chunk<T>& c, T* gate_lanes) const {
+  void spread_all(const GroupTask<T>& task, int64_t row, const T* packed, const Chunk<T>& c) const {
+    T* const gate_lanes = gate_lanes_;
+    std::memset(gate_lanes, 0, size_t(in_.in * W) * sizeof(T));
     for (int64_t v = 0; v < c.registers; v += kSpreadRows) {
       const int64_t registers = least<int64_t>(kSpreadRows, c.registers - v);
       for (int64_t i = 0; i < in_.in; i += kSpreadIns) {
@@ -310,6 +321,9 @@ class Group {
         else if (ins <= 6) spread_ins<least(6, kSpreadIns)>(task, c, v, registers, i, ins, w, gate_lanes);
         else spread_ins<kSpreadIns>(task, c, v, registers, i, ins, w, gate_lanes);
       }
+      const bool last = v + kSpreadRows >= c.registers;
+      if (last || (v + kSpreadRows) % kGateRun == 0) end_gate_run(task, gate_lanes);
+      if (!last && (v + kSpreadRows) % kGateRun == 0) std::memset(gate_lanes, 0, size_t(in_.in * W) * sizeof(T));
     }
     if (f_.grad_x == nullptr) return;
     for (int64_t i = 0; i < in_.in; i += W) {
@@ -320,6 +334,18 @@ class Group {
         T* at = f_.grad_x + (task.model * in_.rows + row + v * W) * in_.in + i;
         store_columns<T>(at, in_.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
       }
+    }
+  }
+
+  // Adds the gate's sums of a run over their lanes, and to the total.
+  void end_gate_run(const GroupTask<T>& task, const T* gate_lanes) const {
+    for (int64_t i = 0; i < in_.in; i += W) {
+      const int count = int(least<int64_t>(W, in_.in - i));
+      Reg lanes[W];
+      for (int n = 0; n < W; ++n) lanes[n] = n < count ? S::load(gate_lanes + (i + n) * W) : S::zero();
+      T sums[W];
+      S::store(sums, S::sum_each(lanes));
+      for (int n = 0; n < count; ++n) task.gate_sums[i + n] += double(sums[n]);
     }
   }
 

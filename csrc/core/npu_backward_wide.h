@@ -30,6 +30,9 @@ constexpr bool kAtOnce = false;
 // Rows that the weight sums of one tile run over before they are stored: more of them store less often, fewer stay
 // closer (measured: 240). A multiple of every group size in simd.h.
 constexpr int64_t kSumRows = 240;
+// Rows that an accumulator of them takes up before it joins the tile's sums in memory: every addition of equal terms
+// rounds the same way, so that errors grow with the length of a run. A multiple of every group size too.
+constexpr int64_t kSumRun = 24;
 
 // From so many inputs on, mask products are looked up: the signs of a group of rows select one of all partial sums of
 // these rows' dP (dQ). The tables of a few outs serve kSumIns inputs, whose L stays in the second-level cache.
@@ -72,6 +75,7 @@ class Group {
   explicit Group(const NpuBackward<T>& f) : f_(f), in_(f.inputs) {}
 
   static constexpr bool kShares = true;
+  static constexpr int64_t kSpan = 2048;
   // Where the rows are few enough for one pass of the weight sums.
   static bool writes_gradients(const NpuBackward<T>& f) { return f.inputs.rows <= kSumRows; }
 
@@ -316,7 +320,7 @@ class Group {
   template <Signs signs, int N, int V>
   void sum_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1, int64_t o,
                 const T* tables) const {
-    TileSums<N, V> sums;
+    TileSums<N, V> sums = {};
     // They come from memory while the rows are added up.
     for (int n = 0; task.sums != nullptr && n < N; ++n)
       for (int part = 0; part < kParts<complex>; ++part)
@@ -353,53 +357,57 @@ class Group {
                          TileSums<N, V>& sums) const {
     constexpr bool reals = products != Products::kMask, masks = products != Products::kReal;
     constexpr bool masked = masks && signs == Signs::kMasked, looked_up = masks && signs == Signs::kLookup;
-    Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
     const T *log_r = c.log_r + b * c.ins + i, *grad_p = c.grad_p + b * c.outs + o, *grad_q = c.grad_q + b * c.outs + o;
     const Mask* mask = c.mask + b * c.vectors() + i / W;
-    const auto add_row = [&]() __attribute__((always_inline)) {
-      Reg l[V];
-      for (int v = 0; reals && v < V; ++v) l[v] = S::load(log_r + v * W);
-      for (int n = 0; n < N; ++n) {
-        if constexpr (reals || (complex && masked)) {
-          const Reg dp = S::set1(grad_p[n]);
-          for (int v = 0; reals && v < V; ++v) sp[n][v] = S::fma(dp, l[v], sp[n][v]);
-          for (int v = 0; complex && masked && v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], mask[v], dp);
-        }
-        if constexpr ((complex && reals) || masked) {
-          const Reg dq = S::set1(grad_q[n]);
-          for (int v = 0; complex && reals && v < V; ++v) sq[n][v] = S::fma(dq, l[v], sq[n][v]);
-          for (int v = 0; masked && v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], mask[v], dq);
-        }
-      }
-      log_r += c.ins, grad_p += c.outs, grad_q += c.outs, mask += c.vectors();
-    };
     const typename S::Bits* index = c.index + b / kGroup * c.vectors() + i / W;
-    const auto add_group = [&]() __attribute__((always_inline)) {
-      for (int n = 0; n < N; ++n, tables += 2 * W) {
-        for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(tables), index[v]);
-        for (int v = 0; complex && v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(tables + W), index[v]);
+    while (b < end) {
+      const int64_t run_end = least(b + kSumRun, end);
+      Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
+      const auto add_row = [&]() __attribute__((always_inline)) {
+        Reg l[V];
+        for (int v = 0; reals && v < V; ++v) l[v] = S::load(log_r + v * W);
+        for (int n = 0; n < N; ++n) {
+          if constexpr (reals || (complex && masked)) {
+            const Reg dp = S::set1(grad_p[n]);
+            for (int v = 0; reals && v < V; ++v) sp[n][v] = S::fma(dp, l[v], sp[n][v]);
+            for (int v = 0; complex && masked && v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], mask[v], dp);
+          }
+          if constexpr ((complex && reals) || masked) {
+            const Reg dq = S::set1(grad_q[n]);
+            for (int v = 0; complex && reals && v < V; ++v) sq[n][v] = S::fma(dq, l[v], sq[n][v]);
+            for (int v = 0; masked && v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], mask[v], dq);
+          }
+        }
+        log_r += c.ins, grad_p += c.outs, grad_q += c.outs, mask += c.vectors();
+      };
+      const auto add_group = [&]() __attribute__((always_inline)) {
+        for (int n = 0; n < N; ++n, tables += 2 * W) {
+          for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(tables), index[v]);
+          for (int v = 0; complex && v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(tables + W), index[v]);
+        }
+        index += c.vectors();
+      };
+      if constexpr (looked_up) {
+        for (; b + kGroup <= run_end; b += kGroup) {
+          for (int r = 0; reals && r < kGroup; ++r) add_row();
+          add_group();
+        }
+        if (b < run_end) {
+          for (; reals && b < run_end; ++b) add_row();
+          add_group();
+        }
+      } else {
+        for (; b < run_end; ++b) add_row();
       }
-      index += c.vectors();
-    };
-    if constexpr (looked_up) {
-      for (; b + kGroup <= end; b += kGroup) {
-        for (int r = 0; reals && r < kGroup; ++r) add_row();
-        add_group();
-      }
-      if (b < end) {
-        for (; reals && b < end; ++b) add_row();
-        add_group();
-      }
-    } else {
-      for (; b < end; ++b) add_row();
-    }
-    for (int n = 0; n < N; ++n) {
-      for (int v = 0; v < V; ++v) {
-        Reg* sum = sums[n][v];
-        if constexpr (reals) sum[kSP] = sp[n][v];
-        if constexpr (reals && complex) sum[kSQ] = sq[n][v];
-        if constexpr (masks) sum[kMQ] = mq[n][v];
-        if constexpr (masks && complex) sum[kMP] = mp[n][v];
+      b = run_end;
+      for (int n = 0; n < N; ++n) {
+        for (int v = 0; v < V; ++v) {
+          Reg* sum = sums[n][v];
+          if constexpr (reals) sum[kSP] = sum[kSP] + sp[n][v];
+          if constexpr (reals && complex) sum[kSQ] = sum[kSQ] + sq[n][v];
+          if constexpr (masks) sum[kMQ] = sum[kMQ] + mq[n][v];
+          if constexpr (masks && complex) sum[kMP] = sum[kMP] + mp[n][v];
+        }
       }
     }
   }

@@ -35,6 +35,7 @@ class Group {
 
  public:
   static constexpr bool kShares = true;
+  static constexpr int64_t kSpan = 2048;
   static bool writes_gradients(const NpuBackward<float>&) { return true; }
 
   Group(const NpuBackward<float>& f, const Ranges& ranges) : f_(f), in_(f.inputs), ranges_(ranges) {}
@@ -201,14 +202,15 @@ class Group {
       const int count = int(least<int64_t>(kTile, in_.in - i));
       if (count <= 0) break;
       const Reg g = S::load_first(task.gate + i, count);
-      Reg gate_sum = S::zero();
+      Reg gate_sums[2] = {};  // of a tile of rows each: shorter runs round less
       for (int64_t n = 0; n < rows; ++n) {
         const Reg dl = S::load(sums + (n / kTile * 2 * kTile + v * kTile + n % kTile) * kTile);
         const Reg x = S::load_first(in_.x + (row + n) * in_.in + i, count);
-        const Reg dx = spread_to_x<float>(dl, x, g, one, eps, &gate_sum);
+        const Reg dx = spread_to_x<float>(dl, x, g, one, eps, &gate_sums[n / kTile]);
         if (f_.grad_x == nullptr) continue;
         S::store_first(f_.grad_x + (task.model * in_.rows + c.row + b + n) * in_.in + i, dx, count);
       }
+      const Reg gate_sum = gate_sums[0] + gate_sums[1];
       for (int n = 0; n < count; ++n) task.gate_sums[i + n] += double(gate_sum[n]);
     }
   }
@@ -231,15 +233,26 @@ class Group {
         float* reals =
             c.kept == nullptr ? own : c.kept + (pair * units() + (c.out / kTile + tile) / kUnitTiles) * 2 * kBlockSize;
         float* masked = reals + kBlockSize;
-        engine.multiply<terms, terms>(logs, p, depth, !c.first, reals);
+        multiply<terms>(engine, logs, p, c, reals);
         const Bf16* const q[2] = {c.of_outs(complex ? 0 : 1, tile), c.of_outs(1, complex ? tile : tile + 1)};
-        if (negative) engine.multiply<1, terms>(masks, q, depth, !c.first, masked);
+        if (negative) multiply<1>(engine, masks, q, c, masked);
         else if (c.first) std::memset(masked, 0, size_t(kBlockSize) * sizeof(float));
         for (int n = 0; c.last && n < kUnitTiles; ++n)
           write(task, c, (tile + n) * kTile, pair * kPair, n, reals, masked);
       }
     }
     ranges_.operand(task.model, largest);
+  }
+
+  // The chunk's products, added to those of the chunks before: an accumulator that went on from chunk to chunk would
+  // round every addition to the growing sum of all rows.
+  template <int a_terms>
+  static void multiply(const tiles::Engine& engine, const Bf16* const (&a)[2], const Bf16* const (&b)[2],
+                       const Chunk& c, float* sums) {
+    alignas(64) float own[kBlockSize];
+    engine.multiply<a_terms, terms>(a, b, c.row_depth(), false, c.first ? sums : own);
+    for (int64_t n = 0; !c.first && n < kBlockSize; n += kTile)
+      S::store(sums + n, S::load(sums + n) + S::load(own + n));
   }
 
   // L and m of all rows and of up to 16 inputs from i on, turned, as A panels; whether any x is negative.

@@ -144,6 +144,11 @@ BACKWARD = [
             "order[4] = {kSP, kMQ, kSQ, kMP};",
         ),
         "narrow-runs-overwrite": ("dl[r][n] = dl[r][n] + acc[r][n];", "dl[r][n] = acc[r][n];"),
+        "narrow-sums-of-the-last-run": ("{ *sum = *sum + run; });", "{ *sum = run; });"),
+        "narrow-gate-run-counted-twice": (
+            "      if (!last && (v + kSpreadRows) % kGateRun == 0) std::memset(gate_lanes, 0, size_t(in_.in * W) * sizeof(T));\n",
+            "",
+        ),
         "narrow-weights-behind-the-last": (
             "const bool inside = i0 + n < in.in;",
             "const bool inside = i0 + n + 1 < in.in;",
@@ -159,13 +164,14 @@ BACKWARD = [
             "task.gate_sums[i] = double(run[i - i0]);",
         ),
         "wide-last-group-of-a-lookup": (
-            "for (; reals && b < end; ++b) add_row();\n        add_group();",
-            "for (; reals && b < end; ++b) add_row();",
+            "for (; reals && b < run_end; ++b) add_row();\n          add_group();",
+            "for (; reals && b < run_end; ++b) add_row();",
         ),
         "wide-second-chunk-of-x": (
             "c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;",
             "c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin) * in_.in;",
         ),
+        "wide-sums-of-the-last-run": ("sum[kSP] = sum[kSP] + sp[n][v];", "sum[kSP] = sp[n][v];"),
         "wide-swapped-gradient": ("add(grad_q, in_.weight_im, 1);", "add(grad_p, in_.weight_im, 1);"),
         "wide-model-ignored-for-few-rows": (
             "const int64_t at = (task.model * in_.out + o) * in_.in + i0 + v * W;",
@@ -215,8 +221,8 @@ TILES = [
             "engine.multiply<terms, terms>(a, b, c.out_depth(), part > 0, sums);",
         ),
         "tiles-backward-second-chunk-of-rows": (
-            "engine.multiply<terms, terms>(logs, p, depth, !c.first, reals);",
-            "engine.multiply<terms, terms>(logs, p, depth, false, reals);",
+            "S::store(sums + n, S::load(sums + n) + S::load(own + n));",
+            "S::store(sums + n, S::load(own + n));",
         ),
         "tiles-backward-sign-of-dq": (
             "*dq = -grad_y * S::load_first(f_.s + at, count);",
