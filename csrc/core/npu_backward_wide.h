@@ -31,8 +31,13 @@ constexpr bool kAtOnce = false;
 // closer (measured: 240). A multiple of every group size in simd.h.
 constexpr int64_t kSumRows = 240;
 // Rows that an accumulator of them takes up before it joins the tile's sums in memory: every addition of equal terms
-// rounds the same way, so that errors grow with the length of a run. A multiple of every group size too.
+// rounds the same way, so that errors grow with the length of a run. Twice as many where twice as many accumulators
+// would join (measured). A multiple of every group size too.
+#if defined(__AVX512F__)
+constexpr int64_t kSumRun = 48;
+#else
 constexpr int64_t kSumRun = 24;
+#endif
 
 // From so many inputs on, mask products are looked up: the signs of a group of rows select one of all partial sums of
 // these rows' dP (dQ). The tables of a few outs serve kSumIns inputs, whose L stays in the second-level cache.
