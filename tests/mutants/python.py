@@ -221,7 +221,7 @@ CALLS = [
         "autograd-third-derivatives": ("create_graph = torch.is_grad_enabled()", "create_graph = False"),
         "autograd-autocast-of-the-second-derivative": ("with torch.enable_grad(), torch.autocast(device_type, enabled=False):", "with torch.enable_grad():"),
         "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return backward", "        elif False:\n            return backward"),
-        "autograd-bits-of-the-needs": ("sum(f << bit for bit, f", "sum(f << (operands - 1 - bit) for bit, f"),
+        "autograd-bits-of-the-needs": ("sum(flag << bit for bit, flag", "sum(flag << (count - 1 - bit) for bit, flag"),
     }),
     *mutants(PACKAGE + "transforms.py", "tests/test_transforms.py", {
         "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
@@ -234,7 +234,7 @@ CALLS = [
     *mutants(PACKAGE + "functional.py", ("tests/test_functional.py", "tests/test_gradients.py", "tests/test_reference.py", "tests/test_transforms.py -k compiled"), {
         "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
         "functional-nmu-clip": ("return _nmu(x, weight.clamp(0, 1))", "return _nmu(x, weight)"),
-        "functional-forced-backend": ("dispatch.forced not in dispatch.DIRECT or is_compiling()", "is_compiling()"),
+        "functional-forced-backend": ("is_compiling() or dispatch.forced() not in dispatch.DIRECT", "is_compiling()"),
         "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
         "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs) if"),
         "functional-inalu-omega": ("x, weights, eps=eps, omega=omega)", "x, weights, eps=eps, omega=20.0)"),
