@@ -63,6 +63,8 @@ class Library:
         good = np.isfinite(size) & (size > 0)
         self.u, self.parity = self.u[good], self.parity[good]
         self.A = A[:, good] / size[good]
+        self.factors = A[:, good] / np.where(weight == 0, 1.0, weight)[:, None]
+        self.low, self.high = problem.low, problem.high
         self.target = z * weight
 
     def best(self, residual: Array, present: Array, count: int) -> list[int]:
@@ -74,6 +76,24 @@ class Library:
             left = 1.0 - ((Q.T @ self.A) ** 2).sum(0)
         score = np.where(left > 1e-9, gain / np.maximum(left, 1e-9), 0.0)
         return [int(k) for k in np.argsort(-score, kind="stable")[:count]]
+
+    def near(self, residual: Array, present: Array, u: Array, parity: Array, count: int) -> list[tuple[Array, Array]]:
+        """Exponents and parities of the best products of one of these terms ``[N, K]`` and a factor of two inputs."""
+        found: list[tuple[float, Array, Array]] = []
+        Q, _ = np.linalg.qr(present)
+        few = (self.u != 0).sum(1) <= 2
+        for k in range(len(u)):
+            A = present[:, k : k + 1] * self.factors[:, few]
+            size = np.sqrt((A**2).sum(0))
+            A = A / np.maximum(size, 1e-300)
+            left = 1.0 - ((Q.T @ A) ** 2).sum(0)
+            score = np.where((left > 1e-9) & np.isfinite(size), (residual @ A) ** 2 / np.maximum(left, 1e-9), 0.0)
+            for j in np.argsort(-score, kind="stable")[:count]:
+                at = np.flatnonzero(few)[j]
+                v = np.clip(u[k] + self.u[at], self.low, self.high)
+                found.append((float(score[j]), v, (parity[k] + self.parity[at]) % 2))
+        found.sort(key=lambda one: -one[0])
+        return [(v, b) for _, v, b in found[:count]]
 
     def pairs(self, count: int, most: int = 4) -> list[tuple[int, int]]:
         """The pairs of products with the least squared error, the best first; each product in at most `most`."""

@@ -140,7 +140,8 @@ def problem(
         odd = (np.where(touched[:, None], matrix, 0)) % 2
         signed = (odd != 0).any(0)
         negative = (columns.negative @ odd) % 2
-    low, high = np.full(len(signed), -BOUND), np.full(len(signed), BOUND)
+    bound = BOUND * max(1.0, abs(power))
+    low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
     free = exponents.free
     low[columns.zero.any(0)[free]] = 0.0  # a finite y excludes a negative power of zero
     return Problem(

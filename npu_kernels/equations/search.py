@@ -193,8 +193,8 @@ def _starts(
         share = max(4, starts // (2 * len(beam.rss)))
         for b in range(len(beam.rss)):
             u, parity = beam.u[b].numpy(), beam.parity[b].numpy()
-            for k in _beside(solver, library, beam.u[b], beam.parity[b], share):
-                picks.append((np.vstack([u, library.u[k]]), np.vstack([parity, library.parity[k]])))
+            for v, odd in _beside(solver, library, beam.u[b], beam.parity[b], share):
+                picks.append((np.vstack([u, v]), np.vstack([parity, odd])))
         if terms == 2:
             for pair in library.pairs(starts // 2):
                 add(*pair)
@@ -204,8 +204,8 @@ def _starts(
     return u + 0.02 * generator.standard_normal(u.shape), parity
 
 
-def _beside(solver: Solver, library: Library, u: Any, parity: Any, count: int) -> list[int]:
-    """The products of the library to add to one sum."""
+def _beside(solver: Solver, library: Library, u: Any, parity: Any, count: int) -> list[tuple[Array, Array]]:
+    """Exponents and parities of products to add to one sum: of the library, and of one of its terms by a factor."""
     A = solver.terms(u, parity).T.numpy()
     A = A / np.maximum(np.linalg.norm(A, axis=0), 1e-300)
     c = np.linalg.lstsq(A, library.target, rcond=1e-12)[0]
@@ -213,7 +213,8 @@ def _beside(solver: Solver, library: Library, u: Any, parity: Any, count: int) -
     if solver.robust:
         limit = 3 * refine.robust_scale(r)
         r = np.clip(r, -limit, limit)
-    return library.best(r, A, count)
+    near = library.near(r, A, u.numpy(), parity.numpy(), count // 2)
+    return [(library.u[k], library.parity[k]) for k in library.best(r, A, count - len(near))] + near
 
 
 def _exchanged(solver: Solver, library: Library, points: Points) -> tuple[Array, Array]:
@@ -223,9 +224,9 @@ def _exchanged(solver: Solver, library: Library, points: Points) -> tuple[Array,
     for u, parity in zip(points.u, points.parity, strict=True):
         for gone in range(len(u)):
             stay = [k for k in range(len(u)) if k != gone]
-            for k in _beside(solver, library, u[stay], parity[stay], 4):
-                us.append(np.vstack([u[stay].numpy(), library.u[k]]))
-                parities.append(np.vstack([parity[stay].numpy(), library.parity[k]]))
+            for v, odd in _beside(solver, library, u[stay], parity[stay], 4):
+                us.append(np.vstack([u[stay].numpy(), v]))
+                parities.append(np.vstack([parity[stay].numpy(), odd]))
     return np.stack(us), np.stack(parities)
 
 
