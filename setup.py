@@ -3,9 +3,12 @@
 Environment:
   NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
   NPU_KERNELS_NO_DIRECT=1    install without the fast path from Python to the C++ kernels: small layers take longer.
+  NPU_KERNELS_TORCH=FOLDER   the torch package to build against; its headers are enough.
   CMAKE_ARGS="-D... -D..."   more arguments for CMake.
   NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has changed.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
+  NPU_KERNELS_FAST_PATHS="NAME|TORCH|PYTHON;..."   the fast paths to build, each a file's name (without .so), torch's
+                             folder and the folder of Python.h, for a wheel that serves several (release/wheels.py).
 """
 
 import importlib.util
@@ -16,7 +19,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
+from typing import TextIO
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -28,9 +33,11 @@ WITHOUT_DIRECT = os.environ.get("NPU_KERNELS_NO_DIRECT", "0") not in ("", "0")
 FETCH_TORCH = os.environ.get("NPU_KERNELS_FETCH_TORCH", "0") not in ("", "0")
 
 NO_TORCH = """
-npu_kernels: the C++ kernels are built against torch's headers, and this build sees no torch >= 2.10. Either
-  build with the torch that you have:   pip install torch setuptools cmake ninja
+npu_kernels: the C++ kernels are built against torch's headers, and this build sees no torch >= 2.10. Install torch
+first (pip install torch). If it is installed already, the build is kept apart from it. Then either
+  build with the torch that you have:   pip install setuptools cmake ninja
                                         pip install --no-build-isolation {source}
+  or name its folder:                   NPU_KERNELS_TORCH=.../site-packages/torch pip install {source}
   or let the build fetch its own:       NPU_KERNELS_FETCH_TORCH=1 pip install {source}
   or leave the C++ kernels out:         NPU_KERNELS_NO_CPP=1 pip install {source}
 """
@@ -48,12 +55,16 @@ longer; `python -m npu_kernels.env` says so too.
 
 def torch_folder() -> Path:
     """The torch package's folder, without importing torch (its headers are all that is needed)."""
+    named = os.environ.get("NPU_KERNELS_TORCH")
     spec = importlib.util.find_spec("torch")
-    folder = Path(spec.origin).parent if spec and spec.origin else None
-    # The stable ABI's thread functions came with 2.10.
-    if folder is None or "parallel_for" not in _read(folder / "include/torch/csrc/stable/ops.h"):
-        sys.exit(NO_TORCH.format(source=ROOT))
-    return folder
+    # An isolated build by pip imports nothing of the environment that it builds for, but runs with its Python.
+    installed = [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
+    candidates = [Path(named)] if named else [*([Path(spec.origin).parent] if spec and spec.origin else []), *installed]
+    for folder in candidates:
+        # The stable ABI's thread functions came with 2.10.
+        if "parallel_for" in _read(folder / "include/torch/csrc/stable/ops.h"):
+            return folder.resolve()
+    sys.exit(NO_TORCH.format(source=ROOT))
 
 
 def _read(path: Path) -> str:
@@ -63,7 +74,18 @@ def _read(path: Path) -> str:
 def direct_name(torch: Path) -> str:
     """The fast path's file: it serves one torch and one Python, npu_kernels/backends/direct.py looks for this name."""
     found = re.search(r"__version__ = '([^']+)'", _read(torch / "version.py"))
-    return f"direct-torch{found[1] if found else 'unknown'}-{sys.implementation.cache_tag}.so"
+    python = f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
+    return f"direct-torch{found[1] if found else 'unknown'}-{python}"
+
+
+def fast_paths() -> list[str]:
+    """name|torch|folder of Python.h of every fast path to build."""
+    if WITHOUT_DIRECT:
+        return []
+    if named := os.environ.get("NPU_KERNELS_FAST_PATHS"):
+        return named.split(";")
+    include = sysconfig.get_path("include")
+    return [f"{direct_name(torch_folder())}|{torch_folder()}|{include}"]
 
 
 def need(*candidates: str, what: str, command: str) -> str:
@@ -74,46 +96,88 @@ def need(*candidates: str, what: str, command: str) -> str:
     sys.exit(NO_TOOL.format(what=what, command=command, source=ROOT))
 
 
+def terminal() -> TextIO | None:
+    """Where to say how far the build is: pip shows nothing of what a build prints. None where nobody looks."""
+    if sys.stdout.isatty():
+        return None  # what ninja prints is seen
+    try:
+        return open("/dev/tty", "w")
+    except OSError:
+        return None
+
+
+def compile_with_ninja(build: Path, *targets: str) -> int:
+    """Ninja's exit status; its lines are passed on, and every tenth of the work is said on the terminal."""
+    start, said, seen = time.monotonic(), 0, terminal()
+    environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
+    with subprocess.Popen(
+        ["ninja", "-C", str(build), *targets], stdout=subprocess.PIPE, text=True, env=environment
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            print(line, end="", flush=True)
+            progress = re.match(r"\[(\d+)/(\d+)\]", line)
+            if progress and seen and (tenths := 10 * int(progress[1]) // int(progress[2])) > said:
+                said = tenths
+                print(f"\rnpu_kernels: {progress[0]} built, {time.monotonic() - start:.0f} s", file=seen, flush=True)
+    if seen:
+        seen.close()
+    return run.returncode
+
+
 class BuildKernels(build_ext):
     def copy_extensions_to_source(self) -> None:
-        # An editable install copies the library into the tree, where git keeps no empty folder for it.
-        (ROOT / "npu_kernels" / "lib").mkdir(exist_ok=True)
-        super().copy_extensions_to_source()
+        # An editable install: the libraries go into the tree, where git keeps no folder for them.
+        self.inplace = True
+        for extension in self.extensions:
+            self.install_libraries(extension)
 
     def get_ext_filename(self, fullname: str) -> str:
-        # Plain libraries that the package loads by their path: names that no interpreter chooses.
-        *package, name = fullname.split(".")
-        return os.path.join(*package, direct_name(torch_folder()) if name == "direct" else f"{name}.so")
+        # A plain library that the package loads by its path: a name that no interpreter chooses.
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    @property
+    def build_folder(self) -> Path:
+        return Path(os.environ.get("NPU_KERNELS_BUILD") or self.build_temp).resolve()
 
     def build_extension(self, ext: Extension) -> None:
-        torch = torch_folder()
+        torch, build, wanted = torch_folder(), self.build_folder, fast_paths()
         compiler = need(
             os.environ.get("CXX", ""), "c++", "g++", "clang++", what="a C++17 compiler",
-            command="apt-get install g++   (Debian, Ubuntu)   |   dnf install gcc-c++   (Fedora)",
+            command="apt-get install g++   (Debian, Ubuntu)   |   dnf install gcc-c++   (Fedora)   |   "
+            "xcode-select --install   (Mac)",
         )  # fmt: skip
         need("cmake", what="CMake >= 3.18", command="pip install cmake")
         need("ninja", what="Ninja", command="pip install ninja")
-        build = Path(os.environ.get("NPU_KERNELS_BUILD") or self.build_temp).resolve()
-        target = Path(self.get_ext_fullpath(ext.name)).resolve()
         build.mkdir(parents=True, exist_ok=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        headers = [path for path in wanted if (Path(path.split("|")[2]) / "Python.h").exists()]
         configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DTORCH_DIR={torch}"]
+        configure += [f"-DNPU_KERNELS_DIRECT={';'.join(headers)}"]
         configure += [f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release"]
-        include = sysconfig.get_path("include")
-        if (Path(include) / "Python.h").exists():
-            configure.append(f"-DPYTHON_INCLUDE={include}")
         subprocess.run(configure + shlex.split(os.environ.get("CMAKE_ARGS", "")), check=True)
-        name = ext.name.rpartition(".")[2]
-        built = subprocess.run(["ninja", "-C", str(build), name.removeprefix("lib")], check=False)
-        if built.returncode == 0:
+        for old in build.glob("direct-*.so"):  # what is there afterwards has been built now
+            old.unlink()
+        if compile_with_ninja(build, "npu_kernels_cpu", "direct") != 0:
+            status = compile_with_ninja(build, "npu_kernels_cpu")  # the rest of it, if only a fast path failed
+            if status != 0:
+                sys.exit(status)
+        if wanted and len(self.direct_libraries()) < len(wanted):
+            print(NO_DIRECT.format(include=sysconfig.get_path("include")), file=sys.stderr)
+            if "NPU_KERNELS_FAST_PATHS" in os.environ:
+                sys.exit("npu_kernels: not every fast path that NPU_KERNELS_FAST_PATHS names was built")
+        self.install_libraries(ext)
+
+    def direct_libraries(self) -> list[Path]:
+        return sorted(self.build_folder.glob("direct-*.so"))
+
+    def install_libraries(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for library in (self.build_folder / target.name, *self.direct_libraries()):
             # Replaced, never overwritten: a process may have the old library mapped.
-            fresh = target.with_suffix(".new")
-            shutil.copy2(build / f"{name}.so", fresh)
-            fresh.replace(target)
-        elif ext.optional:
-            print(NO_DIRECT.format(include=include), file=sys.stderr)
-        else:
-            sys.exit(built.returncode)
+            fresh = target.with_name(f"{library.name}.new")
+            shutil.copy2(library, fresh)
+            fresh.replace(target.with_name(library.name))
 
 
 class BinaryWheel(bdist_wheel):
@@ -127,12 +191,8 @@ class BinaryWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-EXTENSIONS = [] if WITHOUT_CPP else [Extension("npu_kernels.lib.libnpu_kernels_cpu", sources=[])]
-if EXTENSIONS and not WITHOUT_DIRECT:
-    EXTENSIONS.append(Extension("npu_kernels.lib.direct", sources=[], optional=True))
-
 setup(
-    ext_modules=EXTENSIONS,
+    ext_modules=[] if WITHOUT_CPP else [Extension("npu_kernels.lib.libnpu_kernels_cpu", sources=[])],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": BinaryWheel},
     setup_requires=["torch>=2.10"] if FETCH_TORCH else [],
 )

@@ -120,7 +120,7 @@ class Operand {
 // call, which costs more than a small layer's arithmetic.
 Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, bool integers = false) {
   int32_t dtype = aoti_torch_dtype_int32();
-  if (!integers) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  if (!integers) TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   int64_t strides[4] = {}, step = 1;
   for (size_t d = shape.size(); d-- > 0; step *= shape[d] > 1 ? shape[d] : 1) strides[d] = step;
   AtenTensorHandle handle;

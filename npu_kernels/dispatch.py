@@ -144,6 +144,12 @@ def _choose(device_type: str) -> str:
                 f"({_explain(device_type)}){command}",
                 stacklevel=2,
             )
+        elif _chosen[device_type] == "cpu" and direct.npu is None:
+            warnings.warn(
+                f"npu_kernels: small layers on the CPU take longer than they need, because the fast path from Python "
+                f"to the kernels is missing: {direct.reason}. To build it for this torch: `{cpu.BUILD_COMMAND}`",
+                stacklevel=2,
+            )
     return _chosen[device_type]
 
 
@@ -214,4 +220,5 @@ def _interpret() -> torch.library.Library | None:
 for _name in ops.NAMES:
     ops.library.impl(_name, functools.partial(_run, _name), "CompositeExplicitAutograd")
 cpu.load()
-_cpu_runs = cpu.available()[0]
+direct.load()
+_cpu_runs = cpu.available()[0] and direct.npu is not None  # then `_choose` has nothing to say

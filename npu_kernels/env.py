@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 from pathlib import Path
@@ -34,6 +35,24 @@ def version_of(package: str) -> str:
         return "not installed"
 
 
+def _origin() -> str:
+    """How the package came here: a wheel made elsewhere, or a build on this machine, and of what."""
+    try:
+        installed = importlib.metadata.distribution("npu_kernels")
+    except importlib.metadata.PackageNotFoundError:
+        return "a source tree that is not installed"
+    tags = [
+        line.partition(":")[2].strip() for line in (installed.read_text("WHEEL") or "").splitlines() if "Tag" in line
+    ]
+    direct_url = json.loads(installed.read_text("direct_url.json") or "{}")
+    source = f", from {direct_url['url']}" if "url" in direct_url else ""
+    if direct_url.get("dir_info", {}).get("editable"):
+        return f"built on this machine{source}, editable"
+    # Only what a release has made runs on other machines, and its tag says on which.
+    made = "a wheel" if any("manylinux" in tag or "macosx" in tag for tag in tags) else "built on this machine"
+    return f"{made} ({', '.join(tags)}){source}"
+
+
 def _matmul_precision() -> str:
     """torch's one setting, or the devices' own where these say otherwise: asked for the one, torch then raises."""
     try:
@@ -59,8 +78,9 @@ def environment() -> dict[str, str]:
         "torch threads": str(torch.get_num_threads()),
         "float32 matmul precision": _matmul_precision(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "no device",
+        "installed as": _origin(),
         "cpu library": str(cpu.LIBRARY) if runs else reason,
-        "direct calls": "yes" if direct.npu else f"no: {direct.reason}",
+        "fast path": direct.LIBRARY.name if direct.npu else f"no: {direct.reason}",
         "cpu instruction set": f"{cpu.isa()} (of {', '.join(cpu.supported_isas())})" if runs else "-",
         cpu.ISA_VARIABLE: os.environ.get(cpu.ISA_VARIABLE, "not set"),
     }

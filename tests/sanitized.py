@@ -56,7 +56,7 @@ class Sanitized:
         """
         torch_folder, python = Path(torch.__file__).parent, sysconfig.get_path("include")
         options = ["-DNPU_KERNELS_TESTS=ON", f"-DNPU_KERNELS_SANITIZE={','.join(SANITIZERS)}"]
-        options += [f"-DTORCH_DIR={torch_folder}", f"-DPYTHON_INCLUDE={python}"]
+        options += [f"-DTORCH_DIR={torch_folder}", f"-DNPU_KERNELS_DIRECT=direct|{torch_folder}|{python}"]
         cmake_configure(self.folder, *options, f"-DNPU_KERNELS_ISAS={'baseline' if quick else ''}")
         subprocess.run(["ninja", "-C", str(self.folder), "all", *([] if quick else ["direct"])], check=True)
         shutil.rmtree(self.tree, ignore_errors=True)

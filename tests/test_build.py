@@ -107,7 +107,7 @@ def test_without_the_kernels_says_so_once(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert str(site) in run.stdout
     assert "warnings 1 npu_kernels: cpu tensors are computed by the slower eager formulas" in run.stdout
-    assert "pip install --no-build-isolation" in run.stdout
+    assert "--no-binary npu_kernels npu_kernels" in run.stdout  # from the index, where no tree is
 
 
 def failing_build(tmp_path: Path, **env: str) -> str:
@@ -121,15 +121,59 @@ def test_arguments_for_cmake_reach_it(tmp_path: Path) -> None:
     assert "--no-such-option" in failing_build(tmp_path, CMAKE_ARGS="--no-such-option")
 
 
+def tools(folder: Path, *missing: str, **scripts: str) -> str:
+    """A PATH with what a build needs, in name at least, but for the missing."""
+    folder.mkdir()
+    for name in {"c++", "cmake", "ninja"} - {*missing}:
+        (folder / name).write_text(f"#!{sys.executable}\n" + scripts.get(name, "raise SystemExit(1)"))
+        (folder / name).chmod(0o755)
+    return str(folder)
+
+
 def test_without_torch_the_build_names_the_commands(tmp_path: Path) -> None:
-    hidden = tmp_path / "hidden" / "torch"  # a torch without headers, before the real one
-    hidden.mkdir(parents=True)
-    (hidden / "__init__.py").touch()
-    message = failing_build(tmp_path, PYTHONPATH=str(hidden.parent))
+    message = failing_build(tmp_path, NPU_KERNELS_TORCH=str(tmp_path))  # a torch without headers
     assert "sees no torch >= 2.10" in message
     assert "pip install --no-build-isolation" in message
+    assert "NPU_KERNELS_TORCH=" in message
     assert "NPU_KERNELS_FETCH_TORCH=1 pip install" in message
     assert "NPU_KERNELS_NO_CPP=1 pip install" in message
+
+
+def test_an_isolated_build_finds_the_environments_torch(tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden" / "torch"  # what can be imported is no torch, as in pip's isolated builds
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").touch()
+    message = failing_build(tmp_path, PYTHONPATH=str(hidden.parent), PATH=tools(tmp_path / "bin"))
+    assert "sees no torch" not in message
+    assert "cmake" in message  # the next step, which this PATH makes fail
+
+
+NINJA = """
+import pathlib, sys
+build = pathlib.Path(sys.argv[2])
+for done in range(1, 21):
+    print(f"[{done}/20] made")
+(build / "libnpu_kernels_cpu.so").touch()
+"""
+
+
+def test_a_build_whose_words_pip_hides_tells_the_terminal_how_far_it_is(tmp_path: Path) -> None:
+    fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
+    path = tools(tmp_path / "bin", cmake="", ninja=NINJA)
+    ours, terminal = pty.openpty()
+    run = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path)],
+        capture_output=True, text=True, cwd=copy_of_the_tree(tmp_path), start_new_session=True,
+        env={**os.environ, "PATH": path, "NPU_KERNELS_BUILD": "", "NPU_KERNELS_NO_DIRECT": "1"},
+        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(terminal)
+    assert run.returncode == 0, run.stderr
+    said = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert said.count("npu_kernels: [") == 10
+    assert "npu_kernels: [20/20] built" in said
+    assert "[7/20] made" in run.stdout  # `pip install -v` shows them all
 
 
 @pytest.mark.parametrize(
@@ -141,14 +185,7 @@ def test_without_torch_the_build_names_the_commands(tmp_path: Path) -> None:
     ],
 )
 def test_without_a_tool_the_build_names_the_command(tmp_path: Path, missing: tuple, word: str, command: str) -> None:
-    # A PATH with everything else.
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("c++", "cmake", "ninja"):
-        if name not in missing:
-            (tools / name).write_text("#!/bin/sh\nexit 1\n")
-            (tools / name).chmod(0o755)
-    message = failing_build(tmp_path, PATH=str(tools), CXX="")
+    message = failing_build(tmp_path, PATH=tools(tmp_path / "bin", *missing), CXX="")
     assert word in message
     assert command in message
     assert "NPU_KERNELS_NO_CPP=1 pip install" in message

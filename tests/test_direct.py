@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,7 +51,7 @@ def test_it_is_built() -> None:
     """The build that these tests run on must not have left it out."""
     assert direct.npu is not None, direct.reason
     assert direct.reason == ""
-    assert env.environment()["direct calls"] == "yes"
+    assert env.environment()["fast path"] == direct.LIBRARY.name
 
 
 @pytest.mark.parametrize("sample", samples(), ids=lambda sample: f"{sample.name}-{sample.x.dtype}")
@@ -308,11 +310,44 @@ def test_inalu_takes_it(models: int | None) -> None:
         functional.inalu(x, weights[0], weights[1][..., :1], *weights[2:])
 
 
-def test_another_torch_does_not_load_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from npu_kernels.backends import direct; print(direct.npu, direct.reason)"
-    patch = f"import torch; torch.__version__ = '2.10.0'; {code}"
-    run = run_python("-c", patch)
+def as_torch(version: str, code: str) -> str:
+    """What code prints in a process whose torch says that it is of that version, warnings included."""
+    run = run_python("-c", f"import torch; torch.__version__ = {version!r}; {code}")
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("None direct-torch2.10.0-")
-    assert direct.LIBRARY.name in run.stdout
-    assert cpu.BUILD_COMMAND in run.stdout
+    return run.stdout + run.stderr
+
+
+def test_another_torch_does_not_load_it() -> None:
+    said = as_torch("2.10.0", "from npu_kernels.backends import direct; print(direct.npu, direct.reason)")
+    assert said.startswith("None there is no direct-torch2.10.0-")
+    assert direct.LIBRARY.name.split("-")[1] in said  # those that there are
+
+
+def test_another_torch_gets_one_notice_that_says_what_to_do() -> None:
+    layers = "import npu_kernels; x = torch.ones(2, 3); npu_kernels.NPU(3, 2)(x); npu_kernels.NMU(3, 2)(x)"
+    said = as_torch("2.10.0", layers)
+    assert said.count("the fast path from Python to the kernels is missing") == 1
+    assert cpu.BUILD_COMMAND in said
+    assert as_torch(torch.__version__, layers) == ""
+
+
+def test_another_torch_that_cannot_load_its_library_says_so(tmp_path: Path) -> None:
+    library = tmp_path / direct.file_names("2.10.0", sys.implementation.cache_tag)[0]
+    library.write_text("no library")
+    code = f"from npu_kernels.backends import cpu, direct; direct.LIBRARY = type(cpu.LIBRARY)({str(library)!r}); "
+    said = as_torch("2.10.0", code + "direct.load(); print(direct.npu, direct.reason)")
+    assert said.startswith(f"None {library.name} does not load with torch 2.10.0:")
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [
+        ("2.13.0", ["2.13.0"]),
+        ("2.13.0+cpu", ["2.13.0+cpu", "2.13.0"]),
+        ("2.13.0+cu130", ["2.13.0+cu130", "2.13.0"]),
+        ("2.13.0a0+git1234567", ["2.13.0a0+git1234567"]),
+        ("2.14.0.dev20260901+cpu", ["2.14.0.dev20260901+cpu"]),
+    ],
+)
+def test_it_serves_a_release_whatever_its_local_version(version: str, wanted: list[str]) -> None:
+    assert direct.file_names(version, "cpython-312") == [f"direct-torch{name}-cpython-312.so" for name in wanted]

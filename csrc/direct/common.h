@@ -3,7 +3,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -24,6 +23,11 @@
 #include "out_of_memory.h"
 #include "precision.h"
 #include "threads.h"
+
+// Its header includes every operator of torch, which would double the compile time.
+namespace at::autocast {
+TORCH_API bool is_autocast_enabled(at::DeviceType device_type);
+}
 
 namespace npu_direct {
 

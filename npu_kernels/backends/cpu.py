@@ -14,7 +14,13 @@ from pathlib import Path
 import torch
 
 LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libnpu_kernels_cpu.so"
-BUILD_COMMAND = "pip install --no-build-isolation ."
+_TREE = LIBRARY.parents[2]
+BUILD_COMMAND = (
+    f"pip install --no-build-isolation {_TREE}"
+    if (_TREE / "setup.py").exists()
+    # From the index, for the torch that is there now: neither a wheel nor what pip has kept of an earlier build.
+    else "pip install --force-reinstall --no-deps --no-cache-dir --no-binary npu_kernels npu_kernels"
+)
 ISA_VARIABLE = "NPU_KERNELS_CPU_ISA"
 
 _symbols: ctypes.CDLL | None = None

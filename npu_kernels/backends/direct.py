@@ -1,15 +1,18 @@
 """The fast path from Python to the CPU kernels, which saves most of a small layer's time.
 
-It is compiled against one torch and one Python and loaded by no other; without it the same kernels are called through
-torch's registered operators. Its functions are None then, and `reason` says why. Loaded, it also lets these operators
-read the float32 matmul precision, which torch's stable interface does not tell; without it they are full float32.
+It is compiled against one torch and one Python and loaded by no other; a wheel holds it for several. Without it the
+same kernels are called through torch's registered operators. Its functions are None then, `reason` says why, and
+`npu_kernels.dispatch` says it once. Loaded, it also lets these operators read the float32 matmul precision, which
+torch's stable interface does not tell; without it they are full float32.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +20,27 @@ import torch
 from npu_kernels import ops
 from npu_kernels.backends import cpu
 
-LIBRARY = cpu.LIBRARY.with_name(f"direct-torch{torch.__version__}-{sys.implementation.cache_tag}.so")
+
+def file_names(version: str, python: str) -> list[str]:
+    """The files that serve a torch of this version under this Python, the best first.
+
+    A build on this machine is for the very torch that is here. The library in a wheel is for a release of torch,
+    without its local version: a release's builds for the CPU and for every CUDA declare the same classes. Of what is no
+    release, only the local version tells one build from another.
+    """
+    public, _, local = version.partition("+")
+    released = [public] if local and re.fullmatch(r"\d+\.\d+\.\d+", public) else []
+    return [f"direct-torch{name}-{python}.so" for name in (version, *released)]
+
+
+def _find() -> Path:
+    # The tag of a Python without a global lock is that of one with it, but for the flags.
+    python = f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
+    found = [cpu.LIBRARY.with_name(name) for name in file_names(torch.__version__, python)]
+    return next((path for path in found if path.exists()), found[0])
+
+
+LIBRARY = _find()
 
 # The functions of csrc/direct/module.cpp: of the layers, whose names their records have, and others. They answer
 # NotImplemented to what is not plain. None: not loaded.
@@ -71,15 +94,19 @@ def load() -> None:
     if not runs:
         return
     if not LIBRARY.exists():
-        others = sorted(path.name for path in LIBRARY.parent.glob("direct-*.so"))
-        built = f"only {', '.join(others)}" if others else "none"
-        reason = f"{LIBRARY.name} is not built ({built} is; build it with `{cpu.BUILD_COMMAND}`)"
+        served = sorted({path.name.split("-")[1] for path in LIBRARY.parent.glob("direct-*.so")})
+        built = f"there are some for {', '.join(served)}" if served else "there is none"
+        reason = f"there is no {LIBRARY.name} ({built})"
         return
     spec = importlib.util.spec_from_file_location("direct", LIBRARY)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:  # a torch of this release that was built in another way
+        reason = f"{LIBRARY.name} does not load with torch {torch.__version__}: {error}"
+        return
     # Built from an older tree it lacks a layer, which is called through its operators then.
     globals().update({name: getattr(module, name, None) for name in NAMES})
     _set_backward, reason = module.set_backward, ""

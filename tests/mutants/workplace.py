@@ -84,7 +84,9 @@ class Workplace:
             assert spec is not None
             assert spec.origin is not None
             # Debug is the least optimised build, and compiles fastest.
-            options = [f"-DTORCH_DIR={Path(spec.origin).parent}", f"-DPYTHON_INCLUDE={sysconfig.get_path('include')}"]
+            torch = Path(spec.origin).parent
+            fast_path = f"direct|{torch}|{sysconfig.get_path('include')}"
+            options = [f"-DTORCH_DIR={torch}", f"-DNPU_KERNELS_DIRECT={fast_path}"]
             options += [f"-DNPU_KERNELS_ISAS={isas}", "-DNPU_KERNELS_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
             options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
             self._call(["cmake", "-S", str(self.tree), "-B", str(build), "-G", "Ninja", *options])
