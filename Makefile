@@ -13,6 +13,11 @@
 #   make docs      the documentation's pages, in build/docs
 #   make mutants   small wrong changes to the code, of which a test must notice every one (hours; make mutants ARGS="--language cpp")
 #   make resources docs/triton-resources.md: what every Triton kernel compiles to
+#   make wheels    what a release uploads, in dist/: the sdist, and one wheel for many torches and Pythons
+#   make test-wheels  dist/'s wheel in an empty environment (make test-wheels TORCH=2.10.0 PYTHON=python3.10)
+#   make test-sdist   a wheel built from the sdist alone, in an empty environment
+#   make support   the table of docs/install.md, from release/runs.jsonl
+#   make version   the version, which stands in pyproject.toml and nowhere else
 #   make install   .venv with the package built into it
 #   make clean     away with .venv and everything built
 
@@ -20,6 +25,8 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 SECONDS ?= 60
+# For `make test-wheels` and `make test-sdist`.
+TORCH ?= 2.13.0
 BIN := $(VENV)/bin
 OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
@@ -27,14 +34,15 @@ OLD_TESTS := version or parity or zero or gradcheck or float32_error or special 
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.
 PROCESSOR ?= AMD EPYC
-SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/direct/*)
+SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/layers/* csrc/direct/*)
 # The build finds the cmake and ninja of .venv.
 export PATH := $(abspath $(BIN)):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test fuzz sanitize tsan allocations lint format bench mutants gpu tables docs resources install clean
+.PHONY: demo test fuzz sanitize tsan allocations lint format bench mutants gpu tables docs resources wheels test-wheels \
+  test-sdist support version install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
@@ -113,6 +121,23 @@ resources: install $(OLD_TRITON)/.installed
 	-PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m tools.aot --table build/triton-old.json
 	$(BIN)/python -m tools.aot.report build/triton-new.json build/triton-old.json --out docs/triton-resources.md
 
+wheels: $(VENV)/.release
+	$(BIN)/python release/wheels.py $(ARGS)
+
+test-wheels: $(VENV)/.created
+	$(BIN)/python release/try_install.py dist/*.whl --torch $(TORCH) --python $(PYTHON) --fast-path $(ARGS)
+
+test-sdist: $(VENV)/.release
+	rm -rf build/sdist
+	$(BIN)/python setup.py -q sdist -d build/sdist
+	$(BIN)/python release/try_install.py build/sdist/*.tar.gz --torch $(TORCH) --python $(PYTHON) --fast-path $(ARGS)
+
+support: install
+	$(BIN)/python release/support.py
+
+version:
+	@sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml
+
 install: $(VENV)/.built
 
 $(VENV)/.created:
@@ -128,6 +153,10 @@ $(VENV)/.requirements: $(VENV)/.created requirements.txt
 
 $(VENV)/.lint: $(VENV)/.created requirements-lint.txt
 	$(BIN)/pip install -r requirements-lint.txt
+	@touch $@
+
+$(VENV)/.release: $(VENV)/.created requirements-release.txt
+	$(BIN)/pip install -r requirements-release.txt
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.created requirements-docs.txt

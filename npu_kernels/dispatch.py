@@ -144,13 +144,20 @@ def _choose(device_type: str) -> str:
                 f"({_explain(device_type)}){command}",
                 stacklevel=2,
             )
-        elif _chosen[device_type] == "cpu" and direct.npu is None:
+        elif _chosen[device_type] == "cpu" and _no_fast_path:
             warnings.warn(
                 f"npu_kernels: small layers on the CPU take longer than they need, because the fast path from Python "
-                f"to the kernels is missing: {direct.reason}. To build it for this torch: `{cpu.BUILD_COMMAND}`",
+                f"to the kernels is missing: {_no_fast_path}. To build it for this torch: `{cpu.BUILD_COMMAND}`",
                 stacklevel=2,
             )
     return _chosen[device_type]
+
+
+def without_fast_path(reason: str) -> None:
+    """Let the first call on the CPU say that the fast path is missing, and why."""
+    global _cpu_runs, _no_fast_path
+    if cpu.available()[0]:
+        _cpu_runs, _no_fast_path = False, reason  # `_choose` says it
 
 
 @constant_in_graphs
@@ -220,5 +227,5 @@ def _interpret() -> torch.library.Library | None:
 for _name in ops.NAMES:
     ops.library.impl(_name, functools.partial(_run, _name), "CompositeExplicitAutograd")
 cpu.load()
-direct.load()
-_cpu_runs = cpu.available()[0] and direct.npu is not None  # then `_choose` has nothing to say
+_cpu_runs = cpu.available()[0]
+_no_fast_path = ""  # why

@@ -33,6 +33,9 @@ from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]
 
+direct.load()
+if direct.reason:
+    dispatch.without_fast_path(direct.reason)
 for _layer in ops.LAYERS.values():
     if _layer.fast_path:
         direct.set_backward(_layer.name, autograd.GRADIENTS[_layer.name])
