@@ -236,7 +236,7 @@ def options(problem: Problem, rules: Rules, value: float, i: int, parity: float)
 
 def simplified(problem: Problem, one: Sum, rules: Rules) -> Sum:
     """The sum with those exponents simple for which the criterion falls; whole ones of inputs of both signs always."""
-    one = refit(problem, one, rules.loss)
+    one = refit(problem, _fewer_than_rows(problem, one), rules.loss)
     forced = problem.signed[None, :] & one.free
     if forced.any():
         u = one.u.copy()
@@ -268,6 +268,17 @@ def simplified(problem: Problem, one: Sum, rules: Rules) -> Sum:
         u = np.clip(np.where(best.free, np.round(best.u), best.u), problem.low, problem.high)
         best = refit(problem, replace(best, u=u, free=np.zeros_like(best.free)), rules.loss)
     return best
+
+
+def _fewer_than_rows(problem: Problem, one: Sum) -> Sum:
+    """With as many parameters as rows every error is 0, and none can be estimated: the smallest exponents become 0."""
+    most = max(0, problem.rows - len(one.c) - 1)
+    if one.free.sum() <= most:
+        return one
+    free = np.zeros_like(one.free)
+    free.flat[np.argsort(-np.abs(np.where(one.free, one.u, 0)), axis=None, kind="stable")[:most]] = True
+    free &= one.free
+    return replace(one, u=np.where(one.free & ~free, 0.0, one.u), free=free)
 
 
 def _plan(problem: Problem, one: Sum, rules: Rules) -> list[tuple[int, int, float]]:
