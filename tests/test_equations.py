@@ -483,10 +483,12 @@ def test_constant_and_zero_targets():
 
 
 @pytest.mark.parametrize("call", [3, 4])
-def test_interrupt_gives_what_was_found(call, monkeypatch, capsys):
+def test_interrupt_gives_what_was_found(call, monkeypatch, capsys, request):
     """In the first search, and when the search for errors in proportion to y has begun."""
     from npu_kernels.equations import search
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     X = uniform(3, 100)
     y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
     plain, calls = search._fitted, []

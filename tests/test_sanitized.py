@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -37,11 +38,17 @@ print("after")
 
 
 @pytest.fixture(scope="module")
-def sanitized() -> Sanitized:
+def sanitized() -> Iterator[Sanitized]:
     """One instruction set, for its compile time; `make sanitize` has them all, and the fast path with sanitizers."""
+    import fcntl
+
     build = Sanitized(ROOT / "build" / "sanitized-quick")
-    build.build(quick=True)
-    return build
+    build.folder.mkdir(parents=True, exist_ok=True)
+    # Other processes may run the other tests here: one after another, in one folder.
+    with open(build.folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build.build(quick=True)
+        yield build
 
 
 def test_core(sanitized: Sanitized) -> None:
