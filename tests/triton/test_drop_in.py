@@ -135,9 +135,13 @@ def test_python_threads() -> None:
     """The interpreter keeps its state in globals: calls take turns."""
     inputs = [torch.randn(rows, 3) for rows in range(1, 9)]
     weight = torch.rand(2, 3)
-    with use_backend("triton"):
-        expected = [functional.nmu(x, weight) for x in inputs]
-        with ThreadPoolExecutor(8) as pool:
-            for _ in range(3):
-                for actual, want in zip(pool.map(lambda x: functional.nmu(x, weight), inputs), expected, strict=True):
-                    assert torch.equal(actual, want)
+
+    def call(x: Tensor) -> Tensor:
+        with use_backend("triton"):
+            return functional.nmu(x, weight)
+
+    expected = [call(x) for x in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            for actual, want in zip(pool.map(call, inputs), expected, strict=True):
+                assert torch.equal(actual, want)
