@@ -101,7 +101,7 @@ def test_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "**256 registers, limit 255**" in text
     assert "**does not compile**" in text
     assert aot_report.main([str(tmp_path / "absent.json")]) == 1
-    assert "aot_report: FileNotFoundError" in capsys.readouterr().err
+    assert "tools.aot.report: FileNotFoundError" in capsys.readouterr().err
 
 
 def test_an_interpreting_process_is_refused() -> None:

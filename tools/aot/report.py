@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         text = document([json.loads(path.read_text()) for path in options.tables])
     except (OSError, json.JSONDecodeError, KeyError) as error:
-        print(f"aot_report: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"tools.aot.report: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     if options.out:
         files.write(options.out, text)
