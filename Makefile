@@ -51,7 +51,7 @@ demo: install
 # are tested with the newest Triton, and those that matter most with the oldest too. The interpreter uses one core and times
 # nothing: these tests share the cores.
 test: install $(OLD_TRITON)/.installed
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --ignore tests/triton $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --ignore tests/triton $(ARGS)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/triton $(ARGS)
 	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest -n auto \
 	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)

@@ -1,9 +1,11 @@
 """What the tests that build something share."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,17 @@ needs_compiler = pytest.mark.skipif(
     not (shutil.which("cmake") and shutil.which("ninja") and (shutil.which("c++") or shutil.which("g++"))),
     reason="needs cmake, ninja and a C++ compiler on the PATH",
 )
+
+
+@contextlib.contextmanager
+def one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """For what the processes that run the tests share. `xdist_group` does not do it: pytest 9.2 ignores its groups."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def cmake_configure(build: Path, *options: str) -> None:

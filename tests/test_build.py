@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import ROOT, needs_compiler, run_python
+from tests.building import ROOT, needs_compiler, one_process_at_a_time, run_python
 
 USE_LAYER = """
 import warnings, torch
@@ -50,18 +50,18 @@ def unpack(wheel: Path, to: Path) -> Path:
     return to
 
 
-one_wheel = pytest.mark.xdist_group("wheel")  # for all that test it, so it is built once
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What is packed is tested here, not how fast it is: this compiles in a fifth of the time.
     arguments = "-DCMAKE_BUILD_TYPE=Debug -DNPU_KERNELS_ISAS=baseline"
-    return build_wheel(tmp_path_factory.mktemp("wheel"), CMAKE_ARGS=arguments)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"  # built once for all processes
+    with one_process_at_a_time(folder):
+        built = list(folder.glob("wheels/*.whl"))
+        return built[0] if built else build_wheel(folder, CMAKE_ARGS=arguments)
 
 
 @needs_compiler
-@one_wheel
 def test_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     assert "-py3-none-" in wheel.name  # the kernels: torch's stable ABI and no Python
     site = unpack(wheel, tmp_path / "site")
@@ -74,7 +74,6 @@ def test_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
 
 
 @needs_compiler
-@one_wheel
 @pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf (binutils)")
 def test_library_links_the_stable_abi_and_no_openmp(wheel: Path, tmp_path: Path) -> None:
     library = unpack(wheel, tmp_path) / "npu_kernels/lib/libnpu_kernels_cpu.so"

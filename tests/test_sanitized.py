@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from npu_kernels.backends import direct
-from tests.building import ROOT, needs_compiler, run_core_tests
+from tests.building import ROOT, needs_compiler, one_process_at_a_time, run_core_tests
 from tests.conftest import needs_library
 from tests.sanitized import SANITIZERS, Sanitized
 
@@ -18,7 +18,6 @@ pytestmark = [
     needs_compiler,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and GCC's sanitizers"),
     pytest.mark.skipif(direct.npu is None, reason=f"no fast path: {direct.reason}"),
-    pytest.mark.xdist_group("sanitized"),  # one build
 ]
 
 # An x whose memory is smaller than it says.
@@ -40,13 +39,8 @@ print("after")
 @pytest.fixture(scope="module")
 def sanitized() -> Iterator[Sanitized]:
     """One instruction set, for its compile time; `make sanitize` has them all, and the fast path with sanitizers."""
-    import fcntl
-
     build = Sanitized(ROOT / "build" / "sanitized-quick")
-    build.folder.mkdir(parents=True, exist_ok=True)
-    # Other processes may run the other tests here: one after another, in one folder.
-    with open(build.folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_process_at_a_time(build.folder):
         build.build(quick=True)
         yield build
 
