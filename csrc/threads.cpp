@@ -66,5 +66,8 @@ npu::TorchThreads::~TorchThreads() {
   if (retreated_at_ != 0) retreat.by_itself(now(CLOCK_MONOTONIC) - retreated_at_);
 }
 
+// Its name tells the headers that this library was built with; a fast path built with others does not find it.
+extern "C" __attribute__((visibility("default"))) void NPU_INTERFACE() {}
+
 // For tests, by ctypes: what work in one thread still has to pay back, in nanoseconds.
 extern "C" __attribute__((visibility("default"))) int64_t npu_kernels_thread_debt() { return retreat.debt(); }

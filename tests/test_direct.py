@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
+import shutil
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -337,6 +340,18 @@ def test_another_torch_that_cannot_load_its_library_says_so(tmp_path: Path) -> N
     code = f"from npu_kernels.backends import cpu, direct; direct.LIBRARY = type(cpu.LIBRARY)({str(library)!r}); "
     said = as_torch("2.10.0", code + "direct.load(); print(direct.npu, direct.reason)")
     assert said.startswith(f"None {library.name} does not load with torch 2.10.0:")
+
+
+def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
+    """Kernels and fast path that were built from different sources would take each other's arguments wrongly."""
+    stamp = b"npu_kernels_interface_"
+    kernels = cpu.LIBRARY.read_bytes()
+    assert stamp in kernels
+    (tmp_path / cpu.LIBRARY.name).write_bytes(kernels.replace(stamp, stamp[::-1]))
+    shutil.copy(direct.LIBRARY, tmp_path)
+    code = f"import torch, ctypes; ctypes.CDLL({str(tmp_path / direct.LIBRARY.name)!r})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert re.search(r"OSError: .*undefined symbol: npu_kernels_interface_\w+", run.stderr), run.stderr
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,10 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "direct", nullptr, -1, methods.data
 
 }  // namespace
 
+extern "C" void NPU_INTERFACE();  // csrc/threads.cpp
+
 PyMODINIT_FUNC PyInit_direct() {
+  NPU_INTERFACE();
   npu::read_float_terms_by(read_float_terms);  // for the registered operators too
   return PyModule_Create(&module);
 }

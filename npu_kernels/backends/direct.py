@@ -104,9 +104,8 @@ def load() -> None:
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except ImportError as error:  # a torch of this release that was built in another way
+    except ImportError as error:  # a torch that was built in another way, or a library of an older build
         reason = f"{LIBRARY.name} does not load with torch {torch.__version__}: {error}"
         return
-    # Built from an older tree it lacks a layer, which is called through its operators then.
-    globals().update({name: getattr(module, name, None) for name in NAMES})
+    globals().update({name: getattr(module, name) for name in NAMES})
     _set_backward, reason = module.set_backward, ""
