@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from npu_kernels import layers, ops, reference
 from npu_kernels.operands import call
 
-__all__ = ["NAC", "NALU", "NAU", "NMU", "NPU", "NaiveNPU", "PublishedNPU", "RealNPU", "iNALU"]
+__all__ = ["NAC", "NALU", "NAU", "NMRU", "NMU", "NPU", "NaiveNPU", "PublishedNPU", "RealNPU", "iNALU"]
 
 # layout -> its names of weight_re, weight_im and gate, and whether its weights are [I, O]
 LAYOUTS: dict[str, tuple[tuple[str, str, str], bool]] = {
@@ -60,6 +60,15 @@ class NMU(layers.NMU):
         return call("nmu", reference.nmu, x, (self.weight,), clip=self.clip)
 
 
+class NMRU(layers.NMRU):
+    """Neural Multiplicative Reciprocal Unit, a layer, eager: `npu_kernels.NMRU` by `reference.nmru`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the fused layer."""
+        eps = self.eps if self.training else 0.0
+        return call("nmru", reference.nmru, x, (self.weight,), eps=eps, clip=self.clip, sign=self.sign)
+
+
 class iNALU(layers.iNALU):
     """Improved Neural Arithmetic Logic Unit, a layer, eager: `npu_kernels.iNALU` by `reference.inalu`."""
 
@@ -77,6 +86,7 @@ EAGER: dict[type[nn.Module], type[nn.Module]] = {
     layers.RealNPU: RealNPU,
     layers.NaiveNPU: NaiveNPU,
     layers.NMU: NMU,
+    layers.NMRU: NMRU,
     layers.iNALU: iNALU,
 }
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import npu_kernels
-from npu_kernels import NALU, NAU, NMU, NPU, RealNPU, fit
+from npu_kernels import NALU, NAU, NMRU, NMU, NPU, RealNPU, fit
 from npu_kernels.fitting import Recipe, Run, fit_many
 from npu_kernels.fitting.data import Data
 from npu_kernels.fitting.pool import ranks
@@ -133,11 +133,12 @@ def test_two_layers(first: str) -> None:
     torch.testing.assert_close(found.model(far), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("unit", [NMU, NAU, NALU])
+@pytest.mark.parametrize("unit", [NMU, NMRU, NAU, NALU])
 def test_other_units(unit: type[nn.Module]) -> None:
     x = _rows(0.5, 2)
     model = unit(2, 1, num_models=8)  # type: ignore[call-arg]
-    found = fit(model, x, x.prod(1, keepdim=True) if unit is NMU else x.sum(1, keepdim=True))
+    y = {NMU: x.prod(1, keepdim=True), NMRU: x[:, :1] / x[:, 1:]}.get(unit, x.sum(1, keepdim=True))
+    found = fit(model, x, y)
     assert found.score < (1e-2 if unit is NALU else 1e-12)
     assert (found.chosen.kind == "rounded") == (unit is not NALU)
 

@@ -14,13 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from npu_kernels import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, formula, iNALU, use_backend
+from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, formula, iNALU, use_backend
 from npu_kernels.formula import read
 from tests import exact
 
 sympy = pytest.importorskip("sympy", reason="sympy is not installed")
 
-UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NAC, NALU, iNALU, nn.Linear)
+
+class SeparateNMRU(NMRU):
+    """With the signs in a cosine."""
+
+    def __init__(self, in_features, out_features, **options):
+        super().__init__(in_features, out_features, sign="separate", **options)
+
+
+UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, SeparateNMRU, NAC, NALU, iNALU, nn.Linear)
 SIMPLE = torch.tensor([0.0, 1.0, 2.0, -1.0, -2.0, 3.0, 0.5, -0.5, 1.5, 1 / 3, -2 / 3, 0.25], dtype=torch.float64)
 GATES = torch.tensor([0.0, 1.0, 0.5, -0.3, 1.7, 0.25], dtype=torch.float64)
 
@@ -75,6 +83,7 @@ def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
     generator = torch.Generator().manual_seed(seed)
     layer = unit(width, out, dtype=dtype)
     fill(layer, generator)
+    layer.train(eps)  # an NMRU has its eps in training mode only
     x = inputs(30, width, generator, eps, dtype)
     found = read(layer, eps=eps)
     y = found(x)
@@ -93,12 +102,18 @@ def amplitude(layer: nn.Module, x: Tensor) -> Tensor:
         eps = layer.eps or torch.finfo(x.dtype).eps
         y, s = npu_forward(x.double(), one.weight_re, one.weight_im, one.gate, eps, True)
         return torch.hypot(y, s).detach()
+    if isinstance(layer, NMRU):
+        from npu_kernels.reference import nmu
+
+        x = x.double()
+        return nmu(torch.cat([x, 1 / (x + layer.eps * layer.training)], -1).abs(), one.weight).clamp(min=1e-30).detach()
     return 10 + x.double().abs().sum(-1, keepdim=True)
 
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.sampled_from(UNITS), min_size=1, max_size=3), st.integers(0, 2**31), st.booleans(),
+    st.lists(st.sampled_from([u for u in UNITS if u is not SeparateNMRU]), min_size=1, max_size=3),
+    st.integers(0, 2**31), st.booleans(),
     st.sampled_from([None, 3]),
 )  # fmt: skip
 def test_sequentials_are_their_formulas(units, seed, nested, models):
@@ -199,6 +214,27 @@ def test_powers_are_read_as_powers(weights, gate, text):
     torch.testing.assert_close(found(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("sign", "weights", "text"),
+    [
+        ("product", [1.0, 0.0, 0.0, 1.0], "y = x/z"),
+        ("separate", [1.0, 0.0, 0.0, 1.0], "y = x/z"),
+        ("product", [1.0, 1.0, 0.0, 0.0], "y = x*z"),
+        ("product", [0.0, 0.0, 0.5, 0.0], "y = 1/2 + 1/(2*x)"),
+        ("separate", [0.0, 0.0, 0.5, 0.0], "y = (1/2 + 1/(2*|x|))*[x >= 0]"),
+        ("separate", [2.0, 0.0, 0.0, 0.0], "y = |x|"),  # clipped to 1, and the cosine of two turns
+        ("product", [2.0, -1.0, 0.0, 0.0], "y = x"),
+    ],
+)
+def test_reciprocals_are_read_as_quotients(sign, weights, text):
+    layer = NMRU(2, 1, sign=sign, dtype=torch.float64).eval()
+    layer.weight.data = torch.tensor([weights], dtype=torch.float64)
+    found = read(layer, ["x", "z"])
+    assert str(found) == text
+    x = inputs(40, 2, torch.Generator().manual_seed(1), False, torch.float64)
+    torch.testing.assert_close(found(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
+
+
 def test_eps_is_kept_on_request_and_its_effect_is_said():
     layer = power([2.0, -1.0], eps=1e-3)
     kept = read(layer, ["x", "z"], eps=True)
@@ -211,6 +247,8 @@ def test_eps_is_kept_on_request_and_its_effect_is_said():
     said = torch.tensor([(1 + 0.1) ** 2 / 1.001, (1 + 0.001) ** 2 / 1.1], dtype=torch.float64)
     torch.testing.assert_close(factor[:, 0], said, rtol=1e-12, atol=0)
     assert "NPU '0' computes with |x| + 1.19e-07" in read(nn.Sequential(NPU(2, 2), NAU(2, 1))).note
+    assert "NMRU computes with 1/(x + 1.19e-07) in training mode" in read(NMRU(2, 1)).note
+    assert read(NMRU(2, 1).eval()).note == read(NMRU(2, 1, eps=0.0)).note == ""
     assert "max(|x|, 1e-07), which differs below 1e-07 only" in read(iNALU(2, 1)).note
     assert read(NAU(2, 1)).note == ""
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from npu_kernels import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, formula, iNALU
+from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, formula, iNALU
 from npu_kernels.formula import simplify
 from npu_kernels.formula.weights import without_effect
 
-UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NAC, NALU, iNALU, nn.Linear)
+UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
 
 
 def data(rows: int = 60, width: int = 3, seed: int = 0) -> Tensor:

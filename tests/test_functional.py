@@ -56,7 +56,7 @@ def test_two_dimensional_rows_are_shared_even_when_their_number_is_k(backend: st
 @needs_library
 def test_no_graph_without_need() -> None:
     """No gradient wanted: nothing is saved, and the bits are those with one."""
-    for name in ("npu", "nmu"):
+    for name in ("npu", "nmu", "nmru"):
         sample = RECORDS[name].sample(7, 4, 3).requires_grad()
         y = sample.call(RECORDS[name].function)
         with torch.no_grad():

@@ -44,7 +44,7 @@ def _function(sample: Sample, function: Callable[..., Tensor]) -> Callable[..., 
 
 def _fused_samples() -> list[Sample]:
     samples = []
-    for name in ("npu", "nmu"):
+    for name in ("npu", "nmu", "nmru"):
         record = RECORDS[name]
         for (num_models, shared), without in itertools.product(SETTINGS, record.variants()):
             samples.append(record.sample(3, 3, 2, num_models=num_models, shared=shared, without=without))

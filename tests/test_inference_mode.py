@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU, ode
+from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, ode
 from npu_kernels.backends import direct
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
@@ -28,6 +28,7 @@ LAYERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "NaiveNPU": ("npu", lambda: NaiveNPU(3, 2)),
     "NMU": ("nmu", lambda: NMU(3, 2)),
     "NMU-as-it-is": ("nmu", lambda: NMU(3, 2, clip=False)),
+    "NMRU": ("nmru", lambda: NMRU(3, 2)),
     "NAU": ("nau", lambda: NAU(3, 2, num_models=4)),
     "iNALU": ("inalu", lambda: iNALU(3, 2)),
 }

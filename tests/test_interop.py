@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import npu_kernels
-from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop, reference_layers
+from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop, reference_layers
 from npu_kernels.testing import relative_error
 
 
@@ -110,6 +110,7 @@ def test_our_modules_both_ways() -> None:
         NPU(3, 6, eps=1e-3, gate_gradient="straight_through", num_models=2),
         NAU(6, 5, num_models=2),
         NMU(5, 4, clip=False, num_models=2),
+        NMRU(4, 4, clip=False, sign="separate", eps=1e-3, num_models=2),
         iNALU(4, 3, omega=3.0, num_models=2),
         RealNPU(3, 2, num_models=2),
         NaiveNPU(2, 2, num_models=2),

@@ -9,7 +9,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, backend_for, functional, iNALU, ode, use_backend
+from npu_kernels import (
+    NAC,
+    NALU,
+    NAU,
+    NMRU,
+    NMU,
+    NPU,
+    NaiveNPU,
+    RealNPU,
+    backend_for,
+    functional,
+    iNALU,
+    ode,
+    use_backend,
+)
 from npu_kernels.testing import relative_error
 from npu_kernels.training import mse_loss
 
@@ -21,6 +35,7 @@ UNITS: dict[str, Callable[[], nn.Module]] = {
     "NaiveNPU": lambda: NaiveNPU(3, 2),
     "NAU": lambda: NAU(3, 2),
     "NMU": lambda: NMU(3, 2),
+    "NMRU": lambda: NMRU(3, 2, sign="separate"),
     "NAC": lambda: NAC(3, 2),
     "NALU": lambda: NALU(3, 2),
     "iNALU": lambda: iNALU(3, 2, num_models=4),

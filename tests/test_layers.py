@@ -262,6 +262,6 @@ def test_every_face_says_what_it_is() -> None:
     """ "NPU" means another thing to much of PyTorch."""
     for unit in UNITS:
         assert ", a layer" in (unit.__doc__ or "").partition("\n")[0]
-    for name in ("npu", "nau", "nmu", "nac", "nalu", "inalu"):
+    for name in ("npu", "nau", "nmu", "nmru", "nac", "nalu", "inalu"):
         assert ", a layer" in (getattr(functional, name).__doc__ or "").partition("\n")[0]
     assert "Neural Power Unit, a layer" in (npu_kernels.__doc__ or "").partition("\n")[0]

@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[str, tuple[str, ...]]] = {  # the record, and what is le
     "RealNPU": ("npu", ("weight_im",)),
     "NaiveNPU": ("npu", ("gate",)),
     "NMU": ("nmu", ()),
+    "NMRU": ("nmru", ()),
     "NAU": ("nau", ()),
     "iNALU": ("inalu", ()),
 }

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
-from npu_kernels import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop, reference_layers
+from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, interop, reference_layers
 from npu_kernels.testing import relative_error
 
-UNITS = [NPU, RealNPU, NaiveNPU, NAU, NMU, NAC, NALU, iNALU]
+UNITS = [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU]
 every_unit = pytest.mark.parametrize("name", [unit.__name__ for unit in UNITS])
 
 

@@ -18,8 +18,6 @@ from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.formula.fractions import nearest_fraction
 from npu_kernels.layers.base import Unit
 from npu_kernels.layers.nalu import NALU
-from npu_kernels.layers.nau import NAU
-from npu_kernels.layers.nmu import NMU
 from npu_kernels.layers.npu import NPU, NaiveNPU, RealNPU
 
 GATE, POWER, LINEAR, FREE = range(4)  # what a parameter is; a free one is never rounded
@@ -30,7 +28,7 @@ CHUNK = 2**25  # bytes of one tensor when many models are evaluated at once
 def _kind(unit: Unit, name: str) -> int:
     if isinstance(unit, (NPU, RealNPU, NaiveNPU)):
         return GATE if name == "gate" else POWER
-    return LINEAR if isinstance(unit, (NAU, NMU)) else FREE
+    return LINEAR if unit.whole_weights else FREE
 
 
 def _interval(unit: Unit, name: str, kind: int, bound: float) -> tuple[float, float]:
@@ -145,7 +143,7 @@ class Template:
                 # Its turns change after a round of those of the real part, so that every combination comes up.
                 high = high * turns(recipe.imaginary, len(recipe.wide) * len(recipe.hidden))
             return -high, high
-        if isinstance(unit, NMU):
+        if unit.intervals.get(name) == (0.0, 1.0):
             return torch.zeros(starts), torch.ones(starts)
         fan = 1 + unit.out_features if isinstance(unit, NALU) and name == "gate_bias" else 0
         bound = math.sqrt(6 / (fan or unit.in_features + unit.out_features))

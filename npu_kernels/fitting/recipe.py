@@ -21,7 +21,8 @@ class Recipe:
             rest start, and stay, with gate and weight 0: from a product of a hundred random powers nothing is learnt.
         gates: where the gates start, in turn as `wide`.
         imaginary: imaginary power weights start in U(-i w, i w), in turn.
-        bound: power weights are kept in [-bound, bound]; gates, NAU and NMU weights in their own intervals.
+        bound: power weights are kept in [-bound, bound]; gates, and weights of NAU, NMU and NMRU, in their own
+            intervals.
         finalists: how many starts of a problem go on to L-BFGS, and of these to rounding with refits.
         refine, settle: L-BFGS evaluations before rounding, and after each of its two steps.
         rows: training rows of an evaluation in refine and in settle; four times the parameters that have moved, over

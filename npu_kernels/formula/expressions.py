@@ -20,7 +20,7 @@ from torch import Tensor
 
 from npu_kernels.formula.fractions import as_fraction
 from npu_kernels.formula.models import POWER_UNITS, epsilon, value
-from npu_kernels.layers import NAC, NALU, NAU, NMU, iNALU
+from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, iNALU
 
 Expression = Any  # sympy's classes have no types that mypy could check
 
@@ -90,6 +90,8 @@ class Builder:
                 sympy.Mul(*(m * e + (1 - m) for m, e in zip(row, x, strict=True)))
                 for row in self.parameter(layer, "weight", _clip_if(layer.clip, 0, 1))
             ]
+        if isinstance(layer, NMRU):
+            return self.reciprocals(layer, x)
         if isinstance(layer, NALU):
             return self.nalu(layer, x)
         if isinstance(layer, iNALU):
@@ -108,6 +110,30 @@ class Builder:
         eps = sympy.Float(epsilon(layer)) if self.eps else sympy.Integer(0)
         zeros = [sympy.Integer(0)] * len(x)
         return [_product(x, row, weight_im[o] if weight_im else zeros, gate, eps) for o, row in enumerate(weight_re)]
+
+    def reciprocals(self, layer: Any, x: Sequence[Expression]) -> list[Expression]:
+        """NMRU: a product over the inputs and their reciprocals, with the signs in the factors or in a cosine."""
+        weight, clipped = self.parameter(layer, "weight"), self.parameter(layer, "weight", _clip_if(layer.clip, 0, 1))
+        # Evaluation mode has no eps, as the layer.
+        eps = sympy.Float(layer.eps) if self.eps and layer.training else sympy.Integer(0)
+        divisors = [e + eps for e in x]
+        both = [*x, *(1 / e for e in divisors)]
+        if layer.sign == "product":
+            return [sympy.Mul(*(m * e + (1 - m) for m, e in zip(row, both, strict=True))) for row in clipped]
+        sizes = [*(absolute(e) for e in x), *(1 / absolute(e) for e in divisors)]
+        negatives = [negative(e) for e in (*x, *divisors)]
+        result = []
+        for ms, ws in zip(clipped, weight, strict=True):
+            factors: list[Expression] = []
+            phases: dict[Expression, Expression] = {}
+            for e, size, n, m, w in zip(both, sizes, negatives, ms, ws, strict=True):
+                if m == 1 and w.is_Integer and w % 2:
+                    factors.append(e)  # |e| cos(a + pi w n) = e cos(a)
+                else:
+                    factors.append(m * size + (1 - m))
+                    phases[n] = phases.get(n, 0) + w
+            result.append(sympy.Mul(*factors, *_cosine(sympy.Integer(0), phases)))
+        return result
 
     def nalu(self, layer: Any, x: Sequence[Expression]) -> list[Expression]:
         weight = self.parameter(layer, "weight", _nac, "mask")
@@ -172,11 +198,17 @@ def _product(
         if v != 0:
             growth -= v * g * negative(e)
             angle += v * sympy.log(r)
+    return sympy.Mul(*factors, *_cosine(angle, phases)) * sympy.exp(sympy.pi * growth)
+
+
+def _cosine(angle: Expression, phases: dict[Expression, Expression]) -> list[Expression]:
+    """The factors of ``cos(angle + pi sum p n)`` for the phases n -> p, n being 0 or 1; whole ones are signs."""
+    factors: list[Expression] = []
     phase: Expression = sympy.Integer(0)
     for n, p in phases.items():
         if n == 0 or p == 0:
             continue
-        if p.is_Integer:  # cos(a + pi p n) = (-1)^(p n) cos(a), n being 0 or 1
+        if p.is_Integer:  # cos(a + pi p n) = (-1)^(p n) cos(a)
             if p % 2:
                 factors.append(1 - 2 * n)
         else:
@@ -185,4 +217,4 @@ def _product(
         factors.append(sympy.Heaviside(-phase.args[1].args[0], 1))  # cos of 0 or of an odd multiple of pi / 2
     else:
         factors.append(sympy.cos(angle + sympy.pi * phase))
-    return sympy.Mul(*factors) * sympy.exp(sympy.pi * growth)
+    return factors

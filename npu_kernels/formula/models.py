@@ -8,11 +8,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.layers import NAC, NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
+from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
 POWER_UNITS = (NPU, RealNPU, NaiveNPU)
 Layer = Unit | nn.Linear
-KNOWN = (*POWER_UNITS, NAU, NMU, NAC, NALU, iNALU, nn.Linear)
+KNOWN = (*POWER_UNITS, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
 
 
 def layers_of(function: str, module: nn.Module) -> dict[str, Layer]:

@@ -14,7 +14,7 @@ from npu_kernels.checks import check_whole
 from npu_kernels.formula.code import TorchFunction, torch_function
 from npu_kernels.formula.fractions import check_max_denominator
 from npu_kernels.formula.models import POWER_UNITS, Layer, check_model, epsilon, layers_of
-from npu_kernels.layers import NALU, iNALU
+from npu_kernels.layers import NALU, NMRU, iNALU
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -86,12 +86,16 @@ def _note(layers: dict[str, Layer], eps: bool) -> str:
     """What the formula leaves out, in words."""
     parts = []
     for name, layer in layers.items():
-        if eps or not isinstance(layer, (*POWER_UNITS, NALU, iNALU)):
+        if eps or not isinstance(layer, (*POWER_UNITS, NALU, iNALU, NMRU)):
+            continue
+        if isinstance(layer, NMRU) and not (layer.training and layer.eps):
             continue
         value = epsilon(layer)
         unit = f"{type(layer).__name__} {name!r}" if name else type(layer).__name__
         if isinstance(layer, iNALU):
             effect = f"max(|x|, {value:.3g}), which differs below {value:.3g} only"
+        elif isinstance(layer, NMRU):
+            effect = f"1/(x + {value:.3g}) in training mode"
         else:
             effect = f"|x| + {value:.3g}, which makes a power |x|**w greater by the factor (1 + {value:.3g}/|x|)**w"
         parts.append(f"{unit} computes with {effect}")
@@ -137,8 +141,8 @@ def read(
     """The formula that a model computes.
 
     Args:
-        module: NPU, RealNPU, NaiveNPU, NAU, NMU, NAC, NALU, iNALU, Linear, or a Sequential of these, nested or not.
-            Expressions grow with every layer's width, so this is for models of some tens of units.
+        module: NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU, Linear, or a Sequential of these, nested or
+            not. Expressions grow with every layer's width, so this is for models of some tens of units.
         inputs: I names, or sympy symbols with assumptions of their own; x0, x1, ... unless given.
         outputs: O names; y0, y1, ... unless given.
         model: index of the model to read where the layers have `num_models`.
@@ -152,6 +156,9 @@ def read(
     Products of powers are right for inputs of both signs: a weight w with an open gate gives ``x**w`` where w is whole,
     else ``|x|**w`` and, with the other inputs, a factor ``cos(pi (w [x < 0] + ...))``; a gate g strictly between 0 and
     1 gives ``(g |x| + 1 - g)**w`` and ``w g`` in the cosine.
+
+    An NMRU in training mode has its eps like the other units, one in evaluation mode has none. A reciprocal whose
+    weight is 0 is left out; where its input is 0 the layer is nan, and the formula is not.
 
     Raises ImportError without sympy, TypeError for other modules, ValueError for wrong names, model or weights that are
     not finite.

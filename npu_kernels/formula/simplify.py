@@ -257,7 +257,7 @@ def simplify(
         steps: of "gates", "prune", "round", in the order in which they are done; a gate that is refused at first may
             be accepted when the rest is simpler. "gates" makes gates 0 or 1. "prune" makes weights below `threshold` 0,
             and then everything that no output depends on any more ("unused" in the record). "round" makes the weights
-            of power units, NAU, NMU and Linear fractions.
+            of power units, NAU, NMU, NMRU and Linear fractions.
         threshold: of "prune"; with a tolerance, ``math.inf`` tries all weights.
         max_denominator: of "round".
         tolerance: None to make all changes. A number: changes are tried one by one, from the cheapest to the dearest,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels.formula.models import POWER_UNITS, layers_of, select
-from npu_kernels.layers import NAC, NALU, NAU, NMU, iNALU
+from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, iNALU
 
 GATES: dict[Any, tuple[str, ...]] = dict.fromkeys(POWER_UNITS, ("gate",))
 # The parameters whose 0 takes something out of the formula.
@@ -17,6 +17,7 @@ PRUNED: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys(POWER_UNITS, ("weight_re", "weight_im")),
     NAU: ("weight",),
     NMU: ("weight",),
+    NMRU: ("weight",),
     NAC: ("weight",),
     NALU: ("weight", "gate_weight", "gate_bias"),
     iNALU: ("weight_add", "weight_mul", "gate_weight"),
@@ -38,14 +39,16 @@ def clip_(module: nn.Module) -> None:
     for layer in layers_of("simplify", module).values():
         if isinstance(layer, POWER_UNITS) and layer.gate is not None:
             layer.gate.clamp_(0, 1)
-        elif isinstance(layer, (NAU, NMU)) and layer.clip:
+        # The cosine of an NMRU with separate signs has the weight as it is: clipping it would change the function.
+        elif isinstance(layer, (NAU, NMU, NMRU)) and layer.clip and getattr(layer, "sign", "product") == "product":
             layer.weight.clamp_(*(layer.intervals["weight"] or (None, None)))
 
 
 def _nonzero_columns(layer: Any) -> Tensor:
     """For which inputs a layer has a weight that is not 0, ``[I]``."""
     weights: list[Tensor] = [getattr(layer, name) for name in names_of(layer, PRUNED) if "bias" not in name]
-    return torch.stack([weight.bool().any(0) for weight in weights]).any(0)
+    # A reciprocal unit has two columns for each input: [O, 2 I].
+    return torch.cat([weight.bool().view(-1, layer.in_features) for weight in weights]).any(0)
 
 
 def _reads(layer: Any) -> Tensor:
