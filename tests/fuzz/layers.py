@@ -31,12 +31,13 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
         {"eps": 0.5},
     ),
     "nmu": ({}, {"clip": False}),
+    "nmru": ({}, {"clip": False, "eps": 1e-3}, {"sign": "separate"}, {"sign": "separate", "clip": False}),
     "nau": ({}, {"clip": False}),
     "nac": ({},),
     "nalu": ({}, {"eps": 1e-3}),
     "inalu": ({}, {"eps": 1e-3, "omega": 1.5}, {"omega": 80.0}),
 }
-FUSED = ("npu", "nmu", "inalu")  # by the C++ library, at all sizes
+FUSED = ("npu", "nmu", "nmru", "inalu")  # by the C++ library, at all sizes
 
 
 class _Product(torch.autograd.Function):
@@ -53,6 +54,15 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         return reference.nmu_backward(grad, *ctx.saved_tensors)
+
+
+def _nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product") -> Tensor:
+    """`reference.nmru` made of `_Product`."""
+    both = torch.cat((x, (x + eps if eps else x).reciprocal()), -1)
+    clipped = weight.clamp(0, 1) if clip else weight
+    if sign == "product":
+        return _Product.apply(both, clipped)
+    return _Product.apply(both.abs(), clipped) * (math.pi * ((both < 0).to(x.dtype) @ weight.mT)).cos()
 
 
 class Printed:
@@ -96,7 +106,7 @@ class Call(Printed):
         record, memory = RECORDS[self.layer], Memory(self.dtype, self.seed, self.special)
         dtype = torch.float64 if self.dtype == "float64" else torch.float32  # of the arithmetic
         models = () if self.models is None else (self.models,)
-        size = {"O": self.out_features, "I": self.in_features}
+        size = {"O": self.out_features, "I": self.in_features, "J": 2 * self.in_features}
         layout_x, layout_weights, layout_upstream = self.layouts
         shape = (*(() if self.shared else models), *self.batch, self.in_features)
         tensors: dict[str, Tensor | None] = {"x": memory.tensor("x", shape, layout_x, -2, 2)}
@@ -121,6 +131,8 @@ class Call(Printed):
             if product and self.layer == "nmu":
                 weight = rest[0].clamp(0, 1) if self.options.get("clip", True) else rest[0]  # type: ignore[union-attr]
                 return (product(flat, weight).reshape(upstream.shape),)
+            if product and self.layer == "nmru":
+                return (_nmru(flat, rest[0], **self.options).reshape(upstream.shape),)  # type: ignore[arg-type]
             more: dict[str, Any] = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
             more |= {"product": product} if self.layer == "inalu" else {}
             return (record.reference(flat, *rest, **{**more, **self.options}).reshape(upstream.shape),)

@@ -14,7 +14,7 @@ from npu_kernels.backends import cpu, direct
 from npu_kernels.testing import fill_uninitialized_with_nan
 from tests.fuzz.memory import bits
 
-FAST = ("npu", "nmu", "nau", "inalu", "mse", "adam", "ode")
+FAST = ("npu", "nmu", "nmru", "nau", "inalu", "mse", "adam", "ode")
 ISAS: tuple[str | None, ...] = tuple(cpu.supported_isas()) if cpu.available()[0] else (None,)
 Tensors = dict[str, Tensor]
 Outcome = dict[str, Tensor]  # the results, "y0", "y1", and the gradients, by the names of their tensors

@@ -40,11 +40,13 @@ def check_calls_in_turns(calls: list[Call]) -> None:
             assert same_bits(backward(problems[n], *halves[n]), alone[n]), calls[n]
 
 
-@pytest.mark.parametrize(("layers", "seconds"), [(("npu",), 7), (("nmu", "inalu"), 5), (("nau", "nac", "nalu"), 3)])
+@pytest.mark.parametrize(
+    ("layers", "seconds"), [(("npu",), 7), (("nmu", "nmru", "inalu"), 5), (("nau", "nac", "nalu"), 3)]
+)
 def test_calls(layers: tuple[str, ...], seconds: float) -> None:
     fuzz(check_call, calls(layers), seconds, [call for call in found.CALLS if call.layer in layers])
 
 
 def test_calls_in_turns() -> None:
-    fused = calls(("npu", "nmu", "inalu"), greatest=130, work=30_000)
+    fused = calls(("npu", "nmu", "nmru", "inalu"), greatest=130, work=30_000)
     fuzz(check_calls_in_turns, st.lists(fused, min_size=2, max_size=5), 3, found.TURNS)
