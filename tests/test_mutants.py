@@ -74,10 +74,17 @@ def test_noticed_and_unnoticed(
 ) -> None:
     folder, before = tmp_path_factory.mktemp("mutants"), (project / "code.py").read_text()
     assert Session(project, folder, [SUM]).run() == 0
+    assert Session(project, folder, [SUM]).summary() == 0
+    assert Session(project, folder, [SUM, DIFFERENCE]).summary() == 1  # which tries nothing
+    printed = capsys.readouterr().out
+    assert "1 killed   0 survived   1 left  code.py" in printed
+    assert "left: difference" in printed
     assert Session(project, folder, [SUM, DIFFERENCE]).run() == 1
     printed = capsys.readouterr().out
     assert "1 of 2 were tried before" in printed
     assert "survived: difference (no test)" in printed
+    assert Session(project, folder, [SUM, DIFFERENCE]).summary() == 1
+    assert "2 of 2 were tried\nsurvived: difference\n" in capsys.readouterr().out
     assert (project / "code.py").read_text() == before
     # Everything is known now; a changed test makes both be tried again.
     assert Session(project, folder, [SUM, DIFFERENCE]).run() == 1

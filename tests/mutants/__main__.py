@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--language", choices=("cpp", "python", "triton"))
     parser.add_argument("--only", metavar="NAME", help="those whose name contains this, also if they were tried before")
     parser.add_argument("--again", action="store_true", help="also those that were tried before")
+    parser.add_argument("--summary", action="store_true", help="try nothing; print what was tried and what is left")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="of the copy and the results")
     options = parser.parse_args(arguments)
     chosen = [
@@ -35,6 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no mutant's name contains {options.only!r}")
     session = Session(ROOT, options.folder, chosen)
+    if options.summary:
+        return session.summary()
+    # A time limit (`timeout`) ends it as Ctrl-C does: the tests at work end too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return session.run(again=options.again or options.only is not None)
     except KeyboardInterrupt:

@@ -51,6 +51,20 @@ class Session:
             print(f"{count:>9}  {verdict:<8}  {mutant.language:<6}  {mutant.name}  ({seconds} s; {by})", flush=True)
         return self._report()
 
+    def summary(self) -> int:
+        """Print, of every file, how many were tried and which are left; 0 where all were, and all were noticed."""
+        known = self._known()
+        for file in dict.fromkeys(mutant.file for mutant in self.mutants):
+            names = [mutant.name for mutant in self.mutants if mutant.file == file]
+            counts = Counter(str(known[name]["verdict"]) for name in names if name in known)
+            left = [name for name in names if name not in known]
+            print(f"{counts[KILLED]:>4} killed{counts[SURVIVED]:>4} survived{len(left):>4} left  {file}")
+            for name in left if len(left) < len(names) else ():
+                print(f"{'':<30}left: {name}")
+        survived = [name for name, result in known.items() if result["verdict"] == SURVIVED]
+        print(f"{len(known)} of {len(self.mutants)} were tried", *(f"survived: {name}" for name in survived), sep="\n")
+        return 0 if len(known) == len(self.mutants) and not survived else 1
+
     def _can_run(self, mutant: Mutant) -> bool:
         try:
             if mutant.language == "cpp":
