@@ -7,12 +7,12 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from npu_kernels import __version__, dispatch
 from npu_kernels.backends import cpu, direct
+from npu_kernels.precision import float32_matmul_precision
 
 __all__ = ["environment"]
 
@@ -54,13 +54,10 @@ def _origin() -> str:
 
 
 def _matmul_precision() -> str:
-    """torch's one setting, or the devices' own where these say otherwise: asked for the one, torch then raises."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        backends: Any = torch.backends
-        found = {"cpu": backends.mkldnn.matmul, "cuda": backends.cuda.matmul}
-        return ", ".join(f"{device} {setting.fp32_precision}" for device, setting in found.items())
+    """What both devices are allowed, or each of them where that differs."""
+    found = {device: float32_matmul_precision(device) for device in ("cpu", "cuda")}
+    same = len(set(found.values())) == 1
+    return found["cpu"] if same else ", ".join(f"{device} {allowed}" for device, allowed in found.items())
 
 
 def environment() -> dict[str, str]:

@@ -244,7 +244,7 @@ def test_settings_of_devices(setting: str, monkeypatch: pytest.MonkeyPatch) -> N
     try:
         with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
             torch.get_float32_matmul_precision()
-        assert env.environment()["float32 matmul precision"].startswith("cpu bf16, cuda ")
+        assert env.environment()["float32 matmul precision"].startswith("cpu medium, cuda ")
         for _ in range(2):
             y = case.call(functional.npu)
             assert torch.equal(y, medium[0])

@@ -164,3 +164,11 @@ def test_only_public_faces_say_what_a_neural_power_unit_is() -> None:
     assert {name for name, line in said.items() if "Neural Power Unit, a layer" in line} <= faces
     assert "Neural Power Unit, a layer" in said["npu_kernels"]
     assert [name for name, line in said.items() if not line and not name.startswith("tests")] == []
+
+
+def test_only_one_place_asks_torch_for_the_matmul_precision() -> None:
+    """torch's own answer is an error once a device's setting differs: `npu_kernels.precision` knows both settings."""
+    asking = {
+        name for name, (path, _) in modules().items() if "get_float32_matmul_precision" in path.read_text("utf-8")
+    }
+    assert {name for name in asking if not name.startswith("tests.")} == {"npu_kernels.precision"}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.throughput import __main__ as suite_main
-from benchmarks.throughput import devices, suite, tune
+from benchmarks.throughput import devices, orders, precompile, suite, tune
 from benchmarks.throughput.cases import STEP, Case, Size
+from tests.building import run_python
 
 GRID = {"BLOCK_B": (16, 32, 64, 128), "num_warps": (1, 2, 4, 8), "num_stages": (1, 2, 3)}
 
@@ -77,7 +79,7 @@ def test_search_ends_when_time_is_up() -> None:
 
 def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path) -> None:
     tuning = pytest.importorskip("npu_kernels.backends.triton.tuning")
-    key = tuning.exact_key("npu_forward", torch.float32, "highest", (4096, 256, 256, 1))
+    key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
     entry = {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1}
     shipped = tuning.TABLES.read_bytes()
     path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
@@ -132,3 +134,156 @@ def test_rows_of_a_device() -> None:
         assert (row["device_us"], row["launches"], row["peak_bytes"]) == (12.5, 3, 1024)
         assert row["peak_method"] == devices.Cuda.PEAK_METHOD
         assert "device 12.5 us in 3 launches" in suite.show(row)
+
+
+def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
+    """A step's candidates are compiled together before one is timed; what is spread finds what no neighbour does."""
+    events: list[tuple[str, int]] = []
+    shown: list[tune.Config] = []
+
+    def prepare(configs: Sequence[tune.Config]) -> None:
+        events.append(("prepare", len(configs)))
+        shown.extend(configs)
+
+    def seconds(config: tune.Config) -> float:
+        events.append(("time", 1))
+        far = config["BLOCK_B"] == 128 and config["num_warps"] == 8  # two numbers away, and one alone makes it slower
+        return 0.5 if far else 1.0 if config == start else 2.0
+
+    start = {"BLOCK_B": 16, "num_warps": 1, "num_stages": 1}
+    assert tune.search(start, _grid(), seconds, enough=_never)[0] == start
+    events.clear()
+    best, time, _ = tune.search(start, _grid(), seconds, enough=_never, prepare=prepare, spread=24)
+    assert time == 0.5
+    assert (best["BLOCK_B"], best["num_warps"]) == (128, 8)
+    assert [kind for kind, _ in events[:2]] == ["time", "prepare"]
+    assert len(shown) == sum(count for kind, count in events if kind == "prepare")
+    assert len({tuple(config.items()) for config in shown}) == len(shown)  # none twice
+    assert sum(kind == "time" for kind, _ in events) == 1 + len(shown)
+
+
+class _Virtual:
+    """A device with a clock of its own: a launch takes time on it, and more of the host's unless a graph replays it."""
+
+    def __init__(self, launch: float) -> None:
+        self.launch, self.now, self.captures = launch, 0.0, 0
+        self.recording = False
+
+    def run(self) -> None:
+        self.now += self.launch + (0 if self.recording else 5e-5)
+
+    def flush(self) -> Callable[[], object]:
+        def overwrite() -> None:
+            self.now += 4e-5
+
+        return overwrite
+
+    def seconds(self, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+        before()
+        start = self.now
+        run()
+        return self.now - start
+
+    def capture(self, run: Callable[[], object], calls_before: int) -> tuple[Callable[[], object], None]:
+        self.captures += 1
+
+        def replay() -> None:
+            self.recording = True
+            run()
+            self.recording = False
+
+        return replay, None
+
+
+@pytest.mark.parametrize("launch", [2e-6, 3e-4, 2e-2])
+def test_a_kernel_is_timed_without_its_launch_and_with_a_cold_cache(launch: float) -> None:
+    device = _Virtual(launch)
+    assert tune.device_time(device.run, device=device) == pytest.approx(launch, rel=1e-6)
+    assert device.captures == 2  # with the calls and without
+
+
+def test_a_loser_is_timed_once() -> None:
+    device = _Virtual(2e-2)
+    assert tune.device_time(device.run, 1e-4, device) > 2e-2
+    assert device.captures == 0
+    tune.device_time(device.run, 1e-2, device)
+    assert device.captures == 2
+
+
+def test_workers_compile_for_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker has compiled is in Triton's cache for another process; what cannot be compiled is said."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    task = orders.Task("nmu_forward", Size(5, 3, 2))
+    good = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
+    with precompile.Pool(1, ("cuda", 90, 32)) as pool:
+        found = pool.compile(task, [good, good | {"num_warps": 3}])
+        assert found[0] == ""
+        assert "num_warps" in found[1]
+        assert pool.compile(task, [good | {"BLOCK_B": 32}], 0.0) == [precompile.NOT_IN_TIME]
+    code = f"""
+import triton
+from benchmarks.throughput import orders, precompile
+from benchmarks.throughput.cases import Size
+from npu_kernels.backends.triton import tuning
+precompile.compile_only(("cuda", 90, 32))
+seen = []
+triton.knobs.compilation.listener = lambda *, cache_hit, **more: seen.append(cache_hit)
+order = orders.order(orders.Task("nmu_forward", Size(5, 3, 2)), "cpu", values=False)
+with tuning.use_config("nmu_forward", {good}):
+    order.launch()
+with tuning.use_config("nmu_forward", {good | {"num_warps": 2}}):
+    order.launch()
+print(seen)
+"""
+    child = run_python("-c", code)
+    assert child.stdout == "[True, False]\n", child.stderr
+
+
+def test_tuning_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every search is a row at once; the next run does those that the file lacks, and those of other versions."""
+    pytest.importorskip("triton")
+    asked: list[str] = []
+
+    def run(self: tune.Tuner, task: orders.Task, seconds: float) -> tune.Row:
+        asked.append(str(task))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        times = {"config": {"num_warps": 4}, "us": 1.0, "shipped_us": 2.0, "tried": 3, "failed": {}, "seconds": 4.0}
+        return {**task.to_dict(), "key": task.key, **times, **self.where}
+
+    where = {"gpu": "H", "torch": "2", "triton": "3"}
+    monkeypatch.setattr(tune, "place", lambda: (where, "sm_90", ("cuda", 90, 32)))
+    monkeypatch.setattr(tune.Tuner, "run", run)
+    table, file = tmp_path / "t.json", tmp_path / "rows.jsonl"
+    tasks = [str(task) for task in orders.tasks([Size(5, 3, 2)], "highest")]
+    assert tasks[:2] == ["npu_small_forward 5x3x2 highest", "npu_small_backward 5x3x2 highest"]
+    with pytest.raises(KeyboardInterrupt):
+        tune.main([Size(5, 3, 2)], "highest", 1.0, table, file)
+    assert len(file.read_text().splitlines()) == 2
+    with file.open("a") as torn:
+        torn.write('{"kernel": "nmu_fo\n')
+    assert tune.main([Size(5, 3, 2)], "highest", 1.0, table, file) == 0
+    assert asked == tasks[:3] + tasks[2:]
+    assert "npu_small_forward 5x3x2 highest: 2.0 us as shipped, 1.0 us with" in capsys.readouterr().out
+    where["triton"] = "4"
+    assert tune.main([Size(5, 3, 2)], "highest", 1.0, table, file) == 0
+    assert len(asked) == 3 + len(tasks) - 2 + len(tasks)
+
+
+def test_launches_read_another_table(tmp_path: Path) -> None:
+    tuning = pytest.importorskip("npu_kernels.backends.triton.tuning")
+    key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
+    entry = {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1}
+    path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
+    try:
+        tuning.use_tables(path)
+        assert tuning.tables_in_use()["sm_90"][key] == entry
+        with pytest.raises(FileNotFoundError):
+            tuning.use_tables(tmp_path / "none.json")
+        assert key in tuning.tables_in_use()["sm_90"]
+    finally:
+        tuning.use_tables()
+    assert key not in tuning.tables_in_use()["sm_90"]

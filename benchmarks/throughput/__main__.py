@@ -90,12 +90,15 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--precision", choices=["highest", "high", "medium"], default="highest", help="of float32 products"
     )
-    parser.add_argument("--seconds", type=float, help=f"per case, default {SECONDS:g}")
+    parser.add_argument("--seconds", type=float, help=f"per case, default {SECONDS:g}; with --tune per kernel and size")
+    parser.add_argument("--jobs", type=int, metavar="N", help="with --tune: processes that compile")
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory (a process for each row)")
     parser.add_argument("--json", type=files.output, metavar="FILE", help="add the rows that it lacks, as JSON lines")
     options = parser.parse_args(argv)
     if options.seconds is not None and not options.seconds > 0:
         parser.error(f"--seconds must be greater than 0, got {options.seconds:g}")
+    if options.jobs is not None and options.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {options.jobs}")
     if options.tune:
         options.device = "cuda"
     problem = DEVICES[options.device].problem()
@@ -227,7 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         path = None if options.tune == "shipped" else Path(options.tune)
         sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
-        return tune.main(sizes, options.precision, options.seconds or tune.SECONDS, path)
+        jobs = options.jobs or max(1, (os.cpu_count() or 1) - 2)
+        return tune.main(sizes, options.precision, options.seconds or tune.SECONDS, path, options.json, jobs)
     try:
         before = resume.earlier(options.json) if options.json else []
         with options.json.open("a") if options.json else nullcontext() as output:

@@ -41,7 +41,7 @@ def _measure(text: str) -> int:
     order = json.loads(text)
     torch.set_num_threads(order["threads"])
     case = Case.from_dict(order["case"])
-    compiled = order["rival"] in (rivals.COMPILE, rivals.AUTOTUNE)
+    compiled = order["rival"] in rivals.COMPILED
     # A compiled pass is compiled for its size.
     warm = case if compiled else replace(case, size=replace(case.size, rows=8, inputs=8, outputs=8, models=1))
     rivals.build(order["rival"], warm, draw(warm)).run()

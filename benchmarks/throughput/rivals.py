@@ -5,7 +5,9 @@ eager              npu_kernels.reference under autograd: for models, all of them
 layers             npu_kernels' layers with torch's loss and optimiser (training)
 loop               one eager model after the other, in a Python loop (training with models)
 compile            torch.compile of eager, default mode
+compile-graph      mode="reduce-overhead": torch's own CUDA graphs (on a GPU)
 compile-autotune   mode="max-autotune" (on request)
+graph, eager-graph, linear-graph   one pass of ours, eager, linear captured in a CUDA graph and replayed (on a GPU)
 complex            Re(exp(W log x)) in complex64, the gate as in the layer
 one-model          our layer with one of the models: what K models should not cost much more than
 jax                jax.jit of the formula and its vjp, where JAX is installed. It brings its own threads.
@@ -27,14 +29,18 @@ from torch import Tensor, nn
 
 import npu_kernels
 from benchmarks.throughput import rollouts
-from benchmarks.throughput.cases import EPS, FORWARD, HIDDEN, PRODUCTS, ROLLOUT, TRAIN, UNITS, Case, Operands
+from benchmarks.throughput.cases import EPS, FORWARD, HIDDEN, PRODUCTS, ROLLOUT, STEP, TRAIN, UNITS, Case, Operands
 from npu_kernels import optim, reference, training
 
 OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "layers", "loop", "compile", "compile-autotune"
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
-RIVALS = (OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE, COMPLEX, ONE_MODEL, JAX, LINEAR)
-OTHER_FUNCTION = (ONE_MODEL, LINEAR)  # yardsticks: they compute something else, so no error is stated
+COMPILE_GRAPH, GRAPH, EAGER_GRAPH, LINEAR_GRAPH = "compile-graph", "graph", "eager-graph", "linear-graph"
+GRAPHS = {GRAPH: OURS, EAGER_GRAPH: EAGER, LINEAR_GRAPH: LINEAR}  # captured passes of whom
+COMPILED = {COMPILE: "default", COMPILE_GRAPH: "reduce-overhead", AUTOTUNE: "max-autotune"}  # mode
+RIVALS = (OURS, GRAPH, EAGER, EAGER_GRAPH, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, JAX, LINEAR, LINEAR_GRAPH)
+OTHER_FUNCTION = (ONE_MODEL, LINEAR, LINEAR_GRAPH)  # yardsticks: they compute something else, so no error is stated
 LEARNING_RATE = 0.005
+Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the pass returned
 
 
 @dataclass(frozen=True)
@@ -223,6 +229,19 @@ def _loop(case: Case, operands: Operands) -> Workload:
     return _training_workload([Formula(FORMULAS[case.layer], b.parameters) for b in batches], batches, False)
 
 
+def captured(workload: Workload, capture: Callable[[Callable[[], Any]], Capture] | None) -> Workload:
+    """The workload replayed from a graph, whose tensors stay where they are: results are read behind a replay."""
+    if capture is None:
+        raise ValueError("rivals.build: this device captures no graphs")
+    replay, found = capture(workload.run if workload.results is None else workload.results)
+
+    def results() -> list[Tensor]:
+        replay()
+        return list(found)
+
+    return Workload(replay, None if workload.results is None else results)
+
+
 # ---- JAX ------------------------------------------------------------------------------------------------------------
 
 
@@ -272,11 +291,18 @@ def compiler_missing(device: str = "cpu") -> str:
     return ""
 
 
-def not_applicable(rival: str, case: Case, threads: int, device: str = "cpu") -> str | None:
+def not_applicable(
+    rival: str, case: Case, threads: int, device: str = "cpu", captures: bool | None = None
+) -> str | None:
     """Why the rival is left out of the case: None when it takes part, "" when the question makes no sense."""
     models = case.size.models > 1
+    captures = device != "cpu" if captures is None else captures
     if rival == LOOP:
         return None if case.kind == TRAIN and models else ""
+    if rival in GRAPHS:
+        return None if captures and case.kind in (FORWARD, STEP) else ""
+    if rival == COMPILE_GRAPH and (device == "cpu" or case.kind not in (FORWARD, STEP)):
+        return ""
     if rival == LAYERS:
         return None if case.kind == TRAIN else ""
     if rival == ONE_MODEL:
@@ -287,7 +313,7 @@ def not_applicable(rival: str, case: Case, threads: int, device: str = "cpu") ->
         return None if case.kind not in (TRAIN, ROLLOUT) else ""
     if rival == AUTOTUNE and case.kind == ROLLOUT:
         return ""
-    if rival in (COMPILE, AUTOTUNE):
+    if rival in COMPILED:
         return compiler_missing(device) or None
     if rival == JAX:
         if case.layer not in ("npu", "realnpu") or device != "cpu":
@@ -309,10 +335,14 @@ def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
     return Workload(*rollouts.eager(case, operands, compiled=rival == COMPILE))
 
 
-def build(rival: str, case: Case, operands: Operands) -> Workload:
-    """The rival's workload for the case."""
+def build(
+    rival: str, case: Case, operands: Operands, capture: Callable[[Callable[[], Any]], Capture] | None = None
+) -> Workload:
+    """The rival's workload for the case; `capture` is the device's, for those in GRAPHS."""
     if case.kind == ROLLOUT:
         return _rollout(rival, case, operands)
+    if rival in GRAPHS:
+        return captured(build(GRAPHS[rival], case, operands), capture)
     if rival in (OURS, LAYERS):
         return _workload(case, _ours(case, operands), operands, ours=rival == OURS)
     if rival == ONE_MODEL:
@@ -329,8 +359,8 @@ def build(rival: str, case: Case, operands: Operands) -> Workload:
     if rival == COMPLEX:
         return _workload(case, Formula(COMPLEX_FORMULAS[case.layer], operands.parameters), operands)
     module: nn.Module = Formula(FORMULAS[case.layer], operands.parameters)
-    if rival in (COMPILE, AUTOTUNE):
-        module.compile(dynamic=False, mode="max-autotune" if rival == AUTOTUNE else "default")
+    if rival in COMPILED:
+        module.compile(dynamic=False, mode=COMPILED[rival])
     return _workload(case, module, operands)
 
 

@@ -12,6 +12,7 @@ from benchmarks.throughput import memory, rivals, timing
 from benchmarks.throughput.cases import PRODUCTS, STEP, Case, Operands, cost, draw
 from benchmarks.throughput.devices import DEVICES, Cuda, Device
 from benchmarks.throughput.environment import Limits
+from npu_kernels.precision import float32_matmul_precision
 
 Row = dict[str, Any]
 MEMORY_RIVALS = (rivals.OURS, rivals.EAGER, rivals.COMPILE)
@@ -53,7 +54,7 @@ def measure(
             **_times(own, times[rivals.OURS]),
             "waited": None if crowd.waited is None else round(crowd.waited, 3),
             "error": errors[name],
-            "matmul_precision": torch.get_float32_matmul_precision(),
+            "matmul_precision": float32_matmul_precision(device.name),
         }
         if name == rivals.JAX:
             row["note"] = JAX_NOTE
@@ -83,18 +84,24 @@ def _built(
     truth = rivals.exact(case, operands)
     workloads: dict[str, rivals.Workload] = {}
     errors: dict[str, float | None] = {}
-    if {rivals.COMPILE, rivals.AUTOTUNE} & set(names):
+    if rivals.COMPILED.keys() & set(names):
         torch.compiler.reset()  # the limit on recompilations counts per function, whatever the size
     for name in dict.fromkeys((rivals.OURS, *names)):
-        reason = rivals.not_applicable(name, case, threads, device.name)
+        reason = rivals.not_applicable(name, case, threads, device.name, hasattr(device, "capture"))
         if reason is not None:
             if reason:
                 tell(f"{case}: without {name}: {reason}")
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a rival's own
-            workload = rivals.build(name, case, operands)
-            errors[name] = None if workload.results is None else rivals.error(workload.results(), truth)
+            try:
+                workload = rivals.build(name, case, operands, getattr(device, "capture", None))
+                errors[name] = None if workload.results is None else rivals.error(workload.results(), truth)
+            except Exception as problem:  # a compiler's, or memory's: the others are measured all the same
+                if name == rivals.OURS:
+                    raise
+                tell(f"{case}: without {name}: it failed, {type(problem).__name__}: {str(problem).strip()[:300]}")
+                continue
         workloads[name] = workload
     return workloads, errors
 

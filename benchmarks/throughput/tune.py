@@ -1,189 +1,179 @@
 """``python -m benchmarks.throughput --tune``: the fastest configuration of every Triton kernel, measured on this GPU.
 
-For each size and kernel a search starts at the shipped configuration and changes one of its numbers at a time, as long
-as that makes the launch at least 2 % faster. A configuration that cannot be compiled or launched, or that does not
-compute what the shipped one does, does not count. What is faster than the shipped entry is added to the table under the
-sizes' own key (`npu_kernels.backends.triton.tuning`), so that nothing changes for other sizes, and the launches of the
-next process use it. ``python -m tools.aot`` then compiles these entries too, for machines without the GPU.
+For each size and kernel a search starts at the shipped configuration and goes on to the best of those that differ from
+it in one number, as long as that makes the launch at least 2 % faster; the first step also looks at configurations
+spread over all. Worker processes compile a step's candidates together (`precompile`). A configuration that cannot be
+compiled or launched, or that does not compute what the shipped one does, does not count.
+
+What is faster than the shipped entry is added to the table under the sizes' own key
+(`npu_kernels.backends.triton.tuning`) as soon as its search ends, so that nothing changes for other sizes, and the
+launches of the next process use it. A row of every search goes to a file of its own, by which the next run knows what
+is done. ``python -m tools.aot`` then compiles the new entries too, for machines without the GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.throughput.cases import Size
+from benchmarks.throughput.devices import DEVICES
+from benchmarks.throughput.orders import Order, Task, order, tasks
+from benchmarks.throughput.precompile import Pool
 from npu_kernels.testing import relative_error
 
-SECONDS = 60.0  # for one kernel at one size
+SECONDS = 20.0  # for one kernel at one size
 GAIN = 0.02  # less is noise
-LEAST_SECONDS = 0.01  # of timing of a candidate
-CACHE_BYTES = 2**28  # more than any second-level cache
-EPS, OMEGA = 2.0**-23, 20.0
+SPREAD = 16  # configurations of the first step that lie anywhere
+LOSER = 10.0  # times as slow as the best one: one run is enough
+HOST_SECONDS = 2e-4  # that a launch from Python may add to such a run
+GRAPH_SECONDS = 2e-3  # of one replay
+MOST_CALLS, TRIALS = 20, 5  # in a graph; of a graph
 
 Config = dict[str, int]
-Timer = Callable[[Callable[[], object]], float]  # seconds of one call
+Row = dict[str, Any]
+Timer = Callable[[Callable[[], object], float], float]  # seconds of a call; the second argument is the best so far
 # Products of one bfloat16 plane differ in the third digit, of two in the fifth.
 TOLERANCE = {0: 1e-4, 6: 1e-4, 3: 1e-3, 1: 3e-1}
 
 
-@dataclass(frozen=True)
-class Order:
-    """One entry to measure: a kernel at a size, with the call that launches it and returns what it computes."""
-
-    kernel: str
-    size: Size
-    launch: Callable[[], Sequence[Tensor]]
-
-
 def search(
-    start: Config, candidates: Iterable[Config], seconds: Callable[[Config], float], *, enough: Callable[[], bool]
+    start: Config,
+    candidates: Iterable[Config],
+    seconds: Callable[[Config], float],
+    *,
+    enough: Callable[[], bool],
+    prepare: Callable[[Sequence[Config]], None] = lambda configs: None,
+    spread: int = 0,
 ) -> tuple[Config, float, float]:
     """``(best, its seconds, those of the start)``: from the start along candidates that differ in one number.
 
-    `seconds` gives inf for a configuration that does not work; `enough` ends the search early.
+    `seconds` gives inf for a configuration that does not work; `enough` ends the search early; `prepare` sees a
+    step's candidates before they are timed; `spread` candidates of the first step lie anywhere.
     """
-    left = [dict(candidate) for candidate in candidates]
+    left = [dict(candidate) for candidate in candidates if candidate != start]
     best, time = dict(start), seconds(start)
-    first, improved = time, True
-    while improved and not enough():
-        improved = False
+    first, before = time, math.inf
+    anywhere = left[:: max(1, len(left) // spread)] if spread else []
+    while time < before and not enough():
+        before = time
         near = [c for c in left if c.keys() == best.keys() and sum(c[name] != best[name] for name in c) == 1]
+        near += [c for c in anywhere if c not in near]
+        anywhere = []
+        left = [c for c in left if c not in near]
+        prepare(near)
         for candidate in near:
             if enough():
                 break
-            left.remove(candidate)
             found = seconds(candidate)
             if found < (1 - GAIN) * time:
-                best, time, improved = candidate, found, True
+                best, time = candidate, found
     return best, time, first
 
 
-def device_time(run: Callable[[], object]) -> float:
-    """Seconds of one call on the device, the median over calls with a cold cache."""
-    flush = torch.empty(CACHE_BYTES, dtype=torch.uint8, device="cuda")
-    times: list[float] = []
-    for _ in range(2):
-        run()
-    while len(times) < 5 or (sum(times) < LEAST_SECONDS and len(times) < 50):
-        flush.zero_()  # the host runs ahead meanwhile, so the launch itself is not timed
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(1e-3 * begin.elapsed_time(end))
-    return statistics.median(times)
+def device_time(run: Callable[[], object], best: float = math.inf, device: Any = DEVICES["cuda"]) -> float:
+    """Seconds of one call on the device with a cold cache, without what the host needs to launch it.
+
+    Inside one CUDA graph the cache is overwritten before each of the calls; a graph without the calls says what that
+    takes. A call that takes ten times the best is timed once and not in a graph.
+    """
+    flush = device.flush()
+
+    def calls(count: int, once: Callable[[], object]) -> Callable[[], object]:
+        def many() -> None:
+            for _ in range(count):
+                flush()
+                once()
+
+        replay: Callable[[], object] = device.capture(many, calls_before=1)[0]
+        return replay
+
+    once: float = device.seconds(run, before=flush)
+    if once > LOSER * best + HOST_SECONDS:
+        return once
+    count = min(MOST_CALLS, max(1, math.ceil(GRAPH_SECONDS / max(once, 1e-9))))
+    both, alone = calls(count, run), calls(count, lambda: None)
+    both(), alone()
+    times = [(device.seconds(both) - device.seconds(alone)) / count for _ in range(TRIALS)]
+    return max(statistics.median(times), 1e-9)
 
 
-def orders(size: Size, device: str) -> list[Order]:
-    """All kernels at one size, float32. The NALU's are measured by the iNALU, which has more to do."""
-    from npu_kernels.backends.triton import nalu, nmu, npu, tuning
-
-    generator = torch.Generator().manual_seed(0)
-    lead = () if size.models == 1 else (size.models,)
-
-    def draw(*shape: int) -> Tensor:
-        bound = min(1.0, 3 / shape[-1] ** 0.5)
-        return ((2 * torch.rand(*lead, *shape, generator=generator) - 1) * bound).to(device)
-
-    x, grad_y = draw(size.rows, size.inputs), draw(size.rows, size.outputs)
-    weights = [draw(size.outputs, size.inputs) for _ in range(5)]
-    gate = draw(size.inputs).abs()
-    y, s = npu.npu_forward(x, weights[0], weights[1], gate, EPS, True)
-    operands: tuple[Any, ...] = (x, *weights, EPS, OMEGA, True)
-    reverse = (grad_y, x, *weights, *nalu.inalu_forward(*operands)[1:], EPS, OMEGA)
-
-    def npu_backward(needs: int) -> Sequence[Tensor]:
-        return npu.npu_backward(grad_y, x, weights[0], weights[1], gate, y, s, EPS, False, needs)
-
-    def inalu_backward(needs: int) -> Sequence[Tensor]:
-        arguments: tuple[Any, ...] = (*reverse, needs)
-        return nalu.inalu_backward(*arguments)
-
-    def forward() -> Sequence[Tensor]:
-        return npu.npu_forward(x, weights[0], weights[1], gate, EPS, True)
-
-    calls: dict[str, Callable[[], Sequence[Tensor]]] = {}
-    if tuning.is_small(size.inputs, size.outputs):
-        calls |= {"npu_small_forward": forward, "npu_small_backward": lambda: npu_backward(15)}
-    else:
-        calls |= {"npu_forward": forward, "npu_backward_x": lambda: npu_backward(1)}
-        calls["npu_backward_w"] = lambda: npu_backward(6)
-    calls["nmu_forward"] = lambda: [nmu.nmu_forward(x, weights[0])]
-    calls["nmu_backward"] = lambda: nmu.nmu_backward(grad_y, x, weights[0], 3)
-    calls["nalu_forward"] = lambda: nalu.inalu_forward(*operands)
-    calls["nalu_backward_x"] = lambda: inalu_backward(1)
-    calls["nalu_backward_w"] = lambda: inalu_backward(62)
-    return [Order(kernel, size, launch) for kernel, launch in calls.items()]
-
-
-def shipped(order: Order, device: str) -> Config:
+def shipped(task: Task, device: str) -> Config:
     """The configuration that a launch uses now, as a table's entry."""
     from npu_kernels.backends.triton import tuning
 
-    size, x = order.size, torch.empty(0, device=device)
-    found = tuning.lookup(order.kernel, x, size.rows, size.inputs, size.outputs, size.models)
+    size, x = task.size, torch.empty(0, device=device)
+    found = tuning.lookup(task.kernel, x, size.inputs, size.outputs, size.models)
     entry = {name: value for name, value in found.options.items() if name != "enable_fp_fusion"}
     return entry | ({"programs": found.programs} if found.programs else {})
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a search ended with; seconds of a call."""
+
+    config: Config
+    seconds: float
+    shipped_seconds: float
+    tried: int
+    failed: dict[str, int]  # reason -> how many candidates
+
+
 def tune(
-    order: Order, timer: Timer, seconds: float, clock: Callable[[], float], device: str = "cuda"
-) -> tuple[Config, float, float]:
-    """``(best, its seconds, those of the shipped one)`` of one kernel at one size, within about that many seconds."""
+    order: Order, timer: Timer, seconds: float, clock: Callable[[], float], device: str = "cuda",
+    pool: Pool | None = None,
+) -> Found:  # fmt: skip
+    """The best configuration of one kernel at one size, within about that many seconds."""
     from npu_kernels.backends.triton import tuning
 
-    size, precision = order.size, torch.get_float32_matmul_precision()
-    bucket = tuning.bucket(size.rows, size.inputs, size.outputs, size.models)
-    start, begin = shipped(order, device), clock()
+    task = order.task
+    bucket = tuning.bucket(task.size.inputs, task.size.outputs)
+    start, begin = shipped(task, device), clock()
     expected = [output.clone() for output in order.launch()]
+    unusable: dict[str, str] = {}
+    failed: dict[str, int] = {}
+    times: list[float] = []
+
+    def prepare(configs: Sequence[Config]) -> None:
+        if pool is not None:
+            problems = pool.compile(task, configs, max(1.0, seconds - (clock() - begin)))
+            unusable.update({str(config): why for config, why in zip(configs, problems, strict=True) if why})
 
     def measure(config: Config) -> float:
-        with tuning.use_config(order.kernel, config):
-            try:
-                outputs = order.launch()
-                tolerance = TOLERANCE[max(config.get("PASSES", 0), 0)]
-                worst = max(relative_error(o, e) for o, e in zip(outputs, expected, strict=True))
-                return timer(order.launch) if worst <= tolerance else math.inf
-            except Exception:  # out of registers or shared memory, or a compiler's own failure: it does not count
-                return math.inf
+        found = math.inf
+        why = unusable.get(str(config), "")
+        if not why:
+            with tuning.use_config(task.kernel, config):
+                try:
+                    outputs = order.launch()
+                    tolerance = TOLERANCE[max(config.get("PASSES", 0), 0)]
+                    worst = max(relative_error(o, e) for o, e in zip(outputs, expected, strict=True))
+                    if worst <= tolerance:
+                        found = timer(order.launch, min(times, default=math.inf))
+                    else:
+                        why = "differs from the shipped one's results"
+                except Exception as error:  # out of registers or shared memory, or a compiler's own failure
+                    why = type(error).__name__
+        if why:
+            failed[why] = failed.get(why, 0) + 1
+        times.append(found)
+        return found
 
     kept = {"maxnreg": start["maxnreg"]} if "maxnreg" in start else {}  # no candidate varies it
-    candidates = (entry | kept for entry in tuning.candidates(order.kernel, torch.float32, precision, bucket))
-    return search(start, candidates, measure, enough=lambda: clock() - begin > seconds)
-
-
-def entries(
-    sizes: Sequence[Size], timer: Timer, seconds: float, clock: Callable[[], float], tell: Callable[[str], None],
-    device: str = "cuda", keep: Callable[[dict[str, Config]], None] = lambda found: None,
-) -> dict[str, Config]:  # fmt: skip
-    """``{key: configuration}`` of what is faster than the shipped one, for all kernels at all sizes.
-
-    `keep` gets all that has been found as soon as there is more of it.
-    """
-    from npu_kernels.backends.triton import tuning
-
-    precision = torch.get_float32_matmul_precision()
-    found: dict[str, Config] = {}
-    for size in sizes:
-        for order in orders(size, device):
-            best, time, first = tune(order, timer, seconds, clock, device)
-            tell(f"{order.kernel} {size}: {1e6 * first:.1f} us as shipped, {1e6 * time:.1f} us with {best}")
-            if time < first:
-                sizes_of_key = (size.rows, size.inputs, size.outputs, size.models)
-                found[tuning.exact_key(order.kernel, torch.float32, precision, sizes_of_key)] = best
-                keep(found)
-    return found
+    candidates = (entry | kept for entry in tuning.candidates(task.kernel, torch.float32, task.precision, bucket))
+    enough = lambda: clock() - begin > seconds  # noqa: E731
+    best, time, first = search(start, candidates, measure, enough=enough, prepare=prepare, spread=SPREAD if pool else 0)
+    return Found(best, time, first, len(times), failed)
 
 
 def write(found: dict[str, Config], architecture: str, path: Path | None) -> Path:
@@ -197,30 +187,104 @@ def write(found: dict[str, Config], architecture: str, path: Path | None) -> Pat
     return path
 
 
-def main(sizes: Sequence[Size], precision: str, seconds: float, path: Path | None) -> int:
-    """Tune for the current CUDA device; returns the exit status."""
-    import time
+class Tuner:
+    """Tunes task after task on one device: the table grows with every one that finds something, the rows with each.
 
+    Args:
+        where: what is written into each row beside the search: the device, versions.
+        architecture: the table's.
+        table: the file; None for the shipped one.
+        timer, clock, device, pool: see :func:`tune`.
+    """
+
+    def __init__(
+        self, where: Row, architecture: str, table: Path | None, *, timer: Timer = device_time,
+        clock: Callable[[], float] = time.perf_counter, device: str = "cuda", pool: Pool | None = None,
+    ) -> None:  # fmt: skip
+        self.where, self.architecture, self.table = where, architecture, table
+        self.timer, self.clock, self.device, self.pool = timer, clock, device, pool
+
+    def run(self, task: Task, seconds: float) -> Row:
+        """Search, write the table, and return the row."""
+        begin = self.clock()
+        torch.set_float32_matmul_precision(task.precision)
+        found = tune(order(task, self.device), self.timer, seconds, self.clock, self.device, self.pool)
+        row = {
+            **task.to_dict(),
+            "key": task.key,
+            "config": found.config,
+            "us": 1e6 * found.seconds,
+            "shipped_us": 1e6 * found.shipped_seconds,
+            "tried": found.tried,
+            "failed": found.failed,
+            "seconds": self.clock() - begin,
+            **self.where,
+        }
+        better = {task.key: found.config} if found.seconds < found.shipped_seconds else {}
+        try:
+            write(better, self.architecture, self.table)
+        except OSError as error:
+            row["not_written"] = error.strerror or str(error)
+        return row
+
+
+def describe(row: Row) -> str:
+    """A row as a line of text."""
+    size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
+    line = f"{row['kernel']} {size} {row['precision']}: {row['shipped_us']:.1f} us as shipped, "
+    line += f"{row['us']:.1f} us with {row['config']}, {row['tried']} tried in {row['seconds']:.0f} s"
+    return line + (f"; the table could not be written: {row['not_written']}" if "not_written" in row else "")
+
+
+def earlier(path: Path | None, where: Row) -> set[str]:
+    """The tasks, as text, of which a file has a row of this device and these versions."""
+    done = set()
+    if path is not None and path.exists():
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):  # cut off by a kill
+                row = json.loads(line)
+                if all(row.get(name) == value for name, value in where.items()):
+                    size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
+                    done.add(str(Task(row["kernel"], size, row["precision"])))
+    return done
+
+
+def place() -> tuple[Row, str, tuple[str, Any, int]]:
+    """What rows say about the current CUDA device, its table, and what its kernels are compiled for."""
     import triton
 
+    target = triton.runtime.driver.active.get_current_target()
     from npu_kernels.backends.triton import tuning
 
-    torch.set_float32_matmul_precision(precision)
-    architecture = tuning.architecture(triton.runtime.driver.active.get_current_target())
-    print(f"{torch.cuda.get_device_name()}: table {architecture}, precision {precision!r}")
-    where = path or tuning.TABLES
+    where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    return where, tuning.architecture(target), (target.backend, target.arch, target.warp_size)
+
+
+def main(
+    sizes: Sequence[Size], precision: str, seconds: float, path: Path | None, rows: Path | None = None, jobs: int = 1
+) -> int:
+    """Tune for the current CUDA device; returns the exit status."""
+    from npu_kernels.backends.triton import tuning
+
+    where, architecture, target = place()
+    print(f"{where['gpu']}: table {architecture}, precision {precision!r}")
+    table = path or tuning.TABLES
     try:
         write({}, architecture, path)  # before the work: what is there can be read, and more can be written
+        output = rows.open("a") if rows is not None else contextlib.nullcontext()
     except (OSError, ValueError) as error:
-        print(f"--tune: {where} cannot be used: {error}", file=sys.stderr)
+        print(f"--tune: {table} cannot be used: {error}", file=sys.stderr)
         return 2
-
-    def keep(found: dict[str, Config]) -> None:
-        try:
-            write(found, architecture, path)
-        except OSError as error:
-            print(f"{where} could not be written ({error.strerror or error}); so far: {json.dumps(found)}", flush=True)
-
-    found = entries(sizes, device_time, seconds, time.perf_counter, lambda line: print(line, flush=True), keep=keep)
-    print(f"{len(found)} entries written to {where}; check them with `python -m tools.aot --target {architecture}`")
+    done = earlier(rows, where)
+    with Pool(jobs, target) as pool, output as file:
+        tuner = Tuner(where, architecture, path, pool=pool)
+        for task in tasks(sizes, precision):
+            if str(task) in done:
+                continue
+            row = tuner.run(task, seconds)
+            print(describe(row), flush=True)
+            if file is not None:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+    print(f"entries written to {table}; check them with `python -m tools.aot --target {architecture}`")
     return 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from npu_kernels.backends import triton as kernels_module
+from npu_kernels.precision import float32_matmul_precision
 
 
 def _skip_unless_available(device: str) -> None:
@@ -52,7 +53,8 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.fixture(autouse=True)
 def _settings() -> Iterator[None]:
     """Tests set the float32 matmul precision freely; the interpreter's NumPy warns about what a GPU does quietly."""
-    before = torch.get_float32_matmul_precision()
+    before = float32_matmul_precision("cpu")
     with numpy.errstate(all="ignore"):
         yield
+    torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision(before)

@@ -168,6 +168,25 @@ def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
         assert relative_error(actual[-100:], expected[-100:]) < 1e-3
 
 
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_a_ragged_last_batch(precision: str, gpu: str, kernels: ModuleType) -> None:
+    """Rows of a smaller batch have the bits that they have in a larger one, and nothing is compiled for it."""
+    from npu_kernels.backends.triton import npu, reduction
+
+    torch.set_float32_matmul_precision(precision)
+    sample = RECORDS["npu"].sample(1024, 256, 256, dtype=torch.float32, device=gpu)
+    part = Sample(sample.name, sample.x[:1023], sample.tensors, sample.options)
+    grad_y = torch.randn(1024, 256, device=gpu)
+    compiled = (npu.npu_forward_kernel, npu.npu_backward_x_kernel, npu.npu_backward_w_kernel)
+    compiled = (*compiled, reduction.sum_partials_kernel)
+    whole = outputs(sample, kernels, grad_y)
+    before = [len(kernel.device_caches[0][0]) for kernel in compiled]
+    found = outputs(part, kernels, grad_y[:1023])
+    assert [len(kernel.device_caches[0][0]) for kernel in compiled] == before
+    for one, two in zip(found[:3], whole[:3], strict=True):  # y, s, grad_x
+        assert torch.equal(one, two[:1023])
+
+
 def test_launches_of_a_small_step(gpu: str) -> None:
     """The profiler's count: at most four kernels of ours, and no copies, for forward and backward of a small layer."""
     layer = npu_kernels.NPU(6, 2, device=gpu)

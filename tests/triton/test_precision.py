@@ -11,12 +11,12 @@ from torch import Tensor
 
 from npu_kernels import reference
 from npu_kernels.testing import RECORDS, error_bound
-from tests.kernels import errors
+from tests.kernels import errors, outputs
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from npu_kernels.backends.triton import tuning  # noqa: E402
+from npu_kernels.backends.triton import npu, tuning  # noqa: E402
 from npu_kernels.backends.triton.device_math import exp_accurate, sincos, split  # noqa: E402
 
 
@@ -150,8 +150,8 @@ def test_precision_setting_is_obeyed(device: str, kernels: ModuleType) -> None:
         found = []
         for precision in ("highest", "high", "medium"):
             torch.set_float32_matmul_precision(precision)
-            found.append(tuning.lookup(kernel, x, 4096, 256, 256, 1).options["PASSES"])
-            assert tuning.lookup(kernel, x.double(), 4096, 256, 256, 1).options["PASSES"] == 0
+            found.append(tuning.lookup(kernel, x, 256, 256, 1).options["PASSES"])
+            assert tuning.lookup(kernel, x.double(), 256, 256, 1).options["PASSES"] == 0
         assert found[0] in (0, 6)
         assert found[1:] == [3, 1]
 
@@ -159,28 +159,47 @@ def test_precision_setting_is_obeyed(device: str, kernels: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "expected"),
     [
-        ("mkldnn", "bf16", "highest"),  # the CPU's own
-        ("cuda", "tf32", "high"),
-        ("cuda", "ieee", "highest"),
+        ("backends.mkldnn.matmul", "bf16", {"highest"}),  # the CPU's own
+        ("backends.cuda.matmul", "tf32", {"high"}),
+        ("backends.cuda.matmul", "ieee", {"highest"}),
+        ("backends", "tf32", {"high"}),
     ],
 )
-def test_settings_of_devices(setting: str, value: str, expected: str) -> None:
+def test_launches_obey_settings_of_devices(
+    setting: str, value: str, expected: set[str], device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CUDA's own setting counts, also where torch refuses to answer for all devices."""
-    backend = getattr(torch.backends, setting).matmul
-    backend.fp32_precision = value
-    assert tuning.matmul_precision() == expected
+    asked: list[str] = []
+    find = tuning._find
+    for kernel in [function for name, function in vars(npu).items() if name.endswith("_kernel")]:
+        monkeypatch.setattr(kernel, "run", lambda *a, **k: None)  # what they compute is another test's
+    monkeypatch.setattr(tuning, "_find", lambda *a: asked.append(a[3]) or find(*a))  # type: ignore[func-returns-value]
+    sample = RECORDS["npu"].sample(4, 17, 3, dtype=torch.float32, device=device)
+
+    def launch() -> set[str]:
+        asked.clear()
+        outputs(sample, kernels, torch.ones(4, 3, device=device))
+        return set(asked)
+
+    holder: Any = torch
+    for name in setting.split("."):
+        holder = getattr(holder, name)
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.backends.mkldnn.matmul.fp32_precision = "none"  # type: ignore[attr-defined]
+    holder.fp32_precision = value
+    assert launch() == expected
     for one_for_all in ("medium", "highest"):
         torch.set_float32_matmul_precision(one_for_all)
-        assert tuning.matmul_precision() == one_for_all
+        assert launch() == {one_for_all}
     torch.set_float32_matmul_precision("medium")
     torch.backends.cuda.matmul.fp32_precision = "ieee"
-    assert tuning.matmul_precision() == "highest"
+    assert launch() == {"highest"}
 
 
 def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: ModuleType) -> None:
     """The shipped configuration for large layers, run with few rows: long sums, several tiles, at `highest`."""
     x = torch.rand(1, device=device)
-    configs = {name: tuning.lookup(name, x, 4096, 256, 256, 1) for name in tuning.PRODUCTS}
+    configs = {name: tuning.lookup(name, x, 256, 256, 1) for name in tuning.PRODUCTS}
     entries = {name: config.options | {"programs": config.programs} for name, config in configs.items()}
     for entry in entries.values():
         entry.pop("enable_fp_fusion")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.throughput import tune
+from benchmarks.throughput import orders, tune
 from benchmarks.throughput.cases import Size
 from npu_kernels.testing import RECORDS
 from tests.kernels import ALL, backward, forward
@@ -22,10 +22,10 @@ from triton.backends.compiler import GPUTarget
 
 from npu_kernels.backends.triton import nalu, nmu, npu, npu_small, reduction, tuning
 
-KEY = re.compile(r"(\w+) (float16|bfloat16|float32|float64) (highest|high|medium|any) (\w+)( odd)?( i\d+ o\d+ k\d+)?")
+KEY = re.compile(r"(\w+) (float16|bfloat16|float32|float64) (highest|high|medium|any) (\w+( odd)?|i\d+ o\d+ k\d+)")
 ARCHITECTURES = ("gfx942", "sm_100", "sm_80", "sm_90")
 SPLIT = ("npu_backward_w", "npu_small_backward", "nalu_backward_w")  # rows among programs
-BUCKETS = {"small": (100, 6, 2), "narrow": (100, 100, 1), "medium": (128, 100, 100), "large": (4096, 256, 256)}
+BUCKETS = {"small": (6, 2), "narrow": (100, 1), "medium": (100, 100), "large": (256, 256)}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -57,16 +57,16 @@ def test_every_shape_has_a_configuration(architecture: str, monkeypatch: pytest.
     monkeypatch.setattr(tuning, "_architecture_of", lambda device: architecture)
     tuning._find.cache_clear()
     try:
-        for name, (b, i, o) in BUCKETS.items():
-            assert tuning.bucket(b, i, o, 1) == name
+        for name, (i, o) in BUCKETS.items():
+            assert tuning.bucket(i, o) == name
         dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-        shapes = itertools.product((1, 100, 10**6), (1, 15, 16, 17, 127, 128, 4096), (1, 16, 100, 512), (1, 100))
-        for (b, i, o, k), dtype in itertools.product(shapes, dtypes):
+        shapes = itertools.product((1, 15, 16, 17, 127, 128, 4096), (1, 16, 100, 512), (1, 100))
+        for (i, o, k), dtype in itertools.product(shapes, dtypes):
             tiled = ("npu_forward", "npu_backward_x", "npu_backward_w")
             others = tiled if tuning.is_small(i, o) else ("npu_small_forward", "npu_small_backward")
             kernels = [kernel for kernel in tuning.KERNELS if kernel not in others]
             for kernel, precision in itertools.product(kernels, ("highest", "high", "medium")):
-                config = tuning._find(kernel, torch.device("cpu"), dtype, precision, b, i, o, k)
+                config = tuning._find(kernel, torch.device("cpu"), dtype, precision, i, o, k)
                 assert config.options["BLOCK_B"]
                 assert config.programs > 0 or kernel not in SPLIT
     finally:
@@ -91,11 +91,10 @@ def test_tables_are_saved_as_they_are_shipped(tmp_path: Path) -> None:
 
 
 def test_measured_entries_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = tuning.exact_key("npu_forward", torch.float32, "highest", (4000, 200, 256, 1))
-    assert key == "npu_forward float32 highest b4096 i256 o256 k1"
-    assert tuning.exact_key("npu_forward", torch.float64, "high", (1, 1, 1, 3)).split()[2:] == [
+    key = tuning.exact_key("npu_forward", torch.float32, "highest", (200, 256, 1))
+    assert key == "npu_forward float32 highest i256 o256 k1"
+    assert tuning.exact_key("npu_forward", torch.float64, "high", (1, 1, 3)).split()[2:] == [
         "any",
-        "b1",
         "i1",
         "o1",
         "k4",
@@ -106,9 +105,9 @@ def test_measured_entries_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_architecture_of", lambda device: "sm_90")
     tuning._find.cache_clear()
     try:
-        options = tuning._find("npu_forward", torch.device("cpu"), torch.float32, "highest", 4000, 200, 256, 1).options
+        options = tuning._find("npu_forward", torch.device("cpu"), torch.float32, "highest", 200, 256, 1).options
         assert options == entry | {"enable_fp_fusion": True}
-        other = tuning._find("npu_forward", torch.device("cpu"), torch.float32, "highest", 5000, 200, 256, 1).options
+        other = tuning._find("npu_forward", torch.device("cpu"), torch.float32, "highest", 300, 256, 1).options
         assert other["num_warps"] > 1
     finally:
         tuning._find.cache_clear()
@@ -124,7 +123,7 @@ def test_candidates_keep_the_promised_accuracy() -> None:
             assert all(("programs" in entry) == (kernel in SPLIT) for entry in found)
 
 
-def test_tuning_with_a_made_up_clock(device: str) -> None:
+def test_tuning_with_a_made_up_clock(device: str, tmp_path: Path) -> None:
     """Every kernel of a small and of a larger layer is launched with candidates; what the timer likes is found.
 
     The timer here prefers few rows per program and cannot run more than 4 warps.
@@ -136,35 +135,81 @@ def test_tuning_with_a_made_up_clock(device: str) -> None:
         passed += 1
         return passed
 
-    def timer(run: Callable[[], object]) -> float:
+    def timer(run: Callable[[], object], best: float) -> float:
         (config,) = tuning._overrides.values()
         if config["num_warps"] > 4:
             raise RuntimeError("out of resources")
         return 1 + config["BLOCK_B"] / 128
 
-    said: list[str] = []
-    sizes = [Size(5, 3, 2), Size(5, 17, 3, 2)]
-    found = tune.entries(sizes, timer, 4.0, clock, said.append, device)
-    kernels = {line.split()[0] for line in said}
-    assert kernels == set(tuning.KERNELS)
-    assert len(said) == 7 + 8
-    assert found
-    for key, entry in found.items():
-        assert KEY.fullmatch(key) or re.fullmatch(r"(\w+) float32 (any|highest) b8 i(4|32) o(2|4) k(1|2)", key), key
+    tasks = orders.tasks([Size(3, 3, 2), Size(3, 17, 2, 2)], "highest")
+    tuner = tune.Tuner({"gpu": "none"}, "sm_90", tmp_path / "t.json", timer=timer, clock=clock, device=device)
+    rows = [tuner.run(task, 3.0) for task in tasks]
+    assert {row["kernel"] for row in rows} == set(tuning.KERNELS)
+    assert len(rows) == 7 + 8
+    table, shipped = tuning.load_table(tmp_path / "t.json")["sm_90"], tuning.load_table()["sm_90"]
+    faster = {row["key"]: row["config"] for row in rows if row["us"] < row["shipped_us"]}
+    assert faster == {key: entry for key, entry in table.items() if key not in shipped}
+    for key, entry in faster.items():
+        assert re.fullmatch(r"(\w+) float32 (any|highest) i(4|32) o2 k(1|2)", key), key
         assert entry["num_warps"] <= 4
 
 
 def test_tuning_keeps_the_bound_on_registers(device: str) -> None:
     """Candidates have the shipped configuration's, else none would be its neighbour."""
-    (order,) = (order for order in tune.orders(Size(5, 3, 2), device) if order.kernel == "nmu_forward")
+    order = orders.order(orders.Task("nmu_forward", Size(5, 3, 2)), device)
     shipped = {"BLOCK_B": 64, "BLOCK_O": 16, "num_warps": 4, "maxnreg": 255}
     clock = itertools.count()
-    with tuning.use_config(order.kernel, shipped):
-        timer = lambda run: 1 + tuning._overrides[order.kernel]["BLOCK_B"] / 128  # noqa: E731
-        best, time, first = tune.tune(order, timer, 4.0, lambda: next(clock), device)
-    assert best["BLOCK_B"] < shipped["BLOCK_B"]
-    assert best.keys() == shipped.keys()
-    assert time < first
+    with tuning.use_config("nmu_forward", shipped):
+        timer = lambda run, best: 1 + tuning._overrides["nmu_forward"]["BLOCK_B"] / 128  # noqa: E731
+        found = tune.tune(order, timer, 4.0, lambda: next(clock), device)
+    assert found.config["BLOCK_B"] < shipped["BLOCK_B"]
+    assert found.config.keys() == shipped.keys()
+    assert found.seconds < found.shipped_seconds
+
+
+def _compiled_for(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """What a launch is compiled for: other values of these are another kernel."""
+    free = function.kwargs.get("do_not_specialize", ())
+    found: list[Any] = [function.__name__, *sorted(options.items())]
+    for name, value in zip(function.arg_names, arguments, strict=False):
+        if isinstance(value, torch.Tensor):
+            found.append((name, value.dtype))
+        elif type(value) is int and function.fn.__annotations__.get(name) is None:
+            found.append(name if name in free else (name, value % 16 == 0, value == 1))
+        else:
+            found.append((name, value))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
+def test_a_ragged_last_batch_launches_the_same_kernels(
+    name: str, precision: str, device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer of 256 x 256: nothing is compiled again for fewer rows, and the products are split as before."""
+    if device != "cpu":
+        pytest.skip("of the interpreter's functions; test_gpu has what a GPU shows")
+    torch.set_float32_matmul_precision(precision)
+    launched: list[Any] = []
+    for module in (npu, nmu, nalu, reduction):
+        for label, function in vars(module).items():
+            if label.endswith("_kernel"):
+
+                def seen(*args: Any, grid: Any, warmup: bool, function: Any = function, **options: Any) -> None:
+                    launched.append(_compiled_for(function, args, options))
+
+                monkeypatch.setattr(function, "run", seen)
+
+    def launches(rows: int) -> list[Any]:
+        sample = RECORDS[name].sample(rows, 256, 256, dtype=torch.float32, device=device)
+        launched.clear()
+        backward(sample, kernels, torch.empty(rows, 256, device=device), ALL)
+        return list(launched)
+
+    whole = launches(1024)
+    assert len(whole) > 1
+    for rows in (1023, 600, 100):
+        assert launches(rows) == whole
 
 
 def test_unknown_kernel() -> None:

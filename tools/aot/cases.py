@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels.precision import float32_matmul_precision
 from tools.aot.compiling import compile_instead, faults, measure
 
+ROWS = 4096  # of the calls for measured entries, which hold for any number
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -209,20 +211,20 @@ def stored_cases(target: str) -> Iterator[Case]:
     """Calls for the measured entries of a table, which have exact sizes in their keys."""
     from npu_kernels.backends.triton import tuning
 
-    pattern = re.compile(r"(\w+) (\w+) (\w+) b(\d+) i(\d+) o(\d+) k(\d+)")
+    pattern = re.compile(r"(\w+) (\w+) (\w+) i(\d+) o(\d+) k(\d+)")
     seen = set()
     for key in tuning.tables_in_use()[target]:
         match = pattern.fullmatch(key)
         if match:
             kernel, dtype, precision = match.group(1, 2, 3)
-            b, i, o, k = map(int, match.group(4, 5, 6, 7))
+            i, o, k = map(int, match.group(4, 5, 6))
             launches = {"nmu": _nmu, "npu": _npu, "nalu": _inalu}
-            case = (launches[kernel.partition("_")[0]], dtype, precision, b, i, o, k)
+            case = (launches[kernel.partition("_")[0]], dtype, precision, i, o, k)
             if case not in seen:
                 seen.add(case)
                 options = {"K": k if k > 1 else None, "dtype": getattr(torch, dtype)}
                 mode = "highest" if precision == "any" else precision
-                yield key, mode, lambda c=case, n=options: c[0](*c[3:6], **n)  # type: ignore[misc]
+                yield key, mode, lambda c=case, n=options: c[0](ROWS, *c[3:5], **n)  # type: ignore[misc]
 
 
 def compile_target(target: str, quick: bool = False, variants: str = "") -> list[dict[str, Any]]:
@@ -248,7 +250,7 @@ def compile_target(target: str, quick: bool = False, variants: str = "") -> list
 
 def _launch(target: str, chosen: Iterator[Case], stored: bool) -> Iterator[tuple[str, str | None]]:
     """Launches these and, if `stored`, the table's own: after each its label and the error that it ended with."""
-    before = torch.get_float32_matmul_precision()
+    before = float32_matmul_precision()
     for label, precision, launch in [*chosen, *(stored_cases(target) if stored else ())]:
         torch.set_float32_matmul_precision(precision)
         fault = None

@@ -55,7 +55,7 @@ def _forward(
     x = x.contiguous()
     own = _arrange([weight.contiguous() for weight in weights.values()])
     with device_of(x):
-        options = tuning.lookup("nalu_forward", x, B, I, O, K).options
+        options = tuning.lookup("nalu_forward", x, I, O, K).options
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
         nalu_forward_kernel[(grid,)](
             x, *own, _contiguous(bias), y, h, a, t, flags, B, O, I,
@@ -126,11 +126,11 @@ def _backward(
     with device_of(x):
         part_x = empty(x, (K, B, I), acc) if K > 1 and shared_x else into_x
         if into_x is not None and I > 0:
-            options = tuning.lookup("nalu_backward_x", x, B, I, O, K).options
+            options = tuning.lookup("nalu_backward_x", x, I, O, K).options
             grid = K * -(-B // options["BLOCK_B"]) * -(-I // options["BLOCK_I"])
             nalu_backward_x_kernel[(grid,)](grad_y, x, *own, *inner, part_x, K, B, I, O, *common, acc, **options)
 
-        options, programs = tuning.lookup("nalu_backward_w", x, B, I, O, K)
+        options, programs = tuning.lookup("nalu_backward_w", x, I, O, K)
         tiles = K * -(-O // options["BLOCK_O"]) * max(1, -(-I // options["BLOCK_I"]))  # a bias needs no input
         splits, rows_per_split = row_splits(B, options["BLOCK_B"], tiles, programs)
         part, part_bias = into, into_bias

@@ -350,9 +350,9 @@ def nmru_backward_kernel(
             tl.store(grad_w_ptr + offs_w + I, grad_v.to(grad_w_ptr.dtype.element_ty), mask=mask_o)
 
 
-def _options(kernel: str, x: Tensor, K: int, B: int, I: int, O: int) -> dict[str, Any]:
+def _options(kernel: str, x: Tensor, K: int, I: int, O: int) -> dict[str, Any]:
     """The configuration, its tile no wider than the layer."""
-    options = tuning.lookup(kernel, x, B, I, O, K).options
+    options = tuning.lookup(kernel, x, I, O, K).options
     return options | {"BLOCK_O": min(options["BLOCK_O"], triton.next_power_of_2(O))}
 
 
@@ -366,7 +366,7 @@ def nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
         return y
     x, weight = x.contiguous(), weight.contiguous()
     with device_of(x):
-        options = _options("nmu_forward", x, K, B, I, O)
+        options = _options("nmu_forward", x, K, I, O)
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
         nmu_forward_kernel[(grid,)](x, weight, y, B, O, I, shared_x, acc, **options)
     return y
@@ -386,7 +386,7 @@ def _backward(
         return x.new_zeros(x.shape if need_x else (0,)), x.new_zeros(weight.shape if need_w else (0,))
     grad_y, x, weight = grad_y.contiguous(), x.contiguous(), weight.contiguous()
     with device_of(x):
-        options = _options("nmu_backward", x, K, B, factors, O)
+        options = _options("nmu_backward", x, K, factors, O)
         tiles_b, tiles_o = -(-B // options["BLOCK_B"]), -(-O // options["BLOCK_O"])
         copies_x = tiles_o * K if shared_x else tiles_o  # that have to be added
         grad_x = empty(x, x.shape if need_x else (0,))
@@ -431,7 +431,7 @@ def nmru_forward(x: Tensor, weight: Tensor, eps: float, clip: bool, separate: bo
         return y
     x, weight = x.contiguous(), weight.contiguous()
     with device_of(x):
-        options = _options("nmu_forward", x, K, B, 2 * I, O)
+        options = _options("nmu_forward", x, K, 2 * I, O)
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
         nmru_forward_kernel[(grid,)](x, weight, y, B, O, I, eps, clip, separate, shared_x, acc, **options)
     return y

@@ -400,7 +400,7 @@ def npu_forward(
         if tuning.is_small(I, O):
             small_forward(x, weight_re, weight_im, gate, eps, save_sin, y, s, sizes)
             return y, s
-        options = tuning.lookup("npu_forward", x, B, I, O, K).options
+        options = tuning.lookup("npu_forward", x, I, O, K).options
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
         npu_forward_kernel[(grid,)](
             x, weight_re, weight_im, gate, y, s, B, O, I, eps, shared_x,
@@ -455,8 +455,8 @@ def npu_backward(
 
         flags = (eps, shared_x, weight_im is not None, gate is not None)
         shared = K > 1 and shared_x
-        config_x = tuning.lookup("npu_backward_x", x, B, I, O, K).options
-        config_w, programs = tuning.lookup("npu_backward_w", x, B, I, O, K)
+        config_x = tuning.lookup("npu_backward_x", x, I, O, K).options
+        config_w, programs = tuning.lookup("npu_backward_w", x, I, O, K)
         tiles_b, tiles_o = -(-B // config_x["BLOCK_B"]), -(-O // config_w["BLOCK_O"])
         tiles_w = K * tiles_o * -(-I // config_w["BLOCK_I"])
         splits, rows_per_split = row_splits(B, config_w["BLOCK_B"], tiles_w, programs)

@@ -190,7 +190,7 @@ def small_forward(
 ) -> None:  # fmt: skip
     """Fill y, and s if `save_sin`; operands contiguous, sizes positive."""
     K, B, I, O, shared_x = sizes
-    options = tuning.lookup("npu_small_forward", x, B, I, O, K).options
+    options = tuning.lookup("npu_small_forward", x, I, O, K).options
     npu_small_forward_kernel[(K * -(-B // options["BLOCK_B"]),)](
         x, weight_re, weight_im, gate, y, s, B, I, O, shared_x, eps, weight_im is not None, gate is not None, save_sin,
         accumulator(x.dtype), triton.next_power_of_2(O), **options,
@@ -206,7 +206,7 @@ def small_backward(
     acc = accumulator(x.dtype)
     need_x, need_gate = bool(needs & 1), bool(needs & 8) and gate is not None
     need_re, need_im = bool(needs & 2), bool(needs & 4) and weight_im is not None
-    options, programs = tuning.lookup("npu_small_backward", x, B, I, O, K)
+    options, programs = tuning.lookup("npu_small_backward", x, I, O, K)
     blocks = -(-B // options["BLOCK_B"])
     tiles = -(-blocks // max(1, programs // K))
     splits = -(-blocks // tiles)

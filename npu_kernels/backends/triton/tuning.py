@@ -4,14 +4,18 @@ Nothing is tuned while a user waits. A table maps ``kernel dtype precision bucke
 
 - kernel: a name in :data:`KERNELS`
 - dtype: float32 (float16 and bfloat16 compute in it and use its entries unless they have their own) or float64
-- precision: "highest", "high" or "medium" (:func:`matmul_precision`), or ``any``
+- precision: "highest", "high" or "medium" (`npu_kernels.precision`), or ``any``
 - bucket: ``small``, ``narrow``, ``medium`` or ``large`` (:func:`bucket`), the last two with ``odd`` where I or O is no
   multiple of 16 (such tiles cannot be loaded in vectors and take more registers); or, for measured entries, exact sizes
-  rounded up to powers of two: ``b4096 i256 o256 k1``
+  rounded up to powers of two: ``i256 o256 k1``
+
+The number of rows is no part of it: the last batch of an epoch, which has fewer, launches the same kernels, compiles
+nothing and rounds in the same way.
 
 The most special entry wins: exact before coarse, ``odd`` before not, a precision before ``any``. ``tables.json`` beside
 this file has one table per architecture; others use the nearest one. To measure: :func:`candidates` lists what is worth
-timing, :class:`use_config` makes launches use it, :func:`load_table` and :func:`save_table` read and write tables.
+timing, :class:`use_config` makes launches use it, :func:`load_table` and :func:`save_table` read and write tables,
+:func:`use_tables` makes a process use another file.
 
 A configuration has the block sizes ``BLOCK_B, BLOCK_O, BLOCK_I``, ``PASSES`` (scheme of the products, `device_math`),
 ``num_warps``, ``num_stages``, for kernels that split rows ``programs``: about how many programs to start, and, where
@@ -32,6 +36,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from npu_kernels import files
+from npu_kernels.precision import float32_matmul_precision
 
 KERNELS = (
     "npu_forward",
@@ -72,26 +77,24 @@ def is_small(in_features: int, out_features: int) -> bool:
     return in_features < SMALL and out_features < SMALL
 
 
-def bucket(rows: int, in_features: int, out_features: int, models: int) -> str:
+def bucket(in_features: int, out_features: int) -> str:
     """The coarse shape bucket of a layer."""
     narrow = min(in_features, out_features)
     if is_small(in_features, out_features):
         return "small"
     if narrow < 32:
         return "narrow"
-    if narrow < 128 or models * rows * in_features * out_features < 2**26:
-        return "medium"
-    return "large"
+    return "medium" if narrow < 128 else "large"
 
 
-def exact_bucket(rows: int, in_features: int, out_features: int, models: int) -> str:
+def exact_bucket(in_features: int, out_features: int, models: int) -> str:
     """The bucket of measured entries: every size rounded up to a power of two."""
-    b, i, o, k = map(triton.next_power_of_2, (rows, in_features, out_features, models))
-    return f"b{b} i{i} o{o} k{k}"
+    i, o, k = map(triton.next_power_of_2, (in_features, out_features, models))
+    return f"i{i} o{o} k{k}"
 
 
-def exact_key(kernel: str, dtype: torch.dtype, precision: str, sizes: tuple[int, int, int, int]) -> str:
-    """The key of a measured entry; sizes are rows, inputs, outputs, models.
+def exact_key(kernel: str, dtype: torch.dtype, precision: str, sizes: tuple[int, int, int]) -> str:
+    """The key of a measured entry; sizes are inputs, outputs, models.
 
     Kernels that are not made of float32 products do not depend on the precision.
     """
@@ -139,16 +142,27 @@ def save_table(tables: dict[str, dict[str, dict[str, int]]], path: Path | str = 
 
 
 def forget() -> None:
-    """Read the shipped tables and ask for devices anew."""
+    """Read the tables and ask for devices anew."""
     tables_in_use.cache_clear()
     _architecture_of.cache_clear()
     _find.cache_clear()
 
 
+_path = TABLES
+
+
+def use_tables(path: Path | str = TABLES) -> None:
+    """From now on the launches of this process read their configurations from this file; without one the shipped."""
+    global _path
+    load_table(path)  # what cannot be read is an error here, and not at the next launch
+    _path = Path(path)
+    forget()
+
+
 @functools.cache
 def tables_in_use() -> dict[str, dict[str, dict[str, int]]]:
-    """The shipped tables."""
-    return load_table()
+    """The shipped tables, or those of :func:`use_tables`."""
+    return load_table(_path)
 
 
 _overrides: dict[str, dict[str, int]] = {}
@@ -181,15 +195,13 @@ def _split_config(entry: dict[str, int]) -> Config:
 
 
 @functools.lru_cache(maxsize=4096)
-def _find(
-    kernel: str, device: torch.device, dtype: torch.dtype, precision: str, b: int, i: int, o: int, k: int
-) -> Config:
+def _find(kernel: str, device: torch.device, dtype: torch.dtype, precision: str, i: int, o: int, k: int) -> Config:
     if kernel in _overrides:
         return _split_config(_overrides[kernel])
     table = tables_in_use()[_architecture_of(device)]
     name = str(dtype).removeprefix("torch.")
-    coarse = bucket(b, i, o, k)
-    shapes = (exact_bucket(b, i, o, k), *((f"{coarse} odd",) if i % 16 or o % 16 else ()), coarse)
+    coarse = bucket(i, o)
+    shapes = (exact_bucket(i, o, k), *((f"{coarse} odd",) if i % 16 or o % 16 else ()), coarse)
     dtypes = (name,) if name in ("float32", "float64") else (name, "float32")
     for shape, stored, mode in itertools.product(shapes, dtypes, (precision, "any")):
         entry = table.get(f"{kernel} {stored} {mode} {shape}")
@@ -201,23 +213,9 @@ def _find(
     )
 
 
-def matmul_precision() -> str:
-    """What the user allows float32 products on CUDA: "highest", "high" or "medium".
-
-    `torch.get_float32_matmul_precision`, but where the settings of single devices (``torch.backends``) say otherwise,
-    with which it raises, CUDA's own counts.
-    """
-    if torch.backends.cuda.matmul.fp32_precision != "tf32":
-        return "highest"
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return "high"
-
-
-def lookup(kernel: str, x: torch.Tensor, b: int, i: int, o: int, k: int) -> Config:
+def lookup(kernel: str, x: torch.Tensor, i: int, o: int, k: int) -> Config:
     """The configuration of a launch on the device of x."""
-    return _find(kernel, x.device, x.dtype, matmul_precision(), b, i, o, k)
+    return _find(kernel, x.device, x.dtype, float32_matmul_precision(), i, o, k)
 
 
 def candidates(kernel: str, dtype: torch.dtype, precision: str, shape_bucket: str) -> Iterator[dict[str, int]]:

@@ -1,0 +1,113 @@
+"""Compiles the tuner's candidates in worker processes, for a GPU that the workers do not touch.
+
+A worker launches what the tuner will launch, on tensors whose memory nobody reads or writes, under a driver that names
+the tuner's GPU and runs nothing. Triton then compiles, and keeps the result in its cache folder, where the tuner's own
+launch finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import multiprocessing
+import signal
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import torch
+
+from benchmarks.throughput.orders import Order, Task, order
+
+Config = dict[str, int]
+Target = tuple[str, Any, int]  # backend, architecture, threads of a warp
+
+SECONDS = 60.0  # for a batch: an assembler that takes longer spills, or never ends
+NOT_IN_TIME = "not compiled in time"
+
+
+def end_with_parent() -> None:
+    """Let the system end this process with the thread that has started it, however that ends; Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def compile_only(target: Target) -> None:
+    """From now on every launch of this process is compiled for the target, and does not run."""
+    end_with_parent()
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    from tools.aot.compiling import StubDriver
+
+    run = JITFunction.run
+
+    def compile_launch(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        return kernel.result() if callable(getattr(kernel, "result", None)) else kernel
+
+    JITFunction.run = compile_launch
+    triton.runtime.driver.set_active(StubDriver(GPUTarget(*target)))
+
+
+@functools.lru_cache(maxsize=2)
+def _order(task: Task) -> Order:
+    torch.set_float32_matmul_precision(task.precision)
+    return order(task, "cpu", values=False)
+
+
+def _compile(task: Task, config: Config) -> str:
+    """Why the configuration cannot be compiled; empty if it is."""
+    from npu_kernels.backends.triton import tuning
+
+    with tuning.use_config(task.kernel, config):
+        try:
+            _order(task).launch()
+        except Exception as error:  # registers, shared memory, a compiler's own failure
+            return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+class Pool:
+    """So many workers for one target; ``with Pool(...) as pool``."""
+
+    def __init__(self, jobs: int, target: Target) -> None:
+        self._jobs, self._target = jobs, target
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._executor = ProcessPoolExecutor(self._jobs, context, compile_only, (self._target,))
+
+    def compile(self, task: Task, configs: Sequence[Config], seconds: float = SECONDS) -> list[str]:
+        """For every configuration why it cannot be used; empty if its kernel is in Triton's cache."""
+        try:
+            futures = [self._executor.submit(_compile, task, config) for config in configs]
+            wait(futures, timeout=seconds)
+            return [self._problem(future) for future in futures]
+        except BrokenProcessPool:  # a compiler took its process along; who was at work with it is not known
+            self.close()
+            self._start()
+            return ["a worker died"] * len(configs)
+
+    @staticmethod
+    def _problem(future: Future[str]) -> str:
+        if future.done():
+            return future.result()
+        future.cancel()
+        return NOT_IN_TIME
+
+    def close(self) -> None:
+        """End the workers, also those that are still at work."""
+        for process in list((self._executor._processes or {}).values()):
+            process.kill()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
