@@ -8,7 +8,7 @@
 #   make allocations  every allocation fails in turn
 #   make lint      ruff, mypy, clang-format
 #   make bench     the throughput suite (make bench ARGS="--quick")
-#   make gpu       on a machine with a GPU: its tests, tuned tables, the throughput suite
+#   make gpu       on a machine with a GPU and nothing but torch and triton: errors, tests, speed, tuned tables
 #   make tables    the tables and pictures of README.md and docs/, from benchmarks/results
 #   make docs      the documentation's pages, in build/docs
 #   make mutants   small wrong changes to the code, of which a test must notice every one (hours; make mutants ARGS="--language cpp")
@@ -96,13 +96,9 @@ bench: install
 mutants: install
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-# What needs a GPU, in this order: without right results no speed counts. The tuned table is to be looked at and committed.
-gpu: install
-	$(BIN)/python -m pytest -m gpu $(ARGS)
-	$(BIN)/python -m benchmarks.throughput --tune
-	$(BIN)/python -m pytest -m gpu -q
-	$(BIN)/python -m benchmarks.throughput --device cuda --json build/throughput-gpu.jsonl
-	$(BIN)/python -m benchmarks.throughput --device cuda --precision high --rivals eager,compile --json build/throughput-gpu-high.jsonl
+# What needs a GPU, right results first; at most twenty minutes, and the same command goes on. Installs nothing.
+gpu:
+	PYTHON="$(PYTHON)" benchmarks/gpu.sh $(ARGS)
 
 tables: install
 	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --page docs/performance.md --readme README.md \

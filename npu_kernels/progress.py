@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
-
-from tqdm import tqdm
+from typing import Any, TextIO
 
 __all__ = ["Progress"]
 
@@ -17,11 +16,16 @@ BAR = "{desc}: {percentage:3.0f} % |{bar}| {elapsed} passed, {remaining} left{po
 LINE = "{desc}: {percentage:3.0f} %, {elapsed} passed, {remaining} left{postfix}"
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]
-    monitor_interval = 0  # no thread of tqdm's own: it would wake up in the middle of a timing
+@functools.cache
+def _bar() -> Any:
+    """tqdm's class, imported at first use: where it is missing everything but the progress works."""
+    from tqdm import tqdm
 
+    class Bar(tqdm):  # type: ignore[type-arg]
+        monitor_interval = 0  # no thread of tqdm's own: it would wake up in the middle of a timing
 
-_Bar.set_lock(threading.RLock())  # tqdm's own is one for processes too, with a semaphore that a kill leaves behind
+    Bar.set_lock(threading.RLock())  # tqdm's own is one for processes too, with a semaphore that a kill leaves behind
+    return Bar
 
 
 class _Lines:
@@ -55,7 +59,7 @@ class Progress:
         stream = sys.stdout if stream is None else stream
         self.terminal = stream.isatty()
         seconds = 0.1 if self.terminal else LINE_SECONDS
-        self._bar = _Bar(
+        self._bar = _bar()(
             total=total,
             desc=label,
             file=stream if self.terminal else _Lines(stream),

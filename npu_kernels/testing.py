@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -324,6 +325,8 @@ def fill_uninitialized_with_nan() -> Iterator[None]:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: None)
     perturb = -6  # M_PERTURB
     options: Any = torch.utils.deterministic
+    # On CUDA torch's products otherwise refuse to run; read at every call.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     deterministic, fill = torch.are_deterministic_algorithms_enabled(), options.fill_uninitialized_memory
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)

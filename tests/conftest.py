@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator
 
-import hypothesis
 import pytest
 import torch
 
 from npu_kernels import backend_for, use_backend
 from npu_kernels.backends import cpu, direct
 
-# No deadline: the machines that run this are shared. No database: a run does not depend on the one before.
-hypothesis.settings.register_profile("npu_kernels", deadline=None, database=None, derandomize=True, max_examples=60)
-hypothesis.settings.load_profile("npu_kernels")
+with contextlib.suppress(ImportError):  # most tests on a GPU do without it
+    import hypothesis
+
+    # No deadline: the machines that run this are shared. No database: a run does not depend on the one before.
+    hypothesis.settings.register_profile("npu_kernels", deadline=None, database=None, derandomize=True, max_examples=60)
+    hypothesis.settings.load_profile("npu_kernels")
 
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
 needs_library = pytest.mark.skipif(not cpu.available()[0], reason=f"the cpu backend cannot run: {cpu.available()[1]}")

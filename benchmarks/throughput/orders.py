@@ -101,8 +101,9 @@ def order(task: Task, device: str, values: bool = True) -> Order:
             return Order(task, lambda: [nmu.nmu_forward(x, weights[0])])
         return Order(task, lambda: nmu.nmu_backward(grad_y, x, weights[0], 3))
     arguments: tuple[Any, ...] = (x, *weights, EPS, OMEGA)
+    saving: tuple[Any, ...] = (*arguments, True)
     if kernel == "nalu_forward":
-        return Order(task, lambda: nalu.inalu_forward(*arguments, True))
-    saved = kept(nalu.inalu_forward, *arguments, True, integers=1)[1:]
+        return Order(task, lambda: nalu.inalu_forward(*saving))
+    saved = kept(nalu.inalu_forward, *saving, integers=1)[1:]
     reverse: tuple[Any, ...] = (grad_y, x, *weights, *saved, EPS, OMEGA, 1 if kernel == "nalu_backward_x" else 62)
     return Order(task, lambda: nalu.inalu_backward(*reverse))

@@ -1,0 +1,77 @@
+"""``python -m benchmarks.gpu [PART ...]``: what a machine with a GPU is for, right results first, then speed.
+
+Needs Python with torch and triton: no network, no pip, no C++ library. Every part and every item of it has its own
+limit of time; rows are written as they come; an item that fails does not stop the next; the same command goes on where
+an earlier one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.gpu import plan
+from benchmarks.gpu.crew import ROOT, ROWS, SHORTEST, Crew, Record
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    listed = "; ".join(f"{name} ({part.seconds:.0f} s): {part.what}" for name, part in plan.PARTS.items())
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="First minutes on a GPU.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, in this order, or some of: {listed}")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "build" / "gpu",
+        help="the folder of rows, tables and the log (default build/gpu); the variable OUT names one that gets copies",
+    )
+    parser.add_argument("--seconds", type=float, default=plan.TOTAL_SECONDS, help="for all parts together")
+    parser.add_argument("--jobs", type=int, help="worker processes at most, default all cores but two")
+    parser.add_argument("--rehearse", action="store_true", help="tiny, on the CPU in Triton's interpreter")
+    options = parser.parse_args(argv)
+    unknown = [part for part in options.parts if part not in plan.PARTS]
+    if unknown:
+        parser.error(f"PART must be one of {', '.join(plan.PARTS)}, got {', '.join(unknown)}")
+    if not options.seconds > 0:
+        parser.error(f"--seconds must be greater than 0, got {options.seconds:g}")
+    if options.jobs is not None and options.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {options.jobs}")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 1 if an item failed or is left."""
+    options = arguments(argv)
+    begin = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"{time.monotonic() - begin:5.0f} s  {line}", flush=True)
+
+    out = os.environ.get("OUT")
+    record = Record(options.out, Path(out) if out else None)
+    jobs = options.jobs or max(1, (os.cpu_count() or 1) - 2)
+    results = []
+    with Crew(record, options.rehearse, tell) as crew:
+        for name in options.parts or plan.PARTS:
+            part = (plan.REHEARSAL if options.rehearse else plan.PARTS)[name]
+            seconds = min(part.seconds, options.seconds - (time.monotonic() - begin))
+            if seconds < SHORTEST:
+                tell(f"{name}: no time is left")
+                results.append((name, (0, 0, len(part.items))))
+                continue
+            tell(f"{name}: {part.what}, at most {seconds:.0f} s")
+            # pytest leaves its settings behind.
+            counts = crew.run(name, part.items, min(jobs, part.jobs), seconds, part.item_seconds, name != "tests")
+            results.append((name, counts))
+    tell("the end")
+    for name, (done, failed, waiting) in results:
+        print(f"  {name:<9} {done} done, {failed} failed, {waiting} left")
+    print(f"  rows: {options.out / ROWS}; the same command does what is left, and what failed once more")
+    return int(any(failed or waiting for _, (_, failed, waiting) in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

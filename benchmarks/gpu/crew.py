@@ -1,0 +1,262 @@
+"""Worker processes with limits of time, and the files that their rows go to. The standard library is all it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+ROWS, LOG = "rows.jsonl", "log.txt"
+PROGRAM = ("-m", "benchmarks.gpu.worker")
+START_SECONDS = 120.0  # for a worker to import torch and to find the device
+SHORTEST = 5.0  # seconds: with less left no item is begun
+
+
+class Record:
+    """Rows, written as they come into a folder and, where a machine takes another one back, into that too.
+
+    Args:
+        out: the folder that later commands go on from.
+        copy: another folder, or None.
+    """
+
+    def __init__(self, out: Path, copy: Path | None = None) -> None:
+        self.out = out
+        self.folders = [out] if copy is None or copy.resolve() == out.resolve() else [out, copy]
+        self._lock = threading.Lock()
+        for folder in self.folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.mirror()
+
+    def mirror(self) -> None:
+        """Bring the other folder up to date."""
+        for folder in self.folders[1:]:
+            for path in self.out.iterdir():
+                if path.is_file():
+                    shutil.copy2(path, folder / path.name)
+
+    def add(self, row: Row) -> None:
+        """Write a row into the file that it names, without one into the common file."""
+        name = row.pop("file", ROWS)
+        with self._lock:
+            for folder in self.folders:
+                with open(folder / name, "a") as file:
+                    file.write(json.dumps(row) + "\n")
+
+    def attempts(self, part: str, place: Row) -> tuple[set[str], Counter[str]]:
+        """The items of a part that are done on this device with these versions; how often each has failed there."""
+        done, failed = set(), Counter[str]()
+        path = self.out / ROWS
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:  # cut off by a kill
+                continue
+            if row.get("part") == part and "end" in row and all(row.get(key) == place[key] for key in place):
+                if row["end"]:
+                    failed[row["item"]] += 1
+                else:
+                    done.add(row["item"])
+        return done, failed
+
+
+class Worker:
+    """A process that does items, one after the other."""
+
+    def __init__(self, out: Path, rehearsal: bool) -> None:
+        command = [sys.executable, *PROGRAM, "--out", str(out)]
+        environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+        paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        environment |= {"PYTHONPATH": os.pathsep.join(paths)}
+        environment.setdefault("OMP_NUM_THREADS", "4")
+        if rehearsal:
+            command.append("--rehearse")
+            environment["TRITON_INTERPRET"] = "1"
+        self._log = open(out / LOG, "a")  # noqa: SIM115 (as long as the process)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=ROOT,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+        self._answers: queue.Queue[Row | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.place: Row = {}
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+    def start(self, seconds: float) -> str:
+        """Wait until it is ready; why it is not, or ""."""
+        return self._follow(seconds, lambda row: self.place.update(row["place"]), "place")
+
+    def do(self, part: str, item: str, seconds: float, emit: Callable[[Row], None]) -> str:
+        """Let it do an item; why that failed, or "". One that takes longer is killed with its worker."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"part": part, "item": item}) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            return f"the worker is gone: {error}"
+        return self._follow(seconds, emit, "end")
+
+    def _follow(self, seconds: float, emit: Callable[[Row], None], last: str) -> str:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                row = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                self.kill()
+                return f"took longer than {seconds:.0f} s"
+            if row is None:
+                return f"the process ended with status {self._process.wait()}, see {LOG}"
+            if last == "end" and "end" in row:
+                return str(row["end"])
+            emit(row)
+            if last in row:
+                return ""
+
+    @property
+    def lives(self) -> bool:
+        """Whether it takes another item."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # an order that nobody has read
+                    stream.close()
+
+
+class Crew:
+    """Does the items of a part in up to so many workers.
+
+    Args:
+        record: where the rows go.
+        rehearsal: on the CPU, in Triton's interpreter.
+        tell: gets a line for the screen.
+    """
+
+    def __init__(self, record: Record, rehearsal: bool, tell: Callable[[str], None]) -> None:
+        self.record, self.rehearsal, self.tell = record, rehearsal, tell
+        self._workers: list[Worker] = []
+        self._idle: Worker | None = None  # of the part before: it knows torch and the device already
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+    def run(
+        self, part: str, items: Iterable[str], jobs: int, seconds: float, item_seconds: float, keep: bool = True
+    ) -> tuple[int, int, int]:
+        """(done, failed, left) of a part's items that earlier commands have not done, within so many seconds.
+
+        Those that have failed before come last. keep: a worker may go on with the next part.
+        """
+        deadline = time.monotonic() + seconds
+        waiting: queue.Queue[str] = queue.Queue()
+        count: Counter[str] = Counter()
+        first, self._idle = self._idle, None
+        if first is not None and not first.lives:
+            first.kill()
+            first = None
+        first = first or self._worker(part, deadline)
+        if first is None:
+            return 0, 1, len(list(items))
+        done, failed = self.record.attempts(part, first.place)
+        chosen = sorted((item for item in items if item not in done), key=lambda item: failed[item])
+        for item in chosen:
+            waiting.put(item)
+        if done:
+            self.tell(f"{part}: {len(done)} items are done already")
+
+        def work(worker: Worker | None, keep: bool) -> None:
+            while not waiting.empty() and deadline - time.monotonic() > SHORTEST:
+                if worker is None or not worker.lives:
+                    if worker is not None:
+                        worker.kill()
+                    worker = self._worker(part, deadline)
+                if worker is None:
+                    count["failed"] += 1
+                    return
+                try:
+                    item = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                count["failed" if self._item(worker, part, item, min(item_seconds, deadline - time.monotonic()))
+                      else "done"] += 1  # fmt: skip
+            if worker is not None and worker.lives and keep:
+                self._idle = worker
+            elif worker is not None:
+                worker.kill()
+
+        more = [threading.Thread(target=work, args=(None, False)) for _ in range(min(jobs, len(chosen)) - 1)]
+        for thread in more:
+            thread.start()
+        work(first, keep)
+        for thread in more:
+            thread.join()
+        self.record.mirror()
+        return count["done"], count["failed"], waiting.qsize()
+
+    def _worker(self, part: str, deadline: float) -> Worker | None:
+        worker = Worker(self.record.out, self.rehearsal)
+        self._workers.append(worker)
+        why = worker.start(min(START_SECONDS, max(SHORTEST, deadline - time.monotonic())))
+        if why:
+            worker.kill()
+            self.record.add({"part": part, "item": "", "end": f"a worker does not start: {why}"})
+            self.tell(f"{part}: a worker does not start: {why}")
+            return None
+        return worker
+
+    def _item(self, worker: Worker, part: str, item: str, seconds: float) -> str:
+        common = {"part": part, "item": item, **worker.place}
+        begin = time.monotonic()
+
+        def emit(row: Row) -> None:
+            self.record.add({**common, **row})
+            line = told(row)
+            if line:
+                self.tell(f"{part}: {item}: {line}")
+
+        why = worker.do(part, item, seconds, emit)
+        self.record.add({**common, "end": why, "seconds": round(time.monotonic() - begin, 2)})
+        self.tell(f"{part}: {item}: {'FAILED: ' + why if why else 'done'} in {time.monotonic() - begin:.1f} s")
+        return why
+
+
+def told(row: Row) -> str:
+    """A row as a line for the screen; empty for what only the file needs."""
+    if "rival" in row:
+        return f"{row['rival']} {row['median_us']:.1f} us, {row['ratio']:.2f} of ours"
+    if "errors" in row:
+        return f"error {max(row['errors'], default=0):.1e}, eager's {max(row['eager_errors'], default=0):.1e}"
+    if row.get("outcome") == "failed":
+        return f"{row['test']} failed"
+    if "environment" in row:
+        return ", ".join(f"{key} {value}" for key, value in row["environment"].items() if value is not None)
+    return str(row.get("told") or row.get("note") or row.get("skipped") or "")

@@ -1,0 +1,300 @@
+"""What the items of each part do, in a worker process: a function for each part, which emits rows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.plan import words
+from benchmarks.throughput import environment, suite, tune
+from benchmarks.throughput.cases import STEP, Case, Size
+from benchmarks.throughput.devices import DEVICES, Device
+from benchmarks.throughput.orders import Task
+from benchmarks.throughput.precompile import Pool
+from npu_kernels import dispatch, use_backend
+from npu_kernels.ode import reference as ode_reference
+from npu_kernels.testing import RECORDS, error_bound, rms_error
+from tests.kernels import errors, forward, outputs
+
+Row = dict[str, Any]
+Emit = Callable[[Row], None]
+BENCH_SECONDS = 1.5  # of timing for all rivals of a case
+TUNE_SECONDS = 20.0  # for a kernel at a size
+# Root mean square errors that splits of float32 into fewer bfloat16 planes may have; in float64 eager is the truth.
+ALLOWED = {"high": 1e-3, "medium": 1e-1, "float64": 1e-12}
+TABLE, BENCH_ROWS, TUNED_ROWS = "tables.json", "throughput.jsonl", "throughput-tuned.jsonl"
+
+
+class Stage:
+    """Where the items run: a GPU, or in a rehearsal the CPU with Triton's interpreter."""
+
+    def __init__(self, out: Path, rehearsal: bool) -> None:
+        self.out, self.rehearsal = out, rehearsal
+        self.device: Device = Rehearsal() if rehearsal else DEVICES["cuda"]
+        self.limits: dict[str, environment.Limits] = {}
+        self.pool: Pool | None = None
+
+    @property
+    def table(self) -> Path:
+        return self.out / TABLE
+
+
+class Rehearsal(Device):
+    """The CPU in the place of a GPU: a captured pass is the pass itself."""
+
+    PEAK_METHOD = "none"
+    product_size, copy_floats = 64, 2**16
+
+    def capture(self, run: Callable[[], Any], calls_before: int = 1) -> tuple[Callable[[], object], Any]:
+        found = run()
+        return run, found
+
+    def seconds(self, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+        before()
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    def flush(self) -> Callable[[], object]:
+        return lambda: None
+
+
+def env(stage: Stage, item: str, emit: Emit) -> None:
+    """Versions, the device, and why a backend does not run."""
+    runs, reason = dispatch.reasons(stage.device.name)["triton"]
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+    emit(
+        {
+            "environment": environment.describe(stage.device),
+            "free_bytes": free,
+            "c_compiler": shutil.which("cc") or shutil.which("gcc"),
+        }
+    )
+    if not runs:
+        raise RuntimeError(f"the Triton kernels do not run here: {reason}")
+
+
+# ---- first launches -------------------------------------------------------------------------------------------------
+
+
+def smoke(stage: Stage, item: str, emit: Emit) -> None:
+    """One layer's kernels: errors of all outputs and gradients, the seconds of the first call, the same bits twice."""
+    (layer, text), named = words(item)[0].split(), words(item)[1]
+    dtype = getattr(torch, named.get("dtype", "float32"))
+    precision = named.get("precision", "highest")
+    torch.set_float32_matmul_precision("highest")
+    launch = _loop if layer == "ode" else _layer
+    start = time.perf_counter()
+    found, again, wanted = launch(stage, layer, Size.parse(text), dtype, named)
+    seconds = time.perf_counter() - start
+    allowed = ALLOWED.get(precision, ALLOWED.get(named.get("dtype", "")))
+    good = all(error <= (error_bound(eager, dtype) if allowed is None else allowed) for error, eager in found)
+    emit({
+        "layer": layer, "size": text, "dtype": str(dtype).removeprefix("torch."), "precision": precision,
+        "errors": [error for error, _ in found], "eager_errors": [eager for _, eager in found],
+        "seconds": round(seconds, 2), "same_bits": all(map(torch.equal, again, wanted)), "good": good,
+    })  # fmt: skip
+    if not good or not all(map(torch.equal, again, wanted)):
+        raise AssertionError("errors beyond the bound, or other bits at the second call: see the row")
+
+
+Errors = list[tuple[float, float]]  # ours, eager's
+
+
+def _layer(
+    stage: Stage, layer: str, size: Size, dtype: torch.dtype, named: dict[str, str]
+) -> tuple[Errors, list[Tensor], list[Tensor]]:
+    kernels = dispatch.triton()
+    sample = RECORDS[layer].sample(
+        size.rows,
+        size.inputs,
+        size.outputs,
+        num_models=None if size.models == 1 else size.models,
+        shared="shared" in named,
+        without=tuple(named["without"].split(",")) if "without" in named else (),
+        dtype=dtype,
+        device=stage.device.name,
+    )
+    precision = named.get("precision", "highest")
+
+    class Ours:
+        """The kernels under the item's precision, so that eager's formulas keep theirs."""
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                torch.set_float32_matmul_precision(precision)
+                try:
+                    return getattr(kernels, name)(*arguments)
+                finally:
+                    torch.set_float32_matmul_precision("highest")
+
+            return call
+
+    ours = Ours()
+    if dtype is torch.float32:
+        found = errors(sample, ours)
+    else:
+        from npu_kernels import reference
+
+        exact = sample.map(Tensor.double)
+        grad_y = torch.randn_like(forward(sample, reference)[0])
+        truth = outputs(exact, reference, grad_y.double())
+        named_outputs = zip(outputs(sample, ours, grad_y), outputs(sample, reference, grad_y), truth, strict=True)
+        found = [(rms_error(own, true), rms_error(eager, true)) for own, eager, true in named_outputs]
+    grad_y = torch.ones_like(forward(sample, ours)[0])
+    return found, outputs(sample, ours, grad_y), outputs(sample, ours, grad_y)
+
+
+def _loop(
+    stage: Stage, layer: str, size: Size, dtype: torch.dtype, named: dict[str, str]
+) -> tuple[Errors, list[Tensor], list[Tensor]]:
+    """The time loop of NPU and NAU; the size is starts x D x h."""
+    from npu_kernels.backends import triton as kernels
+
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return (0.4 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.2).to(dtype)
+
+    starts, d, h = size.rows, size.inputs, size.outputs
+    operands = [draw(1, starts, d) + 1, draw(1, h, d), draw(1, h, d), draw(1, d).abs(), draw(1, d, h)]
+    operands = [operand.to(stage.device.name) for operand in operands]
+    tableau, steps, dt, eps = list(ode_reference.METHODS["rk4"]), 5, 0.1, 2.0**-23
+
+    def run(functions: Any, *inputs: Tensor) -> list[Tensor]:
+        path, slopes, stages = functions.ode_forward(*inputs, tableau, steps, dt, eps, True, True, True)
+        own = path, slopes, path, *inputs[1:], stages, tableau, dt, eps, True, False, 31
+        return [path, slopes, *functions.ode_backward(*own)]
+
+    truth = run(ode_reference, *(operand.double() for operand in operands))
+    ours, again, eager = run(kernels, *operands), run(kernels, *operands), run(ode_reference, *operands)
+    found = [(rms_error(o, t), rms_error(e, t)) for o, e, t in zip(ours, eager, truth, strict=True)]
+    return found, ours, again
+
+
+# ---- tests ----------------------------------------------------------------------------------------------------------
+
+
+class Shard:
+    """A pytest plugin: every n-th test, and a row for each."""
+
+    def __init__(self, number: int, count: int, emit: Emit) -> None:
+        self.number, self.count, self.emit = number, count, emit
+        self.failed: list[str] = []
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = [item for n, item in enumerate(items) if n % self.count == self.number]
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            row = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2)}
+            if report.outcome == "failed":
+                self.failed.append(report.nodeid)
+                row["message"] = str(report.longrepr)[-1500:]
+            elif report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+                row["message"] = str(report.longrepr[-1])[:300]
+            self.emit(row)
+
+
+def tests(stage: Stage, item: str, emit: Emit) -> None:
+    """A part of a file of tests/triton."""
+    try:
+        import pytest
+    except ImportError:
+        emit({"skipped": "pytest is not installed"})
+        return
+    name, part = item.split()
+    number, count = map(int, part.split("/"))
+    shard = Shard(number, count, emit)
+    flags = ["-q", "-p", "no:cacheprovider", "--no-header", *([] if stage.rehearsal else ["-m", "gpu"])]
+    root = Path(__file__).resolve().parents[2]
+    status = pytest.main([*flags, str(root / "tests" / "triton" / name)], plugins=[shard])
+    if shard.failed or status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise AssertionError(
+            f"{len(shard.failed)} tests failed: {', '.join(shard.failed)[:500]}; pytest ended {status}"
+        )
+
+
+# ---- speed ----------------------------------------------------------------------------------------------------------
+
+
+def bench(stage: Stage, item: str, emit: Emit, tuned: bool = False) -> None:
+    """A case of the throughput suite, forward + backward: rows in the suite's own form, in a file of their own."""
+    text, named = words(item)
+    precision = named.get("precision", "highest")
+    from npu_kernels.backends.triton import tuning
+
+    tuning.use_tables(stage.table if tuned and stage.table.exists() else tuning.TABLES)
+    torch.set_float32_matmul_precision(precision)
+    if precision not in stage.limits:
+        stage.limits[precision] = environment.measure_limits(stage.device)
+    case, names = Case("npu", STEP, Size.parse(text)), named["rivals"].split(",")
+    # A forced backend would cost a few microseconds of each call.
+    with use_backend("triton") if stage.rehearsal else contextlib.nullcontext():
+        rows = suite.measure(
+            case,
+            names,
+            torch.get_num_threads(),
+            0.05 if stage.rehearsal else BENCH_SECONDS,
+            limits=stage.limits[precision],
+            with_memory=not stage.rehearsal,
+            tell=lambda line: emit({"note": line}),
+            device=stage.device,
+        )
+    same = {
+        "environment": environment.describe(stage.device),
+        "backend": "triton",
+        "matmul_precision": precision,
+        "tuned": tuned,
+        "settings": {"seconds": BENCH_SECONDS, "memory": True},
+    }
+    for row in rows:
+        emit({**row, **same, "threads": 1, "file": TUNED_ROWS if tuned else BENCH_ROWS})
+
+
+def rebench(stage: Stage, item: str, emit: Emit) -> None:
+    """A case again, with the table that the tuner has written."""
+    bench(stage, item, emit, tuned=True)
+
+
+def tune_one(stage: Stage, item: str, emit: Emit) -> None:
+    """The fastest configuration of one kernel at one size, into the table."""
+    text, named = words(item)
+    kernel, size = text.split()
+    if stage.rehearsal:
+        where, architecture = {"gpu": "none"}, "sm_90"
+    else:
+        where, architecture, target = tune.place()
+        if stage.pool is None:
+            stage.pool = Pool(max(1, (os.cpu_count() or 1) - 2), target)
+    tuner = tune.Tuner(
+        where,
+        architecture,
+        stage.table,
+        timer=lambda run, best: tune.device_time(run, best, stage.device),
+        device=stage.device.name,
+        pool=stage.pool,
+    )
+    row = tuner.run(
+        Task(kernel, Size.parse(size), named.get("precision", "highest")), 1 if stage.rehearsal else TUNE_SECONDS
+    )
+    emit({**row, "told": tune.describe(row)})
+
+
+DO: dict[str, Callable[[Stage, str, Emit], None]] = {
+    "env": env,
+    "smoke": smoke,
+    "tests": tests,
+    "bench": bench,
+    "tune": tune_one,
+    "rebench": rebench,
+    "autotune": rebench,
+}
