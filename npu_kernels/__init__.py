@@ -47,7 +47,7 @@ if not TYPE_CHECKING:  # type checkers know the names by the imports
 
 
 def __getattr__(name: str) -> Any:
-    """`NPURegressor` when it is asked for: scikit-learn takes a second to import, and need not be installed."""
+    """Import `NPURegressor` at its first use: scikit-learn takes a second to import, and may be missing."""
     if name == "NPURegressor":
         from npu_kernels.equations import NPURegressor
 

@@ -1,12 +1,12 @@
-"""The operators' derivatives, made of their records in `ops.LAYERS`.
+"""The operators' derivatives, made from their records in `ops.LAYERS`.
 
 Each layer has two Functions: the forward operator, whose derivative is the backward operator, and the backward
-operator, whose derivative is that of its eager formula. So first derivatives are fused, and second and higher ones
-are right.
+operator, whose derivative is that of its eager formula. So first derivatives are fused, and all higher ones are
+correct.
 
 The Functions have the old ``forward(ctx, ...)`` style: ``setup_context`` inspects a signature at every call.
-`torch.func` transforms and forward-mode differentiation do not see into them; `eager_only` says when they are at
-work, and then the eager formulas have to be used.
+`torch.func` transforms and forward-mode differentiation do not see into them; `eager_only` says when they are
+active; then the eager formulas must be used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Gradients = Callable[..., tuple[Tensor | None, ...]]
 
 
 def eager_only() -> bool:
-    """Whether a `torch.func` transform or forward-mode differentiation is at work."""
+    """Whether a `torch.func` transform or forward-mode differentiation is active."""
     return _transforms_active() or forward_ad._current_level >= 0
 
 
@@ -40,7 +40,7 @@ def differentiate(
 ) -> list[Tensor | None]:
     """Gradients of ``formula(*inputs)`` for the inputs that need one, given those of its outputs."""
     create_graph = torch.is_grad_enabled()
-    # Aliases, so that an input that was computed from another one does not bring that one's gradient along.
+    # Aliases: an input may be computed from another one, whose gradient must not be included.
     device_type = next(t for t in inputs if t is not None).device.type
     with torch.enable_grad(), torch.autocast(device_type, enabled=False):
         aliases = [None if t is None else t.view_as(t) for t in inputs]
@@ -61,7 +61,7 @@ def differentiate(
 
 
 def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> type[Function]:
-    """A Function of that name, which graphs, profiles and the search for anomalies show."""
+    """A Function with that name, which graphs, profiles and anomaly mode show."""
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
     return type(Function)(name, (Function,), members)  # type: ignore[misc]
 
@@ -81,7 +81,7 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
     saved_end = operands + len(layer.saved)
     again = (None,) * len(layer.saved)  # the formula computes them again, so that it is differentiable
     no_options = (None,) * options
-    masks = _masks(operands)  # looked up: to add up bits at every call takes longer
+    masks = _masks(operands)  # looked up: adding bits at every call takes longer
     by_mask = {mask: flags for flags, mask in masks.items()}
     every = (1 << operands) - 1
 
@@ -99,7 +99,7 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
         needs = masks[ctx.needs_input_grad[:operands]]
         if ctx.forced is None:
             return *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *no_options
-        with dispatch.as_forward(ctx.forced):  # on a GPU this is a thread of autograd's own
+        with dispatch.as_forward(ctx.forced):  # on a GPU, autograd runs this in its own thread
             return *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *no_options
 
     def gradients(grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
@@ -136,7 +136,7 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
 
 
 def _masks(count: int) -> dict[tuple[bool, ...], int]:
-    """Which tensors need a gradient, to the same as bits."""
+    """Maps which tensors need a gradient, as flags, to the same as bits."""
     every = itertools.product((False, True), repeat=count)
     return {flags: sum(flag << bit for bit, flag in enumerate(flags)) for flags in every}
 

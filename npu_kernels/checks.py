@@ -1,4 +1,4 @@
-"""Checks of arguments that several parts share."""
+"""Checks of arguments, shared by several modules."""
 
 from __future__ import annotations
 

@@ -30,17 +30,17 @@ BACKENDS = ("reference", "cpu", "triton")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-DIRECT = (None, "cpu")  # what may be forced where the fast path is taken
+DIRECT = (None, "cpu")  # forced backends with which the fast path is taken
 _forced: ContextVar[str | None] = ContextVar("npu_kernels.use_backend", default=None)
 _outer: ContextVar[tuple[str | None, ...]] = ContextVar("npu_kernels.use_backend, outer blocks", default=())
 forced = _forced.get  # the backend that use_backend names in this thread or task
 _interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
-interpreted: dict[str, Callable[..., Any]] = {}  # what Triton's interpreter reaches by another way than `launch`
+interpreted: dict[str, Callable[..., Any]] = {}  # what reaches Triton's interpreter in another way than `launch`
 _chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use
 
 
 class _Thread(threading.local):
-    """What `forced` says in this thread, for torch.compile, which can read no context variable and guards this."""
+    """The value of `forced` in this thread. torch.compile cannot read context variables; it guards this instead."""
 
     def __init__(self) -> None:
         self.forced: str | None = None
@@ -54,12 +54,11 @@ class use_backend(contextlib.ContextDecorator):
 
     name: "reference" (eager formulas, any device), "cpu" (the C++ library) or "triton".
 
-    The choice holds until the block ends, for its thread, or within asyncio for its task and the tasks that it starts;
-    a backward keeps the choice of its forward, whatever thread computes it. Other threads are not affected, and a
-    thread that is started in the block makes its own choice. Enter the block outside of functions that `torch.compile`
-    compiles; these take the choice of their thread, whichever of its tasks made it last. Raises ValueError for an
-    unknown name; a call under a backend that cannot run on its tensors raises RuntimeError with the reason of every
-    backend.
+    The choice holds until the block ends, for its thread, or within asyncio for its task and the tasks that it starts.
+    A backward keeps the choice of its forward, in any thread. Other threads are not affected, even if the block
+    starts them. Enter the block outside of functions that `torch.compile` compiles; these take the choice that
+    any task of their thread made last. Raises ValueError for an unknown name; a call under a backend that cannot run on
+    its tensors raises RuntimeError with the reason of every backend.
 
         >>> import torch, npu_kernels
         >>> layer, x = npu_kernels.NPU(2, 6), torch.rand(100, 2)
@@ -91,12 +90,12 @@ class use_backend(contextlib.ContextDecorator):
 
 
 def as_forward(name: str | None) -> contextlib.AbstractContextManager[object]:
-    """For a backward: what `forced` said in its forward, where it named a backend."""
+    """For a backward: the backend that was forced in its forward, if any."""
     return contextlib.nullcontext() if name is None else use_backend(name)
 
 
 def constant_in_graphs(function: _Function) -> _Function:
-    """`torch.compiler.assume_constant_result`, which would import the compiler for everybody."""
+    """`torch.compiler.assume_constant_result`, which would import the compiler at every start."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -131,7 +130,7 @@ def _explain(device_type: str) -> str:
 
 @constant_in_graphs
 def _choose(device_type: str) -> str:
-    """The backend for a device type when none is forced; says so once when the kernels cannot run."""
+    """The backend for a device type when none is forced; gives one notice when the kernels cannot run."""
     if device_type not in _chosen:
         wanted = {"cpu": "cpu", "cuda": "triton"}.get(device_type, "reference")
         _chosen[device_type] = wanted if _state(wanted, device_type)[0] else "reference"
@@ -154,7 +153,7 @@ def _choose(device_type: str) -> str:
 
 
 def without_fast_path(reason: str) -> None:
-    """Let the first call on the CPU say that the fast path is missing, and why."""
+    """Make the first call on the CPU report that the fast path is missing, and why."""
     global _cpu_runs, _no_fast_path
     if cpu.available()[0]:
         _cpu_runs, _no_fast_path = False, reason  # `_choose` says it
@@ -172,7 +171,7 @@ def _forced_backend(name: str, device_type: str) -> str:
 def backend_for(tensor: Tensor) -> str:
     """The name of the backend that computes a call with this tensor.
 
-    While `torch.jit.trace` records, it is "reference": of all of them it can record the formulas only with their
+    While `torch.jit.trace` records, it is "reference": only the formulas can be recorded with their
     derivatives. Raises RuntimeError, with every candidate and its reason, when the backend that `use_backend` forces
     cannot run.
     """
@@ -201,9 +200,9 @@ def _run(name: str, *args: Any) -> Any:
 
 @functools.cache
 def _interpret() -> torch.library.Library | None:
-    """In a process where Triton interprets, let the operators on CPU tensors reach it as they reach the C++ kernels.
-
-    So compiled graphs, exported programs, vmap and DTensor run the interpreted kernels too. None in other processes.
+    """In a process where Triton interprets, operators on CPU tensors call its kernels as they call the C++ kernels.
+    So compiled graphs, exported programs, vmap and DTensor run the interpreted kernels too. In other processes this
+    does nothing.
     """
     if not (cpu.available()[0] and _state("triton", "cpu")[0]):
         return None  # without the C++ library `_run` is their kernel already

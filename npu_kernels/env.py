@@ -36,7 +36,7 @@ def version_of(package: str) -> str:
 
 
 def _origin() -> str:
-    """How the package came here: a wheel made elsewhere, or a build on this machine, and of what."""
+    """How the package was installed: a wheel made elsewhere, or a build on this machine, and from what."""
     try:
         installed = importlib.metadata.distribution("npu_kernels")
     except importlib.metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def _origin() -> str:
     source = f", from {direct_url['url']}" if "url" in direct_url else ""
     if direct_url.get("dir_info", {}).get("editable"):
         return f"built on this machine{source}, editable"
-    # Only what a release has made runs on other machines, and its tag says on which.
+    # Only a release's wheel runs on other machines. Its tag says on which.
     made = "a wheel" if any("manylinux" in tag or "macosx" in tag for tag in tags) else "built on this machine"
     return f"{made} ({', '.join(tags)}){source}"
 

@@ -11,8 +11,8 @@ result is cast back. Under `torch.autocast` everything is computed in float32 an
 Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend that cannot run.
 
 Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model dimension; under the
-other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every mode is right.
-`torch.jit.trace` records the eager formulas too, which have derivatives wherever the traced module runs.
+other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every mode is
+correct. `torch.jit.trace` records the eager formulas too, which have derivatives wherever the traced module runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ direct.set_backward("nau", reference.nau_backward)
 def _calling(layer: ops.Layer) -> Callable[..., Any]:
     """The operator of a layer, differentiable: a function of flat operands, x first, and of all options.
 
-    It answers NotImplemented where the formula is to compute, because it is right, or faster, or all there is.
+    It returns NotImplemented where the formula must be used: because only it is correct, because it is faster, or
+    because there is no kernel.
     """
     name, operands, taken = layer.name, layer.operands, layer.operands + len(layer.options)
     forward, backends, unkept = layer.forward, layer.backends, (False,) * len(layer.keep)
@@ -114,7 +115,7 @@ def _nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Te
 
 
 def _direct(function: Callable[..., Any] | None, *arguments: Any) -> Any:
-    """What the fast path answers, NotImplemented where it is not taken."""
+    """The fast path's result; NotImplemented where it is not taken."""
     if function is None or is_compiling() or dispatch.forced() not in dispatch.DIRECT:
         return NotImplemented
     return function(*arguments)
@@ -191,10 +192,11 @@ def npu(
 
     Precision: float32 on the CPU is as accurate as the formula, unless the float32 matmul precision
     (`torch.set_float32_matmul_precision`, ``torch.backends.mkldnn.matmul.fp32_precision``) allows less and the
-    processor multiplies bfloat16: then layers of whole tiles are made of such products. What is set when a kernel runs
-    counts, for the forward and for the backward, on every way to it, such as a graph that was compiled before.
+    processor multiplies bfloat16: then layers that fill whole tiles use such products. The setting at the time when a
+    kernel runs counts, for the forward and for the backward, on every way to the kernel, such as a graph that was
+    compiled earlier.
 
-    Derivatives of every order are right; the first is fused, higher ones are eager. torch does not support a double
+    Derivatives of every order are correct. The first is fused, higher ones are eager. torch does not support a double
     backward through a function that `torch.compile` compiled; compile the gradient's computation instead.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
@@ -206,7 +208,7 @@ def npu(
         tensor([[12.]], dtype=torch.float64)
     """
     y = _direct(direct.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
-    if y is not NotImplemented:  # errors and all special cases are the general way's
+    if y is not NotImplemented:  # the general way below handles errors and special cases
         return y
     return call("npu", _npu, x, (weight_re, weight_im, gate), eps=eps, gate_gradient=gate_gradient)
 
@@ -219,8 +221,8 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
         weight: ``[O, I]`` or ``[K, O, I]``.
         clip: clip the weight to [-1, 1] as the paper defines; false is what its authors ran.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: plain torch, but on the CPU, where the layer is small,
-    kernels at a fraction of the cost of torch's calls.
+    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: torch's own, except that small layers on the CPU have
+    kernels, which cost a fraction of torch's calls.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
     """
@@ -324,8 +326,8 @@ def nalu(
         eps: added to ``|x|``, as published.
 
     Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on the CPU, matrix products; fused on a GPU, where ``1 - g``
-    has no cancellation. The sign of x is lost in m, whose values easily leave float32: the authors computed this layer
-    in float64.
+    has no cancellation. m does not depend on the sign of x. Its values easily overflow float32: the authors computed
+    this layer in float64.
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
     """

@@ -1,7 +1,7 @@
-"""Neural Power Unit, a layer: other people's layers into ours and back, and our operators into plain torch ones.
+"""Neural Power Unit, a layer: converts layers of other code into ours and back, and our operators into plain torch.
 
 `swap` replaces the eager layers of a model by the fused modules, `to_reference` goes back, with the weights carried
-over. Eager layers of other code are known by the names and shapes of their parameters, never by their class:
+over. Eager layers of other code are recognised by the names and shapes of their parameters, never by their class:
 
 ==========  ==============================  ==============================================================
 layout      parameters                      what differs from ours
@@ -53,7 +53,7 @@ def _layout_of(names: set[str]) -> str | None:
 
 
 def _copied(source: nn.Module, target: type[nn.Module]) -> nn.Module:
-    """The same module as another class with the same attributes: parameters, buffers, mode and options are shared."""
+    """The module as another class with the same attributes: parameters, buffers, mode and options are shared."""
     result = target.__new__(target)
     result.__dict__.update(source.__dict__)
     # Registers of its own, so that what is added to one is not added to the other.
@@ -72,7 +72,7 @@ def from_parameters(
             needs no transposition stays the same object.
         eps: added to ``|x|``; None for the machine epsilon of the dtype.
         gate_gradient: "clip" or "straight_through".
-        layout: None to tell it by the names.
+        layout: None to recognise it by the names.
 
     Returns a `NPU`, `RealNPU` or `NaiveNPU`. Raises ValueError for names or shapes of no layout.
     """
@@ -140,7 +140,7 @@ def _recognised(module: nn.Module) -> bool:
     if weight.dim() != 2:
         return False
     inputs, outputs = weight.shape if transposed else tuple(weight.shape)[::-1]
-    # Other code has the same names with other shapes and another formula; that stays as it is.
+    # Other code may use the same names for other shapes and another formula; it stays as it is.
     stated = (getattr(module, "in_features", inputs), getattr(module, "out_features", outputs))
     other, gate = getattr(module, own[1], None), getattr(module, own[2], None)
     return (
@@ -150,7 +150,7 @@ def _recognised(module: nn.Module) -> bool:
     )
 
 
-# What a layer may have beside nn.Module's own: the new module has it too, or it only describes the layer.
+# Attributes that a layer may have: the new module has them too, or they only describe the layer.
 _CARRIED = {"in_features", "out_features", "eps", "gate_gradient", "layout", "num_models", "init_im", "_scale_im"}
 _OWN_METHODS = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters"}
 _OFF = (None, False, "none")  # of an option: it does nothing
@@ -161,7 +161,7 @@ def _is_off(value: Any) -> bool:
 
 
 def _beyond_formula(module: nn.Module) -> dict[str, str]:
-    """What a layer has and does beside computing its formula: name -> how it reads in a message."""
+    """What a layer has and does beyond its formula: name -> the text for a message."""
     found: dict[str, str] = {}
     plain = nn.Module().__dict__.keys()
     for name, value in module.__dict__.items():
@@ -181,7 +181,7 @@ def _beyond_formula(module: nn.Module) -> dict[str, str]:
 
 
 def _replaced_parameters(module: nn.Module, owners: Mapping[int, int]) -> dict[str, str]:
-    """What would go with parameters ``[I, O]``, which become new ones: hooks, and that others share them."""
+    """What would be lost with parameters ``[I, O]``, which become new ones: hooks, and sharing with other layers."""
     found = {}
     for name, parameter in module.named_parameters(recurse=False):
         hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
@@ -198,8 +198,8 @@ def _check_lost(
     allow: Collection[str],
     kind: Callable[[nn.Module], str | None],
 ) -> None:
-    """Nothing is lost in silence, and nothing is changed before it is sure: what a new module would not have is an
-    error. `kind` tells what becomes of a module: "same" attributes, "new" ones, new and "transposed", or None.
+    """Raise ValueError for anything that a new module would not have, before anything is changed. `kind` says what
+    a module becomes: "same" attributes, "new" ones, new and "transposed", or None.
     """
     check_module(function, "model", model)
     if isinstance(allow, str) or not isinstance(allow, Collection):

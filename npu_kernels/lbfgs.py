@@ -1,15 +1,15 @@
 """L-BFGS with a strong-Wolfe line search for K independent problems at once.
 
-`lbfgs` runs them to their end; `LBFGS` goes on by one round at a time, and can be saved and resumed.
+`lbfgs` runs them to their end; `LBFGS` does one round at a time, and can be saved and resumed.
 
 All problems advance in lockstep, one evaluation at a time: a round evaluates one trial point of every problem that is
-still running, wherever each stands in its own line search, so none waits for another. Finished ones drop out of the
-batch; `active` says which problems the rows belong to. No problem's numbers depend on the others, if the closure's do
-not: each is, to the bit, what it is alone.
+still running. Each problem has its own line search, so none waits for another. Finished ones drop out of the
+batch; `active` says which problems the rows belong to. If the closure treats problems independently, each problem
+gives the same bits as it does alone.
 
 For one problem it is `torch.optim.LBFGS(line_search_fn="strong_wolfe")`: first step ``min(1, 1 / |g|_1)`` along the
 negative gradient, later ones 1; the last `history` pairs with ``y s > 1e-10``; Nocedal and Wright's algorithms 7.4,
-3.5 and 3.6 with cubic interpolation. Beyond it: where f or its gradient is not finite, f counts as infinite, and the
+3.5 and 3.6 with cubic interpolation. In addition, where f or its gradient is not finite, f counts as infinite, and the
 step is halved until it is finite again.
 
 A problem ends (`Status`) when
@@ -93,7 +93,7 @@ def _cubic_minimum(t: Tensor, f: Tensor, slope: Tensor, low: Tensor, high: Tenso
 
 
 class LBFGS:
-    """The K problems under way; `lbfgs` in steps that can be interrupted, saved and continued.
+    """K problems in progress: `lbfgs` in steps that can be interrupted, saved and continued.
 
     Args:
         closure: gets points ``[A, N]`` and the numbers of their problems ``[A]`` (int64, ascending), gives f ``[A]``
@@ -105,8 +105,8 @@ class LBFGS:
             greatest change of x, or the change of f is not above it.
         max_evaluations: of one problem; None for any number.
         max_line_search: evaluations of one line search after its first.
-        restart: where a line search finds no lower point, forget the pairs and go on along the negative gradient; the
-            problem ends when that finds none either. For functions with kinks.
+        restart: where a line search finds no lower point, discard the pairs and continue along the negative gradient;
+            the problem ends when that finds none either. For functions with kinks.
         compact: False: the closure always gets all K rows, also of finished problems, for closures of a fixed shape.
 
     Raises ValueError for an x0 that is not ``[K, N]``, for counts below 1, tolerances below 0 and wrong shapes from the
@@ -157,7 +157,7 @@ class LBFGS:
         def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.zeros(models, *shape, dtype=dtype, device=x0.device)
 
-        # Line searches compute in float64 whatever x is: they compare values that differ in their last digits.
+        # Line searches compute in float64 for every dtype of x: they compare values that differ in their last digits.
         self.x = x0.detach().clone(memory_format=torch.contiguous_format)
         self.g, self.direction = torch.zeros_like(self.x), torch.zeros_like(self.x)
         self.f, self.slope, self.t, self.scale = zeros(), zeros(), zeros(), zeros()
@@ -184,11 +184,11 @@ class LBFGS:
         return Result(self.x, self.f, gradient, self.iterations, self.evaluations, self.status)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that is needed to go on, in tensors of its own."""
+        """All that is needed to continue, as copies."""
         return {name: getattr(self, name).clone() for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict` of problems of the same sizes."""
+        """Continue from a `state_dict` of problems of the same sizes."""
         for name in self._STATE:
             tensor, kept = getattr(self, name), state[name]
             if tensor.shape != kept.shape:

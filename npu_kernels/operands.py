@@ -1,6 +1,6 @@
 """What a layer's operands must be, and how its formula is called with them.
 
-`call` is the way of every layer that has no shorter one: check, cast, flatten, compute. The shapes are those of
+`call` is used by every layer without a shorter way: check, cast, flatten, compute. The shapes are those of
 `ops.WEIGHTS`.
 """
 
@@ -32,7 +32,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[str, bool]]) -> bool:
-    """The common valid case on the CPU, by the cheapest comparisons; what does not fit goes to `check`."""
+    """The common valid case on the CPU, by the cheapest comparisons; everything else goes to `check`."""
     if is_tracing():
         return False
     try:
@@ -119,7 +119,9 @@ def check(layer: str, x: Any, weights: Sequence[Any]) -> None:
 
 
 def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
-    """What a check answers, without `torch.jit.trace`, which would record the sizes and warn of every comparison."""
+    """The result of a check, hidden from `torch.jit.trace`, which would record the sizes and warn about every
+    comparison.
+    """
     if not is_tracing():
         return check(*arguments)
     state = torch._C._get_tracing_state()
@@ -134,7 +136,7 @@ def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
 def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> None:
     """Raise ValueError for a number that is not finite, or not greater than 0 in the dtype of the computation.
 
-    0 is right where the layer's record says so.
+    0 is valid where the layer's record says so.
     """
     info = _INFO.get(dtype, _INFO[torch.float32])
     zero = layer in ops.LAYERS and name in ops.LAYERS[layer].may_be_zero

@@ -1,9 +1,9 @@
-"""One record for each layer's registered operators, and what is made of it here.
+"""One record for each layer's registered operators, and what this module makes from it.
 
-`LAYERS` says once what a layer's two operators take and give. Made of a record are: here the schemas and the shape
+`LAYERS` says once what a layer's two operators take and give. A record determines: here the schemas and the shape
 functions (what an operator returns without computing it); in `autograd` its derivative; in `transforms` its rule under
 vmap; in `sharding` its rules under DTensor; in `functional` the call; in `testing` the samples. `tests/test_records.py`
-goes over all records and demands every rule.
+checks that every record has every rule.
 
 The C++ library adds the CPU kernels; `npu_kernels.dispatch` adds the kernel for every other case. The schemas have no
 keyword-only arguments, so that calling an operator costs as little as possible.
@@ -41,15 +41,15 @@ class Layer:
     kept: Mapping[str, torch.dtype | None] = field(default_factory=dict)  # beside y: name -> dtype, None for x's
     takes_y: bool = False
     asks: str = "save"  # the argument that asks for what is kept
-    backends: tuple[str, ...] = ("cpu", "triton")  # those with kernels of their own; the others have the formula
+    backends: tuple[str, ...] = ("cpu", "triton")  # those with kernels; the others use the formula
     fast_path: bool = True  # csrc/direct has an entry of this name
     may_be_zero: tuple[str, ...] = ()  # options of the function; its other numbers are greater than 0
     eager_products: bool = False  # the eager formula builds a factor for each row, output and input
-    # Samples for tests and benchmarks: from where weights are drawn, the least size of inputs, options of the function.
+    # Samples for tests and benchmarks: the range of weights, the least size of inputs, options of the function.
     drawn_within: tuple[float, float] = (-1.0, 1.0)
     least_input: float = 0.0
     calls: tuple[Mapping[str, Any], ...] = field(default=({},))
-    without: Mapping[str, str] = field(default_factory=dict)  # rule that the layer does not have -> why
+    without: Mapping[str, str] = field(default_factory=dict)  # rules that the layer does not have -> why
 
     @property
     def operands(self) -> int:
@@ -151,7 +151,7 @@ WEIGHTS: dict[str, Mapping[str, str]] = {
     "nac": {"weight": "OI", "mask": "OI"},
 }
 
-# Neural Power Unit and NAU in a time loop: operators of another kind, written out below and in `ode.function`.
+# Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in `ode.function`.
 TIME_LOOP_SCHEMAS = (
     "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, float[] tableau,"
     " int steps, float dt, float eps, bool clip, bool derivatives, bool save) -> (Tensor, Tensor, Tensor)",
@@ -219,7 +219,7 @@ for _layer in LAYERS.values():
 def ode_stages(
     u0: Tensor, weight_re: Tensor, tableau: Sequence[float], steps: int, derivatives: bool
 ) -> tuple[int, ...]:
-    """The shape of what a time loop keeps; what lies where is the backend's own affair."""
+    """The shape of what a time loop keeps. Each backend chooses the layout."""
     h, d = weight_re.shape[-2:]
     kept = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
     models, starts = (1, *u0.shape)[-3:-1]

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: Adam at the cost of a small model.
+"""Neural Power Unit, a layer: Adam for small models, in one call.
 
 A model of two such layers has a handful of parameters of a dozen numbers each, and torch's optimiser spends most of a
 training step on its own bookkeeping.
@@ -23,7 +23,7 @@ class Adam(torch.optim.Adam):
     """`torch.optim.Adam`, with its arguments, state and results, whose step is one call on the CPU.
 
     Arguments and ``state_dict`` are torch's, and either loads the other's. A parameter's first step is torch's own, and
-    so is every step with something that is not plain: other devices and dtypes, amsgrad, capturable, differentiable,
+    so is every step that needs anything special: other devices and dtypes, amsgrad, capturable, differentiable,
     tensors as learning rate or beta, closures, hooks, gradient scalers, a profiler at work.
 
     Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
@@ -68,7 +68,7 @@ class Adam(torch.optim.Adam):
     step.hooked = True  # type: ignore[attr-defined]  # none are needed where the fast path is taken
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Away with the gradients."""
+        """Clear the gradients."""
         if not set_to_none:
             super().zero_grad(set_to_none=False)
             return

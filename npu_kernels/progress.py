@@ -1,4 +1,4 @@
-"""How far long work is and how long it will still take: tqdm's bar on a terminal, a line now and then elsewhere."""
+"""Progress of long work, with the time left: tqdm's bar on a terminal, a line every half a minute elsewhere."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _bar() -> Any:
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]
-        monitor_interval = 0  # no thread of tqdm's own: it would wake up in the middle of a timing
+        monitor_interval = 0  # without tqdm's monitor thread, which would wake up during a timing
 
-    Bar.set_lock(threading.RLock())  # tqdm's own is one for processes too, with a semaphore that a kill leaves behind
+    Bar.set_lock(threading.RLock())  # tqdm's own lock also serves processes, with a semaphore that a kill leaves behind
     return Bar
 
 
 class _Lines:
-    """A stream for tqdm that gets whole lines instead of one that is written over."""
+    """A stream for tqdm that prints whole lines instead of overwriting one."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -46,7 +46,7 @@ class _Lines:
 class Progress:
     """``with Progress("training", 20_000) as progress: ... progress.update(n)``: n of the total are done.
 
-    On a terminal a bar that is gone at the end; elsewhere a line every half a minute and one at the end.
+    On a terminal it shows a bar, which disappears at the end; elsewhere a line every half a minute and one at the end.
 
     Args:
         label: what is done.
@@ -78,14 +78,16 @@ class Progress:
         return self
 
     def update(self, done: float, note: str = "", before: float = 0) -> None:
-        """Show that `done` of the total are done, `before` of it by somebody else; cheap enough for every step."""
+        """Show that `done` of the total are done, `before` of them by an earlier process; cheap enough for every
+        step.
+        """
         self._bar.initial = before
         self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Where other lines are printed: the bar is not in their way."""
+        """A block in which other lines are printed: the bar is cleared first."""
         if self.terminal:
             self._bar.clear()
         yield

@@ -1,7 +1,8 @@
 """The eager modules, with the parameters of the fused ones, and the published layouts.
 
-Same names, arguments, checks and state dicts as `npu_kernels.layers`; the formulas of `npu_kernels.reference` compute,
-on any device. `PublishedNPU` has the parameters of published code, for weights that go back there.
+Same names, arguments, checks and state dicts as `npu_kernels.layers`; they compute by the formulas of
+`npu_kernels.reference`, on any device. `PublishedNPU` has the parameters of published code, for weights that go back
+there.
 """
 
 from __future__ import annotations

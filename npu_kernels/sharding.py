@@ -1,10 +1,10 @@
 """Neural Power Unit, a layer: how DTensor may shard the fused operators, and models sharded over ranks.
 
-Importing this module registers the rules, made of the shapes in `ops.LAYERS`; `npu_kernels` alone does not, because
+Importing this module registers the rules, made from the shapes in `ops.LAYERS`; `npu_kernels` alone does not, because
 DTensor is slow to import. Without them DTensor raises that the operator has no sharding strategy. Data parallelism
 (DistributedDataParallel, FSDP2) needs none.
 
-What may be sharded, on each dimension of a mesh by itself:
+What may be sharded, on each dimension of a mesh separately:
 
 rows B       x, y             all weights replicated; their gradients are partial sums
 outputs O    y, what has O    x and weights without O replicated; their gradients are partial sums
@@ -60,7 +60,7 @@ def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[
         found = []
         for way in _ways(layer, *tensors[:2]):
             y = way["y"][0]
-            # What is not asked for comes back empty, the same on every rank.
+            # Gradients that are not asked for are empty, on every rank.
             outputs = [y, *[y if kept and others[-1] else dt.Replicate()] * kept]
             found.append((outputs, [*_operands(layer, way, tensors), *(None for _ in others)]))
         return found
@@ -95,7 +95,7 @@ def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     All units of `model` need the same `num_models` K. Every rank starts from rank 0's parameters and keeps K / ranks of
     the models. The model then takes plain tensors, the same on every rank, ``[B, I]`` or ``[K, B, I]``, and returns a
-    DTensor ``[K, B, O]`` sharded over K; nothing is sent in forward or backward beside the gradient of x, if it needs
+    DTensor ``[K, B, O]`` sharded over K; nothing is sent in forward or backward except the gradient of x, if it needs
     one. Raises ValueError for a model with parameters outside of such units, or with more than one K.
     """
     units = [module for module in model.modules() if isinstance(module, Unit)]

@@ -81,7 +81,7 @@ class ErrorSample:
 
 @dataclass(frozen=True)
 class OperatorRecord:
-    """What a test or a benchmark needs to know about a layer's function beside its shapes, which `ops` has."""
+    """What a test or a benchmark needs to know about a layer's function; `ops` has its shapes."""
 
     name: str
     function: Callable[..., Tensor]
@@ -299,8 +299,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def rms_error(actual: Tensor, exact: Tensor, scale: Tensor | None = None) -> float:
     """The root mean square of ``(actual - exact) / scale``, to compare how two programs round one formula.
 
-    A maximum would compare their luck at one element, and so would one common scale where magnitudes differ much. So
-    the scale is, unless given, each element's own magnitude but at least the median one.
+    A maximum depends on chance at a single element, and so does a common scale where magnitudes differ much. So the
+    default scale is each element's own magnitude, and at least the median one.
     """
     if exact.numel() == 0:
         return 0.0

@@ -16,8 +16,8 @@ and says which:
     npu: 0 (NPU): the output of unit 1 is inf for input row 3: exponent P = 92.1 (exp overflows float32 above 88.7),
     phase Q = 3.14; the greatest part is input 0: x = 1e-20, r = 1.19e-07, log r = -15.9, weight_re = -5.8
 
-It looks at every output, which costs as much as a layer and on a GPU a wait for it. In a compiled model and under
-`torch.func` transforms it sees nothing.
+It checks every output. This costs as much as a layer, and on a GPU it waits for each result. It does not work in
+a compiled model and under `torch.func` transforms.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def non_finite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFini
     if action not in ACTIONS:
         raise ValueError(f"non_finite: action must be one of {', '.join(map(repr, ACTIONS))}, got {action!r}")
     found: list[NonFinite] = []
-    active = True  # a graph may outlive the block, and its hooks with it
+    active = True  # a graph, and its hooks, may outlive the block
 
     def look(name: str, unit: Unit, what: str, x: Tensor, values: Tensor) -> None:
         one = _examine(name, unit, what, x, values) if active and not eager_only() else None

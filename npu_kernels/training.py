@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what its training adds to a loss and to an optimiser's step.
+"""Neural Power Unit, a layer: loss, penalties, schedule and projection for its training.
 
     >>> import torch
     >>> from npu_kernels import RealNPU
@@ -81,7 +81,8 @@ def _collect(
 def _in_use(module: nn.Module, originals: bool) -> list[tuple[Tensor, Tensor]]:
     """A module's own parameters, and each as it is used: with the mask of a pruned one.
 
-    A parametrized one has its original in a module of its own, which counts by itself where `originals` are wanted.
+    A parametrized parameter has its original in a separate module, which is visited separately where `originals` are
+    wanted.
     """
     masks = module._buffers
     found: list[tuple[Tensor, Tensor]] = []
@@ -155,7 +156,7 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
         target: of the shape of y; with models also ``[...]``, the same for all of them.
         num_models: K, the first dimension of y. The sum of the ``[K]`` losses trains every model as if it were alone.
 
-    Returns a scalar, or ``[K]`` with models. Raises TypeError for what are no tensors of one floating dtype, ValueError
+    Returns a scalar, or ``[K]`` with models. Raises TypeError unless both are tensors of one floating dtype, ValueError
     for other shapes.
 
     On the CPU one call computes it and one its gradient: for a small model, `torch.nn.functional.mse_loss` costs as
@@ -197,7 +198,7 @@ def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
 
 
 def _mse_backward(grad_loss: Tensor, y: Tensor, target: Tensor, models: bool) -> tuple[Tensor]:
-    """Of plain torch operations, so that any transform and any order of derivative goes through them."""
+    """Made of plain torch operations, so that any transform and any order of derivative works."""
     count = y.numel() // (y.shape[0] if models else 1)
     scale = grad_loss.reshape(-1, *(1,) * (y.dim() - 1)) if models else grad_loss
     return ((2 / count) * scale * (y - target),)
@@ -243,7 +244,7 @@ class SteppedSchedule:
         return self.beta
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule stands, to save with a checkpoint."""
+        """The schedule's state, to save with a checkpoint."""
         return {"beta": self.beta, "iteration": self.iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -260,7 +261,7 @@ class SteppedSchedule:
 def project_(model: nn.Module, *, gates: bool = True, weights: float | None = None) -> None:
     """Clamp the units' parameters into their intervals, in place; call it after an optimiser's step.
 
-    A gate outside of [0, 1] has no gradient and stays there for ever; projected after each step it stays alive.
+    A gate outside of [0, 1] has no gradient and stays there. Projection after each step keeps its gradient.
 
     Args:
         model: a module; all its units are projected.
@@ -268,11 +269,12 @@ def project_(model: nn.Module, *, gates: bool = True, weights: float | None = No
         weights: None leaves the weights; a bound w clamps the power units' weights to [-w, w], and the weights of NAU,
             NMU and NMRU to their own intervals, [-1, 1] and [0, 1].
 
-    What the optimiser trains is projected: of a pruned parameter (`torch.nn.utils.prune`) its original, of a
-    parametrized one (`torch.nn.utils.parametrize`) the original whose value is the projected one, by the right_inverse.
+    The tensors that the optimiser trains are projected: of a pruned parameter (`torch.nn.utils.prune`) its original, of
+    a parametrized one (`torch.nn.utils.parametrize`) the original whose value is the projected one, by the
+    right_inverse.
 
-    Raises TypeError for what is no module, ValueError for one without units, when the bound is not greater than 0, and
-    for a parameter that is hidden in a way that cannot be projected, as by a parametrization without right_inverse.
+    Raises TypeError if it is not a module, ValueError if it has no units, if the bound is not greater than 0, and for
+    a parameter that cannot be projected, such as one with a parametrization without right_inverse.
     """
     check_module("project_", "model", model)
     if weights is not None and (isinstance(weights, bool) or not isinstance(weights, Real) or not weights > 0):

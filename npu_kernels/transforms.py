@@ -2,11 +2,11 @@
 
 A vmap over the weights, which is what a vmap over stacked modules is, becomes one call with a model dimension, with the
 gradient taken inside, outside or by plain autograd; a vmap over the rows alone becomes one call with more rows. Two
-levels become one call too. The Functions here are of the style that `torch.func` can see into. It makes a class at
-every call, half a millisecond in all; `num_models` does the same work without.
+levels become one call too. The Functions here are of the style that `torch.func` can see into. torch makes a class
+at every call, which takes half a millisecond; `num_models` does the same work without it.
 
-`fused` says when they compute. The eager formulas do where they are faster (a gradient inside a vmap over rows: torch's
-overhead, and per-sample gradients of one weight) and where nothing else is right: under other transforms, in
+`fused` says when they are used. The eager formulas are used where they are faster (a gradient inside a vmap over rows:
+torch's overhead, and per-sample gradients of one weight) and where only they are correct: under other transforms, in
 forward-mode differentiation, and when a compiler traces a transform, since ``torch.compile(torch.func.grad(f))`` drops
 a Function's own backward.
 """
@@ -35,14 +35,14 @@ def _vmapped(tensor: Tensor) -> bool:
 
 
 def visible() -> bool:
-    """Whether the Functions below are right under the transforms at work."""
+    """Whether the Functions below are correct under the active transforms."""
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
     return all(level.key() in (_GRAD, _VMAP) for level in _functorch.get_interpreter_stack() or ())
 
 
 def fused(*weights: Tensor | None) -> bool:
-    """Whether the Functions below should compute; asked only where a transform or a tangent is at work."""
+    """Whether the Functions below should be used; asked only where a transform or a tangent is active."""
     if not visible():
         return False
     return all(level.key() == _VMAP for level in _functorch.get_interpreter_stack() or ()) or any(

@@ -34,7 +34,7 @@ def file_names(version: str, python: str) -> list[str]:
 
 
 def _find() -> Path:
-    # The tag of a Python without a global lock is that of one with it, but for the flags.
+    # A Python without a global lock has the same tag as one with it, except for the flags.
     python = f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
     found = [cpu.LIBRARY.with_name(name) for name in file_names(torch.__version__, python)]
     return next((path for path in found if path.exists()), found[0])

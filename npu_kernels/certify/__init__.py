@@ -6,8 +6,8 @@ writes a report as JSON and Markdown with the versions. Ends with 1 if anything 
 cores.
 
 A cell is what was measured: "ok", a number, or "n/a" with the reason why it cannot run here (no C++ compiler, a package
-that is not installed); a check that fails says how. Nothing is taken from another run. What has no column here, a GPU
-that is not there, is listed below the table with the reason.
+that is not installed); a check that fails says how. Nothing is taken from another run. What has no column here, such
+as a missing GPU, is listed below the table with the reason.
 
     matrix      columns, cells, and running them           values, derivatives, transforms, compiling,
     samples     models, inputs and comparisons of checks   training, services, processes: the checks, in their order

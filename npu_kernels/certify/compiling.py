@@ -81,7 +81,7 @@ def _compiled_double(column: Column) -> None:
         except RuntimeError as error:
             require("does not currently support double backward" in str(error), str(error))
         else:
-            raise AssertionError("no error: a second derivative may be wrong in silence")
+            raise AssertionError("no error: a second derivative may be silently wrong")
 
 
 def _exported(column: Column) -> tuple[nn.Module, torch.export.ExportedProgram]:

@@ -33,7 +33,7 @@ class Column:
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs the kernels: it does so in a process of its own."""
+        """Whether Triton's interpreter runs the kernels: it does so in a separate process."""
         return self.backend == "triton" and self.device == "cpu"
 
     @property
@@ -161,7 +161,7 @@ def _awaited(future: Future[Result], title: str, column: Column) -> Result:
 def measure(
     titles: list[str], where: list[Column], progress: Callable[[Result], None] = lambda result: None
 ) -> list[Result]:
-    """The matrix, column by column; what Triton interprets at the same time, in a process of its own."""
+    """The matrix, column by column; what Triton interprets runs at the same time, in a separate process."""
     apart = [column for column in where if column.interpreted and not dispatch.reasons("cpu")["triton"][0]]
     results: dict[Column, list[Result]] = {column: [] for column in where}
     with _interpreting_process() if apart else contextlib.nullcontext() as pool:

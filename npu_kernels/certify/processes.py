@@ -121,7 +121,7 @@ def _distributed(rank: int, column: Column) -> None:
             assert one.grad is not None
             equal(grad.full_tensor() if model is sharded else grad, one.grad, 1e-12, type(model).__name__)
     if column.backend == "reference":
-        return  # plain torch, which has rules of its own
+        return  # plain torch, which has other rules
     leaves = RECORDS["npu"].sample(4, 4, 4, device=column.device).requires_grad().leaves()
     y = functional.npu(*leaves)
     wanted = [y, *torch.autograd.grad(y.square().sum(), leaves)]

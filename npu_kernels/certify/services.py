@@ -1,4 +1,4 @@
-"""Copies, files, the services of torch.nn, other code's layers, and who made the nan."""
+"""Copies, files, torch.nn's services, layers of other code, and the source of a nan."""
 
 from __future__ import annotations
 

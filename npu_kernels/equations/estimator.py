@@ -53,14 +53,14 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     Args:
         max_terms: the greatest number of terms.
         output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2, those other than 1 if y has one sign
-            and no sum with p = 1 is exact, or simple and not bettered by a further term.
+            and no sum with p = 1 is exact, or simple and not improved by a further term.
         exponents: "fractions" (free where no fraction fits), "integers" or "real".
         max_denominator: of the fractions.
         units: of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names; needs pint. With y_units, every
-            term has y's dimension and the constants have none. A constant with a dimension is a column of its own.
+            term has y's dimension and the constants have none. A constant with a dimension must be a column.
         y_units: of y; a list for several outputs.
         starts: of the search, for each number of terms.
-        loss: "squared", or "huber" or "soft_l1", which outliers move less.
+        loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers.
         noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in proportion to y. None:
             whichever of the two is likelier. A number: their known standard deviation.
         random_state: an integer for the same numbers each time.
@@ -316,7 +316,7 @@ def limited(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) ->
 
 @functools.cache
 def _threads() -> Any:
-    """To look for the libraries that have threads takes longer than to fit a few rows."""
+    """Looking for the libraries that have threads takes longer than fitting a few rows."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

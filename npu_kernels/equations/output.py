@@ -104,7 +104,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
 
 
 def sizes(y: Array) -> Array:
-    """``|y|``, but for values near 0, with mean square 1."""
+    """``|y|``, raised near 0, with mean square 1."""
     size = np.maximum(np.abs(y), NOISE_FLOOR * np.median(np.abs(y)) or 1.0)
     return size / np.sqrt(np.mean(size**2))
 

@@ -3,8 +3,9 @@
 The criterion is the Bayesian information criterion, ``N log(RSS / N) + K log N`` for K coefficients, plus twice the
 length, in nats, of a description of the exponents: to which inputs they belong, how simple they are, and of a free one
 how precisely it is known (Laplace's method). RSS is the sum of squared leave-one-out errors, ``r / (1 - h)`` with the
-leverage h of the linearised model (Allen's PRESS), so that a term that only serves a few rows does not pay. With few
-rows there is a correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``, where q counts the coefficients
+leverage h of the linearised model (Allen's PRESS), so that a term that helps only a few rows is not worth its cost.
+With few rows there is a correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``, where q counts the
+coefficients
 and all exponents other than 0: simple ones were chosen by the data as well.
 """
 
@@ -65,7 +66,7 @@ def describe(w: float, inputs: int) -> float:
 
 
 def misfit(problem: Problem, rss: float) -> float:
-    """Minus twice the logarithm of the likelihood, but for a constant."""
+    """Minus twice the logarithm of the likelihood, up to a constant."""
     if problem.noise is not None:
         return rss / problem.noise**2
     N = problem.rows
@@ -125,7 +126,7 @@ def jacobian(problem: Problem, one: Sum, P: Array) -> Array:
 
 
 def robust_scale(r: Array) -> float:
-    """A standard deviation of residuals that outliers do not move."""
+    """A robust standard deviation of residuals."""
     return 1.4826 * float(np.median(np.abs(r)))
 
 
@@ -198,7 +199,7 @@ def leave_one_out(problem: Problem, one: Sum, r: Array, P: Array, down: Array, l
     size = np.abs(np.diag(R))
     h = (Q[:, size > 1e-10] ** 2).sum(1)
     K = len(one.c)
-    # R_jj**2 is what a column has beside those before it: one over its variance with the later ones fixed.
+    # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the later ones fixed.
     spread = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
     return loss_weights(r / np.maximum(1 - h, 1e-3), loss)[0], spread
 
@@ -212,7 +213,7 @@ def _damped(R: Array, b: Array, mu: float) -> Array:
 
 
 def covariance(problem: Problem, one: Sum) -> Array:
-    """``(J^T J)^-1`` of c and the free exponents: the covariance but for the errors' variance."""
+    """``(J^T J)^-1`` of c and the free exponents: the covariance divided by the errors' variance."""
     _, P = residual(problem, one)
     J = jacobian(problem, one, P)
     length = np.sqrt((J**2).sum(0))
@@ -235,7 +236,7 @@ def options(problem: Problem, rules: Rules, value: float, i: int, parity: float)
 
 
 def simplified(problem: Problem, one: Sum, rules: Rules) -> Sum:
-    """The sum with those exponents simple for which the criterion falls; whole ones of inputs of both signs always."""
+    """The sum with simple exponents where this lowers the criterion, and always whole ones for inputs of both signs."""
     one = refit(problem, _fewer_than_rows(problem, one), rules.loss)
     forced = problem.signed[None, :] & one.free
     if forced.any():

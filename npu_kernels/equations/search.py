@@ -1,8 +1,8 @@
 """The search: sums of 1, 2, ... products of powers for each output power, and the best of each number of terms.
 
-One more term at a time, beside the best sums so far: the products of the library that explain most of what is left; for
-two terms also the best of all pairs. Then terms are exchanged. All starts are fitted in one batch (`varpro`), the best
-are fitted to more rows, and their exponents made simple (`refine`).
+It adds one term at a time to the best sums so far: the products of the library that explain most of what is left. For
+two terms it also takes the best of all pairs. Then terms are exchanged. All starts are fitted in one batch (`varpro`),
+the best are fitted to more rows, and their exponents made simple (`refine`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRIED = 4  # sums whose exponents are made simple
 ITERATIONS = 40
 HALVINGS = (6, 12, 20)
 POOR = 0.2  # relative root mean square error above which a sum may lack several terms at once
-BEHIND = 4.0  # an output power goes on while its squared error is below this many times that of power 1
+BEHIND = 4.0  # an output power continues while its squared error is below this many times that of power 1
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Found:
         return any(is_exact(problem, one) for problem, one in self.sums.values())
 
     def settled(self) -> bool:
-        """Whether no other output power is to be tried: a sum is exact, or simple and not bettered by one more term."""
+        """Whether no other output power is to be tried: a sum is exact, or simple and not improved by one more term."""
         best = self.best()
         if best is None or self.exact():
             return best is not None

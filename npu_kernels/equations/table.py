@@ -1,4 +1,4 @@
-"""The candidates of one output by their number of terms, and what is to be said about them in words."""
+"""The candidates of one output by their number of terms, and a report on them in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from npu_kernels.equations.equation import Equation
 from npu_kernels.equations.output import Laws
 
-TELL = 6.0  # difference of the criterion below which two candidates cannot be told apart
+TELL = 6.0  # difference of the criterion below which two candidates count as equal
 
 
 class EquationTable(list[Equation]):

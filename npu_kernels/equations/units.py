@@ -41,7 +41,7 @@ class Exponents:
     def full(self, u: Array, power: float) -> Array:
         """The exponents ``[K, n]`` of the inputs from u ``[K, m]``."""
         w = u @ self.matrix.T + power * self.offset
-        # A pivot's fraction is exact; what floating-point arithmetic left of it is taken off.
+        # A pivot's fraction is exact; remainders of floating-point arithmetic are removed.
         near = np.round(w * 720720) / 720720
         return np.where(np.abs(w - near) < 1e-12, near, w) + 0.0
 

@@ -25,7 +25,9 @@ STEP = 1.0  # the largest change of an exponent in an iteration
 
 @dataclass
 class Points:
-    """Sums under way: exponents ``u [S, K, m]``, their parities, coefficients ``c [S, K]``, squared errors ``[S]``."""
+    """Sums in progress: exponents ``u [S, K, m]``, their parities, coefficients ``c [S, K]``, squared errors
+    ``[S]``.
+    """
 
     u: Tensor
     parity: Tensor
@@ -73,7 +75,7 @@ class Solver:
         inverse, _ = torch.linalg.inv_ex(gram + 1e-11 * eye)
         c = (inverse @ (weighted @ target.unsqueeze(2))).squeeze(2)
         r = target - (c.unsqueeze(1) @ A).squeeze(1)
-        # Once more, on what is left: the normal equations alone lose half of the digits.
+        # Once more, on the residuals: the normal equations alone lose half of the digits.
         c = c + (inverse @ (weighted @ r.unsqueeze(2))).squeeze(2)
         r = target - (c.unsqueeze(1) @ A).squeeze(1)
         return c, r, self.objective(r), inverse
@@ -90,7 +92,7 @@ class Solver:
         return (self.limit / r.abs().clamp_min(1e-300)).clamp_(max=1.0)
 
     def set_limit(self, r: Tensor, rss: Tensor) -> None:
-        """The residuals of the best start say where outliers begin: 1.345 robust standard deviations."""
+        """Outliers begin at 1.345 robust standard deviations of the best start's residuals."""
         best = r[int(rss.argmin())].abs()
         self.limit = max(1.345 * 1.4826 * float(best.median()), 1e-12 * math.sqrt(self.size / len(best)))
 
@@ -113,7 +115,7 @@ class Solver:
         return H, gradient
 
     def run(self, u: Array | Tensor, parity: Array | Tensor, iterations: int, halvings: tuple[int, ...] = ()) -> Points:
-        """Minimise from starts ``[S, K, m]``; after each iteration of `halvings` only the better half goes on."""
+        """Minimise from starts ``[S, K, m]``; after each iteration of `halvings` only the better half continues."""
         u, parity = torch.as_tensor(u, dtype=torch.float64), torch.as_tensor(parity, dtype=torch.float64)
         if self.robust:
             self.limit = math.inf

@@ -41,7 +41,7 @@ def _interval(unit: Unit, name: str, kind: int, bound: float) -> tuple[float, fl
 
 
 class Template:
-    """What is known about a batch of models from its module.
+    """The names, shapes, kinds and intervals of a batch of models' parameters, from its module.
 
     Args:
         function: for messages.
@@ -116,7 +116,7 @@ class Template:
         return [part.contiguous().view(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def build(self, flat: Tensor, single: bool) -> nn.Module:
-        """A module of its own with these parameters: K models, or one without a model dimension from ``[1, P]``."""
+        """A new module with these parameters: K models, or one without a model dimension from ``[1, P]``."""
         model = copy.deepcopy(self.model)
         parameters = dict(model.named_parameters())
         for name, tensor in zip(self.names, self.unflatten(flat.to(self.dtype)), strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor
 from npu_kernels.checks import check_tensor
 from npu_kernels.fitting.recipe import Recipe
 
-MOST_HELD_OUT = 8192  # rows: what they tell does not get much better, what they cost does not get less
+MOST_HELD_OUT = 8192  # rows: more of them cost more and help little
 
 Batches = Callable[[torch.Generator], tuple[Tensor, Tensor]] | Iterable[tuple[Tensor, Tensor]]
 

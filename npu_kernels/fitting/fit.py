@@ -42,9 +42,10 @@ def fit(
 ) -> Fit:
     """Train a batch of models from many starts, and give the best one.
 
-    Many short starts in one batch, the wide ones among them past the barriers of the power units' cosine; gates
-    projected to [0, 1]; the best go on, are refined by L-BFGS in float64, and rounded to simple fractions; the model is
-    chosen by its error on held-out rows. The numbers depend on the arguments alone, not on global random states.
+    Many short starts in one batch, some of them wide enough to lie beyond the barriers of the power units'
+    cosine. Gates are projected to [0, 1]. The best starts are refined by L-BFGS in float64 and rounded to simple
+    fractions. The model is chosen by its error on held-out rows. The numbers depend on the arguments alone, not on
+    global random states.
 
     Args:
         model: a module of this package's units (`torch.nn.Sequential(NPU(2, 6, num_models=64), ...)`); num_models is
@@ -57,9 +58,9 @@ def fit(
         recipe: the settings, see `Recipe`.
         rows: how many are taken from batches; they are drawn once.
         progress: show how far it is and how long it will take, on stderr; None: if that is a terminal.
-        checkpoint: a file. If it is there, the fit goes on from it, to the bit as if it had not been interrupted; it
-            is kept up to date, and at the end holds the finished fit. That it can be written is tried first; when a
-            later write fails, the fit warns and goes on.
+        checkpoint: a file. If it exists, the fit continues from it, with the same bits as without an interruption.
+            It is kept up to date, and at the end holds the finished fit. Whether it can be written is checked first; if
+            a later write fails, the fit warns and continues.
 
     Ctrl-C ends the fit, saves it if there is a checkpoint, and gives what was found until then (`complete` is False).
 
@@ -126,7 +127,7 @@ def fit_many(
         seeds: one per problem, 0, 1, ... unless given; a problem's starts and held-out rows are its own seed's.
         recipe: the settings, see `Recipe`.
         progress: show how far it is and how long it will take, on stderr; None: if that is a terminal.
-        checkpoint: a file from which an interrupted fit goes on, to the bit, and which is kept up to date.
+        checkpoint: a file from which an interrupted fit continues, with the same bits; it is kept up to date.
 
     Returns `Fits`: the best model of each problem, in one batch. Raises ValueError and TypeError for arguments that do
     not fit, and for another fit's checkpoint.
@@ -141,7 +142,7 @@ def fit_many(
 
 @contextmanager
 def _interruptible() -> Iterator[list[bool]]:
-    """A list that is not empty after the first Ctrl-C; the second one raises as ever."""
+    """A list that is not empty after the first Ctrl-C; the second one raises KeyboardInterrupt as usual."""
     pressed: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield pressed
@@ -164,7 +165,7 @@ def _interruptible() -> Iterator[list[bool]]:
 
 
 def _opened(run: Run, checkpoint: str | os.PathLike[str]) -> Path:
-    """The file of a checkpoint, tried before there is work to lose; the run goes on from it if it is there."""
+    """The file of a checkpoint, checked before the work begins; the run continues from it if it exists."""
     if not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(f"{run.function}: checkpoint must be a path, got {type(checkpoint).__name__}")
     path = Path(checkpoint)
@@ -186,7 +187,7 @@ def _opened(run: Run, checkpoint: str | os.PathLike[str]) -> Path:
 
 
 def _save(run: Run, path: Path) -> None:
-    """Keep the run; a disk that is full or gone costs the checkpoint, not the fit."""
+    """Save the run. If the disk is full or gone, the fit continues without a checkpoint."""
     try:
         files.save(path, run.state())
     except OSError as error:

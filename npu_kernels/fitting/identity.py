@@ -1,4 +1,4 @@
-"""What decides a fit's numbers: two fits with the same of it may go on from each other's checkpoint."""
+"""What determines a fit's numbers. Two fits in which it is the same may continue from each other's checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = 200  # characters: values that are longer are not shown
 
 
 def fingerprint(template: Template, data: Data, dtypes: str, seeds: Sequence[int], recipe: Recipe) -> dict[str, str]:
-    """All of it, by what it is."""
+    """All of it, by name."""
     digest = hashlib.blake2b(digest_size=16)
     for rows in (data.training, data.held_out):
         for tensor in (rows.x, rows.y):

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Recipe:
-    """How `fit` trains; the defaults know nothing of the data.
+    """How `fit` trains; the defaults do not depend on the data.
 
     Args:
         rungs: (steps, share) of each stretch of Adam: that many steps with that share of the starts, the best so far.
@@ -18,7 +18,7 @@ class Recipe:
         wide: power weights start in U(-w, w), ``w = wide * sqrt(2 / inputs)`` but at most wide; start s takes entry s,
             in turn.
         hidden: how many of its inputs a power unit starts with if other units come before it (0: all), in turn. The
-            rest start, and stay, with gate and weight 0: from a product of a hundred random powers nothing is learnt.
+            rest start, and stay, with gate and weight 0: a product of a hundred random powers does not learn.
         gates: where the gates start, in turn as `wide`.
         imaginary: imaginary power weights start in U(-i w, i w), in turn.
         bound: power weights are kept in [-bound, bound]; gates, and weights of NAU, NMU and NMRU, in their own

@@ -59,7 +59,7 @@ class TorchFunction:
 
 
 def identifiers(names: Sequence[str]) -> list[str]:
-    """Names as they can stand in Python code, all different for Python, to which a ligature is its letters (NFKC)."""
+    """Names that are valid in Python code and all different there. Python treats a ligature as its letters (NFKC)."""
     taken = {"torch", "formula", "__debug__"}
     result = []
     for name in names:
@@ -80,7 +80,7 @@ class _Writer:
         self.names, self.first = names, first  # first: a variable, for its dtype
 
     def write(self, e: Expression) -> str:
-        """Code that can stand as an operand of any operator."""
+        """Code that can be an operand of any operator."""
         if e.is_Symbol:
             return self.names[e]
         if e.is_number:  # no variables: a constant, with all of float64's digits
@@ -107,7 +107,7 @@ class _Writer:
         raise NotImplementedError(f"no torch code for {name}: {e}")
 
     def bare(self, e: Expression) -> str:
-        """Code that stands alone, in brackets already or in a line of its own."""
+        """Code that needs no brackets: it is in brackets or on a separate line."""
         return self.total(e) if e.is_Add else self.write(e)
 
     def total(self, e: Expression) -> str:

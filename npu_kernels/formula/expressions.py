@@ -1,6 +1,6 @@
 """The layers' formulas as sympy expressions.
 
-A power unit with real exponents is a product of powers; what is left of the sign of the inputs is one cosine:
+A power unit with real exponents is a product of powers and one cosine, which has the signs of the inputs:
 
     y_o = prod_i (g_i (|x_i| + eps) + 1 - g_i)^w_oi  cos(pi sum_i w_oi g_i [x_i < 0])
 
@@ -35,7 +35,7 @@ def negative(x: Expression) -> Expression:
 
 
 def absolute(x: Expression) -> Expression:
-    """``|x|``. sympy's rule for what may not be real, such as a quotient, would take it apart at great length."""
+    """``|x|``. For what may not be real, such as a quotient, sympy's rule would give a very long expression."""
     if x.is_extended_nonnegative:
         return x
     return sympy.Abs(x) if x.is_extended_real or not x.is_Add else sympy.Abs(x, evaluate=False)
@@ -86,10 +86,7 @@ class Builder:
         if isinstance(layer, POWER_UNITS):
             return self.powers(layer, x)
         if isinstance(layer, NMU):
-            return [
-                sympy.Mul(*(m * e + (1 - m) for m, e in zip(row, x, strict=True)))
-                for row in self.parameter(layer, "weight", _clip_if(layer.clip, 0, 1))
-            ]
+            return _factors(self.parameter(layer, "weight", _clip_if(layer.clip, 0, 1)), x)
         if isinstance(layer, NMRU):
             return self.reciprocals(layer, x)
         if isinstance(layer, NALU):
@@ -114,12 +111,12 @@ class Builder:
     def reciprocals(self, layer: Any, x: Sequence[Expression]) -> list[Expression]:
         """NMRU: a product over the inputs and their reciprocals, with the signs in the factors or in a cosine."""
         weight, clipped = self.parameter(layer, "weight"), self.parameter(layer, "weight", _clip_if(layer.clip, 0, 1))
-        # Evaluation mode has no eps, as the layer.
+        # In evaluation mode the layer has no eps.
         eps = sympy.Float(layer.eps) if self.eps and layer.training else sympy.Integer(0)
         divisors = [e + eps for e in x]
         both = [*x, *(1 / e for e in divisors)]
         if layer.sign == "product":
-            return [sympy.Mul(*(m * e + (1 - m) for m, e in zip(row, both, strict=True))) for row in clipped]
+            return _factors(clipped, both)
         sizes = [*(absolute(e) for e in x), *(1 / absolute(e) for e in divisors)]
         negatives = [negative(e) for e in (*x, *divisors)]
         result = []
@@ -171,6 +168,10 @@ def _nac(weight: Tensor, mask: Tensor) -> Tensor:
 
 def _dot(weight: Sequence[Sequence[Expression]], x: Sequence[Expression]) -> list[Expression]:
     return [sympy.Add(*(w * e for w, e in zip(row, x, strict=True))) for row in weight]
+
+
+def _factors(weight: Sequence[Sequence[Expression]], x: Sequence[Expression]) -> list[Expression]:
+    return [sympy.Mul(*(m * e + (1 - m) for m, e in zip(row, x, strict=True))) for row in weight]
 
 
 def _product(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from npu_kernels.checks import check_tensor
 
-# From here on the numbers of float64 are 1/128 and more apart: too far to tell one fraction from the next.
+# From here on the numbers of float64 are at least 1/128 apart: too far to distinguish fractions.
 _WHOLE = 2.0**45
 
 
@@ -23,7 +23,7 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
     """The nearest fraction of every weight, in lowest terms: ``(numerator, denominator)``, whole numbers in float64.
 
     Of two fractions that are equally near, the one with the smaller denominator. inf and nan keep their value, over 1.
-    Weights from 2^45 on get the nearest whole number: float64 does not tell fractions of that size from each other.
+    Weights from 2^45 on get the nearest whole number: float64 does not distinguish fractions of that size.
 
     Args:
         weights: a tensor of any shape, floating-point.

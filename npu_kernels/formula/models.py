@@ -1,4 +1,4 @@
-"""A Sequential seen as a row of layers, and one model out of a batch of models."""
+"""A Sequential as a list of layers, and one model out of a batch of models."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_model(function: str, layers: dict[str, Layer], model: int | None) -> i
 def value(layer: Layer, name: str, model: int | None) -> Tensor | None:
     """A layer's parameter for one model, detached; None where the layer has none of this name."""
     original = layer._parameters.get(f"{name}_orig")
-    # A pruned layer's own attribute is that of its last forward pass.
+    # The attribute of a pruned layer dates from its last forward pass.
     tensor = getattr(layer, name, None) if original is None else original * layer.get_buffer(f"{name}_mask")
     if tensor is None:
         return None
@@ -86,7 +86,7 @@ def epsilon(layer: Layer) -> float:
 
 
 def select(module: nn.Module, model: int | None = None) -> nn.Module:
-    """One model of a batch of models, as a module of its own: a copy, without the leading model dimension.
+    """One model of a batch of models, as a separate module: a copy, without the leading model dimension.
 
     Args:
         module: a layer of ours, a Linear, or a Sequential of these, nested or not.

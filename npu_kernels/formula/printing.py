@@ -38,7 +38,7 @@ class _Text(StrPrinter):  # type: ignore[misc]
 
     def _print_Pow(self, expr: Expression, rational: bool = False) -> str:
         base, exponent = expr.as_base_exp()
-        if exponent.is_Float and exponent < 0:  # not 1/x**0.5, which needs a second look
+        if exponent.is_Float and exponent < 0:  # not 1/x**0.5, which is harder to read
             return f"{self.parenthesize(base, PRECEDENCE['Pow'])}**({self._print(exponent)})"
         text: str = super()._print_Pow(expr, rational)
         return text

@@ -67,7 +67,7 @@ class Formula:
 
     @functools.cached_property
     def torch_function(self) -> TorchFunction:
-        """The formula as plain torch code, which needs no sympy any more; ``str()`` of it is the source."""
+        """The formula as plain torch code, which does not need sympy; ``str()`` of it is the source."""
         return torch_function(self.symbols, self.expressions, self.text())
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -151,14 +151,14 @@ def read(
             that does, which matters for inputs not much greater than eps only.
         positive: inputs that are never negative, True for all: their ``|x|`` is x then, and no ``[x < 0]`` is needed.
         max_denominator: a weight that is, to its dtype's last digit, a fraction with at most this denominator is
-            written as a fraction. Weights that are merely near one are left alone: `simplify` moves them.
+            written as a fraction. Weights that are only near one are not changed: `simplify` changes them.
 
-    Products of powers are right for inputs of both signs: a weight w with an open gate gives ``x**w`` where w is whole,
-    else ``|x|**w`` and, with the other inputs, a factor ``cos(pi (w [x < 0] + ...))``; a gate g strictly between 0 and
-    1 gives ``(g |x| + 1 - g)**w`` and ``w g`` in the cosine.
+    Products of powers are correct for inputs of both signs: a weight w with an open gate gives ``x**w`` where w is
+    whole, else ``|x|**w`` and, with the other inputs, a factor ``cos(pi (w [x < 0] + ...))``; a gate g strictly between
+    0 and 1 gives ``(g |x| + 1 - g)**w`` and ``w g`` in the cosine.
 
-    An NMRU in training mode has its eps like the other units, one in evaluation mode has none. A reciprocal whose
-    weight is 0 is left out; where its input is 0 the layer is nan, and the formula is not.
+    An NMRU in training mode has its eps like the other units; in evaluation mode it has none. A reciprocal whose
+    weight is 0 is left out of the formula; where its input is 0 the layer gives nan, and the formula does not.
 
     Raises ImportError without sympy, TypeError for other modules, ValueError for wrong names, model or weights that are
     not finite.

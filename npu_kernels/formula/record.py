@@ -56,7 +56,8 @@ class Step:
 class Simplified:
     """A simplified copy of a model, and its record; ``str()`` is a table of the steps, `details` lists every change.
 
-    module: one model, without `num_models`. error: of the model that came. parameters: how many of its were not 0.
+    module: one model, without `num_models`. error: of the given model. parameters: how many of its parameters were not
+    0.
     """
 
     module: nn.Module

@@ -1,4 +1,4 @@
-"""The error that simplifying is judged by, and a refit that lowers it. Needs torch only."""
+"""The error by which a simplification is judged, and a refit that lowers it. Needs torch only."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Simpler weights, step by step, each with its price in error. Needs torch only.
+"""Simpler weights, step by step, with the error that each change costs. Needs torch only.
 
     gates     gates that are neither 0 nor 1 become 0 or 1: a power of ``g |x| + 1 - g`` is no power of x
     prune     small weights become 0
     round     weights become simple fractions
 
-With tolerance None a step does all of its changes. With one it goes from the cheapest change to the dearest and keeps
-those with which the error has grown by no more than the tolerance in all. The user's module is never modified.
+With tolerance None a step does all of its changes. With a tolerance it tries the changes in the order of their cost,
+the lowest first, and keeps those with which the error has grown by no more than the tolerance in total. The user's
+module is never modified.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ Options = Callable[[Tensor], tuple[float, ...]]  # the values to try for a numbe
 
 @dataclass
 class _Work:
-    """A copy in the making."""
+    """The copy while it is being simplified."""
 
     module: nn.Module
     score: Score
     refit: Refit | None
     limit: float | None
     error: float
-    fixed: dict[str, Tensor] = field(default_factory=dict)  # parameter -> bool, what a refit must leave
+    fixed: dict[str, Tensor] = field(default_factory=dict)  # parameter -> bool, what a refit must not change
     steps: list[Step] = field(default_factory=list)
 
     def parameters(self) -> int:
@@ -77,7 +78,7 @@ class _Work:
         return sorted(found, key=lambda pair: pair[0])
 
     def attempt(self, place: Place, number: float) -> float:
-        """Set a value, refit what is free; the error. A refit that makes it greater is undone."""
+        """Set a value and refit what is free; returns the error. A refit that makes it greater is undone."""
         self.set(place, number)
         error = self.score(self.module)
         if self.refit is None:
@@ -95,7 +96,7 @@ class _Work:
         """Give a place a value, or leave it: (value, error, whether it was accepted).
 
         The simplest value whose cost is within a fair share of what the tolerance leaves to so many places; else the
-        cheapest, where all that is left allows it.
+        cheapest, if all that is left allows it.
         """
         if self.limit is None:
             return values[-1], self.attempt(place, values[-1]), True
@@ -163,7 +164,7 @@ class _Work:
         self.step("gates", self.free(GATES, lambda gate: gate.item() in (0.0, 1.0)), options)
 
     def prune(self, threshold: float) -> None:
-        """Weights below the threshold to 0, then what has no effect any more."""
+        """Weights below the threshold to 0, then everything that has no effect any more."""
         places = [place for place in self.free(PRUNED, lambda w: w.item() == 0) if self.get(place).abs() < threshold]
         self.step("prune", places, lambda weight: (0.0,))
         start, changes = self.error, []
@@ -260,7 +261,7 @@ def simplify(
             of power units, NAU, NMU, NMRU and Linear fractions.
         threshold: of "prune"; with a tolerance, ``math.inf`` tries all weights.
         max_denominator: of "round".
-        tolerance: None to make all changes. A number: changes are tried one by one, from the cheapest to the dearest,
+        tolerance: None to make all changes. A number: changes are tried one by one, those of the lowest cost first,
             and kept while the error is at most that of the model given plus the tolerance. A gate may go to its farther
             end then, and a weight to the simplest fraction that costs no more than its share of what is left. "auto":
             with y, as much as the noise and the number of rows allow (by BIC, for all parameters together): hardly
@@ -272,7 +273,7 @@ def simplify(
             rest of the weights stays as it was. A refit that makes the error greater is undone.
 
     Errors are `relative_error` unless `score` is given; nan counts as inf. Time: about two evaluations of the model per
-    candidate; with a refit as many more as there are candidates left, and the refits.
+    candidate. With a refit, each change adds an evaluation for every candidate left, and the refit itself.
 
     Raises TypeError and ValueError for arguments outside of these.
 

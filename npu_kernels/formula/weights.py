@@ -23,7 +23,7 @@ PRUNED: dict[Any, tuple[str, ...]] = {
     iNALU: ("weight_add", "weight_mul", "gate_weight"),
     nn.Linear: ("weight", "bias"),
 }
-# Those that stand in the formula as they are. (A NAC's weights do not: its number is tanh(weight) sigmoid(mask).)
+# Those that appear in the formula unchanged. (A NAC's do not: the formula has tanh(weight) sigmoid(mask).)
 ROUNDED = {kind: names for kind, names in PRUNED.items() if kind not in (NAC, NALU, iNALU)}
 
 

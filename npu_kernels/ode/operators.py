@@ -1,4 +1,4 @@
-"""The time loop's operators: which backend has them, and what runs where none is registered."""
+"""The time loop's operators: which backend has them, and what runs where no backend has them."""
 
 from __future__ import annotations
 

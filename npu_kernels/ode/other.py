@@ -22,10 +22,10 @@ Model = Callable[[Tensor], Tensor] | Callable[[Tensor, Tensor], Tensor]
 def rollout_any(model: Model, u0: Tensor, *, steps: int, dt: float, method: str = "euler", **options: Any) -> Tensor:
     """The trajectory ``[..., steps + 1, D]`` of ``u' = model(u)`` or ``u' = model(t, u)`` from ``u0 [..., D]``.
 
-    Needs torchdiffeq (``pip install "npu_kernels[ode]"``), and the time of its loop: every operation of every stage of
-    every step is one of torch's, forward and backward, hundreds of times what `rollout` takes for small models.
+    Needs torchdiffeq (``pip install "npu_kernels[ode]"``). Its loop calls torch for every operation of every stage of
+    every step, forward and backward. For small models this takes hundreds of times as long as `rollout`.
 
-    model: any module or function of u, or of the time and u: told by the arguments that it must be given.
+    model: any module or function of u, or of the time and u, recognised by its required arguments.
 
     method: "euler", "midpoint", "rk4_38" (the 3/8 rule, torchdiffeq's "rk4"), or the name of another of torchdiffeq's
     methods, such as "dopri5", which chooses its own steps and is read at the times n dt. `options` go to

@@ -48,14 +48,14 @@ def rollout(
             "checkpointed", nothing in the fused loop, where every step starts again from the trajectory's own state,
             and about sqrt(steps) states in the eager one; the rest is computed again, on the CPU to the same bits.
         nonfinite: "raise" (`NonFiniteError` names model and step) or "keep": trajectories with inf and nan are
-            returned, and do not touch those of the other models and starts.
+            returned, and do not affect those of the other models and starts.
         derivatives: return also ``model(u)`` at every state, for `interpolate`; gradients flow through it.
 
     Returns:
         The trajectory ``[(K,) (B,) steps + 1, D]``, or with `derivatives` a pair of such.
 
-    The gradient is that of these very steps (the discrete adjoint), for u0 and all parameters; higher derivatives are
-    right too, computed by the eager loop. On the CPU the loop and its adjoint are one call each, and on a GPU one
+    The gradient is the exact one of these steps (the discrete adjoint), for u0 and all parameters. Higher derivatives
+    are correct too, computed by the eager loop. On the CPU the loop and its adjoint are one call each, and on a GPU one
     launch each (and one for sums of partial gradients) for models of up to 1024 weights per matrix, 512 in float64,
     counted with D and h rounded up to powers of two. For larger ones there, on other devices, under `torch.func`
     transforms and in forward-mode differentiation every step calls the layers.
@@ -134,7 +134,7 @@ def integrate(
     if direct.ode is not None and not is_compiling() and dispatch.forced() in dispatch.DIRECT:
         plain = (METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives)
         found = direct.ode(u0, weight_re, weight_im, gate, weight, *plain)
-        if found is not NotImplemented:  # errors and all special cases are the general way's
+        if found is not NotImplemented:  # the general way below handles errors and special cases
             trajectory, slopes, finite = found
             if nonfinite == "raise" and not finite:
                 checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, u0.dim() == weight_re.dim())

@@ -151,6 +151,8 @@ FORMULA = [
         "expressions-growth-sign": ("growth -= v * g * negative(e)", "growth += v * g * negative(e)"),
         "expressions-even-powers": ("            if p % 2:\n", "            if p:\n"),
         "expressions-nmu-rest": ("sympy.Mul(*(m * e + (1 - m) for", "sympy.Mul(*(m * e + 1 for"),
+        "expressions-nmru-unclipped-size": ("factors.append(m * size + (1 - m))", "factors.append(w * size + (1 - w))"),
+        "expressions-nmru-sign-of-a-weight": ("w.is_Integer and w % 2:", "w.is_Integer:"),
         "expressions-bias-of-an-output": ("y + (bias[o] if bias else 0)", "y + (bias[0] if bias else 0)"),
     }),
 ]  # fmt: skip
