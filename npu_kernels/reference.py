@@ -171,7 +171,8 @@ def nalu(
     if gate_bias is not None:
         gate = gate + _rows(gate_bias)
     g = gate.sigmoid()
-    return g * nac(x, weight, mask) + (1 - g) * nac((x.abs() + eps).log(), weight, mask).exp()
+    w = weight.tanh() * mask.sigmoid()  # of both `nac`
+    return g * _apply(x, w) + (1 - g) * _apply((x.abs() + eps).log(), w).exp()
 
 
 def inalu(

@@ -155,11 +155,9 @@ def test_buffer_gives_each_model_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize(("name", "extra"), [("NAU", {"clip": False}), ("NALU", {"bias": True})])
-def test_layers_are_the_packages(name: str, extra: dict[str, bool], shared: bool) -> None:
-    options = {"num_models": 3, "dtype": torch.float64, **extra}
-    ours = getattr(layers, name)(5, 2, **options)
-    theirs = getattr(npu_kernels, name)(5, 2, **options)
+def test_nalu_is_the_packages(shared: bool) -> None:
+    ours = layers.NALU(5, 2, num_models=3, dtype=torch.float64, bias=True)
+    theirs = npu_kernels.NALU(5, 2, num_models=3, dtype=torch.float64, bias=True)
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(7, 5, dtype=torch.float64).expand(3, 7, 5) if shared else torch.randn(3, 7, 5, dtype=torch.float64)
     inputs = [] if shared else [x.requires_grad_()]

@@ -1,10 +1,9 @@
 """Layers of K models as these experiments need them: formulas and parameters of the package's, another way to compute.
 
-    NAU      the weight's gradient in the weight's own layout; autograd's is transposed and makes every later pass slow
     NALU     the gradient by hand, in two thirds of the time: in float64, it takes as long as all others together
     Dense    a fully connected layer
-A step takes 0.69 to 0.92 (NAU) and 0.67 to 0.82 (NALU) of the package's time, on an Intel Sapphire Rapids with two
-virtual cores, interleaved, at 5 to 225 models.
+A step of the NALU takes 0.73 to 0.91 of the package's time, on an Intel Sapphire Rapids with two virtual cores,
+interleaved, at 20 to 225 models.
 
 All take their sigmoids from `sigmoid`, so that a model's numbers do not depend on the models beside it.
 
@@ -75,14 +74,6 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_x = torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None
         return grad_x, torch.bmm(dy.mT, x)
-
-
-class NAU(npu_kernels.NAU):
-    """The package's NAU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = _Product.apply(x, self.weight.clamp(-1, 1) if self.clip else self.weight)
-        return result
 
 
 class Dense(nn.Module):

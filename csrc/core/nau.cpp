@@ -39,6 +39,10 @@ void multiply(const T* from, int64_t count, const T* packed, int64_t columns, in
   }
 }
 
+// Up to so many weights, the sums over rows have a register of rows for each weight; beyond, a register of inputs. In
+// a layer this small, most of a register of inputs would be empty, and every row would cost a step.
+constexpr int64_t kFewWeights = 64;
+
 // One row group of one model.
 template <typename T>
 class BackwardGroup {
@@ -48,47 +52,82 @@ class BackwardGroup {
   explicit BackwardGroup(const NauBackward<T>& f)
       : f_(f),
         in_(f.inputs),
+        few_(in_.in * in_.out <= kFewWeights),
         in_padded_(round_up(in_.in, kTileRows<T>)),
         weight_(f.grad_x != nullptr ? round_up(in_.in, kColumns) * in_.out : 0),
         turned_(in_.out * kBlockRows),
         turned_x_(in_.in * kBlockRows),
-        packed_(round_up(in_.out, kColumns) * kBlockRows),
-        rows_(kBlockRows * in_padded_) {}
+        packed_(few_ ? 0 : round_up(in_.out, kColumns) * kBlockRows),
+        rows_(few_ ? 0 : kBlockRows * in_padded_),
+        sums_(few_ ? round_up(in_.in * in_.out, S::width) * S::width : 0) {}
 
   // grad_weight: [O, I], overwritten by the sums over rows [begin, end); null: not wanted.
   void run(int64_t model, int64_t begin, int64_t end, T* grad_weight) {
     if (f_.grad_x != nullptr && model != model_) pack_weight<T>(in_, model, false, weight_);
     model_ = model;
+    const bool few = few_ && grad_weight != nullptr;
     if (grad_weight != nullptr) std::memset(grad_weight, 0, size_t(in_.out * in_.in) * sizeof(T));
+    if (few) std::memset(sums_, 0, size_t(round_up(in_.in * in_.out, S::width) * S::width) * sizeof(T));
     for (int64_t row = begin; row < end; row += kBlockRows) {
       const int64_t rows = least(kBlockRows, end - row);
+      const int64_t registers = round_up(ceil_div(rows, S::width), kRegisters);
       const T* grad_y = f_.grad_y + (model * in_.rows + row) * in_.out;
-      if (f_.grad_x != nullptr) into_x(grad_y, rows, f_.grad_x + (model * in_.rows + row) * in_.in);
-      if (grad_weight == nullptr) continue;
       const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t i = 0; i < in_padded_; i += S::width) {
-          const int count = int(most<int64_t>(0, least<int64_t>(S::width, in_.in - i)));
-          S::store(rows_ + r * in_padded_ + i, count > 0 ? S::load_first(x + r * in_.in + i, count) : S::zero());
-        }
-      }
-      pack<T>(grad_y, in_.out, 1, rows, in_.out, packed_);
-      add_sums<T>(rows_, in_padded_, in_.in, packed_, in_.out, rows, grad_weight);
+      if (few || f_.grad_x != nullptr) turn<T>(grad_y, in_.out, rows, registers, turned_);
+      if (few) add_few(x, rows, registers);
+      else if (grad_weight != nullptr) add_many(x, grad_y, rows, grad_weight);
+      if (f_.grad_x != nullptr) into_x(rows, registers, f_.grad_x + (model * in_.rows + row) * in_.in);
     }
+    if (few) end_few(grad_weight);
   }
 
  private:
-  void into_x(const T* grad_y, int64_t rows, T* grad_x) {
-    const int64_t registers = round_up(ceil_div(rows, S::width), kRegisters);
-    turn<T>(grad_y, in_.out, rows, registers, turned_);
+  // sums[o][i] += grad_y_o x_i, lane by lane; what lies behind the last row is zero in both.
+  void add_few(const T* x, int64_t rows, int64_t registers) {
+    turn<T>(x, in_.in, rows, registers, turned_x_);
+    for (int64_t o = 0; o < in_.out; ++o) {
+      for (int64_t i = 0; i < in_.in; ++i) {
+        typename S::Reg sum = S::zero();
+        for (int64_t v = 0; v < registers; ++v)
+          sum = S::fma(S::load(turned_ + (o * registers + v) * S::width),
+                       S::load(turned_x_ + (i * registers + v) * S::width), sum);
+        T* at = sums_ + (o * in_.in + i) * S::width;
+        S::store(at, S::load(at) + sum);
+      }
+    }
+  }
+
+  // The sums of the lanes.
+  void end_few(T* grad_weight) {
+    const int64_t size = in_.in * in_.out;
+    for (int64_t n = 0; n < size; n += S::width) {
+      typename S::Reg lanes[S::width];
+      for (int l = 0; l < S::width; ++l) lanes[l] = S::load(sums_ + (n + l) * S::width);
+      S::store_first(grad_weight + n, S::sum_each(lanes), int(least<int64_t>(S::width, size - n)));
+    }
+  }
+
+  void add_many(const T* x, const T* grad_y, int64_t rows, T* grad_weight) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < in_padded_; i += S::width) {
+        const int count = int(most<int64_t>(0, least<int64_t>(S::width, in_.in - i)));
+        S::store(rows_ + r * in_padded_ + i, count > 0 ? S::load_first(x + r * in_.in + i, count) : S::zero());
+      }
+    }
+    pack<T>(grad_y, in_.out, 1, rows, in_.out, packed_);
+    add_sums<T>(rows_, in_padded_, in_.in, packed_, in_.out, rows, grad_weight);
+  }
+
+  void into_x(int64_t rows, int64_t registers, T* grad_x) {
     multiply<T>(turned_, in_.out, weight_, in_.in, registers, turned_x_);
     turn_back<T>(turned_x_, in_.in, rows, registers, grad_x);
   }
 
   const NauBackward<T>& f_;
   const NauInputs<T>& in_;
+  bool few_;
   int64_t in_padded_, model_ = -1;
-  Scratch<T> weight_, turned_, turned_x_, packed_, rows_;
+  Scratch<T> weight_, turned_, turned_x_, packed_, rows_, sums_;
 };
 
 }  // namespace

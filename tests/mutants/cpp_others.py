@@ -40,6 +40,8 @@ SIBLINGS = [
             "if (!(in.weight[n] <= T(1)))",
         ),
         "nau-clip-at-the-ends": ("in.weight[n] <= T(1)))", "in.weight[n] < T(1)))"),
+        "nau-few-weights-overwrite": ("S::store(at, S::load(at) + sum);", "S::store(at, sum);"),
+        "nau-few-weights-of-an-out": ("sums_ + (o * in_.in + i) * S::width;", "sums_ + (o + i) * S::width;"),
         "nau-weights-of-the-first-model": (
             "if (f_.grad_x != nullptr && model != model_)",
             "if (f_.grad_x != nullptr && model_ < 0)",

@@ -42,7 +42,7 @@ from benchmarks.paper.optimizers import Adam
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
-from npu_kernels import NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
+from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels.layers.base import Unit as Layer
 from npu_kernels.training import project_
 
@@ -159,7 +159,7 @@ RECIPES: dict[str, dict[str, Unit]] = {
             norm=1.0,
         ),
         "NAU": Unit(
-            lambda k: layers.NAU(2, 1, num_models=k, clip=False),
+            lambda k: NAU(2, 1, num_models=k, clip=False),
             starts={"weight": (-0.5, 0.5)},
             penalty=(0.01, 0.4, 0.7),
             project=True,
