@@ -387,6 +387,8 @@ def _backward(
     grad_y, x, weight = grad_y.contiguous(), x.contiguous(), weight.contiguous()
     with device_of(x):
         options = _options("nmu_backward", x, K, factors, O)
+        if factors > I and options["BLOCK_B"] * options["BLOCK_O"] > 1024:
+            options["BLOCK_B"] //= 2  # two factors a step: a whole tile spills registers on sm_100
         tiles_b, tiles_o = -(-B // options["BLOCK_B"]), -(-O // options["BLOCK_O"])
         copies_x = tiles_o * K if shared_x else tiles_o  # that have to be added
         grad_x = empty(x, x.shape if need_x else (0,))
