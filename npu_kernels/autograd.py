@@ -24,6 +24,8 @@ from npu_kernels import dispatch, ops, reference
 
 _transforms_active = torch._C._are_functorch_transforms_active
 
+_HALF = (torch.float16, torch.bfloat16)
+
 Gradients = Callable[..., tuple[Tensor | None, ...]]
 
 
@@ -44,11 +46,12 @@ def differentiate(
     device_type = next(t for t in inputs if t is not None).device.type
     with torch.enable_grad(), torch.autocast(device_type, enabled=False):
         aliases = [None if t is None else t.view_as(t) for t in inputs]
-        outputs = [(o, g) for o, g in zip(formula(*aliases), grads, strict=True) if g is not None and o.requires_grad]
+        found = formula(*in_float32(aliases))
+        outputs = [(o, g.to(o.dtype)) for o, g in zip(found, grads, strict=True) if g is not None and o.requires_grad]
         wanted = [alias for alias, need in zip(aliases, needed, strict=True) if alias is not None and need]
         if not outputs or not wanted:
             return [None] * len(inputs)
-        found = iter(
+        wanted_grads = iter(
             torch.autograd.grad(
                 [output for output, _ in outputs],
                 wanted,
@@ -57,7 +60,20 @@ def differentiate(
                 allow_unused=True,
             )
         )
-    return [next(found) if need else None for need in needed]
+    return [next(wanted_grads) if need else None for need in needed]
+
+
+def in_float32(tensors: Sequence[Any]) -> list[Any]:
+    """The arguments with float16 and bfloat16 tensors in float32, in which the formulas are computed."""
+    return [t.float() if isinstance(t, Tensor) and t.dtype in _HALF else t for t in tensors]
+
+
+def _by_formula(
+    formula: Callable[..., tuple[Tensor, ...]], grad_y: Tensor, operands: Sequence[Tensor | None], rest: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    """The gradients that a backward's formula gives, each in its operand's dtype."""
+    found = formula(*in_float32([grad_y, *operands]), *rest)
+    return tuple([grad if t is None else grad.to(t.dtype) for grad, t in zip(found, operands, strict=True)])
 
 
 def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> type[Function]:
@@ -104,7 +120,7 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
 
     def gradients(grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
         if eager_only():  # vmap over this backward, or a tangent in grad_y
-            grads = formula(grad_y, *arguments[:operands], *again, *arguments[saved_end:])
+            grads = _by_formula(formula, grad_y, arguments[:operands], (*again, *arguments[saved_end:]))
         elif torch.is_grad_enabled():
             return backward_function.apply(grad_y, *arguments)
         else:

@@ -5,8 +5,9 @@ compute K independent layers in one call: ``x [K, ..., I]`` gives every model it
 ``x [B, I]`` is shared by all models, and the result is ``[K, ..., O]``.
 
 Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in float32 and the
-result is cast back. Under `torch.autocast` everything is computed in float32 and the result is float32, as for
-``log``, ``exp`` and ``prod``. All tensors of a call have one dtype (autocast lifts this) and one device.
+result is cast back (on a GPU within the kernels, which keep y and s for the backward in the result's dtype). Under
+`torch.autocast` everything is computed in float32 and the result is float32, as for ``log``, ``exp`` and ``prod``. All
+tensors of a call have one dtype (autocast lifts this) and one device.
 
 Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend that cannot run.
 
@@ -210,7 +211,7 @@ def npu(
     y = _direct(direct.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
     if y is not NotImplemented:  # the general way below handles errors and special cases
         return y
-    return call("npu", _npu, x, (weight_re, weight_im, gate), eps=eps, gate_gradient=gate_gradient)
+    return call("npu", _npu, x, (weight_re, weight_im, gate), eps=eps, gate_gradient=gate_gradient, fused=True)
 
 
 def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
@@ -249,7 +250,7 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     y = _direct(direct.nmu, x, weight, clip)
     if y is not NotImplemented:
         return y
-    return call("nmu", _nmu_clipped if clip else _nmu, x, (weight,))
+    return call("nmu", _nmu_clipped if clip else _nmu, x, (weight,), fused=True)
 
 
 def nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product") -> Tensor:
@@ -288,7 +289,7 @@ def nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign
     check_positive("nmru", "eps", eps, getattr(x, "dtype", torch.float32))
     if sign != "product" and sign != "separate":
         raise ValueError(f"nmru: sign must be 'product' or 'separate', got {sign!r}")
-    return call("nmru", _nmru, x, (weight,), eps=eps, clip=clip, sign=sign)
+    return call("nmru", _nmru, x, (weight,), eps=eps, clip=clip, sign=sign, fused=True)
 
 
 def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
@@ -332,7 +333,7 @@ def nalu(
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
     """
     check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
-    return call("nalu", _nalu, x, (weight, mask, gate_weight, gate_bias), eps=eps)
+    return call("nalu", _nalu, x, (weight, mask, gate_weight, gate_bias), eps=eps, fused=True)
 
 
 def inalu(
@@ -373,4 +374,4 @@ def inalu(
     check_positive("inalu", "eps", eps, dtype)
     check_positive("inalu", "omega", omega, dtype)
     weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
-    return call("inalu", _inalu, x, weights, eps=eps, omega=omega)
+    return call("inalu", _inalu, x, weights, eps=eps, omega=omega, fused=True)

@@ -14,14 +14,17 @@ from torch import Tensor
 from torch.jit import is_tracing
 
 from npu_kernels import ops
+from npu_kernels.autograd import eager_only
 from npu_kernels.checks import check_tensor
+from npu_kernels.dispatch import backend_for
 
 _Result = TypeVar("_Result")
 
 _INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
 _HALF = (torch.float16, torch.bfloat16)
 _MEANING = {"I": "in_features", "J": "2 in_features", "O": "out_features"}
-EPS = {dtype: info.eps for dtype, info in _INFO.items()}  # of the layers that add the machine's by default
+# Of the layers that add the machine's by default: that of the dtype in which they compute.
+EPS = {dtype: _INFO.get(dtype, _INFO[torch.float32]).eps for dtype in (*_INFO, *_HALF)}
 
 # Of each layer, for each weight its sizes and whether it may be None.
 _EXPECTED = {
@@ -70,8 +73,11 @@ def _vector(shape: Sequence[int], letters: str) -> tuple[int, ...]:
     return (size,) if len(shape) == 2 else (shape[0], size)
 
 
-def check(layer: str, x: Any, weights: Sequence[Any]) -> None:
-    """Raise for the first thing wrong; the first weight ``[(K,) O, I]`` says what the others and x must be."""
+def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> None:
+    """Raise for the first thing wrong; the first weight ``[(K,) O, I]`` says what the others and x must be.
+
+    mixed: dtypes may differ.
+    """
     shapes, expected = ops.WEIGHTS[layer], _EXPECTED[layer]
     named = zip(shapes, weights, expected, strict=True)
     tensors = {name: weight for name, weight, (_, may_be_none) in named if weight is not None or not may_be_none}
@@ -80,7 +86,7 @@ def check(layer: str, x: Any, weights: Sequence[Any]) -> None:
         check_tensor(layer, name, tensor)
         if tensor.dtype not in _INFO and tensor.dtype not in _HALF:
             raise TypeError(f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
-    for what, error in (("dtype", TypeError), ("device", ValueError)):
+    for what, error in (("dtype", TypeError), ("device", ValueError))[mixed:]:
         if any(getattr(tensor, what) != getattr(x, what) for tensor in present.values()):
             found = ", ".join(f"{name} {getattr(tensor, what)}" for name, tensor in present.items())
             raise error(f"{layer}: all tensors must have one {what}, got {found}")
@@ -164,18 +170,43 @@ def _to_float(tensor: Any) -> Any:
     return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype in _HALF else tensor
 
 
+def _reads_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast: bool) -> bool:
+    """Whether the kernels read float16 and bfloat16 themselves, and give what a cast to float32 before them would.
+
+    Triton's do, of one dtype, or, under autocast, beside float32 in x or the first weight. Otherwise casts are needed,
+    or there is nothing to cast.
+    """
+    if eager_only() or backend_for(x) != "triton":
+        return False
+    if autocast:
+        dtypes = [getattr(tensor, "dtype", None) for tensor in (x, *weights) if tensor is not None]
+        if any(dtype not in _HALF and dtype is not torch.float32 for dtype in dtypes):
+            return False
+        if all(dtype is torch.float32 for dtype in dtypes) or (dtypes[0] in _HALF and dtypes[1] in _HALF):
+            return False
+        unrecorded(check, layer, x, weights, True)
+    return True
+
+
 def call(
-    layer: str, formula: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor | None], **options: Any
+    layer: str,
+    formula: Callable[..., Tensor],
+    x: Tensor,
+    weights: Sequence[Tensor | None],
+    *,
+    fused: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Check, cast, flatten, and call ``formula(x, *weights, **options)`` with ``x [B, I]`` or ``[K, B, I]``.
 
-    weights: in the order of ``ops.WEIGHTS[layer]``; None for an absent one.
+    weights: in the order of ``ops.WEIGHTS[layer]``; None for an absent one. fused: the formula asks the backends'
+    kernels first.
     """
     autocast, half = _any_autocast() and _autocasts(x), False
     if not autocast and not fits(x, weights, _EXPECTED[layer]):
         unrecorded(check, layer, x, weights)
         half = x.dtype in _HALF
-    if autocast or half:
+    if (autocast or half) and not (fused and _reads_halves(layer, x, weights, autocast)):
         with torch.autocast(x.device.type, enabled=False):
             y = call(layer, formula, _to_float(x), [_to_float(weight) for weight in weights], **options)
         return y.to(x.dtype) if half else y

@@ -184,21 +184,28 @@ def _output(x: Tensor, weight: Tensor) -> list[int]:
     return [*weight.shape[:-2], x.shape[-2], weight.shape[-2]]  # [K, B, O]
 
 
+def result_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Of y and what is kept: that of x and the weights, float32 where the Triton kernels read halves beside others."""
+    return x.dtype if x.dtype is weight.dtype else torch.promote_types(x.dtype, weight.dtype)
+
+
 # new_empty and never empty_like, which would copy the strides of a transposed input.
 def _like(tensor: Tensor | None, needed: int, source: Tensor) -> Tensor:
-    return source.new_empty(tensor.shape if needed and tensor is not None else [0])
+    if tensor is None:
+        return source.new_empty([0])
+    return tensor.new_empty(tensor.shape if needed else [0])
 
 
 def _forward_shapes(layer: Layer) -> Callable[..., Any]:
     dtypes = tuple(layer.kept.values())
 
     def shapes(x: Tensor, *arguments: Any) -> Any:
-        shape = _output(x, arguments[0])
-        y = x.new_empty(shape)
+        shape, own = _output(x, arguments[0]), result_dtype(x, arguments[0])
+        y = x.new_empty(shape, dtype=own)
         if not dtypes:
             return y
         kept = shape if arguments[-1] else [0]
-        return y, *(x.new_empty(kept, dtype=x.dtype if dtype is None else dtype) for dtype in dtypes)
+        return y, *(x.new_empty(kept, dtype=own if dtype is None else dtype) for dtype in dtypes)
 
     return shapes
 

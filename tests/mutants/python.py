@@ -239,7 +239,7 @@ CALLS = [
         "functional-forced-backend": ("is_compiling() or dispatch.forced() not in dispatch.DIRECT", "is_compiling()"),
         "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
         "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs) if"),
-        "functional-inalu-omega": ("x, weights, eps=eps, omega=omega)", "x, weights, eps=eps, omega=20.0)"),
+        "functional-inalu-omega": ("omega=omega, fused=True)", "omega=20.0, fused=True)"),
     }),
     *mutants(PACKAGE + "operands.py", ("tests/test_functional.py", "tests/test_errors.py", "tests/test_arguments.py"), {
         "operands-dtype-of-the-result": ("return y.to(x.dtype) if half else y", "return y"),

@@ -10,6 +10,7 @@ Tensor = torch.Tensor
 
 TORCH_DTYPE = {tl.float32: torch.float32, tl.float64: torch.float64}
 MOST_FEATURES = 2**24  # offsets within a tile, of at most 128 rows, are 32-bit numbers
+_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)  # computed in it; a call may mix them
 _NO_GUARD: AbstractContextManager[None] = nullcontext()
 
 
@@ -42,13 +43,16 @@ def model_sizes(name: str, x: Tensor, weight: Tensor) -> Sizes:
 
 
 def check_operands(name: str, x: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
-    """Kernels compute addresses from sizes: a wrong shape, dtype or device must not reach them."""
+    """Kernels compute addresses from sizes: a wrong shape, dtype or device must not reach them.
+
+    What is computed in float32 may be stored in any of its three dtypes, also beside one another.
+    """
     for label, (tensor, shape) in tensors.items():
         if tensor is None:
             continue
         if tensor.shape != shape:
             raise ValueError(f"{name}: {label} must have shape {tuple(shape)}, got shape {tuple(tensor.shape)}")
-        if tensor.dtype is not x.dtype:
+        if tensor.dtype is not x.dtype and not (tensor.dtype in _IN_FLOAT32 and x.dtype in _IN_FLOAT32):
             raise TypeError(f"{name}: {label} must have the dtype of x, {x.dtype}, got {tensor.dtype}")
         if tensor.device != x.device:
             raise ValueError(f"{name}: {label} must be on the device of x, {x.device}, got {tensor.device}")
@@ -56,7 +60,7 @@ def check_operands(name: str, x: Tensor, **tensors: tuple[Tensor | None, tuple[i
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:
     """The type that a storage dtype is computed in."""
-    if dtype is torch.float32 or dtype is torch.bfloat16 or dtype is torch.float16:
+    if dtype in _IN_FLOAT32:
         return tl.float32
     if dtype is torch.float64:
         return tl.float64
@@ -66,6 +70,16 @@ def accumulator(dtype: torch.dtype) -> tl.dtype:
 def empty(like: Tensor, shape: tuple[int, ...], acc: tl.dtype | None = None) -> Tensor:
     """A fresh contiguous tensor, in the accumulation dtype if given."""
     return like.new_empty(shape) if acc is None else like.new_empty(shape, dtype=TORCH_DTYPE[acc])
+
+
+def gradients(x: Tensor, needed: tuple[tuple[Tensor | None, bool], ...]) -> tuple[Tensor, ...]:
+    """Fresh ones of the tensors, in their dtypes; empty where not needed."""
+    return tuple([(x if t is None else t).new_empty(t.shape if t is not None and need else (0,)) for t, need in needed])
+
+
+def result_type(x: Tensor, weight: Tensor) -> tl.dtype | None:
+    """For :func:`empty`: None where the result has the dtype of x, float32 where x and the weights differ."""
+    return None if x.dtype is weight.dtype else tl.float32
 
 
 def device_of(x: Tensor) -> AbstractContextManager[object]:

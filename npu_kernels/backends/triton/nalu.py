@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import torch
 
 from npu_kernels.backends.triton import tuning
-from npu_kernels.backends.triton.launch import accumulator, check_operands, device_of, empty, model_sizes, row_splits
+from npu_kernels.backends.triton.launch import (
+    accumulator,
+    check_operands,
+    device_of,
+    empty,
+    gradients,
+    model_sizes,
+    result_type,
+    row_splits,
+)
 from npu_kernels.backends.triton.nalu_backward_kernels import nalu_backward_w_kernel, nalu_backward_x_kernel
 from npu_kernels.backends.triton.nalu_forward_kernels import nalu_forward_kernel
 from npu_kernels.backends.triton.reduction import sum_partials
@@ -47,8 +56,9 @@ def _forward(
     check_operands(name, x, **operands, gate_bias=(bias, tuple(first.shape[:-1])))
     acc = accumulator(x.dtype)
     shape = (*first.shape[:-2], B, O)
-    y = empty(x, shape)
-    h, a, t = (empty(x, shape if save else (0,)) for _ in range(3))
+    own_type = result_type(x, first)
+    y = empty(x, shape, own_type)
+    h, a, t = (empty(x, shape if save else (0,), own_type) for _ in range(3))
     flags = x.new_empty(shape if save else (0,), dtype=torch.int32)
     if y.numel() == 0:
         return y, h, a, t, flags
@@ -108,10 +118,10 @@ def _backward(
     acc = accumulator(x.dtype)
     wanted = [bool(needs >> bit & 1) for bit in range(len(weights) + 2)]
     wanted[-1] = wanted[-1] and bias is not None
-    shapes = [x.shape, *(first.shape for _ in weights), first.shape[:-1]]
-    fresh = x.new_zeros if K * B * O == 0 else x.new_empty
-    grads = [fresh(size if there else (0,)) for size, there in zip(shapes, wanted, strict=True)]
-    if K * B * O == 0 or not any(wanted):
+    grads = list(gradients(x, tuple(zip((x, *weights.values(), bias), wanted, strict=True))))
+    if K * B * O == 0:
+        return [grad.zero_() for grad in grads]
+    if not any(wanted):
         return grads
 
     grad_y, x = grad_y.contiguous(), x.contiguous()

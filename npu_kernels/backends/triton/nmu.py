@@ -36,7 +36,15 @@ import triton.language as tl
 
 from npu_kernels.backends.triton import tuning
 from npu_kernels.backends.triton.device_math import PI, clamp_gate, loop_end, signum, sincos
-from npu_kernels.backends.triton.launch import Sizes, accumulator, check_operands, device_of, empty, model_sizes
+from npu_kernels.backends.triton.launch import (
+    Sizes,
+    accumulator,
+    check_operands,
+    device_of,
+    empty,
+    model_sizes,
+    result_type,
+)
 from npu_kernels.backends.triton.reduction import sum_partials
 
 Tensor = torch.Tensor
@@ -361,7 +369,7 @@ def nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
     K, B, I, O, shared_x = model_sizes("nmu_forward", x, weight)
     check_operands("nmu_forward", x, weight=(weight, weight.shape))
     acc = accumulator(x.dtype)
-    y = empty(x, (*weight.shape[:-2], B, O))
+    y = empty(x, (*weight.shape[:-2], B, O), result_type(x, weight))
     if y.numel() == 0:
         return y
     x, weight = x.contiguous(), weight.contiguous()
@@ -383,7 +391,7 @@ def _backward(
     acc = accumulator(x.dtype)
     need_x, need_w = bool(needs & 1), bool(needs & 2)
     if K * B * I * O == 0 or not needs & 3:
-        return x.new_zeros(x.shape if need_x else (0,)), x.new_zeros(weight.shape if need_w else (0,))
+        return x.new_zeros(x.shape if need_x else (0,)), weight.new_zeros(weight.shape if need_w else (0,))
     grad_y, x, weight = grad_y.contiguous(), x.contiguous(), weight.contiguous()
     with device_of(x):
         options = _options("nmu_backward", x, K, factors, O)
@@ -392,7 +400,7 @@ def _backward(
         tiles_b, tiles_o = -(-B // options["BLOCK_B"]), -(-O // options["BLOCK_O"])
         copies_x = tiles_o * K if shared_x else tiles_o  # that have to be added
         grad_x = empty(x, x.shape if need_x else (0,))
-        grad_w = empty(x, weight.shape if need_w else (0,))
+        grad_w = empty(weight, weight.shape if need_w else (0,))
         part_x = empty(x, (copies_x, *x.shape), acc) if need_x and copies_x > 1 else grad_x
         part_w = empty(x, (tiles_b, K, O, factors), acc) if need_w and tiles_b > 1 else grad_w
         grid = K * tiles_b * tiles_o
@@ -428,7 +436,7 @@ def nmru_forward(x: Tensor, weight: Tensor, eps: float, clip: bool, separate: bo
     """``y [B, O]`` or ``[K, B, O]`` from x ``[B, I]`` or ``[K, B, I]``, weight ``[O, 2 I]`` or ``[K, O, 2 I]``."""
     K, B, I, O, shared_x = _nmru_sizes("nmru_forward", x, weight)
     acc = accumulator(x.dtype)
-    y = empty(x, (*weight.shape[:-2], B, O))
+    y = empty(x, (*weight.shape[:-2], B, O), result_type(x, weight))
     if y.numel() == 0:
         return y
     x, weight = x.contiguous(), weight.contiguous()

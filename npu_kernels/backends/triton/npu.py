@@ -55,7 +55,16 @@ from npu_kernels.backends.triton.device_math import (
     sincos,
     split,
 )
-from npu_kernels.backends.triton.launch import accumulator, check_operands, device_of, empty, model_sizes, row_splits
+from npu_kernels.backends.triton.launch import (
+    accumulator,
+    check_operands,
+    device_of,
+    empty,
+    gradients,
+    model_sizes,
+    result_type,
+    row_splits,
+)
 from npu_kernels.backends.triton.npu_small import small_backward, small_forward
 from npu_kernels.backends.triton.reduction import sum_partials
 
@@ -389,8 +398,9 @@ def npu_forward(
     )
     acc = accumulator(x.dtype)
     shape = (*weight_re.shape[:-2], B, O)
-    y = empty(x, shape)
-    s = empty(x, shape if save_sin else (0,))
+    own = result_type(x, weight_re)
+    y = empty(x, shape, own)
+    s = empty(x, shape if save_sin else (0,), own)
     if y.numel() == 0:
         return y, s
     x, weight_re = x.contiguous(), weight_re.contiguous()
@@ -441,11 +451,9 @@ def npu_backward(
     acc = accumulator(x.dtype)
     need_x, need_gate = bool(needs & 1), bool(needs & 8) and gate is not None
     need_re, need_im = bool(needs & 2), bool(needs & 4) and weight_im is not None
-    needed = {"x": need_x, "re": need_re, "im": need_im, "gate": need_gate}
-    shapes = {"x": x.shape, "re": weight_re.shape, "im": weight_re.shape, "gate": () if gate is None else gate.shape}
-    sizes_needed = [shapes[name] if need else (0,) for name, need in needed.items()]
+    needed = (x, need_x), (weight_re, need_re), (weight_im, need_im), (gate, need_gate)
     if K * B * I * O == 0:
-        grad_x, grad_re, grad_im, grad_gate = (x.new_zeros(size) for size in sizes_needed)
+        grad_x, grad_re, grad_im, grad_gate = (grad.zero_() for grad in gradients(x, needed))
         return grad_x, grad_re, grad_im, grad_gate
     grad_y, x, weight_re, y, s = (t.contiguous() for t in (grad_y, x, weight_re, y, s))
     weight_im, gate = (None if t is None else t.contiguous() for t in (weight_im, gate))
@@ -461,7 +469,7 @@ def npu_backward(
         tiles_w = K * tiles_o * -(-I // config_w["BLOCK_I"])
         splits, rows_per_split = row_splits(B, config_w["BLOCK_B"], tiles_w, programs)
 
-        grad_x, grad_re, grad_im, grad_gate = (empty(x, size) for size in sizes_needed)
+        grad_x, grad_re, grad_im, grad_gate = gradients(x, needed)
         part_x = empty(x, (K, B, I), acc) if need_x and shared else grad_x
         part_re = empty(x, (splits, K, O, I), acc) if need_re and splits > 1 else grad_re
         part_im = empty(x, (splits, K, O, I), acc) if need_im and splits > 1 else grad_im

@@ -26,7 +26,7 @@ from npu_kernels.backends.triton.device_math import (
     signum,
     sincos,
 )
-from npu_kernels.backends.triton.launch import Sizes, accumulator, empty
+from npu_kernels.backends.triton.launch import Sizes, accumulator, empty, gradients
 from npu_kernels.backends.triton.reduction import sum_partials
 
 Tensor = torch.Tensor
@@ -212,10 +212,8 @@ def small_backward(
     splits = -(-blocks // tiles)
 
     shared = K > 1 and shared_x
-    grad_x = empty(x, x.shape if need_x else (0,))
-    grad_re = empty(x, weight_re.shape if need_re else (0,))
-    grad_im = empty(x, weight_re.shape if need_im else (0,))
-    grad_gate = empty(x, gate.shape if gate is not None and need_gate else (0,))
+    needed = (x, need_x), (weight_re, need_re), (weight_im, need_im), (gate, need_gate)
+    grad_x, grad_re, grad_im, grad_gate = gradients(x, needed)
     part_x = empty(x, (K, B, I), acc) if need_x and shared else grad_x
     part_re = empty(x, (splits, K, O, I), acc) if need_re and splits > 1 else grad_re
     part_im = empty(x, (splits, K, O, I), acc) if need_im and splits > 1 else grad_im
