@@ -6,7 +6,7 @@
 #include "layers/nmu.h"
 #include "layers/npu.h"
 
-// Families, whose records the operators are made of, by their kernels' names: X(nmu, Nmu) has nmu_forward,
+// Families, from whose records the operators are made, by their kernels' names: X(nmu, Nmu) has nmu_forward,
 // nmu_backward, NmuForward, NmuBackward and the list of records NmuFamily.
 #define NPU_FAMILIES(X) X(npu, Npu) X(nmu, Nmu) X(nau, Nau) X(inalu, Inalu)
 

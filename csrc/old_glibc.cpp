@@ -11,7 +11,7 @@
 extern "C" NPU_LOCAL char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
-// pow's newer version differs from the older one in errno alone, which nothing here reads.
+// pow's newer version differs from the older one only in errno, which nothing here reads.
 extern "C" double npu_old_pow(double base, double exponent);
 #if defined(__x86_64__)
 __asm__(".symver npu_old_pow, pow@GLIBC_2.2.5");

@@ -1,4 +1,4 @@
-// The operators' CPU implementations, which know torch. Checks, allocation, registration; the arithmetic
+// The operators' CPU implementations for torch. Checks, allocation, registration; the arithmetic
 // is core/'s. LibTorch Stable ABI, target 2.10: one binary serves every torch >= 2.10 and every Python. Schemas and
 // shape functions are registered by npu_kernels/ops.py.
 #include <torch/csrc/stable/library.h>
@@ -81,8 +81,8 @@ struct Call : npu::Sizes {
   }
 };
 
-// The stable ABI tells of an error only that there was one. Here torch is asked for nothing that it could refuse: it
-// lacks memory.
+// The stable ABI says only that an error happened, not which. These calls can only fail for lack of
+// memory.
 template <typename F>
 Tensor new_tensor(F&& f) {
   try {
@@ -116,8 +116,8 @@ class Operand {
   const T* data_;
 };
 
-// An uninitialised contiguous tensor. By the allocator's own entry: new_empty looks its operator up by name at every
-// call, which costs more than a small layer's arithmetic.
+// An uninitialised contiguous tensor, from the allocator's own entry: new_empty looks its operator up by name at
+// every call, which costs more than a small layer's arithmetic.
 Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, bool integers = false) {
   int32_t dtype = aoti_torch_dtype_int32();
   if (!integers) TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
@@ -182,7 +182,7 @@ class Arguments {
   size_t count_ = 0;
 };
 
-// The operators of a layer, made of its record.
+// The operators of a layer, made from its record.
 template <typename L>
 struct Registered {
   static constexpr size_t kWeights = L::weights.size(), kOperands = 1 + kWeights, kOptions = L::options.size();

@@ -1,9 +1,9 @@
-// What the user allows float32 products on the CPU to be made of: npu::NpuInputs::terms of every call.
+// The precision that the user allows for float32 products on the CPU: npu::NpuInputs::terms of every call.
 #pragma once
 
 namespace npu {
 
-// Of the setting in force now; 3, full float32, while nobody has said how to read it.
+// The terms of the current setting; 3, full float32, until a function that reads it is set.
 __attribute__((visibility("default"))) int float_terms();
 
 // The function that reads the setting. Torch's stable interface has none, so csrc/direct brings it.

@@ -1,4 +1,4 @@
-// The core's interface: raw pointers in, raw pointers out. Nothing here or below knows torch.
+// The core's interface: raw pointers in, raw pointers out. Nothing here or below depends on torch.
 //
 // Sizes: K models, B rows, I in-features, O out-features; every array is row-major and contiguous.
 #pragma once
@@ -66,7 +66,7 @@ struct AdamStep : AdamOptions {
   double number;  // of the step, from 1
 };
 
-// Trajectories whose stages lie beside each other: one or several registers of any instruction set.
+// Trajectories whose stages are stored next to each other: one or several registers of any instruction set.
 constexpr int64_t kOdeBlock = 16;
 
 // u' = A npu(u): K models from B starts each, rows = K B; D features, h hidden units.

@@ -82,7 +82,7 @@ class BackwardGroup {
   }
 
  private:
-  // sums[o][i] += grad_y_o x_i, lane by lane; what lies behind the last row is zero in both.
+  // sums[o][i] += grad_y_o x_i, lane by lane. Beyond the last row both are zero.
   void add_few(const T* x, int64_t rows, int64_t registers) {
     turn<T>(x, in_.in, rows, registers, turned_x_);
     for (int64_t o = 0; o < in_.out; ++o) {

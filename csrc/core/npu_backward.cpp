@@ -1,4 +1,4 @@
-// Backward of the Neural Power Unit family; the forward and its notation stand in npu_forward.cpp.
+// Backward of the Neural Power Unit family; npu_forward.cpp has the forward and the notation.
 //
 //   dP = grad_y y                 dQ = -grad_y s
 //   SP = dP' L    SQ = dQ' L      real products    [O, I]

@@ -1,5 +1,5 @@
-// What the two forms of the backward share (npu_backward_narrow.h, npu_backward_wide.h); the algebra stands in
-// npu_backward.cpp.
+// Shared by the two forms of the backward (npu_backward_narrow.h, npu_backward_wide.h); npu_backward.cpp has
+// the algebra.
 #pragma once
 
 #include "../layers/npu.h"

@@ -181,7 +181,7 @@ class BackwardGroups {
     }
   }
 
-  // The gradients of no rows: whatever the weights are.
+  // The gradients of no rows, for any weights.
   void clear() const {
     const auto zero = [](T* grad, int64_t count) {
       if (grad != nullptr) std::memset(grad, 0, size_t(count) * sizeof(T));

@@ -1,8 +1,8 @@
 // Backward of the Neural Power Unit family by tile products; the algebra stands in npu_backward.cpp.
 //
-// A chunk of rows meets a block of outs at a time. Its dP and dQ are packed twice: as A panels where k runs over outs,
-// for dL = dP Wr + dQ Wi, whose B are the weights of 32 inputs; and as B panels where k runs over rows, for the weight
-// sums, whose A are L and m of 32 inputs, turned. The 2 x 2 tiles of a product:
+// Each step takes a chunk of rows and a block of outs. Its dP and dQ are packed twice: as A panels where k runs over
+// outs, for dL = dP Wr + dQ Wi, whose B are the weights of 32 inputs; and as B panels where k runs over rows, for the
+// weight sums, whose A are L and m of 32 inputs, turned. The 2 x 2 tiles of a product:
 //
 //   dL         two tiles of rows, two of inputs
 //   sums, NPU       of two tiles of inputs: L' with (dP, dQ) of one tile of outs gives (SP, SQ), m' with them (MP, MQ)
@@ -151,7 +151,7 @@ class Group {
     ranges_.gradient(task.model, largest);
   }
 
-  // The block's part of dL of the inputs of pairs [begin, end), finished behind the last block.
+  // The block's part of dL of the inputs of pairs [begin, end), finished after the last block.
   void spread(const GroupTask<float>& task, const Chunk& c, int64_t begin, int64_t end) const {
     const tiles::Engine engine;
     Ranges::Largest largest;

@@ -1,4 +1,4 @@
-// The time loop and its adjoint, whatever a register holds. Formulas: ode.cpp.
+// The time loop and its adjoint, for every meaning of a register's lanes. Formulas: ode.cpp.
 #pragma once
 
 #include "api.h"

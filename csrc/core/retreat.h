@@ -1,11 +1,10 @@
-// When a caller of threads should rather work alone: after it has waited for threads that had no core.
+// When a call should work in one thread: after an earlier call has waited for threads that had no core.
 //
-// Torch's threads spin until all have arrived. Where other processes want the cores, a call in threads takes whole
-// turns of the scheduler, tens of milliseconds for a tenth of one. The time that was lost so is a debt, which is paid
-// back by work in one thread, kTimes over. Only such work counts, not the time that passes: a caller between whose
-// calls other operators run would otherwise find its debt gone at each call. So a hiccup costs little, and a lasting
-// collapse adds at most a kTimes-th to the time that the work takes in one thread, as long as it loses less than kMost
-// / kTimes each time.
+// Torch's threads spin until all have arrived. If other processes use the cores, a call in threads takes whole
+// turns of the scheduler: tens of milliseconds for work of a tenth of one. The time that was lost is a debt. Work in
+// one thread pays it back, kTimes over. Only such work counts, not the time that passes: otherwise other operators
+// between the calls would clear the debt. So a single delay costs little, and a lasting one adds at most a kTimes-th to
+// the time that the work takes in one thread, as long as it loses less than kMost / kTimes each time.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +36,7 @@ class Retreat {
   }
 
  private:
-  // What threads lose where nothing disturbs them, to be woken and to meet.
+  // The time that undisturbed threads lose, to be woken and to meet.
   static constexpr int64_t kUnnoticed = 200'000;
 
   template <typename F>

@@ -105,7 +105,7 @@ class AdamUpdate {
         !tensor(state, "step", at::kFloat, one.number) || one.exp_avg.sizes() != parameter.sizes() ||
         one.exp_avg_sq.sizes() != parameter.sizes() || one.number.numel() != 1)
       return false;
-    one.grad = grad.contiguous();  // no memory is asked for once a step has begun: it is made whole or not at all
+    one.grad = grad.contiguous();  // allocated before the step begins, so that a step is complete or does nothing
     parameters_.push_back(std::move(one));
     return true;
   }

@@ -35,9 +35,10 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Nothing that could have to see the call: modes, transforms, autocast, a tracer, the search for anomalies.
+// Whether nothing needs to see the call: no mode, transform, autocast, tracer or anomaly mode.
 inline bool nothing_watches() {
-  // torch.inference_mode() takes the key away that watches views and changes in place: there are none here, but Adam's.
+  // torch.inference_mode() removes the dispatch key that tracks views and changes in place. Only Adam's step makes such
+  // changes here.
   constexpr c10::DispatchKeySet kInference = c10::default_included_set.remove(c10::DispatchKey::ADInplaceOrView);
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   return !c10::impl::TorchDispatchModeTLS::any_modes_set() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&

@@ -1,4 +1,4 @@
-// A layer's function and autograd node, made of its record (layers/record.h).
+// A layer's function and autograd node, made from its record (layers/record.h).
 #pragma once
 
 #include <algorithm>
@@ -188,7 +188,7 @@ struct Fast {
     return true;
   }
 
-  // Autograd's way of an absent tensor; all come behind, for it to see.
+  // An undefined tensor, as autograd has absent ones. All tensors come last, so that autograd sees them.
   template <size_t I>
   static auto seen(const Operands& operands) {
     if constexpr (I == 0) {

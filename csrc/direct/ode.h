@@ -173,7 +173,7 @@ struct RolloutDirect : Node<RolloutDirect> {
   }
 };
 
-// What has left the finite numbers stays outside: the last states tell of all.
+// A state that is not finite stays so: checking the last states is enough.
 template <typename T>
 bool ends_finite(const Tensor& t, const Rollout& r) {
   if (!t.defined()) return true;

@@ -17,8 +17,8 @@ struct NpuInputs {
   const T* weight_im;  // [K, O, I]; null: RealNPU
   const T* gate;       // [K, I];    null: NaiveNPU
   T eps;
-  // Of bfloat16 that make a float in a product, where the instruction set multiplies these and T is float: 3 are as
-  // good as float32 (relative error of a product some 2^-24), 2 leave some 2^-17, 1 leaves some 2^-9.
+  // Number of bfloat16 terms that represent a float in a product, if the instruction set multiplies them and T is
+  // float: 3 are as good as float32 (relative error of a product some 2^-24), 2 leave some 2^-17, 1 leaves some 2^-9.
   int terms = 3;
 };
 

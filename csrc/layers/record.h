@@ -1,5 +1,5 @@
-// One record for each layer: what is written in C++ for its operators, beside its kernels. Made of it are the
-// registered operators (ops.cpp) and the fast path from Python (direct/layer.h). ops.py has the schemas, with the same
+// One record for each layer: the C++ description of its operators. The registered operators (ops.cpp) and the
+// fast path from Python (direct/layer.h) are made from it. ops.py has the schemas, with the same
 // names.
 #pragma once
 
@@ -31,7 +31,7 @@ enum OptionKind {
 };
 enum OptionPlace { kInForward = 1, kInBackward = 2, kOnFastPath = 4 };
 
-// A number or bool that comes behind the tensors; 0 where it is not an argument.
+// A number or bool that comes after the tensors; 0 where it is not an argument.
 struct Option {
   const char* name;
   OptionKind kind;
@@ -39,7 +39,7 @@ struct Option {
   std::array<const char*, 2> words{};  // that mean 0 and 1
 };
 
-// What the forward leaves for the backward beside y.
+// What the forward keeps for the backward, in addition to y.
 struct Kept {
   enum Kind {
     kReal,   // of y's shape and dtype

@@ -1,5 +1,5 @@
-// An allocator for LD_PRELOAD whose n-th allocation fails. Counted are the calls from the code that
-// failing_malloc_watch named, in any thread: whatever else allocates, Python above all, is left in peace.
+// An allocator for LD_PRELOAD whose n-th allocation fails. Only the calls from the code that
+// failing_malloc_watch named count, in any thread; other allocations, such as Python's, always succeed.
 #include <atomic>
 #include <cerrno>
 #include <cstddef>

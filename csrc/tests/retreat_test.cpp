@@ -39,7 +39,7 @@ void a_collapse_costs_an_eighth() {
   }
 }
 
-// What passes between the calls pays nothing back: other operators, sleep. Only work does.
+// Time between the calls pays nothing back: other operators, sleep. Only work does.
 void only_work_pays() {
   Retreat retreat;
   expect(!retreat.alone() && retreat.debt() == 0, "no debt to begin with");

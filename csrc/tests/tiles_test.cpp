@@ -61,7 +61,8 @@ struct Pool {
   }
   long double error(int which, int p) const { return sqrtl(squares[which][p] / cases[p]); }
 
-  // Three terms are as good as float32, fewer are worse by what they leave out: nobody may have taken more.
+  // Three terms are as good as float32. Fewer must be worse by what they leave out: this shows that the kernel takes no
+  // more terms than asked.
   void check() const {
     for (int p = 0; p < Results<float>::kParts; ++p) {
       const long double plain = error(0, p), whole = error(3, p), two = error(2, p), one = error(1, p);
