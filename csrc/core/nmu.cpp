@@ -78,6 +78,18 @@ NPU_INLINE typename Simd<T>::Reg negative(typename Simd<T>::Reg x) {
   return S::select(x < S::zero(), S::set1(T(1)), S::zero());
 }
 
+// q without whole periods of cos(pi q), which is exact: a long sum of q keeps the error of a short one.
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg within_period(typename Simd<T>::Reg q) {
+  using S = Simd<T>;
+  const auto magic = S::set1(sizeof(T) == 4 ? T(12582912.0) : T(6755399441055744.0));  // adding 1.5 * 2^p rounds
+  const auto periods = (S::set1(T(0.5)) * q + magic) - magic;
+  return S::fma(S::set1(T(-2)), periods, q);
+}
+
+// Whether it is time for `within_period` after factor i.
+constexpr bool ends_run(int64_t i) { return i % 8 == 7; }
+
 template <typename T, int R, int N, bool Separate>
 void multiply_tile(const T* x, int64_t factors, const T* w, typename Simd<T>::Reg (*y)[N]) {
   using S = Simd<T>;
@@ -99,6 +111,9 @@ void multiply_tile(const T* x, int64_t factors, const T* w, typename Simd<T>::Re
         if constexpr (Separate) turns[r][n] = S::fma(minus[r], S::set1(w[P * n + 2]), turns[r][n]);
       }
     }
+    if (!Separate || !ends_run(i)) continue;
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) turns[r][n] = within_period<T>(turns[r][n]);
   }
   for (int r = 0; r < R; ++r) {
     for (int n = 0; n < N; ++n) {
@@ -205,7 +220,10 @@ class BackwardGroup {
         for (int n = 0; n < N; ++n) {
           S::store(prefix_ + (i * N + n) * W, product[n]);
           product[n] = product[n] * S::fma(S::set1(w[P * n]), x, S::set1(w[P * n + 1]));
-          if constexpr (Separate) turns[n] = S::fma(minus, S::set1(w[P * n + 2]), turns[n]);
+          if constexpr (Separate) {
+            turns[n] = S::fma(minus, S::set1(w[P * n + 2]), turns[n]);
+            if (ends_run(i)) turns[n] = within_period<T>(turns[n]);
+          }
         }
       }
       if constexpr (Separate) {
