@@ -23,6 +23,7 @@ bool ours[kMost];
 int watched = 0;
 std::atomic<long> left{0};  // allocations until the one that fails; 0 or less: none will
 std::atomic<bool> elsewhere{false}, within{false};
+std::atomic<uint64_t> path{0};  // a hash of the places in npu_kernels' own code that the failed allocation came through
 thread_local bool armed = false;  // in the thread that called failing_malloc_arm
 
 // The number of the code that is watched and has this address; -1: none has.
@@ -33,10 +34,12 @@ int place(uintptr_t at) {
 }
 
 _Unwind_Reason_Code find_ours(_Unwind_Context* frame, void*) {
-  const int n = place(_Unwind_GetIP(frame));
+  const uintptr_t at = _Unwind_GetIP(frame);
+  const int n = place(at);
   if (n < 0 || !ours[n]) return _URC_NO_REASON;
   within = true;
-  return _URC_END_OF_STACK;
+  path = (path ^ uint64_t(at)) * 0x100000001b3;  // FNV-1a
+  return _URC_NO_REASON;
 }
 
 bool fails(const void* caller) {
@@ -71,12 +74,16 @@ bool failing_malloc_watch(uintptr_t begin, uintptr_t end, bool own) {
 void failing_malloc_arm(long n) {
   armed = true;
   elsewhere = within = false;
+  path = 0;
   left = n;
 }
 
 // None fails any more. 0: none did. 1: one did; and 2 more: in another thread; and 4 more: while npu_kernels' own code
 // was at work, which had called what asked for memory.
 int failing_malloc_disarm() { return left.exchange(0) > 0 ? 0 : 1 + (elsewhere ? 2 : 0) + (within ? 4 : 0); }
+
+// The same number for every allocation that failed in the same place, called the same way.
+uint64_t failing_malloc_path() { return path; }
 
 void* malloc(size_t size) { return NPU_FAILS ? nullptr : __libc_malloc(size); }
 void* calloc(size_t count, size_t size) { return NPU_FAILS ? nullptr : __libc_calloc(count, size); }
