@@ -18,7 +18,7 @@ from torch import Tensor
 from npu_kernels import reference
 from npu_kernels.testing import RECORDS
 from tests.fuzz.memory import DTYPES, KINDS, LAYOUTS, Memory
-from tests.fuzz.problem import ISAS, Problem, Tensors
+from tests.fuzz.problem import ISAS, Change, Problem, Tensors
 
 # Around the widths of vectors, panels and tiles.
 EDGES = (7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 299, 300)
@@ -38,31 +38,46 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "inalu": ({}, {"eps": 1e-3, "omega": 1.5}, {"omega": 80.0}),
 }
 FUSED = ("npu", "nmu", "nmru", "inalu")  # by the C++ library, at all sizes
+PRODUCTS = ("nmu", "nmru")
 
 
 class _Product(torch.autograd.Function):
     """`reference.nmu_forward` with gradients that are products of the other factors.
 
-    torch's own gradient of a product divides by the factor, and is nan where that is inf.
+    torch's own gradient of a product divides by the factor, and is nan where that is inf. change: rounds what each out
+    adds to the gradient of x: the outs' sum may cancel, and so may the gradients of x and 1 / x.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, change: Change | None = None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.change = change
         return reference.nmu_forward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return reference.nmu_backward(grad, *ctx.saved_tensors)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        grad_x, grad_weight = reference.nmu_backward(grad, x, weight)
+        if ctx.change:
+            outs = zip(grad.split(1, -1), weight.split(1, -2), strict=True)
+            grad_x = sum((ctx.change(reference.nmu_backward(g, x, w)[0]) for g, w in outs), torch.zeros_like(x))
+        return grad_x, grad_weight, None
 
 
-def _nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product") -> Tensor:
-    """`reference.nmru` made of `_Product`."""
-    both = torch.cat((x, (x + eps if eps else x).reciprocal()), -1)
-    clipped = weight.clamp(0, 1) if clip else weight
-    if sign == "product":
-        return _Product.apply(both, clipped)
-    return _Product.apply(both.abs(), clipped) * (math.pi * ((both < 0).to(x.dtype) @ weight.mT)).cos()
+def _by_products(x: Tensor, weight: Tensor, options: dict[str, Any], change: Change | None) -> Tensor:
+    """`reference.nmu` and `reference.nmru` of their factors, made of `_Product`."""
+    if options.get("sign", "product") == "product":
+        return _Product.apply(x, weight, change)
+    return _Product.apply(x.abs(), weight, change) * (math.pi * ((x < 0).to(x.dtype) @ weight.mT)).cos()
+
+
+def _overflow(x: Tensor, weight: Tensor, upstream: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the product of some of a row's factors and its upstream gradient does, in some order."""
+    x, weight = x.double(), weight.double()
+    weight = weight.unsqueeze(-3) if weight.dim() > 2 else weight
+    f = weight * x.unsqueeze(-2) + (1 - weight)  # [K, B, O, I]
+    size = f.abs().clamp(min=1).log().sum(-1) + upstream.double().abs().clamp(min=1).log().reshape(f.shape[:-1])
+    return bool((size > math.log(torch.finfo(dtype).max / 64)).any())
 
 
 class Printed:
@@ -122,28 +137,42 @@ class Call(Printed):
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
             return (record.function(*(leaves.get(name) for name in tensors), **self.options),)
 
-        def formula(leaves: Tensors, product: Callable[..., Tensor] | None = None) -> tuple[Tensor, ...]:
+        def flat(x: Tensor) -> Tensor:
+            if self.models is None or self.shared:
+                return x
+            return x.reshape(self.models, math.prod(self.batch), self.in_features)
+
+        def formula(
+            leaves: Tensors, product: Callable[..., Tensor] | None = None, change: Change | None = None
+        ) -> tuple[Tensor, ...]:
             x, *rest = (leaves.get(name) for name in tensors)
             assert x is not None
-            flat = x
-            if self.models is not None and not self.shared:
-                flat = x.reshape(self.models, math.prod(self.batch), self.in_features)
-            if product and self.layer == "nmu":
-                weight = rest[0].clamp(0, 1) if self.options.get("clip", True) else rest[0]  # type: ignore[union-attr]
-                return (product(flat, weight).reshape(upstream.shape),)
-            if product and self.layer == "nmru":
-                return (_nmru(flat, rest[0], **self.options).reshape(upstream.shape),)  # type: ignore[arg-type]
+            if product and self.layer in PRODUCTS:
+                factors = self._factors(flat(x), rest[0])
+                return (_by_products(*factors, self.options, change).reshape(upstream.shape),)
             more: dict[str, Any] = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
             more |= {"product": product} if self.layer == "inalu" else {}
-            return (record.reference(flat, *rest, **{**more, **self.options}).reshape(upstream.shape),)
+            return (record.reference(flat(x), *rest, **{**more, **self.options}).reshape(upstream.shape),)
 
-        def exact(leaves: Tensors) -> tuple[Tensor, ...]:
-            return formula(leaves, _Product.apply)
+        def exact(leaves: Tensors, change: Change | None = None) -> tuple[Tensor, ...]:
+            return formula(leaves, _Product.apply, change)
 
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         needs = tuple(name for bit, name in enumerate(present) if self.needs >> bit & 1)
-        run = (self.layer in FUSED, self.way, self.isa, self.threads)
-        return Problem(function, exact, formula, present, [upstream], memory.storages, needs, dtype, *run)
+        overflows = self.layer in PRODUCTS and _overflow(
+            *self._factors(flat(present["x"]), present["weight"]), upstream, dtype
+        )
+        run = (self.layer in FUSED, self.way, self.isa, self.threads, overflows)
+        inexact = exact if self.layer in PRODUCTS else None
+        return Problem(function, exact, formula, present, [upstream], memory.storages, needs, dtype, *run, inexact)
+
+    def _factors(self, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the products of NMU and NMRU are of: `_Product`'s operands."""
+        assert weight is not None
+        if self.layer == "nmru":
+            eps = self.options.get("eps", 0.0)
+            x = torch.cat((x, (x + eps if eps else x).reciprocal()), -1)
+        return x, weight.clamp(0, 1) if self.options.get("clip", True) else weight
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tests.fuzz.memory import bits
 FAST = ("npu", "nmu", "nmru", "nau", "inalu", "mse", "adam", "ode")
 ISAS: tuple[str | None, ...] = tuple(cpu.supported_isas()) if cpu.available()[0] else (None,)
 Tensors = dict[str, Tensor]
+Change = Callable[[Tensor], Tensor]
 Outcome = dict[str, Tensor]  # the results, "y0", "y1", and the gradients, by the names of their tensors
 
 
@@ -28,6 +29,8 @@ class Problem:
         inf and nan in the call's own dtype a kernel may have.
     dtype: what is computed in.
     needs: the names of the tensors that require a gradient.
+    overflows: whether products of parts of a result overflow, in an order that a kernel may choose.
+    inexact: `exact`, with intermediate gradients changed too, where rounding errors of them remain and they cancel.
     same_bits: whether the number of threads may not change a bit (torch's own matrix products do not promise it).
     """
 
@@ -43,6 +46,8 @@ class Problem:
     way: str = "fast"
     isa: str | None = None
     threads: int = 1
+    overflows: bool = False
+    inexact: Callable[[Tensors, Change], tuple[Tensor, ...]] | None = None
 
 
 @contextlib.contextmanager
