@@ -8,6 +8,7 @@ from tests.mutants.mutant import mutants
 
 PACKAGE = "npu_kernels/"
 FORMULAS = ("tests/test_reference.py", "tests/test_gradients.py -k 'parity or straight or reference'")
+FITS = ("tests/test_fit.py", "tests/test_fit_stages.py", "tests/test_fit_checkpoint.py")
 NALUS = "tests/test_reference.py -k nalu"
 
 REFERENCE = [
@@ -158,26 +159,26 @@ FORMULA = [
 ]  # fmt: skip
 
 FITTING = [
-    *mutants(PACKAGE + "fitting/data.py", "tests/test_fit.py", {
+    *mutants(PACKAGE + "fitting/data.py", FITS, {
         "fit-weights-see-held-out-rows": ("known = y[:, held:]\n        square", "known = y\n        square"),
         "fit-held-out-rows": ("order = torch.stack([torch.randperm(count, generator=stream(\"split\", seed)) for seed in seeds])", "order = torch.stack([torch.randperm(count, generator=stream(\"split\", 0)) for seed in seeds])"),
         "fit-too-many-rows": ("torch.cat([x for x, _ in found])[:rows],", "torch.cat([x for x, _ in found]),"),
     }),
-    *mutants(PACKAGE + "fitting/refine.py", "tests/test_fit.py", {
+    *mutants(PACKAGE + "fitting/refine.py", FITS, {
         "fit-held-entries": ("return loss, flat.masked_fill(self.held[active], 0.0)", "return loss, flat"),
         "fit-weights-of-other-problems": ("which = self.problem[active]", "which = self.problem[active] * 0"),
     }),
-    *mutants(PACKAGE + "fitting/search.py", "tests/test_fit.py", {
+    *mutants(PACKAGE + "fitting/search.py", FITS, {
         "fit-rate-of-a-rung": ("self.recipe.rate * 0.5**rung * falling", "self.recipe.rate * falling"),
         "fit-steps-that-are-not-finite": ("grad.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)", "grad"),
         "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
     }),
-    *mutants(PACKAGE + "fitting/pool.py", "tests/test_fit.py", {
+    *mutants(PACKAGE + "fitting/pool.py", FITS, {
         "fit-slack": ("torch.clamp(least * (1 + slack), min=tolerance)", "torch.clamp(least, min=tolerance)"),
         "fit-simplest-of-the-good": ("order = order[level[order].argsort(stable=True)]", "order = order[level.argsort(stable=True)]"),
         "fit-ranks-of-a-problem": ("found[order] = place - torch.searchsorted(owner, owner)", "found[order] = place"),
     }),
-    *mutants(PACKAGE + "fitting/batch.py", "tests/test_fit.py", {
+    *mutants(PACKAGE + "fitting/batch.py", FITS, {
         "fit-rounded-gates": ("torch.where(self.kind == GATE, flat.round(), result)", "torch.where(self.kind == GATE, flat, result)"),
         "fit-own-generator": ("for g in generators])  # [P, S, ...]", "for g in [generators[0]] * len(generators)])"),
         "fit-nan-scores": ("errors.nan_to_num(nan=math.inf, posinf=math.inf)", "errors"),

@@ -1,0 +1,28 @@
+"""Rows, settings and comparisons of the tests of `fit`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels.fitting import Recipe
+
+SHORT = Recipe(rungs=((20, 1.0), (10, 0.5)), refine=12, settle=6, rows=(32, 64), denominators=(1, 2))
+
+
+def rows(low: float, high: float, count: int = 400, seed: int = 1) -> Tensor:
+    return torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)) * (high - low) + low
+
+
+def parameters(model: nn.Module) -> list[Tensor]:
+    return [p.detach() for p in model.parameters()]
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(parameters(a), parameters(b), strict=True))
+
+
+def hard() -> tuple[Tensor, Tensor]:
+    """A sum, which no single power unit is: all stages run."""
+    x = rows(1, 2, 90)
+    return x, x.sum(1, keepdim=True)

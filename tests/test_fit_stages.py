@@ -1,0 +1,200 @@
+"""The stages of `fit`: what each of them does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NALU, NAU, NPU, RealNPU, fit
+from npu_kernels.fitting import Run
+from npu_kernels.fitting.data import Data
+from npu_kernels.fitting.pool import ranks
+from npu_kernels.fitting.search import Search
+from npu_kernels.lbfgs import Status
+from tests.fits import SHORT, hard, parameters, rows
+
+# ---- stages ------------------------------------------------------------------------------------------------------
+
+
+def test_starts_are_left_behind() -> None:
+    x, y = hard()
+    run = Run(RealNPU(2, 1, num_models=20), x[None], y[None], [0], replace(SHORT, finalists=(3, 2)))
+    alive = []
+    while run.done < run.total:
+        alive.append(run.alive)
+        run.advance(1)
+    assert alive[0] == 20
+    assert alive[20] == 10
+    assert alive[30] == 3
+    found = run.result()
+    assert run.alive == 0
+    assert torch.bincount(found.retired[0]).tolist() == [0, 10, 7, 1, 0, 2]
+    assert found.scores.isfinite().all()
+    # 72 training rows, batches of 64; then 32 rows in refine, of models that may end before.
+    searched = 64 * (20 * 20 + 10 * 10)
+    settled = 2 * 3 * 2 * 6 * 64
+    assert searched < found.rows[0] <= searched + 3 * 12 * 32 + settled
+    assert [entry["stage"] for entry in found.history] == [1, 2, 3, 4, 5]
+
+
+def test_starts_that_overflow_are_retired() -> None:
+    x, y = hard()
+    recipe = replace(SHORT, wide=(2.0, 2000.0), bound=2000.0)
+    found = fit(RealNPU(2, 1, num_models=12), 20 * x, 400 * y, recipe=recipe)
+    finite = found.scores.isfinite()
+    assert finite[::2].all()
+    assert not finite[1::2].all()
+    assert (found.retired[~finite] == 1).all()
+    assert found.score < 1
+    x = 10 ** rows(-3, 3, 90)
+    lost = fit(RealNPU(2, 1, num_models=2), x, y, recipe=replace(recipe, wide=(1e6,), bound=1e6))
+    assert lost.score == float("inf")
+    assert lost.chosen.kind == "none"
+    assert lost.complete
+
+
+def test_a_model_without_a_number_has_the_greatest_error() -> None:
+    """inf and not nan: nan would be neither greater nor less than the others."""
+    x, y = hard()
+    run = Run(RealNPU(2, 1, num_models=2), x[None], y[None], [0], SHORT)
+    flat = torch.full((2, len(run.template.kind)), 0.5, dtype=torch.float64)
+    flat[1] = float("nan")
+    held = run.data.held_out
+    errors = run.template.errors(flat, held.x, held.y, held.weight, torch.tensor([0, 0]))
+    assert errors[0].isfinite()
+    assert errors[1] == float("inf")
+
+
+def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = hard()
+    rates: list[float] = []
+    step = Search._adam
+
+    def recorded(search: Search, grads: tuple[Tensor | None, ...], rate: float) -> None:
+        rates.append(rate)
+        step(search, grads, rate)
+
+    monkeypatch.setattr(Search, "_adam", recorded)
+    Run(RealNPU(2, 1, num_models=4), x[None], y[None], [0], SHORT).advance(30)
+    assert rates[0] == SHORT.rate
+    assert rates[20] == SHORT.rate / 2
+    for stretch in (rates[:20], rates[20:]):
+        assert sorted(stretch, reverse=True) == stretch
+        assert stretch[-1] < stretch[0] / 5
+
+
+def test_a_gradient_that_is_not_finite_makes_no_step() -> None:
+    x, y = hard()
+    search = Run(RealNPU(2, 1, num_models=3), x[None], y[None], [0], SHORT).search
+    assert search is not None
+    before = search.tensors[0].clone()
+    grads = [torch.ones_like(t) for t in search.tensors]
+    grads[0][0], grads[0][1] = float("nan"), float("inf")
+    search._adam(tuple(grads), 0.1)
+    moved = search.tensors[0] != before
+    assert moved.flatten(1).all(1).tolist() == [False, False, True]
+    assert torch.equal(search.tensors[0][:2], before[:2])
+
+
+def test_held_out_rows_are_the_seeds() -> None:
+    x, y = hard()
+
+    def held_out(*seeds: int) -> Tensor:
+        x_of_all, y_of_all = (t.expand(len(seeds), -1, -1) for t in (x, y))
+        return Data.split(x_of_all, y_of_all, seeds, SHORT, torch.device("cpu")).held_out.x
+
+    first, second = held_out(3, 4)
+    assert torch.equal(first, held_out(3)[0])
+    assert torch.equal(second, held_out(4)[0])
+    assert not torch.equal(first, second)
+
+
+def test_projection() -> None:
+    x, y = hard()
+    model = nn.Sequential(NPU(2, 3, num_models=5), NAU(3, 1, num_models=5))
+    run = Run(model, x[None], y[None], [0], replace(SHORT, bound=1.5, rate=1.0))
+    run.advance(10)
+    assert run.search is not None
+    re, im, gate, nau = run.search.tensors
+    assert re.abs().max() <= 1.5
+    assert im.abs().max() <= 1.5
+    assert gate.min() >= 0
+    assert gate.max() <= 1
+    assert nau.abs().max() <= 1
+
+
+def test_a_deep_power_unit_starts_with_some_of_its_inputs() -> None:
+    """The others have gate and weight 0, which have no gradient: they never move."""
+    x, y = hard()
+    model = nn.Sequential(NAU(2, 6, num_models=8), NPU(6, 2, num_models=8), NAU(2, 1, num_models=8))
+    run = Run(model, x[None], y[None], [0], replace(SHORT, hidden=(2, 1, 0, 4), wide=(1.0,), imaginary=(1.0,)))
+    assert run.search is not None
+    _, re, im, gate, _ = before = [t.clone() for t in run.search.tensors]
+    assert gate.sum(1).tolist() == [2, 1, 6, 4] * 2
+    run.advance(10)
+    used = gate.bool()
+    for now, start in zip(run.search.tensors[1:3], (re, im), strict=True):
+        there = used.unsqueeze(1).expand_as(now)
+        assert (now[~there] == 0).all()
+        assert (now[there] != 0).all()
+        assert (now[there] != start[there]).all()
+    assert (run.search.tensors[3][~used] == 0).all()
+    assert not torch.equal(run.search.tensors[0], before[0])
+
+
+def test_what_is_rounded() -> None:
+    x, y = hard()
+    model = nn.Sequential(NPU(2, 1, num_models=1), NAU(1, 1, num_models=1), NALU(1, 1, num_models=1))
+    template = Run(model, x[None], y[None], [0], SHORT).template
+    flat = torch.full((1, len(template.kind)), 0.3, dtype=torch.float64)
+    rounded = [t.unique().tolist() for t in template.unflatten(template.rounded(flat, 3))]
+    third = 1 / 3
+    assert rounded[:4] == [[third], [third], [0], [third]]  # real and imaginary powers, gates, the NAU's weight
+    assert rounded[4:] == [[0.3]] * 3
+    only = template.unflatten(template.rounded(flat, 3, (3,)))
+    assert all((t == 0.3).all() for t in only)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is false")
+def test_on_a_gpu() -> None:
+    x = rows(-2, -1).cuda()
+    found = fit(RealNPU(2, 1, num_models=64, device="cuda"), x, x[:, :1] * x[:, 1:])
+    assert parameters(found.model)[0].tolist() == [[1, 1]]
+    assert found.model(x).is_cuda
+
+
+def test_held_parameters_stay() -> None:
+    x, y = hard()
+    run = Run(nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4)), x[None], y[None], [0], SHORT)
+    run.advance(30)
+    assert run.refinement is not None
+    start = run.refinement.start.clone()
+    run.advance(11)
+    moved = (run.refinement.flat() != start).any(0)
+    kind = run.template.kind
+    assert not moved[kind == 0].any()
+    assert set(start[:, kind == 0].unique().tolist()) <= {0.0, 1.0}
+
+
+def test_powers_stay_within_their_bound_when_they_are_refined() -> None:
+    x = rows(0.5, 1.5)[:, :1].double()
+    found = fit(RealNPU(1, 1, num_models=4).double(), x, x**9, recipe=replace(SHORT, refine=60))
+    assert parameters(found.model)[0].tolist() == [[SHORT.bound]]
+
+
+def test_a_dropped_problem_ends() -> None:
+    x, y = hard()
+    run = Run(RealNPU(2, 1, num_models=8), x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)
+    run.advance(31)
+    assert run.refinement is not None
+    run.refinement.drop(torch.tensor([1]))
+    assert (run.refinement.solver.status[run.refinement.problem == 1] != Status.RUNNING).all()
+    assert run.alive == 4
+
+
+def test_ranks() -> None:
+    problem, score = torch.tensor([1, 0, 1, 0, 1, 3]), torch.tensor([0.5, 2.0, 0.5, 1.0, 0.1, torch.inf])
+    assert ranks(problem, score).tolist() == [1, 1, 2, 0, 0, 0]
