@@ -35,14 +35,18 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[str, bool]]) -> bool:
-    """The common valid case on the CPU, by the cheapest comparisons; everything else goes to `check`."""
+    """The common valid case on the CPU or a GPU, by the cheapest comparisons; everything else goes to `check`."""
     if is_tracing():
         return False
     try:
         first: Any = weights[0]
         dtype, shape, rows = first.dtype, first.shape, x.shape
         dims = len(shape)
-        if x.dtype is not dtype or dtype not in _INFO or not x.is_cpu or not first.is_cpu or dims not in (2, 3):
+        on_cpu = x.is_cpu  # cheaper than to compare devices
+        device = None if on_cpu else x.device
+        if x.dtype is not dtype or dtype not in _INFO or dims not in (2, 3):
+            return False
+        if not (first.is_cpu if on_cpu else x.is_cuda and first.device == device):
             return False
         if x.layout is not torch.strided or first.layout is not torch.strided:
             return False
@@ -51,7 +55,9 @@ def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[s
                 if weight is None and may_be_none:
                     continue
                 own: Any = weight
-                if own.dtype is not dtype or not own.is_cpu or own.layout is not torch.strided:
+                if own.dtype is not dtype or own.layout is not torch.strided:
+                    return False
+                if not (own.is_cpu if on_cpu else own.device == device):
                     return False
                 if own.shape != (shape if len(letters) == 2 else _vector(shape, letters)):
                     return False

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npu_kernels import NAU, NPU, backend_for, dispatch, functional, ode, ops, use_backend
 from npu_kernels.backends import cpu, direct
+from npu_kernels.operands import fits
 from npu_kernels.testing import RECORDS, Sample, relative_error
 from tests.conftest import needs_library
 
@@ -312,3 +314,24 @@ def test_one_tensor_in_two_places_is_checked_in_both() -> None:
     weight = torch.rand(2, 3)
     with pytest.raises(ValueError, match=r"^npu: gate must have shape \(3,\) \(in_features\), got shape \(2, 3\)$"):
         functional.npu(torch.rand(4, 3), weight, weight, weight)
+
+
+def test_the_short_check_knows_devices() -> None:
+    """Plain operands of one GPU need no more than those of the CPU; everything else goes to the whole check."""
+
+    def operands(device: str, *others: str) -> tuple[Tensor, list[Tensor]]:
+        places = [device, *others, *([device] * (3 - len(others)))]
+        shapes = [(5, 3), (2, 3), (2, 3), (3,)]
+        x, *weights = [torch.empty(shape, device=place) for shape, place in zip(shapes, places, strict=True)]
+        return x, weights
+
+    expected = (("OI", False), ("OI", True), ("I", True))
+    with FakeTensorMode():
+        for device in ("cpu", "cuda:0"):
+            x, weights = operands(device)
+            assert fits(x, weights, expected)
+            assert not fits(torch.empty(5, 2, device=device), weights, expected)
+            assert not fits(x.double(), weights, expected)
+        for mixed in (("cuda:0", "cuda:1"), ("cuda:0", "cuda:0", "cpu"), ("cpu", "cuda:0"), ("cpu", "cpu", "cuda:0")):
+            assert not fits(*operands(*mixed), expected)
+        assert not fits(*operands("meta"), expected)

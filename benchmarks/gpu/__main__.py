@@ -63,8 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 results.append((name, (0, 0, len(part.items))))
                 continue
             tell(f"{name}: {part.what}, at most {seconds:.0f} s")
-            # pytest leaves its settings behind.
-            counts = crew.run(name, part.items, min(jobs, part.jobs), seconds, part.item_seconds, name != "tests")
+            # First launches and pytest leave settings behind that times depend on.
+            keep = name not in ("smoke", "tests")
+            counts = crew.run(name, part.items, min(jobs, part.jobs), seconds, part.item_seconds, keep)
             results.append((name, counts))
     tell("the end")
     for name, (done, failed, waiting) in results:

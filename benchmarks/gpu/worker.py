@@ -7,6 +7,7 @@ no longer works ends behind that line.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -35,14 +36,16 @@ def _place(rehearsal: bool) -> dict[str, Any]:
     }
 
 
-def _broken() -> str:
-    """Why the device of this process does not work any more; empty if it does."""
+def _settle() -> str:
+    """Give back the memory of an item; why the device of this process does not work any more, empty if it does."""
     import torch
 
     if not torch.cuda.is_initialized():
         return ""
     try:
+        gc.collect()  # graphs, with the memory that they keep
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return ""
@@ -76,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         except Exception as error:  # whatever it is, the next item comes
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"[:1000]
-        broken = _broken()
+        broken = _settle()
         emit({"end": reason or (f"the device broke: {broken}" if broken else "")})
         if broken:
             os._exit(3)  # what is left to do on the device would hang or fail
