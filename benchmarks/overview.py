@@ -2,7 +2,7 @@
 
     python -m benchmarks.overview ROWS.jsonl... --processor NAME --out docs/images/overview.png
 
-Made from the trained models in `results/paper` and from rows of the throughput suite alone.
+Made from the trained models in `results/paper` and from rows of the throughput suite only.
 """
 
 from __future__ import annotations

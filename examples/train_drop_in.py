@@ -2,7 +2,7 @@
 
     python examples/train_drop_in.py [--steps 300] [--backend inductor] [--checkpoint FILE]
 
-Run it again with the same checkpoint and it goes on from there.
+Run it again with the same checkpoint, and it continues from there.
 """
 
 from __future__ import annotations

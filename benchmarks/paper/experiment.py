@@ -33,7 +33,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of results, and all that is made of it.
+    """A table of results, and all that is made from it.
 
     Args:
         name: for people; the file is named after it.
@@ -99,7 +99,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Account:
-    """The work behind a table.
+    """The work that produced a table.
 
     Args:
         options: of the command.
@@ -143,7 +143,7 @@ class Experiment:
         name: what one types.
         tables: that it can fill.
         plan: the batches of a command.
-        published: whether it stands in the paper; the command "all" runs these.
+        published: whether it is in the paper; the command "all" runs these.
         variants: that it has.
         options: beside those that all experiments have.
         wrong: what is wrong with the options together; empty if nothing.

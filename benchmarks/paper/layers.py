@@ -5,7 +5,7 @@
 A step of the NALU takes 0.73 to 0.91 of the package's time, on an Intel Sapphire Rapids with two virtual cores,
 interleaved, at 20 to 225 models.
 
-All take their sigmoids from `sigmoid`, so that a model's numbers do not depend on the models beside it.
+All take their sigmoids from `sigmoid`, so that a model's numbers do not depend on the other models in the batch.
 
 NALU's tanh * sigmoid is computed once, tanh as 2 sigmoid(2 w) - 1, the logarithm of inputs that all models share once:
 
@@ -46,7 +46,7 @@ VECTORS = 64  # elements: whole vectors of any machine, also where its loops tak
 def sigmoid(x: Tensor) -> Tensor:
     """torch.sigmoid, of which each element has the same rounding wherever it lies.
 
-    Torch computes what is left over behind the last whole vector by another formula.
+    Torch computes the elements after the last whole vector by another formula.
     """
     size = x.numel()
     if size % VECTORS == 0 and x.is_contiguous():
@@ -57,7 +57,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x W'``; for one output in the order in which a batch of one model rounds as every other."""
+    """``x W'``; for one output, in the order that rounds the same for one model as for many."""
     return torch.bmm(weight, x.mT).mT if weight.shape[1] == 1 else torch.bmm(x, weight.mT)
 
 

@@ -1,4 +1,4 @@
-"""The figures, made from the tables and models of a folder alone, where matplotlib is installed.
+"""The figures, made only from the tables and models of a folder, where matplotlib is installed.
 
 Every figure has a title, the units of its axes, and a line that says what to look for.
 """

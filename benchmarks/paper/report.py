@@ -1,4 +1,4 @@
-"""The Markdown report: the paper beside ours, difference, verdict, pictures. Made from the tables in the folder alone.
+"""The Markdown report: the paper and ours, difference, verdict, pictures. Made only from the tables in the folder.
 
 `insert` puts the short tables into another Markdown file, between ``<!-- paper: NAME -->`` and ``<!-- end -->``.
 """
@@ -58,7 +58,9 @@ def write(folder: Path) -> Path:
 
 
 def is_full(comments: Sequence[str]) -> bool:
-    """Whether a table is of complete, full runs of the authors' code: only then the paper's numbers are asked of it."""
+    """Whether a table is of complete, full runs of the authors' code: only then it is compared with the paper's
+    numbers.
+    """
     first = comments[0] if comments else ""
     return not any(word in first for word in ("variant paper", "quick", "incomplete", ", only "))
 

@@ -4,7 +4,7 @@ An experiment gives a list of `Batch`; a batch makes `Work` that advances by so 
 and gives rows at its end. All that is known about a batch lies in two files of the folder, under a name with a hash of
 everything that decides its numbers:
 
-    NAME.checkpoint   the work under way, replaced every few seconds
+    NAME.checkpoint   the work in progress, replaced every few seconds
     NAME.done         its rows and tensors; a batch that has this file is never run again
 
 A kill at any moment leaves the old file or the new one (`npu_kernels.files`). Whatever other settings a later command
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Work(Protocol):
-    """A batch of runs under way."""
+    """A batch of runs in progress."""
 
     total: int  # steps
     done: int

@@ -66,7 +66,7 @@ class Session:
         self._try(lambda: self._write(wall))
 
     def finish(self, complete: bool) -> None:
-        """The end of a command; when all batches are done, with what is made of them."""
+        """The end of a command; if all batches are done, write what is made from them."""
         wall, table, out = self.wall(), self.table, self.options.out
         if complete and self.experiment.finish is not None:
             self.experiment.finish(self.options, self.folder)
@@ -86,13 +86,13 @@ class Session:
         return [(batch, self.results[batch.name]) for batch in known if batch.name in self.results]
 
     def wall(self) -> float:
-        """Seconds of all commands that worked on these batches until now, the idle time between them not."""
+        """Seconds of all commands that worked on these batches until now, without the idle time between them."""
         wall = self._before + time.monotonic() - self.start
         self._try(lambda: files.write(self._clock(self._part), f"{wall:.1f}"))
         return wall
 
     def _try(self, write: Callable[[], None]) -> None:
-        """A write that costs the work nothing when it fails: the next one has it all again."""
+        """Write; a failure is only reported, because the next write contains everything again."""
         try:
             write()
         except OSError as error:

@@ -2,7 +2,7 @@
 
 A stream is named by (purpose, seed, block). Its generator is seeded with the first four bytes of the BLAKE2b hash of
 "purpose:seed:block"; a resumed run makes the block that it needs and no state has to be kept. The draws are made on the
-CPU in float32, whatever the device and the dtype of the training.
+CPU in float32, for every device and dtype of the training.
 
 The Sobol stream is shared by all runs, as in the published code.
 """

@@ -31,7 +31,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def interval(statistic: Callable[[Sequence[float]], float], values: Sequence[float]) -> tuple[float, float] | None:
-    """What the same statistic of infinitely many runs lies in, with 95 % confidence; None for fewer than six runs.
+    """The 95 % confidence interval of the statistic; None for fewer than six runs.
 
     The median's is exact, between two of the sorted values; the mean's is two standard errors wide on either side.
     """
@@ -67,7 +67,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def wilson(count: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """What a share lies in with 95 % confidence, of which `count` of `total` trials were seen: Wilson's interval."""
+    """Wilson's 95 % confidence interval of a share of which `count` of `total` trials were seen."""
     if total == 0:
         return 0.0, 1.0
     share, spread = count / total, z * z / total

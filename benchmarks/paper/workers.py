@@ -54,7 +54,7 @@ Tick = Callable[[], object]
 
 
 class Interrupt:
-    """Whether somebody asked to stop: the first SIGINT or SIGTERM is noted, a second one acts as always."""
+    """Whether a stop was requested: the first SIGINT or SIGTERM is noted, a second one acts as usual."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -248,7 +248,7 @@ def run(
     with interrupt.watch():
         if place.size > 1:
             store = torch.distributed.PrefixStore(name, store)
-            # Every rank sees the same files here: nobody begins before all have looked.
+            # Every rank sees the same files here: no rank begins before all have looked.
             store.add("looked", 1)
             while store.add("looked", 0) < place.size:
                 time.sleep(0.05)

@@ -32,7 +32,7 @@ class Device:
         """Wait for what was started."""
 
     def describe(self) -> dict[str, Any]:
-        """What a row says about the device beside what it says about the machine."""
+        """What a row says about the device, in addition to the machine."""
         return {}
 
     def profile(self, run: Callable[[], object]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def commit() -> str:
 
 
 def changes() -> str | None:
-    """What tells one set of changes to the commit's files from another; None without any."""
+    """A fingerprint of the changes to the commit's files; None without any."""
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(["git", "diff", "HEAD"], cwd=folder, capture_output=True, check=True)

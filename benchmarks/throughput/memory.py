@@ -4,7 +4,7 @@ The process runs the pass at a tiny size first, so that libraries and thread poo
 resets the kernel's high-water mark of its resident memory (/proc/self/clear_refs), runs the pass once, and takes the
 high-water mark less what was resident before. That counts everything, whoever allocates it: scratch memory inside a
 library too, and what the pass leaves behind (the gradients). glibc is told to return large blocks at once, so that
-none is reused unseen. Accurate to about 0.3 MB: passes below a megabyte are not worth a row.
+none is reused unnoticed. Accurate to about 0.3 MB: passes below a megabyte are not worth a row.
 """
 
 from __future__ import annotations

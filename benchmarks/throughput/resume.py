@@ -24,7 +24,7 @@ BEGINNING = '{"layer": '  # of every row
 def earlier(path: Path) -> list[Row]:
     """The rows of a file that a run is to go on with. A last line that a kill cut off is taken away.
 
-    Raises ReportError for a file with other content, and leaves it alone.
+    Raises ReportError for a file with other content, and does not change it.
     """
     if not path.exists():
         return []

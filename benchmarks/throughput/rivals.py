@@ -49,7 +49,7 @@ class Workload:
 
     run: Callable[[], object]
     results: Callable[[], Sequence[Tensor]] | None
-    clear: Callable[[], object] = lambda: None  # gives back what a pass leaves behind: the gradients
+    clear: Callable[[], object] = lambda: None  # frees what a pass leaves: the gradients
 
 
 # ---- formulas -------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def _built(
     workloads: dict[str, rivals.Workload] = {}
     errors: dict[str, float | None] = {}
     if rivals.COMPILED.keys() & set(names):
-        torch.compiler.reset()  # the limit on recompilations counts per function, whatever the size
+        torch.compiler.reset()  # the limit on recompilations counts per function, for all sizes together
     for name in dict.fromkeys((rivals.OURS, *names)):
         reason = rivals.not_applicable(name, case, threads, device.name, hasattr(device, "capture"))
         if reason is not None:

@@ -24,7 +24,7 @@ def _operands(
     dtype: torch.dtype = torch.float32,
     shared: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``x, weight, gate, y``; memory that nobody touches."""
+    """``x, weight, gate, y``; their memory is never read or written."""
     lead = [] if K is None else [K]
     x = torch.empty([B, I] if shared or K is None else [K, B, I], dtype=dtype)
     weight, gate = torch.empty([*lead, O, I], dtype=dtype), torch.empty([*lead, I], dtype=dtype)

@@ -9,7 +9,7 @@ from benchmarks.paper.fsir import models, picture, report, task
 
 
 def _table(options: Namespace) -> str:
-    """With the accurate integrator one of its own."""
+    """The accurate integrator has its own."""
     return "fsir-rk4" if options.integrator == "rk4" else "fsir"
 
 

@@ -1,4 +1,4 @@
-"""The models behind the rows: which are kept, as layers of the package, and their equations in words."""
+"""The models of the rows: which are kept, as layers of the package, and their equations as text."""
 
 from __future__ import annotations
 

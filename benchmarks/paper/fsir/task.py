@@ -118,8 +118,8 @@ def solve(model: str, h: int, parameters: Tensor, integrator: str = "euler") -> 
 def integrate(u0: Tensor, parts: list[Tensor], steps: int, dt: float, method: str) -> tuple[Tensor, Tensor]:
     """States and slopes ``[K, steps + 1, 3]`` of K power models (`split`) from ``u0 [K, 3]``.
 
-    A single trajectory has a loop of its own, which rounds in another order; in company of itself it does not take it,
-    and no model's numbers depend on how many are computed beside it.
+    A single trajectory has a separate loop, which rounds in another order. With a copy of itself it does not use that
+    loop, and no model's numbers depend on how many are computed with it.
     """
     models = len(u0)
     if models == 1:

@@ -67,11 +67,11 @@ def _error(row: dict[str, Any] | None, name: str) -> float:
     return math.inf if row is None else row[name]
 
 
-# ---- the models behind the rows ------------------------------------------------------------------------------------
+# ---- the models of the rows ----------------------------------------------------------------------------------------
 
 
 def keep_best(results: Results, path: Path) -> None:
-    """Write what somebody would choose who does not know the equation: the smallest width that fits, and there the
+    """Write the choice that does not need the true equation: the smallest width that fits, and there the
     fewest parameters."""
     chosen: dict[str, dict[str, Any]] = {}
     found = [

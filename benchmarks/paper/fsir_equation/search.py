@@ -9,7 +9,8 @@ itself, and each is changed here; nothing is told about the equation but that it
 - Gates between 0 and 1, through which no power can be read: the gates stay 1. A power of 0 leaves an input out as well.
 
     fit      exponents from U(0, 1), the NAU's weights from U(-0.01, 0.01), many starts at once; Levenberg-Marquardt
-    prune    weight by weight the one that costs least is set to 0 and the others refitted; that stands if the error is
+    prune    the weight that costs least is set to 0 and the others are refitted, one weight at a time; this is kept if
+    the error is
              within the data's, or hardly greater than before
     refit    the whole trajectory
 

@@ -184,7 +184,7 @@ class Data:
             self._x = x.view(BLOCK, ROWS, INPUTS).to(self.device, self.dtype)
             self._y = y.view(-1, BLOCK, ROWS, 1).transpose(0, 1).to(self.device, self.dtype)  # [BLOCK, tasks, ROWS, 1]
             self._block = block
-        # Expanded, not two-dimensional: then each model's product is one of its own and rounds the same in any batch.
+        # Expanded, not two-dimensional: then each model's product is a separate one and rounds the same in any batch.
         return self._x[index].expand(self.models, -1, -1), self._y[index][self.index]
 
 

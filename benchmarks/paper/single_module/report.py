@@ -124,7 +124,7 @@ def _against(theirs: dict[str, Any], runs: Rows) -> Check:
 
 
 def checks(rows: Rows) -> list[Check]:
-    """The shares found before, and what is asked of the recipe `best`."""
+    """The shares found before, and the requirements on the recipe `best`."""
     found, judged = cells(rows), []
     for theirs in published.load("single_module"):
         runs = found.get((theirs["recipe"], theirs["unit"], theirs["op"], theirs["range"]))
