@@ -147,7 +147,7 @@ FORMULA = [
         "simplify-scale-of-an-output": ("scale.where(scale > 0, 1)", "1"),
         "simplify-nan-of-a-score": ("return math.inf if math.isnan(error) else error", "return error"),
     }),
-    *mutants(PACKAGE + "formula/expressions.py", "tests/test_formula.py -k 'powers or layer or batch'", {
+    *mutants(PACKAGE + "formula/expressions.py", "tests/test_formula.py -k 'powers or layer or batch or reciprocals'", {
         "expressions-phase-without-gate": ("phases[n] = phases.get(n, 0) + w * g", "phases[n] = phases.get(n, 0) + w"),
         "expressions-growth-sign": ("growth -= v * g * negative(e)", "growth += v * g * negative(e)"),
         "expressions-even-powers": ("            if p % 2:\n", "            if p:\n"),
