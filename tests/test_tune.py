@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -256,6 +258,7 @@ def test_tuning_goes_on_where_it_ended(
 
     where = {"gpu": "H", "torch": "2", "triton": "3"}
     monkeypatch.setattr(tune, "place", lambda: (where, "sm_90", ("cuda", 90, 32)))
+    monkeypatch.setattr(tune, "Pool", lambda jobs, target: contextlib.nullcontext())  # nothing is compiled
     monkeypatch.setattr(tune.Tuner, "run", run)
     table, file = tmp_path / "t.json", tmp_path / "rows.jsonl"
     tasks = [str(task) for task in orders.tasks([Size(5, 3, 2)], "highest")]
@@ -287,3 +290,29 @@ def test_launches_read_another_table(tmp_path: Path) -> None:
     finally:
         tuning.use_tables()
     assert key not in tuning.tables_in_use()["sm_90"]
+
+
+def test_a_compilation_that_never_ends_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's compilations have half of what is left; what is not ready by then, or has failed, is not launched."""
+    tuning = pytest.importorskip("npu_kernels.backends.triton.tuning")
+    asked: list[float] = []
+    launched: list[tune.Config] = []
+
+    class Slow:
+        def compile(self, task: orders.Task, configs: Sequence[tune.Config], seconds: float) -> list[str]:
+            asked.append(seconds)
+            return [precompile.NOT_IN_TIME if config["num_warps"] == 8 else "" for config in configs]
+
+    def launch() -> list[torch.Tensor]:
+        launched.append(dict(tuning._overrides.get("nmu_forward", start)))
+        return [torch.ones(2)]
+
+    start = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
+    monkeypatch.setattr(tune, "shipped", lambda task, device: start)
+    order = orders.Order(orders.Task("nmu_forward", Size(5, 3, 2)), launch)
+    pool: Any = Slow()
+    found = tune.tune(order, lambda run, best: 1.0, 20.0, lambda: 0.0, "cpu", pool)
+    assert asked == [10.0]
+    assert found.failed[precompile.NOT_IN_TIME] > 0
+    assert not [config for config in launched if config["num_warps"] == 8]
+    assert found.tried == len(launched) - 1 + found.failed[precompile.NOT_IN_TIME]

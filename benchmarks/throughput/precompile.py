@@ -12,6 +12,7 @@ import ctypes
 import functools
 import multiprocessing
 import signal
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -71,12 +72,21 @@ def _compile(task: Task, config: Config) -> str:
     return ""
 
 
+def _import() -> None:
+    """What a worker needs seconds for before its first compilation."""
+    from npu_kernels.backends.triton import launchers
+
+    launchers()
+    time.sleep(0.1)  # so that another worker takes the next such order
+
+
 class Pool:
-    """So many workers for one target; ``with Pool(...) as pool``."""
+    """So many workers for one target; ``with Pool(...) as pool``. It is there when they are ready to compile."""
 
     def __init__(self, jobs: int, target: Target) -> None:
         self._jobs, self._target = jobs, target
         self._start()
+        wait([self._executor.submit(_import) for _ in range(jobs)], timeout=SECONDS)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")

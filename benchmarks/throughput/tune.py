@@ -146,7 +146,8 @@ def tune(
 
     def prepare(configs: Sequence[Config]) -> None:
         if pool is not None:
-            problems = pool.compile(task, configs, max(1.0, seconds - (clock() - begin)))
+            left = seconds - (clock() - begin)
+            problems = pool.compile(task, configs, max(1.0, left / 2))  # one that never ends leaves time for the others
             unusable.update({str(config): why for config, why in zip(configs, problems, strict=True) if why})
 
     def measure(config: Config) -> float:
