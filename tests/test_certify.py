@@ -6,11 +6,13 @@ import json
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from npu_kernels import certify, dispatch, reference
+from npu_kernels import certify, dispatch, functional, reference, use_backend
 from npu_kernels.backends import cpu
 from tests.building import ROOT, run_python
 from tests.conftest import needs_library
@@ -135,3 +137,20 @@ def test_command(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["part.json", "part.md"]
     for name in ("part.json", "part.md"):
         assert str(ROOT) not in (tmp_path / name).read_text()
+
+
+def test_threads_compute_by_the_columns_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`use_backend` holds in a thread's context only."""
+    seen: list[str | None] = []
+    npu = functional.npu
+
+    def noting(*operands: Tensor, **options: Any) -> Tensor:
+        seen.append(dispatch.forced())
+        return npu(*operands, **options)
+
+    monkeypatch.setattr(functional, "npu", noting)
+    title = "the same bits at 1, 2 and 4 threads, from 8 Python threads, and every time"
+    with use_backend("reference"):
+        certify.CHECKS[title](certify.Column("reference"))
+    assert len(seen) == 20
+    assert set(seen) == {"reference"}

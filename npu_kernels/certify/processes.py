@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import datetime
 import functools
 import json
@@ -32,7 +33,7 @@ def _threads(column: Column) -> str | None:
     sizes = (40, 20, 18) if column.interpreted else (1500, 33, 35)  # the interpreter is slow
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=column.device)
 
-    def everything(_: int = 0) -> list[Tensor]:
+    def everything() -> list[Tensor]:
         leaves = sample.requires_grad()
         y = leaves.call(functional.npu)
         return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves.leaves())]
@@ -52,8 +53,10 @@ def _threads(column: Column) -> str | None:
             torch.set_num_threads(number)
             same(everything(), expected)
         with ThreadPoolExecutor(8) as pool:
-            for found in pool.map(everything, range(16)):
-                same(found, expected)
+            # A thread has the backend that `use_backend` forces in its context only.
+            calls = [pool.submit(contextvars.copy_context().run, everything) for _ in range(16)]
+            for call in calls:
+                same(call.result(), expected)
     finally:
         torch.set_num_threads(threads)
     return "to rounding" if column.backend == "reference" else None
