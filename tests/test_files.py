@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -164,32 +163,15 @@ def test_a_report_that_cannot_be_written_is_named_before_any_work(
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_tuning_keeps_what_it_has_found(
+def test_tuning_names_a_file_that_is_no_table_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every entry is in the file as soon as it is found; a file that is no table is named before the work."""
-    triton = pytest.importorskip("triton")
-    tuning = pytest.importorskip("npu_kernels.backends.triton.tuning")
-    path, seen = tmp_path / "table.json", []
-    driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: None))
-    monkeypatch.setattr(triton.runtime, "driver", driver)
-    monkeypatch.setattr(tuning, "architecture", lambda target: "sm_90")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "made up")
-
-    def entries(*arguments: object, keep: object) -> dict[str, object]:
-        found = {}
-        for key in ("first", "second"):
-            found[key] = {"num_warps": 4}
-            keep(dict(found))  # type: ignore[operator]
-            seen.append(key in tuning.load_table(path)["sm_90"])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tune, "entries", entries)
-    with pytest.raises(KeyboardInterrupt):
-        tune.main([], "highest", 1.0, path)
-    assert seen == [True, True]
-    assert {"first", "second"} <= tuning.load_table(path)["sm_90"].keys()
+    """That each entry is in the file as soon as it is found: `tests/test_tune.py`."""
+    pytest.importorskip("triton")
+    path = tmp_path / "table.json"
     path.write_text("{")
+    monkeypatch.setattr(tune, "place", lambda: ({"gpu": "made up"}, "sm_90", ("cuda", 90, 32)))
+    monkeypatch.setattr(tune, "tasks", lambda *arguments: pytest.fail("the work has begun"))
     assert tune.main([], "highest", 1.0, path) == 2
     assert f"--tune: {path} cannot be used" in capsys.readouterr().err
     assert path.read_text() == "{"
