@@ -48,4 +48,7 @@ HISTORIES: list[History] = [
     History(shapes=((4,),), options={"amsgrad": 1}, steps=(_PLAIN,) * 3),
 ]
 ROLLOUTS: list[Rollout] = []
-INTERPRETED: list[Call] = []  # way="triton"
+INTERPRETED: list[Call] = [
+    # A gradient from results that were rounded to float16.
+    Call("npu", out_features=2, dtype="float16", way="triton"),
+]
