@@ -16,12 +16,7 @@ from npu_kernels import NAU, NPU
 GAUSSIAN_YEAR = 365.2568983  # days: the period at 1 au of a body without mass, from the Sun's gravity
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # nothing here is large enough for two
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
 # ---- (a) ------------------------------------------------------------------------------------------------------------

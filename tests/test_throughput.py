@@ -28,12 +28,7 @@ from tests.throughput import MODELS, TINY
 WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX)]
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # nothing here is large enough for two
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
 # ---- timing ---------------------------------------------------------------------------------------------------------

@@ -11,13 +11,7 @@ from benchmarks.throughput import __main__ as suite_main
 from benchmarks.throughput import devices, environment, report, suite, timing
 from tests.throughput import made_up
 
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # nothing here is large enough for two
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

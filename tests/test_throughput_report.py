@@ -8,22 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.throughput import report, suite, timing
-from benchmarks.throughput.cases import (
-    Size,
-)
+from benchmarks.throughput.cases import Size
 from tests.building import run_python
 from tests.throughput import MODELS, TINY, made_up, made_up_rows
 
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # nothing here is large enough for two
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
 # ---- doubts -----------------------------------------------------------------------------------------------------

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.throughput.cases import (
-    STEP,
-    Case,
-    Size,
-)
+from benchmarks.throughput.cases import STEP, Case, Size
 
 TINY, MODELS = Size(5, 3, 2), Size(5, 3, 2, 3)
 

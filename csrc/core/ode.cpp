@@ -115,9 +115,9 @@ void backward(const OdeBackward<T>& b, const Parallel& parallel) {
   });
 }
 
-// Calls f with the number of features as a type, where registers are made for it; 0 is any number. Each takes a tenth
-// of the file's compile time. x86's baseline, which is there to run anywhere, has none of its own; a sanitizer, to
-// which one number is like the others, has one.
+// Calls f with the number of features as a type, where registers are made for it; 0 is any number. Each number takes a
+// tenth of the file's compile time. So x86's baseline, which must run but need not be fast, has none, and builds with
+// sanitizers have one.
 template <typename F>
 void by_features(int64_t features, F&& f) {
   switch (features) {
