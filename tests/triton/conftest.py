@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -11,6 +13,11 @@ import torch
 
 from npu_kernels.backends import triton as kernels_module
 from npu_kernels.precision import float32_matmul_precision
+
+if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    from tests.triton.interpreter import quicken
+
+    quicken()
 
 
 def _skip_unless_available(device: str) -> None:
