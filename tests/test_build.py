@@ -50,15 +50,29 @@ def unpack(wheel: Path, to: Path) -> Path:
     return to
 
 
+def pack_wheel(kept: Path, to: Path) -> None:
+    """The wheel of this tree with what `make install` has compiled in `kept`: nothing is compiled again."""
+    command = ["setup.py", "-q", "egg_info", "--egg-base", str(to), "build", "--build-base", str(to / "build")]
+    command += ["bdist_wheel", "--bdist-dir", str(to / "unpacked"), "--dist-dir", str(to / "wheels")]
+    with one_process_at_a_time(kept):
+        run = run_python(*command, env={"NPU_KERNELS_BUILD": str(kept)})
+    assert run.returncode == 0, run.stderr
+    assert "csrc/" not in run.stdout  # paths of objects
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # What is packed is tested here, not how fast it is: this compiles in a fifth of the time.
-    arguments = "-DCMAKE_BUILD_TYPE=Debug -DNPU_KERNELS_ISAS=baseline"
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"  # built once for all processes
     with one_process_at_a_time(folder):
-        built = list(folder.glob("wheels/*.whl"))
-        return built[0] if built else build_wheel(folder, CMAKE_ARGS=arguments)
+        if not list(folder.glob("wheels/*.whl")):
+            if kept := os.environ.get("NPU_KERNELS_BUILD"):
+                pack_wheel(Path(kept), folder)
+            else:
+                # What is packed is tested here, not how fast it is: this compiles in a fifth of the time.
+                build_wheel(folder, CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Debug -DNPU_KERNELS_ISAS=baseline")
+        (built,) = folder.glob("wheels/*.whl")
+        return built
 
 
 @needs_compiler
@@ -70,7 +84,7 @@ def test_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert str(site) in run.stdout
     assert "warnings 0" in run.stdout
-    assert "['baseline']" in run.stdout  # the instruction sets that the build was asked for
+    assert "'baseline'" in run.stdout
 
 
 @needs_compiler

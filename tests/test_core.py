@@ -6,18 +6,19 @@ import subprocess
 from pathlib import Path
 
 from npu_kernels.backends import cpu
-from tests.building import cmake_configure, needs_compiler, run_core_tests
+from tests.building import cmake_configure, needs_compiler, one_process_at_a_time, run_core_tests
 
 
 @needs_compiler
 def test_core(tmp_path: Path) -> None:
     kept = os.environ.get("NPU_KERNELS_BUILD")
     build = Path(kept) if kept else tmp_path
-    cmake_configure(build, "-DNPU_KERNELS_TESTS=ON")
-    if kept:
-        todo = subprocess.run(["ninja", "-C", str(build), "-n"], capture_output=True, text=True, check=True)
-        assert "csrc/core" not in todo.stdout  # `make install` compiled the same core there
-    subprocess.run(["ninja", "-C", str(build)], check=True)
+    with one_process_at_a_time(build):
+        cmake_configure(build, "-DNPU_KERNELS_TESTS=ON")
+        if kept:
+            todo = subprocess.run(["ninja", "-C", str(build), "-n"], capture_output=True, text=True, check=True)
+            assert "csrc/core" not in todo.stdout  # `make install` compiled the same core there
+        subprocess.run(["ninja", "-C", str(build)], check=True)
     found = run_core_tests(build)
     if cpu.available()[0] and "avx512_bf16" in cpu.supported_isas():
         # The emulator needs no more than this to run AMX's kernels.
