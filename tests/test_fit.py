@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, RealNPU, fit
 from npu_kernels.fitting import Recipe, fit_many
-from tests.fits import SHORT, hard, parameters, rows, same
+from tests.fits import QUICK, SHORT, hard, parameters, rows, same
 
 # ---- what it finds -----------------------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ def test_noise_and_a_root() -> None:
     assert parameters(found.model)[0].tolist() == [[0.5, -1]]
     assert found.score > 1e-5  # the noise's
     kinds = {candidate.kind for candidate in found.candidates}
-    assert kinds == {"raw", "refined", "rounded"}
+    assert kinds == {"raw", "refined", "powers", "rounded"}
     assert found.candidates[0].score <= found.score * (1 + 1e-5)  # the score is that of the float32 model
     assert found.score <= 1.02 * found.candidates[0].score * (1 + 1e-5)
     scores = [candidate.score for candidate in found.candidates]
@@ -58,20 +58,91 @@ def test_noise_and_a_root() -> None:
 
 
 def test_the_score_is_that_of_the_model_that_is_returned() -> None:
-    """In float32, eps is 12 % of inputs of 1e-6."""
-    x = rows(0.5, 3, 300).double() * 1e-6
-    y = x[:, :1] / 1e-6
-    model = nn.Sequential(RealNPU(2, 1, num_models=4), NAU(1, 1, clip=False, num_models=4))
-    found = fit(model, x, y, recipe=replace(SHORT, loss="squared"))
-    error = (found.model(x.float()).detach().double() - y) / y.square().mean().sqrt()
-    assert float(error.square().mean()) > 1e-12
-    assert found.score == pytest.approx(float(error.square().mean()), rel=1.0, abs=1e-12)
+    """In float32, products of 1e-30 are 0: the score says so, and a warning why."""
+    x = rows(0.5, 3, 300).double() * 1e-30
+    y = x[:, :1] * x[:, 1:] * 1e60
+    with pytest.warns(UserWarning, match=r"fit: the model's error is .*e-.* in float64 and inf in its own float32"):
+        found = fit(RealNPU(2, 1, num_models=4), x, y, recipe=replace(SHORT, loss="squared"))
+    assert found.score > 0.1
+    found = fit(RealNPU(2, 1, num_models=4).double(), x, y, recipe=replace(SHORT, loss="squared"))
+    error = (found.model(x).detach() - y) / y.square().mean().sqrt()
+    assert found.score < 1e-20
+    assert float(error.square().mean()) < 1e-20
 
 
-def test_few_held_out_rows_are_said() -> None:
-    x = rows(0.5, 3, 10)
-    with pytest.warns(UserWarning, match="fit: the score is that of 2 held-out rows, which the model was chosen by"):
-        fit(RealNPU(2, 1, num_models=4), x, x[:, :1], recipe=SHORT)
+def sums(starts: int, wide: int = 3) -> nn.Module:
+    return nn.Sequential(RealNPU(3, wide, num_models=starts), NAU(wide, 1, clip=False, num_models=starts)).double()
+
+
+@pytest.mark.parametrize(("of_x", "of_y"), [(1, 1e-6), (1e-30, 1e30), (1e30, 1e-30)])
+def test_units_do_not_matter_and_coefficients_are_no_fractions(of_x: float, of_y: float) -> None:
+    """The constant 3.707 has been 11/3, and y in other units has not been found at all."""
+    x = torch.rand(300, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2.5 + 0.5
+    noise = torch.randn(300, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    y = (3.707 * x[:, :1] ** 2 / x[:, 1:2] - 12.5 * x[:, 2:]) * (1 + 1e-3 * noise)
+    found = fit(sums(8), x * of_x, y * of_y, recipe=QUICK)
+    first, last = found.model[0], found.model[1]
+    terms = {
+        tuple(w): c for w, c in zip((first.weight_re * first.gate).tolist(), last.weight[0].tolist(), strict=True) if c
+    }
+    assert set(terms) == {(2, -1, 0), (0, 0, 1)}  # the third unit has left
+    assert terms[2, -1, 0] * of_x / of_y == pytest.approx(3.707, rel=2e-3)
+    assert terms[0, 0, 1] * of_x / of_y == pytest.approx(-12.5, rel=2e-3)
+    assert found.score == pytest.approx(1e-6 / 2, rel=0.6)
+    torch.testing.assert_close(found.model(x * of_x) / of_y, y, rtol=0.1, atol=0.02)
+
+
+def test_a_single_layer_may_have_a_coefficient() -> None:
+    x = rows(0.5, 3)
+    y = 0.7 * x[:, :1] / x[:, 1:] ** 2
+    found = fit(RealNPU(2, 1, num_models=8), x, y)
+    assert isinstance(found.model, nn.Sequential)
+    assert parameters(found.model)[0].tolist() == [[1, -2]]
+    assert found.model[1].weight.item() == pytest.approx(0.7, rel=1e-6)
+    torch.testing.assert_close(found.model(x), y)
+    many = fit_many(RealNPU(2, 1, num_models=16), torch.stack([x, x]), torch.stack([y, y / 0.7]))
+    assert many.models[1].weight.flatten().tolist() == pytest.approx([0.7, 1.0], rel=1e-6)
+    alone = fit_many(RealNPU(2, 1, num_models=8), x[None], y[None] / 0.7)
+    assert isinstance(alone.models, RealNPU)
+
+
+def test_a_sum_of_inputs_in_any_units() -> None:
+    x = rows(0.5, 3).double()
+    found = fit(
+        NAU(2, 1, clip=False, num_models=4).double(),
+        x * torch.tensor([1e-9, 1e9], dtype=torch.float64),
+        (3.3 * x[:, :1] - x[:, 1:]) * 1e6,
+    )
+    assert found.model.weight[0].tolist() == pytest.approx([3.3e15, -1e-3], rel=1e-12)
+
+
+@pytest.mark.parametrize("law", ["product", "quotient"])
+def test_noise_of_one_per_cent_leaves_simple_powers(law: str) -> None:
+    """The least held-out error of several is often that of a model that is not rounded."""
+    for seed in range(2):
+        x = rows(*((1, 2) if law == "product" else (-2, -1)), seed=seed)
+        noise = 1 + 0.01 * torch.randn(len(x), 1, generator=torch.Generator().manual_seed(50 + seed))
+        y = (x[:, :1] * x[:, 1:] if law == "product" else x[:, :1] / x[:, 1:]) * noise
+        found = fit(RealNPU(2, 1, num_models=8), x, y, seed=seed, recipe=QUICK)
+        assert parameters(found.model)[0].tolist() == [[1, 1 if law == "product" else -1]]
+
+
+def test_few_held_out_rows() -> None:
+    """The score of a fit to pure noise is that of a fit to pure noise, and is said to be cross-validated."""
+    for seed in range(2):
+        x, y = rows(0.5, 3, 10, seed), rows(-1, 1, 10, 9 + seed)[:, :1]
+        with pytest.warns(
+            UserWarning, match="fit: 10 rows are few: the model was chosen by 2 of them, and the score is"
+        ):
+            found = fit(RealNPU(2, 1, num_models=8), x, y, recipe=replace(SHORT, loss="squared"))
+        assert found.folds == 5
+        assert found.score > 0.3
+    x = rows(0.5, 3, 30)
+    found = fit(RealNPU(2, 1, num_models=8), x, x[:, :1] / x[:, 1:], recipe=QUICK)
+    assert found.folds == 5
+    assert found.score < 1e-10
+    with pytest.warns(UserWarning, match="fit: the score is that of 1 held-out row, which the model was chosen by"):
+        fit(RealNPU(2, 1, num_models=2), x[:3], x[:3, :1], recipe=replace(SHORT))
 
 
 def test_arrays_and_frames() -> None:
@@ -146,7 +217,7 @@ def test_a_problem_does_not_depend_on_the_others() -> None:
     assert together.models(x).shape == (3, 90, 1)
     for p, seed in enumerate([4, 5, 4]):
         alone = fit(RealNPU(2, 1, num_models=6), x[p], y[p], seed=seed, recipe=SHORT)
-        torch.testing.assert_close(together.models.weight_re[p], alone.model.weight_re)
+        torch.testing.assert_close(together.models(x)[p], alone.model(x[p]))
         torch.testing.assert_close(together.scores[p], alone.scores)
         assert torch.equal(together.retired[p], alone.retired)
         assert together.rows[p] == alone.rows

@@ -454,3 +454,15 @@ def test_examples(name):
     result = doctest.testmod(module, extraglobs={"nn": nn, "NAU": NAU, "RealNPU": RealNPU})
     assert result.attempted
     assert not result.failed
+
+
+def test_the_data_say_which_inputs_are_positive():
+    layer = RealNPU(3, 1, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight_re.copy_(torch.tensor([[0.5, 1.0, -0.5]]))
+        layer.gate.fill_(1.0)
+    x = torch.tensor([[1.0, -2.0, 3.0], [0.0, 1.0, 2.0]])
+    assert str(read(layer, ["a", "b", "c"], positive=x)) == "y = sqrt(a)*b/sqrt(c)"
+    assert str(read(layer, ["a", "b", "c"], positive=x.numpy())) == "y = sqrt(a)*b/sqrt(c)"
+    with pytest.raises(ValueError, match=r"positive must be data of shape \(N, 3\) if it is data, got shape \(2, 2\)"):
+        read(layer, ["a", "b", "c"], positive=x[:, :2])

@@ -296,3 +296,32 @@ def test_example():
     result = doctest.testmod(module, extraglobs={"RealNPU": RealNPU})
     assert result.attempted
     assert not result.failed
+
+
+def test_a_measured_constant_becomes_no_fraction():
+    x, constants = data(400).abs() + 0.5, [3.707, -12.5, 1e-4]
+    law = nn.Sequential(RealNPU(3, 3, dtype=torch.float64), NAU(3, 1, clip=False, dtype=torch.float64))
+    with torch.no_grad():
+        law[0].gate.fill_(1.0)
+        law[0].weight_re.copy_(torch.tensor([[2.0, -1, 0], [0, 0, 1], [1, 0, 0]]))
+        law[1].weight.copy_(torch.tensor([constants], dtype=torch.float64))
+        y = law(x)
+    kept = simplify(law, x, y, threshold=math.inf).module
+    assert kept[1].weight.tolist() == [constants]
+    noise = 0.05 * y.square().mean().sqrt() * torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).double()
+    with torch.no_grad():
+        law[0].weight_re.add_(1e-3)
+    found = simplify(law, x, y + noise, threshold=math.inf, refit=5).module
+    assert found[1].weight[0, 2] == 0
+    assert found[0].weight_re[:2].tolist() == [[2, -1, 0], [0, 0, 1]]
+    constant = found[1].weight[0, 0].item()
+    assert constant == pytest.approx(3.707, rel=0.02)
+    assert constant not in (3.5, 3.75, 11 / 3, 4.0)  # no fraction of a measured constant
+
+
+def test_a_constant_that_is_exactly_a_fraction_becomes_one():
+    layer = NAU(2, 1, clip=False, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[2.5 + 1e-13, -0.25]]))
+    x = data(50, 2)
+    assert simplify(layer, x, 2.5 * x[:, :1] - 0.25 * x[:, 1:]).module.weight.tolist() == [[2.5, -0.25]]

@@ -18,16 +18,36 @@ from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.formula.fractions import nearest_fraction
 from npu_kernels.layers.base import Unit
 from npu_kernels.layers.nalu import NALU
+from npu_kernels.layers.nau import NAU
 from npu_kernels.layers.npu import NPU, NaiveNPU, RealNPU
 
-GATE, POWER, LINEAR, FREE = range(4)  # what a parameter is; a free one is never rounded
+# What a parameter is. A coefficient, the weight of a sum that is not clipped, may have any size and unit: it is rounded
+# only where the data are exact. A free one is never rounded.
+GATE, POWER, LINEAR, FREE, COEFFICIENT = range(5)
 
 CHUNK = 2**25  # bytes of one tensor when many models are evaluated at once
+
+
+def chain(model: nn.Module, path: str = "") -> list[tuple[str, Unit]] | None:
+    """The units of a layer or a Sequential in their order, with their paths; None for other modules."""
+    if isinstance(model, Unit):
+        return [(path, model)]
+    if not isinstance(model, nn.Sequential):
+        return [] if isinstance(model, nn.Identity) else None
+    found: list[tuple[str, Unit]] = []
+    for name, part in model.named_children():
+        inner = chain(part, f"{path}.{name}" if path else name)
+        if inner is None:
+            return None
+        found += inner
+    return found
 
 
 def _kind(unit: Unit, name: str) -> int:
     if isinstance(unit, (NPU, RealNPU, NaiveNPU)):
         return GATE if name == "gate" else POWER
+    if isinstance(unit, NAU) and not unit.clip:
+        return COEFFICIENT
     return LINEAR if unit.whole_weights else FREE
 
 
@@ -184,7 +204,7 @@ class Template:
         if GATE in kinds:
             result = torch.where(self.kind == GATE, flat.round(), result)
         chosen = torch.zeros_like(self.kind, dtype=torch.bool)
-        for kind in (POWER, LINEAR):
+        for kind in (POWER, LINEAR, COEFFICIENT):
             if kind in kinds:
                 chosen |= self.kind == kind
         return torch.where(chosen, nearest_fraction(flat, denominator), result)
@@ -200,3 +220,10 @@ class Template:
             found.append(((result - y[which]).square_() * weight[which]).mean((1, 2)))
         errors = torch.cat(found) if found else flat.new_empty(0)
         return errors.nan_to_num(nan=math.inf, posinf=math.inf)
+
+    @torch.no_grad()
+    def losses(self, flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, problem: int) -> Tensor:
+        """Weighted squared errors of each row ``[K, N]``, means over the outputs, of rows of one problem."""
+        result = self(self.unflatten(flat), x[problem].expand(len(flat), -1, -1))
+        found: Tensor = ((result - y[problem]).square_() * weight[problem]).mean(2)
+        return found.nan_to_num(nan=math.inf, posinf=math.inf)

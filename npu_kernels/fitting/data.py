@@ -118,6 +118,16 @@ class Rows:
         return Rows(self.x[:, :count], self.y[:, :count], self.weight[:, :count])
 
 
+def _weights(known: Tensor, y: Tensor, recipe: Recipe) -> Tensor:
+    """The loss's weights of y, from training targets ``[problems, N, O]``."""
+    square = known.square().mean(1, keepdim=True)
+    square = square.where(square > 0, 1.0)
+    if recipe.loss == "relative":
+        middle = known.abs().median(1, keepdim=True).values.square()
+        return 1 / (y.square() + middle.where(middle > 0, square))
+    return (1 / square).expand_as(y)
+
+
 @dataclass
 class Data:
     """Training and held-out rows of all problems, in float64."""
@@ -134,14 +144,12 @@ class Data:
         x = x.double().cpu().gather(1, order.expand(-1, -1, x.shape[2])).to(device)
         y = y.double().cpu().gather(1, order.expand(-1, -1, y.shape[2])).to(device)
         known = y[:, held:]
-        square = known.square().mean(1, keepdim=True)
-        square = square.where(square > 0, 1.0)
-        if recipe.loss == "relative":
-            middle = known.abs().median(1, keepdim=True).values.square()
-            weight = 1 / (y.square() + middle.where(middle > 0, square))
-        else:
-            weight = (1 / square).expand_as(y)
+        weight = _weights(known, y, recipe)
         return cls(
             Rows(x[:, held:].contiguous(), known.contiguous(), weight[:, held:].contiguous()),
             Rows(x[:, :held].contiguous(), y[:, :held].contiguous(), weight[:, :held].contiguous()),
         )
+
+    def weighted(self, x: Tensor, y: Tensor, recipe: Recipe) -> Rows:
+        """Other rows with the weights that they would have beside the training rows."""
+        return Rows(x, y, _weights(self.training.y, y, recipe))

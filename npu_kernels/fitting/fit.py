@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -10,9 +11,11 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from npu_kernels import files
@@ -21,10 +24,16 @@ from npu_kernels.fitting.data import Batches, check, collect, table
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.fitting.result import Fit, Fits
 from npu_kernels.fitting.run import Run
+from npu_kernels.fitting.scale import with_coefficient, without_coefficient
+from npu_kernels.fitting.validation import cross_validated
+from npu_kernels.formula.models import select
 from npu_kernels.progress import Progress
 
 ROWS = 2048  # taken from batches
 FEW = 5  # held-out rows below which their error says little
+LEAST = 4  # rows of which a cross-validation can be made
+HELD_ENOUGH = 10  # held-out rows from which on their error is the score
+SPOILT = 1e-3  # error in float32 that is warned of where it is small in float64
 CHECKPOINT_SECONDS = 30.0
 SLICE_SECONDS = 0.25  # between looks at the clock
 
@@ -44,8 +53,15 @@ def fit(
 
     Many short starts in one batch, some of them wide enough to lie beyond the barriers of the power units'
     cosine. Gates are projected to [0, 1]. The best starts are refined by L-BFGS in float64 and rounded to simple
-    fractions. The model is chosen by its error on held-out rows. The numbers depend on the arguments alone, not on
+    fractions. Where the last layer is an NAU, its weights are then solved by least squares, and units that it does not
+    need leave. The model is chosen by its error on held-out rows. The numbers depend on the arguments alone, not on
     global random states.
+
+    Units: x and y may have any, from 1e-30 to 1e30, where a sum without clip can take up their size:
+    ``NAU(clip=False)`` as the last layer for y, and for x behind a first `RealNPU` or as the first layer. A model that
+    ends with a single power unit gets this layer for its coefficient; where the coefficient is 1 it is left out of the
+    result. A first `NPU` or `NaiveNPU`, and layers with clipped weights, need data near 1. Coefficients are rounded
+    only where the data are exact.
 
     Args:
         model: a module of this package's units (`torch.nn.Sequential(NPU(2, 6, num_models=64), ...)`); num_models is
@@ -64,7 +80,9 @@ def fit(
 
     Ctrl-C ends the fit, saves it if there is a checkpoint, and gives what was found until then (`complete` is False).
 
-    Returns a `Fit`. Warns where fewer than 5 rows are held out, as their error says little. Raises ValueError and
+    Returns a `Fit`. Its score is the error of the held-out rows, by which the model was chosen; where fewer than 10 are
+    held out, that of a cross-validation in up to 5 parts, each predicted by a fit of its own. Warns where fewer than 5
+    rows are held out, and where float32 is too small for the model. Raises ValueError and
     TypeError for arguments that do not fit, ValueError for a checkpoint that is damaged or of another fit (other data,
     settings, dtype or versions), OSError for one that cannot be written.
 
@@ -79,12 +97,17 @@ def fit(
     check_whole("fit", "seed", seed, 0)
     known, targets = _rows(x, y, rows, seed)
     check("fit", known, targets, 2)
-    run = Run(model, known.unsqueeze(0), targets.unsqueeze(0), [seed], recipe, "fit")
+    trained = with_coefficient(model)
+    run = Run(trained, known.unsqueeze(0), targets.unsqueeze(0), [seed], recipe, "fit")
     found = _complete(run, progress, checkpoint)
-    parameters = run.template.flatten([p.detach() for p in found.models.parameters()])
+    score, folds = float(found.score), 0
+    if run.data.held_out.y.shape[1] < HELD_ENOUGH and found.complete and len(known) >= LEAST:
+        score, folds = cross_validated(trained, known, targets, seed, run.recipe)
+    _warn_of_score(run, score, folds)
     return Fit(
-        model=run.template.build(parameters, single=True),
-        score=float(found.score),
+        model=without_coefficient(select(found.models, 0), model),
+        score=score,
+        folds=folds,
         scores=found.scores[0],
         retired=found.retired[0],
         steps=float(found.steps),
@@ -133,8 +156,10 @@ def fit_many(
     not fit, and for another fit's checkpoint.
     """
     check("fit_many", x, y, 3)
-    run = Run(model, x, y, list(range(len(x))) if seeds is None else seeds, recipe, "fit_many")
-    return _complete(run, progress, checkpoint)
+    run = Run(with_coefficient(model), x, y, list(range(len(x))) if seeds is None else seeds, recipe, "fit_many")
+    found = _complete(run, progress, checkpoint)
+    _warn_of_score(run, float(found.score.max()), 0)
+    return replace(found, models=without_coefficient(found.models, model))
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
@@ -200,14 +225,6 @@ def _save(run: Run, path: Path) -> None:
 
 
 def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | None) -> Fits:
-    held = run.data.held_out.y.shape[1]
-    if held < FEW:
-        warnings.warn(
-            f"{run.function}: the score is that of {held} held-out row{'' if held == 1 else 's'}, which the model was "
-            f"chosen by: it may be far too small; from {FEW} on it says more",
-            UserWarning,
-            stacklevel=3,  # the caller of fit
-        )
     shown = sys.stderr.isatty() if progress is None else progress
     path = None if checkpoint is None else _opened(run, checkpoint)
     rounds, saved, before = 1, time.monotonic(), run.done
@@ -224,6 +241,33 @@ def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str
         if path is not None:
             _save(run, path)
     return run.result()
+
+
+def _warn_of_score(run: Run, score: float, folds: int) -> None:
+    """What a reader of the score should know."""
+    held = run.data.held_out.y.shape[1]
+    if held < FEW and not folds:
+        warnings.warn(
+            f"{run.function}: the score is that of {held} held-out row{'' if held == 1 else 's'}, which the model was "
+            f"chosen by: it may be far too small; from {FEW} on it says more",
+            UserWarning,
+            stacklevel=3,  # the caller of fit
+        )
+    elif held < FEW:
+        warnings.warn(
+            f"{run.function}: {run.data.training.y.shape[1] + held} rows are few: the model was chosen by {held} of "
+            f"them, and the score is cross-validated in {folds} parts, each predicted by a fit to the others",
+            UserWarning,
+            stacklevel=3,
+        )
+    best = float(run.pool.best(run.problems).max())
+    if run.template.dtype == torch.float32 and best < math.inf and (score > SPOILT and best < score * 1e-4):
+        warnings.warn(
+            f"{run.function}: the model's error is {best:.1e} in float64 and {score:.1e} in its own float32, whose "
+            "range is too small for the constants or powers of these units: fit model.double()",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _note(run: Run) -> str:

@@ -8,21 +8,23 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import npu_kernels
 from npu_kernels.fitting.batch import Template
-from npu_kernels.fitting.data import Data
 from npu_kernels.fitting.recipe import Recipe
 
-FORMAT = 1  # of a saved state
+FORMAT = 2  # of a saved state
 LONG = 200  # characters: values that are longer are not shown
 
 
-def fingerprint(template: Template, data: Data, dtypes: str, seeds: Sequence[int], recipe: Recipe) -> dict[str, str]:
-    """All of it, by name."""
+def fingerprint(
+    template: Template, data: Sequence[tuple[Tensor, Tensor]], dtypes: str, seeds: Sequence[int], recipe: Recipe
+) -> dict[str, str]:
+    """All of it, by name; data: pairs of x and y."""
     digest = hashlib.blake2b(digest_size=16)
-    for rows in (data.training, data.held_out):
-        for tensor in (rows.x, rows.y):
+    for pair in data:
+        for tensor in pair:
             digest.update(repr(tuple(tensor.shape)).encode() + tensor.cpu().numpy().tobytes())
     return {
         "format": str(FORMAT),

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from npu_kernels.fitting.batch import Template
+from npu_kernels.fitting.batch import GATE, POWER, Template
 from npu_kernels.fitting.result import Candidate
 
 KINDS = ("raw", "refined", "powers", "rounded")
-_PLAIN, _POWERS = 10_000, 1_000  # levels of simplicity: the denominator, plus this if not everything is rounded
+# Levels of simplicity: the denominator, plus this for each parameter that is not 0, or if not everything is rounded.
+_PARAMETER, _POWERS, _PLAIN = 100, 10**7, 10**8
+MOST_WORSE = 1.5  # a model with more than this times the least held-out error is not chosen for being simpler
+STANDARD_ERRORS = 2.0  # of the difference of two models' held-out errors that count as none
+PIECE = 16  # models whose rows are compared at once
+
+Losses = Callable[[Tensor, int], Tensor]  # squared errors [C, M] of models [C, P] on rows of a problem
 
 
 def ranks(problem: Tensor, score: Tensor) -> Tensor:
@@ -33,6 +40,7 @@ class Pool:
 
     def __init__(self, template: Template) -> None:
         device = template.device
+        self.parameter_kind = template.kind
         self.flat = torch.empty(0, len(template.kind), dtype=torch.float64, device=device)
         self.problem, self.start, self.kind, self.denominator = (
             torch.empty(0, dtype=torch.long, device=device) for _ in range(4)
@@ -62,14 +70,34 @@ class Pool:
         least = torch.full((problems,), math.inf, dtype=torch.float64, device=self.score.device)
         return least.scatter_reduce_(0, self.problem, self.score, "amin")
 
-    def choose(self, problems: int, tolerance: float, slack: float) -> tuple[Tensor, list[Candidate]]:
+    def choose(
+        self, problems: int, tolerance: float, slack: float, losses: Losses, training: Losses
+    ) -> tuple[Tensor, list[Candidate]]:
         """The chosen of each problem: parameters ``[problems, P]`` and what they are.
 
-        Of all that are about as good as the best, or as good as the data's rounding lets one tell, the simplest. Where
-        there is none, as no start stayed finite: nan.
+        Of all that are about as good as the best, or as good as the data's rounding lets one tell, the simplest. About
+        as good: the difference of the held-out errors is within `slack` of the least, or within two of its own standard
+        errors; or the Bayesian information criterion of the training rows is lower, and the held-out error at most 1.5
+        times the least. Where there is none, as no start stayed finite: nan.
         """
         least = self.best(problems)[self.problem]
-        level = self._level().masked_fill(self.score > torch.clamp(least * (1 + slack), min=tolerance), math.inf)
+        limit = torch.clamp(least * (1 + slack), min=tolerance)
+        unclear = (self.score > limit) & (self.score <= MOST_WORSE * least)
+        for owner in self.problem[unclear].unique().tolist():
+            index = (unclear & (self.problem == owner)).nonzero().squeeze(1)
+            own = self.score.where(self.problem == owner, math.inf)
+            top = own.argmin().unsqueeze(0)
+            best, fitted = losses(self.flat[top], owner), training(self.flat[top], owner)
+            count = fitted.shape[1]
+            cost = math.log(count) / count
+            for part in index.split(PIECE):
+                differences = losses(self.flat[part], owner) - best
+                error = differences.std(1) / math.sqrt(best.shape[1]) if best.shape[1] > 1 else 0 * limit[part]
+                limit[part] = torch.maximum(limit[part], least[part] + STANDARD_ERRORS * error)
+                ratio = training(self.flat[part], owner).mean(1) / fitted.mean()
+                simpler = ratio.log() + cost * (self._freedom(part) - self._freedom(top)) < 0
+                limit[part] = limit[part].masked_fill(simpler, math.inf)
+        level = self._level().masked_fill(self.score > limit, math.inf)
         order = self.score.argsort(stable=True)
         order = order[level[order].argsort(stable=True)]
         flat = torch.full((problems, self.flat.shape[1]), math.nan, dtype=torch.float64, device=self.flat.device)
@@ -95,10 +123,18 @@ class Pool:
                 found[owners[index]].append(candidate)
         return found
 
+    def _freedom(self, index: Tensor) -> Tensor:
+        """How many numbers were fitted: half for one that is rounded, as it was chosen from few."""
+        flat, kind = self.flat[index], self.kind[index].unsqueeze(1)
+        power = self.parameter_kind == POWER
+        share = torch.where((kind == KINDS.index("rounded")) | ((kind == KINDS.index("powers")) & power), 0.5, 1.0)
+        return ((flat != 0) * share * (self.parameter_kind != GATE)).sum(1)
+
     def _level(self) -> Tensor:
         """How far from simple ``[C]``."""
         plain = torch.tensor([2 * _PLAIN, _PLAIN, _POWERS, 0], device=self.kind.device)
-        return (self.denominator + plain[self.kind]).double()
+        count = (self.flat != 0).sum(1) * _PARAMETER
+        return (self.denominator + plain[self.kind] + count).double()
 
     def _candidate(self, index: int) -> Candidate:
         score, base = float(self.score[index]), float(self.base[index])
@@ -107,6 +143,7 @@ class Pool:
 
     def copy(self) -> Pool:
         found = object.__new__(Pool)
+        found.parameter_kind = self.parameter_kind
         found.restore(self.state())
         return found
 

@@ -28,7 +28,9 @@ class Recipe:
         rows: training rows of an evaluation in refine and in settle; four times the parameters that have moved, over
             the outputs, where that is more.
         denominators: weights are rounded to fractions with denominators up to each of these.
-        slack: a simpler candidate is taken if its held-out error is at most ``1 + slack`` times the least.
+        slack: a simpler candidate is taken if its held-out error is at most ``1 + slack`` times the least. The noise
+            allows more: two standard errors of the difference over the held-out rows, or what the Bayesian information
+            criterion of the training rows prefers, up to 1.5 times the least.
         loss: "relative": squares of ``(y - target) / sqrt(target^2 + median(|target|)^2)``; "squared": squares of
             ``(y - target) / rms(target)``; each output by itself.
         holdout: share of the rows that is kept for choosing, at most 8,192 of them.

@@ -54,8 +54,10 @@ class Fits:
 class Fit:
     """The best model, and how it was found.
 
-    model: the model, without a model dimension. score: its held-out error in its own dtype, in the loss's unit. scores
-    ``[starts]``: each start's when it was last scored. retired ``[starts]``: after how many stages it was left behind.
+    model: the model, without a model dimension; a single power unit whose law has a coefficient other than 1 has
+    ``NAU(1, 1, clip=False)`` behind it. score: its held-out error in its own dtype, in the loss's unit. folds: 0, or
+    where few rows are held out the number of parts in which the score is cross-validated. scores ``[starts]``: each
+    start's when it was last scored. retired ``[starts]``: after how many stages it was left behind.
     steps: model-steps, gradients of `batch` rows for one model. rows: rows that those gradients took. chosen: the
     `Candidate` that was taken. candidates: all of them. history: what each stage began with and found. seconds: of
     computing. complete: False if it was interrupted.
@@ -72,3 +74,4 @@ class Fit:
     history: Sequence[dict[str, Any]] = field(repr=False)
     seconds: float = 0.0
     complete: bool = True
+    folds: int = 0

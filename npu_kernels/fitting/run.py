@@ -21,18 +21,20 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels.checks import check_whole
-from npu_kernels.fitting.batch import FREE, GATE, LINEAR, POWER, Template
+from npu_kernels.fitting.batch import COEFFICIENT, FREE, GATE, LINEAR, POWER, Template
 from npu_kernels.fitting.data import Data, Rows, check, stream
 from npu_kernels.fitting.identity import check_same, fingerprint
 from npu_kernels.fitting.pool import Pool, ranks
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.fitting.refine import Refinement
-from npu_kernels.fitting.result import Fits
+from npu_kernels.fitting.result import Candidate, Fits
+from npu_kernels.fitting.scale import LastSum, Scale
 from npu_kernels.fitting.search import Search
 from npu_kernels.layers.base import Unit
 
 NEAR = 0.15  # of the distance between two fractions of a denominator: a power so close to one is set first
 LOOK = 100  # evaluations of refine after which it is seen what is solved
+LINEAR_ROWS = 2048  # of the least squares for the weights of a sum
 EXACT = 16  # machine epsilons of the data that a solved problem's relative error may have
 
 
@@ -79,7 +81,10 @@ class Run:
                 f"got {template.num_models}"
             )
         self.tolerance = float((EXACT * torch.finfo(y.dtype).eps) ** 2)
-        self.data = Data.split(x, y, self.seeds, recipe, template.device)
+        self.scale = Scale(template, x.to(template.device), y.to(template.device))
+        x_divided, y_divided = self.scale.divided(x.to(template.device), y.to(template.device))
+        self.data = Data.split(x_divided, y_divided, self.seeds, recipe, template.device)
+        self.last = LastSum(template)
         self._dtypes = f"x {x.dtype}, y {y.dtype}, model {template.dtype}"
         self._single = self.data.training.to(template.dtype)
         self._moved = 0  # the most parameters of a model in refinement that have moved at all
@@ -92,7 +97,7 @@ class Run:
         self._rounding = torch.empty(0)  # the denominator and the start of each model of the refinement
         self._origin = torch.empty(0)
 
-        self._denominators = recipe.denominators if template.has(GATE, POWER, LINEAR) else ()
+        self._denominators = recipe.denominators if template.has(GATE, POWER, LINEAR, COEFFICIENT) else ()
         rounds = [steps for steps, _ in recipe.rungs]
         self._rungs = len(rounds)
         rounds.append(recipe.refine)
@@ -183,11 +188,7 @@ class Run:
         flat, problem, start = refinement.flat(), refinement.problem, self._origin
         base = self._errors(flat, problem)
         for denominator in self._denominators:
-            rounded = self.template.rounded(flat, denominator)
-            score = self._errors(rounded, problem).masked_fill(self.solved[problem], math.inf)
-            solved = torch.where(score <= self.tolerance, score, math.inf)
-            self.pool.add(rounded, problem, start, "rounded", denominator, solved, base, 1)
-            self.solved[problem[solved.isfinite()]] = True
+            self._add_rounded(flat, problem, start, denominator, base, solved_only=True)
         refinement.drop(self.solved.nonzero().squeeze(1))
 
     # ---- from stage to stage -------------------------------------------------------------------------------------
@@ -214,6 +215,7 @@ class Run:
         )
         if self.stage == len(self._lengths):
             self.search = self.refinement = None
+            self._fewer_units()
 
     def _errors(self, flat: Tensor, problem: Tensor) -> Tensor:
         held = self.data.held_out
@@ -226,12 +228,63 @@ class Run:
         self.pool.add(flat, problem, start, kind, 0, raw, raw, keep)
         least = raw.clone()
         for denominator in self._denominators:
-            rounded = self.template.rounded(flat, denominator)
-            score = self._errors(rounded, problem)
-            self.pool.add(rounded, problem, start, "rounded", denominator, score, raw, 1)
-            self.solved[problem[score <= self.tolerance]] = True
-            least = torch.minimum(least, score)
+            least = torch.minimum(least, self._add_rounded(flat, problem, start, denominator, raw))
         return least
+
+    def _add_rounded(
+        self, flat: Tensor, problem: Tensor, start: Tensor, denominator: int, base: Tensor, solved_only: bool = False
+    ) -> Tensor:
+        """Remember the best rounded model of each problem, and what is solved; the errors ``[A]``.
+
+        Coefficients are those of least squares: they have units and are no fractions, except where the data are exact.
+        solved_only: of problems that are not solved yet, and models that solve them.
+        """
+        free = self.template.has(COEFFICIENT)
+        rounded = self.template.rounded(flat, denominator, (GATE, POWER, LINEAR))
+        if free:
+            rounded = self.last.solved(rounded, problem, self.data.training.first(LINEAR_ROWS))
+        score = self._errors(rounded, problem)
+        fine = score <= self.tolerance
+        keep = fine & ~self.solved[problem] if solved_only else torch.ones_like(fine)
+        kept = score.masked_fill(~keep, math.inf)
+        self.pool.add(rounded, problem, start, "powers" if free else "rounded", denominator, kept, base, 1)
+        for other in (0, denominator) if free else ():
+            whole = self.scale.coefficients(rounded, problem, other)
+            error = self._errors(whole, problem)
+            exact = error <= self.tolerance
+            error = error.masked_fill(~(keep if other == 0 and not solved_only else exact), math.inf)
+            self.pool.add(whole, problem, start, "rounded", denominator, error, base, 1)
+            fine |= exact
+        self.solved[problem[fine]] = True
+        return score
+
+    def _fewer_units(self) -> None:
+        """Offer the chosen models without the units of the last sum that they do not need."""
+        flat, chosen = self._choose(self.pool)
+        owners = torch.tensor(
+            [p for p, one in enumerate(chosen) if one.start >= 0], device=flat.device, dtype=torch.long
+        )
+        if not self.last.there or not len(owners):
+            return
+        start = torch.tensor([chosen[p].start for p in owners.tolist()], device=flat.device)
+        base = torch.tensor([chosen[p].score for p in owners.tolist()], device=flat.device, dtype=torch.float64)
+        for fewer in self.last.fewer(flat[owners], owners, self.data.training.first(LINEAR_ROWS)):
+            error = self._errors(fewer, owners)
+            for place, p in enumerate(owners.tolist()):
+                one = slice(place, place + 1)
+                kind, denominator = chosen[p].kind, chosen[p].denominator
+                self.pool.add(fewer[one], owners[one], start[one], kind, denominator, error[one], base[one], 1)
+
+    def _choose(self, pool: Pool) -> tuple[Tensor, list[Candidate]]:
+        held, known = self.data.held_out, self.data.training.first(LINEAR_ROWS)
+
+        def losses(flat: Tensor, problem: int) -> Tensor:
+            return self.template.losses(flat, held.x, held.y, held.weight, problem)
+
+        def training(flat: Tensor, problem: int) -> Tensor:
+            return self.template.losses(flat, known.x, known.y, known.weight, problem)
+
+        return pool.choose(self.problems, self.tolerance, self.recipe.slack, losses, training)
 
     def _end_rung(self, search: Search) -> None:
         flat, last = search.flat(), self.stage + 1 == self._rungs
@@ -303,6 +356,9 @@ class Run:
 
     def _score_settled(self, flat: Tensor, problem: Tensor, start: Tensor, denominator: int, base: Tensor) -> None:
         """Models whose powers are fractions with a denominator, and their other weights rounded too."""
+        if self.template.has(COEFFICIENT):
+            self._add_rounded(flat, problem, start, denominator, base)
+            return
         if self.template.has(LINEAR, FREE):
             self.pool.add(flat, problem, start, "powers", denominator, self._errors(flat, problem), base, 1)
         for other in self._denominators if self.template.has(LINEAR) else self._denominators[:1]:
@@ -328,14 +384,15 @@ class Run:
             score = self._errors(flat, problem)
             kind = "raw" if self.search is not None else "refined"
             pool.add(flat, problem, start, kind, 0, score, score, 1)
-        flat, chosen = pool.choose(self.problems, self.tolerance, self.recipe.slack)
-        # Of the models as they are returned: their own dtype has its own eps and its own rounding.
-        held = self.data.held_out.to(self.template.dtype)
-        own = flat.to(self.template.dtype)
-        score = self.template.errors(own, held.x, held.y, held.weight, torch.arange(self.problems, device=own.device))
+        flat, chosen = self._choose(pool)
+        models = self.template.build(
+            self.scale.given(flat, torch.arange(self.problems, device=flat.device)), single=False
+        )
+        self.scale.finish(models)
         return Fits(
-            models=self.template.build(flat, single=False),
-            score=score.double().cpu(),
+            models=models,
+            # Of the models as they are returned: their own dtype has its own eps and its own rounding.
+            score=self.scale.score(models, self.data.held_out).cpu(),
             scores=self.scores.cpu(),
             retired=self.retired.cpu(),
             steps=self.rows.cpu() / self.recipe.batch,
@@ -347,12 +404,21 @@ class Run:
             complete=complete,
         )
 
+    @torch.no_grad()
+    def error_of(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean squared errors ``[problems]`` of the best models on other rows, weighted as the loss does."""
+        device = self.template.device
+        divided = self.scale.divided(x.to(device), y.to(device))
+        rows = self.data.weighted(*divided, self.recipe)
+        return self.scale.score(self.result().models, rows)
+
     # ---- saved and continued -------------------------------------------------------------------------------------
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
         """Everything that decides the numbers."""
-        return fingerprint(self.template, self.data, self._dtypes, self.seeds, self.recipe)
+        given = [self.scale.restored(rows) for rows in (self.data.training, self.data.held_out)]
+        return fingerprint(self.template, given, self._dtypes, self.seeds, self.recipe)
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""

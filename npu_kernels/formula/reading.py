@@ -105,13 +105,24 @@ def _note(layers: dict[str, Layer], eps: bool) -> str:
     return "eps is left out of the formula: " + "; ".join(parts) + "."
 
 
-def _symbols(
-    sympy: ModuleType, names: Sequence[Any] | None, count: int, positive: bool | Collection[str]
-) -> tuple[Any, ...]:
+def _never_negative(positive: Any, names: list[str]) -> bool | Collection[str]:
+    """`positive` itself, or of data ``[N, I]`` the names of the columns without a negative number."""
+    if isinstance(positive, bool) or not hasattr(positive, "shape"):
+        given: bool | Collection[str] = positive
+        return given
+    shape = tuple(positive.shape)
+    if len(shape) != 2 or shape[1] != len(names) or not shape[0]:
+        raise ValueError(f"read: positive must be data of shape (N, {len(names)}) if it is data, got shape {shape}")
+    columns = positive.T if not hasattr(positive, "columns") else positive.to_numpy().T
+    return {name for name, column in zip(names, columns, strict=True) if bool((column >= 0).all())}
+
+
+def _symbols(sympy: ModuleType, names: Sequence[Any] | None, count: int, positive: Any) -> tuple[Any, ...]:
     if names is None:
         names = [f"x{i}" for i in range(count)] if count > 1 else ["x"]
     if isinstance(names, str) or len(names) != count or len({str(name) for name in names}) != count:
         raise ValueError(f"read: inputs must be {count} different names (in_features), got {names!r}")
+    positive = _never_negative(positive, [str(name) for name in names])
     unknown = [] if isinstance(positive, bool) else sorted(set(positive) - {str(name) for name in names})
     if unknown:
         raise ValueError(f"read: positive must name inputs, got {unknown}")
@@ -135,7 +146,7 @@ def read(
     outputs: Sequence[str] | None = None,
     model: int | None = None,
     eps: bool = False,
-    positive: bool | Collection[str] = False,
+    positive: bool | Collection[str] | Any = False,
     max_denominator: int = 12,
 ) -> Formula:
     """The formula that a model computes.
@@ -149,7 +160,8 @@ def read(
         eps: whether the units' eps is kept. True: the expressions equal the model to rounding at every input, 0
             included. False: it is left out of ``|x| + eps``, so that powers read as powers; `Formula.note` says what
             that does, which matters for inputs not much greater than eps only.
-        positive: inputs that are never negative, True for all: their ``|x|`` is x then, and no ``[x < 0]`` is needed.
+        positive: inputs that are never negative, by name, or True for all: their ``|x|`` is x then, and no ``[x < 0]``
+            is needed. Or the data, ``[N, I]`` as a tensor, array or DataFrame: the inputs without a negative number.
         max_denominator: a weight that is, to its dtype's last digit, a fraction with at most this denominator is
             written as a fraction. Weights that are only near one are not changed: `simplify` changes them.
 

@@ -27,6 +27,7 @@ from npu_kernels.formula.models import layers_of, select
 from npu_kernels.formula.record import Change, Simplified, Step
 from npu_kernels.formula.scoring import Refit, Score, lbfgs, scorer
 from npu_kernels.formula.weights import GATES, PRUNED, ROUNDED, clip_, names_of, without_effect
+from npu_kernels.layers import NAU
 
 Place = tuple[str, tuple[int, ...]]  # a parameter's name, and an index into it
 Options = Callable[[Tensor], tuple[float, ...]]  # the values to try for a number, the simplest first
@@ -41,6 +42,7 @@ class _Work:
     refit: Refit | None
     limit: float | None
     error: float
+    sums: frozenset[str] = frozenset()  # weights of sums, of which only 0, 1 and -1 may cost anything
     fixed: dict[str, Tensor] = field(default_factory=dict)  # parameter -> bool, what a refit must not change
     steps: list[Step] = field(default_factory=list)
 
@@ -92,6 +94,13 @@ class _Work:
         self.restore(plain)
         return error
 
+    def most(self, place: Place, number: float) -> float:
+        """The greatest error with which a place may have a value."""
+        assert self.limit is not None
+        if place[0] not in self.sums or number in (0.0, 1.0, -1.0):
+            return self.limit
+        return min(self.limit, self.error + _rounding(self.module))
+
     def choose(self, place: Place, values: tuple[float, ...], left: int) -> tuple[float, float, bool]:
         """Give a place a value, or leave it: (value, error, whether it was accepted).
 
@@ -103,12 +112,12 @@ class _Work:
         state, share, tried = self.state(), self.error + (self.limit - self.error) / left, []
         for number in values:
             error = self.attempt(place, number)
-            if error <= share:
+            if error <= min(share, self.most(place, number)):
                 return number, error, True
             tried.append((error, number, self.state()))
             self.restore(state)
         error, number, best = min(tried, key=lambda trial: trial[0])
-        accepted = error <= self.limit
+        accepted = error <= self.most(place, number)
         if accepted:
             self.restore(best)
         return number, error, accepted
@@ -218,7 +227,20 @@ def _begin(
         limit = None if y is None else _limit_of_data(copy, y, error)
     else:
         limit = None if tolerance is None else error + float(tolerance)
-    return _Work(copy, measure, fit, limit, error, fixed)
+    sums = frozenset(fixed) & _sums(copy) if tolerance == "auto" and y is not None else frozenset()
+    return _Work(copy, measure, fit, limit, error, sums, fixed)
+
+
+def _sums(module: nn.Module) -> set[str]:
+    """The parameters of layers that add up."""
+    layers = layers_of("simplify", module).items()
+    found = {path: layer for path, layer in layers if isinstance(layer, (NAU, nn.Linear))}
+    return {f"{path}.{name}" if path else name for path, layer in found.items() for name in names_of(layer, ROUNDED)}
+
+
+def _rounding(module: nn.Module) -> float:
+    """The relative error that rounding may cause."""
+    return 16 * torch.finfo(next(module.parameters()).dtype).eps
 
 
 def _limit_of_data(module: nn.Module, y: Tensor, error: float) -> float:
@@ -229,7 +251,7 @@ def _limit_of_data(module: nn.Module, y: Tensor, error: float) -> float:
     """
     parameters = sum(int(p.count_nonzero()) for p in module.parameters())
     grown = error * math.exp(min(parameters * math.log(y.numel()) / (2 * y.numel()), 0.5))
-    return max(grown, error + 16 * torch.finfo(next(module.parameters()).dtype).eps)
+    return max(grown, error + _rounding(module))
 
 
 def _end(work: _Work, error: float, parameters: int) -> Simplified:
@@ -265,7 +287,8 @@ def simplify(
             and kept while the error is at most that of the model given plus the tolerance. A gate may go to its farther
             end then, and a weight to the simplest fraction that costs no more than its share of what is left. "auto":
             with y, as much as the noise and the number of rows allow (by BIC, for all parameters together): hardly
-            anything for an exact fit or many rows; without y, all changes.
+            anything for an exact fit or many rows; without y, all changes. With y, weights of sums (NAU, Linear) become
+            0, 1 or -1 by this rule, and other fractions only where that costs nothing: a measured constant is none.
         model: index of the model where the layers have `num_models`.
         score: instead of x and y: a function of the model that gives its error, for example of a trajectory.
         refit: iterations of L-BFGS on the data after each change, in which what was made simple stays as it is; or a

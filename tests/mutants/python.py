@@ -129,7 +129,8 @@ FORMULA = [
         "fractions-greatest-denominator": ("range(2, max_denominator + 1)", "range(2, max_denominator)"),
     }),
     *mutants(PACKAGE + "formula/simplify.py", "tests/test_formula_simplify.py", {
-        "simplify-share": ("            if error <= share:\n", "            if error <= self.limit:\n"),
+        "simplify-share": ("error <= min(share, self.most(place, number))", "error <= self.most(place, number)"),
+        "simplify-fractions-of-constants": ("number in (0.0, 1.0, -1.0)", "number is not None"),
         "simplify-worse-refit": ("        if refitted <= error:\n", "        if refitted < 1e300:\n"),
         "simplify-refused-is-free": ("            self.fix(place, accepted)\n", "            self.fix(place, True)\n"),
         "simplify-farther-gate": ("return (near,) if self.limit is None else (near, 1.0 - near)", "return (near,)"),
@@ -160,7 +161,7 @@ FORMULA = [
 
 FITTING = [
     *mutants(PACKAGE + "fitting/data.py", FITS, {
-        "fit-weights-see-held-out-rows": ("known = y[:, held:]\n        square", "known = y\n        square"),
+        "fit-weights-see-held-out-rows": ("known = y[:, held:]\n", "known = y\n"),
         "fit-held-out-rows": ("order = torch.stack([torch.randperm(count, generator=stream(\"split\", seed)) for seed in seeds])", "order = torch.stack([torch.randperm(count, generator=stream(\"split\", 0)) for seed in seeds])"),
         "fit-too-many-rows": ("torch.cat([x for x, _ in found])[:rows],", "torch.cat([x for x, _ in found]),"),
     }),
@@ -174,9 +175,18 @@ FITTING = [
         "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
     }),
     *mutants(PACKAGE + "fitting/pool.py", FITS, {
+        "fit-standard-errors": ("limit[part] = torch.maximum(limit[part], least[part] + STANDARD_ERRORS * error)", "pass"),
         "fit-slack": ("torch.clamp(least * (1 + slack), min=tolerance)", "torch.clamp(least, min=tolerance)"),
         "fit-simplest-of-the-good": ("order = order[level[order].argsort(stable=True)]", "order = order[level.argsort(stable=True)]"),
         "fit-ranks-of-a-problem": ("found[order] = place - torch.searchsorted(owner, owner)", "found[order] = place"),
+    }),
+    *mutants(PACKAGE + "fitting/scale.py", FITS, {
+        "fit-units-of-y": ('found[_join(self._last, "weight")] += y.unsqueeze(2)', "pass"),
+        "fit-units-of-x": ('found[_join(self._first, "weight")] -= x.unsqueeze(1)', "pass"),
+        "fit-units-of-powers": ("(w * gate.unsqueeze(1)) @ x", "w @ (0 * x)"),
+        "fit-eps-of-other-units": ("unit.eps = unit.eps or torch.finfo(unit.weight_re.dtype).tiny", "pass"),
+        "fit-spare-units": ("while float(used.sum(1).max()) > 1:", "while False:"),
+        "fit-coefficient-of-one": ("if not bool((weight == 1).all()):", "if True:"),
     }),
     *mutants(PACKAGE + "fitting/batch.py", FITS, {
         "fit-rounded-gates": ("torch.where(self.kind == GATE, flat.round(), result)", "torch.where(self.kind == GATE, flat, result)"),
