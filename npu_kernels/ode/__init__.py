@@ -7,10 +7,20 @@ first_nonfinite  where trajectories leave the finite numbers
 rollout_any      any other model, through torchdiffeq
 """
 
+from npu_kernels.ode.accuracy import InaccurateError
 from npu_kernels.ode.checks import NonFiniteError, first_nonfinite
 from npu_kernels.ode.interpolation import interpolate
 from npu_kernels.ode.other import rollout_any
 from npu_kernels.ode.reference import METHODS
 from npu_kernels.ode.solver import integrate, rollout
 
-__all__ = ["METHODS", "NonFiniteError", "first_nonfinite", "integrate", "interpolate", "rollout", "rollout_any"]
+__all__ = [
+    "METHODS",
+    "InaccurateError",
+    "NonFiniteError",
+    "first_nonfinite",
+    "integrate",
+    "interpolate",
+    "rollout",
+    "rollout_any",
+]

@@ -158,8 +158,18 @@ def check_trajectory(function: str, trajectory: Any, states: int, name: str = "t
 def first_nonfinite(trajectory: Tensor) -> Tensor:
     """The first step at which a trajectory ``[..., steps + 1, D]`` is inf or nan, ``[...]``; -1 where it is finite."""
     check_trajectory("first_nonfinite", trajectory, 1)
-    bad = ~trajectory.detach().isfinite().all(-1)
-    return torch.where(bad.any(-1), bad.int().argmax(-1), -1)
+    return first_true(~trajectory.detach().isfinite().all(-1))
+
+
+def first_true(flags: Tensor) -> Tensor:
+    """The first True along the last dimension; -1 where there is none."""
+    return torch.where(flags.any(-1), flags.int().argmax(-1), -1)
+
+
+def who(at: tuple[int, ...], models: bool, many: bool) -> str:
+    """The name of the trajectory with index `at`, for a message."""
+    names = [name for name, there in (("model", models), ("start", many)) if there]
+    return " ".join(f"{name} {index}" for name, index in zip(names, at, strict=True)) or "the trajectory"
 
 
 def raise_nonfinite(function: str, trajectory: Tensor, derivatives: Tensor | None, models: bool, many: bool) -> None:
@@ -179,10 +189,9 @@ def raise_nonfinite(function: str, trajectory: Tensor, derivatives: Tensor | Non
     if not len(where):
         return
     at = tuple(where[0].tolist())
-    names = [name for name, there in (("model", models), ("start", many)) if there]
-    who = " ".join(f"{name} {index}" for name, index in zip(names, at, strict=True)) or "the trajectory"
     number = f", the first of {len(where)} of {first.numel()} trajectories" if first.numel() > 1 else ""
     raise NonFiniteError(
-        f"{function}: {who} is not finite from step {int(first[at])} on{number}; nonfinite='keep' returns it as it is",
+        f"{function}: {who(at, models, many)} is not finite from step {int(first[at])} on{number}; nonfinite='keep' "
+        "returns it as it is",
         first,
     )

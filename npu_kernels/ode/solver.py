@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,10 @@ from torch.jit import is_tracing
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import dispatch, functional, operands
+from npu_kernels import reference as layers
 from npu_kernels.autograd import eager_only
 from npu_kernels.backends import direct
-from npu_kernels.ode import checks
+from npu_kernels.ode import accuracy, checks
 from npu_kernels.ode.function import Loop, RolloutFunction, as_rows, backward_of_the_fast_path, forward
 from npu_kernels.ode.operators import has_time_loop
 from npu_kernels.ode.reference import METHODS, solve
@@ -33,7 +35,8 @@ def rollout(
     memory: str = "full",
     nonfinite: str = "raise",
     derivatives: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    error: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
     """The trajectory of ``u' = model(u)`` at times 0, dt, .. steps dt, by `steps` explicit steps.
 
     Args:
@@ -50,9 +53,12 @@ def rollout(
         nonfinite: "raise" (`NonFiniteError` names model and step) or "keep": trajectories with inf and nan are
             returned, and do not affect those of the other models and starts.
         derivatives: return also ``model(u)`` at every state, for `interpolate`; gradients flow through it.
+        error: return also an estimate of the error of every state, from a second run with steps of half the size. It
+            has no gradient. Together this takes three times as long. With nonfinite="raise", a trajectory whose error
+            exceeds its states raises `InaccurateError`, which says whether the model is stiff and what to do.
 
     Returns:
-        The trajectory ``[(K,) (B,) steps + 1, D]``, or with `derivatives` a pair of such.
+        The trajectory ``[(K,) (B,) steps + 1, D]``; with `derivatives`, `error` or both a tuple of such, in that order.
 
     The gradient is the exact one of these steps (the discrete adjoint), for u0 and all parameters. Higher derivatives
     are correct too, computed by the eager loop. On the CPU the loop and its adjoint are one call each, and on a GPU one
@@ -82,6 +88,7 @@ def rollout(
         memory=memory,
         nonfinite=nonfinite,
         derivatives=derivatives,
+        error=error,
         eps=power.eps,
         gate_gradient=power.gate_gradient,
         clip=nau.clip,
@@ -102,11 +109,12 @@ def integrate(
     memory: str = "full",
     nonfinite: str = "raise",
     derivatives: bool = False,
+    error: bool = False,
     eps: float | None = None,
     gate_gradient: str = CLIP,
     clip: bool = True,
     _name: str = "integrate",
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, ...]:
     """The trajectory of ``u' = NAU(NPU(u))`` at times 0, dt, .. steps dt, for weights that are no modules.
 
     Args:
@@ -123,14 +131,19 @@ def integrate(
         nonfinite: "raise" (`NonFiniteError` names model and step) or "keep": trajectories with inf and nan are
             returned.
         derivatives: return also the right-hand side at every state, for `interpolate`.
+        error: return also an estimate of the error of every state (see `rollout`).
         eps: added to ``|u|``; None for the machine epsilon of the dtype.
         gate_gradient: "clip" (none where the gate is outside [0, 1]) or "straight_through".
         clip: clip the NAU's weight to [-1, 1].
 
-    Returns the trajectory ``[(K,) (B,) steps + 1, D]``, or with `derivatives` a pair of such. Raises ValueError for
-    shapes and values, TypeError for dtypes.
+    Returns the trajectory ``[(K,) (B,) steps + 1, D]``; with `derivatives`, `error` or both a tuple of such. Raises
+    ValueError for shapes and values, TypeError for dtypes.
     """
     checks.check_options(_name, steps, dt, method, memory, nonfinite)
+    if error is not False:
+        options = {"derivatives": derivatives, "eps": eps, "gate_gradient": gate_gradient, "clip": clip, "_name": _name}
+        options |= {"steps": steps, "dt": dt, "method": method, "memory": memory, "nonfinite": nonfinite}
+        return _with_error(error, u0, (weight_re, weight_im, gate, weight), options)
     if direct.ode is not None and not is_compiling() and dispatch.forced() in dispatch.DIRECT:
         plain = (METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives)
         found = direct.ode(u0, weight_re, weight_im, gate, weight, *plain)
@@ -163,6 +176,37 @@ def integrate(
     if nonfinite == "raise":
         checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, many)
     return trajectory if slopes is None else (trajectory, slopes)
+
+
+def _with_error(error: Any, u0: Tensor, weights: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
+    """What `integrate` gives without `error`, and the estimate."""
+    name, method, dt = options["_name"], options["method"], options["dt"]
+    if error is not True:
+        raise TypeError(f"{name}: error must be True or False, got {error!r}")
+    options["nonfinite"], nonfinite = "keep", options["nonfinite"]
+    found = integrate(u0, *weights, **options)  # type: ignore[arg-type]
+    outputs = found if isinstance(found, tuple) else (found,)
+    with torch.no_grad():
+        twice = {"steps": 2 * options["steps"], "dt": dt / 2, "derivatives": False}
+        halved: Any = integrate(u0, *weights, **(options | twice))  # type: ignore[arg-type]
+        size = accuracy.estimate(outputs[0], halved, method)
+    weight_re = weights[0]
+    assert weight_re is not None
+    models, many = weight_re.dim() == 3, outputs[0].dim() > weight_re.dim()
+
+    def hint(at: tuple[int, ...], state: Tensor) -> str:
+        own = [t if t is None else (t[at[0]] if models else t).detach() for t in weights]
+        eps = operands.EPS[state.dtype] if options["eps"] is None else options["eps"]
+
+        def f(u: Tensor) -> Tensor:
+            return layers.nau(layers.npu(u[None], *own[:3], eps=eps), own[3], clip=options["clip"])[0]  # type: ignore[arg-type]
+
+        return accuracy.stiffness(f, state.detach(), dt, method)
+
+    if nonfinite == "raise":
+        accuracy.raise_inaccurate(name, outputs[0], size, hint, models, many)
+        checks.raise_nonfinite(name, outputs[0], outputs[1] if len(outputs) > 1 else None, models, many)
+    return *outputs, size
 
 
 def _fused(loop: Loop, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
