@@ -178,7 +178,9 @@ def integrate(
     return trajectory if slopes is None else (trajectory, slopes)
 
 
-def _with_error(error: Any, u0: Tensor, weights: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
+def _with_error(
+    error: Any, u0: Tensor, weights: tuple[Tensor | None, ...], options: dict[str, Any]
+) -> tuple[Tensor, ...]:
     """What `integrate` gives without `error`, and the estimate."""
     name, method, dt = options["_name"], options["method"], options["dt"]
     if error is not True:
