@@ -51,6 +51,17 @@ def test_zero_inputs_and_factors(isa: str, num_models: int | None, shared: bool)
         assert relative_error(actual, expected) < 5e-14
 
 
+@pytest.mark.parametrize("at", [0, 300, -1])
+def test_a_single_zero_input_of_inalu(isa: str, at: int) -> None:
+    """Wherever it is, also among the last values, which fill no register."""
+    sample = RECORDS["inalu"].sample(61, 5, 3)
+    assert (sample.x != 0).all()
+    sample.x.view(-1)[at] = 0
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    for actual, expected in zip(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True):
+        assert relative_error(actual, expected) < 5e-14
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_special_input_of_inalu(isa: str, dtype: torch.dtype) -> None:
     """Rows with one special input: output, what is saved and the input's gradient are the formula's."""
