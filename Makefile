@@ -41,7 +41,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Kept between builds; the core's unit tests are built there too.
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
-.PHONY: demo test fuzz sanitize tsan allocations lint format bench mutants gpu tables docs resources wheels test-wheels \
+.PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench mutants gpu tables docs resources wheels test-wheels \
   test-sdist support version install clean
 
 demo: install
@@ -50,11 +50,14 @@ demo: install
 # Processes of their own: Triton decides when it is imported whether it interprets, and then compiles nothing. The kernels
 # are tested with the newest Triton, and those that matter most with the oldest too. The interpreter uses one core and times
 # nothing: these tests share the cores.
-test: install $(OLD_TRITON)/.installed
+test: test-setup
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --ignore tests/triton $(ARGS)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/triton $(ARGS)
 	AOT_QUICK=1 TRITON_INTERPRET=1 PYTHONPATH=$(OLD_TRITON) $(BIN)/python -m pytest -n auto \
 	  tests/triton/test_version.py tests/triton/test_kernels.py tests/triton/test_aot.py -m "not gpu" -k "$(OLD_TESTS)" $(ARGS)
+
+# All that the tests need. With -j2 the compiler works while packages are installed.
+test-setup: install $(OLD_TRITON)/.installed
 
 fuzz: install
 	NPU_KERNELS_FUZZ=$(SECONDS) $(BIN)/python -m pytest tests/fuzz $(ARGS)
@@ -134,7 +137,7 @@ support: install
 version:
 	@sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml
 
-install: $(VENV)/.built
+install: $(VENV)/.requirements $(VENV)/.built
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -143,7 +146,12 @@ $(VENV)/.created:
 	  { echo "python's venv module is missing; Debian, Ubuntu: apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-$(VENV)/.requirements: $(VENV)/.created requirements.txt
+# What the build needs.
+$(VENV)/.tools: $(VENV)/.created requirements.txt
+	$(BIN)/pip install -c requirements.txt torch setuptools cmake ninja
+	@touch $@
+
+$(VENV)/.requirements: $(VENV)/.tools
 	$(BIN)/pip install -r requirements.txt
 	@touch $@
 
@@ -159,7 +167,7 @@ $(VENV)/.docs: $(VENV)/.created requirements-docs.txt
 	$(BIN)/pip install -r requirements-docs.txt
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.requirements $(SOURCES)
+$(VENV)/.built: $(VENV)/.tools $(SOURCES)
 	$(BIN)/pip install --no-build-isolation --no-deps -e .
 	@touch $@
 
