@@ -124,7 +124,7 @@ wheels: $(VENV)/.release
 	$(BIN)/python release/wheels.py $(ARGS)
 
 test-wheels: $(VENV)/.created
-	$(BIN)/python release/try_install.py dist/*.whl --torch $(TORCH) --python $(PYTHON) --fast-path $(ARGS)
+	$(BIN)/python release/try_install.py dist/*_$(shell uname -m).whl --torch $(TORCH) --python $(PYTHON) --fast-path $(ARGS)
 
 test-sdist: $(VENV)/.release
 	rm -rf build/sdist

@@ -24,6 +24,20 @@ double __wrap_pow(double base, double exponent) { return npu_old_pow(base, expon
 extern "C" [[noreturn]] NPU_LOCAL void npu_throw_bad_array_new_length() __asm__("_ZSt28__throw_bad_array_new_lengthv");
 void npu_throw_bad_array_new_length() { throw std::bad_array_new_length(); }
 
+// The counts of references to an exception, by the functions that copy and destroy an exception_ptr: these are older.
+// Each names its version, so that it is never the inline one of this compiler's headers, which would call us again.
+extern "C" void npu_old_copy(void* pointer, const void* from);
+__asm__(".symver npu_old_copy, _ZNSt15__exception_ptr13exception_ptrC1ERKS0_@CXXABI_1.3.3");
+extern "C" void npu_old_destroy(void* pointer);
+__asm__(".symver npu_old_destroy, _ZNSt15__exception_ptr13exception_ptrD1Ev@CXXABI_1.3.3");
+extern "C" NPU_LOCAL void npu_addref(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");
+void npu_addref(void* pointer) {
+  void* copy;  // never destroyed: its reference is the one that is added
+  npu_old_copy(&copy, pointer);
+}
+extern "C" NPU_LOCAL void npu_release(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
+void npu_release(void* pointer) { npu_old_destroy(pointer); }
+
 // The string streams' constructors without arguments, by those with the default mode, which are older.
 extern "C" NPU_LOCAL void npu_ostringstream(std::ostringstream* stream) __asm__(
     "_ZNSt7__cxx1119basic_ostringstreamIcSt11char_traitsIcESaIcEEC1Ev");

@@ -3,7 +3,8 @@
     python release/check_install.py [--fast-path] [--row FILE]
 
 --fast-path: fail where the fast path is missing. --row: append what was run to a file, one JSON object a line, from
-which `python release/support.py` makes the table in docs/install.md. It refuses the package in the source tree.
+which `python release/support.py` makes the table in docs/install.md; --emulated: the row says that an emulator ran it.
+The package in the source tree is refused.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def check_training() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast-path", action="store_true")
+    parser.add_argument("--emulated", action="store_true")
     parser.add_argument("--row", type=Path)
     arguments = parser.parse_args()
     if Path(npu_kernels.__file__).is_relative_to(ROOT):
@@ -103,6 +105,7 @@ def main() -> None:
         "fast path": direct.npu is not None,
         "wheel": next((line.split()[-1] for line in tags.splitlines() if line.startswith("Tag:")), ""),
         "calls": calls,
+        **({"emulated": True} if arguments.emulated else {}),
     }
     print(f"{calls} calls agree with the eager formulas")
     if arguments.row:

@@ -1,11 +1,14 @@
-"""Builds what a release uploads: the sdist, and one wheel with the fast path for many torches and Pythons.
+"""Builds what a release uploads: the sdist, and for each processor one wheel with the fast path for many torches and
+Pythons.
 
     python release/wheels.py                                    every pair in release/pairs.txt whose Python is here
     python release/wheels.py --pairs 2.13.0:3.11 2.15.0:3.13    these
+    python release/wheels.py --targets x86_64 aarch64           for Linux on Arm too, by a cross compiler
 
 The core is compiled once; each pair adds one small library, compiled against that torch's headers and that Python's.
 The headers come from the wheel of torch for Macs, by far the smallest: a release's headers are the same on all
-platforms, but for functions that exist on one of them only.
+platforms, but for functions that exist on one of them only. A wheel for another processor takes Python's headers from
+here too: those of a Python that python.org's sources were built to (Debian's include a header of the other processor).
 
 On Linux the wheel becomes a manylinux_2_28 one (auditwheel), which says that it runs with glibc 2.28 and newer. This
 fails where a library needs anything newer, where a pair's fast path is missing, where the wheel is larger than 10 MB,
@@ -27,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEADERS = ROOT / "build" / "headers"
 LARGEST = 10_000_000  # bytes
 MAC = [option for tag in ("macosx_14_0_arm64", "macosx_11_0_arm64") for option in ("--platform", tag)]
+NATIVE = platform.machine()
 FLAGS = "import sys, sysconfig; print(sys.implementation.cache_tag + sys.abiflags, sysconfig.get_path('include'))"
 
 
@@ -69,32 +73,42 @@ def fast_path(torch: str, python: str) -> str | None:
     return f"direct-torch{torch}-{tag}|{headers(torch)}|{include}"
 
 
-def build(out: Path, pairs: list[str], strict: bool) -> Path:
-    """The wheel, tagged for this machine's kind."""
-    found = {pair: fast_path(*pair.split(":")) for pair in pairs}
-    missing = [pair for pair, path in found.items() if path is None]
-    print(f"{len(pairs) - len(missing)} pairs; no such Python here: {', '.join(missing) or '-'}", flush=True)
-    if missing and strict:
-        sys.exit("release/wheels.py: a Python of a pair is missing")
-    paths = [path for path in found.values() if path]
-    if not paths:
-        sys.exit("release/wheels.py: no Python of any pair is here")
+def cross_compiler(target: str) -> dict[str, str]:
+    """What CMake, pip and setup.py are told to build for another processor."""
+    compiler = shutil.which(f"{target}-linux-gnu-g++")
+    if compiler is None:
+        sys.exit(
+            f"release/wheels.py: no compiler for {target} (Debian, Ubuntu: apt-get install g++-{target}-linux-gnu)"
+        )
+    return {
+        "CXX": compiler,
+        "CMAKE_ARGS": f" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={target}",
+        "_PYTHON_HOST_PLATFORM": f"linux-{target}",
+    }
+
+
+def build(out: Path, pairs: list[str], target: str) -> Path:
+    """The wheel, tagged for that kind of machine."""
+    paths = [path for path in (fast_path(*pair.split(":")) for pair in pairs) if path]
     raw = ROOT / "build" / "wheels"
     shutil.rmtree(raw, ignore_errors=True)
-    old_glibc = " -DNPU_KERNELS_OLD_GLIBC=ON" if sys.platform == "linux" else ""
+    special = {} if target == NATIVE else cross_compiler(target)
+    # Without symbols: `auditwheel repair --strip` knows this machine's libraries only.
+    linux = " -DNPU_KERNELS_OLD_GLIBC=ON -DCMAKE_SHARED_LINKER_FLAGS=-s -DCMAKE_MODULE_LINKER_FLAGS=-s"
+    arguments = os.environ.get("CMAKE_ARGS", "") + special.pop("CMAKE_ARGS", "")
     call(
         sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "-w", raw, ROOT,
         NPU_KERNELS_FAST_PATHS=";".join(paths), NPU_KERNELS_TORCH=str(headers(pairs[0].split(":")[0])),
-        NPU_KERNELS_BUILD=str(ROOT / "build" / "cmake-wheels"),
-        CMAKE_ARGS=os.environ.get("CMAKE_ARGS", "") + old_glibc,
+        NPU_KERNELS_BUILD=str(ROOT / "build" / f"cmake-wheels-{target}"),
+        CMAKE_ARGS=arguments + (linux if sys.platform == "linux" else ""), **special,
     )  # fmt: skip
     (wheel,) = raw.glob("*.whl")
     if sys.platform != "linux":
         return Path(shutil.copy(wheel, out))
-    tag = f"manylinux_2_28_{platform.machine()}"
     apart = [f"--exclude=lib{name}.so" for name in ("torch_cpu", "torch_python", "c10")]  # the user's torch has them
     before = set(out.glob("*.whl"))
-    call(sys.executable, "-m", "auditwheel", "repair", "--strip", "--plat", tag, *apart, "-w", out, wheel)
+    tag = f"manylinux_2_28_{target}"
+    call(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", tag, *apart, "-w", out, wheel)
     (made,) = set(out.glob("*.whl")) - before
     return made
 
@@ -114,13 +128,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", nargs="+", metavar="TORCH:PYTHON", default=pairs_of_the_release())
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="the folder for sdist and wheel, emptied first")
+    parser.add_argument("--targets", nargs="+", metavar="PROCESSOR", default=[NATIVE], help="x86_64, aarch64, ...")
     parser.add_argument("--strict", action="store_true", help="fail where a pair's Python is not here")
     arguments = parser.parse_args()
+    missing = [pair for pair in arguments.pairs if fast_path(*pair.split(":")) is None]
+    print(f"{len(arguments.pairs) - len(missing)} pairs; no such Python here: {', '.join(missing) or '-'}", flush=True)
+    if missing and (arguments.strict or len(missing) == len(arguments.pairs)):
+        sys.exit("release/wheels.py: the Python of a pair is missing")
     out = arguments.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     call(sys.executable, "setup.py", "-q", "sdist", "-d", out)
-    check(build(out, arguments.pairs, arguments.strict))
+    for target in arguments.targets:
+        check(build(out, arguments.pairs, target))
     call(sys.executable, "-m", "twine", "check", "--strict", *sorted(out.iterdir()))
 
 
