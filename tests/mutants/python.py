@@ -114,7 +114,7 @@ TIME_LOOP = [
         "ode-times-outside": ("outside = ~((at >= -slack) & (at <= steps + slack))", "outside = at > steps + slack"),
     }),
     *mutants(PACKAGE + "ode/checks.py", "tests/test_ode.py -k 'nonfinite or errors or divergence'", {
-        "ode-first-step-that-is-not-finite": ("bad.int().argmax(-1), -1)", "bad.int().argmax(-1) - 1, -1)"),
+        "ode-first-step-that-is-not-finite": ("flags.int().argmax(-1), -1)", "flags.int().argmax(-1) - 1, -1)"),
         "ode-finite-derivatives": ("            last = last + derivatives.select(-2, -1).sum()\n", "            last = last + 0\n"),
         "ode-starts-of-other-models": ("found[0] not in (1, k)", "found[0] < 1"),
         "ode-clip-bound-of-a-model": ("power.num_models,\n    ):", "nau.num_models,\n    ):"),

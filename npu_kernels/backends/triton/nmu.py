@@ -53,6 +53,20 @@ UNROLL = tl.constexpr(4)  # inputs per step of a loop
 
 
 @triton.jit
+def _tile(B, O, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr):
+    """This program's model, the numbers of its tiles of rows and outputs, which these are, and whether they exist."""
+    tiles_b = tl.cdiv(B, BLOCK_B)
+    tiles_o = tl.cdiv(O, BLOCK_O)
+    pid = tl.program_id(0)
+    k = (pid // (tiles_b * tiles_o)).to(tl.int64)
+    pid_b = ((pid // tiles_o) % tiles_b).to(tl.int64)
+    pid_o = (pid % tiles_o).to(tl.int64)
+    offs_b = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
+    offs_o = pid_o * BLOCK_O + tl.arange(0, BLOCK_O)
+    return k, pid_b, pid_o, offs_b, offs_o, offs_b < B, offs_o < O
+
+
+@triton.jit
 def _factor(x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, ACC: tl.constexpr):
     """``x [BLOCK_B, 1], weight [1, BLOCK_O]`` and the factors of input i; 1 beyond the last row, output or input."""
     x = tl.load(x_ptr + offs_b * I + i, mask=mask_b & (i + 0 * offs_b < I), other=1.0).to(ACC)[:, None]
@@ -113,14 +127,7 @@ def nmu_forward_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
-    tiles_b = tl.cdiv(B, BLOCK_B)
-    tiles_o = tl.cdiv(O, BLOCK_O)
-    pid = tl.program_id(0)
-    k = (pid // (tiles_b * tiles_o)).to(tl.int64)
-    offs_b = ((pid // tiles_o) % tiles_b).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
-    offs_o = (pid % tiles_o).to(tl.int64) * BLOCK_O + tl.arange(0, BLOCK_O)
-    mask_b = offs_b < B
-    mask_o = offs_o < O
+    k, _pid_b, _pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
     w_ptr += k * O * I
@@ -151,16 +158,7 @@ def nmu_backward_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
-    tiles_b = tl.cdiv(B, BLOCK_B)
-    tiles_o = tl.cdiv(O, BLOCK_O)
-    pid = tl.program_id(0)
-    k = (pid // (tiles_b * tiles_o)).to(tl.int64)
-    pid_b = ((pid // tiles_o) % tiles_b).to(tl.int64)
-    pid_o = (pid % tiles_o).to(tl.int64)
-    offs_b = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
-    offs_o = pid_o * BLOCK_O + tl.arange(0, BLOCK_O)
-    mask_b = offs_b < B
-    mask_o = offs_o < O
+    k, pid_b, pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
     w_ptr += k * O * I
@@ -234,14 +232,7 @@ def nmru_forward_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
-    tiles_b = tl.cdiv(B, BLOCK_B)
-    tiles_o = tl.cdiv(O, BLOCK_O)
-    pid = tl.program_id(0)
-    k = (pid // (tiles_b * tiles_o)).to(tl.int64)
-    offs_b = ((pid // tiles_o) % tiles_b).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
-    offs_o = (pid % tiles_o).to(tl.int64) * BLOCK_O + tl.arange(0, BLOCK_O)
-    mask_b = offs_b < B
-    mask_o = offs_o < O
+    k, _pid_b, _pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
     w_ptr += k * O * 2 * I
@@ -272,6 +263,43 @@ def _sum_weight(d_f, size, d_turns, x, weight, CLIP: tl.constexpr, SEPARATE: tl.
     return tl.sum(total, axis=0)
 
 
+@triton.jit
+def _product_of_pairs(
+    x_ptr,
+    w_ptr,
+    I,
+    offs_b,
+    offs_o,
+    mask_b,
+    mask_o,
+    EPS: tl.constexpr,
+    CLIP: tl.constexpr,
+    SEPARATE: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
+    """``mantissa, exponent, zeros, turns``: the product of the factors that are not 0, the number of those that are 0,
+    and the sum in the cosine over pi.
+    """
+    mantissa = tl.full([BLOCK_B, BLOCK_O], 1.0, ACC)
+    exponent = tl.zeros([BLOCK_B, BLOCK_O], dtype=tl.int32)
+    zeros = tl.zeros([BLOCK_B, BLOCK_O], dtype=tl.int32)
+    turns = tl.zeros([BLOCK_B, BLOCK_O], dtype=ACC)
+    for i in range(loop_end(I)):
+        x, r, weight_x, weight_r = _pair(x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, EPS, ACC)
+        _, _, f = _factor_of(x, weight_x, CLIP, SEPARATE)
+        _, _, g = _factor_of(r, weight_r, CLIP, SEPARATE)
+        m_f, e_f = _decompose(f)
+        m_g, e_g = _decompose(g)
+        mantissa, e = _decompose(mantissa * m_f * m_g)
+        exponent += e + e_f + e_g
+        zeros += (f == 0).to(tl.int32) + (g == 0).to(tl.int32)
+        if SEPARATE:
+            turns += (x < 0).to(ACC) * weight_x + (r < 0).to(ACC) * weight_r
+    return mantissa, exponent, zeros, turns
+
+
 @triton.jit(do_not_specialize=["K", "B"])
 def nmru_backward_kernel(
     grad_y_ptr,  # [K, B, O]
@@ -293,16 +321,7 @@ def nmru_backward_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
-    tiles_b = tl.cdiv(B, BLOCK_B)
-    tiles_o = tl.cdiv(O, BLOCK_O)
-    pid = tl.program_id(0)
-    k = (pid // (tiles_b * tiles_o)).to(tl.int64)
-    pid_b = ((pid // tiles_o) % tiles_b).to(tl.int64)
-    pid_o = (pid % tiles_o).to(tl.int64)
-    offs_b = pid_b * BLOCK_B + tl.arange(0, BLOCK_B)
-    offs_o = pid_o * BLOCK_O + tl.arange(0, BLOCK_O)
-    mask_b = offs_b < B
-    mask_o = offs_o < O
+    k, pid_b, pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
     w_ptr += k * O * 2 * I
@@ -310,21 +329,9 @@ def nmru_backward_kernel(
     offs_y = (k * B + offs_b)[:, None] * O + offs_o[None, :]
     upstream = tl.load(grad_y_ptr + offs_y, mask=mask, other=0.0).to(ACC)
 
-    mantissa = tl.full([BLOCK_B, BLOCK_O], 1.0, ACC)
-    exponent = tl.zeros([BLOCK_B, BLOCK_O], dtype=tl.int32)
-    zeros = tl.zeros([BLOCK_B, BLOCK_O], dtype=tl.int32)
-    turns = tl.zeros([BLOCK_B, BLOCK_O], dtype=ACC)
-    for i in range(loop_end(I)):
-        x, r, weight_x, weight_r = _pair(x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, EPS, ACC)
-        _, _, f = _factor_of(x, weight_x, CLIP, SEPARATE)
-        _, _, g = _factor_of(r, weight_r, CLIP, SEPARATE)
-        m_f, e_f = _decompose(f)
-        m_g, e_g = _decompose(g)
-        mantissa, e = _decompose(mantissa * m_f * m_g)
-        exponent += e + e_f + e_g
-        zeros += (f == 0).to(tl.int32) + (g == 0).to(tl.int32)
-        if SEPARATE:
-            turns += (x < 0).to(ACC) * weight_x + (r < 0).to(ACC) * weight_r
+    mantissa, exponent, zeros, turns = _product_of_pairs(
+        x_ptr, w_ptr, I, offs_b, offs_o, mask_b, mask_o, EPS, CLIP, SEPARATE, ACC, BLOCK_B, BLOCK_O
+    )
     if SEPARATE:
         sine, cosine = sincos(turns * PI)
         turns = upstream * tl.where(zeros == 0, _scale(mantissa, exponent), 0.0) * sine * -PI  # the gradient of the sum
