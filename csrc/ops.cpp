@@ -8,12 +8,12 @@
 #include <array>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "checks.h"
 #include "layers.h"
 #include "out_of_memory.h"
 #include "precision.h"
@@ -21,24 +21,10 @@
 
 namespace {
 
+using npu::check;
+using npu::shape_of;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-std::string shape_of(const Tensor& t) {
-  std::ostringstream text;
-  text << "(";
-  for (int64_t d = 0; d < t.dim(); ++d) text << (d ? ", " : "") << t.size(d);
-  text << (t.dim() == 1 ? ",)" : ")");
-  return text.str();
-}
-
-template <typename... Words>
-void check(bool holds, const Words&... words) {
-  if (__builtin_expect(holds, 1)) return;
-  std::ostringstream text;
-  (text << ... << words);
-  throw std::runtime_error(text.str());
-}
 
 // The sizes of one call, read off the operands, and whether these fit together.
 struct Call : npu::Sizes {

@@ -159,6 +159,12 @@ TIME_LOOP_SCHEMAS = (
     " Tensor? weight_im, Tensor? gate, Tensor weight, Tensor stages, float[] tableau, float dt, float eps, bool clip,"
     " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
+# Many training steps, for `training.plan`; on the CPU alone.
+TRAIN = "train"
+TRAIN_SCHEMA = (
+    "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y, Tensor rows,"
+    " Tensor schedules, int[] plan, float[] numbers) -> ()"
+)
 TIME_LOOP_WITHOUT = {
     "vmap": "under a transform every step calls the layers, whose rules hold",
     "sharding": "what the forward keeps is packed over models and starts together, so that neither can be cut",
@@ -169,6 +175,7 @@ TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # 
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+library.define(TRAIN_SCHEMA)
 
 # ops.npu_forward and the others, looked up once: torch.ops' attributes cost more than a small kernel's arithmetic.
 globals().update({_name: getattr(torch.ops.npu_kernels, _name).default for _name in NAMES + TIME_LOOPS})

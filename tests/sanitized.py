@@ -31,6 +31,7 @@ NAMES = (
     "optim",
     "rows",
     "training",
+    "training_run",
     "transforms",
 )
 # No sanitizer sees more in these: they compile, or start processes that load no sanitizer.

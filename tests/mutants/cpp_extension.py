@@ -37,6 +37,21 @@ EXTENSION = [
         "ops-elements-not-counted": ("check(t.numel() == count, op,", "check(t.numel() == count || op, op,"),
         "ops-dtype-not-checked": ("check(t.scalar_type() == dtype, op,", "check(t.scalar_type() == dtype || op, op,"),
     }),
+    *mutants("csrc/training.h", "tests/test_training_run.py", {
+        "train-model-of-a-block": ("p.operands[1 + w] = parameter.values + model_ * parameter.size;", "p.operands[1 + w] = parameter.values;"),
+        "train-number-of-a-step": ("p.number + double(step) + 1}", "p.number + 1}"),
+        "train-frozen-layers": ("p.grads[0] = l == first_ ? nullptr", "p.grads[0] = l != first_ ? nullptr"),
+        "train-rows-of-a-step": ("run_.rows + step * run_.batch;", "run_.rows;"),
+        "train-losses-of-a-step": ("if (number % run_.every == 0)", "if (step % run_.every == 0)"),
+        "train-slope-halfway": ("(near + far) / 2", "near"),
+        "train-norm-of-zero": ("squares == 0 ? T(0)", "squares == 0 ? T(1)"),
+        "train-centered": ("scale -= mean[n] * mean[n];", ""),
+        "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
+    }),
+    *mutants("csrc/training.cpp", "tests/test_training_run.py -k plan", {
+        "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
+        "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),
+    }),
     *mutants(DIRECT + "common.h", "tests/test_allocations.py -k fast", {
         "direct-memory-not-named": (
             "return npu::naming_memory([&] { return Derived::gradients(ctx, grads); });",

@@ -45,7 +45,7 @@ REFERENCE = [
 ]  # fmt: skip
 
 TRAINING = [
-    *mutants(PACKAGE + "training.py", "tests/test_training.py", {
+    *mutants(PACKAGE + "training/functions.py", "tests/test_training.py", {
         "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
         "training-mse-axis": ("math.prod(y.shape[1:])).mean(1)", "math.prod(y.shape[1:])).sum(1)"),
         "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
@@ -58,6 +58,19 @@ TRAINING = [
         "training-penalty-axis": ("t.reshape(num_models, -1).sum(1) for t in terms", "t.reshape(num_models, -1).mean(1) for t in terms"),
         "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
         "training-state-of-the-schedule": ('= state["beta"], state["iteration"]', '= state["beta"], 0'),
+    }),
+    *mutants(PACKAGE + "training/plan.py", "tests/test_training_run.py", {
+        "run-penalties-of-all-units": (" if whole or name not in ONLY_WHOLE]", "]"),
+        "run-hooks": ('return "a module has hooks"', "pass"),
+        "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
+        "run-version": ("torch.autograd.graph.increment_version([*trained, *kept, self.losses])", "pass"),
+        "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
+    }),
+    *mutants(PACKAGE + "training/runs.py", "tests/test_training_run.py", {
+        "run-generator-of-a-checkpoint": ("self.rows.generator.set_state(state[\"generator\"])", "pass"),
+        "run-schedule-of-a-checkpoint": (".load_state_dict(saved)", ".state_dict()"),
+        "run-rate-left-behind": ('group["lr"] = rate[-1].item()', "pass"),
+        "run-step-of-a-schedule": ("float(schedule(done + n + 1))", "float(schedule(done + n))"),
     }),
     *mutants(PACKAGE + "optim.py", "tests/test_optim.py", {
         "optim-hooks-behind-a-step": ("            and not self._optimizer_step_post_hooks\n", ""),

@@ -1,21 +1,4 @@
-"""Neural Power Unit, a layer: loss, penalties, schedule and projection for its training.
-
-    >>> import torch
-    >>> from npu_kernels import RealNPU
-    >>> from npu_kernels.optim import Adam
-    >>> from npu_kernels.training import SteppedSchedule, l1, mse_loss, project_
-    >>> model, x = RealNPU(2, 1), torch.rand(100, 2) + 0.1
-    >>> optimizer, schedule = Adam(model.parameters(), 1e-2), SteppedSchedule(1e-5, 1e-3, step=10_000)
-    >>> for _ in range(10):
-    ...     optimizer.zero_grad()
-    ...     loss = mse_loss(model(x), x.prod(1, keepdim=True)) + l1(model, schedule.step())
-    ...     loss.backward()
-    ...     optimizer.step()
-    ...     project_(model)  # keeps the gates in [0, 1]
-
-The penalties give one number, or one per model (``[K]``) where the units have `num_models`: a model's loss then is its
-own data term plus its own penalty, and the sum over the models trains each as if it were alone.
-"""
+"""Loss, penalties, schedule and projection: the parts of a training step."""
 
 from __future__ import annotations
 

@@ -1,0 +1,352 @@
+// Training steps of a chain of layers, as many as wanted in one call (training.cpp makes an operator of it).
+//
+// A step: rows are gathered; forward of all layers; mean squared error; backward; the penalties' gradients are added;
+// Adam or RMSProp; parameters are clamped into their intervals. The layers' arithmetic is that of their kernels.
+//
+// Models do not meet one another. So they go in blocks, and a block makes all steps of the call before the next one
+// begins: its parameters and its rows stay in the cache, and threads that take different blocks meet once a call.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "layers.h"
+#include "threads.h"
+
+namespace npu {
+namespace training {
+
+constexpr size_t kMostOperands = 4;  // x and the weights of a layer
+constexpr size_t kMostOptions = 3;
+
+// One call of a layer's kernels.
+template <typename T>
+struct Pass {
+  Sizes n;
+  std::array<const T*, kMostOperands> operands;  // x and the weights
+  std::array<double, kMostOptions> options;
+  T *y, *kept;
+  const T* grad_y;
+  std::array<T*, kMostOperands> grads;  // of the operands; null: not wanted
+};
+
+// What the loop knows of a layer, made of its record.
+template <typename T>
+struct Kind {
+  size_t weights, options;
+  std::array<const char*, kMostOperands> shapes;
+  bool keeps;       // one tensor of y's shape
+  int64_t factors;  // columns of a weight for each input
+  void (*forward)(const Pass<T>&, const Parallel&);
+  void (*backward)(const Pass<T>&, const Parallel&);
+};
+
+template <typename L, typename T>
+Kind<T> kind_of() {
+  static_assert(L::weights.size() < kMostOperands && L::options.size() <= kMostOptions && L::kept.size() <= 1);
+  Kind<T> kind{L::weights.size(), L::options.size(), {}, L::kept.size() == 1, doubles_inputs<L>() ? 2 : 1, {}, {}};
+  for (size_t w = 0; w < L::weights.size(); ++w) kind.shapes[w] = L::weights[w].shape;
+  kind.forward = [](const Pass<T>& p, const Parallel& parallel) {
+    void* kept[1] = {p.kept};
+    const ForwardCall<T> call{{p.n, p.operands.data(), p.options.data()}, p.y, kept};
+    (kernels<T>().*L::template forward_kernel<T>)(L::forward(call), parallel);
+  };
+  kind.backward = [](const Pass<T>& p, const Parallel& parallel) {
+    const void* kept[1] = {p.kept};
+    const BackwardCall<T> call{{p.n, p.operands.data(), p.options.data()}, p.grad_y, p.y, kept, p.grads.data()};
+    (kernels<T>().*L::template backward_kernel<T>)(L::backward(call), parallel);
+  };
+  return kind;
+}
+
+// In the order of npu_kernels/training/plan.py.
+template <typename T>
+std::array<Kind<T>, 4> kinds() {
+  return {kind_of<NpuLayer, T>(), kind_of<NmuLayer, T>(), kind_of<NmruLayer, T>(), kind_of<NauLayer, T>()};
+}
+
+enum PenaltyKind { kL1, kFrobenius, kMadsen, kPaper };
+
+struct Penalty {
+  PenaltyKind kind;
+  const double* beta;  // [steps]
+};
+
+struct RmsPropOptions {
+  double alpha, eps, weight_decay, momentum;
+  bool centered, maximize;
+};
+
+// The weights of one name of one layer, and what a step does with them.
+template <typename T>
+struct Parameter {
+  int64_t size;  // of one model
+  T* values;     // [K][size]
+  bool trained;
+  const double* rate;  // [steps]
+  std::vector<Penalty> penalties;
+  double low, high;         // the interval that it is clamped into
+  std::array<T*, 3> state;  // [K][size] each: exp_avg, exp_avg_sq; or square_avg, grad_avg, momentum_buffer
+  double number;            // of the steps before
+  AdamOptions adam;         // lr: in `rate`
+  RmsPropOptions rmsprop;
+};
+
+template <typename T>
+struct Layer {
+  Kind<T> kind;
+  int64_t in, out;
+  std::array<int64_t, kMostOperands> weights;  // which parameters; -1: the layer has none of this name
+  std::array<double, kMostOptions> options;
+};
+
+template <typename T>
+struct Run {
+  int64_t models, steps, batch;
+  std::vector<Layer<T>> layers;
+  std::vector<Parameter<T>> parameters;
+  bool adam;
+  const T *x, *y;  // [N, I] and [N, O], or with a leading K where they are not shared
+  bool shared_x, shared_y;
+  int64_t count;          // N
+  const int64_t* rows;    // [steps][batch], within N; null: batch is N and every step takes all rows
+  T* losses;              // [records][K]
+  int64_t every, before;  // a loss is recorded where the number of the step from 0 is a multiple; steps before these
+};
+
+// ---- what happens to parameters
+// --------------------------------------------------------------------------------------
+
+template <typename T>
+T sign(T v) {
+  return T(v > 0) - T(v < 0);
+}
+
+// The derivative of min(|w|, |1 - s|), where s is |w| or w; as torch's: at equal distances the mean of both.
+template <typename T>
+T slope(T w, bool madsen) {
+  const T size = std::abs(w), s = madsen ? size : w, other = std::abs(1 - s);
+  const T near = sign(w), far = (madsen ? near : T(1)) * sign(s - 1);
+  return size < other ? near : (size > other ? far : (size == other ? (near + far) / 2 : size + other));  // nan stays
+}
+
+template <typename T>
+void penalise(const Penalty& penalty, int64_t step, const T* values, int64_t models, int64_t size, T* grad) {
+  const T beta = T(penalty.beta[step]);
+  if (beta == 0) return;
+  for (int64_t k = 0; k < models; ++k, values += size, grad += size) {
+    if (penalty.kind == kL1) {
+      for (int64_t n = 0; n < size; ++n) grad[n] += beta * sign(values[n]);
+    } else if (penalty.kind == kFrobenius) {
+      double squares = 0;
+      for (int64_t n = 0; n < size; ++n) squares += double(values[n]) * double(values[n]);
+      const T factor = squares == 0 ? T(0) : T(double(beta) / std::sqrt(squares));
+      for (int64_t n = 0; n < size; ++n) grad[n] += factor * values[n];
+    } else {
+      for (int64_t n = 0; n < size; ++n) grad[n] += beta * slope(values[n], penalty.kind == kMadsen);
+    }
+  }
+}
+
+// torch.optim.RMSprop's step, in its order of operations.
+template <typename T>
+void rmsprop(const RmsPropOptions& o, double lr, int64_t count, T* p, const T* grad, const std::array<T*, 3>& state) {
+  const T alpha = T(o.alpha), rest = T(1 - o.alpha), eps = T(o.eps), decay = T(o.weight_decay), rate = T(lr);
+  const T momentum = T(o.momentum);
+  T *square = state[0], *mean = state[1], *velocity = state[2];
+  for (int64_t n = 0; n < count; ++n) {
+    const T g = (o.maximize ? -grad[n] : grad[n]) + (decay != 0 ? decay * p[n] : T(0));
+    square[n] = alpha * square[n] + rest * g * g;
+    T scale = square[n];
+    if (o.centered) {
+      mean[n] += rest * (g - mean[n]);
+      scale -= mean[n] * mean[n];
+    }
+    scale = std::sqrt(scale) + eps;
+    if (momentum > 0) p[n] -= rate * (velocity[n] = momentum * velocity[n] + g / scale);
+    else p[n] -= rate * (g / scale);
+  }
+}
+
+// ---- the loop ------------------------------------------------------------------------------------------------------
+
+// All steps of a block of models.
+template <typename T>
+class Block {
+ public:
+  Block(const Run<T>& run, int64_t models) : run_(run) {
+    const int64_t rows = models * run.batch;
+    int64_t widest = 0;
+    for (const Layer<T>& layer : run.layers) {
+      y_.push_back(reserve(rows * layer.out));
+      kept_.push_back(layer.kind.keeps ? reserve(rows * layer.out) : 0);
+      widest = std::max({widest, layer.in, layer.out});
+    }
+    for (int64_t& grad : grad_rows_) grad = reserve(rows * widest);
+    for (const Parameter<T>& parameter : run.parameters) grads_.push_back(reserve(models * parameter.size));
+    ones_ = reserve(models);
+    x_ = reserve(run.rows == nullptr ? 0 : (run.shared_x ? 1 : models) * run.batch * run.layers.front().in);
+    target_ = reserve(run.rows == nullptr ? 0 : (run.shared_y ? 1 : models) * run.batch * run.layers.back().out);
+    memory_ = std::make_unique<T[]>(size_t(size_ + kLine));
+    begin_ = memory_.get() + (-uintptr_t(memory_.get()) / sizeof(T)) % kLine;
+    std::fill_n(at(ones_), models, T(1));
+    first_ = run.layers.size();
+    for (size_t l = run.layers.size(); l-- > 0;)
+      for (size_t w = 0; w < run.layers[l].kind.weights; ++w)
+        if (trains(run.layers[l], w)) first_ = l;
+  }
+
+  // Whether the threads share the kernels of a step; otherwise they have blocks of their own.
+  void run(int64_t first, int64_t end, bool shares) {
+    model_ = first, models_ = end - first, shares_ = shares;
+    for (int64_t step = 0; step < run_.steps; ++step) this->step(step);
+  }
+
+ private:
+  void step(int64_t step) {
+    const T* x = gathered(run_.x, run_.shared_x, run_.layers.front().in, step, at(x_));
+    const T* target = gathered(run_.y, run_.shared_y, run_.layers.back().out, step, at(target_));
+    const T* input = x;
+    for (size_t l = 0; l < run_.layers.size(); ++l) {
+      call(run_.layers[l], run_.layers[l].kind.forward, pass(l, input, x));
+      input = at(y_[l]);
+    }
+    const MseInputs<T> error{models_, run_.batch * run_.layers.back().out, input, target, run_.shared_y};
+    const Parallel serial;
+    const int64_t number = run_.before + step;
+    if (number % run_.every == 0)
+      kernels<T>().mse_forward({error, run_.losses + number / run_.every * run_.models + model_}, serial);
+    if (first_ == run_.layers.size()) return;
+    kernels<T>().mse_backward({error, at(ones_), at(grad_rows_[0])}, serial);
+    for (size_t l = run_.layers.size(); l-- > first_;) {
+      const size_t side = (run_.layers.size() - 1 - l) % 2;
+      Pass<T> p = pass(l, l == 0 ? x : at(y_[l - 1]), x);
+      p.grad_y = at(grad_rows_[side]);
+      p.grads[0] = l == first_ ? nullptr : at(grad_rows_[1 - side]);
+      for (size_t w = 0; w < run_.layers[l].kind.weights; ++w)
+        p.grads[1 + w] = trains(run_.layers[l], w) ? at(grads_[size_t(run_.layers[l].weights[w])]) : nullptr;
+      call(run_.layers[l], run_.layers[l].kind.backward, p);
+    }
+    for (size_t n = 0; n < run_.parameters.size(); ++n) update(run_.parameters[n], at(grads_[n]), step);
+  }
+
+  Pass<T> pass(size_t l, const T* input, const T* x) const {
+    const Layer<T>& layer = run_.layers[l];
+    Pass<T> p{{models_, run_.batch, layer.in, layer.out, input == x && run_.shared_x},
+              {input},
+              layer.options,
+              at(y_[l]),
+              at(kept_[l]),
+              nullptr,
+              {}};
+    for (size_t w = 0; w < layer.kind.weights; ++w) {
+      if (layer.weights[w] < 0) continue;
+      const Parameter<T>& parameter = run_.parameters[size_t(layer.weights[w])];
+      p.operands[1 + w] = parameter.values + model_ * parameter.size;
+    }
+    return p;
+  }
+
+  template <typename F>
+  void call(const Layer<T>& layer, F kernel, const Pass<T>& p) const {
+    if (shares_) kernel(p, torch_threads(models_, run_.batch, layer.kind.factors * layer.in, layer.out));
+    else kernel(p, Parallel());
+  }
+
+  bool trains(const Layer<T>& layer, size_t w) const {
+    return layer.weights[w] >= 0 && run_.parameters[size_t(layer.weights[w])].trained;
+  }
+
+  // The step's rows of this block's models, one after the other, or of all models.
+  const T* gathered(const T* from, bool shared, int64_t features, int64_t step, T* to) const {
+    if (!shared) from += model_ * run_.count * features;
+    if (run_.rows == nullptr) return from;
+    const int64_t* rows = run_.rows + step * run_.batch;
+    T* next = to;
+    for (int64_t k = 0; k < (shared ? 1 : models_); ++k, from += run_.count * features)
+      for (int64_t b = 0; b < run_.batch; ++b)
+        for (const T *value = from + rows[b] * features, *end = value + features; value < end;) *next++ = *value++;
+    return to;
+  }
+
+  void update(const Parameter<T>& p, T* grad, int64_t step) const {
+    if (!p.trained) return;
+    T* values = p.values + model_ * p.size;
+    const int64_t count = models_ * p.size;
+    std::array<T*, 3> state = p.state;
+    for (T*& s : state) s = s == nullptr ? nullptr : s + model_ * p.size;
+    for (const Penalty& penalty : p.penalties) penalise(penalty, step, values, models_, p.size, grad);
+    if (run_.adam) {
+      AdamStep<T> adam{p.adam, count, values, grad, state[0], state[1], p.number + double(step) + 1};
+      adam.lr = p.rate[step];
+      kernels<T>().adam(adam, shares_ ? torch_threads(8.0 * double(count)) : Parallel());
+    } else {
+      rmsprop(p.rmsprop, p.rate[step], count, values, grad, state);
+    }
+    if (p.low == -HUGE_VAL && p.high == HUGE_VAL) return;
+    const T low = T(p.low), high = T(p.high);
+    for (int64_t n = 0; n < count; ++n)  // nan stays nan
+      values[n] = values[n] < low ? low : (values[n] > high ? high : values[n]);
+  }
+
+  // Places in one piece of memory, each on a cache line of its own.
+  static constexpr int64_t kLine = 64 / sizeof(T);
+  int64_t reserve(int64_t count) {
+    const int64_t place = size_;
+    size_ += (count + kLine - 1) / kLine * kLine;
+    return place;
+  }
+  T* at(int64_t place) const { return begin_ + place; }
+
+  const Run<T>& run_;
+  int64_t model_ = 0, models_ = 0, size_ = 0;
+  bool shares_ = false;
+  size_t first_;  // the first layer with a trained parameter
+  std::vector<int64_t> y_, kept_, grads_;
+  std::array<int64_t, 2> grad_rows_;
+  int64_t ones_, x_, target_;
+  std::unique_ptr<T[]> memory_;
+  T* begin_;
+};
+
+// Models of a block: few enough for the second-level cache and, up to eight, enough that a kernel's call costs little.
+// It does not follow from the number of threads, and a model's numbers do not depend on it.
+template <typename T>
+int64_t models_of_block(const Run<T>& run) {
+  int64_t features = 0;
+  for (const Layer<T>& layer : run.layers) features += layer.in + 3 * layer.out;
+  const int64_t bytes = std::max<int64_t>(1, run.batch * features * int64_t(sizeof(T)));
+  return std::max<int64_t>(1, std::min({int64_t(8), (int64_t(1) << 17) / bytes, (run.models + 7) / 8}));
+}
+
+template <typename T>
+void run(const Run<T>& run) {
+  double work = 0;  // of a step of one model
+  for (const Layer<T>& layer : run.layers) {
+    const double in = double(layer.kind.factors * layer.in), out = double(layer.out);
+    work += 3 * double(run.batch) * (in * out + 40 * (in + out));
+  }
+  const int64_t of_block = models_of_block(run), blocks = (run.models + of_block - 1) / of_block;
+  const auto range = [&](Block<T>& block, int64_t begin, int64_t end, bool shares) {
+    for (int64_t n = begin; n < end; ++n) block.run(n * of_block, std::min((n + 1) * of_block, run.models), shares);
+  };
+  {
+    const TorchThreads threads(work * double(run.models) * double(run.steps));
+    if (blocks > 1 && (blocks >= threads.threads || work * double(of_block) < 1e6)) {
+      threads.over(blocks, [&](int64_t begin, int64_t end) {
+        Block<T> block(run, of_block);
+        range(block, begin, end, false);
+      });
+      return;
+    }
+  }
+  Block<T> block(run, of_block);
+  range(block, 0, blocks, true);
+}
+
+}  // namespace training
+}  // namespace npu

@@ -1,0 +1,114 @@
+"""Long work that may be interrupted: Ctrl-C, and a file from which it continues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from npu_kernels import files
+
+CHECKPOINT_SECONDS = 30.0  # between two savings
+
+
+@contextmanager
+def interruptible() -> Iterator[list[bool]]:
+    """A list that is not empty after the first Ctrl-C; the second one raises KeyboardInterrupt as usual."""
+    pressed: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(True)
+
+    if before is None:  # not installed from Python: leave it
+        yield pressed
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Resumable(Protocol):
+    """Work with a state of tensors and numbers, a dict that has a "fingerprint"."""
+
+    function: str  # what the user has called
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state; ValueError, which says what differs, for that of other work."""
+
+
+class Checkpoint:
+    """The file of some work, checked before the work begins; the work continues from it if it exists.
+
+    Raises TypeError if it is no path, OSError if it cannot be written, ValueError if it is damaged or of other work.
+    """
+
+    def __init__(self, work: Resumable, path: str | os.PathLike[str]) -> None:
+        function = work.function
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"{function}: checkpoint must be a path, got {type(path).__name__}")
+        self.work, self.path, self._saved = work, Path(path), time.monotonic()
+        try:
+            files.check_writable(self.path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise type(error)(
+                f"{function}: checkpoint must be a file that can be written, got {str(path)!r}: {reason}"
+            ) from None
+        if self.path.exists():
+            try:
+                work.restore(files.load(self.path, ["fingerprint"]))
+            except (OSError, ValueError) as error:
+                raise type(error)(
+                    f"{function}: checkpoint must be a new file or one of this same {function}, got {str(path)!r}: "
+                    f"{error}"
+                ) from None
+
+    def keep(self) -> None:
+        """Save if the last time is long ago."""
+        if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """If the disk is full or gone, the work continues without a checkpoint."""
+        self._saved = time.monotonic()
+        try:
+            files.save(self.path, self.work.state())
+        except OSError as error:
+            warnings.warn(
+                f"{self.work.function}: checkpoint {str(self.path)!r} could not be written "
+                f"({error.strerror or error}); the {self.work.function} goes on without",
+                RuntimeWarning,
+                stacklevel=4,  # the caller of the function
+            )
+
+
+LONG = 200  # characters: values that are longer are not shown
+
+
+def check_same(saved: Any, own: dict[str, str], what: str = "fit") -> None:
+    """Raise ValueError, which says what differs, for the fingerprint of another `what`."""
+    if not isinstance(saved, dict):
+        raise ValueError("it is of an earlier version of npu_kernels")
+    said = []
+    for name in {**own, **saved}:
+        if saved.get(name) != own.get(name):
+            values = f"{saved.get(name)}, here {own.get(name)}"
+            said.append(name if name in ("model", "data") or len(values) > LONG else f"{name} ({values})")
+    if said:
+        raise ValueError(f"it is of another {what}: other {', '.join(said)}")

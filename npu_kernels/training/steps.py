@@ -1,0 +1,53 @@
+"""Training steps one by one, through autograd: what `run` makes of a model that is no chain of units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels.layers.base import Unit
+from npu_kernels.training.functions import l1, mse_loss, project_, regularizer
+from npu_kernels.training.plan import Loop
+
+Term = Callable[[nn.Module, float], Tensor]
+TERMS: dict[str, Term] = {
+    "l1": l1,
+    "frobenius": lambda model, beta: l1(model, beta, norm="frobenius"),
+    "madsen": lambda model, beta: beta * regularizer(model),
+    "paper": lambda model, beta: beta * regularizer(model, form="paper"),
+}
+
+
+def chosen(tensor: Tensor, rows: Tensor | None) -> Tensor:
+    """These rows of ``[N, ...]`` or ``[K, N, ...]``."""
+    return tensor if rows is None else tensor.index_select(tensor.dim() - 2, rows)
+
+
+class Ordinary(Loop):
+    """The ordinary loop, of any model."""
+
+    def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        columns = schedules.T.tolist()
+        for step, numbers in enumerate(columns):
+            for group, rate, number in zip(self.optimizer.param_groups, rates, numbers, strict=False):
+                if not isinstance(rate, Tensor):  # a tensor is the user's own; the schedule has its value
+                    group["lr"] = number
+            self._step(done + step, None if rows is None else rows[step], numbers[len(rates) :])
+
+    def _step(self, number: int, rows: Tensor | None, betas: Sequence[float]) -> None:
+        self.optimizer.zero_grad()
+        with torch.enable_grad():
+            y = self.model(chosen(self.x, rows))
+            target = chosen(self.y, rows)
+            error = mse_loss(y, target, num_models=self.models)
+            if number % self.every == 0:
+                self.losses[number // self.every] = error.detach()
+            for name, beta in zip(self.penalties, betas, strict=True):
+                error = error + TERMS[name](self.model, beta)
+            error.sum().backward()
+        self.optimizer.step()
+        if (self.gates or self.bound is not None) and any(isinstance(part, Unit) for part in self.model.modules()):
+            project_(self.model, gates=self.gates, weights=self.bound)
