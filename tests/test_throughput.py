@@ -9,11 +9,13 @@ import time
 import pytest
 import torch
 
-from benchmarks.throughput import environment, memory, rivals, suite, timing
+from benchmarks.throughput import environment, memory, rivals, runs, suite, timing
 from benchmarks.throughput.cases import (
     FORWARD,
     ROLLOUT,
+    RUN,
     STEP,
+    TRAIN,
     Case,
     Size,
     all_cases,
@@ -142,7 +144,8 @@ def cases_to_compare() -> list[Case]:
 
 
 @pytest.mark.parametrize("case", cases_to_compare(), ids=str)
-def test_rivals_compute_the_same(case):
+def test_rivals_compute_the_same(case, monkeypatch):
+    monkeypatch.setattr(runs, "RUN_STEPS", 3)
     operands = draw(case)
     truth = rivals.exact(case, operands)
     compared = []
@@ -168,6 +171,11 @@ def test_jax_computes_the_same():
             workload = rivals.build(rivals.JAX, case, operands)
             assert workload.results is not None
             assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
+    for case in training_cases():
+        if case.kind == RUN:
+            workload, operands = rivals.build(rivals.JAX, case, draw(case)), draw(case)
+            assert workload.results is not None
+            assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
 
 
 def test_training_moves_the_parameters():
@@ -183,7 +191,7 @@ def test_training_moves_the_parameters():
 
 def test_who_takes_part():
     single, several = Case("npu", STEP, TINY), Case("npu", STEP, MODELS)
-    training = training_cases()
+    training = [case for case in training_cases() if case.kind == TRAIN]
     assert rivals.not_applicable(rivals.ONE_MODEL, several, 1) is None
     assert rivals.not_applicable(rivals.ONE_MODEL, single, 1) == ""
     assert rivals.not_applicable(rivals.LOOP, training[1], 1) is None

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another
         (["--threads", "0"], "thread counts go from 1"),
         (["--threads", "one"], "integers with commas"),
         (["--rivals", "eager,foo"], "unknown foo; known: ours, eager"),
-        (["--passes", "backward"], "unknown backward; known: forward, step, train, rollout"),
+        (["--passes", "backward"], "unknown backward; known: forward, step, train, run, rollout"),
         (["--seconds", "0"], "--seconds must be greater than 0"),
         (["--json", "/nonexistent/rows.jsonl"], "cannot write /nonexistent/rows.jsonl"),
     ],

@@ -4,6 +4,7 @@ Passes
   forward  under no_grad
   step     forward and backward through autograd, all gradients, x included
   train    zero_grad, NPU(2, 6) -> NAU(6, 4), mean squared error, backward and a step of (fused) Adam
+  run      100 such steps, from the start of a training
   rollout  u' = NAU(NPU(u)), forward and backward over all Euler steps, in float64 (size: steps x D x h x K)
 """
 
@@ -20,8 +21,8 @@ from torch import Tensor
 
 from npu_kernels import layers, ops
 
-FORWARD, STEP, TRAIN, ROLLOUT = "forward", "step", "train", "rollout"
-PASSES = (FORWARD, STEP, TRAIN, ROLLOUT)
+FORWARD, STEP, TRAIN, RUN, ROLLOUT = "forward", "step", "train", "run", "rollout"
+PASSES = (FORWARD, STEP, TRAIN, RUN, ROLLOUT)
 EPS = torch.finfo(torch.float32).eps  # the layers' default; the same in float64, so that an error is one of arithmetic
 
 
@@ -49,14 +50,14 @@ class Size:
 class Case:
     """One row's question. signs: "random", or "positive" for inputs without a negative one."""
 
-    layer: str  # "npu", "realnpu", one of PRODUCTS, "npu-nau" (the passes "train" and "rollout")
+    layer: str  # "npu", "realnpu", one of PRODUCTS, "npu-nau" (the passes "train", "run" and "rollout")
     kind: str  # one of PASSES
     size: Size
     signs: str = "random"
 
     def __str__(self) -> str:
         return f"{self.layer} {self.kind} {self.size}" + (
-            " positive" if self.signs == "positive" and self.kind not in (TRAIN, ROLLOUT) else ""
+            " positive" if self.signs == "positive" and self.kind not in (TRAIN, RUN, ROLLOUT) else ""
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,6 +88,8 @@ UNITS: dict[str, Any] = {
     name.lower(): unit for name, unit in vars(layers).items() if isinstance(unit, type) and unit is not layers.Unit
 }
 TRAINING_ROWS = 100
+RUN_STEPS = 100
+LEARNING_RATE = 0.005
 TRAINING_MODELS = (1, 20)
 HIDDEN = 6
 ROLLOUT_MODELS = (1, 20, 100)
@@ -115,8 +118,9 @@ def product_cases() -> list[Case]:
 
 
 def training_cases() -> list[Case]:
-    """The paper's simple arithmetic model, one and as many as it has seeds."""
-    return [Case("npu-nau", TRAIN, Size(TRAINING_ROWS, 2, 4, models), "positive") for models in TRAINING_MODELS]
+    """The paper's simple arithmetic model, one and as many as it has seeds: a step, and a run of them."""
+    sizes = [Size(TRAINING_ROWS, 2, 4, models) for models in TRAINING_MODELS]
+    return [Case("npu-nau", kind, size, "positive") for kind in (TRAIN, RUN) for size in sizes]
 
 
 def rollout_cases() -> list[Case]:
@@ -153,7 +157,7 @@ def draw(case: Case, seed: int = 0) -> Operands:
     def glorot(*shape: int) -> Tensor:
         return _glorot(*(shape or matrix), generator=generator)
 
-    if case.kind == TRAIN:
+    if case.kind in (TRAIN, RUN):
         x = torch.empty(*lead, size.rows, size.inputs).uniform_(0.1, 2, generator=generator)
         a, b = x.unbind(-1)
         first = (*lead, HIDDEN, size.inputs)
@@ -188,7 +192,7 @@ def cost(case: Case) -> tuple[float, float] | None:
     Operations: the real products of B x I x O (NPU 2 forward, 4 backward; RealNPU 1 and 2), mask products not counted.
     Bytes: the layer's inputs and outputs once per pass, in float32, y and s saved between the passes.
     """
-    if case.layer not in ("npu", "realnpu") or case.kind == TRAIN:
+    if case.layer not in ("npu", "realnpu") or case.kind in (TRAIN, RUN):
         return None
     size = case.size
     matrices = 2 if case.layer == "npu" else 1

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.throughput.cases import ROLLOUT, STEP, TRAIN, UNITS, Case, Size
+from benchmarks.throughput.cases import ROLLOUT, RUN, STEP, TRAIN, UNITS, Case, Size
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels import files
 
@@ -42,13 +42,21 @@ INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")  # a pro
 SHORT = (
     Case("npu-nau", TRAIN, Size(100, 2, 4, 1), "positive"),
     Case("npu-nau", TRAIN, Size(100, 2, 4, 20), "positive"),
+    Case("npu-nau", RUN, Size(100, 2, 4, 1), "positive"),
+    Case("npu-nau", RUN, Size(100, 2, 4, 20), "positive"),
     Case("npu", STEP, Size(100, 6, 2)),
     Case("npu", STEP, Size(100, 6, 2, 1000)),
     Case("npu", STEP, Size(1024, 64, 64)),
     Case("npu", STEP, Size(2048, 1024, 1024)),
     Case("npu-nau", ROLLOUT, Size(200, 3, 9, 1), "positive"),
 )
-PASS_NAMES = {"forward": "forward", STEP: "forward and backward", TRAIN: "training step", ROLLOUT: "rollout"}
+PASS_NAMES = {
+    "forward": "forward",
+    STEP: "forward and backward",
+    TRAIN: "training step",
+    RUN: "100 training steps",
+    ROLLOUT: "rollout",
+}
 LAYERS = {**{name: unit.__name__ for name, unit in UNITS.items()}, "npu-nau": "NPU(2, 6) -> NAU(6, 4)"}
 
 
@@ -163,7 +171,7 @@ def _table(groups: Groups) -> list[str]:
         if ours is None:
             continue
         size, eager = case.size, group.get("eager")
-        positive = ", no negatives" if case.signs == "positive" and case.kind not in (TRAIN, ROLLOUT) else ""
+        positive = ", no negatives" if case.signs == "positive" and case.kind not in (TRAIN, RUN, ROLLOUT) else ""
         layer = f"u' = NAU(NPU(u)), {size.rows} steps, float64" if case.kind == ROLLOUT else case.layer
         cells = [LAYERS.get(layer, layer), case.kind + positive]
         cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", str(threads)]
@@ -220,7 +228,7 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
         name = f"{LAYERS.get(case.layer, case.layer)}, {PASS_NAMES[case.kind]}"
         if case.kind == ROLLOUT:
             name = f"neural ODE, {size.rows} steps, forward and backward"
-        if case.signs == "positive" and case.kind not in (TRAIN, ROLLOUT):
+        if case.signs == "positive" and case.kind not in (TRAIN, RUN, ROLLOUT):
             name += ", no negatives"
         cells = [name + ("" if count == threads else f", {count} thread{'s' if count > 1 else ''}")]
         cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", _marked_time(ours)]

@@ -1,8 +1,8 @@
 """Who is measured. Every rival makes a module from the same operands; a workload runs one pass of it.
 
-ours               npu_kernels' layer; to train it, npu_kernels' mean squared error and Adam
+ours               npu_kernels' layer; to train it, npu_kernels' mean squared error and Adam, or `training.run`
 eager              npu_kernels.reference under autograd: for models, all of them in one batched call
-layers             npu_kernels' layers with torch's loss and optimiser (training)
+layers             npu_kernels' layers with torch's loss and optimiser (a step), or ours one by one (a run)
 loop               one eager model after the other, in a Python loop (training with models)
 compile            torch.compile of eager, default mode
 compile-graph      mode="reduce-overhead": torch's own CUDA graphs (on a GPU)
@@ -10,7 +10,7 @@ compile-autotune   mode="max-autotune" (on request)
 graph, eager-graph, linear-graph   one pass of ours, eager, linear captured in a CUDA graph and replayed (on a GPU)
 complex            Re(exp(W log x)) in complex64, the gate as in the layer
 one-model          our layer with one of the models: what K models should not cost much more than
-jax                jax.jit of the formula and its vjp, where JAX is installed. It brings its own threads.
+jax                jax.jit of the formula and its vjp, jax.lax.scan of a run, where JAX is installed; in its own threads
 linear             nn.Linear of the shape, a batched product for models: a yardstick that computes something else
 """
 
@@ -28,8 +28,21 @@ import torch
 from torch import Tensor, nn
 
 import npu_kernels
-from benchmarks.throughput import rollouts
-from benchmarks.throughput.cases import EPS, FORWARD, HIDDEN, PRODUCTS, ROLLOUT, STEP, TRAIN, UNITS, Case, Operands
+from benchmarks.throughput import rollouts, runs
+from benchmarks.throughput.cases import (
+    EPS,
+    FORWARD,
+    HIDDEN,
+    LEARNING_RATE,
+    PRODUCTS,
+    ROLLOUT,
+    RUN,
+    STEP,
+    TRAIN,
+    UNITS,
+    Case,
+    Operands,
+)
 from npu_kernels import optim, reference, training
 
 OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "layers", "loop", "compile", "compile-autotune"
@@ -39,7 +52,6 @@ GRAPHS = {GRAPH: OURS, EAGER_GRAPH: EAGER, LINEAR_GRAPH: LINEAR}  # captured pas
 COMPILED = {COMPILE: "default", COMPILE_GRAPH: "reduce-overhead", AUTOTUNE: "max-autotune"}  # mode
 RIVALS = (OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, JAX, LINEAR, *GRAPHS)
 OTHER_FUNCTION = (ONE_MODEL, LINEAR, LINEAR_GRAPH)  # yardsticks: they compute something else, so no error is stated
-LEARNING_RATE = 0.005
 Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the pass returned
 
 
@@ -117,7 +129,7 @@ def _fill(module: nn.Module, parameters: Sequence[Tensor]) -> nn.Module:
 def _ours(case: Case, operands: Operands) -> nn.Module:
     size = case.size
     models = None if size.models == 1 else size.models
-    if case.kind == TRAIN:
+    if case.kind in (TRAIN, RUN):
         module: nn.Module = nn.Sequential(
             npu_kernels.NPU(size.inputs, HIDDEN, num_models=models),
             npu_kernels.NAU(HIDDEN, size.outputs, num_models=models, clip=False),
@@ -298,25 +310,25 @@ def not_applicable(
     models = case.size.models > 1
     captures = device != "cpu" if captures is None else captures
     if rival == LOOP:
-        return None if case.kind == TRAIN and models else ""
+        return None if case.kind in (TRAIN, RUN) and models else ""
     if rival in GRAPHS:
         return None if captures and case.kind in (FORWARD, STEP) else ""
     if rival == COMPILE_GRAPH and (device == "cpu" or case.kind not in (FORWARD, STEP)):
         return ""
     if rival == LAYERS:
-        return None if case.kind == TRAIN else ""
+        return None if case.kind in (TRAIN, RUN) else ""
     if rival == ONE_MODEL:
-        return None if models else ""
+        return None if models and case.kind != RUN else ""
     if rival == COMPLEX:
         return None if case.layer in COMPLEX_FORMULAS else ""
     if rival == LINEAR:
-        return None if case.kind not in (TRAIN, ROLLOUT) else ""
+        return None if case.kind not in (TRAIN, RUN, ROLLOUT) else ""
     if rival == AUTOTUNE and case.kind == ROLLOUT:
         return ""
     if rival in COMPILED:
         return compiler_missing(device) or None
     if rival == JAX:
-        if case.layer not in ("npu", "realnpu") or device != "cpu":
+        if (case.layer not in ("npu", "realnpu") and case.kind != RUN) or device != "cpu":
             return ""
         if importlib.util.find_spec("jax") is None:
             return "JAX is not installed"
@@ -335,12 +347,34 @@ def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
     return Workload(*rollouts.eager(case, operands, compiled=rival == COMPILE))
 
 
+def _run(rival: str, case: Case, operands: Operands) -> Workload:
+    if rival == JAX:
+        return Workload(*runs.jax(operands))
+    if rival == OURS:
+        return Workload(*runs.ours(lambda: _ours(case, operands), operands))
+    if rival == LOOP:
+        step = _loop(case, operands).run
+        return Workload(runs.repeated(nn.Module, lambda _: step)[0], None)
+
+    def make() -> nn.Module:
+        module = _ours(case, operands) if rival == LAYERS else Formula(FORMULAS[case.layer], operands.parameters)
+        if rival in COMPILED:
+            module.compile(dynamic=False, mode=COMPILED[rival])
+        return module
+
+    return Workload(
+        *runs.repeated(make, lambda module: _training_workload([module], [operands], False, rival == LAYERS).run)
+    )
+
+
 def build(
     rival: str, case: Case, operands: Operands, capture: Callable[[Callable[[], Any]], Capture] | None = None
 ) -> Workload:
     """The rival's workload for the case; `capture` is the device's, for those in GRAPHS."""
     if case.kind == ROLLOUT:
         return _rollout(rival, case, operands)
+    if case.kind == RUN:
+        return _run(rival, case, operands)
     if rival in GRAPHS:
         return captured(build(GRAPHS[rival], case, operands), capture)
     if rival in (OURS, LAYERS):
@@ -372,7 +406,10 @@ def exact(case: Case, operands: Operands) -> list[Tensor]:
     double = operands.to(torch.float64)
     if case.kind == ROLLOUT:
         return list(rollouts.eager(case, double)[1]())
-    results = _workload(case, Formula(FORMULAS[case.layer], double.parameters), double).results
+    if case.kind == RUN:
+        results = _run(EAGER, case, double).results
+    else:
+        results = _workload(case, Formula(FORMULAS[case.layer], double.parameters), double).results
     assert results is not None
     return list(results())
 

@@ -1,0 +1,87 @@
+"""The pass "run": `RUN_STEPS` steps of a training from its start, in one call where the rival has one.
+
+Ours is `npu_kernels.training.run`, JAX's a `jax.lax.scan` over steps of the formula, its gradient and Adam; the others
+repeat a training step. What is compared are the parameters behind the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.throughput.cases import EPS, LEARNING_RATE, RUN_STEPS, Operands
+from npu_kernels import optim, training
+
+Pass = tuple[Callable[[], object], Callable[[], Sequence[Tensor]]]
+
+
+def ours(make: Callable[[], nn.Module], operands: Operands) -> Pass:
+    """make: a new module with the first parameters."""
+
+    def trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        settings: dict[str, Any] = {"steps": RUN_STEPS, "every": RUN_STEPS, "project": False, "progress": False}
+        training.run(module, operands.x, operands.grad_y, optimizer=optimizer, **settings)
+
+    def results() -> list[Tensor]:
+        fresh = make()
+        trained(fresh, optim.Adam(fresh.parameters(), LEARNING_RATE))
+        return [p.detach() for p in fresh.parameters()]
+
+    module = make()
+    optimizer = optim.Adam(module.parameters(), LEARNING_RATE)
+    return lambda: trained(module, optimizer), results
+
+
+def repeated(make: Callable[[], nn.Module], step_of: Callable[[nn.Module], Callable[[], object]]) -> Pass:
+    """step_of: what makes one step of a module."""
+
+    def repeat(step: Callable[[], object]) -> None:
+        for _ in range(RUN_STEPS):
+            step()
+
+    def results() -> list[Tensor]:
+        fresh = make()
+        repeat(step_of(fresh))
+        return [p.detach() for p in fresh.parameters()]
+
+    step = step_of(make())
+    return lambda: repeat(step), results
+
+
+def jax(operands: Operands) -> Pass:
+    """NPU and NAU, of one model or K."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    def loss(parameters: Any) -> Any:
+        weight_re, weight_im, gate, weight = parameters
+        g = jnp.expand_dims(jnp.clip(gate, 0, 1), -2)
+        log_r, k = jnp.log(g * (jnp.abs(x) + EPS) + (1 - g)), jnp.pi * g * (x < 0)
+        re, im = jnp.swapaxes(weight_re, -1, -2), jnp.swapaxes(weight_im, -1, -2)
+        y = (jnp.exp(log_r @ re - k @ im) * jnp.cos(log_r @ im + k @ re)) @ jnp.swapaxes(weight, -1, -2)
+        return jnp.mean((y - target) ** 2, (-2, -1)).sum()
+
+    def step(carry: Any, _: None) -> Any:
+        parameters, means, squares, number = carry
+        number = number + 1
+        grads = jax.grad(loss)(parameters)
+        means = [0.9 * m + 0.1 * g for m, g in zip(means, grads, strict=True)]
+        squares = [0.999 * v + 0.001 * g * g for v, g in zip(squares, grads, strict=True)]
+        size, scale = LEARNING_RATE / (1 - 0.9**number), jnp.sqrt(1 - 0.999**number)
+        moved = zip(parameters, means, squares, strict=True)
+        parameters = [p - size * m / (jnp.sqrt(v) / scale + 1e-8) for p, m, v in moved]
+        return (parameters, means, squares, number), None
+
+    x, target = jnp.asarray(operands.x.numpy()), jnp.asarray(operands.grad_y.numpy())
+    parameters = [jnp.asarray(p.numpy()) for p in operands.parameters]
+    zeros = [jnp.zeros_like(p) for p in parameters]
+    start = (parameters, zeros, zeros, jnp.float32(0))
+    scan = jax.jit(lambda carry: jax.lax.scan(step, carry, None, length=RUN_STEPS)[0])
+    return (
+        lambda: jax.block_until_ready(scan(start)),
+        lambda: [torch.from_numpy(np.array(p)) for p in scan(start)[0]],
+    )
