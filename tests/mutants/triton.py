@@ -9,7 +9,11 @@ from tests.mutants.mutant import mutants
 TRITON_FOLDER = "npu_kernels/backends/triton/"
 KERNELS = "tests/triton/test_kernels.py -k "
 TILES = (KERNELS + "'on_tiles or straight'", KERNELS + "'float64_parity and npu'")
-SMALL = (KERNELS + "'float64_parity and npu and not tiles'", KERNELS + "'straight or needs and npu'")
+SMALL = (
+    KERNELS + "'float64_parity and npu and not tiles'",
+    KERNELS + "'straight or needs and npu'",
+    KERNELS + "'bitwise and npu and small'",
+)
 NALU = (KERNELS + "'zero_inputs or nalu and float64_parity'",)
 ODE = ("tests/triton/test_ode.py -k 'parity or options or alone or many_starts'",)
 
