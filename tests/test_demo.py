@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.demo import __main__ as demo
-from benchmarks.demo import arithmetic, kepler, speed
+from benchmarks.demo import arithmetic, kepler, law, speed
 from benchmarks.throughput.cases import Size
 from npu_kernels import NAU, NPU
 
@@ -188,11 +188,21 @@ def test_the_whole_demonstration_runs(tmp_path, capsys, monkeypatch):
     parts = {"kepler": kepler.run, "arithmetic": arithmetic.run, "speed": speed.run}
     monkeypatch.setattr(kepler, "run", lambda steps: parts["kepler"](steps=3, starts=2))
     monkeypatch.setattr(arithmetic, "run", lambda folder, steps: parts["arithmetic"](folder, steps=3, seeds=2))
+    monkeypatch.setattr(law, "run", lambda: print("(d) a law"))
     monkeypatch.setattr(speed, "run", lambda **o: parts["speed"](**o, sizes=[Size(4, 3, 2)], seconds=0.01))
     assert demo.main(["--quick", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for part in ("(a) Kepler", "(b) the paper's arithmetic", "(c) speed", "Done in"):
+    for part in ("(a) Kepler", "(b) the paper's arithmetic", "(c) speed", "(d) a law", "Done in"):
         assert part in printed
+
+
+def test_the_law_of_thrown_stones(capsys):
+    for name in ("sklearn", "pandas", "pint"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    model = law.run()
+    terms = {tuple(w): c for w, c in zip(model.exponents_.tolist(), model.coef_.tolist(), strict=True)}
+    assert terms == {(1, 0, 1): pytest.approx(1, abs=0.01), (0, 1, 2): pytest.approx(-0.5, abs=0.01)}
+    assert "coefficient of speed*time = " in capsys.readouterr().out
 
 
 def test_a_seed_that_went_to_nan_is_not_the_best():

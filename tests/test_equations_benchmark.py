@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.equations import __main__ as benchmark
+from benchmarks.equations import rivals
 from benchmarks.equations.laws import LAWS, drawn
 from tests.examples import ROOT
 
@@ -39,15 +40,15 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
         ("I.10.7", "NPURegressor", True),
         ("I.10.7", "logarithms", False),
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:1]))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
     benchmark.main()
     assert [row["equation"] for row in benchmark.read(file)] == [row["equation"] for row in rows]
-    assert benchmark.read(file)[0] == rows[0]
+    assert benchmark.read(file)[:3] == rows[:3]
     page.write_text(f"before\n{benchmark.BEGIN}\nold\n{benchmark.END}\nbehind\n")
     monkeypatch.setattr(sys, "argv", ["x", "--out", str(file), "--report", str(page)])
     benchmark.main()
-    assert "| sum | 0 | 1 of 1 |" in page.read_text()
-    assert "| power of a sum | 0 | 1 of 1 |" in page.read_text()
+    assert "| sum | 0 | 1 of 1 (" in page.read_text()
+    assert "| power of a sum | 0 | 1 of 1 (" in page.read_text()
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("behind\n")
 
@@ -55,6 +56,36 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
 def test_logarithms_find_products():
     law = LAWS[1]
     assert benchmark.measure(law, 0.01, 0, "logarithms", 500)["found"]
+
+
+def test_errors_are_those_of_the_law_on_other_rows():
+    row = benchmark.measure(LAWS[1], 0.0, 0, "logarithms", 200)
+    assert row["error"] < 1e-9
+    assert benchmark.measure(LAWS[36], 0.0, 0, "logarithms", 200)["error"] > 0.05
+
+
+def test_other_programs(monkeypatch, capsys):
+    """A program that is not installed is named; the library of monomials has the true ones."""
+    table = rivals.monomials(3, np.random.default_rng(0)).tolist()
+    assert [1, 1, -2] in table
+    assert [0, 0, 0] in table
+    assert len(rivals.monomials(8, np.random.default_rng(0))) == rivals.MONOMIALS
+    monkeypatch.setattr(benchmark, "installed", list)
+    monkeypatch.setattr(sys, "argv", ["x", "--methods", "gplearn"])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    assert "not installed: gplearn (pip install gplearn)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", rivals.RIVALS)
+def test_a_program_that_is_installed_predicts(name):
+    if name not in rivals.installed():
+        pytest.skip(f"{name} is not installed")
+    X = LAWS[3].draw(100, np.random.default_rng(0))
+    predict, size, formula = rivals.RIVALS[name](X, LAWS[3](X), 0)
+    assert np.shape(predict(X)) == (100,)
+    assert size > 0
+    assert formula
 
 
 def test_the_table_in_the_guide_is_that_of_the_rows():

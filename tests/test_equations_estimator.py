@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import warnings
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
+import joblib
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -33,6 +35,14 @@ def test_check_estimator():
         warnings.simplefilter("ignore")
         found = check_estimator(NPURegressor(1, (1,), starts=4, noise="constant"), on_skip=None)
     assert len(found) > 40
+    assert {r["check_name"] for r in found if r["status"] != "passed"} <= {"check_array_api_input"}
+
+
+@pytest.mark.skipif("NPU_KERNELS_LONG" not in os.environ, reason="a minute and a half: NPU_KERNELS_LONG=1 runs it")
+def test_check_estimator_with_default_parameters():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_estimator(NPURegressor(), on_skip=None)
     assert {r["check_name"] for r in found if r["status"] != "passed"} <= {"check_array_api_input"}
 
 
@@ -67,6 +77,9 @@ def test_two_outputs_at_once():
     ]
     np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
     assert len(model.coef_) == len(model.latex()) == len(model.intervals()) == 2
+    with joblib.parallel_config("threading"):
+        again = NPURegressor(random_state=0, n_jobs=2).fit(X, y)
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
 
 
 def test_same_seed_same_numbers_whatever_the_order_of_rows(noisy):

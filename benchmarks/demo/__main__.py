@@ -1,4 +1,4 @@
-"""The demonstration's command: Kepler's law, the paper's arithmetic, the speed on this machine.
+"""The demonstration's command: Kepler's law, the paper's arithmetic, the speed on this machine, a law from a table.
 
 ``python -m benchmarks.demo`` takes a few minutes on two cores.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.demo import arithmetic, kepler, speed
+from benchmarks.demo import arithmetic, kepler, law, speed
 from benchmarks.durations import duration
 
 DEFAULT_FOLDER = Path("benchmarks/out")
@@ -48,7 +48,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def demonstrate(options: argparse.Namespace) -> None:
-    """The three parts."""
+    """The four parts."""
     start = time.monotonic()
     threads = torch.get_num_threads()
     # Layers this small do not fill two cores, and a second thread that waits for work only takes time from the first.
@@ -61,6 +61,8 @@ def demonstrate(options: argparse.Namespace) -> None:
         torch.set_num_threads(threads)
     print()
     speed.run(quick=options.quick, skip_compile=options.skip_compile)
+    print()
+    law.run()
     print(f"\nDone in {duration(time.monotonic() - start)}.")
 
 

@@ -1,11 +1,13 @@
-"""How often known equations are found in data: by `NPURegressor`, and by least squares of logarithms.
+"""How often known equations are found in data: by `NPURegressor`, least squares of logarithms, and other programs.
 
-    python -m benchmarks.equations --classes a,b,c1,sum --noise 0,0.01 --seeds 1     # adds the rows that the file lacks
+    python -m benchmarks.equations --noise 0,0.001,0.01,0.1 --seeds 10    # adds the rows that the file lacks
+    python -m benchmarks.equations --methods pysindy,gplearn,pyoperon     # those that are installed
     python -m benchmarks.equations --report docs/equations.md                        # the table of the file's rows
 
 Noise is normal, equal for all rows, in units of y's root mean square. An equation is found if at 400 points, each
-input drawn over four decades, the sum of its terms is within 2 % of the sum of the true terms' sizes. A run can be
-interrupted and started again.
+input drawn over four decades around the middle of its range, the sum of its terms is within 2 % of the sum of the true
+terms' sizes. "error" is the root mean square deviation from the law on 1000 other rows of the same ranges, over that of
+y. A run can be interrupted and started again.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.equations.laws import LAWS, Law, drawn
+from benchmarks.equations.rivals import RIVALS, installed
 from npu_kernels import files
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
 BEGIN, END = "<!-- equations:begin -->", "<!-- equations:end -->"
-METHODS = ("NPURegressor", "logarithms")
-TITLES = {"a": "one product", "b": "sum", "c1": "power of a sum", "sum": "drawn sum"}
+METHODS = ("NPURegressor", "logarithms", *RIVALS)
+TITLES = {
+    "a": "one product", "b": "sum", "c1": "power of a sum", "sum": "drawn sum", "si": "product in SI units"
+}  # fmt: skip
+NAMES = {"logarithms": "least squares of logarithms"}
 SUMS = 24  # drawn sums of a seed
 Row = dict[str, Any]
 
@@ -44,7 +50,7 @@ def processor() -> str:
 def same(law: Law, power: float, sums: Any) -> bool:
     """Whether `sums`, a function of X that gives the sum of the terms, is the law's."""
     generator = np.random.default_rng(5)
-    X = 10 ** generator.uniform(-2, 2, (400, len(law.inputs)))
+    X = law.middle() * 10 ** generator.uniform(-2, 2, (400, len(law.inputs)))
     terms = law.products(X)
     with np.errstate(all="ignore"):
         wanted, found = terms.sum(1), sums(X)
@@ -56,8 +62,11 @@ def same(law: Law, power: float, sums: Any) -> bool:
     return bool((np.abs(found - wanted) <= 0.02 * np.abs(terms).sum(1)).all())
 
 
-def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> tuple[bool, int, str]:
-    """(found, terms, formula) of `NPURegressor`."""
+Outcome = tuple[bool, int, str, Any]  # found, size, formula, predict
+
+
+def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
+    """`NPURegressor` without any hint."""
     from npu_kernels import NPURegressor
 
     best = NPURegressor(random_state=seed).fit(X, y).best_
@@ -67,17 +76,27 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> tuple[bool, 
         values = sign * best.predict(points)
         return np.sign(values) * np.abs(values) ** best.power
 
-    return same(law, best.power, sums), best.terms, str(best)
+    return same(law, best.power, sums), best.terms, str(best), best.predict
 
 
-def logarithms(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> tuple[bool, int, str]:
-    """(found, terms, formula) of least squares of the logarithms, exponents rounded to multiples of 1/4."""
+def logarithms(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
+    """Least squares of the logarithms, exponents rounded to multiples of 1/4."""
     keep = (y != 0) & (np.sign(y) == np.sign(np.median(y)))
     A = np.column_stack([np.ones(keep.sum()), np.log(X[keep])])
     w = np.round(4 * np.linalg.lstsq(A, np.log(np.abs(y[keep])), rcond=None)[0][1:]) / 4
     product = np.prod(X**w, 1)
     c = float(product @ y / (product @ product))
-    return same(law, 1.0, lambda points: c * np.prod(points**w, 1)), 1, f"{c:.4g} * powers {w.tolist()}"
+
+    def predict(points: np.ndarray) -> Any:
+        return c * np.prod(points**w, 1)
+
+    return same(law, 1.0, predict), 1, f"{c:.4g} * powers {w.tolist()}", predict
+
+
+def rival(law: Law, X: np.ndarray, y: np.ndarray, seed: int, method: str) -> Outcome:
+    """Another program."""
+    predict, size, formula = RIVALS[method](X, y, seed)
+    return same(law, 1.0, predict), size, formula, predict
 
 
 def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
@@ -89,10 +108,19 @@ def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, terms, formula = (regressor if method == "NPURegressor" else logarithms)(law, X, y, seed)
-    seconds = round(time.process_time() - begin, 3)
+        if method in RIVALS:
+            found, terms, formula, predict = rival(law, X, y, seed, method)
+        else:
+            found, terms, formula, predict = (regressor if method == "NPURegressor" else logarithms)(law, X, y, seed)
+        seconds = round(time.process_time() - begin, 3)
+        fresh = law.draw(1000, generator)
+        with np.errstate(all="ignore"):
+            error = float(np.sqrt(np.mean((predict(fresh) - law(fresh)) ** 2) / np.mean(law(fresh) ** 2)))
     key = {"equation": law.name, "class": law.kind, "noise": noise, "seed": seed, "method": method, "rows": rows}
-    return {**key, "found": found, "terms": terms, "formula": formula, "seconds": seconds, "processor": processor()}
+    return {
+        **key, "found": found, "terms": terms, "formula": formula, "error": error if np.isfinite(error) else None,
+        "seconds": seconds, "processor": processor(),
+    }  # fmt: skip
 
 
 def read(path: Path) -> list[Row]:
@@ -104,18 +132,22 @@ def table(rows: list[Row]) -> str:
     """The share found and the median processor time, as Markdown."""
     sizes = " or ".join(map(str, sorted({row["rows"] for row in rows})))
     seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
     lines = [
-        f"{sizes} rows; seeds: {seeds}; one thread.",
+        f"{sizes} rows; seeds: {seeds}; one thread. In brackets: median processor time in seconds; median size in",
+        "terms, for gplearn and pyoperon in nodes of a tree.",
         "",
-        "| | noise | `NPURegressor` finds | seconds, median | least squares of logarithms finds |",
-        "| --- | --- | --- | --- | --- |",
+        "| | noise | " + " | ".join(NAMES.get(m, f"`{m}`") for m in methods) + " |",
+        "| --- | --- |" + " --- |" * len(methods),
     ]
     for kind, noise in sorted({(row["class"], row["noise"]) for row in rows}):
-        group = {m: [r for r in rows if (r["class"], r["noise"], r["method"]) == (kind, noise, m)] for m in METHODS}
-        cells = [f"{sum(r['found'] for r in group[m])} of {len(group[m])}" for m in METHODS]
-        seconds = [row["seconds"] for row in group["NPURegressor"]]
-        median = f"{statistics.median(seconds):.2g}" if seconds else ""
-        lines.append(f"| {TITLES[kind]} | {noise:g} | {cells[0]} | {median} | {cells[1]} |")
+        cells = []
+        for method in methods:
+            group = [r for r in rows if (r["class"], r["noise"], r["method"]) == (kind, noise, method)]
+            seconds, size = ([r[key] for r in group] for key in ("seconds", "terms"))
+            more = f" ({statistics.median(seconds):.2g} s; {statistics.median(size):g})" if group else ""
+            cells.append(f"{sum(r['found'] for r in group)} of {len(group)}{more}" if group else "")
+        lines.append(f"| {TITLES[kind]} | {noise:g} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -131,7 +163,8 @@ def insert(text: str, block: str) -> str:
 def main() -> None:
     """Run what the file lacks, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classes", default="a,b,c1,sum", help="of a, b, c1, sum")
+    parser.add_argument("--classes", default="a,b,c1,sum,si", help="of a, b, c1, sum, si")
+    parser.add_argument("--methods", default=",".join(METHODS[:2]), help=f"of {', '.join(METHODS)}")
     parser.add_argument("--noise", default="0,0.01")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rows", type=int, default=1000)
@@ -146,13 +179,18 @@ def main() -> None:
 
     keys = ("equation", "noise", "seed", "method", "rows")
     done = {tuple(row[key] for key in keys) for row in found}
+    methods = arguments.methods.split(",")
+    absent = [m for m in methods if m not in METHODS[:2] and m not in installed()]
+    if absent:
+        parser.error(f"not installed: {', '.join(absent)} (pip install {' '.join(absent)})")
     with threadpool_limits(1):
-        measure(LAWS[0], 0.0, 0, METHODS[0], 50)  # imports
+        for method in methods:
+            measure(LAWS[0], 0.0, 0, method, 50)  # imports
         for seed in range(arguments.seeds):
             laws = [*LAWS, *(drawn(SUMS * seed + k) for k in range(SUMS))]
             for law in (law for law in laws if law.kind in arguments.classes.split(",")):
                 for noise in map(float, arguments.noise.split(",")):
-                    for method in METHODS:
+                    for method in methods:
                         if (law.name, noise, seed, method, arguments.rows) in done:
                             continue
                         row = measure(law, noise, seed, method, arguments.rows)

@@ -2,6 +2,8 @@
 powers of sums of at most four products of powers; and sums that are drawn.
 
 Class a: one product. b: a sum. c1: a power of a sum. Inputs are drawn uniformly from [1, 5] unless a range is given.
+Class si: products in SI units with sizes as in nature, drawn uniformly in the logarithm, and two columns that are not
+needed, in the manner of SRSD (Matsubara et al. 2022); the ranges are our own.
 """
 
 from __future__ import annotations
@@ -54,7 +56,15 @@ class Law:
     def draw(self, rows: int, generator: np.random.Generator) -> np.ndarray:
         """Inputs ``[N, n]``."""
         ends = [self.ranges.get(name, (1.0, 5.0)) for name in self.inputs]
+        if self.kind == "si":
+            return np.column_stack([10 ** generator.uniform(math.log10(a), math.log10(b), rows) for a, b in ends])
         return np.column_stack([generator.uniform(low, high, rows) for low, high in ends])
+
+    def middle(self) -> np.ndarray:
+        """The inputs around which a formula is judged."""
+        if self.kind != "si":
+            return np.ones(len(self.inputs))
+        return np.array([math.sqrt(math.prod(self.ranges[name])) for name in self.inputs])
 
 
 def _a(name: str, coef: float, product: str) -> Law:
@@ -63,6 +73,11 @@ def _a(name: str, coef: float, product: str) -> Law:
 
 def _c(name: str, power: float, *terms: tuple[float, str], **ranges: tuple[float, float]) -> Law:
     return Law(name, "c1", terms, power, ranges)
+
+
+def _si(name: str, coef: float, product: str, **ranges: tuple[float, float]) -> Law:
+    unused = {"d1": (1e-3, 1e-1), "d2": (1e4, 1e6)}
+    return Law(name, "si", ((coef, product),), 1.0, {**ranges, **unused}, tuple(unused))
 
 
 SLOW = {"v": (1.0, 2.0), "c": (3.0, 10.0)}
@@ -125,6 +140,16 @@ LAWS = (
     _c("II.21.32", -1, (4 * PI, "eps r q^-1"), (-4 * PI, "eps r v q^-1 c^-1"), **SLOW),
     _c("II.24.17", 2, (1, "w^2 c^-2"), (-(PI**2), "d^-2"), w=(4.0, 6.0), c=(1.0, 2.0), d=(2.0, 4.0)),
     _c("II.38.14", -1, (2, "Y^-1"), (2, "s Y^-1")),
+    _si("I.12.2 si", 8.98755e9, "q1 q2 r^-2", q1=(1e-9, 1e-7), q2=(1e-9, 1e-7), r=(1e-2, 1.0)),
+    _si("I.13.18 si", 6.6743e-11, "m1 m2 r^-2", m1=(1e23, 1e25), m2=(1e26, 1e30), r=(1e8, 1e10)),
+    _si("I.14.3 si", 9.80665, "m z", m=(1e-2, 1e2), z=(1e-2, 1.0)),
+    _si("I.34.27 si", 1.0545718e-34, "omega", omega=(1e9, 1e11)),
+    _si("I.39.22 si", 1.380649e-23, "n T V^-1", n=(1e23, 1e25), T=(1e1, 1e3), V=(1e-5, 1e-3)),
+    _si("I.43.31 si", 1.380649e-23, "mu T", mu=(1e13, 1e15), T=(1e1, 1e3)),
+    _si("II.8.31 si", 0.5 * 8.8541878e-12, "E^2", E=(1e1, 1e3)),
+    _si("II.13.17 si", 2e-7, "I r^-1", I=(1e-3, 1e-1), r=(1e-3, 1e-1)),
+    _si("III.12.43 si", 1.0545718e-34, "n", n=(1.0, 1e2)),
+    _si("Kepler si", 2 * PI / math.sqrt(6.6743e-11), "a^1.5 M^-0.5", a=(1e10, 1e12), M=(1e29, 1e31)),
     _c("III.10.19", 2, (1, "mu^2 Bx^2"), (1, "mu^2 By^2"), (1, "mu^2 Bz^2")),
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -69,13 +69,16 @@ class Found:
         return any(is_exact(problem, one) for problem, one in self.sums.values())
 
     def settled(self) -> bool:
-        """Whether no other output power is to be tried: a sum is exact, or simple and not improved by one more term."""
+        """Whether no other output power is to be tried: a sum is exact, or the best is one simple product.
+
+        A power of a sum is often close to a sum of simple products, but not to one product, which has every power.
+        """
         best = self.best()
         if best is None or self.exact():
             return best is not None
         problem, one = best
         close = one.rss < POOR**2 * _size(problem)
-        return close and not one.free.any() and (problem.power, len(one.c) + 1) in self.sums
+        return close and not one.free.any() and len(one.c) == 1 and (problem.power, 2) in self.sums
 
 
 def is_exact(problem: Problem, one: Sum) -> bool:
@@ -134,7 +137,7 @@ def _one_power(problem: Problem, settings: Settings, found: Found) -> list[float
         tried = [one for one in tried if math.isfinite(one.cost)]
         if not tried:
             break
-        for one in tried:
+        for one in [*tried, *_shortened(more, min(tried, key=lambda s: s.cost), settings.rules)]:
             found.add(more, one)
         errors.append(min(one.rss for one in tried))
         cost = min(one.cost for one in tried)
@@ -147,6 +150,18 @@ def _one_power(problem: Problem, settings: Settings, found: Found) -> list[float
             break
         best = min(best, cost)
     return errors
+
+
+def _shortened(problem: Problem, one: Sum, rules: Rules) -> list[Sum]:
+    """A sum without each of its terms: the search for fewer terms may have missed it."""
+    found: list[Sum] = []
+    for gone in range(len(one.c)) if len(one.c) > 1 else ():
+        stay = np.arange(len(one.c)) != gone
+        less = Sum(one.u[stay], one.parity[stay], one.free[stay], one.c[stay])
+        less = refine.refit(problem, less, rules.loss)
+        if math.isfinite(less.cost) and less.rss < 2 * one.rss:
+            found.append(refine.simplified(problem, replace(less, free=less.u != 0), rules))
+    return [less for less in found if math.isfinite(less.cost)]
 
 
 def _fitted(

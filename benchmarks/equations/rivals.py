@@ -1,0 +1,100 @@
+"""Other programs on the same rows. Each gives (predict, size, formula); size counts terms, or the nodes of a tree.
+
+pysindy      STLSQ on a library of all monomials of at most three inputs with exponents from -2 to 2; the threshold with
+             the least error on a fifth of the rows
+gplearn      genetic programming, 500 programs, 10 generations
+pyoperon     Operon's genetic programming, 100,000 evaluations
+
+They are not tuned. ``pip install pysindy gplearn pyoperon``; a program that is not installed has no rows.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+
+Predict = Callable[[np.ndarray], np.ndarray]
+Found = tuple[Predict, int, str]
+
+EXPONENTS = (-2, -1, 1, 2)
+MONOMIALS = 2000
+THRESHOLDS = (0.02, 0.05, 0.1, 0.2)
+
+
+def monomials(inputs: int, generator: np.random.Generator) -> np.ndarray:
+    """Exponents ``[M, n]`` of at most three inputs; a part of them, drawn, where there are more than `MONOMIALS`."""
+    found = [np.zeros(inputs)]
+    for count in range(1, min(inputs, 3) + 1):
+        for some in itertools.combinations(range(inputs), count):
+            for powers in itertools.product(EXPONENTS, repeat=count):
+                row = np.zeros(inputs)
+                row[list(some)] = powers
+                found.append(row)
+    table = np.array(found)
+    if len(table) > MONOMIALS:
+        table = table[np.sort(generator.permutation(len(table))[:MONOMIALS])]
+    return table
+
+
+def pysindy(X: np.ndarray, y: np.ndarray, seed: int) -> Found:
+    """Sparse regression on monomials."""
+    from pysindy.optimizers import STLSQ
+
+    generator = np.random.default_rng(seed)
+    w = monomials(X.shape[1], generator)
+    scale = np.exp(np.log(X).mean(0))
+    A = np.exp(np.log(X / scale) @ w.T)
+    order = generator.permutation(len(y))
+    held, known = order[: len(y) // 5], order[len(y) // 5 :]
+    size = np.sqrt(np.mean(y**2))
+    best, least = np.zeros(len(w)), np.inf
+    for threshold in THRESHOLDS:
+        optimizer = STLSQ(threshold=threshold, alpha=1e-6, normalize_columns=True)
+        optimizer.fit(A[known], y[known, None] / size)
+        c = np.asarray(optimizer.coef_).ravel()
+        error = float(np.mean((A[held] @ c - y[held] / size) ** 2))
+        if error < least:
+            best, least = c, error
+    kept = np.flatnonzero(best)
+    text = " + ".join(f"{size * best[k]:.4g} * powers {w[k].tolist()}" for k in kept[:6])
+    return lambda points: size * (np.exp(np.log(points / scale) @ w[kept].T) @ best[kept]), len(kept), text
+
+
+def gplearn(X: np.ndarray, y: np.ndarray, seed: int) -> Found:
+    """Genetic programming with gplearn."""
+    from gplearn.genetic import SymbolicRegressor
+
+    model = SymbolicRegressor(
+        population_size=500, generations=10, function_set=("add", "sub", "mul", "div", "sqrt", "inv"),
+        parsimony_coefficient=1e-3, random_state=seed,
+    )  # fmt: skip
+    model.fit(X, y)
+    return model.predict, len(model._program.program), str(model._program)[:300]
+
+
+def pyoperon(X: np.ndarray, y: np.ndarray, seed: int) -> Found:
+    """Genetic programming with Operon."""
+    from pyoperon.sklearn import SymbolicRegressor
+
+    model = SymbolicRegressor(
+        allowed_symbols="add,sub,mul,div,sqrt,square,constant,variable", max_evaluations=100_000, n_threads=1,
+        random_state=seed,
+    )  # fmt: skip
+    model.fit(X, y)
+    text = model.get_model_string(model.model_, 6)
+    return lambda points: np.asarray(model.predict(points), dtype=float), int(model.model_.Length), text[:300]
+
+
+RIVALS: dict[str, Callable[[np.ndarray, np.ndarray, int], Found]] = {
+    "pysindy": pysindy,
+    "gplearn": gplearn,
+    "pyoperon": pyoperon,
+}
+
+
+def installed() -> list[str]:
+    """Those that can be imported."""
+    return [name for name in RIVALS if importlib.util.find_spec(name) is not None]
