@@ -41,6 +41,9 @@ NPU_DECLARE(avx2)
 #if defined(NPU_AVX512)
 NPU_DECLARE(avx512)
 #endif
+#if defined(NPU_NEON)
+NPU_DECLARE(neon)
+#endif
 
 namespace {
 
@@ -141,6 +144,9 @@ constexpr Isa kIsas[] = {
 #endif
 #if defined(NPU_AMX)
     {"amx", has_amx, &amx_table, &avx512::table<double>},
+#endif
+#if defined(NPU_NEON)
+    {"neon", always, &neon::table<float>, &neon::table<double>},  // every 64-bit Arm processor has it
 #endif
 };
 

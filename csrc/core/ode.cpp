@@ -116,12 +116,12 @@ void backward(const OdeBackward<T>& b, const Parallel& parallel) {
 }
 
 // Calls f with the number of features as a type, where registers are made for it; 0 is any number. Each number takes a
-// tenth of the file's compile time. So x86's baseline, which must run but need not be fast, has none, and builds with
+// tenth of the file's compile time. So the baseline, which must run but need not be fast, has none, and builds with
 // sanitizers have one.
 template <typename F>
 void by_features(int64_t features, F&& f) {
   switch (features) {
-#if NPU_VECTOR_BYTES > 16 || !defined(__x86_64__)
+#if NPU_VECTOR_BYTES > 16 || defined(NPU_USE_NEON)
     case 2:
       return f(std::integral_constant<int, 2>{});
 #if !defined(NPU_SANITIZED)

@@ -17,6 +17,8 @@
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(NPU_USE_NEON)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -130,6 +132,9 @@ struct Simd {
 #elif defined(__AVX2__)
     if constexpr (single) return (Reg)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
     else return (Reg)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(NPU_USE_NEON)
+    if constexpr (single) return (Reg)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+    else return (Reg)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 #else
     return a * b + c;
 #endif
@@ -137,7 +142,7 @@ struct Simd {
 
   // a * b + c with one rounding on every instruction set: range reductions are wrong without it.
   static NPU_INLINE Reg fma_exact(Reg a, Reg b, Reg c) {
-#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__AVX2__) || defined(__AVX512F__) || defined(NPU_USE_NEON)
     return fma(a, b, c);
 #else
     Reg r;
@@ -156,6 +161,9 @@ struct Simd {
 #elif defined(__AVX2__)
     if constexpr (single) return (Reg)_mm256_max_ps((__m256)low, _mm256_min_ps((__m256)high, (__m256)v));
     else return (Reg)_mm256_max_pd((__m256d)low, _mm256_min_pd((__m256d)high, (__m256d)v));
+#elif defined(NPU_USE_NEON)
+    if constexpr (single) return (Reg)vmaxq_f32((float32x4_t)low, vminq_f32((float32x4_t)high, (float32x4_t)v));
+    else return (Reg)vmaxq_f64((float64x2_t)low, vminq_f64((float64x2_t)high, (float64x2_t)v));
 #else
     v = select(v > high, high, v);
     return select(v < low, low, v);
@@ -168,6 +176,8 @@ struct Simd {
     return _mm512_test_epi64_mask((__m512i)condition, (__m512i)condition) != 0;
 #elif defined(__AVX2__)
     return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
+#elif defined(NPU_USE_NEON)
+    return vmaxvq_u32((uint32x4_t)condition) != 0;
 #else
     Int r = 0;
     for (int l = 0; l < width; ++l) r |= condition[l];
@@ -209,7 +219,7 @@ struct Simd {
   }
 
   // Inputs whose signs select one entry of a register of partial sums (2^group_size <= width, with a permute by lane).
-  // 0: the instruction set has no such permute.
+  // 0: the instruction set has no such permute, or (NEON) one of so few lanes that it saves nothing.
 #if defined(__AVX512F__)
   static constexpr int group_size = single ? 4 : 3;
 #elif defined(__AVX2__)

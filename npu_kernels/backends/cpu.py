@@ -2,7 +2,7 @@
 
 ``NPU_KERNELS_CPU_ISA`` forces an instruction set lower than the best one of the processor: "baseline", "avx2",
 "avx512", "avx512_bf16" (float32 products of bfloat16 where the float32 matmul precision "medium" allows them, otherwise
-avx512) or "amx" (the NPU family in float32 by tiles of bfloat16, otherwise avx512).
+avx512) or "amx" (the NPU family in float32 by tiles of bfloat16, otherwise avx512); on arm64 "baseline" or "neon".
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _loaded() -> ctypes.CDLL:
 
 
 def isa() -> str:
-    """The instruction set in use: "baseline", "avx2", "avx512", "avx512_bf16" or "amx".
+    """The instruction set in use: "baseline", "avx2", "avx512", "avx512_bf16" or "amx"; on arm64 "baseline" or "neon".
 
     Raises RuntimeError without the library.
     """
