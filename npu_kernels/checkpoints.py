@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from npu_kernels import files
 
 CHECKPOINT_SECONDS = 30.0  # between two savings
+LONG = 200  # characters: values that are longer are not shown
 
 
 @contextmanager
@@ -82,10 +83,13 @@ class Checkpoint:
     def keep(self) -> None:
         """Save if the last time is long ago."""
         if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
-            self.save()
+            self._write()
 
     def save(self) -> None:
-        """If the disk is full or gone, the work continues without a checkpoint."""
+        """Save the work. If the disk is full or gone, it continues without a checkpoint."""
+        self._write()
+
+    def _write(self) -> None:
         self._saved = time.monotonic()
         try:
             files.save(self.path, self.work.state())
@@ -94,11 +98,8 @@ class Checkpoint:
                 f"{self.work.function}: checkpoint {str(self.path)!r} could not be written "
                 f"({error.strerror or error}); the {self.work.function} goes on without",
                 RuntimeWarning,
-                stacklevel=4,  # the caller of the function
+                stacklevel=5,  # the caller of the function
             )
-
-
-LONG = 200  # characters: values that are longer are not shown
 
 
 def check_same(saved: Any, own: dict[str, str], what: str = "fit") -> None:

@@ -149,7 +149,7 @@ def test_a_folder_that_vanishes_costs_the_checkpoint_alone(tmp_path: Path, monke
         shutil.rmtree(folder, ignore_errors=True)
 
     monkeypatch.setattr(Run, "advance", vanishing)
-    monkeypatch.setitem(fit.__globals__, "CHECKPOINT_SECONDS", 0.0)  # saved after every slice, in vain
+    monkeypatch.setattr("npu_kernels.checkpoints.CHECKPOINT_SECONDS", 0.0)  # saved after every slice, in vain
     with pytest.warns(RuntimeWarning, match=r"^fit: checkpoint '.*' could not be written \(No such file") as warned:
         found = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=folder / "fit.pt")
     assert {Path(w.filename).name for w in warned} == {"test_fit_checkpoint.py"}

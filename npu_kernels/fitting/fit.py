@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import files
+from npu_kernels.checkpoints import Checkpoint, interruptible
 from npu_kernels.checks import check_whole
 from npu_kernels.fitting.data import Batches, check, collect, table
 from npu_kernels.fitting.recipe import Recipe
@@ -34,7 +30,6 @@ FEW = 5  # held-out rows below which their error says little
 LEAST = 4  # rows of which a cross-validation can be made
 HELD_ENOUGH = 10  # held-out rows from which on their error is the score
 SPOILT = 1e-3  # error in float32 that is warned of where it is small in float64
-CHECKPOINT_SECONDS = 30.0
 SLICE_SECONDS = 0.25  # between looks at the clock
 
 
@@ -165,81 +160,21 @@ def fit_many(
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _interruptible() -> Iterator[list[bool]]:
-    """A list that is not empty after the first Ctrl-C; the second one raises KeyboardInterrupt as usual."""
-    pressed: list[bool] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def press(number: int, frame: Any) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(True)
-
-    if before is None:  # not installed from Python: leave it
-        yield pressed
-        return
-    signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _opened(run: Run, checkpoint: str | os.PathLike[str]) -> Path:
-    """The file of a checkpoint, checked before the work begins; the run continues from it if it exists."""
-    if not isinstance(checkpoint, (str, os.PathLike)):
-        raise TypeError(f"{run.function}: checkpoint must be a path, got {type(checkpoint).__name__}")
-    path = Path(checkpoint)
-    try:
-        files.check_writable(path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise type(error)(
-            f"{run.function}: checkpoint must be a file that can be written, got {str(path)!r}: {reason}"
-        ) from None
-    if path.exists():
-        try:
-            run.restore(files.load(path, ["fingerprint"]))
-        except (OSError, ValueError) as error:
-            raise type(error)(
-                f"{run.function}: checkpoint must be a new file or one of this same fit, got {str(path)!r}: {error}"
-            ) from None
-    return path
-
-
-def _save(run: Run, path: Path) -> None:
-    """Save the run. If the disk is full or gone, the fit continues without a checkpoint."""
-    try:
-        files.save(path, run.state())
-    except OSError as error:
-        warnings.warn(
-            f"{run.function}: checkpoint {str(path)!r} could not be written ({error.strerror or error}); "
-            "the fit goes on without",
-            RuntimeWarning,
-            stacklevel=4,  # the caller of fit
-        )
-
-
 def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | None) -> Fits:
     shown = sys.stderr.isatty() if progress is None else progress
-    path = None if checkpoint is None else _opened(run, checkpoint)
-    rounds, saved, before = 1, time.monotonic(), run.done
-    with _interruptible() as pressed, Progress(run.function, run.total, sys.stderr, shown) as bar:
+    file = None if checkpoint is None else Checkpoint(run, checkpoint)
+    rounds, before = 1, run.done
+    with interruptible() as pressed, Progress(run.function, run.total, sys.stderr, shown) as bar:
         while run.done < run.total and not pressed:
             begin = time.monotonic()
             run.advance(rounds)
-            now = time.monotonic()
+            seconds = max(time.monotonic() - begin, 1e-6)
             bar.update(run.done, _note(run), before)
-            if path is not None and now - saved > CHECKPOINT_SECONDS:
-                _save(run, path)
-                saved = now
-            rounds = max(1, min(4 * rounds, int(rounds * SLICE_SECONDS / max(now - begin, 1e-6))))
-        if path is not None:
-            _save(run, path)
+            if file is not None:
+                file.keep()
+            rounds = max(1, min(4 * rounds, int(rounds * SLICE_SECONDS / seconds)))
+        if file is not None:
+            file.save()
     return run.result()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from npu_kernels.fitting.batch import Template
 from npu_kernels.fitting.recipe import Recipe
 
 FORMAT = 2  # of a saved state
-LONG = 200  # characters: values that are longer are not shown
 
 
 def fingerprint(
@@ -37,16 +35,3 @@ def fingerprint(
         "data": digest.hexdigest(),
         **{f"recipe.{name}": repr(value) for name, value in asdict(recipe).items()},
     }
-
-
-def check_same(saved: Any, own: dict[str, str]) -> None:
-    """Raise ValueError, which says what differs, for the fingerprint of another fit."""
-    if not isinstance(saved, dict):
-        raise ValueError("it is of an earlier version of npu_kernels")
-    said = []
-    for name in {**own, **saved}:
-        if saved.get(name) != own.get(name):
-            values = f"{saved.get(name)}, here {own.get(name)}"
-            said.append(name if name in ("model", "data") or len(values) > LONG else f"{name} ({values})")
-    if said:
-        raise ValueError(f"it is of another fit: other {', '.join(said)}")

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels.checkpoints import check_same
 from npu_kernels.checks import check_whole
 from npu_kernels.fitting.batch import COEFFICIENT, FREE, GATE, LINEAR, POWER, Template
 from npu_kernels.fitting.data import Data, Rows, check, stream
-from npu_kernels.fitting.identity import check_same, fingerprint
+from npu_kernels.fitting.identity import fingerprint
 from npu_kernels.fitting.pool import Pool, ranks
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.fitting.refine import Refinement
