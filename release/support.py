@@ -62,8 +62,12 @@ def table(processor: str, runs: list[dict[str, Any]], pairs: dict[str, list[str]
 def section(runs: list[dict[str, Any]], pairs: dict[str, list[str]], built: list[str]) -> str:
     """The text between the markers."""
     tables = [line for processor in PROCESSORS for line in (*table(processor, runs, pairs, built), "")]
-    how = sorted({f"{run['wheel']} on {run['system']}, {run['libc']}, torch {run['torch']}" for run in runs})
-    return "\n".join([LEGEND, *tables, "The runs:", "", *(f"- {row}" for row in how), ""])
+    how = sorted(
+        f"{run['wheel']} on {run['system']}, {run['libc']}, torch {run['torch']}, Python {run['python']}, "
+        f"{'with' if run['fast path'] else 'without'} the fast path{', emulated' if run.get('emulated') else ''}"
+        for run in runs
+    )
+    return "\n".join([LEGEND, *tables, "The runs:", "", *(f"- {row}" for row in dict.fromkeys(how)), ""])
 
 
 def main() -> None:
