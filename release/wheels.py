@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -103,20 +104,27 @@ def build(out: Path, pairs: list[str], target: str) -> Path:
         CMAKE_ARGS=arguments + (linux if sys.platform == "linux" else ""), **special,
     )  # fmt: skip
     (wheel,) = raw.glob("*.whl")
-    if sys.platform != "linux":
-        return Path(shutil.copy(wheel, out))
+    return Path(shutil.copy(wheel, out)) if sys.platform != "linux" else manylinux(wheel, out, target)
+
+
+def manylinux(wheel: Path, out: Path, target: str) -> Path:
+    """The wheel with the tag that says which glibc it runs with, once auditwheel has found this true."""
     apart = [f"--exclude=lib{name}.so" for name in ("torch_cpu", "torch_python", "c10")]  # the user's torch has them
+    # auditwheel takes the names of this machine's tags only; for another it finds the oldest itself.
+    tag = f"manylinux_2_28_{target}" if target == NATIVE else "auto"
     before = set(out.glob("*.whl"))
-    tag = f"manylinux_2_28_{target}"
     call(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", tag, *apart, "-w", out, wheel)
     (made,) = set(out.glob("*.whl")) - before
+    found = re.search(r"manylinux_2_(\d+)_", made.name)
+    if found is None or int(found[1]) > 28:
+        sys.exit(f"release/wheels.py: {made.name} needs more than manylinux_2_28")
     return made
 
 
 def check(wheel: Path) -> None:
     """Its size, and that it holds what it is for; setup.py has failed already where a fast path is missing."""
     with zipfile.ZipFile(wheel) as archive:
-        libraries = [name for name in archive.namelist() if name.startswith("npu_kernels/lib/")]
+        libraries = [name for name in archive.namelist() if re.fullmatch(r"npu_kernels/lib/.+\.so", name)]
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, {len(libraries)} libraries")
     if "npu_kernels/lib/libnpu_kernels_cpu.so" not in libraries:
         sys.exit("release/wheels.py: the wheel lacks its library")
