@@ -369,14 +369,18 @@ def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleTyp
 def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: ModuleType) -> None:
     """Factors that are 0, of inputs and of reciprocals; and a reciprocal of the other sign, between -eps and 0."""
     eps = 0.25
-    x = [[-1.0, 2.0, 3.0], [-1.25, 2.0, 3.0], [-1.0, -1.25, 3.0], [-0.1, 2.0, 3.0], [-0.1, -1.0, -2.0], [0.0, 2.0, 3.0]]
+    rows = [[-1.0, 2, 3], [-1.25, 2, 3], [-1.0, -1.25, 3], [-0.1, 2, 3], [-0.1, -1, -2], [0.0, 2, 3]]
     # 1/2 of -1, or of the reciprocal of -1.25, and 1/2 of 1 are 0; so is all of 0.
-    weight = [[0.5] * 6, [0.25, 0.5, 1.0, 0.5, 0.75, 0.1], [1.0, 0.0, 0.5, 0.0, 1.0, 0.25]]
-    operands = [torch.tensor(values, dtype=torch.float64, device=device) for values in (x, weight)]
-    options = eps, True, separate
+    columns = [[0.5] * 6, [0.25, 0.5, 1.0, 0.5, 0.75, 0.1], [1.0, 0.0, 0.5, 0.0, 1.0, 0.25]]
+    x, weight = (torch.tensor(values, dtype=torch.float64, device=device) for values in (rows, columns))
     grad_y = torch.rand(6, 3, dtype=torch.float64, device=device) + 0.5
-    found = kernels.nmru_forward(*operands, *options), *kernels.nmru_backward(grad_y, *operands, *options, 3)
-    wanted = reference.nmru_forward(*operands, *options), *reference.nmru_backward(grad_y, *operands, *options, 3)
+    found, wanted = (
+        (
+            of.nmru_forward(x, weight, eps, True, separate),
+            *of.nmru_backward(grad_y, x, weight, eps, True, separate, 3),
+        )
+        for of in (kernels, reference)
+    )
     for actual, expected in zip(found, wanted, strict=True):
         assert relative_error(actual, expected) < 5e-14
     assert (wanted[0] == 0).any()
