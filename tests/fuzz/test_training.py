@@ -18,7 +18,7 @@ def check_loss(loss: Loss) -> None:
 
 
 def test_losses() -> None:
-    fuzz(check_loss, losses(), 3, found.LOSSES)
+    fuzz(check_loss, losses(), 3, found.LOSSES, at_once=4)
 
 
 def test_adam() -> None:

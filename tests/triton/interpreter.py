@@ -1,7 +1,7 @@
-"""Makes Triton's interpreter twice as fast for the tests: it works out the same things again for every operation.
+"""Makes Triton's interpreter twice as fast for the tests, and right for small numbers in bfloat16.
 
-Each change remembers what depends on a function's arguments alone. Where a release of Triton lacks a function, the
-change is left out.
+The interpreter works out the same things again for every operation. Each change but the last remembers what depends on
+a function's arguments alone. Where a release of Triton lacks a function, the change is left out.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def quicken() -> None:
         _remember_block_types,
         _remember_shapes,
         _broadcast_equal_shapes_at_once,
+        _read_subnormal_bfloat16,
     ):
         with contextlib.suppress(AttributeError):
             change()
@@ -113,3 +114,15 @@ def _broadcast_equal_shapes_at_once() -> None:
         return original(self, lhs, rhs)
 
     TritonSemantic.broadcast_impl_value = broadcast
+
+
+def _read_subnormal_bfloat16() -> None:
+    """As a GPU does: a bfloat16 is the first half of a float32. The interpreter gives 0 or four times the number."""
+    original = interpreter._convert_float
+
+    def convert(input: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
+        if input_dtype == tl.bfloat16 and output_dtype == tl.float32:
+            return input.view(numpy.uint16).astype(numpy.uint32) << 16
+        return original(input, input_dtype, output_dtype, rounding_mode)
+
+    interpreter._convert_float = convert
