@@ -52,5 +52,5 @@ INTERPRETED: list[Call] = [
     # A gradient from results that were rounded to float16.
     Call("npu", out_features=2, dtype="float16", way="triton"),
     # A weight whose bfloat16 is subnormal, and below 0: Triton's interpreter read -0.
-    Call("nmru", batch=(3,), in_features=3, out_features=4, dtype="bfloat16", special=(("weight", "tiny"),), way="triton"),
+    Call("nmru", (3,), 3, 4, dtype="bfloat16", special=(("weight", "tiny"),), way="triton"),
 ]
