@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NPU, RealNPU, fit
 from npu_kernels.fitting import Run
+from npu_kernels.fitting.batch import LINEAR, POWER
 from npu_kernels.fitting.data import Data
-from npu_kernels.fitting.pool import ranks
+from npu_kernels.fitting.pool import Pool, ranks
 from npu_kernels.fitting.search import Search
 from npu_kernels.lbfgs import Status
 from tests.fits import SHORT, hard, parameters, rows
@@ -198,3 +200,41 @@ def test_a_dropped_problem_ends() -> None:
 def test_ranks() -> None:
     problem, score = torch.tensor([1, 0, 1, 0, 1, 3]), torch.tensor([0.5, 2.0, 0.5, 1.0, 0.1, torch.inf])
     assert ranks(problem, score).tolist() == [1, 1, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("score", "slack", "spread", "fitted", "simple"),
+    [
+        (1.015, 0.02, 0.0, 2.0, True),  # within the slack
+        (1.015, 0.0, 0.0, 2.0, False),
+        (1.1, 0.0, 1.0, 2.0, True),  # within two standard errors of the difference, .2
+        (1.1, 0.0, 0.1, 2.0, False),
+        (1.4, 0.0, 0.0, 1.0, True),  # by the Bayesian information criterion
+        (1.4, 0.0, 0.0, 1.02, False),
+        (1.6, 0.0, 0.0, 1.0, False),  # more than 1.5 times as bad is never chosen
+    ],
+)
+def test_the_simplest_of_those_that_are_about_as_good(
+    score: float, slack: float, spread: float, fitted: float, simple: bool
+) -> None:
+    """The best model has two free numbers and the error 1; the simple one has one rounded number.
+
+    spread: the standard deviation of the difference of their errors over 100 held-out rows. fitted: the simple one's
+    error on 1,000 training rows, in which the best one's is 1.
+    """
+    pool = Pool(SimpleNamespace(kind=torch.tensor([POWER, LINEAR]), device=torch.device("cpu")))
+    best, other = torch.tensor([[1.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
+    for flat, kind, denominator, value in ((best, "raw", 0, 1.0), (other, "rounded", 1, score)):
+        one = torch.tensor([value], dtype=torch.float64)
+        pool.add(flat[None], torch.tensor([0]), torch.tensor([0]), kind, denominator, one, one, 5)
+    alternating = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(50)
+
+    def losses(flat: Tensor, problem: int) -> Tensor:
+        return torch.stack([1.0 + spread * (p[0] == 2) * alternating for p in flat])
+
+    def training(flat: Tensor, problem: int) -> Tensor:
+        return torch.stack([torch.full((1000,), fitted if p[0] == 2 else 1.0).double() for p in flat])
+
+    found, (candidate,) = pool.choose(1, 1e-12, slack, losses, training)
+    assert candidate.kind == ("rounded" if simple else "raw")
+    assert found[0].tolist() == (other if simple else best).tolist()
