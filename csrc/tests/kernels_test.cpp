@@ -285,26 +285,27 @@ void check_inalu(const Shape& n, int64_t times) {
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
+      std::vector<long double> add(n.in), mul(n.in), m(n.in), log(n.in), before(n.in + 1, 1), behind(n.in + 1, 1);
+      for (int64_t i = 0; i < n.in; ++i) {
+        m[i] = x[i] < 0 ? -2 : (x[i] == 0 ? -1 : 0);
+        log[i] = logl(std::max<T>(std::fabs(x[i]), eps));
+      }
       for (int64_t o = 0; o < n.out; ++o) {
         const int64_t w0 = (k * n.out + o) * n.in, at = (k * n.rows + b) * n.out + o;
-        std::vector<long double> add(n.in), mul(n.in), m(n.in), log(n.in);
         long double h = 0, a = 0, e = 0;
         for (int64_t i = 0; i < n.in; ++i) {
           add[i] = nac[0][size_t(w0 + i)][0];
           mul[i] = nac[1][size_t(w0 + i)][0];
-          m[i] = x[i] < 0 ? -2 : (x[i] == 0 ? -1 : 0);
-          log[i] = logl(std::max<T>(std::fabs(x[i]), eps));
           h += parameters[4][w0 + i] * (long double)x[i];
           a += add[i] * x[i];
           e += mul[i] * log[i];
         }
-        const auto others = [&](int64_t skip) {
-          long double product = 1;
-          for (int64_t i = 0; i < n.in; ++i) product *= i == skip ? 1 : 1 + m[i] * fabsl(mul[i]);
-          return product;
-        };
+        // Products of the factors before i, and from i on.
+        const auto factor = [&](int64_t i) { return 1 + m[i] * fabsl(mul[i]); };
+        for (int64_t i = 0; i < n.in; ++i) before[i + 1] = before[i] * factor(i);
+        for (int64_t i = n.in; i-- > 0;) behind[i] = behind[i + 1] * factor(i);
         const long double g = sigmoid(h), rest = sigmoid(-h), size = expl(std::min<long double>(e, omega));
-        const long double t = size * others(-1), up = c.grad_y[at];
+        const long double t = size * behind[0], up = c.grad_y[at];
         want[0][at] = g * a + rest * t;
         const long double d_e = e > omega ? 0 : up * rest * t, d_h = up * g * rest * (a - t);
         for (int64_t i = 0; i < n.in; ++i) {
@@ -312,7 +313,7 @@ void check_inalu(const Shape& n, int64_t times) {
           want[1][(k * n.rows + b) * n.in + i] += up * g * add[i] + d_h * parameters[4][w0 + i] + d_e * mul[i] * slope;
           const long double sign = mul[i] > 0 ? 1 : (mul[i] < 0 ? -1 : 0);
           const long double d_add = up * g * x[i];
-          const long double d_mul = d_e * log[i] + sign * m[i] * up * rest * size * others(i);
+          const long double d_mul = d_e * log[i] + sign * m[i] * up * rest * size * before[i] * behind[i + 1];
           for (int pair = 0; pair < 2; ++pair) {
             const auto& derivatives = nac[pair][size_t(w0 + i)];
             want[2 + 2 * pair][w0 + i] += (pair ? d_mul : d_add) * derivatives[1];
