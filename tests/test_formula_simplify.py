@@ -241,6 +241,16 @@ def test_what_has_no_effect_has_none(units, seed):
             model.get_parameter(name)[index] = 0.0
 
 
+def test_rows_behind_a_closed_gate_have_no_effect():
+    model = nn.Sequential(NAU(2, 3, dtype=torch.float64), RealNPU(3, 1, dtype=torch.float64))
+    with torch.no_grad():
+        model[0].weight.fill_(0.5)
+        model[1].weight_re.fill_(1.0)
+        model[1].gate.copy_(torch.tensor([1.0, 0.0, 1.0]))
+    found = {("0.weight", (1, 0)), ("0.weight", (1, 1)), ("1.weight_re", (0, 1))}
+    assert set(without_effect(model)) == found
+
+
 def test_unused_parts_are_taken_out_and_counted():
     model = nn.Sequential(RealNPU(2, 3, dtype=torch.float64), NAU(3, 1, dtype=torch.float64))
     with torch.no_grad():
