@@ -172,6 +172,22 @@ def test_hermite_is_exact_for_cubics_and_linear_for_lines() -> None:
     assert torch.equal(ode.interpolate(cubic, t, dt=0.5, method="hermite", derivatives=slopes), cubic)
 
 
+def test_hermite_backwards_in_time() -> None:
+    t = torch.arange(6, dtype=torch.float64) * -0.5
+    at = torch.tensor([-0.1, -1.7, -2.5, 0.0], dtype=torch.float64)
+    found = ode.interpolate((t**3 - t)[:, None], at, dt=-0.5, method="hermite", derivatives=(3 * t**2 - 1)[:, None])
+    torch.testing.assert_close(found, (at**3 - at)[:, None], rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("time", [-0.01, 0.31, float("nan"), float("inf")])
+def test_interpolation_between_the_ends_alone(time: float) -> None:
+    trajectory = torch.arange(4, dtype=torch.float64)[:, None]
+    with pytest.raises(ValueError, match=r"^interpolate: times must lie between 0 and 0.3 \(steps dt\), got"):
+        ode.interpolate(trajectory, [0.1, time], dt=0.1)
+    assert 3 * 0.1 / 0.1 > 3  # a rounding error behind the end is the end
+    assert float(ode.interpolate(trajectory, [3 * 0.1], dt=0.1)) == 3
+
+
 def test_interpolation_is_differentiable() -> None:
     trajectory, slopes = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
     at = [0.0, 0.3, 0.3, 1.99, 2.0]
@@ -198,6 +214,27 @@ def diverging(models: int | None) -> nn.Sequential:
         model[0].weight_re[-1] = 40.0
         model[0].gate[-1] = 1.0
     return model
+
+
+def test_nonfinite_derivatives_of_a_finite_trajectory() -> None:
+    """u' = u^2 from 1e19: the next state is 1e38, whose square overflows."""
+    model = nn.Sequential(RealNPU(1, 1), NAU(1, 1))
+    with torch.no_grad():
+        model[0].weight_re.fill_(2)
+        model[0].gate.fill_(1)
+        model[1].weight.fill_(1)
+    u0, options = torch.tensor([1e19]), {"steps": 1, "dt": 1.0}
+    assert ode.rollout(model, u0, **options).isfinite().all()  # type: ignore[arg-type]
+    with pytest.raises(ode.NonFiniteError, match=r"^rollout: the trajectory is not finite from step 1 on"):
+        ode.rollout(model, u0, derivatives=True, **options)  # type: ignore[arg-type]
+
+
+def test_errors_of_other_numbers_of_models() -> None:
+    with pytest.raises(ValueError, match=r"^rollout: u0 must have shape .*, got shape \(2, 4, 3\)$"):
+        ode.rollout(make(models=3), starts(2, 4, D), steps=2, dt=0.1)
+    model = nn.Sequential(RealNPU(3, 5, num_models=2), NAU(5, 3, num_models=3))
+    with pytest.raises(ValueError, match=r"^rollout: model must map D to h to D features for the same models"):
+        ode.rollout(model, torch.ones(3), steps=2, dt=0.1)
 
 
 def test_nonfinite_is_reported() -> None:
