@@ -62,7 +62,7 @@ def run_session(example: Example) -> None:
 def test_example(example):
     """Alone, with names of its own only; what belongs together says so on its page."""
     pytest.importorskip("sympy", reason="sympy is not installed")
-    if "NPURegressor" in example.code:
+    if "NPURegressor" in example.code or "ode.fit(" in example.code:
         for name in ("sklearn", "pandas", "pint"):
             pytest.importorskip(name, reason=f"{name} is not installed")
     (run_session if example.kind == "pycon" else run_block)(example)

@@ -13,10 +13,10 @@ from torch import Tensor
 from benchmarks.paper import tables
 from benchmarks.paper.__main__ import main
 from benchmarks.paper.fsir import task as fsir
-from benchmarks.paper.fsir_equation import least_squares
 from benchmarks.paper.fsir_equation import report as equation_report
 from benchmarks.paper.fsir_equation import search as fsir_equation
 from benchmarks.paper.fsir_equation.search import Shooting, Trajectory
+from npu_kernels import least_squares
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

@@ -27,6 +27,15 @@ class Interval:
     low: float
     high: float
 
+    @classmethod
+    def of(cls, name: str, value: float, error: float, t: float, one_sign: bool = False) -> Interval:
+        """An estimate and t of its standard errors on both sides; with `one_sign` those of its logarithm."""
+        low, high = value - t * error, value + t * error
+        if one_sign and value != 0 and math.isfinite(error):
+            factor = math.exp(min(t * error / abs(value), 700.0))
+            low, high = sorted((value * factor, value / factor))
+        return cls(name, value, error, low, high)
+
     def __str__(self) -> str:
         return f"{self.name} = {self.value:.6g} ± {self.error:.2g} ({self.low:.6g} to {self.high:.6g})"
 
@@ -124,7 +133,7 @@ class Equation:
 
     def text(self, digits: int = 4) -> str:
         """The equation in Python's operators, decimals with so many significant digits."""
-        parts = [_term(c, row, self.names, digits) for c, row in zip(self.coef, self.exponents, strict=True)]
+        parts = [term_text(c, row, self.names, digits) for c, row in zip(self.coef, self.exponents, strict=True)]
         body = parts[0] + "".join(f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:])
         if self.power != 1:
             body = f"{'-' if self.sign < 0 else ''}({body})**{_exponent(1 / self.power)}"
@@ -180,17 +189,13 @@ class Equation:
         t = float(stats.t.ppf(0.5 + level / 2, self.degrees)) if self.degrees > 0 else math.inf
         found = []
         for k in range(self.terms):
+            product = term_text(1.0, self.exponents[k], self.names, 1)
+            name = "constant" if product == "1" else f"coefficient of {product}"
             c, error = float(self.coef[k]), float(self.coef_std[k])
-            low, high = c - t * error, c + t * error
-            if self.free[k].any() and c != 0 and math.isfinite(error):
-                factor = math.exp(min(t * error / abs(c), 700.0))
-                low, high = sorted((c * factor, c / factor))
-            product = _term(1.0, self.exponents[k], self.names, 1)
-            found.append(Interval("constant" if product == "1" else f"coefficient of {product}", c, error, low, high))
+            found.append(Interval.of(name, c, error, t, one_sign=bool(self.free[k].any())))
             for i in np.flatnonzero(self.free[k]):
                 name = f"exponent of {self.names[i]} in term {k + 1}"
-                w, error = float(self.exponents[k, i]), float(self.exponents_std[k, i])
-                found.append(Interval(name, w, error, w - t * error, w + t * error))
+                found.append(Interval.of(name, float(self.exponents[k, i]), float(self.exponents_std[k, i]), t))
         return found
 
 
@@ -211,7 +216,7 @@ def _power(name: str, w: float) -> str:
     return name if abs(w - 1) < 1e-12 else f"{name}**{_exponent(w)}"
 
 
-def _term(c: float, row: Array, names: tuple[str, ...], digits: int) -> str:
+def term_text(c: float, row: Array, names: tuple[str, ...], digits: int) -> str:
     """One term: ``0.7003*M*m/r**2``."""
     above = [_power(name, w) for name, w in zip(names, row, strict=True) if w > 0]
     below = [_power(name, -w) for name, w in zip(names, row, strict=True) if w < 0]

@@ -3,6 +3,7 @@
 rollout          the trajectory of a Sequential of a power layer and a NAU, and its exact discrete adjoint
 integrate        the same for weights that are no modules
 interpolate      a trajectory at any times, linear or by cubic Hermite polynomials
+fit              from time series to their law, as an equation with confidence intervals
 first_nonfinite  where trajectories leave the finite numbers
 rollout_any      any other model, through torchdiffeq
 """
@@ -13,12 +14,17 @@ from npu_kernels.ode.interpolation import interpolate
 from npu_kernels.ode.other import rollout_any
 from npu_kernels.ode.reference import METHODS
 from npu_kernels.ode.solver import integrate, rollout
+from npu_kernels.ode.time_series import fit
+from npu_kernels.ode.time_series_result import Estimate, SeriesFit
 
 __all__ = [
     "METHODS",
+    "Estimate",
     "InaccurateError",
     "NonFiniteError",
+    "SeriesFit",
     "first_nonfinite",
+    "fit",
     "integrate",
     "interpolate",
     "rollout",

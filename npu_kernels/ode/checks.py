@@ -50,9 +50,9 @@ def check_options(function: str, steps: Any, dt: Any, method: Any, memory: Any, 
     check_choice(function, "nonfinite", nonfinite, ("raise", "keep"))
 
 
-def layers_of(model: Any) -> tuple[PowerUnit, NAU]:
+def layers_of(model: Any, function: str = "rollout") -> tuple[PowerUnit, NAU]:
     """The two layers of a model that the fused loop knows; TypeError or ValueError says what it is not."""
-    rule = "rollout: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU"
+    rule = f"{function}: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU"
     instead = "; ode.rollout_any runs any model, through torchdiffeq"
     if not isinstance(model, nn.Sequential) or len(model) != 2:
         what = type(model).__name__
@@ -67,7 +67,7 @@ def layers_of(model: Any) -> tuple[PowerUnit, NAU]:
     for part in (model, power, nau):
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
             raise ValueError(
-                f"rollout: model must have no hooks, one call computes all of its steps; {type(part).__name__} has "
+                f"{function}: model must have no hooks, one call computes all of its steps; {type(part).__name__} has "
                 f"some{instead}"
             )
     if (nau.in_features, nau.out_features, nau.num_models) != (
@@ -75,7 +75,7 @@ def layers_of(model: Any) -> tuple[PowerUnit, NAU]:
         power.in_features,
         power.num_models,
     ):
-        raise ValueError(f"rollout: model must map D to h to D features for the same models, got {power} and {nau}")
+        raise ValueError(f"{function}: model must map D to h to D features for the same models, got {power} and {nau}")
     return power, nau  # type: ignore[return-value]
 
 

@@ -1,4 +1,4 @@
-"""The fractional SIR model's equation: search.py and least_squares.py find it, report.py and picture.py show it."""
+"""The fractional SIR model's equation: search.py finds it, report.py and picture.py show it."""
 
 from __future__ import annotations
 

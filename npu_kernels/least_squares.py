@@ -3,6 +3,7 @@
     (J'J + lambda diag(J'J)) d = -J'r        lambda / 5 where the sum of squares has fallen, 4 lambda where it has not
 
 Variables that are not free stay as they are. A step to where the residual is not finite is no step.
+`lbfgs` minimises what is no sum of squares.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+__all__ = ["FIRST_DAMPING", "Jacobian", "Residual", "error", "fit", "step", "without"]
 
 Residual = Callable[[Tensor], Tensor]  # x [K, N] to [K, R]
 Jacobian = Callable[[Tensor], tuple[Tensor, Tensor]]  # x [K, N] to [K, R] and [K, R, N]
@@ -33,16 +36,26 @@ def _normal(residual: Tensor, jacobian: Tensor, free: Tensor) -> tuple[Tensor, T
     return jacobian.mT @ jacobian, (jacobian.mT @ residual.unsqueeze(2)).squeeze(2)
 
 
-def step(x: Tensor, damping: Tensor, free: Tensor, residual: Residual, jacobian: Jacobian) -> tuple[Tensor, ...]:
-    """One step; x, damping and error ``[K]`` after it."""
+def step(
+    x: Tensor, damping: Tensor, free: Tensor, residual: Residual, jacobian: Jacobian, low: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """One step; x, damping and error ``[K]`` after it.
+
+    low ``[N]``: the least value of each variable. One that is there, and would fall, stays.
+    """
     r, j = jacobian(x)
     before = error(r)
     hessian, gradient = _normal(r, j, free)
+    if low is not None:
+        free = free & ~((x <= low) & (gradient > 0))
+        hessian, gradient = _normal(r, j, free)
     curvature = hessian.diagonal(dim1=1, dim2=2)
     least = FLOOR * curvature.amax(1, keepdim=True) + 1e-12
     damped = hessian + torch.diag_embed(damping.unsqueeze(1) * (curvature + least) + (~free).to(x.dtype))
     move = -torch.linalg.solve_ex(damped, gradient)[0]
     trial = x + torch.where(free, move, 0.0).nan_to_num(0.0, 0.0, 0.0)
+    if low is not None:
+        trial = torch.where(free, torch.maximum(trial, low), trial)
     after = error(residual(trial))
     better = after < before
     damping = torch.where(better, damping / 5, damping * 4).clamp(1e-12, 1e12)

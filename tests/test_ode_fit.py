@@ -1,0 +1,303 @@
+"""`ode.fit`: from time series to their law."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NAU, NPU, RealNPU, ode
+from npu_kernels.ode.laws import Law, describe
+from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories
+from npu_kernels.ode.series import Series, read
+
+pytest.importorskip("scipy", reason="scipy is not installed")
+
+T = torch.linspace(0, 6, 25, dtype=torch.float64)
+
+
+def numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def model(states: int, terms: int, starts: int | None = None) -> nn.Sequential:
+    return nn.Sequential(RealNPU(states, terms, num_models=starts), NAU(terms, states, num_models=starts))
+
+
+def solution(exponents: list[list[float]], rates: list[list[float]], u0: list[float], t: Tensor) -> Tensor:
+    """The states at irregular times, by many small steps."""
+    weights = torch.tensor(exponents, dtype=torch.float64), torch.tensor(rates, dtype=torch.float64)
+    dt = float(t.max()) / 2000
+    path, slopes = ode.integrate(
+        numbers(*u0), weights[0], None, None, weights[1], steps=2001, dt=dt, method="rk4", derivatives=True, clip=False
+    )
+    return ode.interpolate(path, t, dt=dt, method="hermite", derivatives=slopes)
+
+
+def noise(u: Tensor, share: float, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return u + share * u.square().mean(0).sqrt() * torch.randn(u.shape, generator=generator, dtype=torch.float64)
+
+
+def predators(t: Tensor, u0: tuple[float, float] = (2.0, 1.0)) -> Tensor:
+    """x' = 1.2 x - 0.6 x y, y' = 0.5 x y - 0.8 y."""
+    return solution([[1, 0], [1, 1], [0, 1]], [[1.2, -0.6, 0], [0, 0.5, -0.8]], list(u0), t)
+
+
+def known(data: tuple[float, ...] = (1.2, -0.6, 0.5, -0.8)) -> nn.Sequential:
+    """A model of that form with these coefficients, whose exponents stay."""
+    found = model(2, 3).double()
+    with torch.no_grad():
+        found[0].weight_re.copy_(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
+        found[0].gate.fill_(1.0)
+        a, b, c, d = data
+        found[1].weight.copy_(torch.tensor([[a, b, 0.0], [0.0, c, d]]))
+    found[0].requires_grad_(False)
+    return found
+
+
+# ---- the derivatives -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("times", [[0.0, 0.3, 1.0, 1.2, 3.0, 3.1, 4.0], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]])
+def test_jacobians_are_those_of_the_residuals(times: list[float], relative: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    t, u = numbers(*times), torch.rand(7, 2, generator=generator, dtype=torch.float64) + 0.5
+    u[3, 1] = math.nan
+    data = read([t, t[:5] + 1], [u, u[:5]], "fit", "relative" if relative else None, None, None, 2).scaled()
+    shape = Shape(3, 2, 2)
+    x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
+    for problem in (Trajectories(data, shape, 8), Stretches(data, shape, 8, data.values + 1)):
+        r, found = problem.jacobian(x)
+        torch.testing.assert_close(r, problem.residual(x))
+        columns = [
+            (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6 for e in torch.eye(len(x[0]))
+        ]
+        torch.testing.assert_close(found, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
+
+
+def test_the_path_is_that_of_rollout() -> None:
+    data = read(T, predators(T), "fit", None, None, None, 2)
+    law = known()
+    x = torch.cat([law[0].weight_re.flatten(), law[1].weight.flatten(), numbers(2.0, 1.0)]).detach()
+    for series in (data, Series(**{**data.__dict__, "times": data.times + 1e-6 * torch.rand(data.times.shape)})):
+        states = Trajectories(series, Shape(3, 2, 1), 16).states(x.unsqueeze(0))
+        torch.testing.assert_close(states[0, 0], predators(T), rtol=1e-4, atol=1e-4)
+
+
+# ---- laws ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_law_is_found_among_several_starts() -> None:
+    found = ode.fit(model(2, 3, 8), T, predators(T), names=["x", "y"])
+    assert str(found.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
+    torch.testing.assert_close(found.u0, numbers(2, 1).unsqueeze(0), rtol=1e-5, atol=0)
+    assert found.complete
+    assert found.score < 1e-5
+    assert found.unidentified == ()
+    assert len(found.latex()) == len(found.sympy()) == 2
+    later = torch.linspace(0, 12, 7, dtype=torch.float64)
+    torch.testing.assert_close(found.predict(later), predators(later), rtol=1e-4, atol=1e-4)
+    ours = ode.rollout(found.model, numbers(2, 1), steps=1200, dt=0.01, method="rk4")
+    torch.testing.assert_close(ours[::200], predators(later), rtol=1e-4, atol=1e-4)
+
+
+def test_a_rate_law_of_fractional_order() -> None:
+    """c' = -80 c**1.5 in minutes: coefficients are not bounded, and an exponent is rounded but keeps its interval."""
+    t = torch.linspace(0, 2, 30, dtype=torch.float64) ** 2
+    c = solution([[1.5]], [[-80.0]], [0.01], t)
+    found = ode.fit(model(1, 1, 8), t, noise(c, 0.01), names=["c"])
+    exponent = next(one for one in found.estimates if one.name == "exponent of c in term 1")
+    assert exponent.taken == 1.5
+    assert exponent.error > 0
+    interval = next(one for one in found.intervals() if one.name == exponent.name)
+    assert interval.low < 1.5 < interval.high
+    assert found.model[1].weight.item() == pytest.approx(-80, rel=0.05)
+    assert "taken as 3/2" in found.report()
+
+
+def test_irregular_and_missing_samples_of_several_series() -> None:
+    generator = torch.Generator().manual_seed(1)
+    times = [torch.rand(n, generator=generator, dtype=torch.float64).mul(6).sort().values for n in (22, 15)]
+    for t in times:
+        t[0] = 0.0
+    tables = [predators(times[0]), predators(times[1], (1.0, 2.5))]
+    tables[0][3, 0] = tables[0][7, 1] = tables[1][5] = math.nan
+    order = torch.randperm(22, generator=generator)
+    found = ode.fit(known((1.0, -0.5, 0.4, -1.0)), [times[0][order], times[1]], [tables[0][order], tables[1]],
+                    start="model", names=["x", "y"])  # fmt: skip
+    assert str(found.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
+    torch.testing.assert_close(found.u0, torch.tensor([[2, 1], [1, 2.5]]).double(), rtol=1e-4, atol=0)
+    assert "first y of series 1" in found.standard_errors
+    there = predators(times[1], (1.0, 2.5))
+    torch.testing.assert_close(found.predict(times[1], series=1), there, rtol=1e-4, atol=1e-4)
+
+
+def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
+    """Prey alone: the predators' number has no unit, so their first state and x' y's coefficient go together."""
+    u = predators(T)[:, :1]
+    found = ode.fit(
+        known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], u0=[math.nan, 1.0], start="model"
+    )
+    assert str(found.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
+    assert found.unidentified == ()
+    assert "Not measured: y." in found.report()
+    free = ode.fit(known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], start="model", simplify=False)
+    (said,) = free.unidentified
+    assert "first y" in said
+    assert "coefficient of x*y in x'" in said
+    assert "coefficient of y in y'" not in said
+    assert free.standard_errors["first y"] == math.inf
+    assert math.isfinite(free.standard_errors["coefficient of y in y'"])
+    assert "The data do not tell one of these from the others" in free.report()
+
+
+def test_standard_errors_are_the_spread_of_the_estimates() -> None:
+    u, estimates, errors = predators(T), [], []
+    for seed in range(10):
+        found = ode.fit(known(), T, noise(u, 0.03, seed), start="model", simplify=False, names=["x", "y"])
+        estimates.append([one.value for one in found.estimates])
+        errors.append([one.error for one in found.estimates])
+    spread, error = torch.tensor(estimates).std(0), torch.tensor(errors).square().mean(0).sqrt()
+    assert 0.75 < float((spread / error).log().mean().exp()) < 1.33
+
+
+def test_errors_that_are_given_or_relative() -> None:
+    u = predators(T)
+    generator = torch.Generator().manual_seed(2)
+    factors = torch.randn(u.shape, generator=generator, dtype=torch.float64).mul(0.05)
+    settings = {"start": "model", "simplify": False, "names": ["x", "y"]}
+    relative = ode.fit(known(), T, u * factors.exp(), sigma="relative", **settings)
+    torch.testing.assert_close(relative.sigma, numbers(0.05, 0.05), rtol=0.4, atol=0)
+    given = ode.fit(known(), T, noise(u, 0.03), sigma=[0.1, 0.2], **settings)
+    twice = ode.fit(known(), T, noise(u, 0.03), sigma=numbers(0.2, 0.4).expand(25, 2), **settings)
+    assert given.sigma is None
+    name = "coefficient of x in x'"
+    assert twice.standard_errors[name] == pytest.approx(2 * given.standard_errors[name], rel=1e-3)
+
+
+def test_ctrl_c_gives_the_best_law_until_then() -> None:
+    class Keyboard:
+        """Presses at the first step."""
+
+        def __init__(self) -> None:
+            self.steps = 0
+
+        def update(self, done: float) -> None:
+            self.steps += 1
+            if self.steps == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def __enter__(self) -> Keyboard:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    keyboard = Keyboard()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("npu_kernels.ode.time_series.Progress", lambda *_: keyboard)
+        found = ode.fit(known(), T, noise(predators(T), 0.01), start="model")
+    assert not found.complete
+    assert keyboard.steps < 20
+    assert "interrupted" in found.report()
+    assert found.model[0].weight_re.isfinite().all()
+
+
+def test_tables_and_the_picture() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    table = pandas.DataFrame({"year": T.numpy(), "prey": predators(T)[:, 0], "hunters": predators(T)[:, 1]})
+    found = ode.fit(known(), table["year"], table[["prey", "hunters"]], start="model", simplify=False)
+    assert found.names == ("prey", "hunters")
+    later = found.predict([1.0, 0.0], u0=[2.0, 1.0])
+    assert later.shape == (2, 2)
+    assert later[1].tolist() == [2.0, 1.0]
+    assert later[0] == pytest.approx(predators(numbers(1.0, 1.5))[0].numpy(), rel=1e-4)
+    torch.testing.assert_close(found.predict(numbers(-0.5), u0=None)[0], ode.rollout(
+        found.model, found.u0[0], steps=100, dt=-0.005, method="rk4")[-1], rtol=1e-5, atol=1e-6)  # fmt: skip
+    assert [axis.get_title() for axis in found.plot().axes] == ["prey", "hunters"]
+
+
+def test_the_price_of_a_description() -> None:
+    assert describe(1.0) == describe(-1.0) == 0
+    assert 0 < describe(0.5) < describe(1 / 3) < describe(0.25)
+    assert describe(3.0) > describe(2.0) > 0
+
+
+def test_blind_directions_have_infinite_errors() -> None:
+    """Two terms with the same exponents: only the sum of their coefficients is known."""
+    data = read(T, solution([[1.0]], [[-0.5]], [2.0], T), [2.0], None, None, None, 1).scaled()
+    problem = Trajectories(data, Shape(2, 1, 1), 4)
+    x = torch.cat([numbers(1, 1), numbers(-1.5, -1.5), data.start[0]])
+    law = Law(problem, x, torch.tensor([False, False, True, True, False]))
+    covariance, blind = law.uncertainty()
+    assert covariance.diagonal().isinf().all()
+    (direction,) = blind
+    torch.testing.assert_close(direction.abs(), numbers(0.5, 0.5).sqrt(), rtol=1e-6, atol=0)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+U = torch.rand(25, 2, dtype=torch.float64) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"model": nn.Linear(2, 2)}, TypeError, "ode.fit: model must be an nn.Sequential of NPU"),
+        ({"t": T[:-1]}, ValueError, "t must have a time for each row of u, 25 in series 0, got 24"),
+        ({"t": T * math.nan}, ValueError, "t must be finite, got nan"),
+        ({"t": torch.zeros(25)}, ValueError, "t must have at least two different times, got [0.0]"),
+        ({"t": [T, T]}, ValueError, "t must have one entry for each series of u, 1, got 2"),
+        ({"t": ["now"] * 25}, TypeError, "t must be numbers, got list"),
+        ({"u": U[:, :1]}, ValueError, "u must have 2 columns (the model's features), got shape (25, 1) in series 0"),
+        ({"u": U / 0}, ValueError, "u must be finite or nan (missing), got inf in series 0"),
+        ({"u": U * math.nan}, ValueError, "u must have at least one value that is not nan"),
+        ({"u0": "guess"}, ValueError, "u0 must be 'fit' or numbers (nan where unknown), got 'guess'"),
+        ({"u0": [1.0]}, ValueError, "u0 must have shape (2,) or (1, 2) (series, D), finite or nan"),
+        ({"sigma": -1.0}, ValueError, "sigma must be greater than 0 and finite, got -1.0"),
+        ({"sigma": "absolute"}, ValueError, "sigma must be None, 'relative' or numbers, got 'absolute'"),
+        ({"sigma": [1.0, 2.0, 3.0]}, ValueError, "sigma must be a number, one for each column, or have the shape of u"),
+        ({"sigma": "relative", "u": U - 1}, ValueError, "fits logarithms, for which u must be greater than 0"),
+        ({"observed": [0, 2]}, ValueError, "observed must be numbers of states, 0 to 1, got [0, 2]"),
+        ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
+        ({"names": ["a"]}, ValueError, "names must be 2 different names (of the states), got ['a']"),
+        ({"start": "middle"}, ValueError, "start must be 'search' or 'model', got 'middle'"),
+        ({"simplify": 1}, TypeError, "simplify must be True or False, got 1"),
+        ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1"),
+        ({"max_denominator": 0}, ValueError, "max_denominator must be an integer of at least 1, got 0"),
+    ],
+)
+def test_bad_input(change: dict, error: type[Exception], said: str) -> None:
+    arguments = {"model": model(2, 2, 2), "t": T, "u": U, **change}
+    with pytest.raises(error) as caught:
+        ode.fit(**arguments)
+    assert said in str(caught.value)
+
+
+def test_bad_predictions() -> None:
+    found = ode.fit(known(), T, predators(T), start="model", simplify=False)
+    for arguments, said in (
+        (([[1.0]],), "t must be finite times of shape (M,)"),
+        (([1.0], [1.0]), "u0 must be finite of shape (2,)"),
+        (([1.0], None, 3), "series must be one of the 1 series, got 3"),
+    ):
+        with pytest.raises(ValueError, match="predict") as caught:
+            found.predict(*arguments)
+        assert said in str(caught.value)
+    with pytest.raises(ValueError, match="level must be between 0 and 1"):
+        found.intervals(2)
+
+
+def test_imaginary_exponents_are_left_out_and_the_model_is_not_changed() -> None:
+    given = nn.Sequential(NPU(1, 1, num_models=4), NAU(1, 1, num_models=4))
+    before = [parameter.clone() for parameter in given.parameters()]
+    found = ode.fit(given, T, solution([[1.0]], [[-0.5]], [2.0], T))
+    assert str(found.equation) == "x0' = -0.5*x0"
+    assert all(torch.equal(*pair) for pair in zip(before, given.parameters(), strict=True))
