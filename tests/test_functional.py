@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from npu_kernels import NAU, NPU, backend_for, dispatch, functional, ode, ops, use_backend
+from npu_kernels import NAU, NPU, backend_for, dispatch, functional, ode, ops, reference, use_backend
 from npu_kernels.backends import cpu, direct
 from npu_kernels.operands import fits
 from npu_kernels.testing import RECORDS, Sample, relative_error
@@ -47,6 +47,25 @@ def test_batch_shapes_of_models(name: str, batch: tuple[int, ...], backend: str)
     for k in range(2):
         tensors = [None if t is None else t[k] for t in sample.tensors.values()]
         assert relative_error(y[k], record.function(x[k], *tensors)) < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("npu", {"eps": 0.25}),
+        ("nmru", {"eps": 0.25, "clip": False, "sign": "separate"}),
+        ("nalu", {"eps": 0.25}),
+        ("inalu", {"eps": 0.25, "omega": 0.5}),
+    ],
+)
+def test_options_reach_every_backend(name: str, options: dict[str, Any], backend: str) -> None:
+    sample = RECORDS[name].sample(5, 4, 3)
+    inputs = sample.x, *sample.tensors.values()
+    expected = getattr(reference, name)(*inputs, **options)
+    assert relative_error(getattr(functional, name)(*inputs, **options), expected) < 1e-13
+    for option in options:  # each of them matters here
+        others = {other: value for other, value in options.items() if other != option}
+        assert relative_error(getattr(reference, name)(*inputs, **others), expected) > 1e-3, option
 
 
 def test_two_dimensional_rows_are_shared_even_when_their_number_is_k(backend: str) -> None:

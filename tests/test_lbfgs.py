@@ -67,6 +67,19 @@ def test_iterates_are_torchs(iterations: int) -> None:
     assert set(result.iterations.tolist()) == {iterations}
 
 
+def test_the_first_step_is_at_most_the_gradient() -> None:
+    """As torch's: where the gradient's absolute values add up to less than 1, the first trial is not longer."""
+
+    def flat(x: Tensor) -> Tensor:
+        return 1e-3 * rosenbrock(x)
+
+    x0 = 0.1 * starts()
+    _, gradient = differentiated(flat)(x0, torch.arange(len(x0)))
+    assert (gradient.abs().sum(1) < 0.6).all()
+    result = lbfgs(differentiated(flat), x0, max_iterations=2)
+    torch.testing.assert_close(result.x, with_torch(flat, x0, 2), rtol=0, atol=1e-12)
+
+
 def wavy(x: Tensor) -> Tensor:
     """Many waves: line searches that extrapolate, zoom, hesitate."""
     return (0.1 * x**2 + torch.sin(3 * x) + 0.3 * torch.cos(11 * x)).sum(1)
@@ -119,6 +132,22 @@ def test_only_running_models_are_evaluated() -> None:
     assert seen[0] == [0, 1, 2]
     assert seen[1] == [1, 2]
     assert seen[-1] == [2]
+
+
+def test_finished_models_stay_where_they_are() -> None:
+    """Without `compact` the closure sees all models; those that have finished, at their result."""
+    seen = []
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(x.clone())
+        return differentiated(rosenbrock)(x, active)
+
+    result = lbfgs(closure, starts(6, 2), compact=False)
+    ended = result.evaluations
+    assert ended.min() + 2 < ended.max()
+    for k in range(6):
+        for points in seen[int(ended[k]) :]:
+            assert torch.equal(points[k], result.x[k])
 
 
 def log_barrier(x: Tensor) -> Tensor:

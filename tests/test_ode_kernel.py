@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from npu_kernels import ode, ops, use_backend
 from npu_kernels.backends import cpu
+from npu_kernels.ode import reference
 from npu_kernels.testing import (
     LAYOUTS,
     error_bound,
@@ -96,6 +97,48 @@ def test_options_of_the_layers() -> None:
     assert (fused[-1] != 0).all()  # not clipped: every weight has a gradient
     model[1].clip = True
     assert (both(model, u0, steps=5, dt=0.01)[0][-1] == 0).any()
+
+
+def at_the_bounds(**nau: Any) -> nn.Sequential:
+    """Two models with gates and NAU weights inside, on and outside the bounds of their clips."""
+    model = make("NPU", 2, **nau)
+    with torch.no_grad():
+        model[0].gate[0] = torch.tensor([-0.1, 0.5, 1.1])
+        model[0].gate[1] = torch.tensor([0.0, 1.0, 0.7])
+        model[1].weight[0, 0, :3] = torch.tensor([-1.2, 0.5, 1.2])
+        model[1].weight[1, 0, :2] = torch.tensor([-1.0, 1.0])
+    return model
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("gate_gradient", ["clip", "straight_through"])
+def test_a_gradient_that_can_be_differentiated_is_the_same(clip: bool, gate_gradient: str, backend: str) -> None:
+    """The formula behind second derivatives has the options of the adjoint."""
+    model = at_the_bounds(clip=clip)
+    model[0].gate_gradient, model[0].eps = gate_gradient, 0.25
+    leaves = [away_from_zero(2, D).requires_grad_(), *model.parameters()]
+    loss = ode.rollout(model, leaves[0], steps=4, dt=0.05, method="rk4_38").sin().sum()
+    once = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for own, want in zip(torch.autograd.grad(loss, leaves, create_graph=True), once, strict=True):
+        assert own.requires_grad
+        assert relative_error(own.detach(), want) < 1e-12
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("ends", ["trajectory", "derivatives", "both"])
+def test_the_eager_adjoint_is_the_derivative_of_the_eager_loop(clip: bool, ends: str) -> None:
+    model, tableau = at_the_bounds(), ode.METHODS["rk4_38"]
+    parameters = (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
+    leaves = [t.detach().clone().requires_grad_() for t in (away_from_zero(2, 2, D), *parameters)]
+    options = 0.05, 1e-16, clip
+    path, slopes, stages = reference.ode_forward(*leaves, tableau, 4, *options, True, False)
+    grad_path = torch.randn_like(path) if ends != "derivatives" else None
+    grad_slopes = torch.randn_like(path) if ends != "trajectory" else None
+    loss = sum((y * g).sum() for y, g in ((path, grad_path), (slopes, grad_slopes)) if g is not None)
+    _, *others = (leaf.detach() for leaf in leaves)
+    found = reference.ode_backward(grad_path, grad_slopes, path.detach(), *others, stages, tableau, *options, False)
+    for own, want in zip(found, torch.autograd.grad(loss, leaves), strict=True):  # type: ignore[arg-type]
+        assert relative_error(own, want) < 1e-12
 
 
 @needs_library

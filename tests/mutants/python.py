@@ -98,7 +98,7 @@ TRAINING = [
 ]  # fmt: skip
 
 TIME_LOOP = [
-    *mutants(PACKAGE + "ode/reference.py", ("tests/test_ode_kernel.py -k 'transforms or second or alone or fused'", "tests/test_ode.py -k 'torchdiffeq or order or gradcheck'"), {
+    *mutants(PACKAGE + "ode/reference.py", ("tests/test_ode_kernel.py -k 'eager_adjoint or transforms or second or alone or fused'", "tests/test_ode.py -k 'torchdiffeq or order or gradcheck'"), {
         "ode-tableau": ('"rk4_38": (1 / 3, -1 / 3, 1.0,', '"rk4_38": (1 / 3, 1 / 3, 1.0,'),
         "ode-coefficients-of-the-adjoint": ("(dt * triangle[j - 1][i]) * dv[j]", "(dt * triangle[j][i]) * dv[j]"),
         "ode-derivatives-of-every-stage": ("if i == 0 and grad_derivatives is not None:", "if grad_derivatives is not None:"),
@@ -111,10 +111,10 @@ TIME_LOOP = [
         "ode-clip-of-the-layer": ("        clip=nau.clip,\n", "        clip=True,\n"),
         "ode-last-segment": ("count = min(length, steps - first)", "count = length"),
     }),
-    *mutants(PACKAGE + "ode/function.py", "tests/test_ode_kernel.py -k 'alone or second or fused or options or checkpointed'", {
+    *mutants(PACKAGE + "ode/function.py", "tests/test_ode_kernel.py -k 'differentiated or alone or second or fused or options or checkpointed'", {
         "ode-memory": ('forward(loop, loop.memory == "full", *tensors)', 'forward(loop, loop.memory != "full", *tensors)'),
         "ode-straight-through": ("return self.gate_gradient == STRAIGHT_THROUGH", 'return self.gate_gradient == ""'),
-        "ode-needs-ignored": ("return tuple(grad if need else None for grad, need in zip((grad_u0, *others), needed, strict=True))", "return (grad_u0, *others)"),
+        "ode-shared-start": ("grad_u0.squeeze(-2)).sum_to_size(u0.shape)", "grad_u0.squeeze(-2)).mean(0).expand(u0.shape)"),
         "ode-starts-of-models": ("u0.expand(k, d).unsqueeze(1)", "u0.expand(k, d)[:1].expand(k, d).unsqueeze(1)"),
         "ode-formula-clip": ("return layers.nau(y, weight, clip=loop.clip)", "return layers.nau(y, weight, clip=True)"),
         "ode-formula-eps": ("eps=loop.eps, gate_gradient=loop.gate_gradient)", "eps=1e-3, gate_gradient=loop.gate_gradient)"),
@@ -209,7 +209,7 @@ FITTING = [
 ]  # fmt: skip
 
 LAYERS = [
-    *mutants(PACKAGE + "layers/base.py", "tests/test_layers.py", {
+    *mutants(PACKAGE + "layers/base.py", ("tests/test_layers.py", "tests/test_errors.py"), {
         "layers-glorot-of-models": ("parameter.shape[-1] + parameter.shape[-2]", "parameter.shape[-1] + parameter.shape[0]"),
         "layers-sizes-are-checked": ("isinstance(size, bool) or not", "not"),
     }),
