@@ -68,6 +68,21 @@ def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPa
     assert all(torch.equal(a, b) and a.shape == b.shape for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "inalu"])
+def test_gradients_that_nobody_needs_are_not_made(name: str) -> None:
+    """A backward allocates one tensor for every gradient that is asked for, and no other."""
+    sample = RECORDS[name].sample(4, 5, 3).requires_grad()
+    leaves = sample.leaves()
+    for needed in (leaves, *([leaf] for leaf in leaves)):
+        for leaf in leaves:
+            leaf.requires_grad_(any(leaf is one for one in needed))
+        y = sample.call(RECORDS[name].function)
+        upstream = torch.ones_like(y)
+        with torch.autograd.profiler.profile() as profile:
+            torch.autograd.grad(y, needed, upstream)
+        assert sum(event.name == "aten::empty" for event in profile.function_events) == len(needed)
+
+
 @pytest.mark.parametrize("leading", [(), (5,), (2, 5), (2, 1, 5)])
 @pytest.mark.parametrize("models", [None, 2])
 def test_leading_dimensions(leading: tuple[int, ...], models: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
