@@ -152,6 +152,11 @@ def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[s
                 for actual, want in zip((found, *slopes), expected, strict=True):
                     whole = actual.full_tensor()  # type: ignore[attr-defined]
                     assert relative_error(whole, want) < ROUNDING, f"{name} {num_models} {shared} {choice}"
+                if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
+                    *frozen, last = (leaf.detach() for leaf in leaves)
+                    found = function(*frozen, last.requires_grad_(), **sample.options)
+                    (slope,) = torch.autograd.grad(found, [last], upstream)
+                    assert relative_error(slope.full_tensor(), expected[-1]) < ROUNDING, f"{name} {choice}"  # type: ignore[attr-defined]
 
 
 def _on_a_line(rank: int, ranks: int) -> None:
@@ -197,6 +202,8 @@ def _models(rank: int, ranks: int) -> None:
         assert relative_error(parameter.full_tensor(), want) < 1e-10  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"units with one num_models, got \['None'\]"):
         shard_models(_model(), init_device_mesh("cpu", (ranks,)))
+    with pytest.raises(ValueError, match=r"units with one num_models, got \['2', '4'\]"):
+        shard_models(nn.Sequential(NPU(3, 5, num_models=2), NAU(5, 4, num_models=4)), init_device_mesh("cpu", (ranks,)))
 
 
 def test_two_processes() -> None:

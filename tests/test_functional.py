@@ -55,7 +55,7 @@ def test_batch_shapes_of_models(name: str, batch: tuple[int, ...], backend: str)
         ("npu", {"eps": 0.25}),
         ("nmru", {"eps": 0.25, "clip": False, "sign": "separate"}),
         ("nalu", {"eps": 0.25}),
-        ("inalu", {"eps": 0.25, "omega": 0.5}),
+        ("inalu", {"eps": 0.25, "omega": 0.05}),
     ],
 )
 def test_options_reach_every_backend(name: str, options: dict[str, Any], backend: str) -> None:

@@ -274,7 +274,6 @@ CALLS = [
     *mutants(PACKAGE + "sharding.py", "tests/test_distributed.py", {
         "sharding-partial-sums": ("dt.Replicate(), dt.Partial() if over else dt.Replicate()", "dt.Replicate(), dt.Replicate()"),
         "sharding-over-inputs": ('for over in ("", "B", "O", "K")[', 'for over in ("", "B", "I", "K")['),
-        "sharding-gradients-not-needed": ("if needs >> bit & 1 and t is not None else", "if t is not None else"),
         "sharding-models-of-two-numbers": ("if len(found) != 1 or None in found or", "if None in found or"),
         "sharding-frozen-parameters": ("requires_grad=parameter.requires_grad)", "requires_grad=True)"),
     }),
