@@ -127,16 +127,18 @@ def test_a_gradient_that_can_be_differentiated_is_the_same(clip: bool, gate_grad
 @pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("ends", ["trajectory", "derivatives", "both"])
 def test_the_eager_adjoint_is_the_derivative_of_the_eager_loop(clip: bool, ends: str) -> None:
+    run: Callable[..., Any] = reference.ode_forward
+    differentiate: Callable[..., Any] = reference.ode_backward
     model, tableau = at_the_bounds(), ode.METHODS["rk4_38"]
     parameters = (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
     leaves = [t.detach().clone().requires_grad_() for t in (away_from_zero(2, 2, D), *parameters)]
     options = 0.05, 1e-16, clip
-    path, slopes, stages = reference.ode_forward(*leaves, tableau, 4, *options, True, False)
+    path, slopes, stages = run(*leaves, tableau, 4, *options, True, False)
     grad_path = torch.randn_like(path) if ends != "derivatives" else None
     grad_slopes = torch.randn_like(path) if ends != "trajectory" else None
     loss = sum((y * g).sum() for y, g in ((path, grad_path), (slopes, grad_slopes)) if g is not None)
     _, *others = (leaf.detach() for leaf in leaves)
-    found = reference.ode_backward(grad_path, grad_slopes, path.detach(), *others, stages, tableau, *options, False)
+    found = differentiate(grad_path, grad_slopes, path.detach(), *others, stages, tableau, *options, False)
     for own, want in zip(found, torch.autograd.grad(loss, leaves), strict=True):  # type: ignore[arg-type]
         assert relative_error(own, want) < 1e-12
 
