@@ -1,6 +1,7 @@
 // All layers with CPU kernels, and the table of the kernels.
 #pragma once
 
+#include "core/ode_adaptive_api.h"
 #include "layers/inalu.h"
 #include "layers/nau.h"
 #include "layers/nmu.h"
@@ -25,6 +26,8 @@ struct Kernels {
   void (*adam)(const AdamStep<T>&, const Parallel&);
   void (*ode_forward)(const OdeForward<T>&, const Parallel&);
   void (*ode_backward)(const OdeBackward<T>&, const Parallel&);
+  void (*ode_adaptive_forward)(const OdeAdaptiveForward<T>&, const Parallel&);
+  void (*ode_adaptive_backward)(const OdeAdaptiveBackward<T>&, const Parallel&);
 };
 
 // Calls f with a value of each record's type.

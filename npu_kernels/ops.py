@@ -159,6 +159,16 @@ TIME_LOOP_SCHEMAS = (
     " Tensor? weight_im, Tensor? gate, Tensor weight, Tensor stages, float[] tableau, float dt, float eps, bool clip,"
     " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
+# The same with steps of their own sizes, for `ode.adaptive`; on the CPU alone. How long the last two outputs are
+# follows from the values, so that there are no shape functions.
+ADAPTIVE_SCHEMAS = (
+    "ode_adaptive_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, Tensor t,"
+    " float[] pair, float rtol, float atol, int max_steps, float eps, bool clip, int every)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "ode_adaptive_backward(Tensor grad_path, Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate,"
+    " Tensor weight, Tensor t, Tensor counts, Tensor times, Tensor states, float[] pair, float eps, bool clip,"
+    " int every, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 # Many training steps, for `training.plan`; on the CPU alone.
 TRAIN = "train"
 TRAIN_SCHEMA = (
@@ -172,13 +182,15 @@ TIME_LOOP_WITHOUT = {
 SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
 NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)  # of the layers
 TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # formulas in ode.reference
+ADAPTIVE = tuple(schema.partition("(")[0] for schema in ADAPTIVE_SCHEMAS)  # and in ode.adaptive_reference
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-library.define(TRAIN_SCHEMA)
+for _schema in (*ADAPTIVE_SCHEMAS, TRAIN_SCHEMA):
+    library.define(_schema)
 
 # ops.npu_forward and the others, looked up once: torch.ops' attributes cost more than a small kernel's arithmetic.
-globals().update({_name: getattr(torch.ops.npu_kernels, _name).default for _name in NAMES + TIME_LOOPS})
+globals().update({_name: getattr(torch.ops.npu_kernels, _name).default for _name in NAMES + TIME_LOOPS + ADAPTIVE})
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any: ...

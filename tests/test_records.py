@@ -70,7 +70,7 @@ def test_every_rule_is_there_or_its_absence_has_a_reason(layer: str) -> None:
 
 def test_every_operator_has_a_record() -> None:
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(NAMESPACE)}
-    assert registered == {NAMESPACE + name for name in (*ops.NAMES, *ops.TIME_LOOPS, ops.TRAIN)}
+    assert registered == {NAMESPACE + name for name in (*ops.NAMES, *ops.TIME_LOOPS, *ops.ADAPTIVE, ops.TRAIN)}
     assert set(ops.NAMES) == {f"{layer}_{way}" for layer in ops.LAYERS for way in ("forward", "backward")}
     assert set(RECORDS) == set(ops.WEIGHTS)
 

@@ -1,8 +1,9 @@
 // What is thrown where memory is missing; it needs none itself.
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 
-#include "api.h"
+#include "ode_adaptive_api.h"
 
 namespace npu {
 namespace {
@@ -22,5 +23,11 @@ class OutOfMemory : public std::bad_alloc {
 }  // namespace
 
 void out_of_memory(size_t count, const char* unit) { throw OutOfMemory(count, unit); }
+
+void* more_memory(void* old, size_t bytes) {
+  void* found = std::realloc(old, bytes);
+  if (found == nullptr) out_of_memory(bytes);
+  return found;
+}
 
 }  // namespace npu

@@ -1,17 +1,23 @@
-"""How far a trajectory of fixed steps can be trusted: an estimate of its error, and whether its model is stiff."""
+"""How far a trajectory can be trusted: the error of fixed steps, and whether its model is stiff."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from npu_kernels import reference as layers
 from npu_kernels.ode.checks import first_true, who
+from npu_kernels.ode.pairs import PAIRS
 
 ORDER = {"euler": 1, "midpoint": 2, "rk4": 4, "rk4_38": 4}
 # A step damps u' = a u, a < 0, only for |dt a| up to this: the end of the stability region on the real axis.
 STABLE = {"euler": 2.0, "midpoint": 2.0, "rk4": 2.785, "rk4_38": 2.785}
+STABLE |= {name: pair.stable for name, pair in PAIRS.items()}
+MANY = 100  # adaptive steps at that end; with fewer, stiffness costs little
+WAY_OUT = "ode.rollout_any(model, u0, ..., method='scipy_solver')"
 
 
 class InaccurateError(FloatingPointError):
@@ -26,6 +32,35 @@ class InaccurateError(FloatingPointError):
         self.first = first
 
 
+class StepSizeError(FloatingPointError):
+    """A trajectory of adaptive steps that did not reach its end: too many steps, or too small ones.
+
+    message: names the model and the time and, where the model is stiff, the way out. reached: the time that each
+    trajectory has reached, ``[(K,) (B,)]``.
+    """
+
+    def __init__(self, message: str, reached: Tensor) -> None:
+        super().__init__(message)
+        self.reached = reached
+
+
+class StiffWarning(UserWarning):
+    """Most of a trajectory's adaptive steps are as long as the method's stability allows, not its tolerance."""
+
+
+def right_side(
+    weights: Sequence[Tensor | None], model: int | None, eps: float, clip: bool
+) -> Callable[[Tensor], Tensor]:
+    """``u' = NAU(NPU(u))`` of one model, for a state ``[D]``."""
+    own = [t if t is None or model is None else t[model] for t in weights]
+
+    def f(u: Tensor) -> Tensor:
+        y = layers.npu(u[None], *(t if t is None else t.detach() for t in own[:3]), eps=eps)  # type: ignore[arg-type]
+        return layers.nau(y, own[3].detach(), clip=clip)[0]  # type: ignore[union-attr]
+
+    return f
+
+
 def estimate(trajectory: Tensor, halved: Tensor, method: str) -> Tensor:
     """The size of the error of `trajectory` ``[..., steps + 1, D]``, from one with steps of half the size.
 
@@ -35,19 +70,35 @@ def estimate(trajectory: Tensor, halved: Tensor, method: str) -> Tensor:
     return (trajectory - halved[..., ::2, :]).abs() * (factor / (factor - 1))
 
 
-def stiffness(f: Callable[[Tensor], Tensor], state: Tensor, dt: float, method: str) -> str:
-    """What to do about a state ``[D]`` at which steps of size dt do not damp what the model damps; else empty."""
+def _damping(f: Callable[[Tensor], Tensor], state: Tensor, dt: float) -> float:
+    """The fastest rate at which the model damps near a state ``[D]`` on its way in dt's direction; nan: unknown."""
     jacobian = torch.autograd.functional.jacobian(f, state)
     if not jacobian.isfinite().all():
-        return ""
-    damped = torch.linalg.eigvals(jacobian.double()).real * (1 if dt > 0 else -1)
-    rate = -float(damped.min())
-    if abs(dt) * rate <= STABLE[method]:
+        return math.nan
+    return -float((torch.linalg.eigvals(jacobian.double()).real * (1 if dt > 0 else -1)).min())
+
+
+def stiffness(f: Callable[[Tensor], Tensor], state: Tensor, dt: float, method: str) -> str:
+    """What to do about a state ``[D]`` at which steps of size dt do not damp what the model damps; else empty."""
+    rate = _damping(f, state, dt)
+    if not abs(dt) * rate > STABLE[method]:
         return ""
     return (
         f"; the model is stiff (an eigenvalue of its Jacobian there is {-rate if dt > 0 else rate:.3g}), and {method} "
         f"needs steps of at most {STABLE[method] / rate:.2g}, got {abs(dt):g}. Take more steps, or an implicit method: "
-        "ode.rollout_any(model, u0, ..., method='scipy_solver')"
+        f"{WAY_OUT}"
+    )
+
+
+def at_the_bound(f: Callable[[Tensor], Tensor], state: Tensor, size: float, method: str) -> str:
+    """What to do about a state ``[D]`` at which the model allows no longer adaptive steps than `size`; else empty."""
+    rate = _damping(f, state, size)
+    if not abs(size) * rate > STABLE[method] / 2:
+        return ""
+    return (
+        f"; the model is stiff (an eigenvalue of its Jacobian there is {-rate if size > 0 else rate:.3g}), and "
+        f"{method} needs steps of at most {STABLE[method] / rate:.2g} at any tolerance. Take an implicit method: "
+        f"{WAY_OUT}"
     )
 
 

@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import is_tracing
 
+from npu_kernels import operands
 from npu_kernels.checks import check_tensor
 from npu_kernels.layers import NAU
 from npu_kernels.layers.npu import PowerUnit
+from npu_kernels.ode.pairs import PAIRS
 from npu_kernels.ode.reference import METHODS
+from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 
 class NonFiniteError(FloatingPointError):
@@ -45,7 +49,7 @@ def check_dt(function: str, dt: Any) -> None:
 
 def check_options(function: str, steps: Any, dt: Any, method: Any, memory: Any, nonfinite: Any) -> None:
     check_grid(function, steps, dt)
-    check_choice(function, "method", method, tuple(METHODS))
+    check_choice(function, "method", method, (*METHODS, *PAIRS))
     check_choice(function, "memory", memory, ("full", "checkpointed"))
     check_choice(function, "nonfinite", nonfinite, ("raise", "keep"))
 
@@ -142,6 +146,21 @@ def has_starts(function: str, u0: Tensor, weight_re: Tensor) -> bool:
             f" (shared by all models), got shape {found}"
         )
     return len(found) == 3
+
+
+def check_operands(
+    function: str, u0: Tensor, weights: tuple[Tensor | None, ...], eps: float | None, gate_gradient: Any
+) -> tuple[float, bool]:
+    """eps, by default the dtype's machine epsilon, and whether u0 has a dimension of starts; raises what is wrong."""
+    if is_tracing() or not fits(u0, *weights):
+        names = "weight_re", "weight_im", "gate", "weight"
+        operands.unrecorded(check_tensors, function, u0, dict(zip(names, weights, strict=True)))
+    if eps is None:
+        eps = operands.EPS[u0.dtype]
+    else:
+        operands.check_positive(function, "eps", eps, u0.dtype)
+    check_choice(function, "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
+    return eps, operands.unrecorded(has_starts, function, u0, weights[0])
 
 
 def check_trajectory(function: str, trajectory: Any, states: int, name: str = "trajectory") -> None:

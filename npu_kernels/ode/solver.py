@@ -13,14 +13,13 @@ from torch.jit import is_tracing
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import dispatch, functional, operands
-from npu_kernels import reference as layers
 from npu_kernels.autograd import eager_only
 from npu_kernels.backends import direct
-from npu_kernels.ode import accuracy, checks
+from npu_kernels.ode import accuracy, adaptive, checks
 from npu_kernels.ode.function import Loop, RolloutFunction, as_rows, backward_of_the_fast_path, forward
 from npu_kernels.ode.operators import has_time_loop
 from npu_kernels.ode.reference import METHODS, solve
-from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
+from npu_kernels.reference import CLIP
 
 direct.set_backward("ode", backward_of_the_fast_path)
 
@@ -29,42 +28,66 @@ def rollout(
     model: nn.Module,
     u0: Tensor,
     *,
-    steps: int,
-    dt: float,
+    steps: int | None = None,
+    dt: float | None = None,
+    t: Tensor | Sequence[float] | None = None,
     method: str = "euler",
+    rtol: float = adaptive.RTOL,
+    atol: float = adaptive.ATOL,
+    max_steps: int = adaptive.MAX_STEPS,
     memory: str = "full",
     nonfinite: str = "raise",
     derivatives: bool = False,
     error: bool = False,
+    statistics: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
-    """The trajectory of ``u' = model(u)`` at times 0, dt, .. steps dt, by `steps` explicit steps.
+    """The trajectory of ``u' = model(u)`` at times 0, dt, .. steps dt, or by adaptive steps at times t.
 
     Args:
         model: an ``nn.Sequential`` of NPU, RealNPU or NaiveNPU (D to h) and NAU (h to D), with or without `num_models`.
         u0: where to start. Without models ``[D]`` or B starts ``[B, D]``. With K models ``[D]`` (the same for all),
             ``[K, D]`` (two dimensions are always one start per model), ``[K, B, D]``, or ``[1, B, D]`` (the same B
             starts for all).
-        steps, dt: how many steps of which size. dt may be negative; it gets no gradient.
-        method: "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or "rk4_38" (the 3/8 rule, which is what
-            torchdiffeq calls "rk4").
-        memory: what is kept for the backward pass beside the result: "full", the stages' layer outputs, or
+        steps, dt: of a method of fixed steps, how many of which size. dt may be negative; it gets no gradient.
+        t: of an adaptive method, the times of the result ``[M]``, rising or falling, in any distances; u0 is the state
+            at the first one. A tensor gets a gradient.
+        method: of fixed steps "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or "rk4_38" (the 3/8 rule,
+            which is what torchdiffeq calls "rk4"); adaptive "dopri5" (of Dormand and Prince, SciPy's RK45) or "tsit5"
+            (of Tsitouras).
+        rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean square over the
+            features of error / (atol + rtol |u|) is at most 1.
+        max_steps: of an adaptive method, how many steps a trajectory may try.
+        memory: what is kept for the backward pass beside the result. Fixed steps: "full", the stages' layer outputs, or
             "checkpointed", nothing in the fused loop, where every step starts again from the trajectory's own state,
-            and about sqrt(steps) states in the eager one; the rest is computed again, on the CPU to the same bits.
-        nonfinite: "raise" (`NonFiniteError` names model and step) or "keep": trajectories with inf and nan are
-            returned, and do not affect those of the other models and starts.
-        derivatives: return also ``model(u)`` at every state, for `interpolate`; gradients flow through it.
-        error: return also an estimate of the error of every state, from a second run with steps of half the size. It
-            has no gradient. Together this takes three times as long. With nonfinite="raise", a trajectory whose error
-            exceeds its states raises `InaccurateError`, which says whether the model is stiff and what to do.
+            and about sqrt(steps) states in the eager one. Adaptive steps, of each trajectory: "full", the time and the
+            state of every accepted step, or "checkpointed", the times and every 32nd state (in the eager form about
+            sqrt(steps) of them). The rest is computed again, on the CPU to the same bits.
+        nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories with inf and nan are
+            returned, and do not affect those of the other models and starts. Where adaptive steps end early, which
+            "raise" reports as a `StepSizeError`, the states from there on are nan and have no gradient.
+        derivatives: of fixed steps: return also ``model(u)`` at every state, for `interpolate`; gradients flow through
+            it.
+        error: of fixed steps: return also an estimate of the error of every state, from a second run with steps of half
+            the size. It has no gradient. Together this takes three times as long. With nonfinite="raise", a trajectory
+            whose error exceeds its states raises `InaccurateError`, which says whether the model is stiff and what to
+            do.
+        statistics: of adaptive steps: return also how many there were, a `Statistics`.
 
     Returns:
-        The trajectory ``[(K,) (B,) steps + 1, D]``; with `derivatives`, `error` or both a tuple of such, in that order.
+        The trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t; with `derivatives`, `error` or
+        both, or with `statistics`, a tuple of such, in that order.
 
-    The gradient is the exact one of these steps (the discrete adjoint), for u0 and all parameters. Higher derivatives
-    are correct too, computed by the eager loop. On the CPU the loop and its adjoint are one call each, and on a GPU one
-    launch each (and one for sums of partial gradients) for models of up to 1024 weights per matrix, 512 in float64,
-    counted with D and h rounded up to powers of two. For larger ones there, on other devices, under `torch.func`
-    transforms and in forward-mode differentiation every step calls the layers.
+    With an adaptive method every trajectory has its own steps, chosen by a PI controller (Hairer's). Between its steps
+    the result is the pair's interpolant, of order 4. A trajectory for which an explicit method is the wrong one says
+    so: `StiffWarning`, and `StepSizeError` where max_steps do not suffice.
+
+    The gradient is the exact one of these steps (the discrete adjoint), for u0 and all parameters. The sizes of
+    adaptive steps count as constants; the gradient of a time is the state's derivative there, that of the first one
+    minus the sum of the others'. Higher derivatives are correct too, computed by the eager loop. On the CPU the loop
+    and its adjoint are one call each, and for fixed steps on a GPU one launch each (and one for sums of partial
+    gradients) for models of up to 1024 weights per matrix, 512 in float64, counted with D and h rounded up to powers of
+    two. For larger ones and for adaptive steps there, on other devices, under `torch.func` transforms and in
+    forward-mode differentiation every step calls the layers.
 
     Raises TypeError for a model that is not of this kind; `rollout_any` takes any.
 
@@ -84,11 +107,16 @@ def rollout(
         nau.weight,
         steps=steps,
         dt=dt,
+        t=t,
         method=method,
+        rtol=rtol,
+        atol=atol,
+        max_steps=max_steps,
         memory=memory,
         nonfinite=nonfinite,
         derivatives=derivatives,
         error=error,
+        statistics=statistics,
         eps=power.eps,
         gate_gradient=power.gate_gradient,
         clip=nau.clip,
@@ -103,19 +131,24 @@ def integrate(
     gate: Tensor | None,
     weight: Tensor,
     *,
-    steps: int,
-    dt: float,
+    steps: int | None = None,
+    dt: float | None = None,
+    t: Tensor | Sequence[float] | None = None,
     method: str = "euler",
+    rtol: float = adaptive.RTOL,
+    atol: float = adaptive.ATOL,
+    max_steps: int = adaptive.MAX_STEPS,
     memory: str = "full",
     nonfinite: str = "raise",
     derivatives: bool = False,
     error: bool = False,
+    statistics: bool = False,
     eps: float | None = None,
     gate_gradient: str = CLIP,
     clip: bool = True,
     _name: str = "integrate",
 ) -> Tensor | tuple[Tensor, ...]:
-    """The trajectory of ``u' = NAU(NPU(u))`` at times 0, dt, .. steps dt, for weights that are no modules.
+    """The trajectory of ``u' = NAU(NPU(u))`` at times 0, dt, .. steps dt or t, for weights that are no modules.
 
     Args:
         u0: where to start. Without models ``[D]`` or B starts ``[B, D]``. With K models ``[D]`` (the same for all),
@@ -124,46 +157,67 @@ def integrate(
         weight_re, weight_im: real and imaginary exponents ``[(K,) h, D]``. Without weight_im it is the RealNPU.
         gate: ``[(K,) D]``. Without it it is the NaiveNPU.
         weight: the NAU's ``[(K,) D, h]``.
-        steps, dt: how many steps of which size. dt may be negative; it gets no gradient.
-        method: "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or "rk4_38" (the 3/8 rule, which is what
-            torchdiffeq calls "rk4").
-        memory: "full" keeps the stages' layer outputs for the backward pass, "checkpointed" computes them again.
-        nonfinite: "raise" (`NonFiniteError` names model and step) or "keep": trajectories with inf and nan are
+        steps, dt: of a method of fixed steps, how many of which size. dt may be negative; it gets no gradient.
+        t: of an adaptive method, the times of the result ``[M]``, rising or falling, in any distances; u0 is the state
+            at the first one. A tensor gets a gradient.
+        method: of fixed steps "euler", "midpoint", "rk4" (the classic Runge-Kutta method) or "rk4_38" (the 3/8 rule,
+            which is what torchdiffeq calls "rk4"); adaptive "dopri5" (of Dormand and Prince, SciPy's RK45) or "tsit5"
+            (of Tsitouras).
+        rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean square over the
+            features of error / (atol + rtol |u|) is at most 1.
+        max_steps: of an adaptive method, how many steps a trajectory may try.
+        memory: what is kept for the backward pass, "full" or, less of it, "checkpointed" (see `rollout`).
+        nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories with inf and nan are
             returned.
-        derivatives: return also the right-hand side at every state, for `interpolate`.
-        error: return also an estimate of the error of every state (see `rollout`).
+        derivatives: of fixed steps: return also the right-hand side at every state, for `interpolate`.
+        error: of fixed steps: return also an estimate of the error of every state (see `rollout`).
+        statistics: of adaptive steps: return also how many there were, a `Statistics`.
         eps: added to ``|u|``; None for the machine epsilon of the dtype.
         gate_gradient: "clip" (none where the gate is outside [0, 1]) or "straight_through".
         clip: clip the NAU's weight to [-1, 1].
 
-    Returns the trajectory ``[(K,) (B,) steps + 1, D]``; with `derivatives`, `error` or both a tuple of such. Raises
-    ValueError for shapes and values, TypeError for dtypes.
+    Returns the trajectory ``[(K,) (B,) steps + 1, D]``, or ``[(K,) (B,) M, D]`` with t; with `derivatives`, `error` or
+    both, or with `statistics`, a tuple of such. Raises ValueError for shapes and values, TypeError for dtypes.
     """
+    if adaptive.is_asked_for(t, method):
+        found: Tensor | tuple[Tensor, ...] = adaptive.integrate(
+            _name,
+            u0,
+            (weight_re, weight_im, gate, weight),
+            t,
+            method,
+            {"steps": steps, "dt": dt, "derivatives": derivatives, "error": error},
+            rtol=rtol,
+            atol=atol,
+            max_steps=max_steps,
+            memory=memory,
+            nonfinite=nonfinite,
+            statistics=statistics,
+            eps=eps,
+            gate_gradient=gate_gradient,
+            clip=clip,
+        )
+        return found
+    adaptive.refuse(_name, rtol, atol, max_steps, statistics)
     checks.check_options(_name, steps, dt, method, memory, nonfinite)
+    assert steps is not None
+    assert dt is not None
     if error is not False:
         options = {"derivatives": derivatives, "eps": eps, "gate_gradient": gate_gradient, "clip": clip, "_name": _name}
         options |= {"steps": steps, "dt": dt, "method": method, "memory": memory, "nonfinite": nonfinite}
         return _with_error(error, u0, (weight_re, weight_im, gate, weight), options)
     if direct.ode is not None and not is_compiling() and dispatch.forced() in dispatch.DIRECT:
         plain = (METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives)
-        found = direct.ode(u0, weight_re, weight_im, gate, weight, *plain)
-        if found is not NotImplemented:  # the general way below handles errors and special cases
-            trajectory, slopes, finite = found
+        fast = direct.ode(u0, weight_re, weight_im, gate, weight, *plain)
+        if fast is not NotImplemented:  # the general way below handles errors and special cases
+            trajectory, slopes, finite = fast
             if nonfinite == "raise" and not finite:
                 checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, u0.dim() == weight_re.dim())
             return (trajectory, slopes) if derivatives else trajectory
     for name, flag in (("derivatives", derivatives), ("clip", clip)):
         if not isinstance(flag, bool):
             raise TypeError(f"{_name}: {name} must be True or False, got {flag!r}")
-    if is_tracing() or not checks.fits(u0, weight_re, weight_im, gate, weight):
-        weights = {"weight_re": weight_re, "weight_im": weight_im, "gate": gate, "weight": weight}
-        operands.unrecorded(checks.check_tensors, _name, u0, weights)
-    if eps is None:
-        eps = operands.EPS[u0.dtype]
-    else:
-        operands.check_positive(_name, "eps", eps, u0.dtype)
-    checks.check_choice(_name, "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
-    many = operands.unrecorded(checks.has_starts, _name, u0, weight_re)
+    eps, many = checks.check_operands(_name, u0, (weight_re, weight_im, gate, weight), eps, gate_gradient)
     if nonfinite == "raise" and (is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active()):
         raise RuntimeError(
             f"{_name}: nonfinite='raise' has to look at the values, which torch.compile, torch.func and "
@@ -197,12 +251,8 @@ def _with_error(
     models, many = weight_re.dim() == 3, outputs[0].dim() > weight_re.dim()
 
     def hint(at: tuple[int, ...], state: Tensor) -> str:
-        own = [t if t is None else (t[at[0]] if models else t).detach() for t in weights]
         eps = operands.EPS[state.dtype] if options["eps"] is None else options["eps"]
-
-        def f(u: Tensor) -> Tensor:
-            return layers.nau(layers.npu(u[None], *own[:3], eps=eps), own[3], clip=options["clip"])[0]  # type: ignore[arg-type]
-
+        f = accuracy.right_side(weights, at[0] if models else None, eps, options["clip"])
         return accuracy.stiffness(f, state.detach(), dt, method)
 
     if nonfinite == "raise":

@@ -1,0 +1,211 @@
+// The operators of the time loop's adaptive steps: checks, allocation, registration. How many steps there are is known
+// only afterwards, so that what the forward keeps is collected in memory that grows.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "checks.h"
+#include "layers.h"
+#include "out_of_memory.h"
+#include "threads.h"
+
+namespace {
+
+using npu::check;
+using npu::shape_of;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
+
+// An operand as the core reads it.
+template <typename V>
+const V* read(const char* name, const Tensor& t, ScalarType dtype, int64_t count) {
+  check(t.scalar_type() == dtype && t.is_cpu() && t.is_contiguous() && t.numel() == count, "ode_adaptive: ", name,
+        " must be contiguous, on the CPU, of the operator's dtype and of ", count, " elements, got shape ",
+        shape_of(t));
+  return static_cast<const V*>(t.const_data_ptr());
+}
+
+Tensor empty(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
+  try {
+    return torch::stable::new_empty(like, shape, dtype);
+  } catch (const std::exception&) {  // it can only fail for lack of memory
+    npu::out_of_memory(size_t(std::accumulate(shape.begin(), shape.end(), int64_t(1), std::multiplies<>())),
+                       "elements");
+  }
+}
+template <typename V>
+V* write(const Tensor& t) {
+  return static_cast<V*>(t.mutable_data_ptr());
+}
+
+template <typename T>
+constexpr ScalarType kType = std::is_same<T, float>::value ? ScalarType::Float : ScalarType::Double;
+
+// The operands of both operators: states of shape [K, B, ..], weights with models.
+template <typename T>
+struct Operands {
+  npu::OdeInputs<T> inputs{};
+  npu::OdePair pair;
+  const double* t;
+  int64_t count, rows;
+
+  Operands(const Tensor& states, const Tensor& weight_re, const Optional& weight_im, const Optional& gate,
+           const Tensor& weight, const Tensor& t, const std::vector<double>& pair, double eps, bool clip)
+      : pair{pair.data()}, t(read<double>("t", t, ScalarType::Double, t.numel())), count(t.numel()) {
+    check(weight_re.dim() == 3 && states.dim() > 2 && states.size(0) == weight_re.size(0) &&
+              states.size(states.dim() - 1) == weight_re.size(2),
+          "ode_adaptive: the states and weight_re must have shapes (K, B, .., D) and (K, h, D), got ", shape_of(states),
+          " and ", shape_of(weight_re));
+    check(count > 1, "ode_adaptive: t must have two times or more, got shape ", shape_of(t));
+    check(pair.size() == size_t(npu::OdePair::kNumbers), "ode_adaptive: pair must have ", npu::OdePair::kNumbers,
+          " numbers, got ", pair.size());
+    check(eps >= std::numeric_limits<T>::min() && eps <= std::numeric_limits<T>::max(),
+          "ode_adaptive: eps must be finite and at least the least normal number, got ", eps);
+    inputs.models = weight_re.size(0);
+    inputs.starts = states.size(1);
+    inputs.features = weight_re.size(2);
+    inputs.hidden = weight_re.size(1);
+    rows = inputs.models * inputs.starts;
+    const int64_t matrix = weight_re.numel();
+    inputs.weight_re = read<T>("weight_re", weight_re, kType<T>, matrix);
+    if (weight_im) inputs.weight_im = read<T>("weight_im", *weight_im, kType<T>, matrix);
+    if (gate) inputs.gate = read<T>("gate", *gate, kType<T>, inputs.models * inputs.features);
+    inputs.weight = read<T>("weight", weight, kType<T>, matrix);
+    inputs.clip = clip;
+    inputs.eps = T(eps);
+  }
+};
+
+// What the trajectories keep; frees it.
+template <typename T>
+struct AllKept : std::vector<npu::OdeKept<T>> {
+  explicit AllKept(int64_t rows) : std::vector<npu::OdeKept<T>>(size_t(rows), npu::OdeKept<T>{}) {}
+  AllKept(const AllKept&) = delete;
+  ~AllKept() {
+    for (npu::OdeKept<T>& kept : *this) {
+      std::free(kept.times);
+      std::free(kept.states);
+    }
+  }
+};
+
+// A guess of the steps, where there is none: what decides whether threads are worth their start.
+constexpr int64_t kSteps = 40;
+
+npu::TorchThreads threads(int64_t rows, int64_t steps, int64_t features, int64_t hidden) {
+  return npu::ode_threads(1, steps * rows * npu::OdePair::kStages, features, hidden);
+}
+
+template <typename T>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(const Tensor& u0, const Operands<T>& n, double rtol,
+                                                                   double atol, int64_t max_steps, int64_t every) {
+  const int64_t models = n.inputs.models, starts = n.inputs.starts, features = n.inputs.features;
+  Tensor path = empty(u0, {models, starts, n.count, features}, kType<T>);
+  Tensor last = empty(u0, {models, starts, features}, kType<T>);
+  Tensor counts = empty(u0, {models, starts, 4}, ScalarType::Long);
+  Tensor clock = empty(u0, {models, starts, 3}, ScalarType::Double);
+  AllKept<T> kept(every > 0 ? n.rows : 0);
+  npu::kernels<T>().ode_adaptive_forward(
+      {n.inputs, n.pair, read<T>("u0", u0, kType<T>, n.rows * features), n.t, n.count, rtol, atol, max_steps, every,
+       write<T>(path), write<T>(last), write<int64_t>(counts), write<double>(clock), every > 0 ? kept.data() : nullptr},
+      threads(n.rows, kSteps, features, n.inputs.hidden));
+
+  const int64_t* found = write<int64_t>(counts);
+  int64_t steps = 0, states = 0;
+  for (int64_t row = 0; every > 0 && row < n.rows; ++row) {
+    steps += found[4 * row];
+    states += found[4 * row] / every + 1;
+  }
+  Tensor times = empty(u0, {steps}, ScalarType::Double), nodes = empty(u0, {states, features}, kType<T>);
+  double* time = write<double>(times);
+  T* node = write<T>(nodes);
+  for (int64_t row = 0; every > 0 && row < n.rows; ++row) {
+    const int64_t count = found[4 * row], size = (count / every + 1) * features;
+    if (count > 0) std::memcpy(time, kept[size_t(row)].times, size_t(count) * sizeof(double));
+    std::memcpy(node, kept[size_t(row)].states, size_t(size) * sizeof(T));
+    time += count;
+    node += size;
+  }
+  return {path, last, counts, clock, times, nodes};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ode_adaptive_forward(
+    const Tensor& u0, const Tensor& weight_re, Optional weight_im, Optional gate, const Tensor& weight, const Tensor& t,
+    std::vector<double> pair, double rtol, double atol, int64_t max_steps, double eps, bool clip, int64_t every) {
+  const auto as = [&](auto zero) {
+    using T = decltype(zero);
+    const Operands<T> operands(u0, weight_re, weight_im, gate, weight, t, pair, eps, clip);
+    return npu::naming_memory([&] { return forward<T>(u0, operands, rtol, atol, max_steps, every); });
+  };
+  return u0.scalar_type() == ScalarType::Float ? as(float{}) : as(double{});
+}
+
+template <typename T>
+std::vector<Tensor> backward(const Tensor& grad_path, const Operands<T>& n, const Tensor& counts, const Tensor& times,
+                             const Tensor& states, const std::array<Optional, 5>& like, int64_t every,
+                             bool straight_through, int64_t needs) {
+  const int64_t features = n.inputs.features;
+  const int64_t* found = read<int64_t>("counts", counts, ScalarType::Long, 4 * n.rows);
+  std::vector<int64_t> steps_at{0}, states_at{0};
+  for (int64_t row = 0; row < n.rows; ++row) {
+    check(found[4 * row] >= 0, "ode_adaptive: counts must not be negative");
+    steps_at.push_back(steps_at.back() + found[4 * row]);
+    states_at.push_back(states_at.back() + found[4 * row] / every + 1);
+  }
+  std::vector<Tensor> grads;
+  for (size_t i = 0; i < like.size(); ++i) {
+    const bool wanted = like[i] && needs >> i & 1;
+    std::vector<int64_t> shape{0};
+    if (wanted) shape.assign(like[i]->sizes().begin(), like[i]->sizes().end());
+    grads.push_back(empty(grad_path, shape, kType<T>));
+  }
+  const bool of_t = needs >> 5 & 1;
+  grads.push_back(empty(grad_path, {of_t ? n.rows : 0, n.count}, ScalarType::Double));
+  const auto into = [&](size_t i) { return like[i] && needs >> i & 1 ? write<T>(grads[i]) : nullptr; };
+  const npu::OdeBackward<T> gradients{n.inputs, nullptr, nullptr, nullptr, nullptr, straight_through,
+                                      into(0),  into(1), into(2), into(3), into(4)};
+  npu::kernels<T>().ode_adaptive_backward(
+      {gradients, n.pair, read<T>("grad_path", grad_path, kType<T>, n.rows * n.count * features), n.t, n.count, every,
+       read<double>("times", times, ScalarType::Double, steps_at.back()),
+       read<T>("states", states, kType<T>, states_at.back() * features), steps_at.data(), states_at.data(),
+       of_t ? write<double>(grads[5]) : nullptr},
+      threads(1, 2 * steps_at.back(), features, n.inputs.hidden));
+  return grads;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ode_adaptive_backward(
+    const Tensor& grad_path, const Tensor& u0, const Tensor& weight_re, Optional weight_im, Optional gate,
+    const Tensor& weight, const Tensor& t, const Tensor& counts, const Tensor& times, const Tensor& states,
+    std::vector<double> pair, double eps, bool clip, int64_t every, bool straight_through, int64_t needs) {
+  const auto as = [&](auto zero) {
+    using T = decltype(zero);
+    const Operands<T> n(u0, weight_re, weight_im, gate, weight, t, pair, eps, clip);
+    check(every > 0, "ode_adaptive: every must be positive, got ", every);
+    const std::array<Optional, 5> like{u0, weight_re, weight_im, gate, weight};
+    const auto call = [&] {
+      return backward<T>(grad_path, n, counts, times, states, like, every, straight_through, needs);
+    };
+    const std::vector<Tensor> grads = npu::naming_memory(call);
+    return std::tuple{grads[0], grads[1], grads[2], grads[3], grads[4], grads[5]};
+  };
+  return u0.scalar_type() == ScalarType::Float ? as(float{}) : as(double{});
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
+  library.impl("ode_adaptive_forward", TORCH_BOX(&ode_adaptive_forward));
+  library.impl("ode_adaptive_backward", TORCH_BOX(&ode_adaptive_backward));
+}
