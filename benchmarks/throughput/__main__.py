@@ -23,6 +23,7 @@ from benchmarks.throughput.cases import (
     QUICK_SIZES,
     Case,
     Size,
+    adaptive_cases,
     all_cases,
     product_cases,
     rollout_cases,
@@ -124,7 +125,7 @@ def _cases(options: argparse.Namespace, device: Device) -> list[Case]:
     sizes = options.sizes or (QUICK_SIZES if options.quick else None if device.name == "cpu" else GPU_SIZES)
     cases = all_cases(sizes)
     if options.quick:
-        cases += training_cases() + (rollout_cases()[:1] if device.name == "cpu" else [])
+        cases += training_cases() + (rollout_cases()[:1] + adaptive_cases()[:1] if device.name == "cpu" else [])
     elif device.name == "cuda" and not options.sizes:
         cases += training_cases() + product_cases()
     return [case for case in cases if case.kind in options.passes]

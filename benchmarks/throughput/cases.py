@@ -6,6 +6,7 @@ Passes
   train    zero_grad, NPU(2, 6) -> NAU(6, 4), mean squared error, backward and a step of (fused) Adam
   run      100 such steps, from the start of a training
   rollout  u' = NAU(NPU(u)), forward and backward over all Euler steps, in float64 (size: steps x D x h x K)
+  adaptive the same by adaptive steps of Dormand and Prince's pair, at so many times (size: times x D x h x K)
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import Tensor
 
 from npu_kernels import layers, ops
 
-FORWARD, STEP, TRAIN, RUN, ROLLOUT = "forward", "step", "train", "run", "rollout"
-PASSES = (FORWARD, STEP, TRAIN, RUN, ROLLOUT)
+FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE = "forward", "step", "train", "run", "rollout", "adaptive"
+PASSES = (FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE)
 EPS = torch.finfo(torch.float32).eps  # the layers' default; the same in float64, so that an error is one of arithmetic
 
 
@@ -50,14 +51,14 @@ class Size:
 class Case:
     """One row's question. signs: "random", or "positive" for inputs without a negative one."""
 
-    layer: str  # "npu", "realnpu", one of PRODUCTS, "npu-nau" (the passes "train", "run" and "rollout")
+    layer: str  # "npu", "realnpu", one of PRODUCTS, "npu-nau" (the passes "train", "run", "rollout" and "adaptive")
     kind: str  # one of PASSES
     size: Size
     signs: str = "random"
 
     def __str__(self) -> str:
         return f"{self.layer} {self.kind} {self.size}" + (
-            " positive" if self.signs == "positive" and self.kind not in (TRAIN, RUN, ROLLOUT) else ""
+            " positive" if self.signs == "positive" and self.kind not in (TRAIN, RUN, ROLLOUT, ADAPTIVE) else ""
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,6 +94,7 @@ LEARNING_RATE = 0.005
 TRAINING_MODELS = (1, 20)
 HIDDEN = 6
 ROLLOUT_MODELS = (1, 20, 100)
+ADAPTIVE_TIMES = 51
 ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, ROLLOUT_DT = 200, 3, 9, 0.05
 
 
@@ -104,6 +106,7 @@ def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
     if sizes is None:
         found += training_cases()
         found += rollout_cases()
+        found += adaptive_cases()
         found += product_cases()
     return found
 
@@ -127,6 +130,12 @@ def rollout_cases() -> list[Case]:
     """The paper's neural ODE: one model, as many as a grid's cell has runs, and as many as a whole grid."""
     sizes = [Size(ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS]
     return [Case("npu-nau", ROLLOUT, size, "positive") for size in sizes]
+
+
+def adaptive_cases() -> list[Case]:
+    """A cycle of three species, one model and as many as for the fixed steps."""
+    sizes = [Size(ADAPTIVE_TIMES, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS]
+    return [Case("npu-nau", ADAPTIVE, size, "positive") for size in sizes]
 
 
 @dataclass(frozen=True)
@@ -170,6 +179,8 @@ def draw(case: Case, seed: int = 0) -> Operands:
         parameters += (0.2 * glorot(*lead, size.inputs, size.outputs),)
         grad_y = torch.randn(*lead, size.rows + 1, size.inputs, generator=generator)
         return Operands(u0, parameters, grad_y).to(torch.float64)
+    if case.kind == ADAPTIVE:
+        return _cycle(size, lead, generator)
     x = torch.randn(*lead, size.rows, size.inputs, generator=generator)
     if case.signs == "positive":
         x = x.abs()
@@ -184,6 +195,22 @@ def draw(case: Case, seed: int = 0) -> Operands:
             for name, shape in shapes.items()
         )
     return Operands(x, parameters, torch.randn(*lead, size.rows, size.outputs, generator=generator))
+
+
+def _cycle(size: Size, lead: tuple[int, ...], generator: torch.Generator) -> Operands:
+    """u_d' = r_d u_d (u_{d-1} - u_{d+1}), rates r_d in [0.5, 1], and hidden units beyond these with small weights."""
+    d, h = size.inputs, size.outputs
+    u0 = torch.rand(*lead, d, generator=generator) + 0.5
+    rates = torch.rand(*lead, d, 1, generator=generator) / 2 + 0.5
+    weight_re = 0.1 * torch.randn(*lead, h, d, generator=generator)
+    weight_im = 0.01 * torch.randn(*lead, h, d, generator=generator)
+    weight = 0.001 * torch.randn(*lead, d, h, generator=generator)
+    eye = torch.eye(d)
+    units = min(d, h)
+    weight_re[..., :units, :] = (eye + eye.roll(1, 1))[:units]  # unit j: u_j u_{j+1}
+    weight[..., :, :units] = rates * (eye.roll(1, 0) - eye)[:, :units]
+    grad_y = torch.randn(*lead, size.rows, d, generator=generator)
+    return Operands(u0, (weight_re, weight_im, torch.ones(*lead, d), weight), grad_y).to(torch.float64)
 
 
 def cost(case: Case) -> tuple[float, float] | None:

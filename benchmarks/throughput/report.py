@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.throughput.cases import ROLLOUT, RUN, STEP, TRAIN, UNITS, Case, Size
+from benchmarks.throughput.cases import ADAPTIVE, ROLLOUT, RUN, STEP, TRAIN, UNITS, Case, Size
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels import files
 
@@ -35,6 +35,9 @@ COLUMNS = {
     "compile-autotune": "autotune",
     "complex": "complex64",
     "jax": "JAX",
+    "torchdiffeq": "torchdiffeq",
+    "scipy": "SciPy, no gradient",
+    "diffrax": "diffrax",
 }
 YARDSTICKS = {"linear": "ours / linear", "one-model": "ours / one model"}
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")  # a processor's best is shown
@@ -56,6 +59,7 @@ PASS_NAMES = {
     TRAIN: "training step",
     RUN: "100 training steps",
     ROLLOUT: "rollout",
+    ADAPTIVE: "adaptive rollout",
 }
 LAYERS = {**{name: unit.__name__ for name, unit in UNITS.items()}, "npu-nau": "NPU(2, 6) -> NAU(6, 4)"}
 
@@ -171,8 +175,12 @@ def _table(groups: Groups) -> list[str]:
         if ours is None:
             continue
         size, eager = case.size, group.get("eager")
-        positive = ", no negatives" if case.signs == "positive" and case.kind not in (TRAIN, RUN, ROLLOUT) else ""
+        positive = (
+            ", no negatives" if case.signs == "positive" and case.kind not in (TRAIN, RUN, ROLLOUT, ADAPTIVE) else ""
+        )
         layer = f"u' = NAU(NPU(u)), {size.rows} steps, float64" if case.kind == ROLLOUT else case.layer
+        if case.kind == ADAPTIVE:
+            layer = f"u' = NAU(NPU(u)), dopri5, rtol 1e-6, {size.rows} times, float64"
         cells = [LAYERS.get(layer, layer), case.kind + positive]
         cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", str(threads)]
         cells.append(_marked_time(ours))
@@ -199,7 +207,8 @@ def markdown(rows: Sequence[Row]) -> str:
         "several models a batched product), or as a single model, we take. Errors are relative, against float64, and "
         "the greatest of the result and all gradients. The limit is the machine's own `a @ b` rate or copy rate, "
         "whichever takes longer for the work that cannot be avoided. A rollout's sizes are its steps, features and "
-        "hidden units; its error is its difference to eager's, both in float64." + _doubts(grouped(rows).values())
+        "hidden units; its error is its difference to eager's, both in float64. An adaptive rollout's are its times, "
+        "features and hidden units; its error is against a far smaller tolerance." + _doubts(grouped(rows).values())
     ]
     for machine, groups in grouped(rows).items():
         title = f"### {machine[0]}, {machine[1]}" + ("" if machine[-1] == "highest" else f', "{machine[-1]}" precision')
@@ -228,7 +237,7 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
         name = f"{LAYERS.get(case.layer, case.layer)}, {PASS_NAMES[case.kind]}"
         if case.kind == ROLLOUT:
             name = f"neural ODE, {size.rows} steps, forward and backward"
-        if case.signs == "positive" and case.kind not in (TRAIN, RUN, ROLLOUT):
+        if case.signs == "positive" and case.kind not in (TRAIN, RUN, ROLLOUT, ADAPTIVE):
             name += ", no negatives"
         cells = [name + ("" if count == threads else f", {count} thread{'s' if count > 1 else ''}")]
         cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", _marked_time(ours)]

@@ -11,6 +11,7 @@ graph, eager-graph, linear-graph   one pass of ours, eager, linear captured in a
 complex            Re(exp(W log x)) in complex64, the gate as in the layer
 one-model          our layer with one of the models: what K models should not cost much more than
 jax                jax.jit of the formula and its vjp, jax.lax.scan of a run, where JAX is installed; in its own threads
+torchdiffeq, scipy, diffrax   dopri5 of these, where they are installed (the pass "adaptive"; SciPy without gradients)
 linear             nn.Linear of the shape, a batched product for models: a yardstick that computes something else
 """
 
@@ -28,8 +29,9 @@ import torch
 from torch import Tensor, nn
 
 import npu_kernels
-from benchmarks.throughput import rollouts, runs
+from benchmarks.throughput import adaptives, rollouts, runs
 from benchmarks.throughput.cases import (
+    ADAPTIVE,
     EPS,
     FORWARD,
     HIDDEN,
@@ -47,10 +49,11 @@ from npu_kernels import optim, reference, training
 
 OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "layers", "loop", "compile", "compile-autotune"
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
+TORCHDIFFEQ, SCIPY, DIFFRAX = SOLVERS = "torchdiffeq", "scipy", "diffrax"
 COMPILE_GRAPH, GRAPH, EAGER_GRAPH, LINEAR_GRAPH = "compile-graph", "graph", "eager-graph", "linear-graph"
 GRAPHS = {GRAPH: OURS, EAGER_GRAPH: EAGER, LINEAR_GRAPH: LINEAR}  # captured passes of whom
 COMPILED = {COMPILE: "default", COMPILE_GRAPH: "reduce-overhead", AUTOTUNE: "max-autotune"}  # mode
-RIVALS = (OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, JAX, LINEAR, *GRAPHS)
+RIVALS = (OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, JAX, *SOLVERS, LINEAR, *GRAPHS)
 OTHER_FUNCTION = (ONE_MODEL, LINEAR, LINEAR_GRAPH)  # yardsticks: they compute something else, so no error is stated
 Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the pass returned
 
@@ -309,6 +312,8 @@ def not_applicable(
     """Why the rival is left out of the case: None when it takes part, "" when the question makes no sense."""
     models = case.size.models > 1
     captures = device != "cpu" if captures is None else captures
+    if case.kind == ADAPTIVE or rival in SOLVERS:
+        return _not_adaptive(rival, case, threads)
     if rival == LOOP:
         return None if case.kind in (TRAIN, RUN) and models else ""
     if rival in GRAPHS:
@@ -334,6 +339,16 @@ def not_applicable(
             return "JAX is not installed"
         if threads != os.cpu_count():
             return f"JAX takes all {os.cpu_count()} cores, so it is left out of the rows with {threads}"
+    return None
+
+
+def _not_adaptive(rival: str, case: Case, threads: int) -> str | None:
+    if case.kind != ADAPTIVE or rival not in adaptives.PASSES:
+        return ""
+    if rival in SOLVERS and importlib.util.find_spec(rival) is None:
+        return f"{rival} is not installed"
+    if rival == DIFFRAX and threads != os.cpu_count():
+        return f"diffrax takes all {os.cpu_count()} cores, so it is left out of the rows with {threads}"
     return None
 
 
@@ -373,6 +388,8 @@ def build(
     """The rival's workload for the case; `capture` is the device's, for those in GRAPHS."""
     if case.kind == ROLLOUT:
         return _rollout(rival, case, operands)
+    if case.kind == ADAPTIVE:
+        return Workload(*adaptives.PASSES[rival](case, operands))
     if case.kind == RUN:
         return _run(rival, case, operands)
     if rival in GRAPHS:
@@ -401,11 +418,14 @@ def build(
 def exact(case: Case, operands: Operands) -> list[Tensor]:
     """The eager results in float64 from the same float32 operands: what errors are measured against.
 
-    A rollout computes in float64 itself: its error is its difference to eager's, whose own is 0.
+    A rollout computes in float64 itself: its error is its difference to eager's, whose own is 0. That of adaptive steps
+    is against eager's at a far smaller tolerance.
     """
     double = operands.to(torch.float64)
     if case.kind == ROLLOUT:
         return list(rollouts.eager(case, double)[1]())
+    if case.kind == ADAPTIVE:
+        return list(adaptives.exact(case, double))
     if case.kind == RUN:
         results = _run(EAGER, case, double).results
     else:
@@ -415,9 +435,9 @@ def exact(case: Case, operands: Operands) -> list[Tensor]:
 
 
 def error(results: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
-    """The greatest relative error, in the Euclidean norm, of the outputs and gradients."""
+    """The greatest relative error, in the Euclidean norm, of the outputs and gradients, or of the outputs alone."""
     worst = 0.0
-    for own, true in zip(results, truth, strict=True):
+    for own, true in zip(results, truth, strict=False):  # SciPy has no gradients
         norm = true.norm()
         if norm > 0:
             worst = max(worst, ((own.double() - true).norm() / norm).item())

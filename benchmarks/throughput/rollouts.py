@@ -17,7 +17,7 @@ from npu_kernels import NAU, NPU, ode, reference
 Pass = tuple[Callable[[], object], Callable[[], Sequence[Tensor]]]
 
 
-def _both(forward: Callable[[], Tensor], leaves: Sequence[Tensor], grad_y: Tensor) -> Pass:
+def both(forward: Callable[[], Tensor], leaves: Sequence[Tensor], grad_y: Tensor) -> Pass:
     def step() -> Tensor:
         for leaf in leaves:
             leaf.grad = None
@@ -32,11 +32,12 @@ def _both(forward: Callable[[], Tensor], leaves: Sequence[Tensor], grad_y: Tenso
     return step, results
 
 
-def _leaf(tensor: Tensor) -> Tensor:
+def leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_()
 
 
-def ours(case: Case, operands: Operands) -> Pass:
+def model_of(case: Case, operands: Operands) -> nn.Sequential:
+    """Our layers with the operands' parameters."""
     size = case.size
     models = None if size.models == 1 else size.models
     model = nn.Sequential(
@@ -46,14 +47,19 @@ def ours(case: Case, operands: Operands) -> Pass:
     with torch.no_grad():
         for own, value in zip(model.parameters(), operands.parameters, strict=True):
             own.copy_(value)
-    u0 = _leaf(operands.x)
+    return model
+
+
+def ours(case: Case, operands: Operands) -> Pass:
+    model = model_of(case, operands)
+    u0 = leaf(operands.x)
 
     def forward() -> Tensor:
-        found = ode.rollout(model, u0, steps=size.rows, dt=ROLLOUT_DT)
+        found = ode.rollout(model, u0, steps=case.size.rows, dt=ROLLOUT_DT)
         assert isinstance(found, Tensor)
         return found
 
-    return _both(forward, [u0, *model.parameters()], operands.grad_y)
+    return both(forward, [u0, *model.parameters()], operands.grad_y)
 
 
 def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
@@ -61,7 +67,7 @@ def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight:
 
 
 def eager(case: Case, operands: Operands, compiled: bool = False) -> Pass:
-    leaves = [_leaf(t) for t in (operands.x, *operands.parameters)]
+    leaves = [leaf(t) for t in (operands.x, *operands.parameters)]
     u0, *parameters = leaves
     step = torch.compile(_step, dynamic=False) if compiled else _step
 
@@ -71,4 +77,4 @@ def eager(case: Case, operands: Operands, compiled: bool = False) -> Pass:
             states.append(step(states[-1], *parameters))
         return torch.cat(states, -2)
 
-    return _both(forward, leaves, operands.grad_y)
+    return both(forward, leaves, operands.grad_y)
