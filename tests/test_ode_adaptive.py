@@ -276,6 +276,8 @@ def test_a_stiff_model_is_named(backend: str, most: int) -> None:
         ) as seen:
             ode.rollout(model, u0, **options)
         assert seen[0].filename == __file__
+        assert seen[0].message.steps[[0, 2]].tolist() == [0, 0]  # type: ignore[union-attr]
+        assert seen[0].message.steps[1] > 250  # type: ignore[union-attr]
         kept = ode.rollout(model, u0, max_steps=most, nonfinite="keep", **options)
     assert isinstance(kept, Tensor)
     assert kept[1, :2].isfinite().all()

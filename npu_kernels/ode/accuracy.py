@@ -45,7 +45,14 @@ class StepSizeError(FloatingPointError):
 
 
 class StiffWarning(UserWarning):
-    """Most of a trajectory's adaptive steps are as long as the method's stability allows, not its tolerance."""
+    """Most of a trajectory's adaptive steps are as long as the method's stability allows, not its tolerance.
+
+    message: names the model, the time and the way out. steps: how many such steps each trajectory has, ``[(K,) (B,)]``.
+    """
+
+    def __init__(self, message: str, steps: Tensor) -> None:
+        super().__init__(message)
+        self.steps = steps
 
 
 def right_side(

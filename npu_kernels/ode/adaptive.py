@@ -231,9 +231,9 @@ def report(
     if bound.any():
         at, who, others = name(bound)
         if why := hint(at):
-            warnings.warn(
+            message = (
                 f"{function}: {int(stiff[at])} of {int(accepted[at])} steps of {who} are as long as its stability "
-                f"allows, whatever the tolerance, the first at t = {float(clock[at][2]):g}{others}{why}",
-                accuracy.StiffWarning,
-                stacklevel=5 if function == "rollout" else 4,
+                f"allows, whatever the tolerance, the first at t = {float(clock[at][2]):g}{others}{why}"
             )
+            steps = stiff.clone() if call.many else stiff.squeeze(-1)
+            warnings.warn(accuracy.StiffWarning(message, steps), stacklevel=5 if function == "rollout" else 4)
