@@ -210,7 +210,8 @@ def _cycle(size: Size, lead: tuple[int, ...], generator: torch.Generator) -> Ope
     weight_re[..., :units, :] = (eye + eye.roll(1, 1))[:units]  # unit j: u_j u_{j+1}
     weight[..., :, :units] = rates * (eye.roll(1, 0) - eye)[:, :units]
     grad_y = torch.randn(*lead, size.rows, d, generator=generator)
-    return Operands(u0, (weight_re, weight_im, torch.ones(*lead, d), weight), grad_y).to(torch.float64)
+    gate = torch.full((*lead, d), 0.99)  # at 1 torch and JAX disagree about the clip's derivative
+    return Operands(u0, (weight_re, weight_im, gate, weight), grad_y).to(torch.float64)
 
 
 def cost(case: Case) -> tuple[float, float] | None:
