@@ -48,6 +48,20 @@ EXTENSION = [
         "train-centered": ("scale -= mean[n] * mean[n];", ""),
         "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
     }),
+    *mutants("csrc/core/ode_adaptive_backward.h", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'", {
+        "adaptive-slope-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
+        "adaptive-lanes-without-a-node": (
+            "inside_[p * count + d] = S::select(is_active, before_[p * count + d], inside_[p * count + d]);",
+            "inside_[p * count + d] = before_[p * count + d];",
+        ),
+        "adaptive-segments": ("own.steps / b_.every + 1 : 0", "(own.steps + b_.every - 1) / b_.every : 0"),
+    }),
+    *mutants("csrc/core/ode_adaptive_forward.h", ("tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits'", "tests/test_ode_adaptive.py -k 'every_model or pole'"), {
+        "adaptive-accepted-lanes": (
+            "u_[d] = S::select(good, step_.v(6)[d], u_[d]);",
+            "u_[d] = step_.v(6)[d];",
+        ),
+    }),
     *mutants("csrc/training.cpp", "tests/test_training_run.py -k plan", {
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
         "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),

@@ -149,7 +149,7 @@ TIME_LOOP = [
             "units_.stage(stages, n * in_.stages, stages_kept_, place)",
         ),
     }),
-    *mutants(CORE + "ode.cpp", ODE, {
+    *mutants(CORE + "ode_rows.h", ODE, {
         "ode-clip-of-the-weight": (
             "b.weight_passes(transposed) ? sum(part + 2 * d_count) : T(0)",
             "sum(part + 2 * d_count)",

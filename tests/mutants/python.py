@@ -120,6 +120,18 @@ TIME_LOOP = [
         "ode-formula-eps": ("eps=loop.eps, gate_gradient=loop.gate_gradient)", "eps=1e-3, gate_gradient=loop.gate_gradient)"),
         "ode-formula-straight-through": ("gate_gradient=loop.gate_gradient)", "gate_gradient=CLIP)"),
     }),
+    *mutants(PACKAGE + "ode/adaptive_reference.py", ("tests/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
+        "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(0.1, 5.0)", "(factor * before**BETA).clamp(0.1, 5.0)"),
+        "ode-adaptive-error": ("h_column * combine(k, pair.error) / scale", "combine(k, pair.error) / scale"),
+        "ode-adaptive-gradient-of-the-first-time": ("- (exact[0] - at[0])  #", "+ 0 * (exact[0] - at[0])  #"),
+        "ode-adaptive-direction": ("time + sign * size)", "time + size)"),
+        "ode-adaptive-interpolant": ("pair.dense[p::4]", "pair.dense[4 * p : 4 * p + 7]"),
+    }),
+    *mutants(PACKAGE + "ode/adaptive_function.py", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded'", {
+        "ode-adaptive-first-time": ("of_times[0] = -of_times.sum()", "of_times[0] = of_times.sum()"),
+        "ode-adaptive-checkpoints": ('"checkpointed": 32}', '"checkpointed": 1}'),
+        "ode-adaptive-needs": ("(*needed[1:], needed[0])", "(*needed[1:], needed[1])"),
+    }),
     *mutants(PACKAGE + "ode/interpolation.py", "tests/test_ode.py -k 'hermite or interpol or errors'", {
         "ode-hermite-slope": ("((t - 1) * dt) * k", "((t - 1) * abs(dt)) * k"),
         "ode-step-behind-a-time": ("    right = torch.where(t.squeeze(-1) == 0, left, right)\n", ""),
