@@ -109,6 +109,7 @@ tables: install
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md
 	$(BIN)/python -m benchmarks.equations --report docs/equations.md
+	$(BIN)/python -m benchmarks.time_series --report docs/time-series.md
 	$(BIN)/python -m benchmarks.overview $(THROUGHPUT) --processor "$(PROCESSOR)" --out docs/images/overview.png
 
 # Warnings are errors; links between pages are checked.

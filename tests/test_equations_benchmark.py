@@ -44,7 +44,7 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     benchmark.main()
     assert [row["equation"] for row in benchmark.read(file)] == [row["equation"] for row in rows]
     assert benchmark.read(file)[:3] == rows[:3]
-    page.write_text(f"before\n{benchmark.BEGIN}\nold\n{benchmark.END}\nbehind\n")
+    page.write_text("before\n<!-- equations:begin -->\nold\n<!-- equations:end -->\nbehind\n")
     monkeypatch.setattr(sys, "argv", ["x", "--out", str(file), "--report", str(page)])
     benchmark.main()
     assert "| sum | 0 | 1 of 1 (" in page.read_text()
@@ -90,4 +90,4 @@ def test_a_program_that_is_installed_predicts(name):
 
 def test_the_table_in_the_guide_is_that_of_the_rows():
     page = (ROOT / "docs" / "equations.md").read_text()
-    assert page == benchmark.insert(page, benchmark.table(benchmark.read(benchmark.OUT)))
+    assert page == benchmark.insert(page, benchmark.table(benchmark.read(benchmark.OUT)), benchmark.MARK)

@@ -69,3 +69,15 @@ def test_equation_of_the_planets(run, for_tables):
 def test_neural_ode(run):
     (error,) = re.findall(r"greatest error on the series ([\d.]+)$", run("neural_ode.py"))
     assert float(error) < 0.2
+
+
+def test_law_of_a_time_series(run, tmp_path):
+    for name in ("scipy", "pandas", "sympy", "matplotlib"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    said = run("law_of_a_time_series.py", "--plot", "picture.png")
+    assert re.search(r"^hare' = -0.027\d*\*hare\*lynx \+ 0.5[34]\d*\*hare$", said, re.M)
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    times = [0.1 * k for k in range(20)]
+    lines = ["# a comment", "t,c", *(f"{t},{2 / (1 + t)}" for t in times), "3.0,"]
+    (tmp_path / "data.csv").write_text("\n".join(lines) + "\n")
+    assert run("law_of_a_time_series.py", "data.csv", "--terms", "1", "--starts", "4").startswith("c' = -0.5*c**2\n")

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from npu_kernels import NAU, NPU, RealNPU, ode
 from npu_kernels.ode.laws import Law, describe
+from npu_kernels.ode.matching import smoothed
 from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories
 from npu_kernels.ode.series import Series, read
+from tests.examples import ROOT
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 
@@ -58,6 +60,10 @@ def known(data: tuple[float, ...] = (1.2, -0.6, 0.5, -0.8)) -> nn.Sequential:
         found[1].weight.copy_(torch.tensor([[a, b, 0.0], [0.0, c, d]]))
     found[0].requires_grad_(False)
     return found
+
+
+LINES = (ROOT / "examples" / "hare_lynx.csv").read_text().splitlines()[3:]
+PELTS = torch.tensor([[float(cell) for cell in line.split(",")[1:]] for line in LINES], dtype=torch.float64)
 
 
 # ---- the derivatives -------------------------------------------------------------------------------------------------
@@ -165,6 +171,25 @@ def test_standard_errors_are_the_spread_of_the_estimates() -> None:
         errors.append([one.error for one in found.estimates])
     spread, error = torch.tensor(estimates).std(0), torch.tensor(errors).square().mean(0).sqrt()
     assert 0.75 < float((spread / error).log().mean().exp()) < 1.33
+
+
+def test_hares_and_lynxes() -> None:
+    """Pelts in thousands, 1900 to 1920; Carpenter's Bayesian estimates of 2018 are 0.55, 0.028, 0.024 and 0.80."""
+    start = known((0.5, -0.02, 0.02, -0.8))
+    found = ode.fit(start, torch.arange(1900, 1921), PELTS, sigma="relative", start="model", names=["hare", "lynx"])
+    values = [one.value for one in found.estimates[:4]]
+    assert values == pytest.approx([0.55, -0.028, 0.024, -0.80], rel=0.05)
+    assert [one.error for one in found.estimates[:4]] == pytest.approx([0.065, 0.004, 0.004, 0.09], rel=0.2)
+    torch.testing.assert_close(found.sigma, numbers(0.25, 0.25), rtol=0.1, atol=0)
+
+
+def test_smoothing_of_a_noisy_column_beside_a_clear_one() -> None:
+    """Hares alone are smoothed to almost nothing: their cross-validation has its minimum at a straight line."""
+    data = read(torch.arange(1900, 1921), PELTS, "fit", "relative", None, None, 2).scaled()
+    states, slopes = smoothed(data)
+    off = (states.log() - data.values.log()).square().mean((0, 1)).sqrt()
+    assert bool((off < 0.2).all())
+    assert bool((slopes[0, 1:3] > 0).all())
 
 
 def test_errors_that_are_given_or_relative() -> None:

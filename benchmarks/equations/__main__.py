@@ -28,7 +28,7 @@ from benchmarks.equations.rivals import RIVALS, installed
 from npu_kernels import files
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
-BEGIN, END = "<!-- equations:begin -->", "<!-- equations:end -->"
+MARK = "equations"
 METHODS = ("NPURegressor", "logarithms", *RIVALS)
 TITLES = {
     "a": "one product", "b": "sum", "c1": "power of a sum", "sum": "drawn sum", "si": "product in SI units"
@@ -151,13 +151,14 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def insert(text: str, block: str) -> str:
-    """The text with the block between its markers."""
-    before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
+def insert(text: str, block: str, mark: str) -> str:
+    """The text with the block between the marks of this name."""
+    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
     if not found:
-        raise ValueError(f"needs {BEGIN} and behind it {END}")
-    return f"{before}{BEGIN}\n{block}\n{END}{after}"
+        raise ValueError(f"needs {begin} and behind it {end}")
+    return f"{before}{begin}\n{block}\n{end}{after}"
 
 
 def main() -> None:
@@ -173,7 +174,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = read(arguments.out)
     if arguments.report:
-        files.write(arguments.report, insert(arguments.report.read_text(), table(found)))
+        files.write(arguments.report, insert(arguments.report.read_text(), table(found), MARK))
         return
     from threadpoolctl import threadpool_limits
 

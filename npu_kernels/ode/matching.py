@@ -1,7 +1,9 @@
 """Where the search for a law begins: smoothed series, their slopes, and products of powers that explain the slopes.
 
-A cubic smoothing spline of every column, its smoothness by generalised cross-validation, gives states and slopes. The
-sets of terms that leave least of the slopes become the starts (gradient matching); coefficients are least squares.
+Cubic smoothing splines give states and slopes. All columns of a series have one smoothness, by generalised
+cross-validation (Craven and Wahba 1979): states of one system change at one pace, and few points of one column may not
+tell it. The sets of terms that leave least of the slopes become the starts (gradient matching); coefficients are least
+squares.
 
 Half of the sets are of simple products, from the library of `npu_kernels.equations`, chosen term by term for all slopes
 together, many sets at once. The others are drawn.
@@ -19,66 +21,96 @@ from npu_kernels.fitting.data import stream
 from npu_kernels.ode.sensitivity import Shape
 from npu_kernels.ode.series import Series
 
-ENOUGH = 5  # samples of a column that a smoothing spline needs
+ENOUGH = 4  # samples of a column that a smoothing spline needs
+EXACT = 1e-6  # relative residuals below count as exact
 SMALLEST = 1e-5  # of a column's size: what an amount is at least, where slopes are matched
 DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
 SETS = 4096  # of drawn exponents
 RIDGE = 1e-6
+FEWER = 4  # starts with 1, 2, .. terms less than allowed
 WIDTH = 64  # sets of simple products that are continued by one term
 OWN = 1e-2  # of a product's square: what those before it must leave
 
 
 def smoothed(data: Series) -> tuple[Tensor, Tensor]:
     """States and slopes ``[S, M, D]`` at the nodes of a scaled series; nan in columns of too few samples."""
+    import numpy as np
+
     states = torch.full_like(data.values, math.nan)
     slopes = torch.full_like(data.values, math.nan)
-    floor = torch.where(data.positive, SMALLEST, -math.inf)
+    noise = torch.zeros(data.values.shape[2], dtype=torch.float64)
     for s in range(len(data.times)):
+        columns = []
         for d in range(data.values.shape[2]):
             seen = data.seen[s, :, d]
             t, y = data.times[s, seen].numpy(), data.values[s, seen, d].numpy()
-            found = _curve(t, y, data.relative, data.times[s].numpy())
-            if found is not None:
-                states[s, :, d], slopes[s, :, d] = map(torch.from_numpy, found)
-                if data.positive[d]:  # below a tenth of the noise nothing is known of the logarithm
-                    noise = float((states[s, seen, d] - data.values[s, seen, d]).square().mean().sqrt())
-                    floor[d] = max(float(floor[d]), noise / 10)
-    known = ~data.start.isnan()
-    states[:, 0] = torch.where(known & data.observed, data.start, states[:, 0])
-    return torch.maximum(states, floor), slopes
+            known, place = np.unique(t, return_inverse=True)
+            mean = np.bincount(place, np.log(y) if data.relative else y) / np.maximum(np.bincount(place), 1)
+            if len(known) >= ENOUGH:
+                columns.append((d, known, mean))
+        for d, known, found, line in _curves(columns):
+            nodes = data.times[s].clamp(float(known[0]), float(known[-1])).numpy()
+            value, rate = (torch.from_numpy(part) for part in (line(nodes), line.derivative()(nodes)))
+            states[s, :, d] = value.exp() if data.relative else value
+            slopes[s, :, d] = value.exp() * rate if data.relative else rate
+            noise[d] = max(float(noise[d]), math.sqrt(float((found**2).mean())))
+    states[:, 0] = torch.where(data.start.isnan() | ~data.observed, states[:, 0], data.start)
+    # Below a tenth of the noise nothing is known of an amount's logarithm.
+    floor = torch.where(data.positive, (noise / 10).clamp(min=SMALLEST), -math.inf)
+    return torch.maximum(states, floor) if not data.relative else states, slopes
 
 
-def _curve(t: Any, y: Any, relative: bool, nodes: Any) -> tuple[Any, Any] | None:
-    """A curve's values and slopes at the nodes; outside of the samples those at the nearest one."""
+def _curves(columns: list[tuple[int, Any, Any]]) -> list[tuple[int, Any, Any, Any]]:
+    """For columns (number, times, values): number, times, residuals, and the natural smoothing spline."""
     import numpy as np
-    from scipy.interpolate import CubicSpline, make_smoothing_spline
+    from scipy.interpolate import CubicSpline
 
-    known, place = np.unique(t, return_inverse=True)
-    if len(known) < 3:
-        return None
-    y = np.log(y) if relative else y
-    count = np.bincount(place)
-    mean = np.bincount(place, y) / count
-    nodes = np.clip(nodes, known[0], known[-1])
-    line = CubicSpline(known, mean) if len(known) < ENOUGH else make_smoothing_spline(known, mean, count.astype(float))
-    value, rate = line(nodes), line.derivative()(nodes)
-    return (np.exp(value), np.exp(value) * rate) if relative else (value, rate)
+    smoothness = 10.0 ** np.arange(-12, 3, 0.25)[:, None]
+    score, parts = 0.0, []
+    for _, t, y in columns:
+        gap = np.diff(t)
+        n = len(t)
+        Q, R = np.zeros((n, n - 2)), np.zeros((n - 2, n - 2))
+        for i in range(n - 2):  # Green and Silverman (1994), section 2.3
+            Q[i : i + 3, i] = 1 / gap[i], -1 / gap[i] - 1 / gap[i + 1], 1 / gap[i + 1]
+            R[i, i] = (gap[i] + gap[i + 1]) / 3
+            if i:
+                R[i, i - 1] = R[i - 1, i] = gap[i] / 6
+        values, vectors = np.linalg.eigh(Q @ np.linalg.solve(R, Q.T))
+        keep = 1 / (1 + smoothness * np.maximum(values, 0))
+        z = vectors.T @ y
+        rest = (((1 - keep) * z) ** 2).sum(1) / max(float(((y - y.mean()) ** 2).sum()), 1e-300)
+        score = score + n * np.log(np.maximum(rest, EXACT**2) / (1 - keep.sum(1) / n) ** 2)
+        parts.append((keep, vectors, z))
+    if not columns:
+        return []
+    best = int(np.argmin(score))
+    found = []
+    for (d, t, y), (keep, vectors, z) in zip(columns, parts, strict=True):
+        fitted = vectors @ (keep[best] * z)
+        found.append((d, t, y - fitted, CubicSpline(t, fitted, bc_type="natural")))
+    return found
 
 
 def matched(states: Tensor, slopes: Tensor, shape: Shape, signed: Tensor, count: int, seed: int) -> tuple[Tensor, ...]:
-    """Exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and which exponents are free."""
-    simple = torch.from_numpy(_simple(states, slopes, shape.terms, seed))[: (count + 1) // 2]
+    """Laws to start from: exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and which of both are free."""
+    simple, used = _simple(states, slopes, shape.terms, count, seed)
     exponents = drawn(max(SETS, count), shape, signed, stream("time series", seed))
     found = [_solved(part, states, slopes) for part in exponents.split(512)]
     left = torch.cat([part for _, part in found])
     exponents = exponents[left.nan_to_num(math.inf).argsort()[: count - len(simple)]]
     free = torch.cat([simple != 0, torch.ones_like(exponents, dtype=torch.bool)]) & ~signed
+    used = torch.cat([used, used.new_ones(len(exponents), shape.terms)]).unsqueeze(1)  # [count, 1, h]
     exponents = torch.cat([simple, exponents])
-    return exponents, _solved(exponents, states, slopes)[0], free
+    coefficients = _solved(exponents, states, slopes, used.double())[0]
+    return exponents, coefficients, free, used.expand_as(coefficients)
 
 
-def _simple(states: Tensor, slopes: Tensor, terms: int, seed: int) -> Any:
-    """Sets of simple products ``[sets, h, D]``, the best first."""
+def _simple(states: Tensor, slopes: Tensor, terms: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Sets of simple products ``[sets, h, D]``, and which terms they have ``[sets, h]``.
+
+    Half of `count` have all h terms, and some have fewer, as far as there is room for them.
+    """
     import numpy as np
 
     from npu_kernels.equations.library import Library
@@ -94,7 +126,8 @@ def _simple(states: Tensor, slopes: Tensor, terms: int, seed: int) -> Any:
     library = Library(rows, np.random.default_rng(seed))
     Y = Y / np.maximum(np.linalg.norm(Y, axis=0), 1e-300)
     beam: list[tuple[float, tuple[int, ...]]] = [(float((Y**2).sum()), ())]
-    for _ in range(terms):
+    found: list[tuple[int, ...]] = []
+    for size in range(1, terms + 1):
         longer: dict[tuple[int, ...], float] = {}
         for left, chosen in beam:
             Q = np.linalg.qr(library.A[:, list(chosen)])[0]
@@ -104,7 +137,14 @@ def _simple(states: Tensor, slopes: Tensor, terms: int, seed: int) -> Any:
             for k in np.argsort(-gain, kind="stable")[:WIDTH]:
                 longer[tuple(sorted((*chosen, int(k))))] = left - float(gain[k])
         beam = sorted((left, chosen) for chosen, left in longer.items())[:WIDTH]
-    return np.array([library.u[list(chosen)] for _, chosen in beam])
+        room = (count + 1) // 2 if size == terms else min(FEWER, count // (2 * terms))
+        found += [chosen for _, chosen in beam[:room]]
+    exponents = torch.zeros(len(found), terms, d, dtype=torch.float64)
+    used = torch.zeros(len(found), terms, dtype=torch.bool)
+    for n, chosen in enumerate(found):
+        exponents[n, : len(chosen)] = torch.from_numpy(library.u[list(chosen)])
+        used[n, : len(chosen)] = True
+    return exponents, used
 
 
 def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) -> Tensor:
@@ -116,12 +156,15 @@ def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) 
     return torch.where(signed, found.round(), found + noise)
 
 
-def _solved(exponents: Tensor, states: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
-    """Least squares of the slopes: coefficients ``[K, D, h]``, and what they leave, over the slopes' sizes ``[K]``."""
+def _solved(exponents: Tensor, states: Tensor, slopes: Tensor, used: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """Least squares of the slopes: coefficients ``[K, D, h]``, and what they leave, over the slopes' sizes ``[K]``.
+
+    used ``[K, 1, h]``: 0 for terms that are left out.
+    """
     keep = slopes.isfinite().all(-1) & states.isfinite().all(-1)
     X, Y = states[keep], slopes[keep]
     signs = 1 - 2 * (((X < 0).double() @ exponents.round().abs().mT) % 2)
-    P = torch.exp((X.abs().clamp(min=1e-12).log() @ exponents.mT).clamp(-30, 30)) * signs  # [K, rows, h]
+    P = torch.exp((X.abs().clamp(min=1e-12).log() @ exponents.mT).clamp(-30, 30)) * signs * used  # [K, rows, h]
     length = P.norm(dim=1, keepdim=True).clamp(min=1e-30)
     Q = P / length
     gram = Q.mT @ Q + RIDGE * torch.eye(Q.shape[2], dtype=Q.dtype)

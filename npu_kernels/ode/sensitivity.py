@@ -129,6 +129,31 @@ class Trajectories:
         return self.compare(states), whole.view(models, -1, shape.size)
 
 
+def windows(problem: Trajectories, x: Tensor, smooth: Tensor, nodes: int) -> tuple[Trajectories, Tensor]:
+    """The series in pieces of so many stretches, each from its smoothed state ``[S, M, D]``, as series of their own."""
+    data, shape = problem.data, problem.shape
+    last = data.times.shape[1] - 1
+    begin = torch.arange(0, last, nodes)
+    at = (begin.unsqueeze(1) + torch.arange(nodes + 1)).clamp(max=last)  # [W, nodes + 1]
+    beyond = (begin.unsqueeze(1) + torch.arange(nodes + 1)) > last
+    first = torch.where(
+        data.start.isnan().unsqueeze(1) | (begin > 0).view(1, -1, 1), smooth[:, begin], data.start[:, None]
+    )
+    weight = torch.where(beyond[..., None], 0.0, data.weight[:, at]).flatten(0, 1)
+    pieces = replace(
+        data,
+        times=data.times[:, at].flatten(0, 1),
+        values=data.values[:, at].flatten(0, 1),
+        weight=weight,
+        start=first.flatten(0, 1),
+    )
+    own = replace(shape, series=len(pieces.start))
+    exponents, coefficients, _ = shape.split(x)
+    return replace(problem, data=pieces, shape=own), own.join(
+        exponents, coefficients, pieces.start.expand(len(x), -1, -1)
+    )
+
+
 @dataclass(frozen=True)
 class Stretches:
     """Every node from the one before, both smoothed ``[S, M, D]``: what a law must do at least, and cheap."""

@@ -127,8 +127,12 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
 
 
 def _parts(name: str, value: Any, dimensions: int) -> list[Tensor]:
-    """One tensor for each series."""
-    many = isinstance(value, (list, tuple)) and len(value) > 0 and all(hasattr(v, "shape") and v.ndim for v in value)
+    """One tensor for each series: of a list of arrays, of a table with one more dimension; of t also of lists."""
+
+    def apart(part: Any) -> bool:
+        return bool(getattr(part, "ndim", 0)) or (dimensions == 1 and isinstance(part, (list, tuple, range)))
+
+    many = isinstance(value, (list, tuple)) and len(value) > 0 and all(map(apart, value))
     found = [tensor(NAME, name, part) for part in value] if many else [tensor(NAME, name, value)]
     if not many and found[0].dim() == dimensions + 1 and (dimensions == 1 or found[0].dim() == 3):
         found = list(found[0])

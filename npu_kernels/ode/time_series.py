@@ -19,7 +19,7 @@ from npu_kernels.layers.npu import PowerUnit
 from npu_kernels.ode import checks, series
 from npu_kernels.ode.laws import Law, Tick, criteria, minimise, pruned, rounded
 from npu_kernels.ode.matching import drawn, matched, smoothed
-from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories
+from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories, windows
 from npu_kernels.ode.series import NAME, Series
 from npu_kernels.ode.time_series_result import SeriesFit, finished, units
 from npu_kernels.progress import Progress
@@ -28,11 +28,12 @@ INSTALL = f"{NAME} needs numpy and scipy: pip install 'npu_kernels[sklearn]'"
 COARSE, FIRST, MOST = 4, 8, 64  # Runge-Kutta steps between two nodes: of stretches, of trajectories, at most
 ACCURATE = 0.1  # of the errors' standard deviation: what the steps may be off
 STRETCHES, HORIZON, WHOLE, LAST = 40, 10, 30, 60  # steps of least squares
-HORIZONS = (0.25, 0.5)  # of the nodes, before all of them
+PIECES = (0.1, 0.25, 0.5)  # of the nodes: pieces that begin at smoothed states
+HORIZONS = (0.25, 0.5)  # of the nodes, where not all states are known: what is fitted before all of them
 LEADING = 4  # laws that are made simpler
 SAME = 0.1  # difference of the criterion below which two laws count as one
 BEHIND = 30.0  # criterion by which a law may be worse than the best one for that
-STEPS = STRETCHES + len(HORIZONS) * HORIZON + WHOLE + LAST + 40  # for the progress
+STEPS = STRETCHES + len(PIECES) * HORIZON + WHOLE + LAST + 40  # for the progress
 
 
 def fit(
@@ -157,16 +158,16 @@ class Search:
         shape, signed = self.shape, ~self.data.positive
         if self.whole:
             found = matched(self.smooth, self.slopes, shape, signed, self.starts, self.seed)
-            exponents, coefficients, free = found
+            exponents, coefficients, free, own = found
         else:
             generator = stream("time series", self.seed)
             exponents = drawn(self.starts, shape, signed, generator)
             size = (self.starts, shape.states, shape.terms)
             coefficients = torch.randn(size, generator=generator, dtype=torch.float64)
-            free = (~signed).expand_as(exponents)
+            free, own = (~signed).expand_as(exponents), torch.ones_like(coefficients, dtype=torch.bool)
         x = shape.join(exponents, coefficients, self.first(self.starts))
         unknown = self.data.start.isnan().expand(self.starts, -1, -1)
-        return x, shape.join(free, torch.ones_like(coefficients).bool(), unknown)
+        return x, shape.join(free, own, unknown)
 
     def first(self, models: int) -> Tensor:
         """First states ``[K, S, D]``: known, measured, or drawn."""
@@ -181,14 +182,11 @@ class Search:
 
         both: whether the trajectories also start from x itself, which may be nearly right.
         """
-        if self.whole:
-            stretches = Stretches(self.data, self.shape, COARSE, self.smooth)
-            law = free.clone()
-            law[:, self.shape.weights :] = False
-            fitted, _ = minimise(stretches, x, law, STRETCHES, 1e-4, self.tick)
-            x, free = (torch.cat([x, fitted]), torch.cat([free, free])) if both else (fitted, free)
         problem, nodes = Trajectories(self.data, self.shape, FIRST), self.data.times.shape[1]
-        for share in HORIZONS:
+        if self.whole:
+            fitted = self.pieces(problem, x, free)
+            x, free = (torch.cat([x, fitted]), torch.cat([free, free])) if both else (fitted, free)
+        for share in () if self.whole else HORIZONS:
             part = problem.first(max(3, round(share * nodes)))
             if part.data.seen.any():
                 x, _ = minimise(part, x, free, HORIZON, 1e-3, self.tick)
@@ -199,6 +197,20 @@ class Search:
                 "terms, or start='model' with a law that is nearly right"
             )
         return self.best(problem, x, free)
+
+    def pieces(self, problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
+        """Exponents and coefficients of stretches from node to node, and of longer and longer pieces."""
+        only = free.clone()
+        only[:, self.shape.weights :] = False
+        x, _ = minimise(Stretches(self.data, self.shape, COARSE, self.smooth), x, only, STRETCHES, 1e-4, self.tick)
+        for share in PIECES:
+            count = max(2, round(share * self.data.times.shape[1]))
+            part, lanes = windows(problem, x, self.smooth, count)
+            mask = torch.zeros_like(lanes, dtype=torch.bool)
+            mask[:, : self.shape.weights] = only[:, : self.shape.weights]
+            lanes, _ = minimise(part, lanes, mask, HORIZON, 1e-3, self.tick)
+            x = torch.cat([lanes[:, : self.shape.weights], x[:, self.shape.weights :]], 1)
+        return x
 
     def best(self, problem: Trajectories, x: Tensor, free: Tensor) -> list[Law]:
         """The most likely of these laws, for their number of parameters."""
