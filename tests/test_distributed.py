@@ -187,8 +187,11 @@ def _models(rank: int, ranks: int) -> None:
     whole = nn.Sequential(NPU(3, 5, init_im=0.3, **options), NAU(5, 4, **options), NMU(4, 2, **options))
     spread = nn.Sequential(NPU(3, 5, **options), NAU(5, 4, **options), NMU(4, 2, **options))
     spread.load_state_dict(whole.state_dict())
+    for model in (whole, spread):
+        model[0].gate.requires_grad_(False)
     spread = shard_models(spread, init_device_mesh("cpu", (ranks,)))  # type: ignore[assignment]
     assert all(p.to_local().shape[0] == 4 // ranks for p in spread.parameters())  # type: ignore[attr-defined]
+    assert [name for name, p in spread.named_parameters() if not p.requires_grad] == ["0.gate"]
     optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in (whole, spread)]
     for shape in ((9, 3), (4, 9, 3), (9, 3)):
         x = torch.randn(shape, dtype=torch.float64)
