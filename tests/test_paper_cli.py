@@ -59,7 +59,7 @@ def test_jobs_are_torchruns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_plans(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path)]
     simple_runs = sum(len(batch.runs) for batch in simple.plan(arguments(["simple", *out])))
-    assert simple_runs == 20 * len(simple.RECIPES)
+    assert simple_runs == 100 * len(simple.RECIPES)
     assert len(simple.plan(arguments(["simple", "--seeds", "1000", *out]))) == 10 * len(simple.RECIPES)
     part = ["--units", "NPU", "Dense", "--operations", "div", "add"]
     some = simple.plan(arguments(["simple", *part, *out]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from benchmarks.paper.large import task as large
 from benchmarks.paper.optimizers import Adam, RMSProp
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol, stream
-from benchmarks.paper.summary import interval, mad, mean, median, number, standard_error
+from benchmarks.paper.summary import interval, mad, mean, median, number, probability, standard_error
 from benchmarks.paper.training import Buffer, frobenius, l1
 from npu_kernels import training
 
@@ -183,6 +185,17 @@ def test_published_medians_are_those_of_the_published_points() -> None:
         assert mad(cell) == pytest.approx(row["recomputed_mad_from_pareto"], rel=1e-6)
 
 
+def test_probability_of_a_published_mean() -> None:
+    runs = torch.randn(400, generator=torch.Generator().manual_seed(1), dtype=torch.float64).tolist()
+    error = 0.3  # of a mean of few runs, beside which ours has next to none
+    for far, chance in ((0.0, 1.0), (0.6745, 0.5), (1.96, 0.05), (-1.96, 0.05)):
+        assert probability(runs, mean(runs) + far * error, error) == pytest.approx(chance, abs=0.03)
+    assert probability(runs, mean(runs) + 9 * error, error) == 0
+    own = standard_error(runs)
+    assert probability(runs, mean(runs) + 1.96 * 2**0.5 * own, own) == pytest.approx(0.05, abs=0.02)  # both count
+    assert math.isnan(probability([], 1.0, 0.1))
+
+
 def test_summaries() -> None:
     infinite = float("inf")
     assert median([3, 1, 2, infinite]) == 2.5
@@ -190,7 +203,9 @@ def test_summaries() -> None:
     assert standard_error([1.0, 3.0]) == 1.0
     assert interval(median, [float(i) for i in range(1, 21)]) == (6, 15)  # covers 95.9 %, the next pair 88.5 %
     assert interval(median, [float(i) for i in range(1, 7)]) == (1, 6)
-    assert interval(mean, [1.0, 3.0] * 3) == pytest.approx((2 - 2 / 5**0.5, 2 + 2 / 5**0.5))
+    low, high = interval(mean, [float(i) for i in range(100)])  # type: ignore[misc]
+    error = standard_error([float(i) for i in range(100)])
+    assert (low, high) == pytest.approx((49.5 - 1.96 * error, 49.5 + 1.96 * error), abs=0.4)
     assert interval(median, [1.0] * 5) is None
     assert [number(v) for v in (0.0123456, 1.0, 161.59551, 4.7e17, infinite, 1.36e-7)] == [
         "0.0123",

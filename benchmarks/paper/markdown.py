@@ -19,3 +19,13 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def plus_minus(centre: float, spread: float) -> str:
     """A number, and its spread where it has one."""
     return number(centre) if math.isnan(spread) else f"{number(centre)} ± {number(spread, 2)}"
+
+
+def between(value: float, interval: tuple[float, float] | None) -> str:
+    """A number, and its interval where it has one."""
+    return number(value) if interval is None else f"{number(value)} ({number(interval[0])} to {number(interval[1])})"
+
+
+def share(value: float) -> str:
+    """A share in percent."""
+    return "< 0.1 %" if value < 0.001 else f"{100 * value:.{1 if value < 0.0995 else 0}f} %"

@@ -6,6 +6,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+DRAWS = 10_000  # samples of a bootstrap
+
 
 def median(values: Sequence[float]) -> float:
     """The middle value, or the mean of the two; nan for none."""
@@ -33,17 +37,37 @@ def standard_error(values: Sequence[float]) -> float:
 def interval(statistic: Callable[[Sequence[float]], float], values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % confidence interval of the statistic; None for fewer than six runs.
 
-    The median's is exact, between two of the sorted values; the mean's is two standard errors wide on either side.
+    The median's is exact, between two of the sorted values; the mean's comes from a bootstrap.
     """
     if len(values) < 6:
         return None
     if statistic is mean:
-        return mean(values) - 2 * standard_error(values), mean(values) + 2 * standard_error(values)
+        drawn = means_of_samples(values)
+        return float(drawn[int(0.025 * DRAWS)]), float(drawn[int(0.975 * DRAWS)])
     count, cut = len(values), 0  # so many values lie outside on either side: at most 2.5 % of binomial(count, 1/2)
     while sum(math.comb(count, i) for i in range(cut + 2)) <= 0.025 * 2**count:
         cut += 1
     ranked = sorted(values)
     return ranked[cut], ranked[-1 - cut]
+
+
+def means_of_samples(values: Sequence[float]) -> np.ndarray:
+    """The means of samples as large as `values`, drawn with replacement; ascending, the same for the same values."""
+    drawn = np.random.default_rng(0).choice(np.asarray(values, dtype=float), (DRAWS, len(values)))
+    return np.sort(drawn.mean(1))
+
+
+def probability(values: Sequence[float], centre: float, error: float) -> float:
+    """That two means are at least as far apart by chance as ours and a published one, `centre` with its standard error.
+
+    Two-sided: twice the share of differences that have the other sign, of ours by a bootstrap and a normal one of the
+    published. nan for no runs.
+    """
+    if not values:
+        return math.nan
+    theirs = np.random.default_rng(1).normal(centre, error if math.isfinite(error) else 0.0, DRAWS)
+    ours = means_of_samples(values)
+    return min(1.0, 2 * float(min((ours >= theirs).mean(), (ours <= theirs).mean())))
 
 
 def best(values: Sequence[float], count: int) -> list[float]:

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 from benchmarks.paper import published
 from benchmarks.paper.checks import Check, Statistic, order, statistic
-from benchmarks.paper.markdown import SIGNS, plus_minus, table
+from benchmarks.paper.markdown import SIGNS, between, plus_minus, share, table
 from benchmarks.paper.simple import task as simple
-from benchmarks.paper.summary import mad, mean, median, number, standard_error
+from benchmarks.paper.summary import interval, mean, median, number, probability
 from benchmarks.paper.tables import Rows
 
 SOLVED = 0.01  # of the mean size of the right answers on the test grid
@@ -34,21 +34,28 @@ def lines(rows: Rows) -> Iterable[list[str]]:
             if not values:
                 continue
             theirs = paper[task, model]
-            centre, spread = mean(values), standard_error(values)
-            apart = (centre - theirs["centre"]) / math.hypot(spread, theirs["spread"])
+            chance = probability(values, theirs["centre"], theirs["spread"])
             yield [
                 SIGNS[task],
                 model,
                 plus_minus(theirs["centre"], theirs["spread"]),
-                plus_minus(centre, spread),
-                f"{centre - theirs['centre']:+.3g}" + ("" if math.isnan(apart) else f" ({apart:+.1f} σ)"),
-                plus_minus(median(values), mad(values)),
+                between(mean(values), interval(mean, values)),
+                f"{'inside' if chance >= 0.05 else '**outside**'}, {share(chance)}",
+                between(median(values), interval(median, values)),
                 f"{100 * mean([value < solved_below(task) for value in values]):.0f} %",
             ]
 
 
 def short_table(rows: Rows) -> str:
-    header = ["task", "model", "paper: mean ± s.e.", "here: mean ± s.e.", "difference", "here: median ± MAD", "solved"]
+    header = [
+        "task",
+        "model",
+        "paper: mean ± s.e.",
+        "here: mean (95 %)",
+        "paper's mean",
+        "here: median (95 %)",
+        "solved",
+    ]
     return table(header, lines(rows))
 
 
@@ -56,7 +63,10 @@ def section(rows: Rows) -> str:
     limits = ", ".join(f"{SIGNS[task]} {number(solved_below(task))}" for task in simple.TASKS)
     return (
         "Mean absolute error outside of the training range, Table A2 of the paper. Its caption says median and MAD, "
-        "its numbers are mean and standard error (σ: of the difference). A run has solved a task when its error is "
+        "its numbers are mean and standard error of 20 runs. In brackets: the 95 % intervals of ours, of the mean by a "
+        "bootstrap. The percentage is the probability that equal means differ at least so much by chance, the errors "
+        "of both taken together; below 5 % the paper's number counts as outside of ours. Of so many numbers one is "
+        "outside by chance alone. A run has solved a task when its error is "
         f"below 1 % of the answers' mean size ({limits}). NPU and RealNPU of one seed give the same numbers: the "
         "imaginary weights start at 0 and no training input is negative, so their gradient is exactly 0.\n\n"
         + short_table(rows)
