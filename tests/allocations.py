@@ -8,6 +8,7 @@ was at work the error has to name memory. Torch's code outside it (its operators
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import json
 import re
@@ -24,6 +25,7 @@ from npu_kernels.backends import direct
 from npu_kernels.optim import Adam
 from npu_kernels.testing import RECORDS
 from npu_kernels.training import mse_loss
+from npu_kernels.training import run as run_steps
 
 OURS, TORCHS = re.compile(r"libnpu_kernels_cpu|direct-"), re.compile(r"libc10\.so")
 IN_A_THREAD, IN_OURS = 2, 4  # flags of failing_malloc_disarm
@@ -108,6 +110,23 @@ def others() -> Iterator[Case]:
             return call
 
         yield f"adam {dtype}", adam
+
+        for models in (None, 16):  # the second in threads
+
+            def training(dtype: torch.dtype = dtype, models: int | None = models) -> Callable[[], Any]:
+                torch.manual_seed(0)
+                start = nn.Sequential(NPU(2, 6, num_models=models), NAU(6, 4, num_models=models)).to(dtype)
+                x, y = torch.rand(64, 2, dtype=dtype), torch.rand(64, 4, dtype=dtype)
+
+                def call() -> Any:
+                    model = copy.deepcopy(start)
+                    found = run_steps(model, x, y, steps=3, lr=0.1, progress=False)
+                    assert found.fused
+                    return found.losses, [p.detach() for p in model.parameters()]
+
+                return call
+
+            yield f"training {models} {dtype}", training
 
 
 def tensors(result: Any) -> list[Tensor]:

@@ -4,9 +4,8 @@
 // other (the field's layers have 2 to 100), and exp, log and sincos run on full registers whatever the layer's size.
 #pragma once
 
-#include <cstdlib>
-
 #include "api.h"
+#include "scratch.h"
 #include "simd.h"
 
 namespace npu {
@@ -20,10 +19,8 @@ constexpr int64_t kRun = 24;
 template <typename T>
 class Scratch {
  public:
-  explicit Scratch(int64_t count) : data_(static_cast<T*>(std::aligned_alloc(64, bytes(count)))) {
-    if (data_ == nullptr) out_of_memory(bytes(count));
-  }
-  ~Scratch() { std::free(data_); }
+  explicit Scratch(int64_t count) : data_(static_cast<T*>(take_scratch(bytes(count)))) {}
+  ~Scratch() { give_back_scratch(data_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   operator T*() const { return data_; }
