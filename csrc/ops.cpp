@@ -452,22 +452,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ode_backward(
   return {grad_u0, grad_weight_re, grad_weight_im, grad_gate, grad_weight};
 }
 
-template <void (*boxed)(StableIValue*, uint64_t, uint64_t)>
-void naming_memory(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
-  npu::naming_memory([&] { boxed(stack, inputs, outputs); });
-}
-
 }  // namespace
 
-#define NPU_IMPL(name) library.impl(#name, &naming_memory<TORCH_BOX(&name)>)
+#define NPU_IMPL(name) library.impl(#name, &npu::naming_memory<TORCH_BOX(&name), StableIValue>)
 
 STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
   npu::each_layer([&](auto layer) {
     using L = decltype(layer);
     if constexpr (L::registered) {
       const std::string name = L::name;
-      library.impl((name + "_forward").c_str(), &naming_memory<Registered<L>::forward>);
-      library.impl((name + "_backward").c_str(), &naming_memory<Registered<L>::backward>);
+      library.impl((name + "_forward").c_str(), &npu::naming_memory<Registered<L>::forward, StableIValue>);
+      library.impl((name + "_backward").c_str(), &npu::naming_memory<Registered<L>::backward, StableIValue>);
     }
   });
   NPU_IMPL(ode_forward);

@@ -2,6 +2,7 @@
 // name.
 #pragma once
 
+#include <cstdint>
 #include <new>
 #include <typeinfo>
 
@@ -17,6 +18,12 @@ auto naming_memory(F&& f) {
     if (typeid(error) != typeid(std::bad_alloc)) throw;
     out_of_memory();
   }
+}
+
+// An operator's function as torch calls it: reading the arguments takes memory too.
+template <auto boxed, typename Value>
+void naming_memory(Value* stack, uint64_t inputs, uint64_t outputs) {
+  naming_memory([&] { boxed(stack, inputs, outputs); });
 }
 
 }  // namespace npu

@@ -42,7 +42,7 @@ V* pointer(const char* name, const Tensor& t, ScalarType dtype, int64_t count) {
 
 struct Arguments {
   Tensors parameters, state;
-  Tensor losses, x, y, rows, schedules;
+  Tensor losses, x, y, weight, rows, schedules;
   std::vector<int64_t> plan;
   std::vector<double> numbers;
 };
@@ -60,6 +60,7 @@ class Plan {
     run.every = positive("every");
     run.shared_x = integers_.next() != 0;
     run.shared_y = integers_.next() != 0;
+    run.finite = integers_.next() != 0;
     const int64_t layers = positive("layers");
     sizes_.resize(a.parameters.size());
     for (int64_t l = 0; l < layers; ++l) read_layer();
@@ -144,7 +145,9 @@ class Plan {
     run.count = a_.x.numel() / (copies * in);
     check(run.count > 0, "train: there are no rows");
     run.x = pointer<T>("x", a_.x, dtype_, copies * run.count * in);
-    run.y = pointer<T>("y", a_.y, dtype_, (run.shared_y ? 1 : run.models) * run.count * out);
+    const int64_t targets = (run.shared_y ? 1 : run.models) * run.count * out;
+    run.y = pointer<T>("y", a_.y, dtype_, targets);
+    run.weight = a_.weight.numel() == 0 ? nullptr : pointer<T>("weight", a_.weight, dtype_, targets);
     run.batch = run.count;
     run.rows = nullptr;
     if (a_.rows.numel() > 0) {
@@ -175,15 +178,16 @@ void train_as(const Arguments& arguments) {
 }
 
 void train(Tensors parameters, Tensors state, const Tensor& losses, const Tensor& x, const Tensor& y,
-           const Tensor& rows, const Tensor& schedules, std::vector<int64_t> plan, std::vector<double> numbers) {
-  const Arguments a{parameters, state, losses, x, y, rows, schedules, plan, numbers};
-  npu::naming_memory([&] {
-    const ScalarType dtype = x.scalar_type();
-    check(dtype == ScalarType::Float || dtype == ScalarType::Double, "train: x must be float32 or float64");
-    dtype == ScalarType::Float ? train_as<float>(a) : train_as<double>(a);
-  });
+           const Tensor& weight, const Tensor& rows, const Tensor& schedules, std::vector<int64_t> plan,
+           std::vector<double> numbers) {
+  const Arguments a{parameters, state, losses, x, y, weight, rows, schedules, plan, numbers};
+  const ScalarType dtype = x.scalar_type();
+  check(dtype == ScalarType::Float || dtype == ScalarType::Double, "train: x must be float32 or float64");
+  dtype == ScalarType::Float ? train_as<float>(a) : train_as<double>(a);
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) { library.impl("train", TORCH_BOX(&train)); }
+STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
+  library.impl("train", &npu::naming_memory<TORCH_BOX(&train), StableIValue>);
+}

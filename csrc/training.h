@@ -111,8 +111,10 @@ struct Run {
   std::vector<Layer<T>> layers;
   std::vector<Parameter<T>> parameters;
   bool adam;
-  const T *x, *y;  // [N, I] and [N, O], or with a leading K where they are not shared
+  const T *x, *y;   // [N, I] and [N, O], or with a leading K where they are not shared
+  const T* weight;  // of the squared errors, as y; null: 1
   bool shared_x, shared_y;
+  bool finite;            // an entry of a gradient that is not finite counts as 0
   int64_t count;          // N
   const int64_t* rows;    // [steps][batch], within N; null: batch is N and every step takes all rows
   T* losses;              // [records][K]
@@ -173,6 +175,32 @@ void rmsprop(const RmsPropOptions& o, double lr, int64_t count, T* p, const T* g
   }
 }
 
+// ---- weighted errors -----------------------------------------------------------------------------------------------
+
+// The mean of weight * (y - target)^2 of each model; a target and a weight that are shared begin anew for each.
+template <typename T>
+void weighted_losses(const MseInputs<T>& in, const T* weight, T* loss) {
+  for (int64_t k = 0; k < in.models; ++k) {
+    const T* y = in.y + k * in.count;
+    const int64_t first = in.shared_target ? 0 : k * in.count;
+    double sum = 0;
+    for (int64_t n = 0; n < in.count; ++n) {
+      const double error = double(y[n]) - double(in.target[first + n]);
+      sum += double(weight[first + n]) * error * error;
+    }
+    loss[k] = T(sum / double(in.count));
+  }
+}
+
+// grad *= weight
+template <typename T>
+void weigh(const MseInputs<T>& in, const T* weight, T* grad) {
+  for (int64_t k = 0; k < in.models; ++k, grad += in.count) {
+    for (int64_t n = 0; n < in.count; ++n) grad[n] *= weight[n];
+    if (!in.shared_target) weight += in.count;
+  }
+}
+
 // ---- the loop ------------------------------------------------------------------------------------------------------
 
 // All steps of a block of models.
@@ -191,7 +219,9 @@ class Block {
     for (const Parameter<T>& parameter : run.parameters) grads_.push_back(reserve(models * parameter.size));
     ones_ = reserve(models);
     x_ = reserve(run.rows == nullptr ? 0 : (run.shared_x ? 1 : models) * run.batch * run.layers.front().in);
-    target_ = reserve(run.rows == nullptr ? 0 : (run.shared_y ? 1 : models) * run.batch * run.layers.back().out);
+    const int64_t targets = run.rows == nullptr ? 0 : (run.shared_y ? 1 : models) * run.batch * run.layers.back().out;
+    target_ = reserve(targets);
+    weight_ = reserve(run.weight == nullptr ? 0 : targets);
     memory_ = std::make_unique<T[]>(size_t(size_ + kLine));
     begin_ = memory_.get() + (-uintptr_t(memory_.get()) / sizeof(T)) % kLine;
     std::fill_n(at(ones_), models, T(1));
@@ -214,6 +244,7 @@ class Block {
   void step(int64_t step) {
     const T* x = gathered(run_.x, run_.shared_x, run_.layers.front().in, step, at(x_));
     const T* target = gathered(run_.y, run_.shared_y, run_.layers.back().out, step, at(target_));
+    const T* weight = gathered(run_.weight, run_.shared_y, run_.layers.back().out, step, at(weight_));
     const T* input = x;
     for (size_t l = 0; l < run_.layers.size(); ++l) {
       call(run_.layers[l], run_.layers[l].kind.forward, pass(l, input, x));
@@ -222,10 +253,14 @@ class Block {
     const MseInputs<T> error{models_, run_.batch * run_.layers.back().out, input, target, run_.shared_y};
     const Parallel serial;
     const int64_t number = run_.before + step;
-    if (number % run_.every == 0)
-      kernels<T>().mse_forward({error, run_.losses + number / run_.every * run_.models + model_}, serial);
+    if (number % run_.every == 0) {
+      T* losses = run_.losses + number / run_.every * run_.models + model_;
+      if (weight == nullptr) kernels<T>().mse_forward({error, losses}, serial);
+      else weighted_losses(error, weight, losses);
+    }
     if (first_ == run_.layers.size()) return;
     kernels<T>().mse_backward({error, at(ones_), at(grad_rows_[0])}, serial);
+    if (weight != nullptr) weigh(error, weight, at(grad_rows_[0]));
     for (size_t l = run_.layers.size(); l-- > first_;) {
       const size_t side = (run_.layers.size() - 1 - l) % 2;
       Pass<T> p = pass(l, l == 0 ? x : at(y_[l - 1]), x);
@@ -267,6 +302,7 @@ class Block {
 
   // The step's rows of this block's models, one after the other, or of all models.
   const T* gathered(const T* from, bool shared, int64_t features, int64_t step, T* to) const {
+    if (from == nullptr) return nullptr;
     if (!shared) from += model_ * run_.count * features;
     if (run_.rows == nullptr) return from;
     const int64_t* rows = run_.rows + step * run_.batch;
@@ -284,6 +320,8 @@ class Block {
     std::array<T*, 3> state = p.state;
     for (T*& s : state) s = s == nullptr ? nullptr : s + model_ * p.size;
     for (const Penalty& penalty : p.penalties) penalise(penalty, step, values, models_, p.size, grad);
+    for (int64_t n = 0; run_.finite && n < count; ++n)
+      if (!std::isfinite(grad[n])) grad[n] = 0;
     if (run_.adam) {
       AdamStep<T> adam{p.adam, count, values, grad, state[0], state[1], p.number + double(step) + 1};
       adam.lr = p.rate[step];
@@ -313,7 +351,7 @@ class Block {
   size_t first_;  // the first layer with a trained parameter
   std::vector<int64_t> y_, kept_, grads_;
   std::array<int64_t, 2> grad_rows_;
-  int64_t ones_, x_, target_;
+  int64_t ones_, x_, target_, weight_;
   std::unique_ptr<T[]> memory_;
   T* begin_;
 };

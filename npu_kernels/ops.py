@@ -172,8 +172,8 @@ ADAPTIVE_SCHEMAS = (
 # Many training steps, for `training.plan`; on the CPU alone.
 TRAIN = "train"
 TRAIN_SCHEMA = (
-    "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y, Tensor rows,"
-    " Tensor schedules, int[] plan, float[] numbers) -> ()"
+    "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y, Tensor weight,"
+    " Tensor rows, Tensor schedules, int[] plan, float[] numbers) -> ()"
 )
 TIME_LOOP_WITHOUT = {
     "vmap": "under a transform every step calls the layers, whose rules hold",

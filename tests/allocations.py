@@ -111,22 +111,25 @@ def others() -> Iterator[Case]:
 
         yield f"adam {dtype}", adam
 
-        for models in (None, 16):  # the second in threads
 
-            def training(dtype: torch.dtype = dtype, models: int | None = models) -> Callable[[], Any]:
-                torch.manual_seed(0)
-                start = nn.Sequential(NPU(2, 6, num_models=models), NAU(6, 4, num_models=models)).to(dtype)
-                x, y = torch.rand(64, 2, dtype=dtype), torch.rand(64, 4, dtype=dtype)
+def trainings() -> Iterator[Case]:
+    # The last in threads. More steps take no more memory.
+    for dtype, models, steps in ((torch.float32, None, 3), (torch.float32, None, 12), (torch.float64, 16, 3)):
 
-                def call() -> Any:
-                    model = copy.deepcopy(start)
-                    found = run_steps(model, x, y, steps=3, lr=0.1, progress=False)
-                    assert found.fused
-                    return found.losses, [p.detach() for p in model.parameters()]
+        def training(dtype: torch.dtype = dtype, models: int | None = models, steps: int = steps) -> Callable[[], Any]:
+            torch.manual_seed(0)
+            start = nn.Sequential(NPU(2, 6, num_models=models), NAU(6, 4, num_models=models)).to(dtype)
+            x, y = torch.rand(64, 2, dtype=dtype), torch.rand(64, 4, dtype=dtype)
 
-                return call
+            def call() -> Any:
+                model = copy.deepcopy(start)
+                found = run_steps(model, x, y, steps=steps, every=steps, lr=0.1, progress=False)
+                assert found.fused
+                return found.losses, [p.detach() for p in model.parameters()]
 
-            yield f"training {models} {dtype}", training
+            return call
+
+        yield f"training {steps} {models} {dtype}", training
 
 
 def tensors(result: Any) -> list[Tensor]:
@@ -196,7 +199,7 @@ def main(path: str) -> None:
     else:
         assert direct.npu is not None, direct.reason
     malloc = Malloc()
-    for case in (*layers(), *others()):
+    for case in (*layers(), *others(), *trainings()):
         if path == "operators" and case[0].startswith("adam"):
             continue  # torch's own step, which stops halfway
         print(json.dumps(run(case, malloc)), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import signal
 import warnings
 from collections.abc import Callable
@@ -112,6 +113,7 @@ PENALTIES: dict[str, Any] = {
     "frobenius": lambda step: step / 100,
     "madsen": 0.1,
     "paper": 0.2,
+    "whole": lambda step: step / 500,
 }
 
 
@@ -183,6 +185,40 @@ def test_rows() -> None:
     torch.manual_seed(0)
     again = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
     assert torch.equal(first[0].losses, again[0].losses)
+
+
+@needs_library
+@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("own", [False, True])
+def test_weights_of_errors(k: int | None, own: bool) -> None:
+    """Those of the rows that a step takes; losses are weighted too."""
+    _, y = data(k, torch.float64, own)
+    rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
+    for settings in ({}, {"rows": rows}):
+        weighted = {"sample_weight": y.abs() + 0.1, **settings}
+        fused, ordinary = both(MODELS["npu nau"], k, torch.float64, own=own, **weighted)
+        assert_same(fused, ordinary, 1e-10)
+
+
+@needs_library
+def test_gradients_that_are_not_finite() -> None:
+    """Such a model stays where it is, or not; the others are trained."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.rand(2, ROWS, size, generator=generator, dtype=torch.float64) for size in (2, 3))
+    y[0] = math.inf
+    for nonfinite in ("zero", "keep"):
+        model = MODELS["npu nau"](2, torch.float64)
+        twin, before = copy.deepcopy(model), [p.detach().clone() for p in model.parameters()]
+        twin.register_forward_hook(lambda *_: None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f".*{NOTICE}")
+            found = [run(m, x, y, steps=5, lr=0.01, nonfinite=nonfinite) for m in (model, twin)]
+        assert [each.fused for each in found] == [True, False]
+        for own, other, old in zip(model.parameters(), twin.parameters(), before, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-11, atol=1e-11, equal_nan=True)
+            assert torch.equal(own[0], old[0]) is (nonfinite == "zero")
+            assert own[1].isfinite().all()
+            assert not torch.equal(own[1], old[1])
 
 
 @needs_library
@@ -367,11 +403,18 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"penalties": {"l2": 1.0}},
         ValueError,
-        "run: penalties must be of 'l1', 'frobenius', 'madsen', 'paper', got 'l2'",
+        "run: penalties must be of 'l1', 'frobenius', 'madsen', 'paper', 'whole', got 'l2'",
     ),
     ({"penalties": ["l1"]}, TypeError, "run: penalties must be a dict of names and weights, got list"),
     ({"penalties": {"l1": "1"}}, TypeError, "run: the weight of penalty 'l1' must be a number, .*, got str"),
     ({"project": 0.0}, ValueError, "run: project must be True, False or a bound greater than 0, got 0.0"),
+    ({"nonfinite": "skip"}, ValueError, "run: nonfinite must be 'keep' or 'zero', got 'skip'"),
+    ({"sample_weight": 1.0}, TypeError, "run: sample_weight must be a torch.Tensor, got float"),
+    (
+        {"sample_weight": torch.rand(5, 1)},
+        ValueError,
+        r"run: sample_weight must have shape, dtype and device of y, \(5, 3\), torch.float32, cpu, and no",
+    ),
     ({"rows": torch.zeros(1, 2)}, ValueError, r"run: rows must be int64 of shape \(steps, batch\), steps 1, got"),
     ({"rows": torch.tensor([[5]])}, ValueError, r"run: rows must lie within \[0, 5\), got 5 to 5"),
     ({"rows": torch.tensor([[0]]), "batch_size": 2}, ValueError, "run: batch_size must be None where rows are given"),
@@ -400,10 +443,11 @@ def test_a_wrong_plan_is_an_error() -> None:
     """The operator reads and writes by the plan, and checks every size in it before."""
     x, y, weight = torch.rand(5, 2), torch.rand(5, 1), torch.rand(1, 2)
     rows, losses, rates = torch.empty(0, dtype=torch.int64), torch.zeros(1), torch.full((1, 1), 0.1).double()
-    plan = [0, 1, 1, 0, 1, 1, 1, 1, 3, 2, 1, 0, 1, 0, 0, 0, 0]
+    none = torch.empty(0)
+    plan = [0, 1, 1, 0, 1, 1, 1, 0, 1, 3, 2, 1, 0, 1, 0, 0, 0, 0]
     numbers = [1.0, -1.0, 1.0, 0.9, 0.999, 1e-8, 0.0, 0.0]
     state = [torch.zeros(1, 2), torch.zeros(1, 2)]
-    good = [[weight], state, losses, x, y, rows, rates, plan, numbers]
+    good = [[weight], state, losses, x, y, none, rows, rates, plan, numbers]
     train = torch.ops.npu_kernels.train
     train(*good)
     assert losses[0] > 0
@@ -414,13 +458,14 @@ def test_a_wrong_plan_is_an_error() -> None:
         (1, [*state, weight], "the plan has more than its layers take"),
         (2, torch.zeros(0), "losses must have 1 rows"),
         (4, torch.rand(4, 1), "y must have 5 elements"),
-        (5, torch.tensor([5]), r"rows must lie within \[0, 5\)"),
-        (6, rates.float(), "schedules has another dtype"),
-        (7, [*plan[:8], 4, *plan[9:]], "there is no kind of layer 4"),
-        (7, [*plan[:11], 1, *plan[12:]], "parameter 1 is not there"),
-        (7, [*plan[:13], 1, *plan[14:]], "there is no schedule 1"),
-        (7, plan[:-1], "the plan ends too early"),
-        (8, [*numbers, 1.0], "the plan has more than its layers take"),
+        (5, torch.rand(4, 1), "weight must have 5 elements"),
+        (6, torch.tensor([5]), r"rows must lie within \[0, 5\)"),
+        (7, rates.float(), "schedules has another dtype"),
+        (8, [*plan[:9], 4, *plan[10:]], "there is no kind of layer 4"),
+        (8, [*plan[:12], 1, *plan[13:]], "parameter 1 is not there"),
+        (8, [*plan[:14], 1, *plan[15:]], "there is no schedule 1"),
+        (8, plan[:-1], "the plan ends too early"),
+        (9, [*numbers, 1.0], "the plan has more than its layers take"),
     ]
     for place, value, message in wrong:
         with pytest.raises(RuntimeError, match=f"train: {message}"):

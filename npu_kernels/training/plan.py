@@ -6,7 +6,7 @@ csrc/training.cpp reads the plan: its integers and its numbers stand in the orde
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from npu_kernels.precision import float32_matmul_precision
 
 NPUS = (NPU, RealNPU, NaiveNPU)
 KINDS: dict[type[Unit], int] = {**dict.fromkeys(NPUS, 0), NMU: 1, NMRU: 2, NAU: 3}
-PENALTIES = {"l1": 0, "frobenius": 1, "madsen": 2, "paper": 3}
+PENALTIES = {"l1": 0, "frobenius": 1, "madsen": 2, "paper": 3, "whole": 2}  # and their formulas in C++
 ONLY_WHOLE = ("madsen", "paper")  # penalties of the weights of NAU, NMU and NMRU alone
 ADAMS = (optim.Adam, torch.optim.Adam, torch.optim.AdamW)
 WIDEST_NAU = 64  # features; beyond, torch's own product is faster than our kernel for the NAU
@@ -169,9 +169,12 @@ class Loop:
         models: K, or None.
         optimizer: whose state is continued.
         x, y: contiguous ``[N, I]`` and ``[N, O]``, each also with a leading K.
+        weight: of the squared errors, as y; None: 1.
         penalties: the names of those that steps have.
         gates, bound: of `project_`.
+        finite: an entry of a gradient that is not finite counts as 0.
         losses: ``[records]``, also with K behind; one is written at every `every`-th step from the first on.
+        intervals: of parameters by name, instead of `gates` and `bound`.
     """
 
     model: nn.Module
@@ -179,11 +182,14 @@ class Loop:
     optimizer: torch.optim.Optimizer
     x: Tensor
     y: Tensor
+    weight: Tensor | None
     penalties: Sequence[str]
     gates: bool
     bound: float | None
+    finite: bool
     losses: Tensor
     every: int
+    intervals: Mapping[str, tuple[float, float]] | None = None
 
     def advance(self, done: int, rows: Tensor | None, schedules: Tensor) -> None:
         """As many steps as `schedules` has columns, after `done` of them.
@@ -205,10 +211,13 @@ class Fused(Loop):
         parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
         index = {id(p): n for n, p in enumerate(parameters)}
         whole = {id(p) for layer in layers if layer.whole_weights for p in layer._parameters.values()}
-        intervals = {id(p): (low, high) for p, low, high in clamped(layers, self.gates, self.bound)}
+        if self.intervals is None:
+            intervals = {id(p): (low, high) for p, low, high in clamped(layers, self.gates, self.bound)}
+        else:
+            intervals = {id(self.model.get_parameter(name)): ends for name, ends in self.intervals.items()}
         shared = [int(self.models is not None and tensor.dim() == 2) for tensor in (self.x, self.y)]
         plan = [int(isinstance(self.optimizer, torch.optim.RMSprop)), self.models or 1, steps, done, self.every]
-        plan += [*shared, len(layers)]
+        plan += [*shared, int(self.finite), len(layers)]
         numbers: list[float] = []
         for layer in layers:
             plan += [KINDS[type(layer)], layer.in_features, layer.out_features, *_weights(layer, index)]
@@ -226,10 +235,9 @@ class Fused(Loop):
             numbers += intervals.get(id(parameter), (-math.inf, math.inf))
             kept += self._update(parameter, self.optimizer.param_groups[group], plan, numbers)
         values = [p.detach() for p in parameters]
-        none = torch.empty(0, dtype=torch.int64)
-        torch.ops.npu_kernels.train(
-            values, kept, self.losses, self.x, self.y, none if rows is None else rows, schedules, plan, numbers
-        )
+        weight = self.x.new_empty(0) if self.weight is None else self.weight
+        rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
+        torch.ops.npu_kernels.train(values, kept, self.losses, self.x, self.y, weight, rows, schedules, plan, numbers)
         for changed in trained:
             self.optimizer.state[changed]["step"] += steps
             changed.grad = None

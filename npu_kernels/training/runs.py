@@ -73,8 +73,10 @@ def run(
     rows: Tensor | None = None,
     generator: torch.Generator | None = None,
     loss: str = "mse",
+    sample_weight: Tensor | None = None,
     penalties: Mapping[str, Schedule] | None = None,
     project: bool | float = True,
+    nonfinite: str = "keep",
     every: int | None = None,
     callbacks: Callback | Iterable[Callback] | None = None,
     stretch: int | None = None,
@@ -100,11 +102,13 @@ def run(
             after the other's, ``torch.arange(len(x)).view(steps, batch)``.
         generator: that draws the rows; None: a new one, seeded by torch's.
         loss: "mse", the mean over rows and outputs, of each model by itself.
+        sample_weight: weights of the squared errors, of y's shape; None: 1.
         penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and "paper" of the weights of
-            NAU, NMU and NMRU (`regularizer`). A weight is a number, a `SteppedSchedule` or a function of the step
-            (from 1).
+            NAU, NMU and NMRU (`regularizer`), "whole" as "madsen" but of all parameters. A weight is a number, a
+            `SteppedSchedule` or a function of the step (from 1).
         project: clamp after each step (`project_`): True the gates, a number w also the weights, power units' to
             [-w, w]; False nothing.
+        nonfinite: "keep", or "zero": an entry of a gradient that is not finite counts as 0.
         every: steps between two recorded losses; None: so that there are at most 1,000.
         callbacks: a function or several, called with a `Run` after every stretch; one that returns True ends the run.
         stretch: steps between calls of the callbacks; None: a hundredth of the steps.
@@ -126,6 +130,9 @@ def run(
         raise ValueError(f"run: loss must be 'mse', got {loss!r}")
     models = _models(model)
     _check_data(model, x, y, models)
+    _check_weight(sample_weight, y)
+    if nonfinite not in ("keep", "zero"):
+        raise ValueError(f"run: nonfinite must be 'keep' or 'zero', got {nonfinite!r}")
     drawn = _Rows(x.shape[-2], steps, batch_size, rows, generator)
     wanted = _penalties(model, penalties)
     gates, bound = _projection(project)
@@ -141,7 +148,20 @@ def run(
         warnings.warn(f"npu_kernels: training.run makes its steps one by one, because {reason}", stacklevel=2)
     losses = x.new_full((-(-steps // every), *(() if models is None else (models,))), math.nan)
     kind = plan.Fused if reason is None else Ordinary
-    loop = kind(model, models, maker, x.contiguous(), y.contiguous(), list(wanted), gates, bound, losses, every)
+    loop = kind(
+        model=model,
+        models=models,
+        optimizer=maker,
+        x=x.contiguous(),
+        y=y.contiguous(),
+        weight=None if sample_weight is None else sample_weight.contiguous(),
+        penalties=list(wanted),
+        gates=gates,
+        bound=bound,
+        finite=nonfinite == "zero",
+        losses=losses,
+        every=every,
+    )
     task = _Task(loop, steps, drawn, lr, wanted)
     file = None if checkpoint is None else Checkpoint(task, checkpoint)
     return _complete(task, called, stretch, file, sys.stderr.isatty() if progress is None else progress)
@@ -182,6 +202,17 @@ def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
                 f"run: {name} must have last dimension {getattr(layer, size)} ({size} of model), "
                 f"got shape {tuple(tensor.shape)}"
             )
+
+
+def _check_weight(weight: Any, y: Tensor) -> None:
+    if weight is None:
+        return
+    check_tensor("run", "sample_weight", weight)
+    if weight.shape != y.shape or weight.dtype is not y.dtype or weight.device != y.device or weight.requires_grad:
+        raise ValueError(
+            f"run: sample_weight must have shape, dtype and device of y, {tuple(y.shape)}, {y.dtype}, {y.device}, and "
+            f"no gradient, got {tuple(weight.shape)}, {weight.dtype}, {weight.device}"
+        )
 
 
 def _number(value: Any) -> bool:
@@ -313,7 +344,7 @@ class _Task:
         """What decides the numbers, but for the functions that give rates and weights of penalties."""
         loop, rows = self.loop, self.rows
         digest = hashlib.blake2b(digest_size=16)
-        for tensor in (loop.x, loop.y, *([] if rows.given is None else [rows.given])):
+        for tensor in (loop.x, loop.y, *(given for given in (rows.given, loop.weight) if given is not None)):
             digest.update(repr(tuple(tensor.shape)).encode() + tensor.cpu().numpy().tobytes())
         shapes = [(name, tuple(p.shape)) for name, p in loop.model.named_parameters()]
         return {
@@ -327,6 +358,7 @@ class _Task:
             "every": str(loop.every),
             "penalties": str(list(loop.penalties)),
             "project": str((loop.gates, loop.bound)),
+            "nonfinite": str(loop.finite),
             "data": digest.hexdigest(),
         }
 

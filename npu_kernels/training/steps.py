@@ -17,7 +17,12 @@ TERMS: dict[str, Term] = {
     "frobenius": lambda model, beta: l1(model, beta, norm="frobenius"),
     "madsen": lambda model, beta: beta * regularizer(model),
     "paper": lambda model, beta: beta * regularizer(model, form="paper"),
+    "whole": lambda model, beta: beta * regularizer(list(model.parameters()), num_models=_models(model)),
 }
+
+
+def _models(model: nn.Module) -> int | None:
+    return next((part.num_models for part in model.modules() if isinstance(part, Unit)), None)
 
 
 def chosen(tensor: Tensor, rows: Tensor | None) -> Tensor:
@@ -40,14 +45,27 @@ class Ordinary(Loop):
     def _step(self, number: int, rows: Tensor | None, betas: Sequence[float]) -> None:
         self.optimizer.zero_grad()
         with torch.enable_grad():
-            y = self.model(chosen(self.x, rows))
-            target = chosen(self.y, rows)
-            error = mse_loss(y, target, num_models=self.models)
+            error = self._error(rows)
             if number % self.every == 0:
                 self.losses[number // self.every] = error.detach()
             for name, beta in zip(self.penalties, betas, strict=True):
                 error = error + TERMS[name](self.model, beta)
             error.sum().backward()
+        if self.finite:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         self.optimizer.step()
-        if (self.gates or self.bound is not None) and any(isinstance(part, Unit) for part in self.model.modules()):
+        if self.intervals is not None:
+            with torch.no_grad():
+                for name, ends in self.intervals.items():
+                    self.model.get_parameter(name).clamp_(*ends)
+        elif (self.gates or self.bound is not None) and any(isinstance(part, Unit) for part in self.model.modules()):
             project_(self.model, gates=self.gates, weights=self.bound)
+
+    def _error(self, rows: Tensor | None) -> Tensor:
+        y, target = self.model(chosen(self.x, rows)), chosen(self.y, rows)
+        if self.weight is None:
+            return mse_loss(y, target, num_models=self.models)
+        squares: Tensor = (y - target).square() * chosen(self.weight, rows)
+        return squares.mean() if self.models is None else squares.mean((1, 2))

@@ -46,6 +46,9 @@ EXTENSION = [
         "train-slope-halfway": ("(near + far) / 2", "near"),
         "train-norm-of-zero": ("squares == 0 ? T(0)", "squares == 0 ? T(1)"),
         "train-centered": ("scale -= mean[n] * mean[n];", ""),
+        "train-weights-of-a-model": ("if (!in.shared_target) weight += in.count;", ""),
+        "train-weighted-loss": ("sum += double(weight[first + n]) * error * error;", "sum += error * error;"),
+        "train-not-finite": ("if (!std::isfinite(grad[n])) grad[n] = 0;", ";"),
         "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
     }),
     *mutants("csrc/core/ode_adaptive_backward.h", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'", {
@@ -61,6 +64,10 @@ EXTENSION = [
             "u_[d] = S::select(good, step_.v(6)[d], u_[d]);",
             "u_[d] = step_.v(6)[d];",
         ),
+    }),
+    *mutants("csrc/core/memory.cpp", "tests/test_training_run.py", {
+        "train-scratch-twice": ("stack.next += bytes;", ""),
+        "train-scratch-given-back": ("stack.next = static_cast<char*>(taken);", ";"),
     }),
     *mutants("csrc/training.cpp", "tests/test_training_run.py -k plan", {
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
