@@ -7,7 +7,8 @@ so that an element's rounding does not depend on its position, nor a model's res
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ class Optimizer(Protocol):
 
     def update(self, parameters: Tensor, grads: Tensor, step: int) -> None:
         """One step, the `step`-th, counted from 1. Overwrites `grads`."""
+
+    def torchs(self, parameters: Sequence[Tensor]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
+        """Torch's optimiser of the same kind, and its names of what lies in `state`; with a number as rate."""
 
 
 class RMSProp:
@@ -33,6 +37,10 @@ class RMSProp:
         square.mul_(self.alpha).addcmul_(grads, grads, value=1 - self.alpha)
         torch.sqrt(square, out=self._scratch).add_(self.eps)
         _subtract(parameters, grads, self._scratch, self.rate, 1.0)
+
+    def torchs(self, parameters: Sequence[Tensor]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
+        rate: Any = self.rate
+        return torch.optim.RMSprop(parameters, rate, alpha=self.alpha, eps=self.eps), ("square_avg",)
 
 
 class Adam:
@@ -53,6 +61,10 @@ class Adam:
         torch.sqrt(square, out=self._scratch).div_(correction).add_(self.eps)
         grads.copy_(mean)
         _subtract(parameters, grads, self._scratch, self.rate, 1 / (1 - self.betas[0] ** step))
+
+    def torchs(self, parameters: Sequence[Tensor]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
+        rate: Any = self.rate
+        return torch.optim.Adam(parameters, rate, self.betas, self.eps), ("exp_avg", "exp_avg_sq")
 
 
 def _subtract(parameters: Tensor, numerator: Tensor, denominator: Tensor, rate: float | Tensor, factor: float) -> None:

@@ -1,19 +1,21 @@
 """A batch of models in training, as work for the runner.
 
-One step of all K models: the package's layers and their fused gradients through autograd, then the penalty, whose
-gradient is a line of algebra, then the optimiser. All parameters lie in one flat buffer, one block for each tensor
-``[K, ...]``; the modules hold views of it.
+Where `npu_kernels.training.run` can, it makes the steps of all K models, many in each call. Otherwise one step is: the
+layers and their gradients through autograd, then the penalty, whose gradient is a line of algebra, then the optimiser.
+All parameters lie in one flat buffer, one block for each tensor ``[K, ...]``; the modules hold views of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.paper.optimizers import Optimizer
+from npu_kernels import training
+from npu_kernels.training import plan
 
 ALIGNMENT = 64  # elements; a whole number of any machine's vectors
 
@@ -30,24 +32,26 @@ class Buffer:
         sizes = [-(-p.numel() // ALIGNMENT) * ALIGNMENT for p in parameters]
         self.flat = parameters[0].new_zeros(sum(sizes))
         self.flat_grads = torch.zeros_like(self.flat)
-        self.parameters, self.views, self.grads = parameters, list[Tensor](), list[Tensor]()  # [K, ...]
-        offset = 0
-        for parameter, size in zip(parameters, sizes, strict=True):
-            here = slice(offset, offset + parameter.numel())
-            view = self.flat[here].view_as(parameter)
+        self.parameters = parameters
+        self.views, self.grads = self.parts(self.flat), self.parts(self.flat_grads)  # [K, ...]
+        for parameter, view in zip(parameters, self.views, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-            self.views.append(view)
-            self.grads.append(self.flat_grads[here].view_as(parameter))
-            offset += size
         self.rows = [view.flatten(1) for view in self.views]  # [K, elements]
+
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """Views of a tensor like `flat`, one for each parameter and of its shape."""
+        found, offset = list[Tensor](), 0
+        for parameter in self.parameters:
+            found.append(flat[offset : offset + parameter.numel()].view_as(parameter))
+            offset += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+        return found
 
     def spread(self, values: Tensor) -> Tensor:
         """A tensor like `flat` with model k's value ``[K]`` at each of its parameters."""
-        spread, offset = torch.zeros_like(self.flat), 0
-        for row in self.rows:
-            spread[offset : offset + row.numel()].view_as(row).copy_(values.unsqueeze(1))
-            offset += -(-row.numel() // ALIGNMENT) * ALIGNMENT
+        spread = torch.zeros_like(self.flat)
+        for part in self.parts(spread):
+            part.flatten(1).copy_(values.unsqueeze(1))
         return spread
 
     def per_model(self) -> Tensor:
@@ -89,39 +93,95 @@ def unpenalised(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
         kept.copy_(grad)
 
 
+class Data(Protocol):
+    """The rows of each step."""
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        """x ``[B, I]`` or ``[K, B, I]``, and targets ``[K, B, O]``, of a step (from 1)."""
+
+
+class ManyData(Data, Protocol):
+    """Data that gives the rows of many steps at once too."""
+
+    def many(self, step: int, most: int) -> tuple[Tensor, Tensor, int]:
+        """x ``[K, steps * B, I]``, targets and how many steps: from this one on, `most` at most."""
+
+
 class Training:
     """K models, trained on mean squared error plus a penalty.
 
     Args:
         module: takes the rows of `data`, gives ``[K, B, O]``.
         optimizer: makes an optimiser from a buffer.
-        data: step (from 1) to x, ``[B, I]`` or ``[K, B, I]``, and targets ``[K, B, O]``.
+        data: the rows of each step; `ManyData` lets `training.run` make them where it can.
         steps: how many.
         penalty, beta: the penalty and its weights ``[K]`` at a step.
         evaluate: rows and tensors to keep, at the end; gets this object.
+        penalties, project: the same for `training.run`, the penalties' weights as functions of the step (from 1).
     """
 
     def __init__(
         self,
         module: nn.Module,
         optimizer: Callable[[Buffer], Optimizer],
-        data: Callable[[int], tuple[Tensor, Tensor]],
+        data: Data,
         steps: int,
         evaluate: Callable[[Training], tuple[Rows, dict[str, Tensor]]],
         penalty: Penalty = unpenalised,
         beta: Callable[[int], Tensor] = lambda step: NO_BETA,
+        penalties: dict[str, Callable[[int], float]] | None = None,
+        project: bool | float = False,
     ) -> None:
         self.module, self.data, self.total, self.done = module, data, steps, 0
         self.buffer = Buffer(module)
         self.optimizer = optimizer(self.buffer)
         self.penalty, self.beta, self._evaluate = penalty, beta, evaluate
-        self.last_loss: Tensor | None = None  # [K], of the last step's rows, before the step
+        self.penalties, self.project = penalties or {}, project
+        self.last_loss: Tensor | None = None  # [K], of the last step's rows, before the step; of single steps only
+        self._torchs = self._fused_optimizer() if hasattr(data, "many") else None
+
+    def _fused_optimizer(self) -> torch.optim.Optimizer | None:
+        """Torch's optimiser on views of the own one's state; None if C++ cannot make these steps."""
+        optimizer, names = self.optimizer.torchs(self.buffer.parameters)
+        if plan.obstacle(self.module, optimizer, self.buffer.flat) is not None:
+            return None
+        states = [self.buffer.parts(flat) for flat in self.optimizer.state]
+        for parameter, *parts in zip(self.buffer.parameters, *states, strict=True):
+            optimizer.state[parameter] = {"step": torch.tensor(0.0), **dict(zip(names, parts, strict=True))}
+        return optimizer
 
     def advance(self, steps: int) -> None:
         """Train for so many more steps."""
-        for step in range(self.done + 1, self.done + steps + 1):
-            self._step(step)
-        self.done += steps
+        end = self.done + steps
+        while self.done < end:
+            if self._torchs is None:
+                self._step(self.done + 1)
+                self.done += 1
+            else:
+                self.done += self._steps(end - self.done, self._torchs)
+
+    def _steps(self, most: int, optimizer: torch.optim.Optimizer) -> int:
+        """So many steps at most, in one call; returns how many."""
+        before = self.done
+        x, y, steps = self.data.many(before + 1, most)  # type: ignore[attr-defined]
+        for state in optimizer.state.values():
+            state["step"].fill_(before)
+        training.run(
+            self.module,
+            x,
+            y,
+            steps=steps,
+            rows=torch.arange(x.shape[1]).view(steps, -1),
+            optimizer=optimizer,
+            penalties={
+                name: lambda n, weight=weight: weight(before + n)  # type: ignore[misc]
+                for name, weight in self.penalties.items()
+            },
+            project=self.project,
+            every=steps,
+            progress=False,
+        )
+        return steps
 
     def _step(self, step: int) -> None:
         x, target = self.data(step)

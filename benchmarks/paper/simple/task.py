@@ -115,17 +115,30 @@ class Data:
         self.low, self.high = TRAINING[variant]
         self.columns = [TASKS.index(task) for task in operations]
         self._block = -1
-        self._x = self._y = torch.empty(0)
+        self._x = self._y = torch.empty(0)  # [K, BLOCK, ROWS, ...]
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        index = self._draw(step)
+        return self._x[:, index], self._y[:, index]
+
+    def many(self, step: int, most: int) -> tuple[Tensor, Tensor, int]:
+        """The rows of the steps to the end of the block."""
+        index = self._draw(step)
+        here = slice(index, index + most)
+        x, y = self._x[:, here].flatten(1, 2), self._y[:, here].flatten(1, 2)
+        return x, y, x.shape[1] // ROWS
+
+    def _draw(self, step: int) -> int:
+        """The rows of the step's block; returns its place there."""
         block, index = divmod(step - 1, BLOCK)
         if block != self._block:
             draws = [torch.rand(BLOCK, ROWS, 2, generator=stream("simple data", s, block)) for s in self.seeds]
-            x = torch.stack(draws, 1).mul_(self.high - self.low).add_(self.low)  # [BLOCK, K, ROWS, 2]
+            x = torch.stack(draws).mul_(self.high - self.low).add_(self.low)
             self._x = x.to(self.device, self.dtype)
-            self._y = targets(x)[..., self.columns].to(self.device, self.dtype)
+            y = targets(x)
+            self._y = (y if len(self.columns) == len(TASKS) else y[..., self.columns]).to(self.device, self.dtype)
             self._block = block
-        return self._x[index], self._y[index]
+        return index
 
 
 def plan(options: Namespace, models: Sequence[str] | None = None) -> list[Batch]:

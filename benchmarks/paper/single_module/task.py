@@ -235,23 +235,28 @@ class Data:
         self.seeds, self.operation = seeds, OPERATIONS[op]
         ends = torch.tensor([there.train for there in RANGES.values()], dtype=torch.float64)
         width = ends[:, 1] - ends[:, 0]
-        self.width = width.float().view(1, -1, 1, 1).to(device)
-        self.low = (ends[:, 0] + width * 2.0**-25).float().view(1, -1, 1, 1).to(device)
+        self.width = width.float().view(-1, 1).to(device)
+        self.low = (ends[:, 0] + width * 2.0**-25).float().view(-1, 1).to(device)
         self._block = -1
-        self._u = torch.empty(0)  # [BLOCK, seeds, 1, ROWS, 2]
-        self._x = torch.empty(len(seeds), len(RANGES), ROWS, 2, device=device)
+        self._u = torch.empty(0)  # [seeds, BLOCK, ROWS, 2]
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Inputs ``[K, ROWS, 2]``, valid until the next call, and targets ``[K, ROWS, 1]``."""
+        """Inputs ``[K, ROWS, 2]`` and targets ``[K, ROWS, 1]``."""
+        return self.many(step, 1)[:2]
+
+    def many(self, step: int, most: int) -> tuple[Tensor, Tensor, int]:
+        """Those of the steps to the end of the block, ``[K, steps * ROWS, ...]``."""
         block, index = divmod(step - 1, BLOCK)
         if block != self._block:
-            draws = [
-                torch.rand(BLOCK, 1, ROWS, 2, generator=stream("single module data", s, block)) for s in self.seeds
-            ]
-            self._u = torch.stack(draws, 1).to(self._x.device)
+            draws = [torch.rand(BLOCK, ROWS, 2, generator=stream("single module data", s, block)) for s in self.seeds]
+            self._u = torch.stack(draws).to(self.low.device)
             self._block = block
-        x = torch.addcmul(self.low, self._u[index], self.width, out=self._x).flatten(0, 1)
-        return x, self.operation(x[..., :1], x[..., 1:])
+        u = self._u[:, index : index + most]
+        x = u.new_empty(len(u), len(RANGES), u[0].numel())
+        for own, draws in zip(x, u.flatten(1), strict=True):  # a seed's at a time stay in the cache
+            torch.mul(draws, self.width, out=own).add_(self.low)
+        x = x.view(len(u) * len(RANGES), -1, 2)
+        return x, self.operation(x[..., :1], x[..., 1:]), u.shape[1]
 
 
 # ---- training ----------------------------------------------------------------------------------------------------
@@ -283,20 +288,29 @@ class SingleModule(Training):
         self.device = torch.device(batch.settings["device"])
         self.seeds = [run["seed"] for run in batch.runs]
         self.layer = self.unit.make(len(self.runs))
-        starts = self.unit.starts or {}
+        starts, penalties = self.unit.starts or {}, dict[str, Callable[[int], float]]()
 
         def start(layer: nn.Module, name: str, parameter: Tensor) -> Start:
             return starts.get(name) or default_start(layer, name, parameter)
 
         start_(nn.Sequential(self.layer), self.seeds, "single module start", start)
         self.layer.to(self.device)
+        if self.unit.l1:
+            penalties["l1"] = lambda step: l1_beta(step, steps, L1[self.op])
+        weight, *shares = self.unit.penalty
+        if weight > 0:
+            penalties["whole"] = lambda step: weight * ramp(step, steps, *shares) / self.buffer.rows[0].shape[1]
         super().__init__(
             self.layer,
             lambda buffer: Adam(buffer.flat, self.unit.rate),
             Data(list(dict.fromkeys(self.seeds)), self.op, self.device),
             steps,
             lambda training: (self._rows(), {"parameters": self.buffer.per_model().cpu()}),
+            penalties=penalties,
+            project=1.0 if self.unit.project else False,
         )
+        if min(self.unit.clip, self.unit.norm) < math.inf:
+            self._torchs = None  # training.run does not bound gradients
         self.every = max(1, steps // LOOKS)
         self.sets = [answered(kind, self.op, self.device) for kind in ("validation", "test")]
         # What was noted: validation error, test error, sparsity error of each model.
@@ -318,14 +332,18 @@ class SingleModule(Training):
         if step % self.every == 0:
             self._note(step // self.every)
 
+    def _steps(self, most: int, optimizer: torch.optim.Optimizer) -> int:
+        steps = super()._steps(min(most, self.every - self.done % self.every), optimizer)
+        if (self.done + steps) % self.every == 0:
+            self._note((self.done + steps) // self.every)
+        return steps
+
     def _penalise(self, buffer: Buffer, step: int) -> None:
         """Add the penalties' gradients, and bound what comes of it. A unit's tensors are all of one size."""
-        if self.unit.l1:
-            buffer.flat_grads.add_(buffer.flat.sign(), alpha=l1_beta(step, self.total, L1[self.op]))
-        weight, *shares = self.unit.penalty
-        share = ramp(step, self.total, *shares)
-        if weight * share > 0:
-            buffer.flat_grads.add_(slope(buffer.flat), alpha=weight * share / buffer.rows[0].shape[1])
+        if "l1" in self.penalties:
+            buffer.flat_grads.add_(buffer.flat.sign(), alpha=self.penalties["l1"](step))
+        if "whole" in self.penalties:
+            buffer.flat_grads.add_(slope(buffer.flat), alpha=self.penalties["whole"](step))
         if self.unit.clip < math.inf:
             buffer.flat_grads.clamp_(-self.unit.clip, self.unit.clip)
         if self.unit.norm < math.inf:  # as torch.nn.utils.clip_grad_norm_ does for one model
