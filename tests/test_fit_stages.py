@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NPU, RealNPU, fit
-from npu_kernels.fitting import Run
+from npu_kernels.fitting import Run, search
 from npu_kernels.fitting.batch import LINEAR, POWER
 from npu_kernels.fitting.data import Data
 from npu_kernels.fitting.pool import Pool, ranks
-from npu_kernels.fitting.search import Search
 from npu_kernels.lbfgs import Status
 from tests.fits import SHORT, hard, parameters, rows
 
@@ -70,35 +69,66 @@ def test_a_model_without_a_number_has_the_greatest_error() -> None:
     assert errors[1] == float("inf")
 
 
-def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = hard()
+def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next() -> None:
     rates: list[float] = []
-    step = Search._adam
-
-    def recorded(search: Search, grads: tuple[Tensor | None, ...], rate: float) -> None:
-        rates.append(rate)
-        step(search, grads, rate)
-
-    monkeypatch.setattr(Search, "_adam", recorded)
-    Run(RealNPU(2, 1, num_models=4), x[None], y[None], [0], SHORT).advance(30)
-    assert rates[0] == SHORT.rate
-    assert rates[20] == SHORT.rate / 2
+    for length in (20, 10):
+        rates += [search.falling(at, length) for at in range(length)]
+    assert rates[0] == rates[20] == 1
     for stretch in (rates[:20], rates[20:]):
         assert sorted(stretch, reverse=True) == stretch
         assert stretch[-1] < stretch[0] / 5
-
-
-def test_a_gradient_that_is_not_finite_makes_no_step() -> None:
     x, y = hard()
-    search = Run(RealNPU(2, 1, num_models=3), x[None], y[None], [0], SHORT).search
-    assert search is not None
-    before = search.tensors[0].clone()
-    grads = [torch.ones_like(t) for t in search.tensors]
-    grads[0][0], grads[0][1] = float("nan"), float("inf")
-    search._adam(tuple(grads), 0.1)
-    moved = search.tensors[0] != before
-    assert moved.flatten(1).all(1).tolist() == [False, False, True]
-    assert torch.equal(search.tensors[0][:2], before[:2])
+    run = Run(RealNPU(2, 1, num_models=4), x[None], y[None], [0], SHORT)
+    for rung in (0, 1):  # the very first step of Adam is as long as the rate
+        assert run.search is not None
+        before = [t.clone() for t in run.search.tensors]
+        run.search.moments, run.search.squares, run.search.step = before_first(run.search)
+        run.search.advance(run._single, rung, 0, 20)
+        moved = max(float((t - old).abs().max()) for t, old in zip(run.search.tensors, before, strict=True))
+        assert moved == pytest.approx(SHORT.rate / 2**rung, rel=1e-3)
+
+
+def before_first(under_way: search.Search) -> tuple[list[Tensor], list[Tensor], int]:
+    zeros = [torch.zeros_like(t) for t in under_way.tensors]
+    return zeros, [t.clone() for t in zeros], 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_gradient_that_is_not_finite_makes_no_step(fused: bool) -> None:
+    x, y = hard()
+    model = RealNPU(2, 1, num_models=3)
+    if not fused:
+        model.register_forward_hook(lambda *_: None)
+    under_way = Run(model, x[None], y[None], [0], SHORT).search
+    assert under_way is not None
+    under_way.tensors[0][0] = 1e4  # its power is infinite
+    rows = Run(RealNPU(2, 1, num_models=3), x[None], y[None], [0], SHORT)._single
+    under_way.advance(rows, 0, 0, 20)
+    for moment, square in zip(under_way.moments, under_way.squares, strict=True):
+        assert torch.count_nonzero(moment[0]) == torch.count_nonzero(square[0]) == 0
+        assert torch.count_nonzero(moment[1:]) > 0
+
+
+@pytest.mark.parametrize("problems", [1, 3])
+def test_steps_do_not_depend_on_how_many_are_made_at_once(problems: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one call of C++, in parts of it, or one by one through autograd."""
+    x, y = (t.expand(problems, -1, -1).contiguous() for t in hard())
+    x = x * torch.linspace(1, 2, problems).view(-1, 1, 1)
+    found = []
+    for way in ("at once", "in parts", "one by one"):
+        model = nn.Sequential(NPU(2, 3, num_models=4 * problems), NAU(3, 1, num_models=4 * problems, clip=False))
+        if way == "one by one":
+            model.register_forward_hook(lambda *_: None)
+        run = Run(model, x, y, list(range(problems)), replace(SHORT, rungs=((100, 1.0), (10, 0.5))))
+        assert run.search is not None
+        if way == "in parts":
+            monkeypatch.setattr(search, "MOST_NUMBERS", 3 * 64 * 4 * problems * 4)
+        for part in (90,) if way == "at once" else (3, 80, 7):
+            run.advance(part)
+        assert run.done == run.search.step == 90
+        found.append(run.search.flat())
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-3)
 
 
 def test_held_out_rows_are_the_seeds() -> None:

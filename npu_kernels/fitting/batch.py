@@ -147,6 +147,18 @@ class Template:
                 unit.num_models = None if single else len(flat)
         return model
 
+    def module(self, tensors: Sequence[Tensor]) -> nn.Module:
+        """A new module of K models whose parameters are these tensors, ``[K, ...]`` each."""
+        model = copy.deepcopy(self.model)
+        parameters = dict(model.named_parameters())
+        for name, tensor in zip(self.names, tensors, strict=True):
+            parameters[name].requires_grad_().grad = None
+            parameters[name].data = tensor
+        for unit in model.modules():
+            if isinstance(unit, Unit):
+                unit.num_models = len(tensors[0])
+        return model
+
     # ---- starts, intervals, rounding -----------------------------------------------------------------------------
 
     def _ends(self, unit: Unit, name: str, kind: int, recipe: Recipe, starts: int) -> tuple[Tensor, Tensor]:

@@ -153,28 +153,27 @@ class Run:
         """Make so many rounds, a step of Adam or an evaluation of L-BFGS of all models, or end before."""
         check_whole(self.function, "rounds", rounds, 0)
         begin = time.perf_counter()
-        for _ in range(rounds):
-            if self.stage == len(self._lengths):
-                break
+        while rounds > 0 and self.stage < len(self._lengths):
             length = self._lengths[self.stage]
-            if self.at < length and self._round(length):
-                self.at += 1
-                self.done += 1
-            else:  # nothing left to do in this stage
-                self.done += length - self.at
-                self.at = length
+            made = self._rounds(min(rounds, length - self.at), length) if self.at < length else 0
+            rounds -= max(made, 1)
+            if made == 0:  # nothing left to do in this stage
+                made = length - self.at
+            self.at += made
+            self.done += made
             if self.at == length:
                 self._end_stage()
         self.seconds += time.perf_counter() - begin
 
-    def _round(self, length: int) -> bool:
+    def _rounds(self, most: int, length: int) -> int:
+        """So many rounds of the stage at most; returns how many."""
         if self.search is not None:
             if not len(self.search.problem):
-                return False
-            rows = min(self.recipe.batch, self._single.x.shape[1])
+                return 0
+            made = self.search.advance(self._single, self.stage, self.at, length, most)
+            rows = made * min(self.recipe.batch, self._single.x.shape[1])
             self.rows += rows * torch.bincount(self.search.problem, minlength=self.problems)
-            self.search.advance(self._single, self.stage, self.at, length)
-            return True
+            return made
         assert self.refinement is not None
         refinement = self.refinement
         active = refinement.problem[refinement.solver.running]
@@ -182,7 +181,7 @@ class Run:
         going = refinement.advance()
         if self.stage == self._rungs and self.at % LOOK == LOOK - 1:
             self._look(refinement)
-        return going
+        return int(going)
 
     def _look(self, refinement: Refinement) -> None:
         """End the models of problems that one of them solves when rounded."""

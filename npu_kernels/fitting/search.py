@@ -11,10 +11,19 @@ from torch import Tensor
 from npu_kernels.fitting.batch import Template
 from npu_kernels.fitting.data import Rows, stream
 from npu_kernels.fitting.recipe import Recipe
+from npu_kernels.optim import Adam
+from npu_kernels.training.plan import Fused, Loop, obstacle
+from npu_kernels.training.steps import Ordinary
 
 BETAS, EPS = (0.9, 0.99), 1e-8
 LAST_RATE = 0.05  # of the first, at the end of a stretch
 BLOCK = 64  # steps whose rows are drawn at once
+MOST_NUMBERS = 2**22  # of rows that are brought together at once where problems have rows of their own
+
+
+def falling(at: int, steps: int) -> float:
+    """The share of the first rate at a step (from 0) of a stretch."""
+    return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * at / steps)) / 2
 
 
 class Search:
@@ -40,46 +49,61 @@ class Search:
             tensors[:] = [t[index] for t in tensors]
         self.problem, self.start = self.problem[index], self.start[index]
 
-    def _rows(self, count: int) -> Tensor:
-        """The rows of a step ``[B]``, the same for all problems, whose own order is their seed's."""
+    def _rows(self, count: int, most: int) -> Tensor:
+        """The rows of the next steps ``[steps, B]``, the same for all problems, whose own order is their seed's."""
         block, index = divmod(self.step, BLOCK)
         if block != self._block:
             generator = stream("rows", 0, block)
             drawn = torch.randint(count, (BLOCK, min(count, self.recipe.batch)), generator=generator)
             self._block, self._drawn = block, drawn.to(self.template.device)
-        return self._drawn[index]
+        return self._drawn[index : index + most]
 
-    def advance(self, rows: Rows, rung: int, at: int, steps: int) -> None:
-        """Step `at` (from 0) of the `steps` of a stretch, on rows in the models' dtype."""
-        if not len(self.problem):
-            return
-        chosen = self._rows(rows.x.shape[1])
-        x, y, weight = rows.x[:, chosen], rows.y[:, chosen], rows.weight[:, chosen]
-        if len(x) > 1:
-            x, y, weight = x[self.problem], y[self.problem], weight[self.problem]
+    def advance(self, rows: Rows, rung: int, at: int, steps: int, most: int = 1) -> int:
+        """Make steps of a stretch, on rows in the models' dtype; returns how many.
+
+        Args:
+            at: the first of them (from 0).
+            steps: of the whole stretch.
+            most: that many at most.
+        """
+        tensors = rows.x, rows.y, rows.weight
+        if len(rows.x) == 1:
+            chosen = self._rows(rows.x.shape[1], most)
+            x, y, weight = (t[0].contiguous() for t in tensors)
         else:
-            x = x[0]
-        for tensor in self.tensors:
-            tensor.requires_grad_()
-        with torch.enable_grad():
-            result = self.template(self.tensors, x)
-        error = (result.detach() - y).mul_(weight).mul_(2 / (y.shape[1] * y.shape[2]))
-        grads = torch.autograd.grad(result, self.tensors, error, allow_unused=True)
-        falling = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * at / steps)) / 2
-        self._adam(grads, self.recipe.rate * 0.5**rung * falling)
-        self.template.project_(self.tensors)
+            numbers = sum(t.shape[2] for t in tensors) * self.recipe.batch * len(self.problem)
+            drawn = self._rows(rows.x.shape[1], min(most, max(1, MOST_NUMBERS // numbers)))
+            x, y, weight = (t[:, drawn.flatten()][self.problem] for t in tensors)
+            chosen = torch.arange(drawn.numel(), device=drawn.device).view_as(drawn)
+        made = len(chosen)
+        rates = [self.recipe.rate * 0.5**rung * falling(at + n, steps) for n in range(made)]
+        self._loop(x, y, weight, made).advance(0, chosen, torch.tensor([rates], dtype=torch.float64))
+        self.step += made
+        return made
 
-    def _adam(self, grads: tuple[Tensor | None, ...], rate: float) -> None:
-        self.step += 1
-        first, second = (1 - beta**self.step for beta in BETAS)
-        for tensor, grad, moment, square in zip(self.tensors, grads, self.moments, self.squares, strict=True):
-            tensor.requires_grad_(False)
-            if grad is None:
-                continue
-            grad = grad.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            moment.lerp_(grad, 1 - BETAS[0])
-            square.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
-            tensor.addcdiv_(moment, square.sqrt().div_(math.sqrt(second)).add_(EPS), value=-rate / first)
+    def _loop(self, x: Tensor, y: Tensor, weight: Tensor, steps: int) -> Loop:
+        """What makes the steps: `training.run`'s, in C++ where it can."""
+        module = self.template.module(self.tensors)
+        optimizer = Adam(module.parameters(), 1.0, BETAS, EPS)
+        for name, *state in zip(self.template.names, self.moments, self.squares, strict=True):
+            number = torch.tensor(float(self.step))
+            optimizer.state[module.get_parameter(name)] = {"step": number, "exp_avg": state[0], "exp_avg_sq": state[1]}
+        kind = Ordinary if obstacle(module, optimizer, x) else Fused
+        return kind(
+            model=module,
+            models=len(self.problem),
+            optimizer=optimizer,
+            x=x,
+            y=y,
+            weight=weight,
+            penalties=(),
+            gates=False,
+            bound=None,
+            finite=True,
+            losses=x.new_empty(1, len(self.problem)),
+            every=steps,
+            intervals=dict(zip(self.template.names, self.template.intervals, strict=True)),
+        )
 
     def flat(self) -> Tensor:
         """The parameters ``[A, P]`` in float64."""

@@ -66,6 +66,10 @@ TRAINING = [
         "run-version": ("torch.autograd.graph.increment_version([*trained, *kept, self.losses])", "pass"),
         "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
     }),
+    *mutants(PACKAGE + "training/steps.py", "tests/test_training_run.py", {
+        "run-weights-of-errors": ("squares.mean() if self.models is None else squares.mean((1, 2))", "squares.mean()"),
+        "run-not-finite": ("parameter.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)", "pass"),
+    }),
     *mutants(PACKAGE + "training/runs.py", "tests/test_training_run.py", {
         "run-generator-of-a-checkpoint": ("self.rows.generator.set_state(state[\"generator\"])", "pass"),
         "run-schedule-of-a-checkpoint": (".load_state_dict(saved)", ".state_dict()"),
@@ -196,7 +200,8 @@ FITTING = [
     }),
     *mutants(PACKAGE + "fitting/search.py", FITS, {
         "fit-rate-of-a-rung": ("self.recipe.rate * 0.5**rung * falling", "self.recipe.rate * falling"),
-        "fit-steps-that-are-not-finite": ("grad.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)", "grad"),
+        "fit-steps-that-are-not-finite": ("finite=True,", "finite=False,"),
+        "fit-rows-of-the-problems": ("x, y, weight = (t[:, drawn.flatten()][self.problem] for t in tensors)", "x, y, weight = (t[:, drawn.flatten()][0 * self.problem] for t in tensors)"),
         "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
     }),
     *mutants(PACKAGE + "fitting/pool.py", FITS, {
