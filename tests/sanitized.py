@@ -27,6 +27,7 @@ NAMES = (
     "edges",
     "isa",
     "layouts",
+    "ode_adaptive_kernel",
     "ode_kernel",
     "optim",
     "rows",
