@@ -53,4 +53,13 @@ INTERPRETED: list[Call] = [
     Call("npu", out_features=2, dtype="float16", way="triton"),
     # A weight whose bfloat16 is subnormal, and below 0: Triton's interpreter read -0.
     Call("nmru", (3,), 3, 4, dtype="bfloat16", special=(("weight", "tiny"),), way="triton"),
+    # A gate of -0 in bfloat16: Triton's interpreter found it less than 0.
+    Call(
+        "npu",
+        (13,),
+        dtype="bfloat16",
+        layouts=("offset", "contiguous", "contiguous"),
+        special=(("gate", "whole"),),
+        way="triton",
+    ),
 ]

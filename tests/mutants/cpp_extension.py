@@ -65,7 +65,7 @@ EXTENSION = [
             "u_[d] = step_.v(6)[d];",
         ),
     }),
-    *mutants("csrc/core/memory.cpp", "tests/test_training_run.py", {
+    *mutants("csrc/core/memory.cpp", ("tests/test_training_run.py", "tests/test_allocations.py -k operators"), {
         "train-scratch-twice": ("stack.next += bytes;", ""),
         "train-scratch-given-back": ("stack.next = static_cast<char*>(taken);", ";"),
     }),

@@ -60,6 +60,20 @@ def test_no_casts(name: str, dtype: torch.dtype, device: str) -> None:
         assert relative_error(own, want) < 4 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("sizes", [(5, 3, 2), (3, 17, 2)])
+def test_gate_of_minus_zero(sizes: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
+    """It lies within the clip, whose ends let the gradient through."""
+    sample = RECORDS["npu"].sample(*sizes, dtype=dtype, device=device)
+    sample.tensors["gate"] = torch.full_like(sample.tensors["gate"], -0.0)  # type: ignore[arg-type]
+    own = step(sample)[0][-1]
+    exact = sample.map(Tensor.double).requires_grad()
+    y = exact.call(RECORDS["npu"].reference)
+    (want,) = torch.autograd.grad(y, [exact.leaves()[-1]], torch.ones_like(y))
+    assert (want != 0).any()
+    assert relative_error(own, want) < 4 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("half", ["x", "weights"])
 @pytest.mark.parametrize("sizes", [(5, 3, 2), (3, 17, 2)])
 @pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])

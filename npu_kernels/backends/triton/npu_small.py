@@ -178,7 +178,7 @@ def npu_small_backward_kernel(
         tl.store(grad_im_ptr + offs_w, acc_im.to(grad_im_ptr.dtype.element_ty), mask=mask_w)
     if NEED_GATE:
         if CLIP:
-            gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0)
+            gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(ACC)
             acc_gate = tl.where((gate >= 0) & (gate <= 1), acc_gate, 0.0)
         offs_g = (pid_s * K + k) * I + offs_i
         tl.store(grad_gate_ptr + offs_g, acc_gate.to(grad_gate_ptr.dtype.element_ty), mask=mask_i)

@@ -105,7 +105,7 @@ def sum_partials_kernel(
             mask = offs < n_gate
             total = _sum_rows(src_gate_ptr, offs, mask, n_gate, rows_gate, ACC, ROWS, BLOCK)
             if CLIP:
-                gate = tl.load(gate_ptr + offs, mask=mask, other=0.0)
+                gate = tl.load(gate_ptr + offs, mask=mask, other=0.0).to(ACC)
                 total = tl.where((gate >= 0) & (gate <= 1), total, 0.0)
             tl.store(dst_gate_ptr + offs, total.to(dst_gate_ptr.dtype.element_ty), mask=mask)
 
