@@ -140,15 +140,17 @@ def test_other_instruction_sets() -> None:
 def test_some_gradients_alone() -> None:
     """Only what requires a gradient gets one, and the same one; strides of the caller's do not matter."""
     model, u0 = smooth("NPU", 2, 5, 3), away_from_zero(2, 3)
-    expected = gradients(model, u0, TIMES, method="dopri5")[3:]
+    _, of_u0, of_times, *expected = gradients(model, u0, TIMES, method="dopri5")
     generator = torch.Generator().manual_seed(1)
     upstream = torch.randn(2, len(TIMES), 3, generator=generator, dtype=torch.float64)
-    for index, parameter in enumerate(model.parameters()):
-        model.requires_grad_(False)
-        parameter.requires_grad_()
-        found = ode.rollout(model, u0.mT.contiguous().mT, t=TIMES, method="dopri5")
-        (grad,) = torch.autograd.grad(found, [parameter], upstream.mT.contiguous().mT)
-        assert torch.equal(grad, expected[index])
+    model.requires_grad_(False)
+    strided, times = u0.mT.contiguous().mT, TIMES.clone()
+    for leaf, want in zip((strided, times, *model.parameters()), (of_u0, of_times, *expected), strict=True):
+        leaf.requires_grad_()
+        found = ode.rollout(model, strided, t=times, method="dopri5")
+        (grad,) = torch.autograd.grad(found, [leaf], upstream.mT.contiguous().mT)
+        assert torch.equal(grad, want)
+        leaf.requires_grad_(False)
 
 
 def test_what_is_kept_is_bounded() -> None:

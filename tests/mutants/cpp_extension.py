@@ -53,9 +53,9 @@ EXTENSION = [
     }),
     *mutants("csrc/core/ode_adaptive_backward.h", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'", {
         "adaptive-slope-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
-        "adaptive-lanes-without-a-node": (
-            "inside_[p * count + d] = S::select(is_active, before_[p * count + d], inside_[p * count + d]);",
-            "inside_[p * count + d] = before_[p * count + d];",
+        "adaptive-lanes-that-wait": (
+            "last_slope_[d] = S::select(is_active, step_.k(0)[d], last_slope_[d]);",
+            "last_slope_[d] = S::select(is_active, last_slope_[d], step_.k(0)[d]);",
         ),
         "adaptive-segments": ("own.steps / b_.every + 1 : 0", "(own.steps + b_.every - 1) / b_.every : 0"),
     }),

@@ -131,7 +131,7 @@ TIME_LOOP = [
         "ode-adaptive-direction": ("time + sign * size)", "time + size)"),
         "ode-adaptive-interpolant": ("pair.dense[p::4]", "pair.dense[4 * p : 4 * p + 7]"),
     }),
-    *mutants(PACKAGE + "ode/adaptive_function.py", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded'", {
+    *mutants(PACKAGE + "ode/adaptive_function.py", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
         "ode-adaptive-first-time": ("of_times[0] = -of_times.sum()", "of_times[0] = of_times.sum()"),
         "ode-adaptive-checkpoints": ('"checkpointed": 32}', '"checkpointed": 1}'),
         "ode-adaptive-needs": ("(*needed[1:], needed[0])", "(*needed[1:], needed[1])"),
