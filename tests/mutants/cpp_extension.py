@@ -129,7 +129,7 @@ EXTENSION = [
         "direct-adam-strides-ignored": ("one.grad = grad.contiguous();", "one.grad = grad;"),
         "direct-adam-version-not-bumped": ("changed->unsafeGetTensorImpl()->bump_version();", "(void)changed;"),
     }),
-    *mutants(DIRECT + "ode.h", ("tests/test_direct_ode.py", "tests/test_ode_kernel.py -k 'gradients_alone or options'"), {
+    *mutants(DIRECT + "ode.h", ("tests/test_direct_ode.py", "tests/test_ode.py -k nonfinite", "tests/test_ode_kernel.py -k 'gradients_alone or options'"), {
         "direct-ode-sum-to-u0": (
             "if (needs & 1) found[0] = at::sum_to(std::move(found[0]), saved[0].sizes());",
             "if (needs & 1) found[0] = found[0].reshape({-1}).slice(0, 0, saved[0].numel()).reshape(saved[0].sizes());",
