@@ -62,7 +62,9 @@ def expect(problem: Problem) -> dict[str, Expected]:
         inexact = problem.inexact
         return _formula(problem, nearer, (lambda leaves: inexact(leaves, nearer)) if inexact else problem.exact)
 
-    once, other = near(CHANGE, 1), near(CHANGE, 2)
+    # The changes of a sum's terms may cancel. This counts where results are rounded to half precision: more draws.
+    draws = 6 if problem.way == "triton" else 2
+    once, *others = (near(CHANGE, seed) for seed in range(1, draws + 1))
     # One smaller change may happen to look linear where the phase is huge, for all elements of an output at once.
     huge = any((t.abs().nan_to_num(0, 0, 0) > HUGE).any() for t in problem.tensors.values())
     parts = (1 / 2, 2.0**-12) if huge else (1 / 2,)
@@ -70,13 +72,13 @@ def expect(problem: Problem) -> dict[str, Expected]:
     magnified = max([1e9, *(t.double().abs().nan_to_num(0, 0).max().item() for t in problem.upstream if t.numel())])
     found = {}
     for name, want in exact.items():
-        moved = torch.maximum((once[name] - want).abs(), (other[name] - want).abs())
+        moved = torch.stack([(one[name] - want).abs() for one in (once, *others)]).amax(0)
         usual = want[want.isfinite()].abs().median() if want.isfinite().any() else want.new_zeros(())
         small = moved <= 1e-3 * want.abs().clamp(min=usual)
         for part, less in smaller:  # so small a change is linear
             bend = (less[name] - want - part * (once[name] - want)).abs()
             small &= bend <= (0.2 * part + 1e-5) * moved + 1e-9 * want.abs()
-        same = (_pattern(once[name]) == _pattern(want)) & (_pattern(other[name]) == _pattern(want))
+        same = torch.stack([_pattern(one[name]) == _pattern(want) for one in (once, *others)]).all(0)
         settled = torch.where(want.isfinite(), small & same, same)
         # A gradient magnifies what rounding left of a result at the edge of underflow.
         floor = torch.finfo(dtype).smallest_normal * (magnified if name in problem.tensors else 1)
