@@ -138,9 +138,10 @@ def test_penalties_and_projection(penalty: str, project: bool | float) -> None:
 
 
 @needs_library
-def test_penalties_at_their_kinks() -> None:
-    """At 0, 1/2 and 1 the derivatives are torch's."""
-    weight = torch.tensor([[-1.5, -1, -0.5], [-0.2, 0, 0.2], [0.5, 1, 1.5]], dtype=torch.float64)
+@pytest.mark.parametrize("size", [1.0, 0.0])
+def test_penalties_at_their_kinks(size: float) -> None:
+    """At 0, 1/2 and 1 the derivatives are torch's, and where all is 0, which has no direction."""
+    weight = size * torch.tensor([[-1.5, -1, -0.5], [-0.2, 0, 0.2], [0.5, 1, 1.5]], dtype=torch.float64)
     for penalty in PENALTIES:
         models = [NAU(3, 3, dtype=torch.float64, clip=False) for _ in range(2)]
         models[1].register_forward_hook(lambda *_: None)
@@ -153,7 +154,7 @@ def test_penalties_at_their_kinks() -> None:
                 warnings.filterwarnings("ignore", f".*{NOTICE}")
                 run(model, x, x, steps=1, optimizer=sgd_like, penalties={penalty: 1.0}, project=False)
         torch.testing.assert_close(models[0].weight, models[1].weight, rtol=1e-14, atol=1e-15)
-        assert not torch.equal(models[0].weight, weight)
+        assert torch.equal(models[0].weight, weight) is (size == 0)
 
 
 @needs_library

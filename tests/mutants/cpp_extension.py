@@ -44,7 +44,7 @@ EXTENSION = [
         "train-rows-of-a-step": ("run_.rows + step * run_.batch;", "run_.rows;"),
         "train-losses-of-a-step": ("if (number % run_.every == 0)", "if (step % run_.every == 0)"),
         "train-slope-halfway": ("(near + far) / 2", "near"),
-        "train-norm-of-zero": ("squares == 0 ? T(0)", "squares == 0 ? T(1)"),
+        "train-norm-of-zero": ("squares == 0 ? T(0)", "squares < 0 ? T(0)"),
         "train-centered": ("scale -= mean[n] * mean[n];", ""),
         "train-weights-of-a-model": ("if (!in.shared_target) weight += in.count;", ""),
         "train-weighted-loss": ("sum += double(weight[first + n]) * error * error;", "sum += error * error;"),
