@@ -189,7 +189,7 @@ def test_rows() -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", [None, 3, 40])
 @pytest.mark.parametrize("own", [False, True])
 def test_weights_of_errors(k: int | None, own: bool) -> None:
     """Those of the rows that a step takes; losses are weighted too."""
