@@ -83,6 +83,19 @@ def test_gradients_that_nobody_needs_are_not_made(name: str) -> None:
         assert sum(event.name == "aten::empty" for event in profile.function_events) == len(needed)
 
 
+def test_gates_of_other_models_are_refused() -> None:
+    sample = RECORDS["npu"].sample(4, 5, 3, num_models=3).requires_grad()
+    gate = sample.tensors["gate"]
+    assert gate is not None
+    with pytest.raises(ValueError, match="gate"):
+        functional.npu(sample.x, sample.tensors["weight_re"], sample.tensors["weight_im"], gate[:2])  # type: ignore[arg-type]
+
+
+def test_words_take_the_fast_path_too() -> None:
+    layer = NPU(3, 4, gate_gradient="straight_through")
+    assert taken(lambda: layer(torch.randn(5, 3)))
+
+
 @pytest.mark.parametrize("leading", [(), (5,), (2, 5), (2, 1, 5)])
 @pytest.mark.parametrize("models", [None, 2])
 def test_leading_dimensions(leading: tuple[int, ...], models: int | None, monkeypatch: pytest.MonkeyPatch) -> None:

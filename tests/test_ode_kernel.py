@@ -245,8 +245,7 @@ def test_no_starts_at_all() -> None:
     assert all(grad.count_nonzero() == 0 for grad in grads)
 
 
-@needs_library
-def test_some_gradients_alone() -> None:
+def test_some_gradients_alone(backend: str) -> None:
     """Only what requires a gradient gets one, and the same one."""
     model, u0 = make("NPU", 2), away_from_zero(2, D)
     expected = outputs_and_gradients(model, u0, steps=4, dt=0.01)[3:]
