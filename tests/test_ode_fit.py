@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NPU, RealNPU, ode
+from npu_kernels import NAU, NPU, NaiveNPU, RealNPU, ode
 from npu_kernels.ode.laws import Law, describe
 from npu_kernels.ode.matching import smoothed
 from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories
@@ -275,7 +275,22 @@ U = torch.rand(25, 2, dtype=torch.float64) + 0.5
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"model": nn.Linear(2, 2)}, TypeError, "ode.fit: model must be an nn.Sequential of NPU"),
+        (
+            {"model": nn.Linear(2, 2)},
+            TypeError,
+            "ode.fit: model must be an nn.Sequential of RealNPU and NAU, got Linear",
+        ),
+        (
+            {"model": nn.Sequential(NPU(2, 2), NAU(2, 2))},
+            TypeError,
+            "model must be an nn.Sequential of RealNPU and NAU, since the exponents of a law are real, got "
+            "Sequential(NPU, NAU)",
+        ),
+        (
+            {"model": nn.Sequential(NaiveNPU(2, 2), NAU(2, 2)), "start": "model"},
+            TypeError,
+            "got Sequential(NaiveNPU, NAU)",
+        ),
         ({"t": T[:-1]}, ValueError, "t must have a time for each row of u, 25 in series 0, got 24"),
         ({"t": T * math.nan}, ValueError, "t must be finite, got nan"),
         ({"t": torch.zeros(25)}, ValueError, "t must have at least two different times, got [0.0]"),
@@ -304,6 +319,7 @@ def test_bad_input(change: dict, error: type[Exception], said: str) -> None:
     with pytest.raises(error) as caught:
         ode.fit(**arguments)
     assert said in str(caught.value)
+    assert "rollout_any" not in str(caught.value)
 
 
 def test_bad_predictions() -> None:
@@ -320,8 +336,8 @@ def test_bad_predictions() -> None:
         found.intervals(2)
 
 
-def test_imaginary_exponents_are_left_out_and_the_model_is_not_changed() -> None:
-    given = nn.Sequential(NPU(1, 1, num_models=4), NAU(1, 1, num_models=4))
+def test_the_model_is_not_changed() -> None:
+    given = model(1, 1, 4)
     before = [parameter.clone() for parameter in given.parameters()]
     found = ode.fit(given, T, solution([[1.0]], [[-0.5]], [2.0], T))
     assert str(found.equation) == "x0' = -0.5*x0"

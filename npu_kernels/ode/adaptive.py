@@ -41,12 +41,15 @@ def is_asked_for(t: Any, method: Any) -> bool:
     return t is not None or (isinstance(method, str) and method in PAIRS)
 
 
-def refuse(function: str, rtol: Any, atol: Any, max_steps: Any, statistics: Any) -> None:
+def refuse(function: str, method: Any, rtol: Any, atol: Any, max_steps: Any, statistics: Any) -> None:
     """ValueError for an argument of the adaptive steps beside a method of fixed ones."""
-    given = {"rtol": rtol != RTOL, "atol": atol != ATOL, "max_steps": max_steps != MAX_STEPS}
-    given["statistics"] = statistics is not False
-    for name in (name for name, there in given.items() if there):
-        raise ValueError(f"{function}: {name} is for the methods that choose their own steps, {NAMES}")
+    given = (("rtol", rtol, RTOL), ("atol", atol, ATOL), ("max_steps", max_steps, MAX_STEPS))
+    for name, value, default in (*given, ("statistics", statistics, False)):
+        if value != default:
+            raise ValueError(
+                f"{function}: {name} is for method={' or '.join(map(repr, PAIRS))}, got {name}={value!r} with "
+                f"method={method!r}"
+            )
 
 
 def check_options(function: str, t: Any, method: Any, of_fixed: dict[str, Any], **options: Any) -> None:

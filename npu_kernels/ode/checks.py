@@ -54,10 +54,17 @@ def check_options(function: str, steps: Any, dt: Any, method: Any, memory: Any, 
     check_choice(function, "nonfinite", nonfinite, ("raise", "keep"))
 
 
-def layers_of(model: Any, function: str = "rollout") -> tuple[PowerUnit, NAU]:
-    """The two layers of a model that the fused loop knows; TypeError or ValueError says what it is not."""
-    rule = f"{function}: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU"
-    instead = "; ode.rollout_any runs any model, through torchdiffeq"
+def layers_of(
+    model: Any,
+    function: str = "rollout",
+    units: str = "NPU, RealNPU or NaiveNPU",
+    instead: str = "; ode.rollout_any runs any model, through torchdiffeq",
+) -> tuple[PowerUnit, NAU]:
+    """The two layers of a model that the fused loop knows; TypeError or ValueError says what it is not.
+
+    units: what the messages call the first layer. instead: what they advise.
+    """
+    rule = f"{function}: model must be an nn.Sequential of {units} and NAU"
     if not isinstance(model, nn.Sequential) or len(model) != 2:
         what = type(model).__name__
         if isinstance(model, nn.Sequential):

@@ -198,7 +198,7 @@ def integrate(
             clip=clip,
         )
         return found
-    adaptive.refuse(_name, rtol, atol, max_steps, statistics)
+    adaptive.refuse(_name, method, rtol, atol, max_steps, statistics)
     checks.check_options(_name, steps, dt, method, memory, nonfinite)
     assert steps is not None
     assert dt is not None

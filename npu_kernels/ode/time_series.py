@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from npu_kernels.checkpoints import interruptible
 from npu_kernels.checks import check_whole
 from npu_kernels.fitting.data import stream
-from npu_kernels.layers import NAU
-from npu_kernels.layers.npu import PowerUnit
+from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode import checks, series
 from npu_kernels.ode.laws import Law, Tick, criteria, minimise, pruned, rounded
 from npu_kernels.ode.matching import drawn, matched, smoothed
@@ -100,7 +99,7 @@ def fit(
     except ImportError as error:
         raise ImportError(INSTALL) from error
     _check(start, simplify, max_denominator, seed)
-    power, nau = checks.layers_of(model, NAME)
+    power, nau = _layers(model)
     series.check_observed(observed, power.in_features)
     data = series.read(t, u, u0, sigma, observed, names, power.in_features)
     begin = time.monotonic()
@@ -122,6 +121,17 @@ def fit(
     return finished(law, free, data, time.monotonic() - begin, not pressed)
 
 
+def _layers(model: Any) -> tuple[RealNPU, NAU]:
+    """The two layers; TypeError for a unit whose exponents are not real."""
+    power, nau = checks.layers_of(model, NAME, "RealNPU", "")
+    if not isinstance(power, RealNPU):
+        raise TypeError(
+            f"{NAME}: model must be an nn.Sequential of RealNPU and NAU, since the exponents of a law are real, got "
+            f"Sequential({', '.join(type(layer).__name__ for layer in model)})"
+        )
+    return power, nau
+
+
 def _check(start: Any, simplify: Any, max_denominator: Any, seed: Any) -> None:
     if start not in ("search", "model"):
         raise ValueError(f"{NAME}: start must be 'search' or 'model', got {start!r}")
@@ -140,7 +150,7 @@ class Search:
         self.smooth, self.slopes = smoothed(data)
         self.whole = bool(self.smooth.isfinite().all())  # whether every state is known at every node
 
-    def begin(self, power: PowerUnit, nau: NAU) -> tuple[Tensor, Tensor]:
+    def begin(self, power: RealNPU, nau: NAU) -> tuple[Tensor, Tensor]:
         """The model's own laws ``[K, N]``, and what is free."""
         data, shape = self.data, self.shape
         exponents = power.weight_re.detach().cpu().double().view(-1, shape.terms, shape.states)
