@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from npu_kernels import autograd, dispatch, ops, reference, transforms
+from npu_kernels import autograd, cpu_nalu, dispatch, ops, reference, transforms
 from npu_kernels.autograd import eager_only
 from npu_kernels.backends import direct
 from npu_kernels.dispatch import backend_for
@@ -133,6 +133,8 @@ def _nalu(
 ) -> Tensor:
     inputs = x, weight, mask, gate_weight, gate_bias
     y = _run_nalu(*inputs, eps)
+    if y is NotImplemented:
+        y = cpu_nalu.nalu(*inputs, eps)
     return reference.nalu(*inputs, eps=eps) if y is NotImplemented else y
 
 

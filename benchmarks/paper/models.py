@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from benchmarks.paper.layers import NALU, Dense
+from benchmarks.paper.layers import Dense
 from benchmarks.paper.streams import stream
-from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU
+from npu_kernels import NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 
 Builder = Callable[[int, int, int, torch.dtype], nn.Module]
 

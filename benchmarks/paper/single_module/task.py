@@ -36,13 +36,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.paper import layers, published
+from benchmarks.paper import published
 from benchmarks.paper.models import Start, default_start, start_
 from benchmarks.paper.optimizers import Adam
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
-from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
+from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
+from npu_kernels.cpu_nalu import sigmoid
 from npu_kernels.layers.base import Unit as Layer
 from npu_kernels.training import project_
 
@@ -166,7 +167,7 @@ RECIPES: dict[str, dict[str, Unit]] = {
             cost=330,
         ),
         "NALU": Unit(
-            lambda k: layers.NALU(2, 1, num_models=k, eps=1e-7),
+            lambda k: NALU(2, 1, num_models=k, eps=1e-7),
             starts={"weight": (-_WIDE, _WIDE), "mask": (-_WIDE, _WIDE)},
             cost=1000,
         ),
@@ -266,9 +267,9 @@ def sharpness(module: nn.Module) -> list[Tensor]:
     """The weights and gates that a formula would be read from, ``[K, ...]``: as the layer uses them."""
     named = dict(module.named_parameters())
     if isinstance(module, iNALU):
-        return [named[f"weight_{path}"].tanh() * layers.sigmoid(named[f"mask_{path}"]) for path in ("add", "mul")]
+        return [named[f"weight_{path}"].tanh() * sigmoid(named[f"mask_{path}"]) for path in ("add", "mul")]
     if "mask" in named:
-        return [named["weight"].tanh() * layers.sigmoid(named["mask"])]
+        return [named["weight"].tanh() * sigmoid(named["mask"])]
     return [p.clamp(0, 1) if name == "gate" else p for name, p in named.items()]
 
 
