@@ -20,7 +20,10 @@ def test_core(tmp_path: Path) -> None:
             assert "csrc/core" not in todo.stdout  # `make install` compiled the same core there
         subprocess.run(["ninja", "-C", str(build)], check=True)
     found = run_core_tests(build)
-    if cpu.available()[0] and "avx512_bf16" in cpu.supported_isas():
+    supported = cpu.supported_isas() if cpu.available()[0] else []
+    for isa in {"baseline", "avx2", "avx512", "neon"} & set(supported):
+        assert found.count(f"\n{isa}: tested\n") == 2, isa
+    if "avx512_bf16" in supported:
         # The emulator needs no more than this to run AMX's kernels.
         assert re.search(r"kernels_tiles_avx512_bf16 \.+ +Passed", found)
         assert not re.search(r"kernels_tiles\w+ \.+\*+Skipped", found)

@@ -1,5 +1,5 @@
-// The kernels of one instruction set against plain long-double loops over the formulas, with threads of their own; and
-// the same bits from one thread as from many.
+// The kernels of every instruction set against plain long-double loops over the formulas, with threads of their own;
+// and the same bits from one thread as from many.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -18,21 +18,38 @@ namespace {
 template <typename T>
 void check_npu(const Shape& n, int64_t times) {
   const Case<T> once(n), c = once.repeated(times);
-  const auto& kernels = npu::kernels<T>();
-  const auto run = [&](int threads) {
-    return Results<T>(c, kernels.npu_forward, kernels.npu_backward, workers(threads));
-  };
-  const Results<T> one = run(1), many = run(3);
-  if (!one.same_bits(many)) {
-    std::printf("FAILED: three threads give other bits than one\n");
-    ++failures;
-  }
   const Expected<T> expected(once);
-  for (int part = times > 1 ? 3 : 0; part < Results<T>::kParts; ++part) {
-    if (times > 1) compare_sum(Results<T>::kNames[part], one.part[part], expected.part[part], times);
-    else compare(Results<T>::kNames[part], one.part[part], expected.part[part], expected.work(part));
-  }
+  on_each_isa([&] {
+    const auto& kernels = npu::kernels<T>();
+    const auto run = [&](int threads) {
+      return Results<T>(c, kernels.npu_forward, kernels.npu_backward, workers(threads));
+    };
+    const Results<T> one = run(1), many = run(3);
+    if (!one.same_bits(many)) {
+      std::printf("FAILED: three threads give other bits than one\n");
+      ++failures;
+    }
+    for (int part = times > 1 ? 3 : 0; part < Results<T>::kParts; ++part) {
+      if (times > 1) compare_sum(Results<T>::kNames[part], one.part[part], expected.part[part], times);
+      else compare(Results<T>::kNames[part], one.part[part], expected.part[part], expected.work(part));
+    }
+  });
 }
+
+// Of some factors, the products of all but one, and of all.
+class Products {
+ public:
+  template <typename Factor>
+  Products(int64_t count, const Factor& factor) : before_(size_t(count + 1), 1), behind_(size_t(count + 1), 1) {
+    for (int64_t i = 0; i < count; ++i) before_[i + 1] = before_[i] * factor(i);
+    for (int64_t i = count; i-- > 0;) behind_[i] = behind_[i + 1] * factor(i);
+  }
+  long double all() const { return behind_[0]; }
+  long double others(int64_t i) const { return before_[i] * behind_[i + 1]; }
+
+ private:
+  std::vector<long double> before_, behind_;
+};
 
 // y, grad_x and grad_weight of a layer with one weight; nan where nothing was written.
 template <typename T, typename Inputs, typename Forward, typename Backward>
@@ -61,35 +78,32 @@ void check_nmu(const Shape& n, int64_t times) {
   if (n.in > 2 && !c.x.empty() && !c.wr.empty()) c.wr[2] = 1, c.x[2] = 0;  // a factor that is exactly zero
   const Case<T> all = c.repeated(times);
   const npu::NmuInputs<T> inputs{n.models, all.n.rows, n.in, n.out, all.x.data(), n.shared_x, c.wr.data(), false};
-  const auto results =
-      results_of<T>("nmu", all.n, all.grad_y, inputs, npu::kernels<T>().nmu_forward, npu::kernels<T>().nmu_backward);
   using V = std::vector<long double>;
-  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(results[2].size());
+  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(c.wr.size());
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
       for (int64_t o = 0; o < n.out; ++o) {
         const T* w = c.wr.data() + (k * n.out + o) * n.in;
-        const auto others = [&](int64_t skip) {
-          long double product = 1;
-          for (int64_t i = 0; i < n.in; ++i)
-            product *= i == skip ? 1.0L : (long double)w[i] * x[i] + (1 - (long double)w[i]);
-          return product;
-        };
+        const Products products(n.in, [&](int64_t i) { return (long double)w[i] * x[i] + (1 - (long double)w[i]); });
         const int64_t at = (k * n.rows + b) * n.out + o;
-        y[at] = others(-1);
+        y[at] = products.all();
         for (int64_t i = 0; i < n.in; ++i) {
-          const long double e = c.grad_y[at] * others(i);
+          const long double e = c.grad_y[at] * products.others(i);
           gx[(k * n.rows + b) * n.in + i] += e * w[i];
           gw[(k * n.out + o) * n.in + i] += e * (x[i] - 1.0L);
         }
       }
     }
   }
-  if (times > 1) return compare_sum("nmu grad_weight", results[2], gw, times);
-  compare("nmu y", results[0], y, n.in);
-  compare("nmu grad_x", results[1], gx, n.in + n.out);
-  compare("nmu grad_weight", results[2], gw, n.in + n.rows);
+  on_each_isa([&] {
+    const auto& kernels = npu::kernels<T>();
+    const auto results = results_of<T>("nmu", all.n, all.grad_y, inputs, kernels.nmu_forward, kernels.nmu_backward);
+    if (times > 1) return compare_sum("nmu grad_weight", results[2], gw, times);
+    compare("nmu y", results[0], y, n.in);
+    compare("nmu grad_x", results[1], gx, n.in + n.out);
+    compare("nmu grad_weight", results[2], gw, n.in + n.rows);
+  });
 }
 
 // The NMU's kernels of x' = [x, 1 / (x + eps)], its weights around [0, 1].
@@ -106,10 +120,8 @@ void check_nmru(const Shape& n, bool separate, bool clip, int64_t times) {
   const T eps = separate ? T(0) : T(1e-3);
   const npu::NmuInputs<T> inputs{n.models,      all.n.rows, n.in, n.out,    all.x.data(), n.shared_x,
                                  weight.data(), clip,       true, separate, eps};
-  const auto results = results_of<T>("nmru", all.n, all.grad_y, inputs, npu::kernels<T>().nmu_forward,
-                                     npu::kernels<T>().nmu_backward, 2);
   using V = std::vector<long double>;
-  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(results[2].size()), both(factors);
+  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(weight.size()), both(factors);
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
@@ -120,18 +132,14 @@ void check_nmru(const Shape& n, bool separate, bool clip, int64_t times) {
         const auto w = [&](int64_t i) -> long double {
           return clip ? std::min<T>(std::max<T>(given[i], 0), 1) : given[i];
         };
-        const auto others = [&](int64_t skip) {
-          long double product = 1;
-          for (int64_t i = 0; i < factors; ++i)
-            product *= i == skip ? 1.0L : w(i) * (separate ? fabsl(both[i]) : both[i]) + (1 - w(i));
-          return product;
-        };
+        const Products products(factors,
+                                [&](int64_t i) { return w(i) * (separate ? fabsl(both[i]) : both[i]) + (1 - w(i)); });
         for (int64_t i = 0; separate && i < factors; ++i) turns += both[i] < 0 ? given[i] : 0;
         const int64_t at = (k * n.rows + b) * n.out + o;
-        const long double size = others(-1), cosine = cosl(kPi * turns);
+        const long double size = products.all(), cosine = cosl(kPi * turns);
         y[at] = size * cosine;
         for (int64_t i = 0; i < factors; ++i) {
-          const long double e = c.grad_y[at] * cosine * others(i), sign = separate && both[i] < 0 ? -1 : 1;
+          const long double e = c.grad_y[at] * cosine * products.others(i), sign = separate && both[i] < 0 ? -1 : 1;
           const long double slope = i < n.in ? 1 : -both[i] * both[i];
           gx[(k * n.rows + b) * n.in + i % n.in] += e * w(i) * sign * slope;
           long double& g = gw[(k * n.out + o) * factors + i];
@@ -141,10 +149,14 @@ void check_nmru(const Shape& n, bool separate, bool clip, int64_t times) {
       }
     }
   }
-  if (times > 1) return compare_sum("nmru grad_weight", results[2], gw, times);
-  compare("nmru y", results[0], y, 4 * factors);
-  compare("nmru grad_x", results[1], gx, 4 * factors + n.out);
-  compare("nmru grad_weight", results[2], gw, 4 * factors + n.rows);
+  on_each_isa([&] {
+    const auto& kernels = npu::kernels<T>();
+    const auto results = results_of<T>("nmru", all.n, all.grad_y, inputs, kernels.nmu_forward, kernels.nmu_backward, 2);
+    if (times > 1) return compare_sum("nmru grad_weight", results[2], gw, times);
+    compare("nmru y", results[0], y, 4 * factors);
+    compare("nmru grad_x", results[1], gx, 4 * factors + n.out);
+    compare("nmru grad_weight", results[2], gw, 4 * factors + n.rows);
+  });
 }
 
 template <typename T>
@@ -154,10 +166,8 @@ void check_nau(const Shape& n, bool clip, int64_t times) {
   if (!c.wr.empty()) c.wr[0] = 1;  // the clip lets the gradient of its bounds through
   const Case<T> all = c.repeated(times);
   const npu::NauInputs<T> inputs{n.models, all.n.rows, n.in, n.out, all.x.data(), n.shared_x, c.wr.data(), clip};
-  const auto results =
-      results_of<T>("nau", all.n, all.grad_y, inputs, npu::kernels<T>().nau_forward, npu::kernels<T>().nau_backward);
   using V = std::vector<long double>;
-  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(results[2].size());
+  V y(n.models * n.rows * n.out), gx(n.models * n.rows * n.in), gw(c.wr.size());
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
@@ -173,10 +183,14 @@ void check_nau(const Shape& n, bool clip, int64_t times) {
       }
     }
   }
-  if (times > 1) return compare_sum("nau grad_weight", results[2], gw, times);
-  compare("nau y", results[0], y, n.in);
-  compare("nau grad_x", results[1], gx, n.out);
-  compare("nau grad_weight", results[2], gw, n.rows);
+  on_each_isa([&] {
+    const auto& kernels = npu::kernels<T>();
+    const auto results = results_of<T>("nau", all.n, all.grad_y, inputs, kernels.nau_forward, kernels.nau_backward);
+    if (times > 1) return compare_sum("nau grad_weight", results[2], gw, times);
+    compare("nau y", results[0], y, n.in);
+    compare("nau grad_x", results[1], gx, n.out);
+    compare("nau grad_weight", results[2], gw, n.rows);
+  });
 }
 
 // The values of a case as those of a loss: x has other than y's size, so grad_y is y and y's target is drawn anew.
@@ -190,20 +204,6 @@ void check_mse(const Shape& n, int64_t times) {
   for (T& e : target) e = T(normal(random));
   for (T& e : scale) e = T(normal(random));
   const npu::MseInputs<T> inputs{n.models, count, c.grad_y.data(), target.data(), n.shared_x};
-  std::vector<T> losses[2], grads[2];
-  for (int run = 0; run < 2; ++run) {
-    losses[run].assign(n.models, 0);
-    grads[run].assign(n.models * count, 0);
-    npu::kernels<T>().mse_forward({inputs, losses[run].data()}, workers(run ? 3 : 1));
-    npu::kernels<T>().mse_backward({inputs, scale.data(), grads[run].data()}, workers(run ? 3 : 1));
-  }
-  if (count == 0) {
-    for (const T loss : losses[0])
-      if (!std::isnan(loss)) std::printf("FAILED: mse: the mean of nothing is nan\n"), ++failures;
-    return;
-  }
-  if (losses[0] != losses[1] || grads[0] != grads[1])
-    std::printf("FAILED: mse: other bits from three threads\n"), ++failures;
   std::vector<long double> loss(n.models), grad(n.models * count);
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t e = 0; e < count; ++e) {
@@ -212,8 +212,25 @@ void check_mse(const Shape& n, int64_t times) {
       grad[k * count + e] = 2 * d / count * scale[k];
     }
   }
-  compare("mse", losses[0], loss, 1);
-  compare("mse grad_y", grads[0], grad, 1);
+  on_each_isa([&] {
+    const auto& kernels = npu::kernels<T>();
+    std::vector<T> losses[2], grads[2];
+    for (int run = 0; run < 2; ++run) {
+      losses[run].assign(n.models, 0);
+      grads[run].assign(n.models * count, 0);
+      kernels.mse_forward({inputs, losses[run].data()}, workers(run ? 3 : 1));
+      kernels.mse_backward({inputs, scale.data(), grads[run].data()}, workers(run ? 3 : 1));
+    }
+    if (count == 0) {
+      for (const T loss : losses[0])
+        if (!std::isnan(loss)) std::printf("FAILED: mse: the mean of nothing is nan\n"), ++failures;
+      return;
+    }
+    if (losses[0] != losses[1] || grads[0] != grads[1])
+      std::printf("FAILED: mse: other bits from three threads\n"), ++failures;
+    compare("mse", losses[0], loss, 1);
+    compare("mse grad_y", grads[0], grad, 1);
+  });
 }
 
 // At most one factor of a sign product is 0, by x = 0, the last value of all, at a weight whose tanh and sigmoid are 1.
@@ -244,33 +261,9 @@ void check_inalu(const Shape& n, int64_t times) {
                                    parameters[4].data(),
                                    eps,
                                    omega};
-  const T nan = std::numeric_limits<T>::quiet_NaN();
-  std::vector<T> results[2][7];  // y, grad_x, the parameters' gradients
-  for (int run = 0; run < 2; ++run) {
-    const npu::Parallel parallel = workers(run ? 3 : 1);
-    auto& found = results[run];
-    std::vector<T> h(n.models * all.n.rows * n.out, nan), a = h, t = h;
-    std::vector<int32_t> flags(h.size(), -1);
-    found[0] = h;
-    found[1].assign(n.models * all.n.rows * n.in, nan);
-    for (int p = 2; p < 7; ++p) found[p].assign(n.models * n.out * n.in, nan);
-    // The second run computes the weights' parts again.
-    std::vector<T> kept(4 * n.models * n.out * n.in, nan);
-    T* parts = run ? nullptr : kept.data();
-    npu::kernels<T>().inalu_forward({inputs, found[0].data(), h.data(), a.data(), t.data(), flags.data(), parts},
-                                    parallel);
-    npu::kernels<T>().inalu_backward(
-        {inputs, all.grad_y.data(), h.data(), a.data(), t.data(), flags.data(), parts, found[1].data(), found[2].data(),
-         found[3].data(), found[4].data(), found[5].data(), found[6].data()},
-        parallel);
-  }
-  for (int part = 0; part < 7; ++part) {
-    if (results[0][part] != results[1][part])
-      std::printf("FAILED: inalu: other bits from three threads, or without the parts\n"), ++failures;
-  }
   std::vector<long double> want[7];
   for (int part = 0; part < 7; ++part)
-    want[part].resize(part < 2 ? n.models * n.rows * (part ? n.in : n.out) : results[0][part].size());
+    want[part].resize(part < 2 ? n.models * n.rows * (part ? n.in : n.out) : parameters[0].size());
   const auto sigmoid = [](long double v) { return 1 / (1 + expl(-v)); };
   // Of both pairs of weight and mask: tanh(weight) * sigmoid(mask) and its derivatives, which no row changes. The mask
   // is taken as the kernel's type rounds it: whether a factor is 0 depends on it.
@@ -285,7 +278,7 @@ void check_inalu(const Shape& n, int64_t times) {
   for (int64_t k = 0; k < n.models; ++k) {
     for (int64_t b = 0; b < n.rows; ++b) {
       const T* x = c.x.data() + ((n.shared_x ? 0 : k * n.rows) + b) * n.in;
-      std::vector<long double> add(n.in), mul(n.in), m(n.in), log(n.in), before(n.in + 1, 1), behind(n.in + 1, 1);
+      std::vector<long double> add(n.in), mul(n.in), m(n.in), log(n.in);
       for (int64_t i = 0; i < n.in; ++i) {
         m[i] = x[i] < 0 ? -2 : (x[i] == 0 ? -1 : 0);
         log[i] = logl(std::max<T>(std::fabs(x[i]), eps));
@@ -300,12 +293,9 @@ void check_inalu(const Shape& n, int64_t times) {
           a += add[i] * x[i];
           e += mul[i] * log[i];
         }
-        // Products of the factors before i, and from i on.
-        const auto factor = [&](int64_t i) { return 1 + m[i] * fabsl(mul[i]); };
-        for (int64_t i = 0; i < n.in; ++i) before[i + 1] = before[i] * factor(i);
-        for (int64_t i = n.in; i-- > 0;) behind[i] = behind[i + 1] * factor(i);
+        const Products products(n.in, [&](int64_t i) { return 1 + m[i] * fabsl(mul[i]); });
         const long double g = sigmoid(h), rest = sigmoid(-h), size = expl(std::min<long double>(e, omega));
-        const long double t = size * behind[0], up = c.grad_y[at];
+        const long double t = size * products.all(), up = c.grad_y[at];
         want[0][at] = g * a + rest * t;
         const long double d_e = e > omega ? 0 : up * rest * t, d_h = up * g * rest * (a - t);
         for (int64_t i = 0; i < n.in; ++i) {
@@ -313,7 +303,7 @@ void check_inalu(const Shape& n, int64_t times) {
           want[1][(k * n.rows + b) * n.in + i] += up * g * add[i] + d_h * parameters[4][w0 + i] + d_e * mul[i] * slope;
           const long double sign = mul[i] > 0 ? 1 : (mul[i] < 0 ? -1 : 0);
           const long double d_add = up * g * x[i];
-          const long double d_mul = d_e * log[i] + sign * m[i] * up * rest * size * before[i] * behind[i + 1];
+          const long double d_mul = d_e * log[i] + sign * m[i] * up * rest * size * products.others(i);
           for (int pair = 0; pair < 2; ++pair) {
             const auto& derivatives = nac[pair][size_t(w0 + i)];
             want[2 + 2 * pair][w0 + i] += (pair ? d_mul : d_add) * derivatives[1];
@@ -324,13 +314,39 @@ void check_inalu(const Shape& n, int64_t times) {
       }
     }
   }
-  const char* names[] = {
-      "y", "grad_x", "grad_weight_add", "grad_mask_add", "grad_weight_mul", "grad_mask_mul", "grad_gate_weight"};
-  for (int part = times > 1 ? 2 : 0; part < 7; ++part) {
-    const std::string what = std::string("inalu ") + names[part];
-    if (times > 1) compare_sum(what.c_str(), results[0][part], want[part], times);
-    else compare(what.c_str(), results[0][part], want[part], n.in + (part == 1 ? n.out : part > 1 ? n.rows : 0));
-  }
+  on_each_isa([&] {
+    const auto& kernels = npu::kernels<T>();
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    std::vector<T> results[2][7];  // y, grad_x, the parameters' gradients
+    for (int run = 0; run < 2; ++run) {
+      const npu::Parallel parallel = workers(run ? 3 : 1);
+      auto& found = results[run];
+      std::vector<T> h(n.models * all.n.rows * n.out, nan), a = h, t = h;
+      std::vector<int32_t> flags(h.size(), -1);
+      found[0] = h;
+      found[1].assign(n.models * all.n.rows * n.in, nan);
+      for (int p = 2; p < 7; ++p) found[p].assign(n.models * n.out * n.in, nan);
+      // The second run computes the weights' parts again.
+      std::vector<T> kept(4 * n.models * n.out * n.in, nan);
+      T* parts = run ? nullptr : kept.data();
+      kernels.inalu_forward({inputs, found[0].data(), h.data(), a.data(), t.data(), flags.data(), parts}, parallel);
+      kernels.inalu_backward(
+          {inputs, all.grad_y.data(), h.data(), a.data(), t.data(), flags.data(), parts, found[1].data(),
+           found[2].data(), found[3].data(), found[4].data(), found[5].data(), found[6].data()},
+          parallel);
+    }
+    for (int part = 0; part < 7; ++part) {
+      if (results[0][part] != results[1][part])
+        std::printf("FAILED: inalu: other bits from three threads, or without the parts\n"), ++failures;
+    }
+    const char* names[] = {
+        "y", "grad_x", "grad_weight_add", "grad_mask_add", "grad_weight_mul", "grad_mask_mul", "grad_gate_weight"};
+    for (int part = times > 1 ? 2 : 0; part < 7; ++part) {
+      const std::string what = std::string("inalu ") + names[part];
+      if (times > 1) compare_sum(what.c_str(), results[0][part], want[part], times);
+      else compare(what.c_str(), results[0][part], want[part], n.in + (part == 1 ? n.out : part > 1 ? n.rows : 0));
+    }
+  });
 }
 
 // All layers at one shape, whose rows come `times` times.
@@ -366,11 +382,7 @@ void check_all(const Shape& n, int bits, int64_t times) {
 }  // namespace
 
 int main(int count, char** names) {
-  const char* isa = count > 1 ? names[1] : npu::isa();
-  if (!npu::set_isa(isa)) {
-    std::printf("%s is not supported by this processor\n", isa);
-    return 77;
-  }
+  if (!read_arguments(count, names)) return 77;
   const int64_t sizes[][4] = {{1, 0, 3, 2},     {1, 1, 1, 1},    {1, 7, 2, 6},      {1, 100, 6, 2},   {1, 47, 15, 16},
                               {1, 48, 16, 17},  {1, 49, 17, 1},  {1, 130, 33, 5},   {3, 20, 6, 2},    {2, 65, 9, 31},
                               {1, 1100, 5, 7},  {2, 1030, 3, 4}, {1, 33, 65, 66},   {1, 700, 24, 40}, {1, 50, 400, 18},
@@ -380,8 +392,6 @@ int main(int count, char** names) {
                               {1, 0, 0, 0},     {1, 700, 0, 0},  {2, 700, 33, 0},   {2, 700, 0, 3}};
   // Rows, inputs, outs, how often: sums whose rounding errors must not grow with the number of rows.
   const int64_t many[][4] = {{1, 1, 1, 1000003}, {1, 6, 2, 150001}, {1, 20, 3, 150001}, {3, 70, 5, 30001}};
-  // A sanitizer's build is some thirty times slower: it is given a limit on the work of one case.
-  const int64_t limit = count > 2 ? std::atoll(names[2]) : std::numeric_limits<int64_t>::max();
   for (int bits = 0; bits < 16; ++bits) {
     const bool shared = (bits & 1) != 0, complex = (bits & 2) != 0, gated = (bits & 4) != 0, negative = (bits & 8) != 0;
     for (const auto& size : sizes)
@@ -394,6 +404,5 @@ int main(int count, char** names) {
   }
   // So many outs that the chunks of the narrow layers' backward are shorter than a span of rows.
   if (limit > 25000) check_npu<float>({1, 1023, 2, 2100, false, true, true, true}, 1);
-  std::printf("%s: %d failures\n", isa, failures);
-  return failures ? 1 : 0;
+  return report();
 }

@@ -9,10 +9,10 @@
 #include <random>
 #include <vector>
 
+#include "isas.h"
 #include "layers.h"
 #include "workers.h"
 
-inline int failures = 0;
 constexpr long double kPi = 3.14159265358979323846264338327950288L;
 
 // Of the whole: the root of the squared errors' sum. Infinite where an output was not written.

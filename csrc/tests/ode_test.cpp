@@ -1,4 +1,4 @@
-// The time loop of one instruction set against a long-double loop, its gradients against central differences of that
+// The time loop of every instruction set against a long-double loop, its gradients against central differences of that
 // loop; the same bits from one thread as from many, and from stages that were kept as from those computed again.
 #include <algorithm>
 #include <cmath>
@@ -9,12 +9,12 @@
 #include <random>
 #include <vector>
 
+#include "isas.h"
 #include "layers.h"
 #include "workers.h"
 
 namespace {
 
-int failures = 0;
 constexpr long double kPi = 3.14159265358979323846264338327950288L;
 using Long = std::vector<long double>;
 
@@ -173,14 +173,21 @@ void compare(const char* what, const T* got, const Long& want, long double bound
   ++failures;
 }
 
+// What a part of the results should be, from an element on.
 template <typename T>
-void check(const Shape& n) {
-  const Case<T> c(n);
-  const Results<T> got(c, workers(1), true);
-  if (!got.same_bits(Results<T>(c, workers(3), true)))
-    std::printf("FAILED: other bits from three threads\n"), ++failures;
-  if (!got.same_bits(Results<T>(c, workers(1), false))) std::printf("FAILED: other bits, not kept\n"), ++failures;
+struct Expected {
+  const char* name;
+  std::vector<T> Results<T>::* part;
+  int64_t at;
+  Long values;
+  long double bound;
+};
 
+template <typename T>
+std::vector<Expected<T>> expected(const Case<T>& c) {
+  using R = Results<T>;
+  const Shape& n = c.n;
+  std::vector<Expected<T>> all;
   const int64_t d = n.features, matrix = n.hidden * d, path = (n.steps + 1) * d;
   const long double bound = 100 * std::numeric_limits<T>::epsilon() * sqrtl(1 + n.steps + n.starts);
   const long double of_differences = std::max(bound, 1e-9L);
@@ -229,31 +236,45 @@ void check(const Shape& n) {
       Long u0 = start(b), grad;
       row_loss(b, u0);
       const int64_t row = k * n.starts + b;
-      compare("trajectory", got.trajectory.data() + row * path, states, bound);
-      if (n.derivatives) compare("derivatives", got.derivatives.data() + row * path, slopes, bound);
+      all.push_back({"trajectory", &R::trajectory, row * path, states, bound});
+      if (n.derivatives) all.push_back({"derivatives", &R::derivatives, row * path, slopes, bound});
       for (int64_t i = 0; i < d; ++i) grad.push_back(derivative(u0[i], [&] { return row_loss(b, u0); }));
-      compare("grad_u0", got.grad_u0.data() + row * d, grad, of_differences);
+      all.push_back({"grad_u0", &R::grad_u0, row * d, grad, of_differences});
     }
-    compare("grad_weight_re", got.grad_wr.data() + k * matrix, gradient(p.wr), of_differences);
-    if (n.complex) compare("grad_weight_im", got.grad_wi.data() + k * matrix, gradient(p.wi), of_differences);
-    if (n.gated) compare("grad_gate", got.grad_gate.data() + k * d, gradient(p.gate), of_differences);
-    compare("grad_weight", got.grad_a.data() + k * matrix, gradient(p.a), of_differences);
+    const auto add = [&](const char* name, std::vector<T> R::* part, int64_t at, Long& variables) {
+      all.push_back({name, part, at, gradient(variables), of_differences});
+    };
+    add("grad_weight_re", &R::grad_wr, k * matrix, p.wr);
+    if (n.complex) add("grad_weight_im", &R::grad_wi, k * matrix, p.wi);
+    if (n.gated) add("grad_gate", &R::grad_gate, k * d, p.gate);
+    add("grad_weight", &R::grad_a, k * matrix, p.a);
   }
+  return all;
+}
+
+template <typename T>
+void check(const Shape& n) {
+  const Case<T> c(n);
+  const std::vector<Expected<T>> all = expected(c);
+  on_each_isa([&] {
+    const Results<T> got(c, workers(1), true);
+    if (!got.same_bits(Results<T>(c, workers(3), true)))
+      std::printf("FAILED: other bits from three threads\n"), ++failures;
+    if (!got.same_bits(Results<T>(c, workers(1), false))) std::printf("FAILED: other bits, not kept\n"), ++failures;
+    for (const Expected<T>& e : all) compare(e.name, (got.*e.part).data() + e.at, e.values, e.bound);
+  });
 }
 
 }  // namespace
 
 int main(int count, char** names) {
-  const char* isa = count > 1 ? names[1] : npu::isa();
-  if (!npu::set_isa(isa)) {
-    std::printf("%s is not supported by this processor\n", isa);
-    return 77;
-  }
+  if (!read_arguments(count, names)) return 77;
   const int64_t sizes[][5] = {{1, 1, 3, 9, 6},  {1, 1, 1, 1, 2}, {1, 1, 5, 17, 3}, {1, 1, 18, 3, 2}, {3, 1, 3, 5, 4},
                               {19, 1, 2, 4, 3}, {2, 3, 4, 4, 3}, {2, 9, 3, 2, 3},  {1, 21, 5, 3, 2}, {1, 270, 1, 2, 2}};
+  const bool limited = limit < std::numeric_limits<int64_t>::max();
   for (const auto& size : sizes) {
-    for (int bits : {0, 5, 10, 15, 20, 25, 30, 31}) {       // every option with and without
-      if (count > 2 && bits != 10 && bits != 31) continue;  // a sanitizer's build is slow
+    for (int bits : {0, 5, 10, 15, 20, 25, 30, 31}) {  // every option with and without
+      if (limited && bits != 10 && bits != 31) continue;
       const Shape n{size[0],         size[1],         size[2],         size[3],         size[4],
                     (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0};
       const int before = failures;
@@ -265,6 +286,5 @@ int main(int count, char** names) {
                     n.clip, n.derivatives, n.runge_kutta ? 4 : 1);
     }
   }
-  std::printf("%s: %d failures\n", isa, failures);
-  return failures ? 1 : 0;
+  return report();
 }

@@ -298,7 +298,7 @@ int main(int count, char** names) {
     std::printf("%s is not supported by this processor, or not compiled\n", isa.c_str());
     return 77;
   }
-  const int64_t limit = count > 2 ? std::atoll(names[2]) : std::numeric_limits<int64_t>::max();
+  if (count > 2) limit = std::atoll(names[2]);
   // Models, rows, inputs, outs; around the tiles' 16 and 32, 256 inputs, outs or rows of a block, and groups.
   const int64_t sizes[][4] = {{1, 0, 33, 20},     {1, 1, 1, 1},      {1, 31, 33, 18},  {2, 20, 31, 15},
                               {1, 64, 64, 64},    {1, 70, 96, 40},   {3, 40, 40, 33},  {1, 200, 130, 47},
