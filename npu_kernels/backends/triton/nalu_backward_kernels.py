@@ -150,6 +150,59 @@ def _rare_sign_gradients(acc, x, d_t, d_one, w, ACC: tl.constexpr, PASSES: tl.co
     return acc + _sign_gradient(total, one, w, 1.0 - tl.abs(w), -1.0)
 
 
+@triton.jit
+def _all_rare_sign_gradients(
+    acc,
+    w,
+    grad_y_ptr,
+    x_ptr,
+    h_ptr,
+    a_ptr,
+    t_ptr,
+    flags_ptr,
+    start_x,
+    start_y,
+    offs_i,
+    offs_o,
+    mask_i,
+    mask_o,
+    rows,
+    O,
+    I,
+    INALU: tl.constexpr,
+    ACC: tl.constexpr,
+    PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    """acc and `_rare_sign_gradients` of all rows. A loop of its own, for the few tiles that have any, keeps registers
+    free in the other.
+    """
+    offs_b = tl.arange(0, BLOCK_B)
+    offs_x = offs_b[:, None] * I + offs_i[None, :]
+    offs_y = offs_b[:, None] * O + offs_o[None, :]
+    for b in range(0, loop_end(rows), BLOCK_B):
+        mask_b = offs_b < rows - b
+        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0)
+        _, _, _, d_t, d_one = _upstream(
+            grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
+        )
+        acc = _rare_sign_gradients(acc, x, d_t, d_one, w, ACC, PASSES)
+        start_x += BLOCK_B * I
+        start_y += BLOCK_B * O
+    return acc
+
+
+@triton.jit
+def _store_sum(
+    acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, out, mask_w, FINAL: tl.constexpr, ACC: tl.constexpr
+):
+    """A sum over rows: as the gradients of weight and mask with FINAL, else as it is, for `sum_partials`."""
+    if FINAL:
+        store_nac_gradients(acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, mask_w, ACC)
+    else:
+        tl.store(grad_ptr + out, acc, mask=mask_w)
+
+
 @triton.jit(do_not_specialize=["K", "B"])
 def nalu_backward_w_kernel(
     grad_y_ptr,  # [K, B, O]
@@ -249,10 +302,7 @@ def nalu_backward_w_kernel(
 
     out = pid_s * K * O * I + offs_w
     if NEED_ADD:
-        if FINAL:
-            store_nac_gradients(acc_add, wa_ptr, ma_ptr, add_ptr, add_mask_ptr, offs_w, mask_w, ACC)
-        else:
-            tl.store(add_ptr + out, acc_add, mask=mask_w)
+        _store_sum(acc_add, wa_ptr, ma_ptr, add_ptr, add_mask_ptr, offs_w, out, mask_w, FINAL, ACC)
     if NEED_GATE:
         tl.store(gate_ptr + out, acc_gate.to(gate_ptr.dtype.element_ty), mask=mask_w)
     if NEED_BIAS:
@@ -263,19 +313,8 @@ def nalu_backward_w_kernel(
         w = nac(wm_ptr, mm_ptr, offs_w, mask_w, ACC)
         acc_mul += _sign_gradient(acc_negative, tl.zeros_like(acc_negative), w, 1.0 - 2.0 * tl.abs(w), -2.0)
         if any_rare > 0:
-            start_x = begin_x
-            start_y = begin_y
-            for b in range(0, loop_end(rows), BLOCK_B):
-                mask_b = offs_b < rows - b
-                x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0)
-                _, _, _, d_t, d_one = _upstream(
-                    grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr, start_y + offs_y,
-                    mask_b[:, None] & mask_o[None, :], INALU, ACC,
-                )  # fmt: skip
-                acc_mul = _rare_sign_gradients(acc_mul, x, d_t, d_one, w, ACC, PASSES)
-                start_x += BLOCK_B * I
-                start_y += BLOCK_B * O
-        if FINAL:
-            store_nac_gradients(acc_mul, wm_ptr, mm_ptr, mul_ptr, mul_mask_ptr, offs_w, mask_w, ACC)
-        else:
-            tl.store(mul_ptr + out, acc_mul, mask=mask_w)
+            acc_mul = _all_rare_sign_gradients(
+                acc_mul, w, grad_y_ptr, x_ptr, h_ptr, a_ptr, t_ptr, flags_ptr, begin_x, begin_y, offs_i, offs_o,
+                mask_i, mask_o, rows, O, I, INALU, ACC, PASSES, BLOCK_B,
+            )  # fmt: skip
+        _store_sum(acc_mul, wm_ptr, mm_ptr, mul_ptr, mul_mask_ptr, offs_w, out, mask_w, FINAL, ACC)

@@ -143,6 +143,23 @@ def _zero_factors(
     return acc_s, state
 
 
+@triton.jit
+def _products(e, log_s, state, flags_ptr, out, mask, OMEGA: tl.constexpr, INALU: tl.constexpr, SAVE: tl.constexpr):
+    """The product without its factors that are 0, and with them; stores the iNALU's flags."""
+    if INALU:
+        bounded = e > OMEGA
+        t = exp_accurate(tl.where(bounded, OMEGA, e) + log_s)
+        t = tl.where((state & 1) != 0, -t, t)
+        product = tl.where(state < 2, t, 0.0)
+        if SAVE:
+            flags = tl.minimum(state >> 1, 2) * 2 + bounded.to(tl.int32)
+            tl.store(flags_ptr + out, flags, mask=mask)
+    else:
+        t = exp_accurate(e)
+        product = t
+    return t, product
+
+
 @triton.jit(do_not_specialize=["B"])
 def nalu_forward_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
@@ -218,17 +235,7 @@ def nalu_forward_kernel(
         h += tl.load(bias_ptr + k * O + first_o + offs_o, mask=mask_o, other=0.0).to(ACC)[None, :]
     mask = (offs_b < rows)[:, None] & mask_o[None, :]
     out = (k * B + first_b) * O + first_o + (offs_b[:, None] * O + offs_o[None, :])
-    if INALU:
-        bounded = e > OMEGA
-        t = exp_accurate(tl.where(bounded, OMEGA, e) + log_s)
-        t = tl.where((state & 1) != 0, -t, t)
-        product = tl.where(state < 2, t, 0.0)
-        if SAVE:
-            flags = tl.minimum(state >> 1, 2) * 2 + bounded.to(tl.int32)
-            tl.store(flags_ptr + out, flags, mask=mask)
-    else:
-        t = exp_accurate(e)
-        product = t
+    t, product = _products(e, log_s, state, flags_ptr, out, mask, OMEGA, INALU, SAVE)
     y = sigmoid(h) * a + sigmoid(-h) * product
     tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
     if SAVE:

@@ -87,6 +87,43 @@ def npu_small_forward_kernel(
         tl.store(s_ptr + offs_y, (e * sin_q).to(s_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _store_sums(
+    acc_re,  # [BLOCK_O, BLOCK_I]
+    acc_im,
+    acc_gate,  # [BLOCK_I]
+    gate_ptr,
+    grad_re_ptr,
+    grad_im_ptr,
+    grad_gate_ptr,
+    k,
+    at,  # which of the splits' models
+    offs_o,
+    offs_i,
+    mask_o,
+    I: tl.constexpr,
+    O: tl.constexpr,
+    NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    CLIP: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """The gradients of the weights and the gate, which are sums over this program's rows."""
+    mask_i = offs_i < I
+    offs_w = at * O * I + offs_o[:, None] * I + offs_i[None, :]
+    mask_w = mask_o[:, None] & mask_i[None, :]
+    if NEED_RE:
+        tl.store(grad_re_ptr + offs_w, acc_re.to(grad_re_ptr.dtype.element_ty), mask=mask_w)
+    if NEED_IM:
+        tl.store(grad_im_ptr + offs_w, acc_im.to(grad_im_ptr.dtype.element_ty), mask=mask_w)
+    if NEED_GATE:
+        if CLIP:
+            gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(ACC)
+            acc_gate = tl.where((gate >= 0) & (gate <= 1), acc_gate, 0.0)
+        tl.store(grad_gate_ptr + at * I + offs_i, acc_gate.to(grad_gate_ptr.dtype.element_ty), mask=mask_i)
+
+
 @triton.jit(do_not_specialize=["K", "B", "tiles"])
 def npu_small_backward_kernel(
     grad_y_ptr,  # [K, B, O]
@@ -169,19 +206,10 @@ def npu_small_backward_kernel(
                     total = tl.sum(tl.where(mask_b, part, 0.0), axis=0)
                     acc_gate += tl.where(offs_i == i, total, 0.0)
 
-    mask_i = offs_i < I
-    offs_w = (pid_s * K + k) * O * I + offs_o[:, None] * I + offs_i[None, :]
-    mask_w = mask_o[:, None] & mask_i[None, :]
-    if NEED_RE:
-        tl.store(grad_re_ptr + offs_w, acc_re.to(grad_re_ptr.dtype.element_ty), mask=mask_w)
-    if NEED_IM:
-        tl.store(grad_im_ptr + offs_w, acc_im.to(grad_im_ptr.dtype.element_ty), mask=mask_w)
-    if NEED_GATE:
-        if CLIP:
-            gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(ACC)
-            acc_gate = tl.where((gate >= 0) & (gate <= 1), acc_gate, 0.0)
-        offs_g = (pid_s * K + k) * I + offs_i
-        tl.store(grad_gate_ptr + offs_g, acc_gate.to(grad_gate_ptr.dtype.element_ty), mask=mask_i)
+    _store_sums(
+        acc_re, acc_im, acc_gate, gate_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, k, pid_s * K + k,
+        offs_o, offs_i, mask_o, I, O, NEED_RE, NEED_IM, NEED_GATE, CLIP, ACC,
+    )  # fmt: skip
 
 
 def small_forward(

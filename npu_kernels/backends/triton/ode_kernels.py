@@ -186,6 +186,89 @@ def ode_forward_kernel(
         tl.store(derivatives_ptr + offs_u, slope, mask=mask_u)
 
 
+@triton.jit
+def _stages(
+    u,
+    step,
+    w_re,
+    w_im,
+    a,
+    ghat,
+    mask_u,
+    mask_y,
+    STAGES: tl.constexpr,
+    TABLEAU: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_IM: tl.constexpr,
+):
+    """What the forward keeps of a step from u, for every stage: its state, logarithms, y and s."""
+    all_v = ()
+    all_log = ()
+    all_y = ()
+    all_s = ()
+    v = u
+    k = ()
+    for i in tl.static_range(STAGES):
+        slope, log_r, y, s = _slope(v, w_re, w_im, a, ghat, mask_u, mask_y, EPS, HAS_IM)
+        all_v = all_v + (v,)  # type: ignore[assignment]
+        all_log = all_log + (log_r,)  # type: ignore[assignment]
+        all_y = all_y + (y,)  # type: ignore[assignment]
+        all_s = all_s + (s,)  # type: ignore[assignment]
+        k = k + (slope,)  # type: ignore[assignment]
+        v = _advance(u, k, step, i, TABLEAU)
+    return all_v, all_log, all_y, all_s
+
+
+@triton.jit
+def _store_sums(
+    sum_re,  # [BLOCK_B, BLOCK_H, BLOCK_D]
+    sum_im,
+    sum_gate,  # [BLOCK_B, 1, BLOCK_D]
+    sum_a,
+    gate_ptr,
+    w_ptr,
+    grad_re_ptr,
+    grad_im_ptr,
+    grad_gate_ptr,
+    grad_w_ptr,
+    model,
+    at,  # which of the splits' models
+    offs_h,
+    offs_d,
+    mask_h,
+    mask_d,
+    D: tl.constexpr,
+    H: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    CLIP: tl.constexpr,
+    CLIP_GATE: tl.constexpr,
+    NEEDS: tl.constexpr,
+):
+    """The gradients of the weights and the gate, which are sums over this program's starts."""
+    offs_k = at * H * D
+    mask = mask_h & mask_d
+    if NEEDS & 2:
+        total = tl.sum(sum_re, axis=0)[None, :, :]
+        tl.store(grad_re_ptr + offs_k + offs_h * D + offs_d, total, mask=mask)
+    if HAS_IM:
+        if NEEDS & 4:
+            total = tl.sum(sum_im, axis=0)[None, :, :]
+            tl.store(grad_im_ptr + offs_k + offs_h * D + offs_d, total, mask=mask)
+    if gate_ptr is not None:
+        if NEEDS & 8:
+            total = tl.sum(sum_gate, axis=0)[None, :, :]
+            if CLIP_GATE:
+                gate = tl.load(gate_ptr + model * D + offs_d, mask=mask_d, other=0.0)
+                total = tl.where((gate >= 0) & (gate <= 1), total, 0.0)
+            tl.store(grad_gate_ptr + at * D + offs_d, total, mask=mask_d)
+    if NEEDS & 16:
+        total = tl.sum(sum_a, axis=0)[None, :, :]
+        if CLIP:
+            w = tl.load(w_ptr + model * H * D + offs_d * H + offs_h, mask=mask, other=0.0)
+            total = tl.where((w >= -1) & (w <= 1), total, 0.0)
+        tl.store(grad_w_ptr + offs_k + offs_d * H + offs_h, total, mask=mask)
+
+
 @triton.jit(do_not_specialize=["K", "B", "steps", "tiles"])
 def ode_backward_kernel(
     grad_trajectory_ptr,  # [K, B, steps + 1, D]
@@ -246,49 +329,22 @@ def ode_backward_kernel(
 
         if grad_derivatives_ptr is not None:
             v = tl.load(trajectory_ptr + offs_u, mask=mask_u, other=1.0)
-            slope, log_r, y, s = _slope(v, w_re, w_im, a, ghat, mask_u, mask_y, EPS, HAS_IM)
+            _slope_at_end, log_r, y, s = _slope(v, w_re, w_im, a, ghat, mask_u, mask_y, EPS, HAS_IM)
             dk = tl.load(grad_derivatives_ptr + offs_u, mask=mask_u, other=0.0)
             g, sum_re, sum_im, sum_gate, sum_a = _pull(
-                v,
-                log_r,
-                y,
-                s,
-                dk,
-                w_re,
-                w_im,
-                a,
-                ghat,
-                mask_u,
-                mask_y,
-                sum_re,
-                sum_im,
-                sum_gate,
-                sum_a,
-                EPS,
-                HAS_IM,
-                NEEDS,
-            )
+                v, log_r, y, s, dk, w_re, w_im, a, ghat, mask_u, mask_y, sum_re, sum_im, sum_gate, sum_a,
+                EPS, HAS_IM, NEEDS,
+            )  # fmt: skip
         if grad_trajectory_ptr is not None:
             g += tl.load(grad_trajectory_ptr + offs_u, mask=mask_u, other=0.0)
 
         for _ in range(loop_end(steps)):
             offs_u -= D
-            all_v = ()
-            all_log = ()
-            all_y = ()
-            all_s = ()
             if stages_ptr is None:
                 u = tl.load(trajectory_ptr + offs_u, mask=mask_u, other=1.0)
-                v = u
-                k = ()
-                for i in tl.static_range(STAGES):
-                    slope, log_r, y, s = _slope(v, w_re, w_im, a, ghat, mask_u, mask_y, EPS, HAS_IM)
-                    all_v = all_v + (v,)  # type: ignore[assignment]
-                    all_log = all_log + (log_r,)  # type: ignore[assignment]
-                    all_y = all_y + (y,)  # type: ignore[assignment]
-                    all_s = all_s + (s,)  # type: ignore[assignment]
-                    k = k + (slope,)  # type: ignore[assignment]
-                    v = _advance(u, k, step, i, TABLEAU)
+                all_v, all_log, all_y, all_s = _stages(
+                    u, step, w_re, w_im, a, ghat, mask_u, mask_y, STAGES, TABLEAU, EPS, HAS_IM
+                )
             dv = ()  # of the stages from i + 1 on
             for i in tl.static_range(STAGES - 1, -1, -1):
                 dk = (step * TABLEAU[LAST + i]).to(ACC) * g
@@ -321,25 +377,7 @@ def ode_backward_kernel(
 
         if NEEDS & 1:
             tl.store(grad_u0_ptr + row * D + offs_d, g, mask=mask_u)
-    offs_k = (split * K + model) * H * D
-    mask = mask_h & mask_d
-    if NEEDS & 2:
-        total = tl.sum(sum_re, axis=0)[None, :, :]
-        tl.store(grad_re_ptr + offs_k + offs_h * D + offs_d, total, mask=mask)
-    if HAS_IM:
-        if NEEDS & 4:
-            total = tl.sum(sum_im, axis=0)[None, :, :]
-            tl.store(grad_im_ptr + offs_k + offs_h * D + offs_d, total, mask=mask)
-    if gate_ptr is not None:
-        if NEEDS & 8:
-            total = tl.sum(sum_gate, axis=0)[None, :, :]
-            if CLIP_GATE:
-                gate = tl.load(gate_ptr + model * D + offs_d, mask=mask_d, other=0.0)
-                total = tl.where((gate >= 0) & (gate <= 1), total, 0.0)
-            tl.store(grad_gate_ptr + (split * K + model) * D + offs_d, total, mask=mask_d)
-    if NEEDS & 16:
-        total = tl.sum(sum_a, axis=0)[None, :, :]
-        if CLIP:
-            w = tl.load(w_ptr + model * H * D + offs_d * H + offs_h, mask=mask, other=0.0)
-            total = tl.where((w >= -1) & (w <= 1), total, 0.0)
-        tl.store(grad_w_ptr + offs_k + offs_d * H + offs_h, total, mask=mask)
+    _store_sums(
+        sum_re, sum_im, sum_gate, sum_a, gate_ptr, w_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, grad_w_ptr,
+        model, split * K + model, offs_h, offs_d, mask_h, mask_d, D, H, HAS_IM, CLIP, CLIP_GATE, NEEDS,
+    )  # fmt: skip
