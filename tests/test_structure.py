@@ -133,9 +133,6 @@ def test_only_the_registry_names_an_experiment() -> None:
 # Kernels whose loops share so much state that a part of them would take it all as arguments.
 LONG = {
     "npu_kernels/backends/triton/nalu_backward_kernels.py": {"nalu_backward_w_kernel"},
-    "npu_kernels/backends/triton/nalu_forward_kernels.py": {"nalu_forward_kernel"},
-    "npu_kernels/backends/triton/npu.py": {"npu_backward_w_kernel"},
-    "npu_kernels/backends/triton/npu_small.py": {"npu_small_backward_kernel"},
     "npu_kernels/backends/triton/ode_kernels.py": {"ode_backward_kernel"},
 }
 

@@ -34,7 +34,7 @@ cos add 3 ulp. PASSES 3 and 1 make the error of P and Q about ``2**-16`` and ``2
 float64 computes in float64, all other dtypes in float32; partial sums are kept in that type.
 """
 
-# ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant must not be merged with one on a value)
+# ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
 
 import torch
 import triton
@@ -366,10 +366,9 @@ def npu_backward_w_kernel(
     rows = tl.minimum(B - first_b, rows_per_split).to(tl.int32)
 
     ghat = _load_ghat(gate_ptr, k * I + first_i, offs_i, mask_i, HAS_GATE, ACC, BLOCK_I)[None, :]
-    if SHARED_X:
-        start_x = first_b * I + first_i
-    else:
-        start_x = (k * B + first_b) * I + first_i
+    start_x = first_b * I + first_i
+    if not SHARED_X:
+        start_x += k * B * I
     start_y = (k * B + first_b) * O + first_o
     offs_x = offs_b[:, None] * I + offs_i[None, :]
     offs_y = offs_b[:, None] * O + offs_o[None, :]
