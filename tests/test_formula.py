@@ -314,6 +314,18 @@ def test_latex_is_understood(unit):
             MathTextParser("path").parse(f"${line}$")
 
 
+def test_a_call_writes_no_text(monkeypatch):
+    found = read(RealNPU(2, 1))
+    monkeypatch.setattr("npu_kernels.formula.printing.text", lambda *_: pytest.fail("sympy takes long to write it"))
+    assert found(torch.rand(5, 2)).shape == (5, 1)
+    monkeypatch.undo()
+    first, second = str(found.torch_function).splitlines()[:2]
+    assert first.startswith("def formula(")
+    assert second == f"    # {found}"
+    x = torch.rand(5, 2)
+    assert torch.equal(found.torch_function(x), found(x))
+
+
 def test_torch_function_stands_alone(tmp_path):
     model = nn.Sequential(NPU(3, 4, dtype=torch.float64), NAU(4, 2, dtype=torch.float64))
     fill(model, torch.Generator().manual_seed(5))

@@ -164,7 +164,7 @@ class _Writer:
         return f"torch.clamp({self.bare(tensor)}, {name}={self.write(limit)})"
 
 
-def torch_function(symbols: Sequence[Expression], outputs: Sequence[Expression], head: str) -> TorchFunction:
+def torch_function(symbols: Sequence[Expression], outputs: Sequence[Expression]) -> TorchFunction:
     """The outputs as a function of the symbols; what several of them share is computed once."""
     import sympy
 
@@ -174,10 +174,16 @@ def torch_function(symbols: Sequence[Expression], outputs: Sequence[Expression],
     fresh = (sympy.Symbol(name) for n in range(10**6) if (name := f"t{n}") not in plain)
     shared, results = sympy.cse(list(outputs), symbols=fresh, order="none")
     writer = _Writer(code, plain[0])
-    lines = [f"def formula({', '.join(plain)}):", *(f"    # {line}" for line in head.splitlines())]
+    lines = [f"def formula({', '.join(plain)}):"]
     for symbol, expression in shared:
         lines.append(f"    {symbol} = {writer.bare(expression)}")
         code[symbol] = str(symbol)
     returned = ",\n        ".join(writer.bare(expression) for expression in results)
     lines.append(f"    return (\n        {returned},\n    )")
     return TorchFunction("\n".join(lines) + "\n", tuple(names))
+
+
+def with_head(function: TorchFunction, head: str) -> TorchFunction:
+    """The function with a text as comments at its beginning."""
+    first, rest = function.source.split("\n", 1)
+    return TorchFunction("\n".join([first, *(f"    # {line}" for line in head.splitlines()), rest]), function.names)

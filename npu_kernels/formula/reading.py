@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels.checks import check_whole
-from npu_kernels.formula.code import TorchFunction, torch_function
+from npu_kernels.formula.code import TorchFunction, torch_function, with_head
 from npu_kernels.formula.fractions import check_max_denominator
 from npu_kernels.formula.models import POWER_UNITS, Layer, check_model, epsilon, layers_of
 from npu_kernels.layers import NALU, NMRU, iNALU
@@ -68,10 +68,15 @@ class Formula:
     @functools.cached_property
     def torch_function(self) -> TorchFunction:
         """The formula as plain torch code, which does not need sympy; ``str()`` of it is the source."""
-        return torch_function(self.symbols, self.expressions, self.text())
+        return with_head(self._code, self.text())
+
+    @functools.cached_property
+    def _code(self) -> TorchFunction:
+        """`torch_function` without the formula as its comment: text takes sympy as long as the rest."""
+        return torch_function(self.symbols, self.expressions)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.torch_function(x)
+        return self._code(x)
 
     def __str__(self) -> str:
         return self.text()
