@@ -1,1 +1,1 @@
-"""The first minutes on a machine with a GPU: ``python -m benchmarks.gpu``, which `make gpu` starts."""
+"""What `make gpu` runs on a machine with a GPU: ``python -m benchmarks.gpu``."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu [PART ...]``: what a machine with a GPU is for, right results first, then speed.
+"""``python -m benchmarks.gpu [PART ...]``: results, speed and tuned tables on a machine with a GPU.
 
 Needs Python with torch and triton: no network, no pip, no C++ library. Every part and every item of it has its own
 limit of time; rows are written as they come; an item that fails does not stop the next; the same command goes on where

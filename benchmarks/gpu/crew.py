@@ -42,7 +42,7 @@ class Record:
         self.mirror()
 
     def mirror(self) -> None:
-        """Bring the other folder up to date."""
+        """Copy what is new to the other folder."""
         for folder in self.folders[1:]:
             for path in self.out.iterdir():
                 if path.is_file():
@@ -74,7 +74,7 @@ class Record:
 
 
 class Worker:
-    """A process that does items, one after the other."""
+    """A process that runs items, one after the other."""
 
     def __init__(self, out: Path, rehearsal: bool) -> None:
         command = [sys.executable, *PROGRAM, "--out", str(out)]
@@ -102,11 +102,11 @@ class Worker:
         self._answers.put(None)
 
     def start(self, seconds: float) -> str:
-        """Wait until it is ready; why it is not, or ""."""
+        """Wait until the process is ready. Returns why it is not, or an empty text."""
         return self._follow(seconds, lambda row: self.place.update(row["place"]), "place")
 
     def do(self, part: str, item: str, seconds: float, emit: Callable[[Row], None]) -> str:
-        """Let it do an item; why that failed, or "". One that takes longer is killed with its worker."""
+        """Run an item. Returns why it failed, or an empty text. After so many seconds the process is killed."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"part": part, "item": item}) + "\n")
@@ -133,11 +133,11 @@ class Worker:
 
     @property
     def lives(self) -> bool:
-        """Whether it takes another item."""
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it and what it has started."""
+        """Kill the process and those that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -250,7 +250,7 @@ class Crew:
 
 
 def told(row: Row) -> str:
-    """A row as a line for the screen; empty for what only the file needs."""
+    """A row as a line for the screen; empty for a row that is only for the file."""
     if "rival" in row:
         return f"{row['rival']} {row['median_us']:.1f} us, {row['ratio']:.2f} of ours"
     if "errors" in row:

@@ -1,4 +1,4 @@
-"""What is done on a GPU, part by part, the most important first. Data: nothing here imports torch."""
+"""The parts of a run on a GPU, the most important first, as data: this file does not import torch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ CASES = (
     "65536x512x512 high",
     "16384x1024x1024 high",
 )
-# Ours is always among them. What has to be compiled comes later: it may take long, and an item's rows come at its end.
+# The package is always timed. Rivals that compile come last: an item's rows are written at its end, and compilers are
+# slow.
 RIVALS = ("eager,graph,eager-graph,linear,linear-graph", "eager,compile,compile-graph")
 BENCH = tuple(f"{case} rivals={rivals}" for rivals in RIVALS for case in CASES)
 AGAIN = tuple(f"{case} rivals=eager,graph" for case in CASES)

@@ -28,7 +28,8 @@ Row = dict[str, Any]
 Emit = Callable[[Row], None]
 BENCH_SECONDS = 1.5  # of timing for all rivals of a case
 TUNE_SECONDS = 20.0  # for a kernel at a size
-# Root mean square errors that splits of float32 into fewer bfloat16 planes may have; in float64 eager is the truth.
+# Root mean square errors that splits of float32 into fewer bfloat16 planes may have; in float64 the
+# eager formula is the reference.
 ALLOWED = {"high": 1e-3, "medium": 1e-1, "float64": 1e-12}
 TABLE, BENCH_ROWS, TUNED_ROWS = "tables.json", "throughput.jsonl", "throughput-tuned.jsonl"
 
@@ -48,7 +49,7 @@ class Stage:
 
 
 class Rehearsal(Device):
-    """The CPU in the place of a GPU: a captured pass is the pass itself."""
+    """The CPU in place of a GPU. It captures no graphs: a captured pass is called as it is."""
 
     PEAK_METHOD = "none"
     product_size, copy_floats = 64, 2**16

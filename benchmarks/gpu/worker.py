@@ -37,7 +37,7 @@ def _place(rehearsal: bool) -> dict[str, Any]:
 
 
 def _settle() -> str:
-    """Give back the memory of an item; why the device of this process does not work any more, empty if it does."""
+    """Free the memory of an item. Returns why the device no longer works in this process, or an empty text."""
     import torch
 
     if not torch.cuda.is_initialized():

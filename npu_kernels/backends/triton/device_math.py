@@ -1,4 +1,4 @@
-"""The arithmetic that its Triton kernels share.
+"""Arithmetic that the Triton kernels share.
 
 Everything here is a helper that runs inside a kernel, on tiles in registers. An ``if`` on a compile-time constant keeps
 its ``else``, and each helper has one return: the compiler visits whatever follows a ``return``, whichever way the
@@ -25,7 +25,8 @@ Inside Triton's interpreter bfloat16 products and casts are wrong, so planes are
 kept in float32: the same values flow through the same products, exactly.
 
 Infinite operands: a plane of an infinite value leaves ``inf - inf``, so the split schemes give NaN wherever an infinity
-enters a sum, where IEEE arithmetic may also give an infinity. :func:`repair` in the forward kernel restores it.
+enters a sum, where IEEE arithmetic may also give an infinity. The forward kernels compute such tiles again with one
+plane.
 """
 
 # ruff: noqa: SIM108 (see above: the other branch must not be visited)

@@ -10,7 +10,7 @@ Tensor = torch.Tensor
 
 TORCH_DTYPE = {tl.float32: torch.float32, tl.float64: torch.float64}
 MOST_FEATURES = 2**24  # offsets within a tile, of at most 128 rows, are 32-bit numbers
-_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)  # computed in it; a call may mix them
+_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)  # computed in float32; a call may mix them
 _NO_GUARD: AbstractContextManager[None] = nullcontext()
 
 
@@ -68,12 +68,12 @@ def accumulator(dtype: torch.dtype) -> tl.dtype:
 
 
 def empty(like: Tensor, shape: tuple[int, ...], acc: tl.dtype | None = None) -> Tensor:
-    """A fresh contiguous tensor, in the accumulation dtype if given."""
+    """A new contiguous tensor, in the accumulation dtype if given."""
     return like.new_empty(shape) if acc is None else like.new_empty(shape, dtype=TORCH_DTYPE[acc])
 
 
 def gradients(x: Tensor, needed: tuple[tuple[Tensor | None, bool], ...]) -> tuple[Tensor, ...]:
-    """Fresh ones of the tensors, in their dtypes; empty where not needed."""
+    """A new tensor for the gradient of each tensor, of its shape and dtype; without elements where it is not needed."""
     return tuple([(x if t is None else t).new_empty(t.shape if t is not None and need else (0,)) for t, need in needed])
 
 
@@ -90,7 +90,10 @@ def device_of(x: Tensor) -> AbstractContextManager[object]:
 
 
 def row_splits(rows: int, block: int, tiles: int, programs: int) -> tuple[int, int]:
-    """Into how many parts the rows are split so that about so many programs have work, and how many rows a part has."""
+    """The number of parts that the rows are split into, for about `programs` programs, and the rows of a part.
+
+    block: rows that a program takes at a time. tiles: programs that every part has.
+    """
     blocks = -(-rows // block)
     of_a_part = -(-blocks // max(1, programs // tiles))
     return -(-blocks // of_a_part), of_a_part * block

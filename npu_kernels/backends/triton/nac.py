@@ -60,7 +60,7 @@ def store_nac_gradients(total, w_ptr, m_ptr, grad_w_ptr, grad_m_ptr, offs, mask,
 
 @triton.jit
 def logarithm(x, EPS: tl.constexpr, INALU: tl.constexpr):
-    """L. A NaN stays one."""
+    """The logarithm L of the layer; NaN for NaN."""
     if INALU:  # noqa: SIM108 (on a compile-time constant)
         clamped = tl.where(tl.abs(x) < EPS, EPS, tl.abs(x)).to(x.dtype)
     else:

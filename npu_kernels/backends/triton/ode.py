@@ -1,4 +1,4 @@
-"""The time loop's launches: a forward; a backward and, of several programs, a reduction.
+"""Launches of the time loop: one forward; one backward, and one reduction where several programs share a model.
 
 The formulas and what is kept: `ode_kernels`. Layers too large for one program's registers (`fits`) are stepped through
 by `npu_kernels.ode`.
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 ELEMENTS = {torch.float32: 2, torch.float64: 1}
 MOST = {torch.float32: 1024, torch.float64: 512}
 WARP = 32
-PROGRAMS = 4096  # about how many a backward pass has: each leaves partial sums, and goes on to other starts
+PROGRAMS = 4096  # of a backward pass, about: each takes several starts one after the other and stores one partial sum
 
 
 def _blocks(d: int, h: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
-"""Which tile sizes, warps, stages and precision scheme a launch uses. Data, no timing.
+"""The tile sizes, warps, stages and precision scheme of a launch.
 
-Nothing is tuned while a user waits. A table maps ``kernel dtype precision bucket`` to a configuration:
+They are read from tables: no call of a layer measures anything. A table maps ``kernel dtype precision bucket`` to a
+configuration:
 
 - kernel: a name in :data:`KERNELS`
 - dtype: float32 (float16 and bfloat16 compute in it and use its entries unless they have their own) or float64
@@ -9,13 +10,13 @@ Nothing is tuned while a user waits. A table maps ``kernel dtype precision bucke
   multiple of 16 (such tiles cannot be loaded in vectors and take more registers); or, for measured entries, exact sizes
   rounded up to powers of two: ``i256 o256 k1``
 
-The number of rows is no part of it: the last batch of an epoch, which has fewer, launches the same kernels, compiles
-nothing and rounds in the same way.
+The number of rows is not in the bucket: a last batch with fewer rows launches the same kernels, compiles nothing and
+rounds in the same way.
 
-The most special entry wins: exact before coarse, ``odd`` before not, a precision before ``any``. ``tables.json`` beside
-this file has one table per architecture; others use the nearest one. To measure: :func:`candidates` lists what is worth
-timing, :class:`use_config` makes launches use it, :func:`load_table` and :func:`save_table` read and write tables,
-:func:`use_tables` makes a process use another file.
+The most specific entry is used: exact before coarse, ``odd`` before not, a precision before ``any``. ``tables.json``
+beside this file has one table per architecture; others use the nearest one. To measure: :func:`candidates` lists what
+is worth timing, :class:`use_config` makes launches use it, :func:`load_table` and :func:`save_table` read and write
+tables, :func:`use_tables` makes a process use another file.
 
 A configuration has the block sizes ``BLOCK_B, BLOCK_O, BLOCK_I``, ``PASSES`` (scheme of the products, `device_math`),
 ``num_warps``, ``num_stages``, for kernels that split rows ``programs``: about how many programs to start, and, where
