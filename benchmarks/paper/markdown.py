@@ -26,6 +26,6 @@ def between(value: float, interval: tuple[float, float] | None) -> str:
     return number(value) if interval is None else f"{number(value)} ({number(interval[0])} to {number(interval[1])})"
 
 
-def share(value: float) -> str:
-    """A share in percent."""
-    return "< 0.1 %" if value < 0.001 else f"{100 * value:.{1 if value < 0.0995 else 0}f} %"
+def probable(value: float) -> str:
+    """A probability with two digits."""
+    return "< 0.001" if value < 0.001 else f"{value:.{2 if value >= 0.0995 else 3}f}"

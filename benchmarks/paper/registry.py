@@ -11,6 +11,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         gradient_surface.EXPERIMENT,
         simple.EXPERIMENT,
         large.EXPERIMENT,
+        large.SNAPSHOTS,
         fsir.EXPERIMENT,
         single_module.EXPERIMENT,
         fitted.EXPERIMENT,

@@ -55,6 +55,7 @@ class Batch:
         settings, runs: what decides the numbers, of all runs and of each: numbers, strings, None.
         cost: the expected time in any unit, for the order and for the estimate of the time left.
         make: a function of a module (a worker process imports it) that makes the work.
+        turn: batches of a smaller turn come first.
     """
 
     experiment: str
@@ -63,6 +64,7 @@ class Batch:
     runs: tuple[dict[str, Any], ...]
     cost: float
     make: Callable[[Batch], Work] = field(compare=False)
+    turn: int = 0
 
     @property
     def name(self) -> str:
@@ -167,5 +169,5 @@ def complete(batch: Batch, folder: Folder, report: Callable[[float, bool], None]
 
 
 def order(batches: Sequence[Batch]) -> list[Batch]:
-    """The longest first, so that no process is left alone with a long one at the end."""
-    return sorted(batches, key=lambda batch: -batch.cost)
+    """By their turns; of one turn the longest first, so that no process is left alone with a long one at the end."""
+    return sorted(batches, key=lambda batch: (batch.turn, -batch.cost))

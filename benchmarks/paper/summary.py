@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 DRAWS = 10_000  # samples of a bootstrap
+T = TypeVar("T")
 
 
 def median(values: Sequence[float]) -> float:
@@ -55,6 +57,18 @@ def means_of_samples(values: Sequence[float]) -> np.ndarray:
     """The means of samples as large as `values`, drawn with replacement; ascending, the same for the same values."""
     drawn = np.random.default_rng(0).choice(np.asarray(values, dtype=float), (DRAWS, len(values)))
     return np.sort(drawn.mean(1))
+
+
+def bootstrap(statistic: Callable[[list[T]], float], runs: Sequence[T]) -> tuple[float, float] | None:
+    """The 95 % interval of any statistic, by a bootstrap of whole runs; None for fewer than six runs.
+
+    A run may be many values, which depend on one another: a sample has all of them or none.
+    """
+    if len(runs) < 6:
+        return None
+    chosen = np.random.default_rng(0).integers(len(runs), size=(DRAWS // 10, len(runs))).tolist()
+    drawn = sorted(statistic([runs[index] for index in sample]) for sample in chosen)
+    return drawn[int(0.025 * len(drawn))], drawn[int(0.975 * len(drawn))]
 
 
 def probability(values: Sequence[float], centre: float, error: float) -> float:

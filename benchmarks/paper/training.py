@@ -118,6 +118,8 @@ class Training:
         penalty, beta: the penalty and its weights ``[K]`` at a step.
         evaluate: rows and tensors to keep, at the end; gets this object.
         penalties, project: the same for `training.run`, the penalties' weights as functions of the step (from 1).
+        watch, watched: a tensor to keep of the models after each of these steps, in ascending order; `snapshots` has
+            them, for `evaluate`.
     """
 
     def __init__(
@@ -131,12 +133,16 @@ class Training:
         beta: Callable[[int], Tensor] = lambda step: NO_BETA,
         penalties: dict[str, Callable[[int], float]] | None = None,
         project: bool | float = False,
+        watch: Callable[[Training], Tensor] | None = None,
+        watched: Sequence[int] = (),
     ) -> None:
         self.module, self.data, self.total, self.done = module, data, steps, 0
         self.buffer = Buffer(module)
         self.optimizer = optimizer(self.buffer)
         self.penalty, self.beta, self._evaluate = penalty, beta, evaluate
         self.penalties, self.project = penalties or {}, project
+        self._watch, self._watched = watch, watched
+        self.snapshots: list[Tensor] = []
         self.last_loss: Tensor | None = None  # [K], of the last step's rows, before the step; of single steps only
         self._torchs = self._fused_optimizer() if hasattr(data, "many") else None
 
@@ -154,11 +160,15 @@ class Training:
         """Train for so many more steps."""
         end = self.done + steps
         while self.done < end:
+            watched = next((step for step in self._watched if step > self.done), None)
+            most = end if watched is None else min(end, watched)
             if self._torchs is None:
                 self._step(self.done + 1)
                 self.done += 1
             else:
-                self.done += self._steps(end - self.done, self._torchs)
+                self.done += self._steps(most - self.done, self._torchs)
+            if self._watch is not None and self.done == watched:
+                self.snapshots.append(self._watch(self))
 
     def _steps(self, most: int, optimizer: torch.optim.Optimizer) -> int:
         """So many steps at most, in one call; returns how many."""
@@ -197,11 +207,12 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """All that a checkpoint needs."""
-        return {"done": self.done, "tensors": [self.buffer.flat, *self.optimizer.state]}
+        tensors = [self.buffer.flat, *self.optimizer.state]
+        return {"done": self.done, "tensors": tensors, "snapshots": list(self.snapshots)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`."""
-        self.done = state["done"]
+        self.done, self.snapshots = state["done"], list(state.get("snapshots", []))
         for tensor, kept in zip([self.buffer.flat, *self.optimizer.state], state["tensors"], strict=True):
             tensor.copy_(kept)
 

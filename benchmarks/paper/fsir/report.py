@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.paper import published
-from benchmarks.paper.checks import Check, at_most, statistic, within
+from benchmarks.paper.checks import Check, at_most, explained, judged, statistic, within
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.fsir.models import FEW
-from benchmarks.paper.markdown import table
-from benchmarks.paper.summary import median, number
+from benchmarks.paper.markdown import between, table
+from benchmarks.paper.summary import bootstrap, interval, median, number, wilson
 from benchmarks.paper.tables import Rows
+
+BUDGETS = (20, 40, 80, 160, None)  # numbers of parameters at which the fronts are compared
+BETTER = "the fits here are better; perhaps because the gradient is the loss's own, unlike the authors' (not tested)"
 
 
 def share_below(rows: Rows, limit: float) -> float:
@@ -64,34 +67,44 @@ def dominates(better: Rows, worse: Rows) -> bool:
 
 
 def short_table(rows: Rows) -> str:
-    """The paper beside ours, a line per model."""
+    """A line for the paper's runs of a model, and one for ours, with 95 % intervals."""
+
+    def middle(found: Rows) -> str:
+        errors = [row["mse"] for row in found]
+        return between(median(errors), interval(median, errors))
+
+    def below(found: Rows, limit: float) -> str:
+        low, high = wilson(sum(row["mse"] < limit for row in found), len(found))
+        return f"{100 * share_below(found, limit):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+
     lines = []
-    paper = paper_rows()
     for model in fsir.MODELS:
-        theirs, ours = of(paper, model), of(rows, model)
-        if not ours:
-            continue
+        for whose, source in (("paper", paper_rows()), ("here", rows)):
+            found = of(source, model)
+            if found and of(rows, model):
+                by_beta = [middle(of(source, model, beta)) for beta in fsir.BETAS]
+                shares = [below(found, limit) for limit in (0.1, 1.0)]
+                lines.append([model, whose, str(len(found)), middle(found), *shares, *by_beta])
+    header = ["model", "", "runs", "median (95 %)", "below 0.1 (95 %)", "below 1 (95 %)"]
+    return table(header + [f"median, beta {beta:g} (95 %)" for beta in fsir.BETAS], lines) + "\n" + budget_table(rows)
 
-        def beside(statistic: Callable[[Rows], str], theirs: Rows = theirs, ours: Rows = ours) -> str:
-            return f"{statistic(theirs)} / {statistic(ours)}"
 
-        lines.append(
-            [
-                model,
-                str(len(ours)),
-                beside(lambda r: number(min(row["mse"] for row in r))),
-                beside(lambda r: number(median([row["mse"] for row in r]))),
-                beside(lambda r: f"{100 * share_below(r, 0.1):.0f} %"),
-                beside(lambda r: f"{100 * share_below(r, 1.0):.0f} %"),
-                *(
-                    f"{number(median([r['mse'] for r in of(paper, model, beta)]))} / "
-                    f"{number(median([r['mse'] for r in of(rows, model, beta)]))}"
-                    for beta in fsir.BETAS
-                ),
-            ]
-        )
-    header = ["model, paper / here", "runs", "least error", "median", "below 0.1", "below 1"]
-    return table(header + [f"median, beta {beta:g}" for beta in fsir.BETAS], lines)
+def least(count: int | None) -> Callable[[Rows], float]:
+    """The least error of runs with at most so many parameters; infinite where there are none."""
+    return lambda found: min((r["mse"] for r in found if count is None or r["n_params"] <= count), default=math.inf)
+
+
+def budget_table(rows: Rows) -> str:
+    """The fronts at some numbers of parameters, with 95 % intervals by a bootstrap of the runs."""
+    lines = []
+    for model in fsir.MODELS:
+        for whose, source in (("paper", paper_rows()), ("here", rows)):
+            found = of(source, model)
+            if found and of(rows, model):
+                cells = [between(least(n)(found), bootstrap(least(n), found)) for n in BUDGETS]
+                lines.append([model, whose, *cells])
+    names = ["any number" if n is None else f"at most {n}" for n in BUDGETS]
+    return table(["least error, by parameters that are not 0 (95 %)", "", *names], lines)
 
 
 def front_table(rows: Rows) -> str:
@@ -108,7 +121,10 @@ def section(rows: Rows) -> str:
         "Error on the 40 training points (there is no test set), after both phases; a parameter counts when it is "
         f"larger than {fsir.NON_ZERO:g}.\n\n"
         + short_table(rows)
-        + "\nThe fronts are recomputed here for the paper too: its figure draws parts of convex hulls.\n\n"
+        + "\nIn brackets: 95 % intervals, exact for medians, Wilson's for shares, a bootstrap of the runs for "
+        "least errors. No sample has an error below the least that was seen: the lower ends of the last table are too "
+        "high.\n\n"
+        "The fronts are recomputed here for the paper too: its figure draws parts of convex hulls.\n\n"
         + front_table(rows)
     )
 
@@ -125,6 +141,9 @@ def checks(rows: Rows) -> list[Check]:
     def share(model: str, limit: float) -> float:
         return share_below(of(rows, model), limit)
 
+    real = errors("RealNPU")
+    around = wilson(sum(error < 1 for error in real), len(real))
+    below_one = judged(at_most("RealNPU, share below 1", share("RealNPU", 1.0), 0.3), around, -math.inf, 0.3)
     sparse = [row["mse"] for row in of(rows, "RealNPU") if row["n_params"] <= FEW]
     fronts = {model: front(of(rows, model)) for model in fsir.MODELS}
     return [
@@ -134,9 +153,9 @@ def checks(rows: Rows) -> list[Check]:
         within("NPU, share below 1", share("NPU", 1.0), 0.8, math.inf),
         at_most(f"RealNPU with at most {FEW} parameters, least error", min(sparse, default=math.inf), 0.05),
         statistic("RealNPU, median", median, errors("RealNPU"), 1.0, 4.0),
-        at_most("RealNPU, share below 1", share("RealNPU", 1.0), 0.3),
+        explained(below_one, BETTER),
         at_most("Dense, least error", min(errors("Dense")), 0.05),
-        statistic("Dense, median", median, errors("Dense"), 0.2, 0.3),
+        explained(statistic("Dense, median", median, errors("Dense"), 0.2, 0.3), BETTER),
         within("Dense, share below 1", share("Dense", 1.0), 1.0, math.inf),
         _domination("NPU's front against Dense's, published", fronts["NPU"], front(of(paper_rows(), "Dense"))),
         _domination("NPU's front against Dense's, here", fronts["NPU"], fronts["Dense"]),

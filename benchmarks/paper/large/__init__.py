@@ -1,9 +1,9 @@
-"""The large scale arithmetic task: task.py trains, report.py and picture.py show."""
+"""The large scale arithmetic task: task.py trains, report.py and picture.py show; snapshots.py has the last errors."""
 
 from __future__ import annotations
 
-from benchmarks.paper.experiment import Experiment, Table
-from benchmarks.paper.large import picture, report, task
+from benchmarks.paper.experiment import Experiment, Option, Table
+from benchmarks.paper.large import picture, report, snapshots, task
 
 EXPERIMENT = Experiment(
     "large",
@@ -21,4 +21,24 @@ EXPERIMENT = Experiment(
         ),
     ),
     task.plan,
+)
+
+SNAPSHOTS = Experiment(
+    "large-snapshots",
+    (
+        Table(
+            "large-snapshots",
+            "Large scale arithmetic task: the errors of the last steps",
+            snapshots.COLUMNS,
+            snapshots.section,
+            snapshots.checks,
+            snapshots.short_table,
+            key=snapshots.key,
+        ),
+    ),
+    snapshots.plan,
+    variants=(),
+    options=(Option("points", snapshots.POINTS, "each seed's own, or the authors' shared ones", several=True),),
+    rounds=snapshots.rounds,
+    subset=snapshots.subset,
 )

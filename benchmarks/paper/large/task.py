@@ -18,10 +18,13 @@ as the published code ran it (variant "code") or as the text says ("paper"):
                  10,000 and 20,000 steps, and the base
                  schedule; the published runs hold both
 Both: training inputs from one Sobol stream that all runs share, the last iterate, NALU in float64.
+
+snapshots.py has a second table of the same training, with points of each seed's own and the errors of the last steps.
 """
 
 from __future__ import annotations
 
+import functools
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +36,7 @@ from torch import Tensor, nn
 from benchmarks.paper.models import Start, build, default_start, start_
 from benchmarks.paper.optimizers import Optimizer, RMSProp
 from benchmarks.paper.runner import Batch, chunks
-from benchmarks.paper.streams import Sobol
+from benchmarks.paper.streams import Sobol, stream
 from benchmarks.paper.training import Buffer, Rows, Training, frobenius, l1
 from npu_kernels import RealNPU
 
@@ -43,6 +46,7 @@ QUICK_STEPS, QUICK_SEEDS = 200, 2
 BETA_STEP, BETA_GROWTH = 10_000, 10.0
 TEST_POINTS = 10_000
 BLOCK = 25  # steps whose points are drawn at once
+SNAPSHOT_STEPS = 50  # between two snapshots of the test error
 LARGEST_BATCH = {torch.float32: 20, torch.float64: 5}  # models: fewer share the overhead, more leave the cache
 COLUMNS = ("task", "model", "seed", "test_mse", "n_params", "train_mse", "steps", "beta_start")
 
@@ -93,9 +97,19 @@ def sums(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[..., FIRST].sum(-1), x[..., SECOND].sum(-1)
 
 
+def scaled(points: Tensor, low: float, high: float) -> Tensor:
+    """Points of [0, 1) as float32 in [low, high)."""
+    return points.mul(high - low).add_(low).float()
+
+
 def training_points(points: Sobol, start: int, count: int, low: float, high: float) -> Tensor:
     """Points start + 1, ... of the sequence (the zero point is left out), float32 from [low, high)."""
-    return points.points(start + 1, count).mul_(high - low).add_(low).float()
+    return scaled(points.points(start + 1, count), low, high)
+
+
+def shift(seed: int) -> Tensor:
+    """A seed's own vector ``[100]`` in [0, 1)."""
+    return torch.rand(INPUTS, generator=stream("large points", seed))
 
 
 def extrapolation_points(low: float, high: float, count: int = TEST_POINTS) -> Tensor:
@@ -129,26 +143,28 @@ def runs(model: str, seeds: int | None, steps: int, variant: str) -> Iterator[di
 
 
 def batches(models: Sequence[str], seeds: int | None, steps: int, variant: str, device: str) -> list[Batch]:
-    """The work: runs of one model with the same inputs and number of steps train in one call, add beside mul."""
+    """The work: runs of one model with the same number of steps train in one call, whatever their task."""
     found = []
     for model in models:
-        groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        settings = {"model": model, "variant": variant, "device": device}
+        by_steps: dict[int, list[dict[str, Any]]] = {}
         for run in runs(model, seeds, steps, variant):
-            groups.setdefault((TASKS[run["task"]].train, run["steps"]), []).append(run)
-        for (_, group_steps), members in groups.items():
+            by_steps.setdefault(run["steps"], []).append(run)
+        for members in by_steps.values():
             members.sort(key=lambda run: (run["seed"], run["task"]))
             for part in chunks(members, LARGEST_BATCH[DTYPES.get(model, torch.float32)]):
-                found.append(
-                    Batch(
-                        experiment="large",
-                        label=f"{model}-{part[0]['task']}-{part[0]['seed']:04d}",
-                        settings={"model": model, "steps": group_steps, "variant": variant, "device": device},
-                        runs=tuple(part),
-                        cost=group_steps * (PER_STEP + MODELS[model] * len(part)),
-                        make=make,
-                    )
-                )
+                label = f"{model}-{part[0]['task']}-{part[0]['seed']:04d}"
+                found.append(batch_of("large", label, settings, part))
     return found
+
+
+def batch_of(
+    experiment: str, label: str, settings: dict[str, Any], members: Sequence[dict[str, Any]], turn: int = 0
+) -> Batch:
+    """Runs that train in one call: of one model, with the same number of steps."""
+    (steps,) = {run["steps"] for run in members}
+    cost = steps * (PER_STEP + MODELS[settings["model"]] * len(members))
+    return Batch(experiment, label, {**settings, "steps": steps}, tuple(members), cost, make, turn)
 
 
 def plan(options: Namespace) -> list[Batch]:
@@ -164,13 +180,25 @@ def key(row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 class Data:
-    """The shared Sobol stream, 128 points a step, and each model's targets."""
+    """128 points of the Sobol stream a step, in the range of each model's task, and its targets.
 
-    def __init__(self, tasks: Sequence[str], dtype: torch.dtype, device: torch.device) -> None:
-        self.names = list(dict.fromkeys(tasks))
-        self.low, self.high = TASKS[tasks[0]].train
-        self.index = torch.tensor([self.names.index(task) for task in tasks], device=device)
-        self.models, self.dtype, self.device = len(tasks), dtype, device
+    Args:
+        tasks: of the models.
+        dtype, device: of the rows.
+        seeds: of the models; their points are then the shared ones plus `shift(seed)`, modulo 1: just as even, but
+            independent of those of other seeds (Cranley and Patterson, "Randomization of number theoretic methods for
+            multiple integration", 1976). Without seeds all models have the same points.
+    """
+
+    def __init__(
+        self, tasks: Sequence[str], dtype: torch.dtype, device: torch.device, seeds: Sequence[int] | None = None
+    ) -> None:
+        of_runs: Sequence[int | None] = seeds if seeds is not None else [None] * len(tasks)
+        keys = list(zip(tasks, of_runs, strict=True))
+        self._distinct = list(dict.fromkeys(keys))
+        self._index = torch.tensor([self._distinct.index(key) for key in keys], device=device)
+        self.dtype, self.device = dtype, device
+        self._shifts: dict[int | None, Tensor] = {seed: shift(seed) for seed in seeds or []}
         self._points = Sobol(INPUTS)
         self._block = -1
         self._x = self._y = torch.empty(0)
@@ -178,14 +206,24 @@ class Data:
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         block, index = divmod(step - 1, BLOCK)
         if block != self._block:
-            x = training_points(self._points, block * BLOCK * ROWS, BLOCK * ROWS, self.low, self.high)
-            a, b = sums(x)
-            y = torch.stack([TASKS[name].operation(a, b) for name in self.names])
-            self._x = x.view(BLOCK, ROWS, INPUTS).to(self.device, self.dtype)
-            self._y = y.view(-1, BLOCK, ROWS, 1).transpose(0, 1).to(self.device, self.dtype)  # [BLOCK, tasks, ROWS, 1]
-            self._block = block
-        # Expanded, not two-dimensional: then each model's product is a separate one and rounds the same in any batch.
-        return self._x[index].expand(self.models, -1, -1), self._y[index][self.index]
+            self._draw(block)
+        # Of three dimensions: then each model's product is a separate one and rounds the same in any batch.
+        return self._x[index][self._index], self._y[index][self._index]
+
+    def _draw(self, block: int) -> None:
+        """The rows ``[BLOCK, tasks and seeds, ROWS, 100]`` and targets of a block of steps."""
+        base = self._points.points(block * BLOCK * ROWS + 1, BLOCK * ROWS)
+        single = base.float()
+        own = {seed: (single + vector).frac_() for seed, vector in self._shifts.items()}
+        ranges = dict.fromkeys((TASKS[task].train, seed) for task, seed in self._distinct)
+        rows = {(train, seed): scaled(own.get(seed, base), *train) for train, seed in ranges}
+        inputs, targets = [], []
+        for task, seed in self._distinct:
+            x = rows[TASKS[task].train, seed]
+            inputs.append(x.to(self.dtype).view(BLOCK, ROWS, INPUTS))
+            targets.append(TASKS[task].operation(*sums(x)).to(self.dtype).view(BLOCK, ROWS, 1))
+        self._x, self._y = torch.stack(inputs, 1).to(self.device), torch.stack(targets, 1).to(self.device)
+        self._block = block
 
 
 def _start(layer: nn.Module, name: str, parameter: Tensor) -> Start:
@@ -196,14 +234,22 @@ def _start(layer: nn.Module, name: str, parameter: Tensor) -> Start:
 
 
 def make(batch: Batch) -> Training:
-    """The models of a batch at their start."""
+    """The models of a batch at their start.
+
+    Its settings may name `points` ("own" or "shared"), the start of the `gate`, and how many `snapshots` of the test
+    error to keep, the last of the last step.
+    """
     model, variant, steps = (batch.settings[name] for name in ("model", "variant", "steps"))
     device, dtype = torch.device(batch.settings["device"]), DTYPES.get(model, torch.float32)
     tasks = [run["task"] for run in batch.runs]
     first = "NALU" if model == "NALU" else "NAU"
     module = build([(first, INPUTS, INPUTS), (model, INPUTS, 1)], len(tasks), dtype, variant)
-    start_(module, [run["seed"] for run in batch.runs], "large start", _start if variant == "code" else default_start)
+    seeds = [run["seed"] for run in batch.runs]
+    start_(module, seeds, "large start", _start if variant == "code" else default_start)
+    if batch.settings.get("gate") is not None:
+        module[1].get_parameter("gate").detach().fill_(batch.settings["gate"])
     module.to(device)
+    watched = [steps - SNAPSHOT_STEPS * n for n in reversed(range(batch.settings.get("snapshots", 0)))]
 
     rates = [TASKS[task].rate for task in tasks]
 
@@ -222,35 +268,48 @@ def make(batch: Batch) -> Training:
         for n in range(0, steps + 1, BETA_STEP)
     ]
 
-    def evaluate(training: Training) -> tuple[Rows, dict[str, Tensor]]:
-        assert training.last_loss is not None
-        parameters = training.buffer.per_model()
-        errors = evaluate_mse(training.module, tasks, variant, dtype, device)
-        counts = (parameters.abs() > (1e-2 if variant == "code" else 1e-3)).sum(1)
-        rows = [
-            {
-                "task": run["task"],
-                "model": model,
-                "seed": run["seed"],
-                "test_mse": float(errors[k]),
-                "n_params": int(counts[k]),
-                "train_mse": float(training.last_loss[k]),
-                "steps": steps,
-                "beta_start": run["beta_start"],
-            }
-            for k, run in enumerate(batch.runs)
-        ]
-        return rows, {"parameters": parameters.float().cpu()}
-
     return Training(
         module,
         make_optimizer,
-        Data(tasks, dtype, device),
+        Data(tasks, dtype, device, seeds if batch.settings.get("points") == "own" else None),
         steps,
-        evaluate,
+        lambda training: _results(batch, training),
         penalty=frobenius if variant == "code" else l1,
         beta=lambda step: betas[step // BETA_STEP],
+        watch=lambda training: evaluate_mse(training.module, tasks, variant, dtype, device),
+        watched=[step for step in watched if step > 0],
     )
+
+
+def _results(batch: Batch, training: Training) -> tuple[Rows, dict[str, Tensor]]:
+    """The rows of a batch that is trained, and its parameters."""
+    model, variant, steps = (batch.settings[name] for name in ("model", "variant", "steps"))
+    assert training.last_loss is not None
+    parameters = training.buffer.per_model()
+    tasks = [run["task"] for run in batch.runs]
+    errors = evaluate_mse(training.module, tasks, variant, parameters.dtype, parameters.device)
+    counts = (parameters.abs() > (1e-2 if variant == "code" else 1e-3)).sum(1)
+    rows = [
+        {
+            "task": run["task"],
+            "model": model,
+            "seed": run["seed"],
+            "test_mse": float(errors[k]),
+            "n_params": int(counts[k]),
+            "train_mse": float(training.last_loss[k]),
+            "steps": steps,
+            "beta_start": run["beta_start"],
+            **{name: batch.settings[name] for name in ("points", "gate") if name in batch.settings},
+            **({"errors": snapshots_text(training.snapshots, k)} if training.snapshots else {}),
+        }
+        for k, run in enumerate(batch.runs)
+    ]
+    return rows, {"parameters": parameters.float().cpu()}
+
+
+def snapshots_text(snapshots: Sequence[Tensor], k: int) -> str:
+    """Model k's errors in one cell of a table, the first snapshot first."""
+    return " ".join(f"{float(errors[k]):.4g}" for errors in snapshots)
 
 
 @torch.no_grad()
@@ -259,13 +318,17 @@ def evaluate_mse(
 ) -> Tensor:
     """Test errors ``[K]``; the models in their own precision, the mean in float64."""
     total = torch.zeros(len(tasks), dtype=torch.float64)
-    for task in dict.fromkeys(tasks):
-        chosen = [k for k, name in enumerate(tasks) if name == task]
-        for x in extrapolation_points(*TASKS[task].test[variant]).split(piece):
-            target = TASKS[task].operation(*sums(x)).to(device, dtype)
-            y = module(x.to(device, dtype).expand(len(tasks), -1, -1))[chosen, :, 0]
-            total[chosen] += (y - target).double().square().sum(1).cpu()
+    for start in range(0, TEST_POINTS, piece):
+        tests = {task: _test_set(TASKS[task].test[variant])[start : start + piece] for task in dict.fromkeys(tasks)}
+        x = torch.stack([tests[task] for task in tasks])
+        target = torch.stack([TASKS[task].operation(*sums(tests[task])) for task in tasks]).to(device, dtype)
+        total += (module(x.to(device, dtype))[:, :, 0] - target).double().square().sum(1).cpu()
     return total / TEST_POINTS
+
+
+@functools.cache
+def _test_set(limits: tuple[float, float]) -> Tensor:
+    return extrapolation_points(*limits)
 
 
 def zero_predictor(task: str) -> float:

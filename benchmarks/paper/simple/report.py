@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from benchmarks.paper import published
 from benchmarks.paper.checks import Check, Statistic, order, statistic
-from benchmarks.paper.markdown import SIGNS, between, plus_minus, share, table
+from benchmarks.paper.markdown import SIGNS, between, plus_minus, probable, table
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.summary import interval, mean, median, number, probability
 from benchmarks.paper.tables import Rows
@@ -40,7 +40,7 @@ def lines(rows: Rows) -> Iterable[list[str]]:
                 model,
                 plus_minus(theirs["centre"], theirs["spread"]),
                 between(mean(values), interval(mean, values)),
-                f"{'inside' if chance >= 0.05 else '**outside**'}, {share(chance)}",
+                f"{'no difference' if chance >= 0.05 else '**differs**'} (p = {probable(chance)})",
                 between(median(values), interval(median, values)),
                 f"{100 * mean([value < solved_below(task) for value in values]):.0f} %",
             ]
@@ -52,7 +52,7 @@ def short_table(rows: Rows) -> str:
         "model",
         "paper: mean ± s.e.",
         "here: mean (95 %)",
-        "paper's mean",
+        "paper and here: means",
         "here: median (95 %)",
         "solved",
     ]
@@ -64,9 +64,9 @@ def section(rows: Rows) -> str:
     return (
         "Mean absolute error outside of the training range, Table A2 of the paper. Its caption says median and MAD, "
         "its numbers are mean and standard error of 20 runs. In brackets: the 95 % intervals of ours, of the mean by a "
-        "bootstrap. The percentage is the probability that equal means differ at least so much by chance, the errors "
-        "of both taken together; below 5 % the paper's number counts as outside of ours. Of so many numbers one is "
-        "outside by chance alone. A run has solved a task when its error is "
+        "bootstrap. p is the probability that chance alone makes the two means differ at least so much, the errors of "
+        "both taken together; below 0.05 they differ. Of so many numbers one differs by chance alone. A run has solved "
+        "a task when its error is "
         f"below 1 % of the answers' mean size ({limits}). NPU and RealNPU of one seed give the same numbers: the "
         "imaginary weights start at 0 and no training input is negative, so their gradient is exactly 0.\n\n"
         + short_table(rows)

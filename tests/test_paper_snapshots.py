@@ -1,0 +1,157 @@
+"""The large task at its last steps: own and shared points, snapshots, the order of the work, and when tables judge."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.paper import tables
+from benchmarks.paper.__main__ import arguments, main
+from benchmarks.paper.large import snapshots
+from benchmarks.paper.large import task as large
+from benchmarks.paper.runner import Batch, order
+from benchmarks.paper.streams import Sobol
+from benchmarks.paper.summary import bootstrap, median
+
+
+def batch(model: str, runs: list[tuple[str, int]], steps: int, **settings: Any) -> Batch:
+    keys = [{"task": t, "seed": s, "steps": steps, "beta_start": large.TASKS[t].beta_start} for t, s in runs]
+    common = {"model": model, "variant": "code", "device": "cpu", "points": "own", "gate": None, "snapshots": 3}
+    return large.batch_of("large-snapshots", "test", {**common, **settings}, keys)
+
+
+def finished(batch: Batch) -> list[dict[str, Any]]:
+    work = batch.make(batch)
+    work.advance(work.total)
+    return work.results()[0]
+
+
+def planned(tmp_path: Path, *words: str) -> list[Batch]:
+    return snapshots.plan(arguments(["large-snapshots", "--out", str(tmp_path), *words]))
+
+
+def test_shared_points_are_the_sequence_in_each_tasks_range() -> None:
+    data = large.Data(["div", "add"], torch.float32, torch.device("cpu"))
+    for step in (1, large.BLOCK + 2):
+        x, y = data(step)
+        for k, task in enumerate(("div", "add")):
+            expected = large.training_points(Sobol(100), (step - 1) * large.ROWS, large.ROWS, *large.TASKS[task].train)
+            assert torch.equal(x[k], expected)
+            assert torch.equal(y[k, :, 0], large.TASKS[task].operation(*large.sums(expected)))
+
+
+def test_own_points_are_the_shared_ones_shifted_by_each_seeds_vector() -> None:
+    device, seeds = torch.device("cpu"), [3, 7, 3]
+    x, y = large.Data(["sqrt", "sqrt", "add"], torch.float32, device, seeds)(2)
+    shared = Sobol(100).points(1 + large.ROWS, large.ROWS)
+    for k in range(2):
+        expected = 2 * ((shared + large.shift(seeds[k]).double()) % 1)
+        off = (x[k] - expected).abs()
+        assert torch.minimum(off, 2 - off).max() < 1e-6  # of the circle: a point may round across its end
+        torch.testing.assert_close(y[k, :, 0] ** 2, large.sums(x[k])[0])
+    torch.testing.assert_close(x[2], x[0] - 1)  # the same seed's points, in the other range
+    columns = [x[k].flatten() - x[k].mean() for k in range(2)]
+    assert abs(float(torch.corrcoef(torch.stack(columns))[0, 1])) < 0.05
+
+
+@pytest.mark.parametrize("points", snapshots.POINTS)
+def test_a_run_with_snapshots_is_the_run_without(points: str) -> None:
+    """Snapshots change nothing, and the last one is the error after the last step; so for a part of the batch."""
+    runs = [("add", 0), ("div", 1)]
+    together = finished(batch("RealNPU", runs, 120, points=points, gate=0.5))
+    alone = [finished(batch("RealNPU", [run], 120, points=points, gate=0.5, snapshots=0))[0] for run in runs]
+    for one, other in zip(together, alone, strict=True):
+        found = snapshots.errors(one)
+        assert len(found) == 3
+        assert found[-1] == pytest.approx(one["test_mse"], rel=1e-3)
+        assert len(set(found)) == 3
+        assert one["test_mse"] == pytest.approx(other["test_mse"], rel=1e-3)
+        assert "errors" not in other
+
+
+def test_snapshots_survive_a_restart() -> None:
+    work = batch("NMU", [("mul", 0)], 110)
+    expected = finished(work)
+    first = work.make(work)
+    first.advance(70)  # past two of three snapshots: of steps 10 and 60
+    state = copy.deepcopy(first.state())
+    second = work.make(work)
+    second.restore(state)
+    second.advance(40)
+    assert second.results()[0] == expected
+    assert len(snapshots.errors(expected[0])) == 3
+
+
+def test_gate_starts_where_the_variant_says() -> None:
+    for model, gates in snapshots.GATES.items():
+        for gate in gates:
+            made = batch(model, [("add", 0)], 50, gate=gate)
+            assert large.make(made).module[1].gate.unique().tolist() == [gate]
+        authors = large.batches([model], 1, 50, "code", "cpu")[0]
+        assert large.make(authors).module[1].gate.unique().tolist() == [gates[0]]
+
+
+def test_every_cell_has_its_first_seed_before_any_has_its_second(tmp_path: Path) -> None:
+    work = order(planned(tmp_path))
+    cells = [
+        (b.settings["points"], b.settings["model"], b.settings["gate"], run["task"], run["seed"])
+        for b in work
+        for run in b.runs
+    ]
+    assert len(set(cells)) == len(cells)
+    firsts = {cell[:4] for cell in cells if cell[4] == 0}
+    assert {(points, model, task) for points, model, _, task in firsts} == {
+        (points, model, task) for points in snapshots.POINTS for model in large.MODELS for task in large.TASKS
+    }
+    assert all(cell[4] == 0 for cell in cells[: len(firsts)])
+    authors = [cell for cell in cells if cell[:4] == ("own", "NPU", 1.0, "mul")]
+    assert [cell[4] for cell in authors] == list(range(10))
+    more, fewer = planned(tmp_path, "--seeds", "16"), planned(tmp_path, "--seeds", "6")
+    assert {b.name for b in fewer} < {b.name for b in more}  # more seeds later repeat none
+    assert {b.settings["points"] for b in planned(tmp_path, "--points", "shared")} == {"shared"}
+
+
+def test_bootstrap_counts_runs_and_not_snapshots() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(40, 1, generator=generator)
+    runs = (centres + 0.01 * torch.randn(40, 41, generator=generator)).tolist()
+    low, high = bootstrap(snapshots.pooled, runs)  # type: ignore[misc]
+    assert low < median([value for run in runs for value in run]) < high
+    assert 0.3 < high - low < 1.3  # 2 * 1.96 * 1.25 / sqrt(40) = 0.77; by snapshots as if independent it would be 0.12
+    assert bootstrap(snapshots.pooled, runs[:5]) is None
+    assert bootstrap(snapshots.pooled, [[1.0, math.inf]] * 6) == (1.0, 1.0)
+
+
+def row(task: str, points: str, seed: int, errors: list[float]) -> dict[str, Any]:
+    cell = {"task": task, "model": "RealNPU", "gate": 0.5, "points": points, "seed": seed}
+    return {**cell, "errors": " ".join(map(str, errors))}
+
+
+@pytest.mark.parametrize(
+    ("factor", "count", "verdict"),
+    [(1.0, 10, "no difference"), (100.0, 10, "**ours greater**"), (0.01, 10, "**ours less**"), (100.0, 5, "too few")],
+)
+def test_table_names_a_difference_only_where_intervals_lie_apart(factor: float, count: int, verdict: str) -> None:
+    published = snapshots.paper_points("add", "RealNPU")
+    rows = [row("add", "own", n, [factor * published[n], factor * published[n]]) for n in range(count)]
+    text = snapshots.short_table([*rows, row("add", "shared", 0, [1.0, math.nan])])
+    assert verdict in text
+    assert f"| {count}, 1 |" in text
+
+
+def test_command_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "QUICK_STEPS", 51)
+    words = ["large-snapshots", "--quick", "--seeds", "1", "--out", str(tmp_path), "--jobs", "1"]
+    assert main([*words, "--points", "own"]) == 0
+    comments, rows = tables.read(tmp_path / "large_snapshots.csv")
+    assert "only own points" in comments[0]
+    assert len(rows) == 4 * 7  # five models and two other starts of the gate
+    assert {len(snapshots.errors(row)) for row in rows} == {2}
+    text = (tmp_path / "report.md").read_text()
+    assert "| × | NPU | 0.5 (variant) |" in text
+    assert "too few runs" in text
