@@ -17,7 +17,9 @@ from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories
 from npu_kernels.ode.series import Series, read
 from tests.examples import ROOT
 
-pytest.importorskip("scipy", reason="scipy is not installed")
+scipy = pytest.importorskip("scipy", reason="scipy is not installed")
+pytest.importorskip("scipy.optimize")
+pytest.importorskip("scipy.stats")
 
 T = torch.linspace(0, 6, 25, dtype=torch.float64)
 
@@ -171,6 +173,80 @@ def test_standard_errors_are_the_spread_of_the_estimates() -> None:
         errors.append([one.error for one in found.estimates])
     spread, error = torch.tensor(estimates).std(0), torch.tensor(errors).square().mean(0).sqrt()
     assert 0.75 < float((spread / error).log().mean().exp()) < 1.33
+
+
+def test_intervals_of_a_linear_law_are_those_of_its_standard_errors() -> None:
+    """u' = c: the states are linear in c and the first state."""
+    generator = torch.Generator().manual_seed(3)
+    u = 2 + 0.5 * T + 0.1 * torch.randn(25, generator=generator, dtype=torch.float64)
+    line = model(1, 1).double()
+    with torch.no_grad():
+        line[0].weight_re.fill_(0.0)
+        line[1].weight.fill_(0.4)
+    found = ode.fit(line, T, u, start="model", simplify=False)
+    (c, first), (low, high) = found.estimates, (scipy.stats.t.ppf(p, 23) for p in (0.05, 0.95))
+    for one, interval in zip((c, first), found.intervals(0.9), strict=True):
+        assert interval.low == pytest.approx(one.value + low * one.error, rel=2e-3)
+        assert interval.high == pytest.approx(one.value + high * one.error, rel=2e-3)
+
+
+def test_intervals_where_the_trajectory_is_curved() -> None:
+    """u' = -k u**w, whose solution is known: the profiles of k and w by other means."""
+    t, sigma = T / 3, 0.4
+    u = noise((numbers(10.0) ** -0.5 + 0.5 * 0.3 * t) ** -2, 0.05)
+
+    def rise(k: float, w: float) -> float:
+        base = 10.0 ** (1 - w) - (1 - w) * k * t
+        return float((((base.clamp(min=1e-9) ** (1 / (1 - w)) - u) / sigma)[1:].square()).sum())
+
+    def profile(k: float | None, w: float | None) -> float:
+        def of(y: float) -> float:
+            return rise(math.exp(y) if k is None else k, y if w is None else w)
+
+        bounds = (-6.0, 2.0) if k is None else (0.1, 0.999) if low_w else (1.001, 4.0)
+        return float(scipy.optimize.minimize_scalar(of, bounds=bounds, method="bounded", options={"xatol": 1e-9}).fun)
+
+    law, low_w = model(1, 1).double(), False
+    with torch.no_grad():
+        law[0].weight_re.fill_(1.4)
+        law[0].gate.fill_(1.0)
+        law[1].weight.fill_(-0.4)
+    weights = torch.full((25, 1), sigma, dtype=torch.float64)
+    weights[0] = 1e9  # known
+    found = ode.fit(law, t, u, u0=[10.0], sigma=weights, start="model", simplify=False, names=["u"])
+    k, w = found.intervals()
+    best = rise(-k.value, w.value)
+    for end in (-k.low, -k.high):
+        assert profile(end, None) - best == pytest.approx(3.8415, rel=0.05)
+    for end in (w.low, w.high):
+        assert profile(None, end) - best == pytest.approx(3.8415, rel=0.05)
+    assert k.value - k.low > 1.3 * (k.high - k.value)  # which no multiple of the standard error has
+
+
+def test_ends_that_are_not_reached() -> None:
+    """Noise alone: the coefficient may be 0, and the exponent anything."""
+    generator = torch.Generator().manual_seed(2)
+    u = 1 + 0.2 * torch.randn(25, generator=generator, dtype=torch.float64)
+    law = model(1, 1).double()
+    with torch.no_grad():
+        law[0].weight_re.fill_(0.5)
+        law[0].gate.fill_(1.0)
+        law[1].weight.fill_(0.1)
+    found = ode.fit(law, T, u, start="model", simplify=False, names=["u"])
+    coefficient, exponent, _ = found.intervals()
+    assert (exponent.low, exponent.high) == (-math.inf, math.inf)
+    assert coefficient.low == 0 < coefficient.value < coefficient.high < math.inf
+
+
+def test_amounts_do_not_begin_below_0() -> None:
+    line = model(1, 1).double()
+    with torch.no_grad():
+        line[0].weight_re.fill_(0.0)
+        line[1].weight.fill_(0.4)
+    found = ode.fit(line, T, 0.1 + 0.5 * T, sigma=1.0, start="model", simplify=False)
+    _, first = found.intervals()
+    assert first.low == 0
+    assert first.high == pytest.approx(first.value + 1.95996 * first.error, rel=2e-3)
 
 
 def test_hares_and_lynxes() -> None:

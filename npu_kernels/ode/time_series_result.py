@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode.laws import Law
+from npu_kernels.ode.profile import ends
 from npu_kernels.ode.sensitivity import flow
 from npu_kernels.ode.series import Series, tensor
 
@@ -26,13 +27,22 @@ MOST_STEPS = 1_000_000  # of a prediction
 @dataclass(frozen=True)
 class Estimate:
     """One parameter. name; value, error: its estimate and standard error, inf if the data do not tell it. logarithmic:
-    whether its interval is that of its logarithm. taken: the fraction that the law has in its place, or None."""
+    whether it is a coefficient of a term with free exponents. taken: the fraction that the law has in its place, or
+    None. place: in the law's vector. unit: of that vector."""
 
     name: str
     value: float
     error: float
     logarithmic: bool
-    taken: float | None = None
+    taken: float | None
+    place: int
+    unit: float
+
+    def at(self, distance: float) -> float:
+        """The value at a distance of a profile."""
+        if self.logarithmic:
+            return self.value * math.exp(min(distance, 700.0)) + 0.0  # not -0
+        return self.value + distance * self.unit
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,8 @@ class SeriesFit:
     of each column, estimated (relative errors: a share; nan for states that were not measured), or None if it was
     given. bic: the criterion. degrees: measurements minus parameters. estimates: the parameters, each an `Estimate`.
     unidentified: parameters, and sets of parameters, that the data do not tell. complete: False after Ctrl-C. seconds:
-    that it took. step: the longest step of time that the fit took.
+    that it took. step: the longest step of time that the fit took. data, law, free: the series; the law as a vector in
+    scaled units, and the same law with its fractions as free numbers.
     """
 
     model: nn.Sequential
@@ -61,6 +72,8 @@ class SeriesFit:
     seconds: float
     step: float
     data: Series = field(repr=False)
+    law: Law = field(repr=False)
+    free: Law = field(repr=False)
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Exponents ``[1, n, D]`` and coefficients ``[1, D, n]``."""
@@ -99,10 +112,11 @@ class SeriesFit:
 
         level: of confidence.
 
-        From the linearised trajectory and Student's t (the normal distribution if sigma was given). An exponent that
-        the law has as a fraction keeps the estimate and interval that it has as a free number. A coefficient of a
-        term with free exponents belongs to states of 1, which may be far from the data: its interval is one of its
-        logarithm.
+        Profiles: a number's interval ends where the sum of squares, with all others fitted again, has risen by the
+        square of Student's t (of the normal distribution's, if sigma was given), in units of the errors' variance. An
+        end that is not reached is infinite, and 0 for a coefficient of a term with free exponents, which keeps its
+        sign. An exponent that the law has as a fraction keeps the estimate and interval that it has as a free number.
+        Every call makes these fits, in one batch.
         """
         from scipy import stats
 
@@ -112,7 +126,14 @@ class SeriesFit:
             raise ValueError(f"intervals: level must be between 0 and 1, got {level!r}")
         degrees = math.inf if self.sigma is None else self.degrees
         t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
-        return [Interval.of(one.name, one.value, one.error, t, one.logarithmic) for one in self.estimates]
+        limits = {one.name: (-math.inf, math.inf) for one in self.estimates}
+        for law, own in ((self.law, True), (self.free, False)):
+            told = [e for e in self.estimates if (e.taken is None) is own and math.isfinite(e.error * t)]
+            low, high = ends(law, [one.place for one in told], [one.logarithmic for one in told], t)
+            for one, *pair in zip(told, low.tolist(), high.tolist(), strict=True):
+                below, above = sorted(map(one.at, pair))
+                limits[one.name] = below, above
+        return [Interval(one.name, one.value, one.error, *limits[one.name]) for one in self.estimates]
 
     # ---- predictions -------------------------------------------------------------------------------------------------
 
@@ -252,6 +273,8 @@ def finished(law: Law, free: Law, data: Series, seconds: float, complete: bool) 
         seconds=seconds,
         step=float(lengths.max()) / law.problem.steps,
         data=data,
+        law=law,
+        free=free,
     )
 
 
@@ -338,9 +361,10 @@ def _estimates(law: Law, free: Law, number: list[int]) -> tuple[list[Estimate], 
     """The parameters of the law, and of its fractions what they are as free numbers."""
     errors, blind = _errors(law)
     loose = errors if free is law else _errors(free)[0]
-    shape = law.problem.shape
+    shape, data = law.problem.shape, law.problem.data
     exponents, raw, u0 = _raw(law)
     values = shape.join(exponents, raw, u0)
+    unit = shape.join(torch.ones_like(exponents), 1 / units(data, exponents), data.size.expand_as(u0)).tolist()
     others = shape.join(*_raw(free))
     names, found = _names(law, number), []
     h, d = shape.terms, shape.states
@@ -348,7 +372,7 @@ def _estimates(law: Law, free: Law, number: list[int]) -> tuple[list[Estimate], 
     for i in [*range(h * d, shape.weights), *range(h * d), *range(shape.weights, shape.size)]:
         if law.free[i]:
             logarithmic = h * d <= i < shape.weights and powers[(i - h * d) % h]
-            found.append(Estimate(names[i], float(values[i]), float(errors[i]), logarithmic))
+            found.append(Estimate(names[i], float(values[i]), float(errors[i]), logarithmic, None, i, unit[i]))
         elif free.free[i]:
-            found.append(Estimate(names[i], float(others[i]), float(loose[i]), False, float(values[i])))
+            found.append(Estimate(names[i], float(others[i]), float(loose[i]), False, float(values[i]), i, 1.0))
     return found, blind
