@@ -1,12 +1,12 @@
-"""Where the search for a law begins: smoothed series, their slopes, and products of powers that explain the slopes.
+"""Where the search for a law begins: smoothed series, their slopes, and products of powers that explain both.
 
 Cubic smoothing splines give states and slopes. All columns of a series have one smoothness, by generalised
 cross-validation (Craven and Wahba 1979): states of one system change at one pace, and few points of one column may not
-tell it. The sets of terms that leave least of the slopes become the starts (gradient matching); coefficients are least
-squares.
+tell it. The sets of terms that explain them best become the starts; coefficients are least squares of the slopes.
 
-Half of the sets are of simple products, from the library of `npu_kernels.equations`, chosen term by term for all slopes
-together, many sets at once. The others are drawn.
+Half of the sets are of simple products, from the library of `npu_kernels.equations`, chosen for all states together:
+all pairs are tried, beside each of the best smaller sets. Their integrals are to explain how far the states are from
+the first ones, which is less noisy than slopes (Dattner and Klaassen 2015). The others are drawn.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
 SETS = 4096  # of drawn exponents
 RIDGE = 1e-6
 FEWER = 4  # starts with 1, 2, .. terms less than allowed
-WIDTH = 64  # sets of simple products that are continued by one term
-OWN = 1e-2  # of a product's square: what those before it must leave
+WIDTH = 128  # sets of simple products that are continued by two terms
+EACH = 32  # of its continuations that are kept
+OWN = 1e-4  # of a product's square: what those before it must leave
 
 
 def smoothed(data: Series) -> tuple[Tensor, Tensor]:
@@ -92,9 +93,11 @@ def _curves(columns: list[tuple[int, Any, Any]]) -> list[tuple[int, Any, Any, An
     return found
 
 
-def matched(states: Tensor, slopes: Tensor, shape: Shape, signed: Tensor, count: int, seed: int) -> tuple[Tensor, ...]:
+def matched(
+    data: Series, states: Tensor, slopes: Tensor, shape: Shape, signed: Tensor, count: int, seed: int
+) -> tuple[Tensor, ...]:
     """Laws to start from: exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and which of both are free."""
-    simple, used = _simple(states, slopes, shape.terms, count, seed)
+    simple, used = _simple(data.lengths, states, shape.terms, count, seed)
     exponents = drawn(max(SETS, count), shape, signed, stream("time series", seed))
     found = [_solved(part, states, slopes) for part in exponents.split(512)]
     left = torch.cat([part for _, part in found])
@@ -106,10 +109,11 @@ def matched(states: Tensor, slopes: Tensor, shape: Shape, signed: Tensor, count:
     return exponents, coefficients, free, used.expand_as(coefficients)
 
 
-def _simple(states: Tensor, slopes: Tensor, terms: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def _simple(lengths: Tensor, states: Tensor, terms: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Sets of simple products ``[sets, h, D]``, and which terms they have ``[sets, h]``.
 
-    Half of `count` have all h terms, and some have fewer, as far as there is room for them.
+    lengths ``[S, M - 1]``: from node to node. Half of `count` have all h terms, and some have fewer, as far as there is
+    room for them.
     """
     import numpy as np
 
@@ -117,34 +121,54 @@ def _simple(states: Tensor, slopes: Tensor, terms: int, count: int, seed: int) -
     from npu_kernels.equations.problem import Columns, problem
     from npu_kernels.equations.units import Exponents
 
-    keep = (slopes.isfinite().all(-1) & states.isfinite().all(-1)).flatten()
-    X, Y = states.flatten(0, 1)[keep].numpy(), slopes.flatten(0, 1)[keep].numpy()
+    X = states.flatten(0, 1).numpy()
     n, d = X.shape
     every = Exponents(np.zeros(d), np.eye(d), np.arange(d))
     rows = problem(Columns.of(X), np.ones(n), np.ones(n), 1.0, every, None)
     assert rows is not None
     library = Library(rows, np.random.default_rng(seed))
-    Y = Y / np.maximum(np.linalg.norm(Y, axis=0), 1e-300)
-    beam: list[tuple[float, tuple[int, ...]]] = [(float((Y**2).sum()), ())]
+    P = torch.from_numpy(library.A).view(*states.shape[:2], -1)
+    A = ((P[:, 1:] + P[:, :-1]) / 2 * lengths.unsqueeze(2)).cumsum(1).flatten(0, 1)
+    A = A / A.norm(dim=0).clamp(min=1e-300)
+    Y = (states[:, 1:] - states[:, :1]).flatten(0, 1)
+    Y = Y / Y.norm(dim=0).clamp(min=1e-300)
+    alone = (A.mT @ Y).square().sum(1).argsort(descending=True, stable=True)
+    beams: list[list[tuple[int, ...]]] = [[()], [(k,) for k in alone.tolist()]]
+    while len(beams) <= terms:
+        beams.append(_extended(A, Y, beams[-2][:WIDTH]))
     found: list[tuple[int, ...]] = []
     for size in range(1, terms + 1):
-        longer: dict[tuple[int, ...], float] = {}
-        for left, chosen in beam:
-            Q = np.linalg.qr(library.A[:, list(chosen)])[0]
-            own = 1 - ((Q.T @ library.A) ** 2).sum(0)
-            gain = (((Y - Q @ (Q.T @ Y)).T @ library.A) ** 2).sum(0)
-            gain = np.where(own > OWN, gain / np.maximum(own, OWN), -math.inf)
-            for k in np.argsort(-gain, kind="stable")[:WIDTH]:
-                longer[tuple(sorted((*chosen, int(k))))] = left - float(gain[k])
-        beam = sorted((left, chosen) for chosen, left in longer.items())[:WIDTH]
         room = (count + 1) // 2 if size == terms else min(FEWER, count // (2 * terms))
-        found += [chosen for _, chosen in beam[:room]]
+        found += beams[size][:room]
     exponents = torch.zeros(len(found), terms, d, dtype=torch.float64)
     used = torch.zeros(len(found), terms, dtype=torch.bool)
     for n, chosen in enumerate(found):
         exponents[n, : len(chosen)] = torch.from_numpy(library.u[list(chosen)])
         used[n, : len(chosen)] = True
     return exponents, used
+
+
+def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The best sets that have two columns of A more than one of these, all pairs tried."""
+    found: dict[tuple[int, ...], float] = {}
+    n = A.shape[1]
+    for chosen in torch.tensor(sets, dtype=torch.long).view(len(sets), -1).split(16):
+        Q = torch.linalg.qr(A.T[chosen].mT)[0]  # [sets, rows, size]
+        rest, columns = Y - Q @ (Q.mT @ Y), A - Q @ (Q.mT @ A)
+        own = columns.square().sum(1, keepdim=True)
+        columns = torch.where(own > OWN, columns / own.clamp(min=OWN).sqrt(), 0.0)
+        cosine, along = columns.mT @ columns, columns.mT @ rest
+        alone, angle = along.square().sum(2), 1 - cosine.square()
+        gain = (alone.unsqueeze(2) + alone.unsqueeze(1) - 2 * cosine * (along @ along.mT)) / angle.clamp(min=OWN)
+        alike = (angle < OWN) | (own < OWN) | (own.mT < OWN)
+        gain = torch.where(alike, -math.inf, gain).triu(1)
+        best, place = gain.flatten(1).topk(min(EACH, n * n))
+        left = rest.square().sum((1, 2)).unsqueeze(1) - best
+        for row, pairs, values in zip(chosen.tolist(), place.tolist(), left.tolist(), strict=True):
+            for pair, value in zip(pairs, values, strict=True):
+                if pair // n < pair % n and math.isfinite(value):
+                    found[tuple(sorted((*row, pair // n, pair % n)))] = value
+    return sorted(found, key=found.__getitem__)
 
 
 def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) -> Tensor:

@@ -76,10 +76,11 @@ def fit(
 
     Returns a `SeriesFit`. Ctrl-C ends the search with the best law found until then (`complete` is False).
 
-    How it works, in float64: the series are smoothed, and drawn exponents whose products explain the slopes best become
-    the starts. Levenberg-Marquardt fits each stretch from node to node, then growing parts of the trajectory, then all
-    of it, for all starts at once by the fused time loop; the derivatives are those of its adjoint, chained along the
-    nodes. Steps are classic Runge-Kutta ones, halved until their error is a tenth of the measurements'.
+    How it works, in float64: the series are smoothed, and sets of products of powers that explain the states or their
+    slopes best become the starts. Levenberg-Marquardt fits each stretch from node to node, then growing parts of the
+    trajectory, then all of it, for all starts at once by the fused time loop; the derivatives are those of its adjoint,
+    chained along the nodes. Steps are classic Runge-Kutta ones, halved until their error is a tenth of that of the
+    measurements.
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0. States of both
     signs get whole exponents. Raises ValueError and TypeError for arguments that do not fit, ImportError without scipy,
@@ -167,7 +168,7 @@ class Search:
         """Laws of any form ``[K, N]``, and what is free."""
         shape, signed = self.shape, ~self.data.positive
         if self.whole:
-            found = matched(self.smooth, self.slopes, shape, signed, self.starts, self.seed)
+            found = matched(self.data, self.smooth, self.slopes, shape, signed, self.starts, self.seed)
             exponents, coefficients, free, own = found
         else:
             generator = stream("time series", self.seed)
