@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.time_series.__main__ import CASES
 from npu_kernels import NAU, NPU, NaiveNPU, RealNPU, ode
 from npu_kernels.ode.laws import Law, describe
-from npu_kernels.ode.matching import smoothed
+from npu_kernels.ode.matching import matched, smoothed
 from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories
 from npu_kernels.ode.series import Series, read
 from tests.examples import ROOT
@@ -266,6 +267,41 @@ def test_smoothing_of_a_noisy_column_beside_a_clear_one() -> None:
     off = (states.log() - data.values.log()).square().mean((0, 1)).sqrt()
     assert bool((off < 0.2).all())
     assert bool((slopes[0, 1:3] > 0).all())
+
+
+def test_the_true_products_are_among_the_starts() -> None:
+    """At 1 % noise their slopes leave no less than those of other products, but their integrals do."""
+    case = CASES["fsir"]
+    exponents, _, u0 = case.parts()
+    wanted = sorted(exponents.tolist())
+    data = read(*case.series(0.01, 25), u0, None, None, case.names, 3).scaled()
+    starts, coefficients, free, used = matched(data, *smoothed(data), Shape(3, 3, 1), ~data.positive, 24, 0)
+    (n,) = [n for n, one in enumerate(starts) if sorted(one.tolist()) == wanted]
+    assert n < 12
+    assert torch.equal(free[n], starts[n] != 0)
+    assert bool(used[n].all())
+    rates = coefficients[n][:, [starts[n].tolist().index(row) for row in exponents.tolist()]]
+    assert bool((rates.sign() * torch.tensor(case.rates).sign() >= 0).all())
+    assert starts.shape == (24, 3, 3)
+
+
+def test_exponents_beside_fractions_keep_the_intervals_of_free_numbers() -> None:
+    case = CASES["fsir"]
+    t, u = case.series(0.01, 5)
+    settings = {"u0": case.u0, "names": case.names, "start": "model"}
+    found = ode.fit(case.model("form"), t, u, **settings)
+    free = ode.fit(case.model("form"), t, u, simplify=False, **settings)
+    powers = found.weights()[0][0]
+    assert float(powers[0, 0]) == 0.5
+    assert float(powers[1, 1]) == pytest.approx(1.014, abs=2e-3)  # is no fraction
+    taken = {one.name: one.taken for one in found.estimates}
+    assert taken["exponent of I in term 2"] == float(powers[1, 1])
+    assert "taken as 1.01" in found.report()
+    ours, theirs = ({one.name: one for one in law.intervals()} for law in (found, free))
+    for name in (name for name in ours if name.startswith("exponent")):
+        assert ours[name].low == pytest.approx(theirs[name].low, rel=0.02)
+        assert ours[name].high == pytest.approx(theirs[name].high, rel=0.02)
+        assert ours[name].error == pytest.approx(theirs[name].error, rel=0.05)
 
 
 def test_errors_that_are_given_or_relative() -> None:

@@ -27,8 +27,8 @@ MOST_STEPS = 1_000_000  # of a prediction
 @dataclass(frozen=True)
 class Estimate:
     """One parameter. name; value, error: its estimate and standard error, inf if the data do not tell it. logarithmic:
-    whether it is a coefficient of a term with free exponents. taken: the fraction that the law has in its place, or
-    None. place: in the law's vector. unit: of that vector."""
+    whether it is a coefficient of a term with free exponents. taken: what the law has in its place, a fraction or
+    the best number beside fractions; None: the estimate. place: in the law's vector. unit: of that vector."""
 
     name: str
     value: float
@@ -115,8 +115,8 @@ class SeriesFit:
         Profiles: a number's interval ends where the sum of squares, with all others fitted again, has risen by the
         square of Student's t (of the normal distribution's, if sigma was given), in units of the errors' variance. An
         end that is not reached is infinite, and 0 for a coefficient of a term with free exponents, which keeps its
-        sign. An exponent that the law has as a fraction keeps the estimate and interval that it has as a free number.
-        Every call makes these fits, in one batch.
+        sign. If the law has fractions, the exponents keep the estimates and intervals that they have as free numbers;
+        those of coefficients and first states are given the fractions. Every call makes these fits, in one batch.
         """
         from scipy import stats
 
@@ -228,7 +228,8 @@ class SeriesFit:
 def _fraction(w: float) -> str:
     from fractions import Fraction
 
-    return str(Fraction(w).limit_denominator(64))
+    found = Fraction(w).limit_denominator(64)
+    return str(found) if float(found) == w else f"{w:.6g}"
 
 
 # ---- from a scaled law -----------------------------------------------------------------------------------------------
@@ -358,7 +359,7 @@ def _names(law: Law, number: list[int]) -> list[str]:
 
 
 def _estimates(law: Law, free: Law, number: list[int]) -> tuple[list[Estimate], list[str]]:
-    """The parameters of the law, and of its fractions what they are as free numbers."""
+    """The parameters of the law; its exponents, if there are fractions among them, as free numbers."""
     errors, blind = _errors(law)
     loose = errors if free is law else _errors(free)[0]
     shape, data = law.problem.shape, law.problem.data
@@ -369,8 +370,9 @@ def _estimates(law: Law, free: Law, number: list[int]) -> tuple[list[Estimate], 
     names, found = _names(law, number), []
     h, d = shape.terms, shape.states
     powers = shape.split(law.free)[0].any(1).tolist()
+    fractions = bool((free.free & ~law.free)[: h * d].any())
     for i in [*range(h * d, shape.weights), *range(h * d), *range(shape.weights, shape.size)]:
-        if law.free[i]:
+        if law.free[i] and not (i < h * d and fractions):
             logarithmic = h * d <= i < shape.weights and powers[(i - h * d) % h]
             found.append(Estimate(names[i], float(values[i]), float(errors[i]), logarithmic, None, i, unit[i]))
         elif free.free[i]:
