@@ -130,9 +130,10 @@ struct VectorMath<double> {
     const Bits offset = (Bits)a - centre;
     const Reg f = (Reg)((offset & S::set1_bits(0x000fffffffffffff)) + centre) - S::set1(1.0);
     // The exponent as a double: biased to be positive (AVX2 has no 64-bit arithmetic shift), then put under the bits of
-    // 1.5 * 2^52, where an integer reads as its own value.
+    // 1.5 * 2^52, where an integer reads as its own value. Unsigned: the bits of inf and nan overflow a signed sum.
     const Reg magic = S::set1(6755399441055744.0);
-    const Bits exponent = (Bits)((UnsignedBits)(offset + S::set1_bits(0x4000000000000000)) >> 52);
+    const UnsignedBits bias = (UnsignedBits)S::set1_bits(0x4000000000000000);
+    const Bits exponent = (Bits)(((UnsignedBits)offset + bias) >> 52);
     const Reg biased = (Reg)(exponent | (Bits)magic) - magic;
     const Reg e = biased - S::set1(1024.0);
     const Reg s = f / (S::set1(2.0) + f);
@@ -172,8 +173,8 @@ struct VectorMath<double> {
     r = S::fma(r, t, S::set1(1.0 / 6.0));
     r = S::fma(r, t, S::set1(0.5));
     r = S::fma(r * t, t, t) + S::set1(1.0);
-    const Bits i = (Bits)shifted - (Bits)magic;
-    const Bits half = half_of(i);
+    const UnsignedBits i = (UnsignedBits)shifted - (UnsignedBits)magic;
+    const UnsignedBits half = half_of(i);
     return r * power_of_two(half) * power_of_two(i - half);
   }
 
@@ -212,11 +213,11 @@ struct VectorMath<double> {
   }
 
  private:
-  // n >> 1 for small n of either sign, biased as in log.
-  static NPU_INLINE Bits half_of(Bits n) {
-    return (Bits)((UnsignedBits)(n + S::set1_bits(4096)) >> 1) - S::set1_bits(2048);
+  // n >> 1 for small n of either sign, biased as in log. Unsigned as there: n may come of nan.
+  static NPU_INLINE UnsignedBits half_of(UnsignedBits n) {
+    return ((n + (UnsignedBits)S::set1_bits(4096)) >> 1) - (UnsignedBits)S::set1_bits(2048);
   }
-  static NPU_INLINE Reg power_of_two(Bits n) { return (Reg)((n + S::set1_bits(1023)) << 52); }
+  static NPU_INLINE Reg power_of_two(UnsignedBits n) { return (Reg)((n + (UnsignedBits)S::set1_bits(1023)) << 52); }
 
   static __attribute__((noinline)) void far_sincos(const Reg& q, Reg* sine, Reg* cosine) {
     for (int l = 0; l < S::width; ++l) {
