@@ -15,7 +15,10 @@
 #   make mutants   small wrong changes to the code, of which a test must notice every one (hours; make mutants ARGS="--language cpp")
 #   make resources docs/triton-resources.md: what every Triton kernel compiles to
 #   make wheels    what a release uploads, in dist/: the sdist, and one wheel for many torches and Pythons
-#   make test-wheels  dist/'s wheel in an empty environment (make test-wheels TORCH=2.10.0 PYTHON=python3.10)
+#                  (make wheels ARGS="--targets x86_64 aarch64" for Linux on Arm too, by a cross compiler)
+#   make test-wheels  dist/'s wheel in empty environments: every release of torch with every Python that is here, or one
+#                  pair (make test-wheels TORCH=2.10.0 PYTHON=python3.10)
+#   make test-arm-wheel  dist/'s wheel for Linux on Arm, in an emulator
 #   make test-sdist   a wheel built from the sdist alone, in an empty environment
 #   make support   the table of docs/install.md, from release/runs.jsonl
 #   make version   the version, which stands in pyproject.toml and nowhere else
@@ -26,8 +29,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 SECONDS ?= 60
-# For `make test-wheels` and `make test-sdist`.
-TORCH ?= 2.13.0
+TORCH ?=
 BIN := $(VENV)/bin
 OLD_TRITON_VERSION := 3.6.0
 OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
@@ -43,7 +45,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NPU_KERNELS_BUILD := $(abspath build/cmake)
 
 .PHONY: demo test test-setup fuzz sanitize tsan allocations lint format bench mutants gpu tables docs resources wheels test-wheels \
-  test-sdist support version install clean
+  test-arm-wheel test-sdist support version install clean
 
 demo: install
 	$(BIN)/python -m benchmarks.demo $(ARGS)
@@ -123,18 +125,21 @@ resources: install $(OLD_TRITON)/.installed
 	$(BIN)/python -m tools.aot.report build/triton-new.json build/triton-old.json --out docs/triton-resources.md
 
 wheels: $(VENV)/.release
-	$(BIN)/python release/wheels.py $(ARGS)
+	$(BIN)/python -m release.wheels $(ARGS)
 
 test-wheels: $(VENV)/.created
-	$(BIN)/python release/try_install.py dist/*_$(shell uname -m).whl --torch $(TORCH) --python $(PYTHON) --fast-path $(ARGS)
+	$(BIN)/python -m release.try_install dist/*_$(shell uname -m).whl $(if $(TORCH),--pairs $(TORCH):$(PYTHON)) --fast-path $(ARGS)
+
+test-arm-wheel: $(VENV)/.release
+	$(BIN)/python -m release.emulated dist/*_aarch64.whl $(ARGS)
 
 test-sdist: $(VENV)/.release
 	rm -rf build/sdist
 	$(BIN)/python setup.py -q sdist -d build/sdist
-	$(BIN)/python release/try_install.py build/sdist/*.tar.gz --torch $(TORCH) --python $(PYTHON) --fast-path $(ARGS)
+	$(BIN)/python -m release.try_install build/sdist/*.tar.gz --pairs $(or $(TORCH),2.13.0):$(PYTHON) --fast-path $(ARGS)
 
 support: install
-	$(BIN)/python release/support.py
+	$(BIN)/python -m release.support
 
 version:
 	@sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml

@@ -2,13 +2,14 @@
 
 Environment:
   NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
+                             On Windows always.
   NPU_KERNELS_NO_DIRECT=1    install without the fast path from Python to the C++ kernels: small layers take longer.
   NPU_KERNELS_TORCH=FOLDER   the torch package to build against; its headers are enough.
   CMAKE_ARGS="-D... -D..."   more arguments for CMake.
   NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has changed.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
   NPU_KERNELS_FAST_PATHS="NAME|TORCH|PYTHON;..."   the fast paths to build, each a file's name (without .so), torch's
-                             folder and the folder of Python.h, for a wheel that serves several (release/wheels.py).
+                             folder and the folder of Python.h, for a wheel that serves several (release/wheels).
 """
 
 import importlib.util
@@ -28,7 +29,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-WITHOUT_CPP = os.environ.get("NPU_KERNELS_NO_CPP", "0") not in ("", "0")
+# The kernels are written for GCC and Clang, and have not been built on Windows.
+WITHOUT_CPP = os.environ.get("NPU_KERNELS_NO_CPP", "0") not in ("", "0") or sys.platform == "win32"
 WITHOUT_DIRECT = os.environ.get("NPU_KERNELS_NO_DIRECT", "0") not in ("", "0")
 FETCH_TORCH = os.environ.get("NPU_KERNELS_FETCH_TORCH", "0") not in ("", "0")
 

@@ -1,9 +1,10 @@
 """Checks the npu_kernels that this Python has installed: every layer against its eager formulas, and training.
 
-    python release/check_install.py [--fast-path] [--row FILE]
+    python release/check_install.py [--fast-path] [--row FILE [--sha256 HASH]]
 
 --fast-path: fail where the fast path is missing. --row: append what was run to a file, one JSON object a line, from
-which `python release/support.py` makes the table in docs/install.md; --emulated: the row says that an emulator ran it.
+which `python -m release.support` makes the table in docs/install.md. --emulated: the row says that an emulator ran it.
+--sha256: the wheel's, for that row.
 The package in the source tree is refused.
 """
 
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--fast-path", action="store_true")
     parser.add_argument("--emulated", action="store_true")
     parser.add_argument("--row", type=Path)
+    parser.add_argument("--sha256", default="")
     arguments = parser.parse_args()
     if Path(npu_kernels.__file__).is_relative_to(ROOT):
         sys.exit(f"release/check_install.py: this Python has the source tree, {ROOT}, and nothing installed")
@@ -104,6 +106,7 @@ def main() -> None:
         "python": ".".join(platform.python_version_tuple()[:2]),
         "fast path": direct.npu is not None,
         "wheel": next((line.split()[-1] for line in tags.splitlines() if line.startswith("Tag:")), ""),
+        "sha256": arguments.sha256,
         "calls": calls,
         **({"emulated": True} if arguments.emulated else {}),
     }

@@ -1,6 +1,6 @@
 """Makes the table of docs/install.md: what was run, what was only built, and what neither.
 
-    python release/support.py [--wheels dist/npu_kernels-*.whl]
+    python -m release.support [--wheels dist/npu_kernels-*.whl]
 
 It reads release/runs.jsonl, which check_install.py writes, release/built.txt, the fast paths in the wheels last named
 here, and release/pairs.txt, what a release's wheels are to hold.
@@ -14,6 +14,8 @@ import re
 import zipfile
 from pathlib import Path
 from typing import Any
+
+from release.pairs import by_torch
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASE = ROOT / "release"
@@ -78,11 +80,10 @@ def main() -> None:
         found = sorted(path for wheel in arguments.wheels for path in fast_paths(wheel))
         (RELEASE / "built.txt").write_text("\n".join(found) + "\n")
     runs = [json.loads(line) for line in (RELEASE / "runs.jsonl").read_text().splitlines()]
-    rows = [line.split() for line in (RELEASE / "pairs.txt").read_text().splitlines() if not line.startswith("#")]
     built = (RELEASE / "built.txt").read_text().splitlines()
     head, rest = PAGE.read_text().split(BEGIN)
     _, tail = rest.split(END)
-    PAGE.write_text(head + BEGIN + section(runs, {row[0]: row[1:] for row in rows}, built) + END + tail)
+    PAGE.write_text(head + BEGIN + section(runs, by_torch(), built) + END + tail)
 
 
 if __name__ == "__main__":

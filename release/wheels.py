@@ -1,9 +1,9 @@
 """Builds what a release uploads: the sdist, and for each processor one wheel with the fast path for many torches and
 Pythons.
 
-    python release/wheels.py                                    every pair in release/pairs.txt whose Python is here
-    python release/wheels.py --pairs 2.13.0:3.11 2.15.0:3.13    these
-    python release/wheels.py --targets x86_64 aarch64           for Linux on Arm too, by a cross compiler
+    python -m release.wheels                                    every pair in release/pairs.txt whose Python is here
+    python -m release.wheels --pairs 2.13.0:3.11 2.15.0:3.13    these
+    python -m release.wheels --targets x86_64 aarch64           for Linux on Arm too, by a cross compiler
 
 The core is compiled once; each pair adds one small library, compiled against that torch's headers and that Python's.
 The headers come from the wheel of torch for Macs, by far the smallest: a release's headers are the same on all
@@ -27,24 +27,18 @@ import sys
 import zipfile
 from pathlib import Path
 
+from release.pairs import interpreter, of_the_release
+
 ROOT = Path(__file__).resolve().parents[1]
 HEADERS = ROOT / "build" / "headers"
 LARGEST = 10_000_000  # bytes
 MAC = [option for tag in ("macosx_14_0_arm64", "macosx_11_0_arm64") for option in ("--platform", tag)]
 NATIVE = platform.machine()
-FLAGS = "import sys, sysconfig; print(sys.implementation.cache_tag + sys.abiflags, sysconfig.get_path('include'))"
 
 
 def call(*command: object, **environment: str) -> None:
     print("+", *command, flush=True)
     subprocess.run([str(word) for word in command], check=True, cwd=ROOT, env={**os.environ, **environment})
-
-
-def pairs_of_the_release() -> list[str]:
-    """torch:Python, as release/pairs.txt lists them."""
-    lines = (ROOT / "release" / "pairs.txt").read_text().splitlines()
-    rows = [line.split() for line in lines if line and not line.startswith("#")]
-    return [f"{torch}:{python}" for torch, *pythons in rows for python in pythons]
 
 
 def headers(torch: str) -> Path:
@@ -65,22 +59,17 @@ def headers(torch: str) -> Path:
 
 def fast_path(torch: str, python: str) -> str | None:
     """name|torch's folder|Python's folder, for setup.py; None where that Python or its headers are not here."""
-    interpreter = shutil.which(f"python{python}")
-    if interpreter is None:
+    found = interpreter(python)
+    if found is None or not (found[1] / "Python.h").exists():
         return None
-    tag, include = subprocess.run([interpreter, "-c", FLAGS], capture_output=True, text=True, check=True).stdout.split()
-    if not (Path(include) / "Python.h").exists():
-        return None
-    return f"direct-torch{torch}-{tag}|{headers(torch)}|{include}"
+    return f"direct-torch{torch}-{found[0]}|{headers(torch)}|{found[1]}"
 
 
 def cross_compiler(target: str) -> dict[str, str]:
     """What CMake, pip and setup.py are told to build for another processor."""
     compiler = shutil.which(f"{target}-linux-gnu-g++")
     if compiler is None:
-        sys.exit(
-            f"release/wheels.py: no compiler for {target} (Debian, Ubuntu: apt-get install g++-{target}-linux-gnu)"
-        )
+        sys.exit(f"release.wheels: no compiler for {target} (Debian, Ubuntu: apt-get install g++-{target}-linux-gnu)")
     return {
         "CXX": compiler,
         "CMAKE_ARGS": f" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={target}",
@@ -88,9 +77,9 @@ def cross_compiler(target: str) -> dict[str, str]:
     }
 
 
-def build(out: Path, pairs: list[str], target: str) -> Path:
+def build(out: Path, wanted: list[str], target: str) -> Path:
     """The wheel, tagged for that kind of machine."""
-    paths = [path for path in (fast_path(*pair.split(":")) for pair in pairs) if path]
+    paths = [path for path in (fast_path(*pair.split(":")) for pair in wanted) if path]
     raw = ROOT / "build" / "wheels"
     shutil.rmtree(raw, ignore_errors=True)
     special = {} if target == NATIVE else cross_compiler(target)
@@ -99,7 +88,7 @@ def build(out: Path, pairs: list[str], target: str) -> Path:
     arguments = os.environ.get("CMAKE_ARGS", "") + special.pop("CMAKE_ARGS", "")
     call(
         sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "-w", raw, ROOT,
-        NPU_KERNELS_FAST_PATHS=";".join(paths), NPU_KERNELS_TORCH=str(headers(pairs[0].split(":")[0])),
+        NPU_KERNELS_FAST_PATHS=";".join(paths), NPU_KERNELS_TORCH=str(headers(wanted[0].split(":")[0])),
         NPU_KERNELS_BUILD=str(ROOT / "build" / f"cmake-wheels-{target}"),
         CMAKE_ARGS=arguments + (linux if sys.platform == "linux" else ""), **special,
     )  # fmt: skip
@@ -117,7 +106,7 @@ def manylinux(wheel: Path, out: Path, target: str) -> Path:
     (made,) = set(out.glob("*.whl")) - before
     found = re.search(r"manylinux_2_(\d+)_", made.name)
     if found is None or int(found[1]) > 28:
-        sys.exit(f"release/wheels.py: {made.name} needs more than manylinux_2_28")
+        sys.exit(f"release.wheels: {made.name} needs more than manylinux_2_28")
     return made
 
 
@@ -127,14 +116,14 @@ def check(wheel: Path) -> None:
         libraries = [name for name in archive.namelist() if re.fullmatch(r"npu_kernels/lib/.+\.so", name)]
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, {len(libraries)} libraries")
     if "npu_kernels/lib/libnpu_kernels_cpu.so" not in libraries:
-        sys.exit("release/wheels.py: the wheel lacks its library")
+        sys.exit("release.wheels: the wheel lacks its library")
     if wheel.stat().st_size > LARGEST:
-        sys.exit(f"release/wheels.py: the wheel is larger than {LARGEST / 1e6:.0f} MB")
+        sys.exit(f"release.wheels: the wheel is larger than {LARGEST / 1e6:.0f} MB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", nargs="+", metavar="TORCH:PYTHON", default=pairs_of_the_release())
+    parser.add_argument("--pairs", nargs="+", metavar="TORCH:PYTHON", default=of_the_release())
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="the folder for sdist and wheel, emptied first")
     parser.add_argument("--targets", nargs="+", metavar="PROCESSOR", default=[NATIVE], help="x86_64, aarch64, ...")
     parser.add_argument("--strict", action="store_true", help="fail where a pair's Python is not here")
@@ -142,7 +131,7 @@ def main() -> None:
     missing = [pair for pair in arguments.pairs if fast_path(*pair.split(":")) is None]
     print(f"{len(arguments.pairs) - len(missing)} pairs; no such Python here: {', '.join(missing) or '-'}", flush=True)
     if missing and (arguments.strict or len(missing) == len(arguments.pairs)):
-        sys.exit("release/wheels.py: the Python of a pair is missing")
+        sys.exit("release.wheels: the Python of a pair is missing")
     out = arguments.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)

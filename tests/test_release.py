@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from release import support
+from release import pairs, support, try_install
 from tests.building import ROOT
 
 # What the library takes from a newer glibc or libstdc++ where old_glibc.cpp does not replace it.
@@ -107,3 +110,42 @@ def test_table_says_what_was_run_and_what_was_only_built(tmp_path: Path) -> None
     assert row == "| 2.13.0 | - | **run** | listed | *built* | listed |"
     *_, row = support.table("aarch64", [run, run | {"wheel": "manylinux_2_28_aarch64", "emulated": True}], pairs, built)
     assert row == "| 2.13.0 | - | *emulated* | listed | listed | listed |"
+
+
+def test_an_interrupted_matrix_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel, rows = tmp_path / "npu_kernels-0-py3-none-any.whl", tmp_path / "rows.jsonl"
+    wheel.write_bytes(b"a wheel")
+    monkeypatch.setattr(try_install, "of_the_release", lambda: ["2.10.0:3.11", "2.13.0:3.11", "2.13.0:3.12"])
+    monkeypatch.setattr(try_install, "interpreter", lambda python: None if python == "3.12" else ("tag", tmp_path))
+    seen: list[tuple[str, list[str]]] = []
+
+    def fails_once(file: Path, torch: str, python: str, arguments: list[str]) -> None:
+        seen.append((torch, arguments))
+        if torch == "2.13.0" and len(seen) == 2:
+            raise subprocess.CalledProcessError(1, "pip")
+        sha256 = arguments[arguments.index("--sha256") + 1]
+        with rows.open("a") as out:
+            out.write(json.dumps({"torch": f"{torch}+cpu", "python": "3.11", "sha256": sha256}) + "\n")
+
+    monkeypatch.setattr(try_install, "try_install", fails_once)
+    monkeypatch.setattr(sys, "argv", ["try_install", str(wheel), "--row", str(rows), "--fast-path"])
+    with pytest.raises(SystemExit, match=r"failed with 2\.13\.0:python3\.11"):
+        try_install.main()
+    try_install.main()
+    assert [torch for torch, _ in seen] == ["2.10.0", "2.13.0", "2.13.0"]
+    assert seen[0][1][0] == "--fast-path"
+    wheel.write_bytes(b"another wheel")
+    try_install.main()
+    assert [torch for torch, _ in seen[3:]] == ["2.10.0", "2.13.0"]
+
+
+def test_a_python_that_cannot_be_run_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "python3.99"  # as pyenv's for a version that is installed and not chosen
+    command.write_text("#!/bin/sh\nexit 127\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert pairs.interpreter("3.99") is None
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    found = pairs.interpreter("3.99")
+    assert found is not None
+    assert (found[1] / "Python.h").exists()
