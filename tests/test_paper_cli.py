@@ -150,3 +150,16 @@ def test_verdicts_on_the_published_numbers() -> None:
         row["test_mse"] *= 100
     assert not any(c.reached for c in large_report.checks(rows) if c.what.endswith("NPU, median of the best 10"))
     assert "**not reached**" in report.verdicts(large_report.checks(rows))
+
+
+def test_disagreements_of_text_and_code_are_inserted(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- paper: text-and-code -->\nold\n<!-- end -->\n<!-- paper: large -->\nkept\n<!-- end -->\n")
+    assert report.insert(tmp_path, page) == ["text-and-code"]
+    text = page.read_text()
+    assert "| large | gate starts at 0.5 | at 1 for the NPU |" in text
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(lines) == 2 + len(published.load("text_and_code"))
+    assert {line.count("|") for line in lines} == {4}
+    assert "old" not in text
+    assert "kept" in text

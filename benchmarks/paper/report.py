@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.paper import pictures, tables
+from benchmarks.paper import pictures, published, tables
 from benchmarks.paper.checks import Check
 from benchmarks.paper.markdown import table
 from benchmarks.paper.registry import TABLES
@@ -65,16 +65,22 @@ def is_full(comments: Sequence[str]) -> bool:
     return not any(word in first for word in ("variant paper", "quick", "incomplete", ", only "))
 
 
+def text_and_code() -> str:
+    """Where the paper's text and its authors' code disagree."""
+    names = ("experiment", "text", "code")
+    return table(names, ([str(row[name]) for name in names] for row in published.load("text_and_code")))
+
+
 def insert(folder: Path, target: Path) -> list[str]:
     """Put the tables into a Markdown file, between its marks; returns the names of those it has marks for."""
     text, names = target.read_text(encoding="utf-8"), []
-    for one in TABLES.values():
-        if one.short is None or not (folder / one.file).exists():
-            continue
-        pattern = re.compile(rf"(<!-- paper: {one.name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    known = {one.name: one for one in TABLES.values() if one.short is not None and (folder / one.file).exists()}
+    for name in [*known, "text-and-code"]:
+        pattern = re.compile(rf"(<!-- paper: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if pattern.search(text):
-            content = one.short(tables.read(folder / one.file)[1])
+            one = known.get(name)
+            content = one.short(tables.read(folder / one.file)[1]) if one and one.short else text_and_code()
             text = pattern.sub(lambda match, content=content: match[1] + content + match[2], text)  # type: ignore[misc]
-            names.append(one.name)
+            names.append(name)
     files.write(target, text)
     return names
