@@ -70,7 +70,8 @@ class StepControl {
     if (!(error <= 1)) {
       ++rejected;
       size = length / std::fmin(factor, kMost);
-      return !(shrunk_ = true);
+      shrunk_ = true;
+      return false;
     }
     const double grown = length / std::fmin(std::fmax(factor / std::pow(before_, kBeta), kLeast), kMost);
     size = shrunk_ ? std::fmin(grown, length) : grown;
