@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--row", type=Path)
     parser.add_argument("--sha256", default="")
     arguments = parser.parse_args()
-    if Path(npu_kernels.__file__).is_relative_to(ROOT):
+    if Path(npu_kernels.__file__).is_relative_to(ROOT / "npu_kernels"):
         sys.exit(f"release/check_install.py: this Python has the source tree, {ROOT}, and nothing installed")
     runs, reason = cpu.available()
     if not runs:

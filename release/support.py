@@ -72,6 +72,13 @@ def section(runs: list[dict[str, Any]], pairs: dict[str, list[str]], built: list
     return "\n".join([LEGEND, *tables, "The runs:", "", *(f"- {row}" for row in dict.fromkeys(how)), ""])
 
 
+def current() -> str:
+    """The text between the markers, from the files of this folder."""
+    runs = [json.loads(line) for line in (RELEASE / "runs.jsonl").read_text().splitlines()]
+    built = (RELEASE / "built.txt").read_text().splitlines()
+    return section(runs, by_torch(), built)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path, nargs="+")
@@ -79,11 +86,9 @@ def main() -> None:
     if arguments.wheels:
         found = sorted(path for wheel in arguments.wheels for path in fast_paths(wheel))
         (RELEASE / "built.txt").write_text("\n".join(found) + "\n")
-    runs = [json.loads(line) for line in (RELEASE / "runs.jsonl").read_text().splitlines()]
-    built = (RELEASE / "built.txt").read_text().splitlines()
     head, rest = PAGE.read_text().split(BEGIN)
     _, tail = rest.split(END)
-    PAGE.write_text(head + BEGIN + section(runs, by_torch(), built) + END + tail)
+    PAGE.write_text(head + BEGIN + current() + END + tail)
 
 
 if __name__ == "__main__":

@@ -149,3 +149,7 @@ def test_a_python_that_cannot_be_run_is_not_here(tmp_path: Path, monkeypatch: py
     found = pairs.interpreter("3.99")
     assert found is not None
     assert (found[1] / "Python.h").exists()
+
+
+def test_the_table_of_the_page_is_made_from_the_runs() -> None:
+    assert support.BEGIN + support.current() + support.END in support.PAGE.read_text()
