@@ -9,11 +9,12 @@ import torch
 
 import npu_kernels
 from benchmarks.paper import published
+from benchmarks.paper.checks import ranked, share, statistic
 from benchmarks.paper.large import task as large
 from benchmarks.paper.optimizers import Adam, RMSProp
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol, stream
-from benchmarks.paper.summary import interval, mad, mean, median, number, probability, standard_error
+from benchmarks.paper.summary import interval, mad, mean, median, number, probability, same_share, standard_error
 from benchmarks.paper.training import Buffer, frobenius, l1
 from npu_kernels import training
 
@@ -172,6 +173,30 @@ def test_probability_of_a_published_mean() -> None:
     own = standard_error(runs)
     assert probability(runs, mean(runs) + 1.96 * 2**0.5 * own, own) == pytest.approx(0.05, abs=0.02)  # both count
     assert math.isnan(probability([], 1.0, 0.1))
+
+
+def test_shares_differ_by_fishers_test() -> None:
+    assert same_share(8, 10, 1, 6) == pytest.approx(280 / 8008)  # 280 of comb(16, 9) tables: 3.5 %
+    assert same_share(3, 25, 12, 25) == same_share(12, 25, 3, 25) == pytest.approx(0.0122, abs=1e-4)
+    assert same_share(5, 25, 5, 25) == pytest.approx(1)
+    assert same_share(0, 25, 25, 25) < 1e-12
+
+
+def test_checks_have_three_verdicts() -> None:
+    runs = [float(value) for value in range(1, 21)]  # median 10.5, its interval 6 to 15
+    limits = ((0.0, 20.0), (16.0, 20.0), (0.0, 5.0), (0.0, 10.0), (7.0, 14.0))
+    found = [statistic("median", median, runs, low, high).holds for low, high in limits]
+    assert found == [True, False, False, None, None]
+    assert statistic("median", median, runs[:5], 0, 20).holds is None
+    assert [share("share", count, 100, 0.5, 1).holds for count in (70, 30, 51)] == [True, False, None]
+
+    def less(first: list[float], second: list[float]) -> bool | None:
+        return ranked("order", "a < b", median, [first, second], lambda a, b: a < b).holds
+
+    assert less(runs, [value + 20 for value in runs]) is True
+    assert less([value + 20 for value in runs], runs) is False
+    assert less(runs, [value + 1 for value in runs]) is None
+    assert less(runs, [100.0] * 5) is None  # too few runs
 
 
 def test_summaries() -> None:

@@ -66,9 +66,10 @@ def _row(error: float, steps: float) -> dict[str, object]:
 
 def test_verdict() -> None:
     good, bad = _row(0.01, 9e4), _row(0.2, 2e5)
-    assert [check.reached for check in fitted_report.checks([good])] == [True, True]
-    assert [check.reached for check in fitted_report.checks([bad])] == [False, False]
-    assert [check.reached for check in fitted_report.checks([good, bad, bad, good, good])] == [True, True]
+    assert [check.holds for check in fitted_report.checks([good] * 6)] == [True, True]
+    assert [check.holds for check in fitted_report.checks([bad] * 6)] == [False, False]
+    assert [check.holds for check in fitted_report.checks([good] * 5)] == [None, None]  # too few for an interval
+    assert [check.holds for check in fitted_report.checks([good] * 5 + [bad])] == [None, None]
     table = fitted_report.short_table([good, good, bad])
     assert "| large | + | NPU | 16 | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in table
 

@@ -207,9 +207,12 @@ def test_published_front_is_recomputed() -> None:
 
 def test_verdicts_on_the_published_numbers() -> None:
     rows = fsir_report.paper_rows()
-    assert [check.what for check in fsir_report.checks(rows) if not check.reached] == []
+    checks = {check.what: check.holds for check in fsir_report.checks(rows)}
+    assert [what for what, holds in checks.items() if holds is False] == []
+    assert checks["NPU, median"] is checks["Dense, least error"] is checks["Dense, share below 1"] is True
+    assert checks["RealNPU with at most 20 parameters, least error"] is None  # 3 of 100 runs have so few
     worse = [{**row, "mse": 10 * row["mse"]} for row in rows]
-    failed = {check.what for check in fsir_report.checks(worse) if not check.reached}
+    failed = {check.what for check in fsir_report.checks(worse) if check.holds is False}
     assert {"NPU, least error", "NPU, median", "RealNPU with at most 20 parameters, least error"} <= failed
 
 

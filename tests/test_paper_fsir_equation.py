@@ -141,8 +141,8 @@ def test_search_prunes_and_finds_from_near() -> None:
     assert all(row["n_params"] == 10 and row["error"] < fsir_equation.LIMIT for row in rows)
     assert tensors["parameters"].shape == (2, 21)
     checks = equation_report.checks(rows)
-    assert all(check.reached for check in checks)
-    assert not any(check.reached for check in equation_report.checks([{**rows[0], "found": 0, "error": 1.0}]))
+    assert all(check.holds for check in checks)
+    assert not any(check.holds for check in equation_report.checks([{**rows[0], "found": 0, "error": 1.0}]))
 
 
 def test_no_start_depends_on_the_others() -> None:

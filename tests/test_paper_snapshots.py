@@ -12,11 +12,12 @@ import torch
 
 from benchmarks.paper import tables
 from benchmarks.paper.__main__ import arguments, main
-from benchmarks.paper.large import snapshots
+from benchmarks.paper.large import last_steps, snapshots
 from benchmarks.paper.large import task as large
+from benchmarks.paper.large.swing import Swing
 from benchmarks.paper.runner import Batch, order
 from benchmarks.paper.streams import Sobol
-from benchmarks.paper.summary import bootstrap, median
+from benchmarks.paper.summary import bootstrap, median, quantiles
 
 
 def batch(model: str, runs: list[tuple[str, int]], steps: int, **settings: Any) -> Batch:
@@ -120,11 +121,14 @@ def test_bootstrap_counts_runs_and_not_snapshots() -> None:
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(40, 1, generator=generator)
     runs = (centres + 0.01 * torch.randn(40, 41, generator=generator)).tolist()
-    low, high = bootstrap(snapshots.pooled, runs)  # type: ignore[misc]
+    drawn = last_steps.pooled_draws(runs)
+    assert drawn is not None
+    low, high = quantiles(drawn.tolist())
     assert low < median([value for run in runs for value in run]) < high
     assert 0.3 < high - low < 1.3  # 2 * 1.96 * 1.25 / sqrt(40) = 0.77; by snapshots as if independent it would be 0.12
-    assert bootstrap(snapshots.pooled, runs[:5]) is None
-    assert bootstrap(snapshots.pooled, [[1.0, math.inf]] * 6) == (1.0, 1.0)
+    assert (low, high) == pytest.approx(bootstrap(last_steps.pooled, runs), abs=0.05)
+    assert last_steps.pooled_draws(runs[:5]) is None
+    assert set(last_steps.pooled_draws([[1.0, math.inf]] * 6).tolist()) == {1.0}  # type: ignore[union-attr]
 
 
 def row(task: str, points: str, seed: int, errors: list[float]) -> dict[str, Any]:
@@ -137,11 +141,34 @@ def row(task: str, points: str, seed: int, errors: list[float]) -> dict[str, Any
     [(1.0, 10, "no difference"), (100.0, 10, "**ours greater**"), (0.01, 10, "**ours less**"), (100.0, 5, "too few")],
 )
 def test_table_names_a_difference_only_where_intervals_lie_apart(factor: float, count: int, verdict: str) -> None:
-    published = snapshots.paper_points("add", "RealNPU")
+    published = last_steps.paper_points("add", "RealNPU")
     rows = [row("add", "own", n, [factor * published[n], factor * published[n]]) for n in range(count)]
-    text = snapshots.short_table([*rows, row("add", "shared", 0, [1.0, math.nan])])
+    text = last_steps.short_table([*rows, row("add", "shared", 0, [1.0, math.nan])])
     assert verdict in text
     assert f"| {count}, 1 |" in text
+
+
+def test_the_papers_number_is_drawn_again() -> None:
+    """Runs that are alike at every step, but swing: the best ten of any number have the errors of one step."""
+    rows = [row("add", "shared", n, [0.1, 1.0, 10.0]) for n in range(6)]
+    swing = Swing(rows, "add", "RealNPU")
+    assert sorted(swing.factors().tolist()) == [0.1, 1.0, 10.0]
+    assert swing.best_of(10) == swing.best_of(100) == (0.1, 10.0)
+    assert Swing(rows[:5], "add", "RealNPU").best_of(10) is None
+    drawn = swing.draws(median, [5.0] * 6)
+    assert drawn is not None
+    assert set(drawn.round(6).tolist()) == {0.5, 5.0, 50.0}
+    assert swing.draws(median, [5.0] * 5) is None
+    # Points of its own: each run is at a step of its own, and the best ten of many runs are nearly all at the least.
+    own = Swing([row("add", "own", n, [0.1, 1.0, 10.0]) for n in range(6)], "add", "RealNPU")
+    assert own.best_of(100) == (0.1, 0.1)
+    low, high = own.best_of(10)  # type: ignore[misc]
+    assert low <= 1.0 <= high
+    text = last_steps.redrawn(rows)
+    assert "| + | RealNPU | 0.0635 | 0.100 to 10.0 | 0.100 to 10.0 | 0.100 to 10.0 | **no** |" in text
+    assert "as the best 10 of 10, 20, 100" in last_steps.redrawn(
+        [row("add", "shared", n, [0.01, 1.0]) for n in range(6)]
+    )
 
 
 def test_command_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

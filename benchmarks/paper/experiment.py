@@ -42,6 +42,7 @@ class Table:
         section: the text and tables of the report.
         checks: the verdict on a table of full runs.
         short: the table that `--insert` puts into another file.
+        beside: the name of another table, whose rows these three get as a second argument; empty: they get none.
         key: the order of the rows; without it that of the batches.
         keep: writes the models that pictures and report need, from the finished batches.
         models_section: what the report says of these models.
@@ -52,9 +53,10 @@ class Table:
     name: str
     title: str
     columns: tuple[str, ...]
-    section: Callable[[Rows], str]
-    checks: Callable[[Rows], list[Check]]
-    short: Callable[[Rows], str] | None = None
+    section: Callable[..., str]
+    checks: Callable[..., list[Check]]
+    short: Callable[..., str] | None = None
+    beside: str = ""
     key: Callable[[dict[str, Any]], Any] | None = None
     keep: Callable[[Results, Path], None] | None = None
     models_section: Callable[[Path], str] | None = None

@@ -11,20 +11,22 @@ from pathlib import Path
 
 from benchmarks.paper import pictures, published, tables
 from benchmarks.paper.checks import Check
+from benchmarks.paper.experiment import Table
 from benchmarks.paper.markdown import table
 from benchmarks.paper.registry import TABLES
 from npu_kernels import files
 
 
 def verdicts(checks: Sequence[Check]) -> str:
-    """The acceptance numbers, those that are not reached first."""
-    reached, near = (sum(getattr(check, name) for check in checks) for name in ("reached", "near"))
-    text = f"{reached} of {len(checks)} reached" + (f", {near} missed within the error of these runs" if near else "")
-    text += ". In brackets: the 95 % interval of the statistic.\n\n"
-    lines = [
-        [check.what, check.wanted, check.found, check.verdict]
-        for check in sorted(checks, key=lambda check: (check.reached, check.near))
-    ]
+    """The acceptance numbers, those that do not hold first."""
+    open_, failed = ([check for check in checks if check.holds is value] for value in (None, False))
+    text = (
+        f"{len(checks) - len(open_) - len(failed)} of {len(checks)} hold, {len(failed)} do not, of {len(open_)} "
+        "these runs cannot tell. In brackets: the 95 % interval of the statistic; a check holds where the whole "
+        "interval is as wanted, and does not where none of it is.\n\n"
+    )
+    held = [check for check in checks if check.holds]
+    lines = [[check.what, check.wanted, check.found, check.verdict] for check in [*failed, *open_, *held]]
     return text + table(["number", "wanted", "found", "verdict"], lines)
 
 
@@ -39,8 +41,8 @@ def write(folder: Path) -> Path:
     for one in TABLES.values():
         if not (folder / one.file).exists():
             continue
-        comments, rows = tables.read(folder / one.file)
-        parts += [f"## {one.title}\n", "\n".join(f"- {comment}" for comment in comments) + "\n", one.section(rows)]
+        comments, rows = contents(folder, one)
+        parts += [f"## {one.title}\n", "\n".join(f"- {comment}" for comment in comments) + "\n", one.section(*rows)]
         models = folder / one.models_file
         if one.models_section is not None:
             parts.append(one.models_section(models) if models.exists() else "")
@@ -50,11 +52,20 @@ def write(folder: Path) -> Path:
         parts.append("### Verdict\n")
         judged = is_full(comments)
         parts.append(
-            verdicts(one.checks(rows)) if judged else "None: the paper's numbers are for variant code and all steps.\n"
+            verdicts(one.checks(*rows)) if judged else "None: the paper's numbers are for variant code and all steps.\n"
         )
     path = folder / "report.md"
     files.write(path, "\n".join(parts))
     return path
+
+
+def contents(folder: Path, one: Table) -> tuple[list[str], list[tables.Rows]]:
+    """A table's comments, and its rows with those of the table beside it, if it needs one: none if that is missing."""
+    comments, rows = tables.read(folder / one.file)
+    if not one.beside:
+        return comments, [rows]
+    other = folder / TABLES[one.beside].file
+    return comments, [rows, tables.read(other)[1] if other.exists() else []]
 
 
 def is_full(comments: Sequence[str]) -> bool:
@@ -79,7 +90,7 @@ def insert(folder: Path, target: Path) -> list[str]:
         pattern = re.compile(rf"(<!-- paper: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if pattern.search(text):
             one = known.get(name)
-            content = one.short(tables.read(folder / one.file)[1]) if one and one.short else text_and_code()
+            content = one.short(*contents(folder, one)[1]) if one and one.short else text_and_code()
             text = pattern.sub(lambda match, content=content: match[1] + content + match[2], text)  # type: ignore[misc]
             names.append(name)
     files.write(target, text)

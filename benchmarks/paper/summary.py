@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 DRAWS = 10_000  # samples of a bootstrap
+FEWEST = 6  # runs that have an interval
 T = TypeVar("T")
 
 
@@ -41,7 +42,7 @@ def interval(statistic: Callable[[Sequence[float]], float], values: Sequence[flo
 
     The median's is exact, between two of the sorted values; the mean's comes from a bootstrap.
     """
-    if len(values) < 6:
+    if len(values) < FEWEST:
         return None
     if statistic is mean:
         drawn = means_of_samples(values)
@@ -64,11 +65,21 @@ def bootstrap(statistic: Callable[[list[T]], float], runs: Sequence[T]) -> tuple
 
     A run may be many values, which depend on one another: a sample has all of them or none.
     """
-    if len(runs) < 6:
+    if len(runs) < FEWEST:
         return None
-    chosen = np.random.default_rng(0).integers(len(runs), size=(DRAWS // 10, len(runs))).tolist()
-    drawn = sorted(statistic([runs[index] for index in sample]) for sample in chosen)
-    return drawn[int(0.025 * len(drawn))], drawn[int(0.975 * len(drawn))]
+    return quantiles([statistic(sample) for sample in samples(runs)])
+
+
+def samples(runs: Sequence[T], key: int = 0) -> Iterator[list[T]]:
+    """1,000 samples as large as `runs`, drawn with replacement; others for another key."""
+    chosen = np.random.default_rng(key).integers(len(runs), size=(DRAWS // 10, len(runs))).tolist()
+    return ([runs[index] for index in sample] for sample in chosen)
+
+
+def quantiles(drawn: Iterable[float]) -> tuple[float, float]:
+    """Between which the middle 95 % lie."""
+    ranked = sorted(drawn)
+    return ranked[int(0.025 * len(ranked))], ranked[int(0.975 * len(ranked))]
 
 
 def probability(values: Sequence[float], centre: float, error: float) -> float:
@@ -102,6 +113,19 @@ def number(value: float, digits: int = 3) -> str:
         return f"{value:.{places}f}"
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+def same_share(count: int, total: int, other: int, of: int) -> float:
+    """Fisher's exact two-sided probability that two shares, `count` of `total` and `other` of `of`, differ so by chance
+    alone: all tables with the same sums that are no more probable.
+    """
+    both = count + other
+
+    def ways(first: int) -> int:
+        return math.comb(total, first) * math.comb(of, both - first)
+
+    tables = [ways(first) for first in range(max(0, both - of), min(total, both) + 1)]
+    return sum(one for one in tables if one <= ways(count)) / sum(tables)
 
 
 def wilson(count: int, total: int, z: float = 1.959964) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.paper import published
-from benchmarks.paper.checks import Check
+from benchmarks.paper.checks import Check, statistic
 from benchmarks.paper.fitted.task import BUDGET, MODELS
 from benchmarks.paper.markdown import SIGNS, table
 from benchmarks.paper.simple import task as simple
@@ -77,10 +77,9 @@ def section(rows: Rows) -> str:
 def checks(rows: Rows) -> list[Check]:
     found = []
     for task_set, task, model, starts, cell in groups(rows):
-        high, middle = wanted(task_set, task, model), median([_finite(row["error"]) for row in cell])
-        what = f"{task_set} {SIGNS[task]} {model}, {starts} starts, median"
-        found.append(Check(what, f"≤ {number(high)}", number(middle), middle <= high))
-        steps, budget = median([row["steps"] for row in cell]), BUDGET[task_set]
-        what = f"{task_set} {SIGNS[task]} {model}, {starts} starts, model-steps of a run, median"
-        found.append(Check(what, f"≤ {budget:,}", f"{steps:,.0f}", steps <= budget))
+        high, of_cell = wanted(task_set, task, model), f"{task_set} {SIGNS[task]} {model}, {starts} starts"
+        errors, steps = [_finite(row["error"]) for row in cell], [row["steps"] for row in cell]
+        found.append(statistic(f"{of_cell}, median", median, errors, -math.inf, high))
+        what = f"{of_cell}, model-steps of a run, median"
+        found.append(statistic(what, median, steps, -math.inf, BUDGET[task_set]))
     return found

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.paper import published
-from benchmarks.paper.checks import Check, at_most, explained, judged, statistic, within
+from benchmarks.paper.checks import Check, explained, judged, order, share, statistic
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.fsir.models import FEW
 from benchmarks.paper.markdown import between, table
-from benchmarks.paper.summary import bootstrap, interval, median, number, wilson
+from benchmarks.paper.summary import FEWEST, bootstrap, interval, median, number, samples, wilson
 from benchmarks.paper.tables import Rows
 
 BUDGETS = (20, 40, 80, 160, None)  # numbers of parameters at which the fronts are compared
@@ -138,39 +138,52 @@ def checks(rows: Rows) -> list[Check]:
     def errors(model: str, beta: float | None = None) -> list[float]:
         return [row["mse"] for row in of(rows, model, beta)]
 
-    def share(model: str, limit: float) -> float:
-        return share_below(of(rows, model), limit)
+    def below(model: str, limit: float, low: float, high: float) -> Check:
+        found = errors(model)
+        what = f"{model}, share below {limit:g}"
+        return share(what, sum(error < limit for error in found), len(found), low, high)
 
-    real = errors("RealNPU")
-    around = wilson(sum(error < 1 for error in real), len(real))
-    below_one = judged(at_most("RealNPU, share below 1", share("RealNPU", 1.0), 0.3), around, -math.inf, 0.3)
-    sparse = [row["mse"] for row in of(rows, "RealNPU") if row["n_params"] <= FEW]
-    fronts = {model: front(of(rows, model)) for model in fsir.MODELS}
+    def lowest(model: str, high: float, count: int | None = None) -> Check:
+        runs, of_runs = of(rows, model), least(count)
+        what = f"{model}{'' if count is None else f' with at most {count} parameters'}, least error"
+        return judged(what, of_runs(runs), bootstrap(of_runs, runs), -math.inf, high)
+
+    mine, theirs = (of(rows, "NPU"), of(rows, "Dense")), of(paper_rows(), "Dense")
     return [
-        at_most("NPU, least error", min(errors("NPU")), 0.02),
-        statistic("NPU, median", median, errors("NPU"), 0.07, 0.17),
-        within("NPU, share below 0.1", share("NPU", 0.1), 0.4, math.inf),
-        within("NPU, share below 1", share("NPU", 1.0), 0.8, math.inf),
-        at_most(f"RealNPU with at most {FEW} parameters, least error", min(sparse, default=math.inf), 0.05),
-        statistic("RealNPU, median", median, errors("RealNPU"), 1.0, 4.0),
-        explained(below_one, BETTER),
-        at_most("Dense, least error", min(errors("Dense")), 0.05),
+        lowest("NPU", 0.02),
+        explained(statistic("NPU, median", median, errors("NPU"), 0.07, 0.17), BETTER),
+        below("NPU", 0.1, 0.4, math.inf),
+        below("NPU", 1.0, 0.8, math.inf),
+        lowest("RealNPU", 0.05, FEW),
+        explained(statistic("RealNPU, median", median, errors("RealNPU"), 1.0, 4.0), BETTER),
+        explained(below("RealNPU", 1.0, -math.inf, 0.3), BETTER),
+        lowest("Dense", 0.05),
         explained(statistic("Dense, median", median, errors("Dense"), 0.2, 0.3), BETTER),
-        within("Dense, share below 1", share("Dense", 1.0), 1.0, math.inf),
-        _domination("NPU's front against Dense's, published", fronts["NPU"], front(of(paper_rows(), "Dense"))),
-        _domination("NPU's front against Dense's, here", fronts["NPU"], fronts["Dense"]),
+        below("Dense", 1.0, 0.95, math.inf),
+        _domination("NPU's front against Dense's, published", mine[0], theirs),
+        _domination("NPU's front against Dense's, here", *mine),
     ]
 
 
 def _domination(what: str, better: Rows, worse: Rows) -> Check:
-    found = f"{dominated(better, worse)} of {len(worse)} points"
-    return Check(what, "dominates it", found, dominates(better, worse))
+    """Whether the front of some runs dominates that of others, and in how many samples of both."""
+    parts = [float(dominated(front(better), front(worse))), float(len(front(worse)))]
+    drawn = None
+    if min(len(better), len(worse)) >= FEWEST:
+        drawn = [dominates(front(b), front(w)) for b, w in zip(samples(better), samples(worse, 1), strict=True)]
+    return order(f"{what}: points dominated, of", "all", parts, drawn)
 
 
 def accurate_checks(rows: Rows) -> list[Check]:
     """With an accurate integrator nothing is published; the fits should be no worse than those by Euler's method."""
     return [
-        at_most(f"{model}, least error", min(row["mse"] for row in of(rows, model)), limit)
+        judged(
+            f"{model}, least error",
+            least(None)(of(rows, model)),
+            bootstrap(least(None), of(rows, model)),
+            -math.inf,
+            limit,
+        )
         for model, limit in (("NPU", 0.02), ("RealNPU", 0.05))
         if of(rows, model)
     ]

@@ -1,9 +1,10 @@
-"""The large scale arithmetic task: task.py trains, report.py and picture.py show; snapshots.py has the last errors."""
+"""The large scale arithmetic task: task.py trains, report.py and picture.py show. snapshots.py has the last
+errors, swing.py what they tell of single steps, last_steps.py shows them."""
 
 from __future__ import annotations
 
 from benchmarks.paper.experiment import Experiment, Option, Table
-from benchmarks.paper.large import picture, report, snapshots, task
+from benchmarks.paper.large import last_steps, picture, report, snapshots, task
 
 EXPERIMENT = Experiment(
     "large",
@@ -18,6 +19,7 @@ EXPERIMENT = Experiment(
             key=task.key,
             picture=picture.picture,
             picture_name="pareto",
+            beside="large-snapshots",
         ),
     ),
     task.plan,
@@ -30,9 +32,9 @@ SNAPSHOTS = Experiment(
             "large-snapshots",
             "Large scale arithmetic task: the errors of the last steps",
             snapshots.COLUMNS,
-            snapshots.section,
-            snapshots.checks,
-            snapshots.short_table,
+            last_steps.section,
+            last_steps.checks,
+            last_steps.short_table,
             key=snapshots.key,
         ),
     ),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 from benchmarks.paper import published
-from benchmarks.paper.checks import Check, Statistic, order, statistic
+from benchmarks.paper.checks import Check, Statistic, ranked, statistic
 from benchmarks.paper.markdown import SIGNS, between, plus_minus, probable, table
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.summary import interval, mean, median, number, probability
@@ -121,12 +121,17 @@ def checks(rows: Rows) -> list[Check]:
         for task, (of, low, high) in tasks.items():
             what = f"{model} {SIGNS[task]}, {of.__name__}"
             judged.append(statistic(what, of, values(model, task), low, high))
-    medians = {(model, task): median(values(model, task)) for model in _WANTED for task in simple.TASKS}
     others = [model for model in _WANTED if model not in ("NPU", "RealNPU")]
     for task in ("div", "sqrt"):
-        found = [max(medians[m, task] for m in ("NPU", "RealNPU")), min(medians[m, task] for m in others)]
-        judged.append(order(f"{SIGNS[task]}, medians", "NPU, RealNPU < all others", found[0] < found[1], found))
-    found = [medians["NMU", "mul"], min(medians[m, "mul"] for m in _WANTED if m != "NMU")]
-    judged.append(order("×, medians", "NMU < all others", found[0] < found[1], found))
-    poor = min(mean(values(m, t)) for m in ("NALU", "iNALU", "Dense") for t in ("add", "mul", "div"))
-    return [*judged, order("NALU, iNALU, Dense on +, ×, ÷: least mean", "> 1", poor > 1, [poor])]
+        groups = [values(model, task) for model in ("NPU", "RealNPU", *others)]
+        what = f"{SIGNS[task]}, medians of {', '.join(('NPU', 'RealNPU', *others))}"
+        judged.append(ranked(what, "NPU, RealNPU < all others", median, groups, lambda *m: max(m[:2]) < min(m[2:])))
+    others = [model for model in _WANTED if model != "NMU"]
+    groups = [values(model, "mul") for model in ("NMU", *others)]
+    what = f"×, medians of {', '.join(('NMU', *others))}"
+    judged.append(ranked(what, "NMU < all others", median, groups, lambda *m: m[0] < min(m[1:])))
+    for task in ("add", "mul", "div"):
+        groups = [values(model, task) for model in ("NALU", "iNALU", "Dense")]
+        what = f"{SIGNS[task]}, means of NALU, iNALU, Dense"
+        judged.append(ranked(what, "all > 1", mean, groups, lambda *m: min(m) > 1))
+    return judged

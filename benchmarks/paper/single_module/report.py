@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmarks.durations import duration
 from benchmarks.paper import published
-from benchmarks.paper.checks import Check
+from benchmarks.paper.checks import Check, share, within
 from benchmarks.paper.experiment import Account
-from benchmarks.paper.markdown import SIGNS, table
+from benchmarks.paper.markdown import SIGNS, probable, table
 from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, STEPS, THRESHOLDS, UNITS, thresholds
-from benchmarks.paper.summary import median, number, wilson
+from benchmarks.paper.summary import median, number, same_share, wilson
 from benchmarks.paper.tables import Rows
 
 NAMES = {
@@ -109,17 +109,16 @@ def section(rows: Rows) -> str:
 
 
 def _against(theirs: dict[str, Any], runs: Rows) -> Check:
-    """A share beside one that was found before: reached within its interval, near where the intervals overlap."""
+    """A share beside one that was found before: of so many pairs some differ by chance with p below 0.05, hardly any
+    with p below 0.001.
+    """
     low, high = wilson(theirs["solved"], theirs["seeds"])
-    count = sum(row["solved"] for row in runs)
-    mine = wilson(count, len(runs))
-    share = count / len(runs)
+    chance = same_share(sum(row["solved"] for row in runs), len(runs), theirs["solved"], theirs["seeds"])
     return Check(
         f"{theirs['unit']} {SIGNS[theirs['op']]} {theirs['recipe']}, {theirs['range']}",
-        f"{low:.2f} to {high:.2f} (found before: {theirs['solved'] / theirs['seeds']:.2f})",
-        f"{share:.2f} ({mine[0]:.2f} to {mine[1]:.2f})",
-        low <= share <= high,
-        not low <= share <= high and mine[0] <= high and low <= mine[1],
+        f"as found before: {theirs['solved'] / theirs['seeds']:.2f} ({low:.2f}-{high:.2f})",
+        f"{rate(runs, lambda row: bool(row['solved']))}, p = {probable(chance)}",
+        True if chance >= 0.05 else False if chance < 0.001 else None,
     )
 
 
@@ -130,15 +129,15 @@ def checks(rows: Rows) -> list[Check]:
         runs = found.get((theirs["recipe"], theirs["unit"], theirs["op"], theirs["range"]))
         if runs:
             judged.append(_against(theirs, runs))
-    strictest = solves(THRESHOLDS)
-    for (recipe, unit, op, name), runs in found.items():
-        if recipe == "best" and unit in BEST_UNITS and op in ("mul", "div"):
-            share = sum(map(strictest, runs)) / len(runs)
-            what = f"{unit} {SIGNS[op]} best, {name}: all three thresholds"
-            judged.append(Check(what, f"≥ {BEST_SHARE}", rate(runs, strictest), share >= BEST_SHARE))
-    steps = max((row["steps"] for row in rows if row["recipe"] == "best"), default=-math.inf)
-    if steps > 0:
-        judged.append(Check("best: most model-steps of a seed", f"≤ {BEST_STEPS}", number(steps), steps <= BEST_STEPS))
+    strictest, best = solves(THRESHOLDS), [row for row in rows if row["recipe"] == "best"]
+    for unit in BEST_UNITS:
+        runs = [row for row in best if row["unit"] == unit and row["op"] in ("mul", "div")]
+        if runs:
+            what = f"{unit} × and ÷ best, all ranges: all three thresholds"
+            judged.append(share(what, sum(map(strictest, runs)), len(runs), BEST_SHARE, math.inf))
+    if best:
+        most = max(row["steps"] for row in best)
+        judged.append(within("best: most model-steps of a seed here", most, -math.inf, BEST_STEPS))
     return judged
 
 
