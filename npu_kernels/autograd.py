@@ -82,6 +82,16 @@ def _function(name: str, forward: Callable[..., Any], backward: Callable[..., An
     return type(Function)(name, (Function,), members)  # type: ignore[misc]
 
 
+def _backward_operator(layer: ops.Layer) -> Callable[..., tuple[Tensor, ...]]:
+    """The backward operator, or its launcher where that can be called without torch's dispatcher."""
+    name, operator, operands = f"{layer.name}_backward", layer.backward, layer.operands
+
+    def backward(grad_y: Tensor, *arguments: Any) -> Any:
+        return (dispatch.launcher(name, (grad_y, *arguments[:operands])) or operator)(grad_y, *arguments)
+
+    return backward
+
+
 def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
     """A layer's Function and what its backward calls.
 
@@ -89,7 +99,7 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
     operands, what was saved, all options and `needs`: None for those without a bit, and differentiable where grad mode
     asks for it.
     """
-    forward_operator, backward_operator = layer.forward, layer.backward
+    forward_operator, backward_operator = layer.forward, _backward_operator(layer)
     formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
     operands, keep, takes_y = layer.operands, layer.keep, layer.takes_y
     taken = operands + len(layer.options)  # by the forward operator
@@ -151,6 +161,43 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
     return _function(f"{title}Function", forward, backward), gradients
 
 
+def _launching(layer: ops.Layer, gradients: Gradients) -> Callable[..., Tensor]:
+    """What a layer's Function does, by launchers that :func:`dispatch.launcher` has given: without torch's dispatcher,
+    and without the work that follows from the operands' shapes. The launcher of the forward comes before its inputs.
+    """
+    operands, keep, takes_y = layer.operands, layer.keep, layer.takes_y
+    taken, options = operands + len(layer.options), len(layer.options) + len(layer.backward_options)
+    name, masks, nothing = f"{layer.name}_backward", _masks(operands), (None,) * options
+    every = (1 << operands) - 1
+
+    def forward(ctx: Any, launcher: Any, *inputs: Any) -> Tensor:
+        ctx.options, ctx.forced = inputs[operands:], dispatch.forced()
+        found, ctx.tape = launcher.call(inputs[:taken] + keep)
+        if not keep:
+            ctx.save_for_backward(*inputs[:operands])
+            return found
+        ctx.save_for_backward(*inputs[:operands], *(found if takes_y else found[1:]))
+        return found[0]
+
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        flags, tape = ctx.needs_input_grad[1 : 1 + operands], ctx.tape
+        needs = masks[flags]
+        if tape is not None and ctx.forced is None and not eager_only() and not torch.is_grad_enabled():
+            launcher = dispatch.launcher(name, (grad_y,))
+            if launcher is not None:
+                grads = launcher.call_after(tape, (grad_y, *ctx.saved_tensors, *ctx.options, needs))
+                if needs != every:
+                    grads = [grad if there else None for grad, there in zip(grads, flags, strict=True)]
+                return None, *grads, *nothing
+        with dispatch.as_forward(ctx.forced):  # on a GPU, autograd runs this in its own thread
+            return None, *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *nothing
+
+    function: Any = _function(f"{layer.name.upper()}Function", forward, backward)
+    # What Function.apply calls in the end; the rest of it is for torch.func's transforms, which see no launcher.
+    apply: Callable[..., Tensor] = super(Function, function).apply
+    return apply
+
+
 def _masks(count: int) -> dict[tuple[bool, ...], int]:
     """Maps which tensors need a gradient, as flags, to the same as bits."""
     every = itertools.product((False, True), repeat=count)
@@ -160,6 +207,8 @@ def _masks(count: int) -> dict[tuple[bool, ...], int]:
 _MADE = {name: _of_layer(layer) for name, layer in ops.LAYERS.items()}
 FUNCTIONS: dict[str, Any] = {name: function for name, (function, _) in _MADE.items()}
 GRADIENTS: dict[str, Gradients] = {name: gradients for name, (_, gradients) in _MADE.items()}
+# Of the launcher that `dispatch.launcher` gives for these operands, and the inputs of FUNCTIONS.
+LAUNCHING = {name: _launching(layer, GRADIENTS[name]) for name, layer in ops.LAYERS.items()}
 
 
 def nmu_gradients(

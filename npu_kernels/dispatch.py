@@ -13,7 +13,7 @@ import functools
 import importlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
+from torch.nn import Parameter
 
 from npu_kernels import ops, reference
 from npu_kernels.backends import cpu
@@ -35,6 +36,7 @@ _forced: ContextVar[str | None] = ContextVar("npu_kernels.use_backend", default=
 _outer: ContextVar[tuple[str | None, ...]] = ContextVar("npu_kernels.use_backend, outer blocks", default=())
 forced = _forced.get  # the backend that use_backend names in this thread or task
 _interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
+_launchers: dict[str, Callable[..., Any]] = {}  # of Triton's kernels, once they can be launched
 interpreted: dict[str, Callable[..., Any]] = {}  # what reaches Triton's interpreter in another way than `launch`
 _chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use
 
@@ -136,6 +138,7 @@ def _choose(device_type: str) -> str:
         _chosen[device_type] = wanted if _state(wanted, device_type)[0] else "reference"
         if _chosen[device_type] == "triton":
             triton().register()
+            _launchers.update(triton().repeated())
         if _chosen[device_type] == "reference" and device_type != "meta":  # meta tensors compute nothing
             command = f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
             warnings.warn(
@@ -190,6 +193,31 @@ def launch(name: str, *args: Any) -> Any:
         return getattr(triton(), name)(*args)
 
 
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_profiled, _wrapped = torch.autograd._profiler_enabled, torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
+    """Triton's launcher of that name, to be called without torch's dispatcher, which takes longer than the launcher;
+    or None, where the operator must be called: on the CPU, for a compiler, a mode, a profiler, and for tensors that
+    are more than they seem.
+
+    tensors: those that nothing else has looked at; the first one tells the device.
+    """
+    if is_compiling() or not _launchers or _dispatch_modes() or _function_modes() or _profiled():
+        return None
+    for tensor in tensors:
+        if tensor is not None:
+            kind = type(tensor)
+            if not (kind is Parameter or (kind is Tensor and not _wrapped(tensor))) or tensor.is_neg():
+                return None
+    return None if tensors[0].is_cpu and not _interprets() else _launchers[name]  # type: ignore[union-attr]
+
+
+def _interprets() -> bool:
+    return forced() == "triton"
+
+
 def _run(name: str, *args: Any) -> Any:
     """An operator on a device for which no kernel is registered."""
     if backend_for(args[0]) == "triton":
@@ -207,6 +235,7 @@ def _interpret() -> torch.library.Library | None:
     if not (cpu.available()[0] and _state("triton", "cpu")[0]):
         return None  # without the C++ library `_run` is their kernel already
     library = torch.library.Library("npu_kernels", "IMPL", "CPU")
+    _launchers.update({name: triton().repeat(name, functools.partial(launch, name)) for name in ops.NAMES})
     for name in ops.NAMES + ops.TIME_LOOPS:
         operator = f"npu_kernels::{name}"
         run = functools.partial(interpreted.get(name, launch), name)

@@ -55,6 +55,7 @@ def _calling(layer: ops.Layer) -> Callable[..., Any]:
     """
     name, operands, taken = layer.name, layer.operands, layer.operands + len(layer.options)
     forward, backends, unkept = layer.forward, layer.backends, (False,) * len(layer.keep)
+    forward_name, launching = f"{name}_forward", autograd.LAUNCHING[name]
     function, transformed = autograd.FUNCTIONS[name].apply, transforms.FUNCTIONS[name].apply
 
     def run(*inputs: Any) -> Any:
@@ -62,10 +63,12 @@ def _calling(layer: ops.Layer) -> Callable[..., Any]:
             if eager_only():
                 if transforms.fused(*inputs[1:operands]):
                     return transformed(*inputs)[0]
-            elif torch.is_grad_enabled() and any_requires_grad(inputs):
-                return function(*inputs)
             else:
-                return forward(*inputs[:taken], *unkept)[0] if unkept else forward(*inputs[:taken])
+                launcher = dispatch.launcher(forward_name, inputs[:operands])
+                if torch.is_grad_enabled() and any_requires_grad(inputs):
+                    return function(*inputs) if launcher is None else launching(launcher, *inputs)
+                compute = launcher or forward
+                return compute(*inputs[:taken], *unkept)[0] if unkept else compute(*inputs[:taken])
         return NotImplemented
 
     def any_requires_grad(inputs: tuple[Any, ...]) -> bool:

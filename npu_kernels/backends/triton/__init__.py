@@ -7,7 +7,7 @@ with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels. I
     nmu           the multiplication unit                      reduction    sums of partial results in a fixed order
     nalu          NALU, iNALU: nalu_*_kernels, nac             tuning       configurations: tables.json
     ode           the time loop: ode_kernels                   launch       what launchers share
-    device_math   arithmetic inside kernels
+    device_math   arithmetic inside kernels                  tape         repeated calls in less processor time
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["available", "launchers", "ode_fits", "register"]  # and the launchers' names
+from npu_kernels import ops
+
+__all__ = ["available", "launchers", "ode_fits", "register", "repeated"]  # and the launchers' names
 
 _INTERPRET = "TRITON_INTERPRET"
 _MODULES = ("npu", "nmu", "nalu", "ode")  # with launchers
@@ -101,10 +103,27 @@ def ode_fits(d: int, h: int, dtype: torch.dtype) -> bool:
 
 
 @functools.cache
+def repeated() -> dict[str, Callable[..., Any]]:
+    """The layers' launchers, with what is the same at every call left out: see `tape`."""
+    return {name: repeat(name, launchers()[name]) for name in ops.NAMES}
+
+
+def repeat(name: str, launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """A launcher of that name so; imports triton."""
+    layer_name, _, direction = name.rpartition("_")
+    layer = ops.LAYERS[layer_name]
+    operands = layer.operands + (0 if direction == "forward" else 1 + len(layer.saved))
+    found: Callable[..., Any] = importlib.import_module(f"{__name__}.tape").Repeated(launcher, operands)
+    return found
+
+
+@functools.cache
 def register() -> torch.library.Library:
-    """Register the launchers as the operators' CUDA kernels, once; call it where `available` says that they run."""
+    """Register the launchers as the operators' CUDA kernels, once; call it where `available` says that they run.
+
+    Those of the time loop are left out: `dispatch` decides whether a model fits one launch.
+    """
     library = torch.library.Library("npu_kernels", "IMPL", "CUDA")
-    for name, launcher in launchers().items():
-        if not name.startswith("ode_"):  # `dispatch` decides whether the model fits one launch
-            library.impl(name, launcher)
+    for name, launcher in repeated().items():
+        library.impl(name, launcher)
     return library

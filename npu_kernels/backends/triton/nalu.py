@@ -24,6 +24,7 @@ from npu_kernels.backends.triton.launch import (
 from npu_kernels.backends.triton.nalu_backward_kernels import nalu_backward_w_kernel, nalu_backward_x_kernel
 from npu_kernels.backends.triton.nalu_forward_kernels import nalu_forward_kernel
 from npu_kernels.backends.triton.reduction import sum_partials
+from npu_kernels.backends.triton.tape import start
 
 Tensor = torch.Tensor
 
@@ -67,9 +68,9 @@ def _forward(
     with device_of(x):
         options = tuning.lookup("nalu_forward", x, I, O, K).options
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
-        nalu_forward_kernel[(grid,)](
-            x, *own, _contiguous(bias), y, h, a, t, flags, B, O, I,
-            eps, omega, own.mul is not None, bias is not None, shared_x, save, acc, **options,
+        start(
+            nalu_forward_kernel, grid, options, x, *own, _contiguous(bias), y, h, a, t, flags, B, O, I,
+            eps, omega, own.mul is not None, bias is not None, shared_x, save, acc,
         )  # fmt: skip
     return y, h, a, t, flags
 
@@ -138,7 +139,8 @@ def _backward(
         if into_x is not None and I > 0:
             options = tuning.lookup("nalu_backward_x", x, I, O, K).options
             grid = K * -(-B // options["BLOCK_B"]) * -(-I // options["BLOCK_I"])
-            nalu_backward_x_kernel[(grid,)](grad_y, x, *own, *inner, part_x, K, B, I, O, *common, acc, **options)
+            operands = (grad_y, x, *own, *inner, part_x)
+            start(nalu_backward_x_kernel, grid, options, *operands, K, B, I, O, *common, acc)
 
         options, programs = tuning.lookup("nalu_backward_w", x, I, O, K)
         tiles = K * -(-O // options["BLOCK_O"]) * max(1, -(-I // options["BLOCK_I"]))  # a bias needs no input
@@ -149,9 +151,10 @@ def _backward(
             part = _Weights(*(empty(x, (splits, K, O, I), acc) if needed else None for needed in there))
             part_bias = empty(x, (splits, K, O), acc) if need_bias else None
         if need_add or need_mul or need_gate or need_bias:
-            nalu_backward_w_kernel[(tiles * splits,)](
+            start(
+                nalu_backward_w_kernel, tiles * splits, options,
                 grad_y, x, *own[:4], *inner, *part, part_bias, K, B, O, I, rows_per_split,
-                *common, need_add, need_mul, need_gate, need_bias, splits == 1, acc, **options,
+                *common, need_add, need_mul, need_gate, need_bias, splits == 1, acc,
             )  # fmt: skip
         sums: dict[str, Any] = {}
         if into_x is not None and part_x is not into_x:

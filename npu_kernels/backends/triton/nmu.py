@@ -46,6 +46,7 @@ from npu_kernels.backends.triton.launch import (
     result_type,
 )
 from npu_kernels.backends.triton.reduction import sum_partials
+from npu_kernels.backends.triton.tape import start
 
 Tensor = torch.Tensor
 
@@ -383,7 +384,7 @@ def nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
     with device_of(x):
         options = _options("nmu_forward", x, K, I, O)
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
-        nmu_forward_kernel[(grid,)](x, weight, y, B, O, I, shared_x, acc, **options)
+        start(nmu_forward_kernel, grid, options, x, weight, y, B, O, I, shared_x, acc)
     return y
 
 
@@ -428,7 +429,7 @@ def nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple
     )  # fmt: skip
 
     def launch(operands: tuple[Tensor, Tensor, Tensor], parts: tuple[Tensor, Tensor], rest: tuple[Any, ...]) -> None:
-        nmu_backward_kernel[(rest[0],)](*operands, *parts, *rest[1:-1], **rest[-1])
+        start(nmu_backward_kernel, rest[0], rest[-1], *operands, *parts, *rest[1:-1])
 
     return _backward(launch, grad_y, x, weight, sizes, sizes.I, needs)
 
@@ -450,7 +451,7 @@ def nmru_forward(x: Tensor, weight: Tensor, eps: float, clip: bool, separate: bo
     with device_of(x):
         options = _options("nmu_forward", x, K, 2 * I, O)
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
-        nmru_forward_kernel[(grid,)](x, weight, y, B, O, I, eps, clip, separate, shared_x, acc, **options)
+        start(nmru_forward_kernel, grid, options, x, weight, y, B, O, I, eps, clip, separate, shared_x, acc)
     return y
 
 
@@ -462,8 +463,7 @@ def nmru_backward(
     check_operands("nmru_backward", x, grad_y=(grad_y, (*weight.shape[:-2], B, O)))
 
     def launch(operands: tuple[Tensor, Tensor, Tensor], parts: tuple[Tensor, Tensor], sizes: tuple[Any, ...]) -> None:
-        nmru_backward_kernel[(sizes[0],)](
-            *operands, *parts, *sizes[1:5], eps, clip, separate, *sizes[5:-1], **sizes[-1]
-        )
+        flags = (eps, clip, separate)
+        start(nmru_backward_kernel, sizes[0], sizes[-1], *operands, *parts, *sizes[1:5], *flags, *sizes[5:-1])
 
     return _backward(launch, grad_y, x, weight, Sizes(K, B, I, O, shared_x), 2 * I, needs)

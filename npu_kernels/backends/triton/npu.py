@@ -67,6 +67,7 @@ from npu_kernels.backends.triton.launch import (
 )
 from npu_kernels.backends.triton.npu_small import small_backward, small_forward
 from npu_kernels.backends.triton.reduction import sum_partials
+from npu_kernels.backends.triton.tape import start
 
 Tensor = torch.Tensor
 
@@ -442,9 +443,9 @@ def npu_forward(
             return y, s
         options = tuning.lookup("npu_forward", x, I, O, K).options
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
-        npu_forward_kernel[(grid,)](
-            x, weight_re, weight_im, gate, y, s, B, O, I, eps, shared_x,
-            weight_im is not None, gate is not None, save_sin, acc, **options,
+        start(
+            npu_forward_kernel, grid, options, x, weight_re, weight_im, gate, y, s, B, O, I, eps, shared_x,
+            weight_im is not None, gate is not None, save_sin, acc,
         )  # fmt: skip
     return y, s
 
@@ -505,14 +506,16 @@ def npu_backward(
         part_im = empty(x, (splits, K, O, I), acc) if need_im and splits > 1 else grad_im
         part_gate = empty(x, (tiles_b + splits * tiles_o, K, I) if need_gate else (0,), acc)
         if need_x or need_gate:
-            npu_backward_x_kernel[(K * tiles_b * -(-I // config_x["BLOCK_I"]),)](
+            start(
+                npu_backward_x_kernel, K * tiles_b * -(-I // config_x["BLOCK_I"]), config_x,
                 grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_gate, K, B, I, O, *flags,
-                need_x, need_gate, acc, **config_x,
+                need_x, need_gate, acc,
             )  # fmt: skip
         if need_re or need_im or need_gate:
-            npu_backward_w_kernel[(tiles_w * splits,)](
+            start(
+                npu_backward_w_kernel, tiles_w * splits, config_w,
                 grad_y, x, weight_re, weight_im, gate, y, s, part_re, part_im, part_gate, tiles_b, K, B, O, I,
-                rows_per_split, *flags, need_re, need_im, need_gate, acc, **config_w,
+                rows_per_split, *flags, need_re, need_im, need_gate, acc,
             )  # fmt: skip
         sum_partials(
             acc,

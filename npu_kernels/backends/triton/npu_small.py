@@ -28,6 +28,7 @@ from npu_kernels.backends.triton.device_math import (
 )
 from npu_kernels.backends.triton.launch import Sizes, accumulator, empty, gradients
 from npu_kernels.backends.triton.reduction import sum_partials
+from npu_kernels.backends.triton.tape import start
 
 Tensor = torch.Tensor
 
@@ -219,9 +220,10 @@ def small_forward(
     """Fill y, and s if `save_sin`; operands contiguous, sizes positive."""
     K, B, I, O, shared_x = sizes
     options = tuning.lookup("npu_small_forward", x, I, O, K).options
-    npu_small_forward_kernel[(K * -(-B // options["BLOCK_B"]),)](
+    start(
+        npu_small_forward_kernel, K * -(-B // options["BLOCK_B"]), options,
         x, weight_re, weight_im, gate, y, s, B, I, O, shared_x, eps, weight_im is not None, gate is not None, save_sin,
-        accumulator(x.dtype), triton.next_power_of_2(O), **options,
+        accumulator(x.dtype), triton.next_power_of_2(O),
     )  # fmt: skip
 
 
@@ -247,10 +249,11 @@ def small_backward(
     part_im = empty(x, (splits, K, O, I), acc) if need_im and splits > 1 else grad_im
     part_gate = empty(x, (splits, K, I), acc) if need_gate and splits > 1 else grad_gate
     clip = not straight_through
-    npu_small_backward_kernel[(K * splits,)](
+    start(
+        npu_small_backward_kernel, K * splits, options,
         grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_re, part_im, part_gate, K, B, tiles, I, O,
         shared_x, eps, weight_im is not None, gate is not None, need_x, need_re, need_im, need_gate,
-        clip and splits == 1, acc, triton.next_power_of_2(I), triton.next_power_of_2(O), **options,
+        clip and splits == 1, acc, triton.next_power_of_2(I), triton.next_power_of_2(O),
     )  # fmt: skip
     sum_partials(
         acc,

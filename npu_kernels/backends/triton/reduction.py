@@ -20,6 +20,7 @@ import triton.language as tl
 from npu_kernels.backends.triton import tuning
 from npu_kernels.backends.triton.device_math import loop_end
 from npu_kernels.backends.triton.nac import store_nac_gradients
+from npu_kernels.backends.triton.tape import start
 
 
 @triton.jit
@@ -150,7 +151,10 @@ def sum_partials(
     im_src, im_dst = im or (None, None)
     x_src, x_dst = x or (None, None)
     gate_src, gate_dst = gate or (None, None)
-    sum_partials_kernel[(end_x + blocks_gate,)](
+    start(
+        sum_partials_kernel,
+        end_x + blocks_gate,
+        options,
         re_src,
         re_dst,
         im_src,
@@ -177,5 +181,4 @@ def sum_partials(
         im is not None,
         x is not None,
         gate is not None,
-        **options,
     )

@@ -142,14 +142,26 @@ def save_table(tables: dict[str, dict[str, dict[str, int]]], path: Path | str = 
     forget()
 
 
+def generation() -> tuple[int, int]:
+    """Equal as long as the same call takes the same kernels with the same configurations (`tape` relies on it)."""
+    return _generation, SMALL
+
+
+def _changed() -> None:
+    global _generation
+    _generation += 1
+    _find.cache_clear()
+
+
 def forget() -> None:
     """Read the tables and ask for devices anew."""
     tables_in_use.cache_clear()
     _architecture_of.cache_clear()
-    _find.cache_clear()
+    _changed()
 
 
 _path = TABLES
+_generation = 0
 
 
 def use_tables(path: Path | str = TABLES) -> None:
@@ -180,13 +192,13 @@ class use_config:
     def __enter__(self) -> None:
         self.outer = _overrides.get(self.kernel)
         _overrides[self.kernel] = self.config
-        _find.cache_clear()
+        _changed()
 
     def __exit__(self, *error: object) -> None:
         _overrides.pop(self.kernel)
         if self.outer is not None:
             _overrides[self.kernel] = self.outer
-        _find.cache_clear()
+        _changed()
 
 
 def _split_config(entry: dict[str, int]) -> Config:

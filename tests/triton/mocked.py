@@ -1,0 +1,436 @@
+"""The path from a layer to a launch, real but for the GPU: Triton binds and keys arguments, nothing compiles.
+
+`mock` makes calls with CPU tensors take the way of CUDA tensors; a launch notes its arguments and does nothing. For a
+process of its own without TRITON_INTERPRET. ``python -m tests.triton.mocked`` prints the processor time of a step;
+``python -m tests.triton.mocked --checks`` runs the functions named ``check_*``, which `test_tape` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
+
+import npu_kernels
+from npu_kernels import autograd, dispatch, ops
+from npu_kernels.backends import direct
+from npu_kernels.backends import triton as backend
+from npu_kernels.backends.triton import tape, tuning
+from npu_kernels.testing import RECORDS
+from tests.kernels import options
+from tools.aot.compiling import StubDriver
+
+LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")
+launched: list[tuple[Any, ...]] = []  # kernel, programs, stream, its tensors' addresses, numbers and constants
+ordinary: list[str] = []  # kernels that went through Triton's own `run`
+
+
+notes = True  # else launches are not noted either, for timing
+
+
+def _do_nothing(*arguments: Any) -> None:
+    pass
+
+
+class _Kernel(CompiledKernel):  # type: ignore[misc]
+    """Stands for a compiled kernel; what it has of its class is what a launch needs."""
+
+    def __init__(self, src: Any) -> None:
+        self.src, self.name, self.hash, self.module = src, src.fn.__name__, "", 1
+        self.function, self.packed_metadata = 7, (4, 1, 0)
+        self._run = self._launch if notes else _do_nothing
+
+    def __del__(self) -> None:
+        pass
+
+    def _launch(self, x: int, y: int, z: int, stream: int, function: int, metadata: Any, *rest: Any) -> None:
+        assert (y, z, function, metadata) == (1, 1, 7, (4, 1, 0))
+        facts, enter, leave, *arguments = rest
+        if enter is not None:
+            enter(facts)
+        for n, argument in enumerate(arguments):
+            if isinstance(argument, Tensor):
+                arguments[n] = argument.data_ptr()
+        launched.append((self.name, x, stream, *arguments))
+        if leave is not None:
+            leave(facts)
+
+
+class _Driver(StubDriver):
+    def __init__(self) -> None:
+        super().__init__(GPUTarget("cuda", 90, 32))
+        self.stream = 0
+        self.device = 0
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return self.stream
+
+
+driver = _Driver()
+
+
+def mock() -> None:
+    """From now on layers of this process launch Triton's kernels, and none runs."""
+    triton.runtime.driver.set_active(driver)
+    # JITFunction takes it from here for every device.
+    triton.compiler.compile = lambda src, **_: _Kernel(src)
+    dispatch._chosen["cpu"], dispatch._cpu_runs = "triton", False
+    dispatch._interprets = lambda: True
+    dispatch._launchers.update(backend.repeated())
+    for name in direct.NAMES:  # as they answer for CUDA tensors
+        setattr(direct, name, lambda *arguments: NotImplemented)
+    library = torch.library.Library("npu_kernels", "IMPL", "CPU")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        for name, launcher in backend.repeated().items():
+            library.impl(name, launcher, allow_override=True)
+    _kept.append(library)
+
+
+_kept: list[Any] = []
+
+
+# ---- processor time -------------------------------------------------------------------------------------------------
+
+
+def _step(in_features: int, out_features: int) -> Callable[[], object]:
+    layer = npu_kernels.NPU(in_features, out_features)
+    x, grad_y = torch.rand(100, in_features, requires_grad=True), torch.ones(100, out_features)
+    leaves = [x, *layer.parameters()]
+    return lambda: torch.autograd.grad(layer(x), leaves, grad_y)
+
+
+def _least() -> Callable[[], object]:
+    """What torch takes for a Function of these tensors that allocates and computes nothing."""
+
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        y = torch.empty_like(grad_y)
+        ctx.save_for_backward(*inputs[:4], y, torch.empty_like(y))
+        return y
+
+    def backward(ctx: Any, _: Tensor) -> tuple[Any, ...]:
+        return *map(torch.empty_like, ctx.saved_tensors[:4]), None, None
+
+    function: Any = autograd._function("Least", forward, backward)
+    layer = npu_kernels.NPU(6, 2)
+    x, grad_y = torch.rand(100, 6, requires_grad=True), torch.ones(100, 2)
+    leaves = [x, *layer.parameters()]
+    return lambda: torch.autograd.grad(function.apply(*leaves, 1e-7, False), leaves, grad_y)
+
+
+def _without_tapes(step: Callable[[], object]) -> Callable[[], object]:
+    """The same with Triton's own `run` and torch's dispatcher."""
+
+    def run() -> object:
+        kept, dispatch.launcher = dispatch.launcher, lambda name, tensors: None
+        undisturbed, tape._undisturbed = tape._undisturbed, lambda: False
+        try:
+            return step()
+        finally:
+            dispatch.launcher, tape._undisturbed = kept, undisturbed
+
+    return run
+
+
+def processor_times(rounds: int = 30, calls: int = 40) -> dict[str, float]:
+    """Microseconds of processor time of forward and backward, medians of rounds that take turns; "least": what torch
+    takes alone; "... before": without tapes."""
+    global notes
+    notes = False
+    small, tiled = _step(6, 2), _step(100, 100)
+    steps = {"least": _least(), "small": small, "tiled": tiled}
+    steps |= {"small before": _without_tapes(small), "tiled before": _without_tapes(tiled)}
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            step()
+            begin = time.process_time_ns()
+            for _ in range(calls):
+                step()
+            found[name].append((time.process_time_ns() - begin) / calls / 1e3)
+    return {name: round(statistics.median(times), 1) for name, times in found.items()}
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def _count_ordinary() -> None:
+    """Note launches that go through Triton's own `run`, without replacing it."""
+    for module in ("npu", "npu_small", "nmu", "nalu_forward_kernels", "nalu_backward_kernels", "reduction"):
+        for value in vars(sys.modules[f"{backend.__name__}.{module}"]).values():
+            if type(value) is JITFunction and "run" not in vars(value):
+
+                def run(self: Any, *arguments: Any, **rest: Any) -> Any:
+                    ordinary.append(self.__name__)
+                    return JITFunction.run(self, *arguments, **rest)
+
+                value.run = types.MethodType(run, value)
+
+
+def _places(call: tuple[Any, ...], known: list[Tensor | None]) -> tuple[Any, ...]:
+    """A launch with addresses replaced by what lies there: the place of a known tensor, or "new"."""
+    places = {t.data_ptr(): f"tensor {n}" for n, t in enumerate(known) if t is not None and t.numel()}
+    return tuple(
+        places.get(a, "new" if isinstance(a, int) and a > 2**32 else a) if n > 2 else a for n, a in enumerate(call)
+    )
+
+
+def _calls(name: str, sizes: tuple[int, int, int], dtype: torch.dtype, models: int | None = None) -> Any:
+    """Functions that call a layer's launchers, each with its tensors, on a sample."""
+    layer = ops.LAYERS[name]
+    sample = RECORDS[name].sample(*sizes, num_models=models, dtype=torch.float64)
+    operands = [None if t is None else t.to(dtype) for t in (sample.x, *sample.tensors.values())]
+    x, weight = operands[0], operands[1]
+    own = options(sample)
+    shape = (*weight.shape[:-2], sizes[0], weight.shape[-2])
+    kept = [torch.empty(shape, dtype=own_type or dtype) for own_type in layer.kept.values()]
+    grad_y, y = torch.ones(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+    saved = [*([y] if layer.takes_y else []), *kept]
+    more = (False,) * len(layer.backward_options)
+    forward = [*operands], (*own, *layer.keep)
+    backward = [grad_y, *operands, *saved], (*own, *more, (1 << layer.operands) - 1)
+    assert x is not None
+    return {f"{name}_forward": forward, f"{name}_backward": backward}
+
+
+def check_the_same_launches() -> None:
+    """A repeated call launches what the launcher launches, with tensors in the same places, and gives such tensors."""
+    sizes = [((100, 6, 2), None), ((2000, 6, 2), 2), ((100, 100, 100), None), ((33, 40, 30), 3)]
+    for name in LAYERS:
+        for (shape, models), dtype in ((s, d) for s in sizes for d in (torch.float32, torch.float64, torch.bfloat16)):
+            for operator, (tensors, rest) in _calls(name, shape, dtype, models).items():
+                repeated = backend.repeat(operator, backend.launchers()[operator])
+                seen = []
+                for call in (backend.launchers()[operator], repeated, repeated, repeated):
+                    launched.clear()
+                    ordinary.clear()
+                    found = call(*tensors, *rest)
+                    outputs = [found] if isinstance(found, Tensor) else list(found)
+                    known = [*tensors, *outputs]
+                    facts = [(t.shape, t.dtype, t.is_contiguous()) for t in outputs]
+                    seen.append(([_places(call, known) for call in launched], facts, type(found)))
+                assert not ordinary, (operator, shape, dtype, ordinary)  # the last call was a replay
+                assert seen[0][0], (operator, shape, dtype)
+                assert all(one == seen[0] for one in seen), (operator, shape, dtype, seen)
+
+
+def check_what_must_not_be_repeated() -> None:
+    """Hooks, debug mode, another stream, another device, an address that is no multiple of 16 bytes."""
+    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
+
+    def is_ordinary(*given: Any) -> bool:
+        ordinary.clear()
+        repeated(*(given or tensors), *rest)
+        return bool(ordinary)
+
+    assert [is_ordinary() for _ in range(4)] == [True, True, False, False]
+    seen: list[Any] = []
+    runtime = triton.knobs.runtime
+    runtime.launch_enter_hook.add(seen.append)
+    assert is_ordinary()
+    assert seen[0].get()["name"] == "npu_small_forward_kernel"
+    runtime.launch_enter_hook.remove(seen.append)
+    assert not is_ordinary()
+    for knob, value in (("debug", True), ("launch_exit_hook", lambda facts: None), ("add_stages_inspection_hook", 1)):
+        before = getattr(runtime, knob)
+        setattr(runtime, knob, value if knob != "add_stages_inspection_hook" else lambda *a: ("", ""))
+        assert is_ordinary(), knob
+        setattr(runtime, knob, before)
+    kernel = sys.modules[f"{backend.__name__}.npu_small"].npu_small_forward_kernel
+    kernel.pre_run_hooks.append(lambda *a, **k: None)
+    assert is_ordinary()
+    kernel.pre_run_hooks.clear()
+    assert not is_ordinary()
+
+    memory = torch.rand(100 * 6 + 1)
+    launched.clear()
+    assert is_ordinary(memory[1:].view(100, 6), *tensors[1:])
+    assert launched[-1][3] == memory.data_ptr() + 4
+    assert not is_ordinary(torch.rand(6, 100).t(), *tensors[1:])  # copied first
+    driver.stream = 5
+    assert not is_ordinary()
+    assert launched[-1][2] == 5
+    driver.stream, driver.device = 0, 1
+    assert is_ordinary()
+    driver.device = 0
+    assert not is_ordinary()
+    original = JITFunction.run
+    JITFunction.run = lambda self, *a, **k: ordinary.append("replaced")
+    assert is_ordinary()
+    JITFunction.run = original
+    assert not is_ordinary()
+
+
+def check_what_makes_another_call() -> None:
+    """Shapes, dtypes, options, absent operands, configurations and, for products, the precision."""
+    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    large, large_rest = _calls("npu", (64, 256, 256), torch.float32)["npu_forward"]
+    repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
+
+    def launch(given: Any = tensors, options: Any = rest) -> tuple[Any, ...]:
+        for _ in range(3):
+            launched.clear()
+            ordinary.clear()
+            repeated(*given, *options)
+        assert not ordinary
+        return launched[-1]
+
+    assert launch()[9] == 100  # B
+    assert launch((tensors[0][:50], *tensors[1:]))[9] == 50
+    assert launch((*tensors[:2], None, tensors[3]))[5] is None
+    assert launch(options=(1e-3, True))[13] == 1e-3
+    assert launch()[13] == rest[0]
+    with tuning.use_config("npu_small_forward", {"BLOCK_B": 32, "num_warps": 1}):
+        assert launch()[1] == 4  # programs
+    assert launch()[1] != 4
+    highest = launch(large, large_rest)
+    torch.set_float32_matmul_precision("medium")
+    medium = launch(large, large_rest)
+    torch.set_float32_matmul_precision("highest")
+    assert highest[10:] != medium[10:]
+    assert launch(large, large_rest)[10:] == highest[10:]
+    for _ in range(3):  # one tensor twice: nothing says which of the two a launch takes
+        repeated(tensors[0], tensors[1], tensors[1], tensors[3], *rest)
+    launched.clear()
+    repeated(*tensors, *rest)
+    assert launched[-1][4:6] == (tensors[1].data_ptr(), tensors[2].data_ptr())
+    for rows in range(1, 2 * tape._MOST):
+        repeated(tensors[0][: rows % 100], *tensors[1:], 1e-7 * (1 + rows // 100), True)
+    assert len(repeated.tapes) <= tape._MOST
+
+
+def check_wrong_operands_are_still_errors() -> None:
+    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    for _ in range(3):
+        backend.repeated()["npu_forward"](*tensors, *rest)
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"weight_im must have shape \(2, 6\), got shape \(1, 6\)"):
+            backend.repeated()["npu_forward"](tensors[0], tensors[1], tensors[2][:1], tensors[3], *rest)
+
+
+def check_steps_of_layers() -> None:
+    """Through autograd: no operator is called, gradients are there for what needs one, and hooks and modes see all."""
+    for name in ("NPU", "RealNPU", "NaiveNPU", "NMU", "NMRU", "NALU", "iNALU"):
+        layer = getattr(npu_kernels, name)(6, 2)
+        frozen, x = next(layer.parameters()), torch.rand(100, 6)
+        for needs_x in (True, False):
+            for frozen_weight in (True, False):
+                x.requires_grad_(needs_x)
+                frozen.requires_grad_(not frozen_weight)
+                if not any(tensor.requires_grad for tensor in (x, *layer.parameters())):
+                    continue
+                for _ in range(4):
+                    ordinary.clear()
+                    layer(x).sum().backward()
+                assert not ordinary, name
+                for tensor in (x, *layer.parameters()):
+                    assert (tensor.grad is not None) == tensor.requires_grad, name
+                    assert tensor.grad is None or tensor.grad.shape == tensor.shape
+                    tensor.grad = None
+
+
+def check_who_wants_to_see_operators() -> None:
+    """A profiler, a dispatch mode and a subclass see the operators; a negative view is resolved first."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    layer, x = npu_kernels.NPU(6, 2), torch.rand(100, 6)
+    for _ in range(3):
+        layer(x).sum().backward()
+    with torch.profiler.profile() as profile:
+        layer(x).sum().backward()
+    names = {event.name for event in profile.events()}
+    assert {"npu_kernels::npu_forward", "npu_kernels::npu_backward"} <= names
+
+    class See(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    with See():
+        layer(x).sum().backward()
+    assert {"npu_kernels.npu_forward.default", "npu_kernels.npu_backward.default"} <= set(seen)
+    negative = torch.complex(torch.rand(100, 6), torch.rand(100, 6)).conj().imag
+    assert negative.is_neg()
+    assert dispatch.launcher("npu_forward", (negative,)) is None
+    assert dispatch.launcher("npu_forward", (x, layer.weight_re, None)) is not None
+    assert torch.func.grad(lambda t: float(dispatch.launcher("npu_forward", (t,)) is None) * t.sum())(x).all()
+    with torch.device("cpu"):  # a function mode
+        assert dispatch.launcher("npu_forward", (x,)) is None
+
+
+def check_the_gradient_arrives_in_any_form() -> None:
+    """Expanded, transposed, absent needs; a second backward; a double backward goes by the formula."""
+    layer, x = npu_kernels.NPU(6, 3), torch.rand(100, 6, requires_grad=True)
+    for _ in range(4):
+        y = layer(x)
+        y.backward(torch.ones(3, 100).t(), retain_graph=True)
+        y.backward(torch.ones(()).expand(100, 3))
+    y = layer(x)
+    (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    grad.sum().backward()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.t().clone(), lambda t: t.t()):  # other strides
+        for _ in range(4):
+            y = layer(x)
+            launched.clear()
+            y.sum().backward()
+    assert launched
+
+
+def check_another_triton() -> None:
+    """Without an attribute that is used here, every launch is Triton's own."""
+    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
+    original = tape._Recorder.launch
+
+    def launch(self: Any, kernel: Any, programs: int, options: Any, arguments: Any, compiled: Any) -> None:
+        original(self, kernel, programs, options, arguments, types.SimpleNamespace(run=compiled.run))
+
+    tape._Recorder.launch = launch
+    for _ in range(4):
+        ordinary.clear()
+        repeated(*tensors, *rest)
+        assert ordinary
+    tape._Recorder.launch = original
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tape, "knobs", types.SimpleNamespace(runtime=types.SimpleNamespace()))
+        assert not tape._undisturbed()
+    assert tape._undisturbed()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    mock()
+    if "--checks" in sys.argv:
+        _count_ordinary()
+        for name, check in list(globals().items()):
+            if name.startswith("check_"):
+                try:
+                    check()
+                    print(json.dumps([name, ""]), flush=True)
+                except Exception:
+                    print(json.dumps([name, traceback.format_exc()]), flush=True)
+    else:
+        print(json.dumps(processor_times()))
+
+
+if __name__ == "__main__":
+    main()

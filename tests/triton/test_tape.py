@@ -1,0 +1,69 @@
+"""Repeated calls of launchers: the same launches in less processor time, and only where nothing can be seen of it.
+
+The checks are in `mocked`, whose process has launches that do nothing and no interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+CHECKS = (
+    "check_the_same_launches",
+    "check_what_must_not_be_repeated",
+    "check_what_makes_another_call",
+    "check_wrong_operands_are_still_errors",
+    "check_steps_of_layers",
+    "check_who_wants_to_see_operators",
+    "check_the_gradient_arrives_in_any_form",
+    "check_another_triton",
+)
+
+
+def _run(*arguments: str) -> list[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.triton.mocked", *arguments]
+    root = Path(__file__).resolve().parents[2]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def checked() -> dict[str, str]:
+    """What each check found, "" if nothing."""
+    return dict(json.loads(line) for line in _run("--checks") if line.startswith("["))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_checks(check: str, checked: dict[str, str]) -> None:
+    assert checked[check] == ""
+
+
+def test_no_check_is_forgotten(checked: dict[str, str]) -> None:
+    assert set(checked) == set(CHECKS)
+
+
+def test_processor_time_of_a_step(record_property: Callable[[str, object], None]) -> None:
+    """Ratios, which other processes on the machine change little; docs/gpus.md has the times of a quiet one."""
+    times = json.loads(_run()[-1])
+    record_property("times", times)
+    print(times)
+    assert times["small"] < 0.6 * times["small before"], times
+    assert times["tiled"] < 0.55 * times["tiled before"], times
+    assert times["small"] < 3 * times["least"], times
+
+
+def test_every_launch_of_a_layer_can_be_repeated() -> None:
+    """A launch in Triton's own way would be left out of a recording; the time loop's launchers are not recorded."""
+    folder = Path(__file__).resolve().parents[2] / "npu_kernels" / "backends" / "triton"
+    found = {path.name for path in folder.glob("*.py") if "_kernel[" in path.read_text()}
+    assert found == {"ode.py"}
