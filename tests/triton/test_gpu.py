@@ -71,6 +71,36 @@ def test_training_step_in_a_graph(layer: str, gpu: str, sizes: tuple[int, int, i
         assert not torch.equal(one, first)
 
 
+@pytest.mark.parametrize("sizes", [(100, 6, 2), (100, 100, 100)])
+@pytest.mark.parametrize("layer", UNITS)
+def test_repeated_calls(layer: str, sizes: tuple[int, int, int], gpu: str) -> None:
+    """From the third call on launches are repeated: the same bits, on another stream, from any address."""
+    rows, in_features, out_features = sizes
+    module = getattr(npu_kernels, layer)(in_features, out_features, device=gpu)
+    memory = torch.rand(rows * in_features + 1, device=gpu) + 0.5
+    values, shifted = memory[:-1].view(rows, in_features).clone(), memory[1:].view(rows, in_features)
+    shifted.copy_(values)
+
+    def step(x: Tensor) -> list[Tensor]:
+        y = module(x)
+        return [y.detach(), *torch.autograd.grad(y.sum(), list(module.parameters()))]
+
+    calls = [step(values) for _ in range(4)]
+    calls.append(step(values.t().contiguous().t()))
+    stream, late = torch.cuda.Stream(), torch.zeros_like(values)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)
+        late.copy_(values)
+        calls.append(step(late))
+    stream.synchronize()
+    for call in calls[1:]:
+        for one, two in zip(call, calls[0], strict=True):
+            assert torch.equal(one, two)
+    for one, two in zip(step(shifted), calls[0], strict=True):  # other instructions, which may add in another order
+        assert relative_error(one, two) < 1e-5
+
+
 @pytest.mark.parametrize("layer", UNITS)
 def test_vmap_over_stacked_modules(layer: str, gpu: str) -> None:
     """Outputs and gradients are those of the modules one by one."""
