@@ -277,6 +277,7 @@ def rows(recipe: str, unit: str, op: str, solved: dict[str, int], error: float =
             "sparsity": 1e-4,
             "last_mse": 1.0,
             "steps": 50_000,
+            "processor": "One" if unit != "NMRU" else "Another",
         }
         for name, count in solved.items()
         for seed in range(25)

@@ -52,7 +52,7 @@ def batches(
             label=f"{recipe}-{unit}-{op}",
             settings={"recipe": recipe, "unit": unit, "op": op, "device": device, **how_long},
             runs=tuple({"seed": seed, "range": name} for seed in range(seeds) for name in task.RANGES),
-            cost=steps * (150 + (how.cost - 150) * seeds / task.SEEDS),
+            cost=1e-6 * steps * (150 + (how.cost - 150) * seeds / task.SEEDS),
             make=make,
         )
         for unit, how in task.RECIPES[recipe].items()

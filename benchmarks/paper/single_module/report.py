@@ -72,7 +72,16 @@ def short_table(rows: Rows) -> str:
             if runs:
                 shares = [rate([row for row in runs if row["op"] == op], test) for op, test in tests]
                 lines.append([unit, recipe, *shares, number(median([row["steps"] for row in runs]))])
-    return table(["layer", "recipe", *titles, "model-steps a seed"], lines)
+    return table(["layer", "recipe", *titles, "model-steps a seed"], lines) + "\n" + made_on(rows)
+
+
+def made_on(rows: Rows) -> str:
+    """Which processors made the rows."""
+    units: dict[str, set[str]] = {}
+    for row in rows:
+        units.setdefault(row["processor"], set()).add(row["unit"])
+    names = [f"{processor} ({', '.join(u for u in UNITS if u in found)})" for processor, found in units.items()]
+    return f"Made on {'; '.join(names)}.\n"
 
 
 def by_range(rows: Rows, cell: Callable[[Rows], str]) -> str:

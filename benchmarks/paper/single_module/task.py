@@ -44,6 +44,7 @@ from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels.cpu_nalu import sigmoid
+from npu_kernels.env import environment
 from npu_kernels.layers.base import Unit as Layer
 from npu_kernels.training import project_
 
@@ -55,7 +56,10 @@ POINTS = 10_000  # of a validation or test set
 PIECE = 1_000  # of them at once
 BLOCK = 50  # steps whose rows are drawn at once
 STARTS, FIT_ROWS = 128, 2048  # of a fit
-COLUMNS = ("unit", "op", "range", "recipe", "seed", "test_mse", "solved", "solved_at", "sparsity", "last_mse", "steps")
+COLUMNS = (
+    "unit", "op", "range", "recipe", "seed", "test_mse", "solved", "solved_at", "sparsity", "last_mse", "steps",
+    "processor",
+)  # fmt: skip
 
 Interval = tuple[float, float]
 
@@ -384,11 +388,16 @@ class SingleModule(Training):
         return rows
 
 
+@functools.cache
+def _processor() -> str:
+    return str(environment()["processor"])
+
+
 def table_row(settings: dict[str, Any], run: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """A run's row of the table."""
     who = {"unit": settings["unit"], "op": settings["op"], "range": run["range"], "recipe": settings["recipe"]}
     solved = found["test_mse"] < thresholds("fixed")[settings["op"], run["range"]]
-    row = {**who, "seed": run["seed"], "solved": int(solved), **found}
+    row = {**who, "seed": run["seed"], "solved": int(solved), "processor": _processor(), **found}
     return {column: row[column] for column in COLUMNS}
 
 
