@@ -12,6 +12,7 @@ the same command goes on from there. On several machines:
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from benchmarks.paper.experiment import VARIANTS, Experiment
 from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Folder
 from benchmarks.paper.session import Session
-from benchmarks.paper.workers import Place
+from benchmarks.paper.workers import Place, Whole
 from npu_kernels import files
 
 ALL = [experiment.name for experiment in EXPERIMENTS.values() if experiment.published]  # of the paper
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "experiment",
         choices=[*EXPERIMENTS, "all", "report"],
-        help="all: of the paper; report: report and pictures anew, from existing tables",
+        help="all: of the paper, one after the other; report: report and pictures anew, from existing tables",
     )
     parser.add_argument("--seeds", type=_positive, metavar="N", help="runs per model and task; default: as published")
     parser.add_argument("--quick", action="store_true", help="few steps and seeds: does it run?")
@@ -118,14 +119,15 @@ def _wrong(options: argparse.Namespace) -> str:
         given = getattr(options, name)
         # The whole paper may be run in another way, but not in part.
         others = [o for e in owners for o in e.options if o.name == name and e.published and not o.several]
-        option = own.get(name) or (others[0] if options.experiment == "all" and others else None)
+        every = options.experiment == "all" and others
+        option = own.get(name) or (others[0] if every else None)
         if option is None and given is not None:
             return f"argument --{name}: only for {', '.join(e.name for e in owners)}, got {options.experiment}"
         for value in (given if option and option.several else [given]) if option and given is not None else ():
             if option and value not in option.values:
                 known = ", ".join(option.values)
                 return f"argument --{name}: {options.experiment} has no {value}, only {known}"
-        if given is None and option is not None:
+        if given is None and option is not None and not every:
             setattr(options, name, option.default)
     if chosen and not chosen.variants and options.variant != VARIANTS[0]:
         return f"argument --variant: {chosen.name} has one variant only"
@@ -151,13 +153,36 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 # ---- one experiment after the other ------------------------------------------------------------------------------
 
 
-def perform(experiment: Experiment, options: argparse.Namespace, place: Place, folder: Folder, store: Any) -> bool:
+def parts(options: argparse.Namespace) -> list[tuple[Experiment, argparse.Namespace]]:
+    """The experiments of a command, each with its options: "all" runs every value of an option that is not given."""
+    if options.experiment != "all":
+        return [(EXPERIMENTS[options.experiment], options)]
+    found = []
+    for experiment in (EXPERIMENTS[name] for name in ALL):
+        free = [o for o in experiment.options if not o.several and getattr(options, o.name) is None]
+        for values in itertools.product(*(option.values for option in free)):
+            chosen = dict(zip((option.name for option in free), values, strict=True))
+            found.append((experiment, argparse.Namespace(**{**vars(options), **chosen})))
+    return found
+
+
+def perform(
+    experiment: Experiment, options: argparse.Namespace, place: Place, folder: Folder, store: Any, whole: Whole
+) -> bool:
     """Run one experiment to its table; False if somebody stopped it."""
     batches = experiment.plan(options)
     processes = place.size if place.size > 1 else min(options.jobs, len(batches))
     session = Session(experiment, options, batches, folder, processes)
     complete = workers.run(
-        experiment.name, batches, folder, options.jobs, session.announce, session.wall, store=store, place=place
+        session.table.name,
+        batches,
+        folder,
+        options.jobs,
+        session.announce,
+        session.wall,
+        store=store,
+        place=place,
+        whole=whole,
     )
     if place.rank == 0:
         session.finish(complete)
@@ -178,11 +203,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder.create()
         files.remove_leftovers(options.out)
         store = workers.shared_store(place, folder.path) if place.size > 1 else None
-        for name in ALL if options.experiment == "all" else [options.experiment]:
-            if not perform(EXPERIMENTS[name], options, place, folder, store):
-                if place.rank == 0:
-                    print("stopped; what was done is kept, the same command goes on from there")
-                return 130
+        work = parts(options)
+        batches = [batch for experiment, own in work for batch in experiment.plan(own)]
+        whole = Whole(options.experiment, batches, folder, place.rank == 0)
+        with whole.progress:
+            complete = all(perform(experiment, own, place, folder, store, whole) for experiment, own in work)
+        if not complete:
+            if place.rank == 0:
+                print("stopped; what was done is kept, the same command goes on from there")
+            return 130
     except (RuntimeError, OSError) as error:
         print(f"benchmarks.paper: {error}", file=sys.stderr)
         return 1

@@ -53,7 +53,7 @@ class Batch:
     Args:
         experiment, label: for people; with the hash they name the files.
         settings, runs: what decides the numbers, of all runs and of each: numbers, strings, None.
-        cost: the expected time in any unit, for the order and for the estimate of the time left.
+        cost: the expected seconds of one core, roughly; for the order and for the estimate of the time left.
         make: a function of a module (a worker process imports it) that makes the work.
         turn: batches of a smaller turn come first.
     """

@@ -75,28 +75,57 @@ class Interrupt:
                 signal.signal(number, handler)
 
 
+class Whole:
+    """The progress of a command, of all its experiments together: the time left is that of everything.
+
+    Args:
+        label: of the command.
+        batches: of all experiments.
+        folder: where the files are.
+        shown: false shows nothing.
+    """
+
+    def __init__(self, label: str, batches: Sequence[Batch], folder: Folder, shown: bool = True) -> None:
+        self.total = sum(batch.cost for batch in batches)
+        self.done = self.kept = sum(batch.cost for batch in batches if folder.is_done(batch))
+        self.progress = Progress(label, self.total, shown=shown)
+
+    def update(self, note: str, done: float, kept: float) -> None:
+        """Show so much more work than that of the experiments that ended, of it so much by an earlier command."""
+        self.progress.update(min(self.total, self.done + done), note, self.kept + kept)
+
+    def ended(self, done: float, kept: float) -> None:
+        """An experiment is through."""
+        self.done += done
+        self.kept += kept
+
+
 class Watch:
     """Shows how it goes, announces what has been finished, and ticks."""
 
-    def __init__(self, name: str, batches: Sequence[Batch], folder: Folder, announce: Announce, tick: Tick) -> None:
-        self.folder, self.announce, self.tick = folder, announce, tick
+    def __init__(
+        self, name: str, batches: Sequence[Batch], folder: Folder, announce: Announce, tick: Tick, whole: Whole
+    ) -> None:
+        self.name, self.folder, self.announce, self.tick = name, folder, announce, tick
         self.count, self.waiting = len(batches), list(batches)
         self.last_tick = time.monotonic()
-        self.progress = Progress(name, 1.0)
+        self.whole, self.cost = whole, sum(batch.cost for batch in batches)
+        self.done = self.kept = 0.0
 
     def show(self, work: float, kept: float, everything: float) -> None:
         """From work done, of that by earlier commands, and in all."""
         for batch in [b for b in self.waiting if self.folder.is_done(b)]:
             self.waiting.remove(batch)
-            with self.progress.aside():
+            with self.whole.progress.aside():
                 self.announce(batch, self.folder.result(batch))
         now = time.monotonic()
         if now - self.last_tick > TICK_SECONDS:
             self.tick()
             self.last_tick = now
-        share = everything or 1.0
-        note = f"{self.count - len(self.waiting)} of {self.count} batches"
-        self.progress.update(min(1.0, work / share), note, kept / share)
+        of_cost = self.cost / (everything or 1.0)
+        self.done, self.kept = min(self.cost, work * of_cost), kept * of_cost
+        note = f"{self.name}: {self.count - len(self.waiting)} of {self.count} batches"
+        self.whole.update(note, self.done, self.kept)
 
 
 def _units(batches: Sequence[Batch]) -> list[float]:
@@ -214,6 +243,7 @@ def run(
     *,
     store: Any = None,
     place: Place | None = None,
+    whole: Whole | None = None,
 ) -> bool:
     """Complete all batches that are not done; False if somebody stopped it.
 
@@ -225,6 +255,7 @@ def run(
         announce: gets every batch and its result as it ends, those of earlier commands first; on rank 0 only.
         tick: called every few seconds, on rank 0 only.
         store, place: of torchrun's processes.
+        whole: the progress of all experiments of the command; of this one alone unless given.
     """
     place = place or Place(0, 1)
     waiting = order([batch for batch in batches if not folder.is_done(batch)])
@@ -238,7 +269,9 @@ def run(
     if not waiting and place.size == 1:
         return True
 
-    watch = Watch(name, waiting, folder, announce, tick)
+    alone = whole is None
+    whole = whole or Whole(name, batches, folder, place.rank == 0)
+    watch = Watch(name, waiting, folder, announce, tick, whole)
 
     def show(store: Any) -> None:
         if place.rank == 0:
@@ -262,5 +295,7 @@ def run(
             store = torch.distributed.HashStore()
             _serve(waiting, folder, store, interrupt, lambda: show(store))
     show(store)
-    watch.progress.close()
+    whole.ended(watch.done, watch.kept)
+    if alone:
+        whole.progress.close()
     return not store.add("stop", 0)

@@ -193,7 +193,7 @@ def batches(
                 "device": device,
             },
             runs=tuple({"beta": beta, "run": run} for beta in BETAS for run in range(runs)),
-            cost=COSTS[model](h),
+            cost=1.5e-3 * COSTS[model](h) * (steps + 2 * iterations),
             make=make,
         )
         for model in models

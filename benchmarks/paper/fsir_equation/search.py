@@ -59,7 +59,7 @@ def batches(widths: tuple[int, ...], starts: int, steps: tuple[int, int, int], d
             label=f"{h}",
             settings={"h": h, "fit": steps[0], "prune": steps[1], "refit": steps[2], "device": device},
             runs=tuple({"start": index} for index in range(starts)),
-            cost=h,
+            cost=8.0 * h * steps[0] / FIT * starts / STARTS,
             make=make,
         )
         for h in widths

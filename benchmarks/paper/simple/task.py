@@ -55,7 +55,7 @@ class Recipe:
     optimizer: str = "Adam"
     rate: float = 0.005
     dtype: torch.dtype = torch.float32
-    cost: tuple[int, int] = (0, 0)  # expected microseconds of a step: once, and per model; for the time left only
+    cost: tuple[int, int] = (0, 0)  # of a step, in 4 microseconds: once, and per model; for the time left only
 
     def answering(self, operations: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
         """The stack with one output for each operation."""
@@ -161,7 +161,7 @@ def batches(
             label=f"{model}-{chunk[0]:04d}",
             settings={"model": model, "steps": steps, "variant": variant, "device": device, **part},
             runs=tuple({"seed": seed} for seed in chunk),
-            cost=steps * (RECIPES[model].cost[0] + RECIPES[model].cost[1] * len(chunk)),
+            cost=4e-6 * steps * (RECIPES[model].cost[0] + RECIPES[model].cost[1] * len(chunk)),
             make=make,
         )
         for model in models
