@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paper import published, report, tables
+from benchmarks.paper import agreement, overview, published, report, tables
 from benchmarks.paper.__main__ import arguments, main
+from benchmarks.paper.checks import Check
 from benchmarks.paper.large import report as large_report
 from benchmarks.paper.large import task as large
 from benchmarks.paper.simple import task as simple
@@ -176,6 +177,47 @@ def steady(factor: float) -> list[dict[str, Any]]:
     ]
 
 
+ITEMS = [*(f"Figure {n}" for n in range(1, 8)), "Table 1", *(f"Table A{n}" for n in range(1, 7))]  # of the paper
+
+
+def test_overview_has_every_figure_and_table(tmp_path: Path) -> None:
+    lines = overview.overview(tmp_path).splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == ITEMS
+    measured = {line.split(" | ")[0].removeprefix("| ") for line in lines if overview.NONE in line}
+    assert measured == {"Figure 3", "Figure 4", "Figure 5", "Figure 7", "Table 1", "Table A2"}
+    places = {place for row in published.load("text_and_code") for place in str(row["place"]).split("; ")}
+    assert {place for place in places if not place.startswith("Section")} <= set(ITEMS)
+
+
+@pytest.mark.parametrize(("comment", "factor", "expected"), [
+    ("simple, variant code", 1.0, "24 of 24 means do not differ"),
+    ("simple, variant code", 3.0, "0 of 24 means do not differ, 24 differ (+ NPU, "),
+    ("simple, variant code, quick: few steps", 1.0, overview.NONE),
+])  # fmt: skip
+def test_overview_follows_the_rows(tmp_path: Path, comment: str, factor: float, expected: str) -> None:
+    """Rows with the published means and standard errors do not differ from them."""
+    paper = {(row["task"], row["model"]): (row["centre"], row["spread"]) for row in published.load("simple")}
+    rows = [
+        {"model": model, "seed": seed}
+        | {task: factor * paper[task, model][0] + sign * paper[task, model][1] for task in simple.TASKS}
+        for model in simple.RECIPES
+        for seed, sign in enumerate((-2.0, 2.0) * 10)
+    ]
+    if factor != 1.0:  # apart from every standard error
+        for row in rows:
+            row.update({task: 100.0 + row[task] for task in simple.TASKS})  # type: ignore[operator]
+    tables.write(tmp_path / "simple.csv", [comment], simple.COLUMNS, rows)
+    assert expected in overview.overview(tmp_path)
+
+
+def test_overview_counts_verdicts() -> None:
+    cells = [("a", "no difference"), ("b", "**ours less**"), ("c", "**ours greater**"), ("d", "too few runs")]
+    words = "1 of 4 x do not differ, 1 ours less (b), 1 ours greater (c), 1 cannot be judged yet"
+    assert agreement.verdicts(cells, "x") == words
+    checks = [Check("", "", "", holds) for holds in (True, None, False, True)]
+    assert agreement.counted(checks) == "2 of 4 checks hold, 1 do not, 1 cannot be told"
+
+
 def test_disagreements_of_text_and_code_are_inserted(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- paper: text-and-code -->\nold\n<!-- end -->\n<!-- paper: large -->\nkept\n<!-- end -->\n")
@@ -184,6 +226,6 @@ def test_disagreements_of_text_and_code_are_inserted(tmp_path: Path) -> None:
     assert "| large | gate starts at 0.5 | at 1 for the NPU |" in text
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(lines) == 2 + len(published.load("text_and_code"))
-    assert {line.count("|") for line in lines} == {4}
+    assert {line.count("|") for line in lines} == {5}
     assert "old" not in text
     assert "kept" in text

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.durations import duration
+from benchmarks.paper.agreement import Entry
 from benchmarks.paper.checks import Check
 from benchmarks.paper.runner import Batch, Folder
 from benchmarks.paper.tables import Rows
@@ -48,6 +49,7 @@ class Table:
         models_section: what the report says of these models.
         picture: draws from the sources to a path; false where there is nothing to show.
         picture_name: of the picture's file, without its suffix; the table's name unless given.
+        entries: the figures and tables of the paper that it reproduces.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Table:
     models_section: Callable[[Path], str] | None = None
     picture: Callable[[Sources, Path], bool] | None = None
     picture_name: str = ""
+    entries: tuple[Entry, ...] = ()
 
     @property
     def stem(self) -> str:

@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.paper import pictures, published, tables
+from benchmarks.paper import pictures, published
 from benchmarks.paper.checks import Check
-from benchmarks.paper.experiment import Table
 from benchmarks.paper.markdown import table
+from benchmarks.paper.overview import contents, is_of_full_runs, overview
 from benchmarks.paper.registry import TABLES
 from npu_kernels import files
 
@@ -59,26 +59,16 @@ def write(folder: Path) -> Path:
     return path
 
 
-def contents(folder: Path, one: Table) -> tuple[list[str], list[tables.Rows]]:
-    """A table's comments, and its rows with those of the table beside it, if it needs one: none if that is missing."""
-    comments, rows = tables.read(folder / one.file)
-    if not one.beside:
-        return comments, [rows]
-    other = folder / TABLES[one.beside].file
-    return comments, [rows, tables.read(other)[1] if other.exists() else []]
-
-
 def is_full(comments: Sequence[str]) -> bool:
     """Whether a table is of complete, full runs of the authors' code: only then it is compared with the paper's
     numbers.
     """
-    first = comments[0] if comments else ""
-    return not any(word in first for word in ("variant paper", "quick", "incomplete", ", only "))
+    return is_of_full_runs(list(comments)) and not (comments and "incomplete" in comments[0])
 
 
 def text_and_code() -> str:
     """Where the paper's text and its authors' code disagree."""
-    names = ("experiment", "text", "code")
+    names = ("experiment", "text", "code", "place")
     return table(names, ([str(row[name]) for name in names] for row in published.load("text_and_code")))
 
 
@@ -86,11 +76,12 @@ def insert(folder: Path, target: Path) -> list[str]:
     """Put the tables into a Markdown file, between its marks; returns the names of those it has marks for."""
     text, names = target.read_text(encoding="utf-8"), []
     known = {one.name: one for one in TABLES.values() if one.short is not None and (folder / one.file).exists()}
-    for name in [*known, "text-and-code"]:
+    others = {"text-and-code": text_and_code, "overview": lambda: overview(folder)}
+    for name in [*known, *others]:
         pattern = re.compile(rf"(<!-- paper: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if pattern.search(text):
             one = known.get(name)
-            content = one.short(*contents(folder, one)[1]) if one and one.short else text_and_code()
+            content = one.short(*contents(folder, one)[1]) if one and one.short else others[name]()
             text = pattern.sub(lambda match, content=content: match[1] + content + match[2], text)  # type: ignore[misc]
             names.append(name)
     files.write(target, text)

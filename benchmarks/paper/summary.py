@@ -82,6 +82,24 @@ def quantiles(drawn: Iterable[float]) -> tuple[float, float]:
     return ranked[int(0.025 * len(ranked))], ranked[int(0.975 * len(ranked))]
 
 
+def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Quotients; of two infinite numbers, or of two zeros, 1."""
+    with np.errstate(all="ignore"):
+        found = np.asarray(above / below)
+    found[np.isnan(found)] = 1.0
+    return found
+
+
+def compared(
+    ours: np.ndarray | None, theirs: np.ndarray | None, unknown: str = "too few runs"
+) -> tuple[tuple[float, float] | None, str]:
+    """How many times theirs ours is (95 %), and in words whether they differ; `unknown` where there are no draws."""
+    if ours is None or theirs is None:
+        return None, unknown
+    low, high = quantiles(divided(ours, theirs).tolist())
+    return (low, high), "**ours greater**" if low > 1 else "**ours less**" if high < 1 else "no difference"
+
+
 def probability(values: Sequence[float], centre: float, error: float) -> float:
     """That two means are at least as far apart by chance as ours and a published one, `centre` with its standard error.
 

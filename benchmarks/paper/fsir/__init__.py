@@ -26,6 +26,7 @@ EXPERIMENT = Experiment(
             keep=models.keep_best,
             models_section=models.section,
             picture=picture.picture,
+            entries=report.ENTRIES,
         ),
         Table(
             "fsir-rk4",

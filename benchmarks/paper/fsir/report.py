@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.paper import published
+from benchmarks.paper.agreement import Entry, definitions, verdicts
 from benchmarks.paper.checks import Check, explained, judged, order, share, statistic
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.fsir.models import FEW
 from benchmarks.paper.markdown import between, table
-from benchmarks.paper.summary import FEWEST, bootstrap, interval, median, number, samples, wilson
+from benchmarks.paper.summary import FEWEST, bootstrap, compared, interval, median, number, samples, wilson
 from benchmarks.paper.tables import Rows
 
 BUDGETS = (20, 40, 80, 160, None)  # numbers of parameters at which the fronts are compared
@@ -187,3 +192,59 @@ def accurate_checks(rows: Rows) -> list[Check]:
         for model, limit in (("NPU", 0.02), ("RealNPU", 0.05))
         if of(rows, model)
     ]
+
+
+# ---- the paper's figures and tables ----------------------------------------------------------------------------------
+
+_PLACE = "[fractional SIR](#the-fractional-sir-model)"
+
+
+def _fronts(rows: Sequence[Rows], models: Path) -> str:
+    """Medians by model and beta, and least errors by numbers of parameters, beside the published runs'."""
+    sources = rows[0], paper_rows()
+
+    def differ(model: str, beta: float | None, statistic: Callable[[Rows], float]) -> str:
+        runs = [of(source, model, beta) for source in sources]
+        if any(len(found) < FEWEST for found in runs):
+            return "too few runs"
+        ours, theirs = (np.array([statistic(s) for s in samples(found, key)]) for key, found in enumerate(runs))
+        return compared(ours, theirs)[1]
+
+    def middle(found: Rows) -> float:
+        return median([row["mse"] for row in found])
+
+    medians = [(f"{model} {beta:g}", differ(model, beta, middle)) for model in fsir.MODELS for beta in fsir.BETAS]
+    lowest = [
+        (f"{model} {'any' if count is None else count}", differ(model, None, least(count)))
+        for model in fsir.MODELS
+        for count in BUDGETS
+    ]
+    of_budgets = verdicts(lowest, "least errors (model and most parameters)")
+    return f"{verdicts(medians, 'medians (model and beta)')}; {of_budgets}"
+
+
+def _weights(rows: Sequence[Rows], models: Path) -> str:
+    """The exponents of the hidden unit that multiplies S and I, of the best RealNPU with few parameters."""
+    best = json.loads(models.read_text()).get("sparse RealNPU") if models.exists() else None
+    if best is None:
+        return "no RealNPU with few parameters"
+    exponents = np.array(best["parameters"][: 3 * best["h"]]).reshape(-1, 3)
+    s, i, _ = exponents[np.argmax(np.abs(exponents[:, 0] * exponents[:, 1]))]
+    theirs = {row["quantity"]: row["value"] for row in published.load("fsir_weights")}
+    return (
+        f"paper S^{theirs['exponent of S']:.2f} I^{theirs['exponent of I']:.2f}, here S^{s:.2f} I^{i:.2f} "
+        f"(error {number(best['mse'])}, {best['n_params']} parameters); one run each, so no verdict"
+    )
+
+
+ENTRIES = (
+    Entry("Figure 4", "error and size of fractional SIR models", _PLACE, _fronts, BETTER),
+    Entry(
+        "Figure 5",
+        "the weights of the best RealNPU",
+        _PLACE,
+        _weights,
+        "coarse steps: the true exponents are 0.5; with accurate ones and pruning `fsir-equation` finds them",
+    ),
+    definitions("Table A1", "models of the fractional SIR task", _PLACE),
+)

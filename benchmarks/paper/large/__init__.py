@@ -19,6 +19,7 @@ EXPERIMENT = Experiment(
             key=task.key,
             picture=picture.picture,
             picture_name="pareto",
+            entries=report.ENTRIES,
             beside="large-snapshots",
         ),
     ),

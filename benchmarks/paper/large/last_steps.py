@@ -12,9 +12,9 @@ from benchmarks.paper.checks import Check, order
 from benchmarks.paper.large import snapshots
 from benchmarks.paper.large import task as large
 from benchmarks.paper.large.snapshots import GATES, POINTS
-from benchmarks.paper.large.swing import Swing, compared
+from benchmarks.paper.large.swing import Swing
 from benchmarks.paper.markdown import SIGNS, between, table
-from benchmarks.paper.summary import DRAWS, FEWEST, median, number, quantiles
+from benchmarks.paper.summary import DRAWS, FEWEST, compared, median, number, quantiles
 from benchmarks.paper.tables import Rows
 
 Cell = tuple[str, str, float | str]  # task, model, start of the gate ("-": none)

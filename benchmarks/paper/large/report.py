@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.paper import published
+from benchmarks.paper.agreement import TEXT_AND_CODE, Entry, counted, definitions, verdicts
 from benchmarks.paper.checks import Check, Statistic, at_most, explained, judged, order
+from benchmarks.paper.large import last_steps
 from benchmarks.paper.large import task as large
 from benchmarks.paper.large.last_steps import in_order
 from benchmarks.paper.large.snapshots import authors
-from benchmarks.paper.large.swing import BEST, Swing, around, compared
+from benchmarks.paper.large.swing import BEST, Swing, around
 from benchmarks.paper.markdown import SIGNS, between, plus_minus, table
-from benchmarks.paper.summary import best, interval, median, number
+from benchmarks.paper.summary import best, compared, interval, median, number
 from benchmarks.paper.tables import Rows
 
 ONE_STEP = "one step of runs that swing together, and too few runs of the last steps' errors"
@@ -230,3 +233,52 @@ def _orders(cells: Cells) -> list[Check]:
         ),
         *(cells.worse(task, "NaiveNPU", "NPU", 500) for task in large.TASKS),
     ]
+
+
+# ---- the paper's figures and tables ----------------------------------------------------------------------------------
+
+_PLACE = "[large scale](#large-scale-arithmetic)"
+
+
+def _errors(rows: Sequence[Rows], models: Path) -> str:
+    """One step, then the last steps."""
+    one = verdicts([(f"{line[0]} {line[1]}", line[5]) for line in lines(*rows)], "medians")
+    last = [(f"{line[0]} {line[1]}", line[8]) for line in last_steps.lines(rows[1]) if line[8] != "-"]
+    return f"one step: {one}; last steps, own points: {verdicts(last, 'medians')}"
+
+
+def _sizes(rows: Sequence[Rows], models: Path) -> str:
+    found = [check for check in checks(*rows) if "non-zero" in check.what]
+    return f"errors: as Table 1; numbers of parameters: {counted(found)}"
+
+
+def _ranges(rows: Sequence[Rows], models: Path) -> str:
+    same = sum(task.test["code"] == task.test["paper"] for task in large.TASKS.values())
+    return f"the code's test ranges are those of the table in {same} of {len(large.TASKS)} tasks; ours are the code's"
+
+
+def _penalties(rows: Sequence[Rows], models: Path) -> str:
+    same = sum(task.beta_end["code"] == task.beta_end["paper"] for task in large.TASKS.values())
+    return f"the code's last beta is that of the table in {same} of {len(large.TASKS)} tasks; ours is the code's"
+
+
+ENTRIES = (
+    Entry(
+        "Figure 7",
+        "test error over number of parameters",
+        _PLACE,
+        _sizes,
+        f"as in Table 1; the paper's threshold is 0.01 and not 0.001 ({TEXT_AND_CODE})",
+    ),
+    Entry(
+        "Table 1",
+        "test errors of the large scale task",
+        _PLACE,
+        _errors,
+        "one step of errors that swing together, and the best ten of an unknown number: `large-snapshots` has the last "
+        "steps, and draws the paper's numbers again",
+    ),
+    definitions("Table A4", "models of the large scale task", _PLACE),
+    Entry("Table A5", "data of the large scale task", _PLACE, _ranges, TEXT_AND_CODE, measured=False),
+    Entry("Table A6", "training of the large scale task", _PLACE, _penalties, TEXT_AND_CODE, measured=False),
+)

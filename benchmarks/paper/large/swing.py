@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.paper.large import snapshots
-from benchmarks.paper.summary import FEWEST, quantiles, samples
+from benchmarks.paper.summary import FEWEST, divided, quantiles, samples
 from benchmarks.paper.tables import Rows
 
 BEST = 10  # Table 1 shows the runs with the lowest test error
@@ -66,24 +66,6 @@ class Swing:
             return quantiles((chosen[:, BEST // 2 - 1] + chosen[:, BEST // 2]) / 2)
 
 
-def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Quotients; of two infinite numbers, or of two zeros, 1."""
-    with np.errstate(all="ignore"):
-        found = np.asarray(above / below)
-    found[np.isnan(found)] = 1.0
-    return found
-
-
 def around(drawn: np.ndarray | None) -> tuple[float, float] | None:
     """The 95 % interval of draws."""
     return None if drawn is None else quantiles(drawn.tolist())
-
-
-def compared(
-    ours: np.ndarray | None, theirs: np.ndarray | None, unknown: str = "too few runs"
-) -> tuple[tuple[float, float] | None, str]:
-    """How many times theirs ours is (95 %), and in words whether they differ; `unknown` where there are no draws."""
-    if ours is None or theirs is None:
-        return None, unknown
-    low, high = quantiles(divided(ours, theirs).tolist())
-    return (low, high), "**ours greater**" if low > 1 else "**ours less**" if high < 1 else "no difference"

@@ -30,6 +30,7 @@ EXPERIMENT = Experiment(
             key=task.key,
             keep=task.keep_best,
             picture=picture.picture,
+            entries=report.ENTRIES,
         ),
     ),
     task.plan,

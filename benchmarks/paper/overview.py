@@ -1,0 +1,71 @@
+"""Every figure and table of the paper beside ours: what it shows, our command, whether they agree, and why not.
+
+The entries are those of the experiments' tables, and work out from the rows in the folder how far they agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.paper import tables
+from benchmarks.paper.agreement import Entry, unmeasured
+from benchmarks.paper.experiment import Table
+from benchmarks.paper.markdown import table
+from benchmarks.paper.registry import EXPERIMENTS, TABLES
+
+NONE = "nothing to compare: no full runs"
+LAYERS = "[layers](reference/layers.md)"
+DIAGRAMS = (
+    unmeasured("Figure 1", "the NaiveNPU", LAYERS),
+    unmeasured("Figure 2", "the NPU with its relevance gate", LAYERS),
+)
+
+
+def contents(folder: Path, one: Table) -> tuple[list[str], list[tables.Rows]]:
+    """A table's comments, and its rows with those of the table beside it, if it needs one: none if that is missing."""
+    comments, rows = tables.read(folder / one.file)
+    if not one.beside:
+        return comments, [rows]
+    other = folder / TABLES[one.beside].file
+    return comments, [rows, tables.read(other)[1] if other.exists() else []]
+
+
+def is_of_full_runs(comments: list[str]) -> bool:
+    """Whether the rows of a table are of all steps of the authors' code, be they complete or not."""
+    first = comments[0] if comments else ""
+    return not any(word in first for word in ("variant paper", "quick", ", only "))
+
+
+def entries() -> Iterator[tuple[Entry, str, Table | None]]:
+    """All entries with the command that makes ours, and their table."""
+    yield from ((entry, "", None) for entry in DIAGRAMS)
+    for name, experiment in EXPERIMENTS.items():
+        for one in experiment.tables:
+            yield from ((entry, name, one) for entry in one.entries)
+
+
+def place(item: str) -> tuple[bool, bool, int]:
+    """The order in the paper: figures, tables, those of the appendix."""
+    numbers = re.findall(r"\d+", item)
+    return item.startswith("Table"), "A" in item, int(numbers[0])
+
+
+def agreement(folder: Path, entry: Entry, one: Table | None) -> str:
+    if one is None or not entry.measured:
+        return entry.agreement([], folder)
+    if not (folder / one.file).exists():
+        return NONE
+    comments, rows = contents(folder, one)
+    return entry.agreement(rows, folder / one.models_file) if is_of_full_runs(comments) else NONE
+
+
+def overview(folder: Path) -> str:
+    """The table of all entries, from the folder's rows."""
+    lines = [
+        [entry.item, entry.shows, f"`{name}`" if name else "-", entry.ours, agreement(folder, entry, one), entry.why]
+        for entry, name, one in sorted(entries(), key=lambda found: place(found[0].item))
+    ]
+    header = ["in the paper", "shows", "experiment", "ours", "agreement", "cause of differences, and what shows it"]
+    return table(header, lines)
