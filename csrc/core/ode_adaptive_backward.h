@@ -7,7 +7,8 @@
 //   dv_i = J(v_i)' dk_i            the gradient of u_n = G + sum_i dv_i + sum_m grad_m + those of the times at the node
 //
 // k_7 is the next node's k_1: e is the part of c_p that the step before node n has for it. Lanes count their nodes from
-// the end. Where only every m-th state was kept, the states of m nodes are first computed again.
+// the end. Where a lane's nodes have not begun, or have ended, it makes steps of size 0 without gradients, which change
+// nothing. Where only every m-th state was kept, the states of m nodes are first computed again.
 #pragma once
 
 #include "ode_adaptive.h"
@@ -120,13 +121,12 @@ class AdaptiveBackward {
 
   void node(int64_t i) {
     const int64_t count = step_.count();
-    alignas(64) T h[W] = {}, h_before[W] = {}, active[W] = {};
+    alignas(64) T h[W] = {}, h_before[W] = {};
     bool steps = false;
     for (int l = 0; l < W; ++l) {
       const Lane& own = lane_[l];
       if (i >= own.nodes) continue;
       const int64_t n = own.first + i;
-      active[l] = T(1);
       if (n < own.steps) {
         h[l] = T(size(own, n));
         steps = true;
@@ -134,7 +134,6 @@ class AdaptiveBackward {
       if (n > 0) h_before[l] = T(size(own, n - 1));
     }
     const Reg *u = nodes_ + i * count, h_reg = S::load(h), before = S::load(h_before);
-    const auto is_active = S::load(active) > S::zero();
     step_.begin(u);
     if (steps) {
       step_.run(u, h_reg, kStages - 2);
@@ -150,11 +149,9 @@ class AdaptiveBackward {
     for (int64_t d = 0; d < count; ++d) {
       Reg sum = g_[d];
       for (int stage = 0; stage < stages; ++stage) sum = sum + dv_[stage * count + d];
-      sum = sum + S::select(is_active, inside_[kPowers * count + d], S::zero());
-      g_[d] = sum + at_node_[d];
-      last_slope_[d] = S::select(is_active, step_.k(0)[d], last_slope_[d]);
-      for (int p = 0; p < kInside; ++p)
-        inside_[p * count + d] = S::select(is_active, before_[p * count + d], inside_[p * count + d]);
+      g_[d] = sum + inside_[kPowers * count + d] + at_node_[d];
+      last_slope_[d] = step_.k(0)[d];
+      for (int p = 0; p < kInside; ++p) inside_[p * count + d] = before_[p * count + d];
     }
   }
 

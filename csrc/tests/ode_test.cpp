@@ -1,26 +1,14 @@
 // The time loop of every instruction set against a long-double loop, its gradients against central differences of that
 // loop; the same bits from one thread as from many, and from stages that were kept as from those computed again.
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <functional>
-#include <limits>
-#include <random>
-#include <vector>
-
-#include "isas.h"
 #include "layers.h"
+#include "ode_cases.h"
 #include "workers.h"
 
 namespace {
 
-constexpr long double kPi = 3.14159265358979323846264338327950288L;
-using Long = std::vector<long double>;
-
-struct Shape {
-  int64_t models, starts, features, hidden, steps;
-  bool complex, gated, clip, derivatives, runge_kutta;
+struct Shape : OdeShape {
+  int64_t steps;
+  bool derivatives, runge_kutta;
 };
 
 const std::vector<double> kEuler = {1};
@@ -28,77 +16,31 @@ const std::vector<double> kRungeKutta = {1. / 3, -1. / 3, 1, 1, -1, 1, 1. / 8, 3
 constexpr double kDt = 0.01;
 
 template <typename T>
-struct Case {
+struct Case : OdeWeights<T> {
   Shape n;
-  std::vector<T> u0, wr, wi, gate, a, grad_trajectory, grad_derivatives;
-  const T eps = std::numeric_limits<T>::epsilon();
+  std::vector<T> grad_trajectory, grad_derivatives;
 
-  explicit Case(const Shape& shape) : n(shape) {
-    std::mt19937_64 random(11);
-    std::uniform_real_distribution<double> unit(-1, 1);
-    const auto fill = [&](std::vector<T>& v, int64_t count, const std::function<double(double)>& map) {
-      v.resize(count);
-      for (T& e : v) e = T(map(unit(random)));
-    };
-    const int64_t rows = n.models * n.starts, matrix = n.models * n.hidden * n.features;
-    const double bound = 0.6 / std::max(1.0, n.features / 3.0);
-    fill(u0, rows * n.features, [](double v) { return v < 0 ? v - 1 : v + 1; });  // the right side jumps at 0
-    fill(wr, matrix, [&](double v) { return bound * v; });
-    fill(wi, matrix, [&](double v) { return 0.3 * bound * v; });
-    // On both sides of the clips, but not so near that the differences would straddle one.
-    const auto clear_of = [](double v, double low, double high) {
-      return std::min(std::fabs(v - low), std::fabs(v - high)) < 1e-3 ? v + 2e-3 : v;
-    };
-    fill(gate, n.models * n.features, [&](double v) { return clear_of(0.5 + 0.7 * v, 0, 1); });
-    fill(a, matrix, [&](double v) { return clear_of(1.3 * v, -1, 1); });
-    fill(grad_trajectory, rows * (n.steps + 1) * n.features, [](double v) { return v; });
-    fill(grad_derivatives, rows * (n.steps + 1) * n.features, [](double v) { return v; });
+  explicit Case(const Shape& shape) : OdeWeights<T>(shape), n(shape) {
+    const int64_t count = n.rows() * (n.steps + 1) * n.features;
+    this->fill(grad_trajectory, count, [](double v) { return v; });
+    this->fill(grad_derivatives, count, [](double v) { return v; });
   }
 
   const std::vector<double>& tableau() const { return n.runge_kutta ? kRungeKutta : kEuler; }
   npu::OdeInputs<T> inputs() const {
-    return {n.models,
-            n.starts,
-            n.features,
-            n.hidden,
-            n.steps,
-            n.runge_kutta ? 4 : 1,
-            wr.data(),
-            n.complex ? wi.data() : nullptr,
-            n.gated ? gate.data() : nullptr,
-            a.data(),
-            n.clip,
-            eps,
-            tableau().data(),
-            kDt,
-            n.derivatives};
+    npu::OdeInputs<T> found = OdeWeights<T>::inputs();
+    found.steps = n.steps;
+    found.stages = n.runge_kutta ? 4 : 1;
+    found.tableau = tableau().data();
+    found.dt = kDt;
+    found.last_stage = n.derivatives;
+    return found;
   }
 };
 
-// One model's weights and one start in long double.
-struct Problem {
-  int64_t d, h;
-  Long wr, wi, gate, a;
-  long double eps;
-  bool clip;
-
-  Long slope(const Long& u) const {
-    Long k(d);
-    for (int64_t o = 0; o < h; ++o) {
-      long double p = 0, q = 0;
-      for (int64_t i = 0; i < d; ++i) {
-        const long double g = std::min(std::max(gate[i], 0.0L), 1.0L);
-        const long double l = logl(g * (fabsl(u[i]) + eps) + (1 - g)), turn = u[i] < 0 ? kPi * g : 0;
-        p += l * wr[o * d + i] - turn * wi[o * d + i];
-        q += l * wi[o * d + i] + turn * wr[o * d + i];
-      }
-      for (int64_t i = 0; i < d; ++i) {
-        const long double w = a[i * h + o];
-        k[i] += (clip ? std::min(std::max(w, -1.0L), 1.0L) : w) * expl(p) * cosl(q);
-      }
-    }
-    return k;
-  }
+// One model's loop in long double.
+struct Problem : OdeModel {
+  using OdeModel::OdeModel;
 
   // All states, and all slopes.
   void run(Long u, int64_t steps, const std::vector<double>& tableau, Long* states, Long* slopes) const {
@@ -149,55 +91,23 @@ struct Results {
         parallel);
   }
 
-  bool same_bits(const Results& o) const {
-    const auto same = [](const std::vector<T>& a, const std::vector<T>& b) {
-      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-    };
-    return same(trajectory, o.trajectory) && same(derivatives, o.derivatives) && same(grad_u0, o.grad_u0) &&
-           same(grad_wr, o.grad_wr) && same(grad_wi, o.grad_wi) && same(grad_gate, o.grad_gate) &&
-           same(grad_a, o.grad_a);
+  bool same_as(const Results& o) const {
+    return same_bits(trajectory, o.trajectory) && same_bits(derivatives, o.derivatives) &&
+           same_bits(grad_u0, o.grad_u0) && same_bits(grad_wr, o.grad_wr) && same_bits(grad_wi, o.grad_wi) &&
+           same_bits(grad_gate, o.grad_gate) && same_bits(grad_a, o.grad_a);
   }
 };
 
 template <typename T>
-void compare(const char* what, const T* got, const Long& want, long double bound) {
-  long double difference = 0, size = 0;
-  for (size_t n = 0; n < want.size(); ++n) {
-    difference += (got[n] - want[n]) * (got[n] - want[n]);
-    size += want[n] * want[n];
-    if (std::isnan(got[n])) difference = INFINITY;  // an output that was not written
-  }
-  const long double relative = size > 0 ? sqrtl(difference / size) : sqrtl(difference);
-  if (relative <= bound) return;
-  std::printf("FAILED: %s: relative error %Lg > %Lg\n", what, relative, bound);
-  ++failures;
-}
-
-// What a part of the results should be, from an element on.
-template <typename T>
-struct Expected {
-  const char* name;
-  std::vector<T> Results<T>::* part;
-  int64_t at;
-  Long values;
-  long double bound;
-};
-
-template <typename T>
-std::vector<Expected<T>> expected(const Case<T>& c) {
+std::vector<Expected<T, Results<T>>> expected(const Case<T>& c) {
   using R = Results<T>;
   const Shape& n = c.n;
-  std::vector<Expected<T>> all;
+  std::vector<Expected<T, Results<T>>> all;
   const int64_t d = n.features, matrix = n.hidden * d, path = (n.steps + 1) * d;
   const long double bound = 100 * std::numeric_limits<T>::epsilon() * sqrtl(1 + n.steps + n.starts);
   const long double of_differences = std::max(bound, 1e-9L);
   for (int64_t k = 0; k < n.models; ++k) {
-    const auto part = [&](const std::vector<T>& v, int64_t size) {
-      return Long(v.begin() + k * size, v.begin() + (k + 1) * size);
-    };
-    Problem p{d, n.hidden, part(c.wr, matrix), part(c.wi, matrix), part(c.gate, d), part(c.a, matrix), c.eps, n.clip};
-    if (!n.complex) p.wi.assign(matrix, 0);
-    if (!n.gated) p.gate.assign(d, 1);
+    Problem p(c, k);
     Long states, slopes;
     const auto row_loss = [&](int64_t b, const Long& u0) {
       p.run(u0, n.steps, c.tableau(), &states, &slopes);
@@ -208,24 +118,10 @@ std::vector<Expected<T>> expected(const Case<T>& c) {
       }
       return sum;
     };
-    const auto start = [&](int64_t b) {
-      const auto from = c.u0.begin() + (k * n.starts + b) * d;
-      return Long(from, from + d);
-    };
     const auto model_loss = [&] {
       long double sum = 0;
-      for (int64_t b = 0; b < n.starts; ++b) sum += row_loss(b, start(b));
+      for (int64_t b = 0; b < n.starts; ++b) sum += row_loss(b, c.start(k * n.starts + b));
       return sum;
-    };
-    const auto derivative = [&](long double& variable, const auto& loss) {
-      const long double value = variable, h = 1e-4L;
-      const auto at = [&](long double change) {
-        variable = value + change;
-        return loss();
-      };
-      const long double found = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
-      variable = value;
-      return found;
     };
     const auto gradient = [&](Long& variables) {
       Long found;
@@ -233,9 +129,9 @@ std::vector<Expected<T>> expected(const Case<T>& c) {
       return found;
     };
     for (int64_t b = 0; b < n.starts; ++b) {
-      Long u0 = start(b), grad;
-      row_loss(b, u0);
       const int64_t row = k * n.starts + b;
+      Long u0 = c.start(row), grad;
+      row_loss(b, u0);
       all.push_back({"trajectory", &R::trajectory, row * path, states, bound});
       if (n.derivatives) all.push_back({"derivatives", &R::derivatives, row * path, slopes, bound});
       for (int64_t i = 0; i < d; ++i) grad.push_back(derivative(u0[i], [&] { return row_loss(b, u0); }));
@@ -255,13 +151,13 @@ std::vector<Expected<T>> expected(const Case<T>& c) {
 template <typename T>
 void check(const Shape& n) {
   const Case<T> c(n);
-  const std::vector<Expected<T>> all = expected(c);
+  const std::vector<Expected<T, Results<T>>> all = expected(c);
   on_each_isa([&] {
     const Results<T> got(c, workers(1), true);
-    if (!got.same_bits(Results<T>(c, workers(3), true)))
+    if (!got.same_as(Results<T>(c, workers(3), true)))
       std::printf("FAILED: other bits from three threads\n"), ++failures;
-    if (!got.same_bits(Results<T>(c, workers(1), false))) std::printf("FAILED: other bits, not kept\n"), ++failures;
-    for (const Expected<T>& e : all) compare(e.name, (got.*e.part).data() + e.at, e.values, e.bound);
+    if (!got.same_as(Results<T>(c, workers(1), false))) std::printf("FAILED: other bits, not kept\n"), ++failures;
+    for (const Expected<T, Results<T>>& e : all) compare(e.name, (got.*e.part).data() + e.at, e.values, e.bound);
   });
 }
 
@@ -275,8 +171,10 @@ int main(int count, char** names) {
   for (const auto& size : sizes) {
     for (int bits : {0, 5, 10, 15, 20, 25, 30, 31}) {  // every option with and without
       if (limited && bits != 10 && bits != 31) continue;
-      const Shape n{size[0],         size[1],         size[2],         size[3],         size[4],
-                    (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0};
+      const Shape n{{size[0], size[1], size[2], size[3], (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0},
+                    size[4],
+                    (bits & 8) != 0,
+                    (bits & 16) != 0};
       const int before = failures;
       check<float>(n);
       check<double>(n);

@@ -51,15 +51,13 @@ EXTENSION = [
         "train-not-finite": ("if (!std::isfinite(grad[n])) grad[n] = 0;", ";"),
         "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
     }),
-    *mutants("csrc/core/ode_adaptive_backward.h", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'", {
+    *mutants("csrc/core/ode_adaptive_backward.h", ("ode_adaptive", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'"), {
         "adaptive-slope-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
-        "adaptive-lanes-that-wait": (
-            "last_slope_[d] = S::select(is_active, step_.k(0)[d], last_slope_[d]);",
-            "last_slope_[d] = S::select(is_active, last_slope_[d], step_.k(0)[d]);",
-        ),
+        "adaptive-last-slope": ("last_slope_[d] = step_.k(0)[d];", "last_slope_[d] = step_.k(1)[d];"),
+        "adaptive-gradients-within-a-step": ("g_[d] = sum + inside_[kPowers * count + d] + at_node_[d];", "g_[d] = sum + at_node_[d];"),
         "adaptive-segments": ("own.steps / b_.every + 1 : 0", "(own.steps + b_.every - 1) / b_.every : 0"),
     }),
-    *mutants("csrc/core/ode_adaptive_forward.h", ("tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits'", "tests/test_ode_adaptive.py -k 'every_model or pole'"), {
+    *mutants("csrc/core/ode_adaptive_forward.h", ("ode_adaptive", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits'", "tests/test_ode_adaptive.py -k 'every_model or pole'"), {
         "adaptive-accepted-lanes": (
             "u_[d] = S::select(good, step_.v(6)[d], u_[d]);",
             "u_[d] = step_.v(6)[d];",

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # The core's unit tests.
-EXECUTABLES = {"kernels": "kernels_test", "ode": "ode_test", "tiles": "tiles_test"}
+EXECUTABLES = {
+    "kernels": "kernels_test",
+    "ode": "ode_test",
+    "ode_adaptive": "ode_adaptive_test",
+    "tiles": "tiles_test",
+}
 
 
 @dataclass(frozen=True)
