@@ -21,6 +21,7 @@ from torch import Tensor
 
 from npu_kernels import least_squares
 from npu_kernels.ode.sensitivity import Stretches, Trajectories
+from npu_kernels.ode.work import Descent, Work
 
 EXACT = 1e-5  # of a column's size: residuals below count as exact
 DONE = 1e-2  # of the square of that: a mean square that need not fall any more
@@ -32,13 +33,6 @@ POOR = 30.0  # price from which a change is not tried by itself
 WEIGHINGS = 4  # times that the weights follow from the residuals
 GREATEST = 4.0  # exponents beyond are not rounded
 SINGULAR = 1e-10  # of squared singular values, over the greatest: below, the data do not tell a direction
-
-
-Tick = Callable[[], bool]  # called after every step; False ends the work
-
-
-def go_on() -> bool:
-    return True
 
 
 @dataclass(frozen=True)
@@ -72,11 +66,11 @@ class Law:
         """The problem with residuals in units of their standard deviations."""
         return replace(self.problem, data=self.problem.data.weighted(1 / self.deviations()))
 
-    def refitted(self) -> Law:
+    def refitted(self, work: Work | None = None) -> Law:
         """The most likely numbers: least squares, with weights that follow from the residuals."""
         law, before = self, self.deviations()
         for _ in range(WEIGHINGS):
-            x, _ = minimise(law.weighted(), law.x.unsqueeze(0), law.free.unsqueeze(0), STEPS, 1e-6)
+            x, _ = minimise(law.weighted(), law.x.unsqueeze(0), law.free.unsqueeze(0), STEPS, 1e-6, work, whole=True)
             law = replace(law, x=x[0])
             now = law.deviations()
             if torch.allclose(now, before, rtol=1e-3, atol=0):
@@ -111,22 +105,32 @@ class Law:
 
 
 def minimise(
-    problem: Trajectories | Stretches, x: Tensor, free: Tensor, steps: int, tolerance: float = 1e-6, tick: Tick = go_on
+    problem: Trajectories | Stretches,
+    x: Tensor,
+    free: Tensor,
+    steps: int,
+    tolerance: float = 1e-6,
+    work: Work | None = None,
+    whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Levenberg-Marquardt until no law's mean square falls by more than this share in some steps, or all are exact."""
-    damping = torch.full_like(x[:, 0], least_squares.FIRST_DAMPING)
-    error, calm, low = torch.full_like(damping, math.inf), 0, lowest(problem)
+    """Levenberg-Marquardt until no law's mean square falls by more than this share in some steps, or all are exact.
+
+    work: that this belongs to; Ctrl-C ends it after a step, unless it is `whole`: short, and not counted.
+    """
+    inf, low = torch.full_like(x[:, 0], math.inf), lowest(problem)
     exact = DONE * (EXACT * float(problem.data.weight.amax())) ** 2
-    for _ in range(steps):
-        before = error
-        x, damping, error = least_squares.step(x, damping, free, problem.residual, problem.jacobian, low)
-        if not tick():
-            break
-        fell = (before > error * (1 + tolerance)) & error.isfinite() & (error > exact)
-        calm = 0 if fell.any() else calm + 1
-        if calm == CALM:
-            break
-    return x, error
+    key = "" if work is None else work.key(problem, x, free, steps, tolerance)
+    kept = work.kept(key) if work is not None and key else None
+    now = Descent(x, torch.full_like(inf, least_squares.FIRST_DAMPING), inf, 0, 0) if kept is None else kept
+    while now.steps < steps and now.calm < CALM:
+        x, damping, error = least_squares.step(now.x, now.damping, free, problem.residual, problem.jacobian, low)
+        fell = (now.error > error * (1 + tolerance)) & error.isfinite() & (error > exact)
+        now = Descent(x, damping, error, 0 if fell.any() else now.calm + 1, now.steps + 1)
+        if work is not None:
+            work.keep(key, now)
+            if not whole and not work.go_on():
+                break
+    return now.x, now.error
 
 
 def lowest(problem: Trajectories | Stretches) -> Tensor:
@@ -167,14 +171,14 @@ def describe(w: float) -> float:
 Change = tuple[tuple[int, ...], float]  # numbers, and what they become
 
 
-def pruned(law: Law, tick: Tick = go_on) -> Law:
+def pruned(law: Law, work: Work) -> Law:
     """Without the coefficients, exponents and terms whose loss the criterion welcomes."""
-    return _simpler(law, _removals, tick)
+    return _simpler(law, _removals, work)
 
 
-def rounded(law: Law, most: int, tick: Tick = go_on) -> Law:
+def rounded(law: Law, most: int, work: Work) -> Law:
     """With exponents that are fractions of a denominator up to `most`, where the criterion falls."""
-    return _simpler(law, lambda one: _fractions(one, most), tick)
+    return _simpler(law, lambda one: _fractions(one, most), work)
 
 
 def _removals(law: Law) -> Iterator[Change]:
@@ -197,24 +201,24 @@ def _fractions(law: Law, most: int) -> Iterator[Change]:
                 yield (i,), o
 
 
-def _simpler(law: Law, proposals: Callable[[Law], Iterator[Change]], tick: Tick) -> Law:
+def _simpler(law: Law, proposals: Callable[[Law], Iterator[Change]], work: Work) -> Law:
     best, value = law, law.criterion()
     vain: set[tuple[tuple[int, ...], float]] = set()
     while True:
         priced = [pair for pair in _plan(best, list(proposals(best))) if pair[0] not in vain]
         plan = [change for change, price in priced if price < POOR]
-        if not plan or not tick():
+        if not plan or not work.go_on():
             return best
         cheap = sum(price < HOPE for _, price in priced)
         ends = sorted({max(1, math.ceil(cheap * share / (TRIED // 2))) for share in range(1, TRIED // 2 + 1)})
         tried = [plan[:end] for end in ends] + [[one] for one in plan[1 : 1 + TRIED // 2]]
         laws = [_changed(best, changes) for changes in tried]
         x, free = torch.stack([one.x for one in laws]), torch.stack([one.free for one in laws])
-        x, _ = minimise(best.weighted(), x, free, TRIAL, 1e-3)
+        x, _ = minimise(best.weighted(), x, free, TRIAL, 1e-3, work, whole=True)
         found = criteria(best.problem, x, free)
         which = int(found.argmin())
         if float(found[which]) < value:
-            best = replace(best, x=x[which], free=free[which]).refitted()
+            best = replace(best, x=x[which], free=free[which]).refitted(work)
             value = best.criterion()
         else:
             vain.update(one[0] for one in tried if len(one) == 1)

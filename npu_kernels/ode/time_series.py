@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.checkpoints import interruptible
+from npu_kernels.checkpoints import Checkpoint, interruptible
 from npu_kernels.checks import check_whole
 from npu_kernels.fitting.data import stream
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode import checks, series
-from npu_kernels.ode.laws import Law, Tick, criteria, minimise, pruned, rounded
+from npu_kernels.ode.laws import Law, criteria, minimise, pruned, rounded
 from npu_kernels.ode.matching import drawn, matched, smoothed
 from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories, windows
 from npu_kernels.ode.series import NAME, Series
 from npu_kernels.ode.time_series_result import SeriesFit, finished, units
+from npu_kernels.ode.work import Work, digest
 from npu_kernels.progress import Progress
 
 INSTALL = f"{NAME} needs numpy and scipy: pip install 'npu_kernels[sklearn]'"
@@ -49,6 +50,7 @@ def fit(
     max_denominator: int = 4,
     seed: int = 0,
     progress: bool | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> SeriesFit:
     """The law ``u' = NAU(NPU(u))`` behind time series, as an equation with confidence intervals.
 
@@ -73,8 +75,11 @@ def fit(
         max_denominator: of these fractions.
         seed: of the starts, at least 0.
         progress: show how far it is on stderr; None: if that is a terminal.
+        checkpoint: a file. If it exists, the fit continues from it, with the same bits as without an interruption.
+            It is written every half a minute, and at the end.
 
-    Returns a `SeriesFit`. Ctrl-C ends the search with the best law found until then (`complete` is False).
+    Returns a `SeriesFit`. Ctrl-C ends the search, saves it if there is a checkpoint, and gives the best law found until
+    then (`complete` is False).
 
     How it works, in float64: the series are smoothed, and sets of products of powers that explain the states or their
     slopes best become the starts. Levenberg-Marquardt fits each stretch from node to node, then growing parts of the
@@ -83,8 +88,10 @@ def fit(
     measurements.
 
     States whose values are (nearly) all positive are amounts: their first states are not below 0. States of both
-    signs get whole exponents. Raises ValueError and TypeError for arguments that do not fit, ImportError without scipy,
-    RuntimeError if no start has a finite trajectory.
+    signs get whole exponents. Raises ValueError and TypeError for arguments that do not fit, ValueError for a file
+    that is a damaged checkpoint or one of another fit (other data, model, options or versions of torch or
+    npu_kernels), OSError if it cannot be written, ImportError without scipy, RuntimeError if no start has a finite
+    trajectory.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU, ode
@@ -103,23 +110,34 @@ def fit(
     power, nau = _layers(model)
     series.check_observed(observed, power.in_features)
     data = series.read(t, u, u0, sigma, observed, names, power.in_features)
-    begin = time.monotonic()
+    options = {"start": start, "simplify": simplify, "max_denominator": max_denominator, "seed": seed}
+    work = Work(NAME, STEPS, {"model": _identity(power, nau, start), "data": digest(data), **_texts(options)})
+    work.checkpoint = None if checkpoint is None else Checkpoint(work, checkpoint)
     shown = sys.stderr.isatty() if progress is None else progress
-    with interruptible() as pressed, Progress(NAME, STEPS, sys.stderr, shown) as bar:
-        done = 0
+    with interruptible() as work.pressed, Progress(NAME, STEPS, sys.stderr, shown) as work.bar:
+        try:
+            search = Search(data.scaled(), power.out_features, power.num_models or 1, seed, work)
+            begin_with = search.drawn() if start == "search" else search.begin(power, nau)
+            laws = search.run(*begin_with, both=start == "model")
+            loosen = start == "search" or power.weight_re.requires_grad
+            law, free = simpler(laws, max_denominator, loosen, work) if simplify else (laws[0], laws[0])
+        finally:
+            if work.checkpoint is not None:
+                work.checkpoint.save()
+    return finished(law, free, data, work.seconds, not work.pressed)
 
-        def tick() -> bool:
-            nonlocal done
-            done = min(done + 1, STEPS - 1)
-            bar.update(done)
-            return not pressed
 
-        search = Search(data.scaled(), power.out_features, power.num_models or 1, seed, tick)
-        begin_with = search.drawn() if start == "search" else search.begin(power, nau)
-        laws = search.run(*begin_with, both=start == "model")
-        loosen = start == "search" or power.weight_re.requires_grad
-        law, free = simpler(laws, max_denominator, loosen, tick) if simplify else (laws[0], laws[0])
-    return finished(law, free, data, time.monotonic() - begin, not pressed)
+def _identity(power: RealNPU, nau: NAU, start: str) -> str:
+    """What of a model determines its fit."""
+    sizes = f"{power.in_features} states, {power.out_features} terms, {power.num_models or 1} starts"
+    if start == "search":
+        return sizes
+    parts = (power.weight_re, power.gate, nau.weight, power.weight_re.requires_grad, nau.weight.requires_grad)
+    return f"{sizes}, {digest(*parts)}"
+
+
+def _texts(options: dict[str, Any]) -> dict[str, str]:
+    return {name: repr(value) for name, value in options.items()}
 
 
 def _layers(model: Any) -> tuple[RealNPU, NAU]:
@@ -143,10 +161,10 @@ def _check(start: Any, simplify: Any, max_denominator: Any, seed: Any) -> None:
 
 
 class Search:
-    """All starts of one fit, for a scaled series. tick: called after every step, False to end."""
+    """All starts of one fit, for a scaled series."""
 
-    def __init__(self, data: Series, terms: int, starts: int, seed: int, tick: Tick) -> None:
-        self.data, self.starts, self.seed, self.tick = data, starts, seed, tick
+    def __init__(self, data: Series, terms: int, starts: int, seed: int, work: Work) -> None:
+        self.data, self.starts, self.seed, self.work = data, starts, seed, work
         self.shape = Shape(terms, data.values.shape[2], len(data.times))
         self.smooth, self.slopes = smoothed(data)
         self.whole = bool(self.smooth.isfinite().all())  # whether every state is known at every node
@@ -200,8 +218,8 @@ class Search:
         for share in () if self.whole else HORIZONS:
             part = problem.first(max(3, round(share * nodes)))
             if part.data.seen.any():
-                x, _ = minimise(part, x, free, HORIZON, 1e-3, self.tick)
-        x, error = minimise(problem, x, free, WHOLE, 1e-3, self.tick)
+                x, _ = minimise(part, x, free, HORIZON, 1e-3, self.work)
+        x, error = minimise(problem, x, free, WHOLE, 1e-3, self.work)
         if not error.isfinite().any():
             raise RuntimeError(
                 f"{NAME}: no start has a finite trajectory through the series; take more starts (num_models), fewer "
@@ -213,13 +231,13 @@ class Search:
         """Exponents and coefficients of stretches from node to node, and of longer and longer pieces."""
         only = free.clone()
         only[:, self.shape.weights :] = False
-        x, _ = minimise(Stretches(self.data, self.shape, COARSE, self.smooth), x, only, STRETCHES, 1e-4, self.tick)
+        x, _ = minimise(Stretches(self.data, self.shape, COARSE, self.smooth), x, only, STRETCHES, 1e-4, self.work)
         for share in PIECES:
             count = max(2, round(share * self.data.times.shape[1]))
             part, lanes = windows(problem, x, self.smooth, count)
             mask = torch.zeros_like(lanes, dtype=torch.bool)
             mask[:, : self.shape.weights] = only[:, : self.shape.weights]
-            lanes, _ = minimise(part, lanes, mask, HORIZON, 1e-3, self.tick)
+            lanes, _ = minimise(part, lanes, mask, HORIZON, 1e-3, self.work)
             x = torch.cat([lanes[:, : self.shape.weights], x[:, self.shape.weights :]], 1)
         return x
 
@@ -228,38 +246,38 @@ class Search:
         values = criteria(problem, x, free)
         leading = values.argsort()[: 2 * LEADING]
         leading = leading[values[leading].isfinite()]
-        x, _ = minimise(problem, x[leading], free[leading], LAST, 1e-5, self.tick)
+        x, _ = minimise(problem, x[leading], free[leading], LAST, 1e-5, self.work)
         laws = [Law(problem, *pair) for pair in zip(x, free[leading], strict=True)]
         found: list[tuple[float, Law]] = []
         for value, law in sorted(((law.criterion(), law) for law in laws), key=lambda pair: pair[0]):
             if not found or (value - found[-1][0] > SAME and value < found[0][0] + BEHIND):
                 found.append((value, law))
-        first = accurate(found[0][1].refitted())
-        return [first, *(replace(law, problem=first.problem).refitted() for _, law in found[1:LEADING])]
+        first = accurate(found[0][1].refitted(self.work), self.work)
+        return [first, *(replace(law, problem=first.problem).refitted(self.work) for _, law in found[1:LEADING])]
 
 
-def accurate(law: Law) -> Law:
+def accurate(law: Law, work: Work) -> Law:
     """The law by steps so small that their error is `ACCURATE` of the measurements' errors."""
     while law.problem.steps < MOST:
         finer = replace(law, problem=replace(law.problem, steps=2 * law.problem.steps))
         off = (finer.residuals() - law.residuals()) / law.deviations()
         if bool((off.abs() < ACCURATE).all()):
             return law
-        law = finer.refitted()
+        law = finer.refitted(work)
     return law
 
 
-def simpler(laws: list[Law], most: int, loosen: bool, tick: Tick) -> tuple[Law, Law]:
+def simpler(laws: list[Law], most: int, loosen: bool, work: Work) -> tuple[Law, Law]:
     """The best of some laws, pruned and rounded; and the same with all of its numbers free.
 
     loosen: whether exponents belong to these.
     """
-    found = [rounded(pruned(law, tick), most, tick) for law in laws]
+    found = [rounded(pruned(law, work), most, work) for law in laws]
     best = min(found, key=Law.criterion)
-    again = pruned(best, tick)
-    best = accurate((again if again.criterion() < best.criterion() else best).refitted())
+    again = pruned(best, work)
+    best = accurate((again if again.criterion() < best.criterion() else best).refitted(work), work)
     exponents, coefficients, _ = best.problem.shape.split(best.x)
     _, _, starts = best.problem.shape.split(best.free)
     powers = (exponents != 0) & best.problem.data.positive & loosen
     loose = best.problem.shape.join(powers, coefficients != 0, starts)
-    return best, replace(best, free=loose).refitted()
+    return best, replace(best, free=loose).refitted(work)
