@@ -147,11 +147,11 @@ class Builder:
         weight = self.parameter(layer, "weight_mul", _nac, "mask_mul")
         sums = _dot(self.parameter(layer, "weight_add", _nac, "mask_add"), x)
         gates = _dot(self.parameter(layer, "gate_weight"), x)
-        bases = [sympy.Max(absolute(e), sympy.Float(layer.eps)) if self.eps else absolute(e) for e in x]
+        bases = [_bounded(sympy.Max, absolute(e), sympy.Float(layer.eps)) if self.eps else absolute(e) for e in x]
         result = []
         for row, a, z in zip(weight, sums, gates, strict=True):
             product = sympy.Mul(*(r**w for r, w in zip(bases, row, strict=True)))
-            product = sympy.Min(product, sympy.exp(sympy.Float(layer.omega)))
+            product = _bounded(sympy.Min, product, sympy.exp(sympy.Float(layer.omega)))
             signs = sympy.Mul(*(sympy.sign(e) * abs(w) + (1 - abs(w)) for e, w in zip(x, row, strict=True)))
             g = sigmoid(z)
             result.append(g * a + (1 - g) * product * signs)
@@ -160,6 +160,11 @@ class Builder:
 
 def _clip_if(clip: bool, low: float, high: float) -> Callable[..., Tensor] | None:
     return (lambda weight: weight.clamp(low, high)) if clip else None
+
+
+def _bounded(kind: Any, e: Expression, bound: Expression) -> Expression:
+    """sympy's Max or Min. They would first factor a formula, which takes seconds for one of several layers."""
+    return kind(e, bound, evaluate=bool(e.is_number))
 
 
 def _nac(weight: Tensor, mask: Tensor) -> Tensor:
