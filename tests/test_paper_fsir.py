@@ -11,6 +11,7 @@ from torch import Tensor
 
 from benchmarks.paper import published, tables
 from benchmarks.paper.__main__ import main
+from benchmarks.paper.fsir import adjoint
 from benchmarks.paper.fsir import dense as fsir_dense
 from benchmarks.paper.fsir import models as fsir_models
 from benchmarks.paper.fsir import report as fsir_report
@@ -23,6 +24,36 @@ STEPS, ITERATIONS = 6, 4
 def batch(model: str, h: int = 6, runs: int = 1, integrator: str = "euler", variant: str = "code") -> Batch:
     (found,) = fsir.batches([model], [h], runs, STEPS, ITERATIONS, integrator, variant, "cpu")
     return found
+
+
+# ---- the authors' gradient -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["NPU", "RealNPU", "Dense"])
+def test_authors_gradient_is_the_losss_own_with_fine_steps_only(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps of 1 from I = 0.01 they differ; with fine ones from a state without haste they agree."""
+    monkeypatch.setattr(fsir, "U0", torch.tensor([20.0, 10.0, 5.0], dtype=torch.float64))
+    (found,) = fsir.batches([model], [6], 1, STEPS, ITERATIONS, "adjoint", "code", "cpu")
+    off = {}
+    for grid in (200, 20_000):
+        monkeypatch.setattr(fsir, "GRID", grid)
+        work = found.make(found)
+        work.parameters *= 0.1 if model == "Dense" else 0.5
+        parameters = work.parameters.clone().requires_grad_()
+        error = work.errors(parameters)
+        (exact,) = torch.autograd.grad(error.sum(), parameters)
+        same, gradient = work.authors(work.parameters)
+        torch.testing.assert_close(same, error.detach())
+        off[grid] = float((gradient - exact).norm() / exact.norm())
+    assert off[20_000] < 0.01
+    assert off[200] > 10 * off[20_000]
+
+
+def test_backward_steps_end_at_save_times() -> None:
+    begin, length, saved = adjoint.backward_steps(torch.tensor([0.0, 2.5, 4.5], dtype=torch.float64), 1.0)
+    assert begin.tolist() == [4.5, 3.5, 2.5, 1.5, 0.5]
+    assert length.tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
+    assert saved == [2, -1, 1, -1, -1]
 
 
 # ---- the exact checks ----------------------------------------------------------------------------------------------
@@ -225,17 +256,17 @@ def test_true_equation_reads_as_written() -> None:
     assert "0.01*R" in dr
 
 
-@pytest.mark.parametrize("integrator", ["euler", "rk4"])
+@pytest.mark.parametrize("integrator", ["euler", "adjoint", "rk4"])
 def test_quick_from_end_to_end(integrator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsir, "QUICK_STEPS", 2)
     monkeypatch.setattr(fsir, "QUICK_ITERATIONS", 2)
     monkeypatch.setattr(fsir, "QUICK_WIDTHS", (6,))
     words = ["fsir", "--quick", "--integrator", integrator, "--out", str(tmp_path), "--jobs", "1"]
     assert main(words) == 0
-    name = "fsir" if integrator == "euler" else "fsir_rk4"
+    name = "fsir" if integrator == "euler" else f"fsir_{integrator}"
     comments, rows = tables.read(tmp_path / f"{name}.csv")
     assert list(rows[0]) == list(fsir.COLUMNS)
-    assert len(rows) == (12 if integrator == "euler" else 8)
+    assert len(rows) == (8 if integrator == "rk4" else 12)
     assert any("wall time" in comment for comment in comments)
     models = json.loads((tmp_path / f"{name}_models.json").read_text())
     assert len(models["RealNPU"]["parameters"]) == fsir.size("RealNPU", 6)

@@ -19,8 +19,8 @@ Their L-BFGS searches along a line by Hager and Zhang's rules, ours by strong Wo
 a search and 2,500 in all: at the kinks of the penalty, the gates and |x| no point satisfies them; then the search goes
 on along the gradient. A model whose loss or gradient is not finite stays where it is.
 
-`integrator` "rk4" takes the classic Runge-Kutta method with the same steps for NPU and RealNPU: there the true
-parameters are the optimum.
+`integrator` "adjoint" takes the authors' gradient in both phases (adjoint.py). "rk4" takes the classic Runge-Kutta
+method with the same steps for NPU and RealNPU: there the true parameters are the optimum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.paper.fsir import dense
+from benchmarks.paper.fsir import adjoint, dense
 from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
 from benchmarks.paper.published import load
 from benchmarks.paper.runner import Batch
@@ -112,7 +112,8 @@ def solve(model: str, h: int, parameters: Tensor, integrator: str = "euler") -> 
     u0 = U0.to(parameters.device)
     if model == "Dense":
         return dense.rollout(u0, parts, GRID, END / GRID)
-    return integrate(u0.expand(len(parameters), -1), parts, GRID, END / GRID, integrator)
+    method = "euler" if integrator == "adjoint" else integrator
+    return integrate(u0.expand(len(parameters), -1), parts, GRID, END / GRID, method)
 
 
 def integrate(u0: Tensor, parts: list[Tensor], steps: int, dt: float, method: str) -> tuple[Tensor, Tensor]:
@@ -197,7 +198,7 @@ def batches(
             make=make,
         )
         for model in models
-        if integrator == "euler" or model != "Dense"
+        if integrator != "rk4" or model != "Dense"
         for h in widths
     ]
 
@@ -235,14 +236,28 @@ class Training:
 
     def closure(self, parameters: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """The loss ``[A]`` and its gradient ``[A, N]``."""
-        with torch.enable_grad():
-            parameters = parameters.detach().requires_grad_()
-            error = self.errors(parameters)
-            (gradient,) = torch.autograd.grad(error.sum(), parameters)
+        if self.integrator == "adjoint":
+            error, gradient = self.authors(parameters.detach())
+        else:
+            with torch.enable_grad():
+                parameters = parameters.detach().requires_grad_()
+                error = self.errors(parameters)
+                (gradient,) = torch.autograd.grad(error.sum(), parameters)
         beta = self.beta[active]
         parameters = parameters.detach()
         loss = error.detach() + beta * parameters.abs().sum(1)
         return loss, gradient + torch.copysign(beta.unsqueeze(1), parameters)
+
+    @torch.no_grad()
+    def authors(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """The errors ``[K]``, and the authors' gradient ``[K, N]`` (adjoint.py)."""
+        states, slopes = solve(self.model, self.h, parameters)
+        dt = END / GRID
+        off = ode.interpolate(states, self.times, dt=dt, method="hermite", derivatives=slopes) - self.target
+        field = adjoint.dense if self.model == "Dense" else adjoint.power
+        parts, jumps = split(self.model, self.h, parameters), 2 * off / off[0].numel()
+        found = adjoint.gradient(field, parts, states, slopes, jumps, self.times, dt)
+        return off.square().mean((1, 2)), torch.cat([part.flatten(1) for part in found], 1)
 
     def advance(self, steps: int) -> None:
         every = torch.arange(len(self.runs), device=self.parameters.device)
