@@ -247,6 +247,19 @@ def test_verdicts_on_the_published_numbers() -> None:
     assert {"NPU, least error", "NPU, median", "RealNPU with at most 20 parameters, least error"} <= failed
 
 
+def test_runs_by_the_authors_gradient_stand_beside() -> None:
+    rows = fsir_report.paper_rows()
+    ours = [{**row, "mse": 0.1 * row["mse"]} for row in rows]
+    text = fsir_report.short_table(ours, rows)
+    assert text.count("| here, authors' gradient |") == 2 * len(fsir.MODELS)
+    assert "authors" not in fsir_report.short_table(ours)
+    said = fsir_report.ENTRIES[0].agreement([ours, rows], Path())
+    better, same = said.split(". with the authors' gradient: ")
+    assert same.startswith("12 of 12 medians (model and beta) do not differ; 15 of 15 least errors (model and most")
+    assert "ours less" in better
+    assert "ours greater" not in better
+
+
 def test_true_equation_reads_as_written() -> None:
     pytest.importorskip("sympy", reason="sympy is not installed")
     ds, di, dr = fsir_models.equations("RealNPU", 3, fsir.truth()[0])

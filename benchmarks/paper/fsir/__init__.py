@@ -27,6 +27,7 @@ EXPERIMENT = Experiment(
             models_section=models.section,
             picture=picture.picture,
             entries=report.ENTRIES,
+            beside="fsir-adjoint",
         ),
         Table(
             "fsir-adjoint",
@@ -34,7 +35,6 @@ EXPERIMENT = Experiment(
             task.COLUMNS,
             report.section,
             report.checks,
-            report.short_table,
             keep=models.keep_best,
         ),
         Table(

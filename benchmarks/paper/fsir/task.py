@@ -14,7 +14,7 @@ Section 4.1 of the paper, as the published code ran it (variant "code"):
     grid         h in 6, 9, 12, 15, 20; beta in 0, 0.01, 0.1, 1; five runs of each; float64
 
 The variant "paper" takes Adam in the first phase. In both, the gradient is that of the very loop that is computed; the
-authors solved the continuous adjoint equation by the same coarse steps, which is the gradient of no loss.
+authors solved the continuous adjoint equation by the same coarse steps, which is the gradient of no loss (adjoint.py).
 Their L-BFGS searches along a line by Hager and Zhang's rules, ours by strong Wolfe conditions, at most ten evaluations
 a search and 2,500 in all: at the kinks of the penalty, the gates and |x| no point satisfies them; then the search goes
 on along the gradient. A model whose loss or gradient is not finite stays where it is.
