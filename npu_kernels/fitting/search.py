@@ -12,8 +12,8 @@ from npu_kernels.fitting.batch import Template
 from npu_kernels.fitting.data import Rows, stream
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.optim import Adam
-from npu_kernels.training.plan import Fused, Loop, obstacle
-from npu_kernels.training.steps import Ordinary
+from npu_kernels.training.plan import Loop
+from npu_kernels.training.runs import loop_for
 
 BETAS, EPS = (0.9, 0.99), 1e-8
 LAST_RATE = 0.05  # of the first, at the end of a stretch
@@ -88,7 +88,7 @@ class Search:
         for name, *state in zip(self.template.names, self.moments, self.squares, strict=True):
             number = torch.tensor(float(self.step))
             optimizer.state[module.get_parameter(name)] = {"step": number, "exp_avg": state[0], "exp_avg_sq": state[1]}
-        kind = Ordinary if obstacle(module, optimizer, x) else Fused
+        kind, _ = loop_for(module, optimizer, x)
         return kind(
             model=module,
             models=len(self.problem),

@@ -66,10 +66,15 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return f"{x.dtype} is neither float32 nor float64"
     if is_compiling() or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
         return "of torch.compile, autocast or inference mode"
-    parts = list(model.modules())
-    if any(getattr(part, name) for part in parts for name in _HOOKS) or torch_module._has_any_global_hook():
+    if has_hooks(model):
         return "a module has hooks"
-    return _layers(chain(model), x) or _optimizer(optimizer)
+    return _layers(chain(model), x) or optimizer_obstacle(optimizer) or _state_obstacle(optimizer)
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Whether a module of the model has hooks."""
+    parts = list(model.modules())
+    return any(getattr(part, name) for part in parts for name in _HOOKS) or torch_module._has_any_global_hook()
 
 
 def _layers(layers: Sequence[nn.Module], x: Tensor) -> str | None:
@@ -105,7 +110,8 @@ def _parameter(parameter: Tensor, dtype: torch.dtype, seen: set[int]) -> str | N
     return "has hooks" if parameter._backward_hooks or parameter._post_accumulate_grad_hooks else None
 
 
-def _optimizer(optimizer: torch.optim.Optimizer) -> str | None:
+def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
+    """Why not just any of its steps is what torch's Adam, AdamW or RMSprop does with numbers as settings; or None."""
     if type(optimizer) not in (*ADAMS, torch.optim.RMSprop):
         return f"{type(optimizer).__name__} is neither torch's Adam, AdamW nor RMSprop"
     if (
@@ -121,6 +127,10 @@ def _optimizer(optimizer: torch.optim.Optimizer) -> str | None:
         numbers = [value for name in ("lr", "eps", "betas", "alpha") for value in _flat(group.get(name, 0.0))]
         if not all(isinstance(number, (int, float)) for number in numbers):
             return "a setting of the optimiser is a tensor"
+    return None
+
+
+def _state_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
     for parameter, state in optimizer.state.items():
         kept = [value for name, value in state.items() if name != "step"]
         if not all(value.is_contiguous() and value.dtype is parameter.dtype and value.is_cpu for value in kept):
@@ -162,7 +172,7 @@ def _state(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: T
 
 @dataclass
 class Loop:
-    """What makes the steps of a run: by C++ (`Fused`) or one by one (`steps.Ordinary`).
+    """What makes the steps of a run: C++ (`Fused`), CUDA graphs (`captured.Captured`) or one by one (`steps.Ordinary`).
 
     Args:
         model: what is trained.

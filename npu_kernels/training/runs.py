@@ -22,7 +22,8 @@ from npu_kernels.checkpoints import Checkpoint, check_same, interruptible
 from npu_kernels.checks import check_module, check_tensor, check_whole
 from npu_kernels.layers.base import Unit
 from npu_kernels.progress import Progress
-from npu_kernels.training import plan
+from npu_kernels.training import captured, plan
+from npu_kernels.training.captured import Captured
 from npu_kernels.training.functions import SteppedSchedule, regularizer
 from npu_kernels.training.steps import Ordinary
 
@@ -46,6 +47,7 @@ class Run:
             penalties: ``[records]``, or ``[records, K]`` with models, in the model's dtype.
         every: steps between two losses.
         fused: whether C++ made the steps, many in a call.
+        captured: whether a CUDA graph made them, but for the first ones.
         complete: whether all steps were made: neither Ctrl-C nor a callback has ended the run.
     """
 
@@ -55,6 +57,7 @@ class Run:
     losses: Tensor
     every: int
     fused: bool
+    captured: bool
     complete: bool
 
 
@@ -86,8 +89,10 @@ def run(
     """Train a model in place: steps of forward, mean squared error, penalties, backward, optimiser and projection.
 
     On the CPU a `Sequential` of NPU, RealNPU, NaiveNPU, NAU, NMU and NMRU, or one of them, of one or K models, in
-    float32 or float64, makes the steps in C++, many in each call. The numbers are those of the ordinary loop, to
-    rounding. Any other model, optimiser, device or setting makes the ordinary loop, and one notice says why.
+    float32 or float64, makes the steps in C++, many in each call. On a GPU a chain of this package's units, `nn.Linear`
+    and activations has one step captured in a CUDA graph, which is replayed: at least 16 steps between two calls of
+    callbacks. The numbers are those of the ordinary loop, to rounding. Any other model, optimiser, device or setting
+    makes the ordinary loop, and one notice says why. No CUDA graph of it has run on a GPU yet.
 
     Args:
         model: a module; its units have one num_models K, or none.
@@ -142,12 +147,11 @@ def run(
     if stretch is not None:
         check_whole("run", "stretch", stretch)
     called = [callbacks] if callable(callbacks) else list(callbacks or ())
-    reason = plan.obstacle(model, maker, x)
+    kind, reason = loop_for(model, maker, x)
     if reason is not None and reason not in _noticed:
         _noticed.add(reason)
         warnings.warn(f"npu_kernels: training.run makes its steps one by one, because {reason}", stacklevel=2)
     losses = x.new_full((-(-steps // every), *(() if models is None else (models,))), math.nan)
-    kind = plan.Fused if reason is None else Ordinary
     loop = kind(
         model=model,
         models=models,
@@ -165,6 +169,13 @@ def run(
     task = _Task(loop, steps, drawn, lr, wanted)
     file = None if checkpoint is None else Checkpoint(task, checkpoint)
     return _complete(task, called, stretch, file, sys.stderr.isatty() if progress is None else progress)
+
+
+def loop_for(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> tuple[type[plan.Loop], str | None]:
+    """What makes the steps, and why one by one if so."""
+    fast, obstacle = (Captured, captured.obstacle) if x.is_cuda else (plan.Fused, plan.obstacle)
+    reason = obstacle(model, optimizer, x)
+    return (fast, None) if reason is None else (Ordinary, reason)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
@@ -336,7 +347,8 @@ class _Task:
     def result(self, complete: bool = False) -> Run:
         loop = self.loop
         losses = loop.losses[: -(-self.done // loop.every)]
-        return Run(loop.model, loop.optimizer, self.done, losses, loop.every, isinstance(loop, plan.Fused), complete)
+        fused, in_graph = isinstance(loop, plan.Fused), isinstance(loop, Captured) and loop.works
+        return Run(loop.model, loop.optimizer, self.done, losses, loop.every, fused, in_graph, complete)
 
     # ---- saved and continued -----------------------------------------------------------------------------------------
 

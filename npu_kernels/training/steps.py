@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from npu_kernels.layers.base import Unit
 from npu_kernels.training.functions import l1, mse_loss, project_, regularizer
 from npu_kernels.training.plan import Loop
 
-Term = Callable[[nn.Module, float], Tensor]
+Term = Callable[[nn.Module, Any], Tensor]
 TERMS: dict[str, Term] = {
     "l1": l1,
     "frobenius": lambda model, beta: l1(model, beta, norm="frobenius"),
@@ -40,14 +41,19 @@ class Ordinary(Loop):
             for group, rate, number in zip(self.optimizer.param_groups, rates, numbers, strict=False):
                 if not isinstance(rate, Tensor):  # a tensor is the user's own; the schedule has its value
                     group["lr"] = number
-            self._step(done + step, None if rows is None else rows[step], numbers[len(rates) :])
+            self.record(done + step, self.step(None if rows is None else rows[step], numbers[len(rates) :]))
 
-    def _step(self, number: int, rows: Tensor | None, betas: Sequence[float]) -> None:
+    def record(self, number: int, error: Tensor) -> None:
+        """Keep the loss of that step, from 0, if it is one of those."""
+        if number % self.every == 0:
+            self.losses[number // self.every] = error
+
+    def step(self, rows: Tensor | None, betas: Sequence[float | Tensor]) -> Tensor:
+        """One step; betas: the weights of the penalties. Returns the loss before it, without them."""
         self.optimizer.zero_grad()
         with torch.enable_grad():
             error = self._error(rows)
-            if number % self.every == 0:
-                self.losses[number // self.every] = error.detach()
+            found = error.detach()
             for name, beta in zip(self.penalties, betas, strict=True):
                 error = error + TERMS[name](self.model, beta)
             error.sum().backward()
@@ -62,6 +68,7 @@ class Ordinary(Loop):
                     self.model.get_parameter(name).clamp_(*ends)
         elif (self.gates or self.bound is not None) and any(isinstance(part, Unit) for part in self.model.modules()):
             project_(self.model, gates=self.gates, weights=self.bound)
+        return found
 
     def _error(self, rows: Tensor | None) -> Tensor:
         y, target = self.model(chosen(self.x, rows)), chosen(self.y, rows)
