@@ -1,8 +1,8 @@
 """`training.run` by CUDA graphs: the sequence of captures and replays, on CPU tensors under a stand-in for a graph.
 
 The stand-in does what a graph does: it notes the operations of the captured step, with their tensors and numbers, and
-undoes them; a replay computes them again from the same tensors into the same tensors. What a test marked `gpu` needs
-beyond that is a real graph.
+undoes them; a replay computes them again from the same tensors into the same tensors. Real graphs are in
+`tests/triton/test_training.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import npu_kernels
 from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, captured, run, runs
@@ -105,19 +104,19 @@ def gpu_is_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def _model(models: int | None, dtype: torch.dtype = torch.float64) -> nn.Module:
+def model_of(models: int | None, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(0)
     options: dict[str, Any] = {"num_models": models, "dtype": dtype}
     return nn.Sequential(NPU(2, 4, init_im="uniform", **options), NAU(4, 3, **options))
 
 
-def _data(dtype: torch.dtype = torch.float64, rows: int = 20) -> tuple[Tensor, Tensor]:
+def data(dtype: torch.dtype = torch.float64, rows: int = 20) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(rows, 2, generator=generator, dtype=dtype) + 0.5
     return x, torch.stack([x[:, 0] * x[:, 1], x[:, 0] / x[:, 1], x[:, 0]], -1)
 
 
-def _ordinary(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) -> Run:
+def ordinary(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) -> Run:
     with monkeypatch.context() as patch:
         patch.setattr(runs, "loop_for", lambda *_: (Ordinary, None))
         return run(*arguments, **settings)
@@ -156,14 +155,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("models", [None, 3])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_as_the_ordinary_loop(name: str, models: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, settings = _model(models), {"lr": 0.01, **SETTINGS[name]}
+    model, settings = model_of(models), {"lr": 0.01, **SETTINGS[name]}
     if models and "sample_weight" in settings:
         settings["sample_weight"] = settings["sample_weight"].expand(3, 20, 3).contiguous()
-        settings["y"] = _data()[1].expand(3, 20, 3).contiguous()
-    x, y = _data()
+        settings["y"] = data()[1].expand(3, 20, 3).contiguous()
+    x, y = data()
     y = settings.pop("y", y)
     found = []
-    for make in (run, lambda *a, **k: _ordinary(monkeypatch, *a, **k)):
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         torch.manual_seed(3)
         found.append(make(copy.deepcopy(model), x, y, steps=40, **copy.deepcopy(settings)))  # type: ignore[operator]
     assert_same(found[0], found[1])
@@ -178,15 +177,15 @@ def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     for dtype, within in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         for kind, more in ((Adam, {}), (torch.optim.AdamW, {"weight_decay": 0.1, "amsgrad": True})):
             found = []
-            for make in (run, lambda *a, **k: _ordinary(monkeypatch, *a, **k)):
-                model = _model(2, dtype)
+            for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+                model = model_of(2, dtype)
                 model[0].gate.requires_grad_(False)  # type: ignore[index]
                 groups = [{"params": model[0].parameters(), "lr": 0.02}, {"params": model[1].parameters()}]  # type: ignore[index]
                 optimizer = kind(groups, lr=0.01, foreach=foreach, **more)  # type: ignore[operator]
                 for _ in range(2):
                     if more and make is run:
                         monkeypatch.setattr(runs, "loop_for", lambda *_: (Captured, None))
-                    result = make(model, *_data(dtype), steps=30, optimizer=optimizer)  # type: ignore[operator]
+                    result = make(model, *data(dtype), steps=30, optimizer=optimizer)  # type: ignore[operator]
                 found.append(result)
             assert found[0].captured
             assert_same(found[0], found[1], within)
@@ -196,10 +195,10 @@ def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch has it for many tensors at a time, its choice on a GPU, and otherwise needs the rate on the processor."""
     found = []
-    for make in (run, lambda *a, **k: _ordinary(monkeypatch, *a, **k)):
-        model = _model(None)
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+        model = model_of(None)
         optimizer = torch.optim.RMSprop(model.parameters(), foreach=True, momentum=0.5)
-        found.append(make(model, *_data(), steps=40, optimizer=optimizer, lr=lambda step: 1e-3 / step))  # type: ignore[operator]
+        found.append(make(model, *data(), steps=40, optimizer=optimizer, lr=lambda step: 1e-3 / step))  # type: ignore[operator]
     assert found[0].captured
     assert_same(found[0], found[1])
 
@@ -230,8 +229,8 @@ def test_the_sequence() -> None:
 
 
 def _loop(kind: Any, rows: Tensor | None) -> Any:
-    model = _model(None)
-    x, y = _data()
+    model = model_of(None)
+    x, y = data()
     return kind(
         model=model, models=None, optimizer=Adam(model.parameters(), 0.01), x=x, y=y, weight=None, penalties=[],
         gates=True, bound=None, finite=False, losses=x.new_zeros(100), every=1,
@@ -249,11 +248,11 @@ class _Reads(nn.Module):
 def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """One notice, and the ordinary loop from there on: the same numbers."""
     found = []
-    for make in (run, lambda *a, **k: _ordinary(monkeypatch, *a, **k)):
-        model = nn.Sequential(*_model(None), _Reads())
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+        model = nn.Sequential(*model_of(None), _Reads())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found.append(make(model, *_data(), steps=40, lr=0.01, callbacks=lambda _: None, stretch=20))  # type: ignore[operator]
+            found.append(make(model, *data(), steps=40, lr=0.01, callbacks=lambda _: None, stretch=20))  # type: ignore[operator]
         texts = [str(warning.message) for warning in caught]
         assert texts == [] if found[1:] else len(texts) == 1
     assert_same(found[0], found[1])
@@ -265,7 +264,7 @@ def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_notice_of_a_capture_that_fails(gpu_is_played: None) -> None:
     match = r"one by one, because no CUDA graph can be captured of them \(RuntimeError: CUDA error: .* capturing\)"
     with pytest.warns(UserWarning, match=match):
-        run(nn.Sequential(*_model(None), _Reads()), *_data(), steps=30, lr=0.01)
+        run(nn.Sequential(*model_of(None), _Reads()), *data(), steps=30, lr=0.01)
 
 
 # ---- what is not tried ----------------------------------------------------------------------------------------------
@@ -279,9 +278,9 @@ def _why(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, x: An
 
 def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for model in (_model(3), iNALU(2, 3), nn.Sequential(nn.Linear(2, 2), nn.Tanh(), NMU(2, 1))):
+    for model in (model_of(3), iNALU(2, 3), nn.Sequential(nn.Linear(2, 2), nn.Tanh(), NMU(2, 1))):
         assert _why(model) is None
-    assert "cpu tensors have no CUDA graphs" in str(_why(_model(None), x=torch.rand(3, 2)))
+    assert "cpu tensors have no CUDA graphs" in str(_why(model_of(None), x=torch.rand(3, 2)))
     assert "Dropout may do something else at each step" in str(_why(nn.Sequential(NPU(2, 2), nn.Dropout())))
     assert "_Reads may do something else" in str(_why(nn.Sequential(NPU(2, 2), _Reads())))
 
@@ -289,15 +288,15 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
     assert "Own may do something else" in str(_why(Own(2, 2)))
-    hooked = _model(None)
+    hooked = model_of(None)
     hooked.register_forward_hook(lambda *_: None)
     assert _why(hooked) == "a module has hooks"
-    hooked = _model(None)
+    hooked = model_of(None)
     next(hooked.parameters()).register_post_accumulate_grad_hook(lambda _: None)
     assert _why(hooked) == "a parameter has hooks"
     torch.nn.utils.parametrize.register_parametrization(unit := NAU(2, 2), "weight", nn.Identity())
     assert "may do something else" in str(_why(unit))
-    model = _model(None)
+    model = model_of(None)
     assert "SGD" in str(_why(model, torch.optim.SGD(model.parameters())))
     assert "tensor" in str(_why(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))))
     optimizer = Adam(model.parameters(), 0.01)
@@ -314,40 +313,8 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cuda_tensors_ask_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    model = _model(None)
+    model = model_of(None)
     optimizer = Adam(model.parameters(), 0.01)
     x: Any = _X
     assert runs.loop_for(model, optimizer, x) == (Captured, None)
     assert runs.loop_for(nn.Sequential(model, nn.Dropout()), optimizer, x)[0] is Ordinary
-
-
-# ---- on a GPU -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("models", [None, 20])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_on_a_gpu(name: str, models: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"lr": 0.01, **SETTINGS[name]}
-    settings.pop("sample_weight", None)
-    x, y = (t.cuda() for t in _data())
-    found = []
-    for make in (run, lambda *a, **k: _ordinary(monkeypatch, *a, **k)):
-        torch.manual_seed(3)
-        found.append(make(_model(models).cuda(), x, y, steps=40, **copy.deepcopy(settings)))  # type: ignore[operator]
-    assert (found[0].captured, found[1].captured) == (True, False)
-    assert_same(found[0], found[1], 1e-8)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("unit", ["NPU", "RealNPU", "NaiveNPU", "NMU", "NMRU", "NALU", "iNALU"])
-def test_units_on_a_gpu(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = (t.float().cuda() for t in _data())
-    found = []
-    for make in (run, lambda *a, **k: _ordinary(monkeypatch, *a, **k)):
-        torch.manual_seed(3)
-        found.append(make(getattr(npu_kernels, unit)(2, 3, device="cuda"), x, y, steps=40, lr=0.01))  # type: ignore[operator]
-    assert found[0].captured
-    assert_same(found[0], found[1], 1e-3)

@@ -62,6 +62,7 @@ TESTS = (
     ("test_kernels.py", 6),
     ("test_precision.py", 2),
     ("test_ode.py", 2),
+    ("test_training.py", 1),
     ("test_backend.py", 1),
     ("test_drop_in.py", 1),
     ("test_tuning.py", 1),

@@ -28,7 +28,7 @@ from npu_kernels.training.steps import Ordinary
 FIRST = 3  # steps made one by one before a capture
 LEAST = 16  # steps of a call for which a graph is made
 # Layers whose forward does the same at every call: no random numbers, no counters, no decisions by values.
-UNITS = tuple(getattr(layers, name) for name in layers.__all__)
+UNITS = tuple(getattr(layers, name) for name in vars(layers)["__all__"])
 OTHERS = (nn.Linear, nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
 
 
