@@ -253,6 +253,9 @@ def test_runs_by_the_authors_gradient_stand_beside() -> None:
     text = fsir_report.short_table(ours, rows)
     assert text.count("| here, authors' gradient |") == 2 * len(fsir.MODELS)
     assert "authors" not in fsir_report.short_table(ours)
+    part = [row for row in rows if row["model"] == "Dense" or row["run"] == 1]  # all of one model, some of the others
+    assert fsir_report.short_table(ours, part).count("| Dense | here, authors' gradient | 100 |") == 1
+    assert fsir_report.short_table(ours, part).count("| here, authors' gradient |") == 2
     said = fsir_report.ENTRIES[0].agreement([ours, rows], Path())
     better, same = said.split(". with the authors' gradient: ")
     assert same.startswith("12 of 12 medians (model and beta) do not differ; 15 of 15 least errors (model and most")

@@ -73,8 +73,14 @@ def dominates(better: Rows, worse: Rows) -> bool:
 
 def sources(rows: Rows, authors: Rows) -> list[tuple[str, Rows]]:
     """The runs that the tables compare: the paper's, ours, and ours by the authors' gradient where they are made."""
-    found = [("paper", paper_rows()), ("here", rows), ("here, authors' gradient", authors)]
+    found = [("paper", paper_rows()), ("here", rows), ("here, authors' gradient", complete(rows, authors))]
     return [(whose, source) for whose, source in found if source]
+
+
+def complete(rows: Rows, authors: Rows) -> Rows:
+    """The runs by the authors' gradient, of the models that have as many of them as of ours."""
+    done = [model for model in fsir.MODELS if len(of(authors, model)) == len(of(rows, model))]
+    return [row for row in authors if row["model"] in done]
 
 
 def short_table(rows: Rows, authors: Rows = ()) -> str:
@@ -218,14 +224,15 @@ _PLACE = "[fractional SIR](#the-fractional-sir-model)"
 def _fronts(rows: Sequence[Rows], models: Path) -> str:
     """Ours beside the published runs, by the loss's own gradient and by the authors'."""
     found = [_agreement(rows[0])]
-    if len(rows) > 1 and rows[1]:
-        found.append(f"with the authors' gradient: {_agreement(rows[1])}")
+    authors = complete(rows[0], rows[1]) if len(rows) > 1 else []
+    if authors:
+        found.append(f"with the authors' gradient: {_agreement(authors)}")
     return ". ".join(found)
 
 
 def _agreement(ours: Rows) -> str:
     """Medians by model and beta, and least errors by numbers of parameters, beside the published runs'."""
-    sources = ours, paper_rows()
+    sources, models = (ours, paper_rows()), [model for model in fsir.MODELS if of(ours, model)]
 
     def differ(model: str, beta: float | None, statistic: Callable[[Rows], float]) -> str:
         runs = [of(source, model, beta) for source in sources]
@@ -237,10 +244,10 @@ def _agreement(ours: Rows) -> str:
     def middle(found: Rows) -> float:
         return median([row["mse"] for row in found])
 
-    medians = [(f"{model} {beta:g}", differ(model, beta, middle)) for model in fsir.MODELS for beta in fsir.BETAS]
+    medians = [(f"{model} {beta:g}", differ(model, beta, middle)) for model in models for beta in fsir.BETAS]
     lowest = [
         (f"{model} {'any' if count is None else count}", differ(model, None, least(count)))
-        for model in fsir.MODELS
+        for model in models
         for count in BUDGETS
     ]
     of_budgets = verdicts(lowest, "least errors (model and most parameters)")
