@@ -253,6 +253,8 @@ def test_runs_by_the_authors_gradient_stand_beside() -> None:
     text = fsir_report.short_table(ours, rows)
     assert text.count("| here, authors' gradient |") == 2 * len(fsir.MODELS)
     assert "authors" not in fsir_report.short_table(ours)
+    timed = [{**row, "first_mse": 3.0, "iterations": 7} for row in ours]
+    assert "| Dense | 3.00 (3.00 to 3.00) |" in fsir_report.short_table(timed)
     part = [row for row in rows if row["model"] == "Dense" or row["run"] == 1]  # all of one model, some of the others
     assert fsir_report.short_table(ours, part).count("| Dense | here, authors' gradient | 100 |") == 1
     assert fsir_report.short_table(ours, part).count("| here, authors' gradient |") == 2
