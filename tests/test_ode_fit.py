@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchmarks.time_series.__main__ import CASES
 from npu_kernels import NAU, NPU, NaiveNPU, RealNPU, least_squares, ode
 from npu_kernels.files import load
-from npu_kernels.ode.laws import Law, describe
+from npu_kernels.ode.laws import Law, describe, form
 from npu_kernels.ode.matching import matched, smoothed
 from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories
 from npu_kernels.ode.series import Series, read
@@ -306,6 +306,34 @@ def test_exponents_beside_fractions_keep_the_intervals_of_free_numbers() -> None
         assert ours[name].low == pytest.approx(theirs[name].low, rel=0.02)
         assert ours[name].high == pytest.approx(theirs[name].high, rel=0.02)
         assert ours[name].error == pytest.approx(theirs[name].error, rel=0.05)
+
+
+def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
+    """c' = -0.5 c**1.5: few rough data allow other forms, many clear ones none."""
+    t = torch.linspace(0, 6, 12, dtype=torch.float64)
+    c = solution([[1.5]], [[-0.5]], [1.0], t)
+    found = ode.fit(model(1, 2, 8), t, noise(c, 0.05, 2), names=["c"])
+    others = found.alternatives()
+    assert others
+    assert [one.bic for one in others] == sorted(one.bic for one in others)
+    forms = [form(one.law) for one in (found, *others)]
+    assert len(set(forms)) == len(forms)
+    assert others[-1].bic < found.bic + 2 * math.log(20)
+    for one in others[:2]:
+        again = ode.fit(one.model, t, noise(c, 0.05, 2), names=["c"], start="model", simplify=False)
+        assert again.bic < one.bic + math.log(12) * 4  # as likely, but for the price of its free numbers
+        assert again.score == pytest.approx(one.score, rel=0.05)
+        assert one.intervals()[0].low < one.intervals()[0].high
+    assert not ode.fit(model(1, 2, 8), T, solution([[1.5]], [[-0.5]], [1.0], T), names=["c"]).alternatives()
+
+
+def test_alternatives_of_a_known_form_keep_its_exponents() -> None:
+    """Only coefficients may go."""
+    found = ode.fit(known(), T[:8], noise(predators(T), 0.2, 3)[:8], start="model", names=["x", "y"])
+    others = found.alternatives()
+    assert others
+    for one in others:
+        assert all(set(row) <= {0.0, 1.0} for row in one.weights()[0][0].tolist())
 
 
 def test_errors_that_are_given_or_relative() -> None:

@@ -46,12 +46,24 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "measure", lambda *key: {**rows[1], "seed": key[2], "method": key[3]})
     benchmark.main()
     assert [row["method"] for row in benchmark.read(file)] == ["search", "form"]
-    page.write_text("before\n<!-- time-series:begin -->\nold\n<!-- time-series:end -->\nbehind\n")
+    marks = (benchmark.MARK, benchmark.LAWS, benchmark.WRONG)
+    page.write_text("".join(f"before\n<!-- {mark}:begin -->\nold\n<!-- {mark}:end -->\n" for mark in marks))
     monkeypatch.setattr(sys, "argv", ["x", "--report", str(page), "--out", str(file)])
     benchmark.main()
     assert "| rate law of order 3/2 | 1 % | 1 | search | 1 | 1 | 2 of 2 (100 %) | 1 |" in page.read_text()
+    assert "| rate law of order 3/2 | 1 % | 1 | 1 | 1 | 2 of 2 (100 %) | 1 |" in page.read_text()
+    assert "| --- |\n<!-- time-series-wrong:end -->" in page.read_text()
 
 
 def test_the_table_is_that_of_the_rows():
     page = (ROOT / "docs" / "time-series.md").read_text()
-    assert page == benchmark.insert(page, benchmark.table(benchmark.read(benchmark.OUT)), benchmark.MARK)
+    assert page == benchmark.page(page, benchmark.read(benchmark.OUT))
+
+
+def test_the_draws_whose_form_is_wrong():
+    row = {"case": "bromine", "noise": 0.01, "seed": 3, "form": False, "law": "a; b", "laws": 2, "behind": 3.14}
+    lines = benchmark.table_of_wrong([{**row, "behind": None}, {**row, "seed": 1}, {**row, "form": True}])
+    assert lines.splitlines()[2:] == [
+        "| rate law of order 3/2 | 1 | a<br>b | 3.1 | 2 |",
+        "| rate law of order 3/2 | 3 | a<br>b | more than 6.0, or not met | 2 |",
+    ]

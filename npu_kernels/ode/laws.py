@@ -169,16 +169,31 @@ def describe(w: float) -> float:
 # ---- simpler laws ----------------------------------------------------------------------------------------------------
 
 Change = tuple[tuple[int, ...], float]  # numbers, and what they become
+Form = tuple[tuple[bool, ...], ...]  # of each term, which exponents and which coefficients are not 0
+Met = dict[Form, tuple[float, Law]]  # the best law of each form, with its criterion
 
 
-def pruned(law: Law, work: Work) -> Law:
-    """Without the coefficients, exponents and terms whose loss the criterion welcomes."""
-    return _simpler(law, _removals, work)
+def pruned(law: Law, work: Work, met: Met | None = None) -> Law:
+    """Without the coefficients, exponents and terms whose loss the criterion welcomes. met: gets the laws tried."""
+    return _simpler(law, _removals, work, met)
 
 
 def rounded(law: Law, most: int, work: Work) -> Law:
     """With exponents that are fractions of a denominator up to `most`, where the criterion falls."""
-    return _simpler(law, lambda one: _fractions(one, most), work)
+    return _simpler(law, lambda one: _fractions(one, most), work, None)
+
+
+def form(law: Law) -> Form:
+    """In any order of the terms; empty if there is none."""
+    exponents, coefficients, _ = law.problem.shape.split(law.x != 0)
+    rows = torch.cat([exponents, coefficients.mT], 1)[coefficients.any(0)]
+    return tuple(sorted(tuple(row) for row in rows.tolist()))
+
+
+def _meet(met: Met, value: float, law: Law) -> None:
+    kind = form(law)
+    if kind and value < met.get(kind, (math.inf,))[0]:
+        met[kind] = value, law
 
 
 def _removals(law: Law) -> Iterator[Change]:
@@ -201,8 +216,10 @@ def _fractions(law: Law, most: int) -> Iterator[Change]:
                 yield (i,), o
 
 
-def _simpler(law: Law, proposals: Callable[[Law], Iterator[Change]], work: Work) -> Law:
+def _simpler(law: Law, proposals: Callable[[Law], Iterator[Change]], work: Work, met: Met | None) -> Law:
     best, value = law, law.criterion()
+    if met is not None:
+        _meet(met, value, law)
     vain: set[tuple[tuple[int, ...], float]] = set()
     while True:
         priced = [pair for pair in _plan(best, list(proposals(best))) if pair[0] not in vain]
@@ -216,6 +233,9 @@ def _simpler(law: Law, proposals: Callable[[Law], Iterator[Change]], work: Work)
         x, free = torch.stack([one.x for one in laws]), torch.stack([one.free for one in laws])
         x, _ = minimise(best.weighted(), x, free, TRIAL, 1e-3, work, whole=True)
         found = criteria(best.problem, x, free)
+        if met is not None:
+            for value_of, one, numbers in zip(found.tolist(), laws, x, strict=True):
+                _meet(met, value_of, replace(one, x=numbers))
         which = int(found.argmin())
         if float(found[which]) < value:
             best = replace(best, x=x[which], free=free[which]).refitted(work)

@@ -16,7 +16,7 @@ from npu_kernels.checks import check_whole
 from npu_kernels.fitting.data import stream
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode import checks, series
-from npu_kernels.ode.laws import Law, criteria, minimise, pruned, rounded
+from npu_kernels.ode.laws import Law, Met, criteria, form, minimise, pruned, rounded
 from npu_kernels.ode.matching import drawn, matched, smoothed
 from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories, windows
 from npu_kernels.ode.series import NAME, Series
@@ -32,6 +32,7 @@ PIECES = (0.1, 0.25, 0.5)  # of the nodes: pieces that begin at smoothed states
 HORIZONS = (0.25, 0.5)  # of the nodes, where not all states are known: what is fitted before all of them
 LEADING = 4  # laws that are made simpler
 SAME = 0.1  # difference of the criterion below which two laws count as one
+NEAR = 24.0  # criterion by which a law that was tried may be worse than the best one to be kept as its rival
 BEHIND = 30.0  # criterion by which a law may be worse than the best one for that
 STEPS = STRETCHES + len(PIECES) * HORIZON + WHOLE + LAST + 40  # for the progress
 
@@ -120,11 +121,13 @@ def fit(
             begin_with = search.drawn() if start == "search" else search.begin(power, nau)
             laws = search.run(*begin_with, both=start == "model")
             loosen = start == "search" or power.weight_re.requires_grad
-            law, free = simpler(laws, max_denominator, loosen, work) if simplify else (laws[0], laws[0])
+            law, free, met = (
+                simpler(laws, max_denominator, loosen, work) if simplify else (laws[0], laws[0], tuple(laws[1:]))
+            )
         finally:
             if work.checkpoint is not None:
                 work.checkpoint.save()
-    return finished(law, free, data, work.seconds, not work.pressed)
+    return finished(law, free, data, work.seconds, not work.pressed, met, max_denominator if simplify else 0)
 
 
 def _identity(power: RealNPU, nau: NAU, start: str) -> str:
@@ -267,17 +270,20 @@ def accurate(law: Law, work: Work) -> Law:
     return law
 
 
-def simpler(laws: list[Law], most: int, loosen: bool, work: Work) -> tuple[Law, Law]:
-    """The best of some laws, pruned and rounded; and the same with all of its numbers free.
+def simpler(laws: list[Law], most: int, loosen: bool, work: Work) -> tuple[Law, Law, tuple[Law, ...]]:
+    """The best of some laws, pruned and rounded; the same with all of its numbers free; laws of other forms.
 
-    loosen: whether exponents belong to these.
+    loosen: whether exponents belong to these numbers.
     """
-    found = [rounded(pruned(law, work), most, work) for law in laws]
+    met: Met = {}
+    found = [rounded(pruned(law, work, met), most, work) for law in laws]
     best = min(found, key=Law.criterion)
-    again = pruned(best, work)
+    again = pruned(best, work, met)
     best = accurate((again if again.criterion() < best.criterion() else best).refitted(work), work)
     exponents, coefficients, _ = best.problem.shape.split(best.x)
     _, _, starts = best.problem.shape.split(best.free)
     powers = (exponents != 0) & best.problem.data.positive & loosen
     loose = best.problem.shape.join(powers, coefficients != 0, starts)
-    return best, replace(best, free=loose).refitted(work)
+    limit = best.criterion() + NEAR
+    others = tuple(law for kind, (value, law) in met.items() if value < limit and kind != form(best))
+    return best, replace(best, free=loose).refitted(work), others

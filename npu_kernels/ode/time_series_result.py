@@ -56,7 +56,8 @@ class SeriesFit:
     given. bic: the criterion. degrees: measurements minus parameters. estimates: the parameters, each an `Estimate`.
     unidentified: parameters, and sets of parameters, that the data do not tell. complete: False after Ctrl-C. seconds:
     that it took. step: the longest step of time that the fit took. data, law, free: the series; the law as a vector in
-    scaled units, and the same law with its fractions as free numbers.
+    scaled units, and the same law with its fractions as free numbers. met, max_denominator: for `alternatives`, laws of
+    other forms that the search met, and the greatest denominator of exponents, 0 for none.
     """
 
     model: nn.Sequential
@@ -74,6 +75,8 @@ class SeriesFit:
     data: Series = field(repr=False)
     law: Law = field(repr=False)
     free: Law = field(repr=False)
+    met: tuple[Law, ...] = field(repr=False)
+    max_denominator: int = field(repr=False)
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Exponents ``[1, n, D]`` and coefficients ``[1, D, n]``."""
@@ -134,6 +137,20 @@ class SeriesFit:
                 below, above = sorted(map(one.at, pair))
                 limits[one.name] = below, above
         return [Interval(one.name, one.value, one.error, *limits[one.name]) for one in self.estimates]
+
+    def alternatives(self) -> list[SeriesFit]:
+        """Laws of other forms that the data hardly tell from this one, the best first.
+
+        Those whose posterior odds to this law are above 1:20: their criterion `bic` is at most 6.0 more. Tried are the
+        forms that the search met, and this law without one of its numbers. Every call makes these fits. The true law
+        need not be among them. One whose `bic` is lower is a better law, which the search has missed.
+        """
+        from npu_kernels.ode.alternatives import alternatives
+        from npu_kernels.ode.work import Work
+
+        work = Work("alternatives", 1, {})
+        found = alternatives(self.law, self.free, self.met, self.max_denominator, work)
+        return [finished(*pair, self.data, work.seconds, True, (), self.max_denominator) for pair in found]
 
     # ---- predictions -------------------------------------------------------------------------------------------------
 
@@ -235,8 +252,10 @@ def _fraction(w: float) -> str:
 # ---- from a scaled law -----------------------------------------------------------------------------------------------
 
 
-def finished(law: Law, free: Law, data: Series, seconds: float, complete: bool) -> SeriesFit:
-    """The result, in the user's units. free: the same law with all of its numbers free."""
+def finished(
+    law: Law, free: Law, data: Series, seconds: float, complete: bool, met: tuple[Law, ...], most: int
+) -> SeriesFit:
+    """The result, in the user's units. free: the same law with all of its numbers free. met, most: for alternatives."""
     scaled = law.problem.data
     exponents, raw, u0 = _raw(law)
     used = (raw != 0).any(0)
@@ -276,6 +295,8 @@ def finished(law: Law, free: Law, data: Series, seconds: float, complete: bool) 
         data=data,
         law=law,
         free=free,
+        met=met,
+        max_denominator=most,
     )
 
 
