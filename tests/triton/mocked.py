@@ -43,7 +43,9 @@ notes = True  # else launches are not noted either, for timing
 
 
 def _do_nothing(*arguments: Any) -> None:
-    pass
+    facts, enter = arguments[6:8]
+    if enter is not None:
+        enter(facts)
 
 
 class _Kernel(CompiledKernel):  # type: ignore[misc]
@@ -393,6 +395,28 @@ def check_the_gradient_arrives_in_any_form() -> None:
             launched.clear()
             y.sum().backward()
     assert launched
+
+
+def check_a_launch_in_another_way() -> None:
+    """A launcher that launches a kernel without `start` is not recorded, and one that computes with torch neither."""
+    tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
+    launcher = backend.launchers()["npu_forward"]
+    kernel = sys.modules[f"{backend.__name__}.reduction"].sum_partials_kernel
+
+    def launches(*arguments: Any) -> Any:
+        kernel[(1,)](*[None] * 15, *[1] * 9, *[False] * 6, ROWS=16, BLOCK=64)
+        return launcher(*arguments)
+
+    def computes(*arguments: Any) -> Any:
+        y, s = launcher(*arguments)
+        return y.zero_(), s
+
+    for other in (launches, computes):
+        repeated = backend.repeat("npu_forward", other)
+        for _ in range(4):
+            ordinary.clear()
+            repeated(*tensors, *rest)
+            assert "npu_small_forward_kernel" in ordinary
 
 
 def check_another_triton() -> None:

@@ -113,14 +113,23 @@ class _Recorder(TorchDispatchMode):
         self.places = {id(tensor): place for place, tensor in enumerate(self.tensors)} | {id(None): -1}
         self.allocations: list[_Allocation] = []
         self.launches: list[_Launch] = []
+        self.seen = 0  # launches, also those that do not come by `start`
 
     def __enter__(self) -> Any:
-        _recorders.now = self
+        _recorders.now, self.thread = self, threading.get_ident()
+        self.hook = knobs.runtime.launch_enter_hook
+        if self.hook is not None:
+            self.hook.add(self._see)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         _recorders.now = None
+        if self.hook is not None:
+            self.hook.remove(self._see)
         super().__exit__(*error)
+
+    def _see(self, facts: Any) -> None:
+        self.seen += threading.get_ident() == self.thread
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -162,7 +171,7 @@ class _Recorder(TorchDispatchMode):
         """The recording, None where there can be none."""
         single = isinstance(results, Tensor)
         places = [self.places.get(id(result), -1) for result in ((results,) if single else results)]
-        if not self.works or not self.launches or min(places) < 0:
+        if not self.works or not self.launches or self.seen != len(self.launches) or min(places) < 0:
             return None
         device = driver.active.get_current_device()
         for tensor in self.tensors:
