@@ -12,6 +12,7 @@ import torch
 
 from npu_kernels import __version__, dispatch
 from npu_kernels.backends import cpu, direct
+from npu_kernels.backends.triton import costs
 from npu_kernels.precision import float32_matmul_precision
 
 __all__ = ["environment"]
@@ -60,6 +61,15 @@ def _matmul_precision() -> str:
     return found["cpu"] if same else ", ".join(f"{device} {allowed}" for device, allowed in found.items())
 
 
+def _large_layers() -> str:
+    """Which of the Triton kernels they take on the device, or on each architecture where there is none."""
+    if not torch.cuda.is_available() or torch.version.hip is not None or not dispatch.reasons("cuda")["triton"][0]:
+        return "; ".join(map(costs.describe, costs.CHIPS))
+    from npu_kernels.backends.triton import tuning
+
+    return costs.describe(tuning.architecture_of(torch.device("cuda", torch.cuda.current_device())))
+
+
 def environment() -> dict[str, str]:
     """Versions, processor, instruction sets, and for every backend whether it runs and if not, why."""
     runs, reason = cpu.available()
@@ -74,6 +84,7 @@ def environment() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "torch threads": str(torch.get_num_threads()),
         "float32 matmul precision": _matmul_precision(),
+        "large NPU layers": _large_layers(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "no device",
         "installed as": _origin(),
         "cpu library": str(cpu.LIBRARY) if runs else reason,

@@ -14,6 +14,7 @@ SMALL = (
     KERNELS + "'straight or needs and npu'",
     KERNELS + "'bitwise and npu and small'",
 )
+LARGE = ("tests/triton/test_large.py -x",)
 NALU = (KERNELS + "'zero_inputs or nalu and float64_parity'",)
 ODE = ("tests/triton/test_ode.py -k 'parity or options or alone or many_starts'",)
 
@@ -40,12 +41,29 @@ NPU = [
             "rows = tl.minimum(B - first_b, rows_per_split).to(tl.int32)\n\n    ghat",
             "rows = (B - first_b).to(tl.int32)\n\n    ghat",
         ),
-        "triton-backward-weight-im-sign": ("acc_sq - acc_mp * (ghat * PI)", "acc_sq + acc_mp * (ghat * PI)"),
         "triton-backward-gate-partials-of-models": (
             "((gate_row + pid_s * tiles_o + pid_o) * K + k) * I",
             "((gate_row + pid_s * tiles_o + pid_o) * K) * I",
         ),
         "triton-backward-clip-always": ("clip=not straight_through,", "clip=True,"),
+    }),
+    *mutants(TRITON_FOLDER + "weight_gradients.py", TILES, {
+        "triton-backward-weight-im-sign": ("acc_sq - acc_mp * (ghat * PI)", "acc_sq + acc_mp * (ghat * PI)"),
+    }),
+    *mutants(TRITON_FOLDER + "npu_planes.py", LARGE, {
+        "triton-planes-rest-of-a-plane": ("rest = v - hi.to(tl.float32)", "rest = 0 * v"),
+        "triton-planes-phase-sign": ("two_planes(-w_im * turn", "two_planes(w_im * turn"),
+        "triton-planes-list-of-blocks": ("count += any_negative", "count += 1"),
+        "triton-planes-scale-of-infinity": ("return tl.where(size <= 3.4028234663852886e38, size, 0.0)", "return size"),
+        "triton-planes-logs-of-models": ("models_x = 1 if sizes.shared_x and not gated else sizes.K", "models_x = 1 if sizes.shared_x else sizes.K"),
+    }),
+    *mutants(TRITON_FOLDER + "npu_large_kernels.py", LARGE, {
+        "triton-large-scale-of-the-block": ("scale = tl.load(scale_ptr + i // BLOCK)\n", "scale = tl.load(scale_ptr)\n"),
+        "triton-large-repair": ("if bad > 0:", "if bad > 9:"),
+        "triton-large-negatives-skipped": ("tl.where(any_negative > 0, many", "tl.where(any_negative > 1, many"),
+    }),
+    *mutants(TRITON_FOLDER + "npu_large.py", LARGE, {
+        "triton-large-clip-always": ("clip=not straight_through,", "clip=True,"),
     }),
     *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'needs and npu'", {
         "triton-needs-of-the-gate": ("        if need_x or need_gate:\n", "        if need_x:\n"),

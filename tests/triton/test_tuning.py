@@ -54,7 +54,7 @@ def test_tables_are_well_formed(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_shape_has_a_configuration(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "_architecture_of", lambda device: architecture)
+    monkeypatch.setattr(tuning, "architecture_of", lambda device: architecture)
     tuning._find.cache_clear()
     try:
         for name, (i, o) in BUCKETS.items():
@@ -102,7 +102,7 @@ def test_measured_entries_win(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = {"BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": 0, "num_warps": 1, "num_stages": 1}
     table: dict[str, Any] = dict(tuning.load_table()["sm_90"])
     monkeypatch.setattr(tuning, "tables_in_use", lambda: {"sm_90": table | {key: entry}})
-    monkeypatch.setattr(tuning, "_architecture_of", lambda device: "sm_90")
+    monkeypatch.setattr(tuning, "architecture_of", lambda device: "sm_90")
     tuning._find.cache_clear()
     try:
         options = tuning._find("npu_forward", torch.device("cpu"), torch.float32, "highest", 200, 256, 1).options

@@ -11,6 +11,7 @@ kernels agree on their arguments, which Triton's interpreter does not check. Eac
 - shared memory within the limit of the smallest GPU that uses the table
 - not empty: some compilers turn a kernel that they cannot handle into a trap, without an error
 - tensor-core instructions in the disassembly wherever the configuration promises them
+- large layers' kernels: how much their loops do and how often they wait (`loops`)
 
 Writes the resource table (one row per kernel), prints it, and exits with 1 if any budget is exceeded. Needs a process
 without ``TRITON_INTERPRET``.

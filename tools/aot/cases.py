@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from npu_kernels.precision import float32_matmul_precision
 from tools.aot.compiling import compile_instead, faults, measure
+from tools.aot.loops import large_faults
 
 ROWS = 4096  # of the calls for measured entries, which hold for any number
 EPS = torch.finfo(torch.float32).eps
@@ -39,6 +40,13 @@ def _npu(*sizes: Any, im: bool = True, gated: bool = True, needs: int = 15, sin:
     npu.npu_forward(x, weight, w_im, g, EPS, sin)
     if sin:
         npu.npu_backward(y, x, weight, w_im, g, y, y, EPS, False, needs)
+
+
+def _npu_in_one_pass(*sizes: Any, **options: Any) -> None:
+    from npu_kernels.backends.triton.npu_large import use_plan
+
+    with use_plan(None):
+        _npu(*sizes, **options)
 
 
 def _nmu(*sizes: Any, **options: Any) -> None:
@@ -218,7 +226,7 @@ def stored_cases(target: str) -> Iterator[Case]:
         if match:
             kernel, dtype, precision = match.group(1, 2, 3)
             i, o, k = map(int, match.group(4, 5, 6))
-            launches = {"nmu": _nmu, "npu": _npu, "nalu": _inalu}
+            launches = {"nmu": _nmu, "npu": _npu_in_one_pass, "nalu": _inalu}
             case = (launches[kernel.partition("_")[0]], dtype, precision, i, o, k)
             if case not in seen:
                 seen.add(case)
@@ -227,17 +235,37 @@ def stored_cases(target: str) -> Iterator[Case]:
                 yield key, mode, lambda c=case, n=options: c[0](ROWS, *c[3:5], **n)  # type: ignore[misc]
 
 
+def large_cases(target: str, quick: bool) -> Iterator[Case]:
+    """Calls that the large kernels take. `quick`: the NPU at `highest`, for the targets whose budgets count."""
+    size = (4096, 512, 512)
+    if target.startswith("gfx") or (quick and target not in ("sm_90", "sm_100")):
+        return
+    yield "planes", HIGHEST, lambda: _npu(*size)
+    if quick:
+        return
+    yield "planes high", "high", lambda: _npu(*size)
+    for label, options in (
+        ("RealNPU", {"im": False}),
+        ("NaiveNPU", {"gated": False}),
+        ("inference", {"sin": False}),
+        ("models, shared x", {"K": 3, "shared": True}),
+        ("bfloat16", {"dtype": torch.bfloat16}),
+    ):
+        yield f"planes {label}", HIGHEST, lambda o=options: _npu(*size, **o)  # type: ignore[misc]
+
+
 def compile_target(target: str, quick: bool = False, variants: str = "") -> list[dict[str, Any]]:
     """The rows of one target; see `cases`. `quick`: what is left out is launched all the same, and not compiled."""
     rows: list[dict[str, Any]] = []
     with compile_instead(target) as done:
-        for label, fault in _launch(target, cases(quick, variants), stored=not quick):
+        for label, fault in _launch(target, [*cases(quick, variants), *large_cases(target, quick)], stored=not quick):
             if fault is not None:
                 rows.append({"target": target, "case": label, "faults": [fault]})
             for compilation in done:
                 row = measure(compilation, target)
                 rows.append({"case": label} | row | {"faults": faults(row)})
             done.clear()
+    large_faults(rows)
     reached = [(row["kernel"], row["options"]) for row in rows if "kernel" in row]
     if quick:
         with compile_instead(target, compiles=False) as done:
@@ -248,7 +276,7 @@ def compile_target(target: str, quick: bool = False, variants: str = "") -> list
     return rows + _not_reached(target, reached)
 
 
-def _launch(target: str, chosen: Iterator[Case], stored: bool) -> Iterator[tuple[str, str | None]]:
+def _launch(target: str, chosen: Iterable[Case], stored: bool) -> Iterator[tuple[str, str | None]]:
     """Launches these and, if `stored`, the table's own: after each its label and the error that it ended with."""
     before = float32_matmul_precision()
     for label, precision, launch in [*chosen, *(stored_cases(target) if stored else ())]:

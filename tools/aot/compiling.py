@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from tools.aot.loops import loops
+
 # Shared memory in bytes. The sm_80 table also serves 8.6, 8.9 and 12.x, which have less than 8.0.
 SHARED_MEMORY = {"sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
 REGISTERS = {"sm_80": 255, "sm_90": 255, "sm_100": 255, "gfx942": 512}
@@ -27,7 +29,7 @@ TENSOR_CORE = {
 TARGETS = tuple(SHARED_MEMORY)
 LEAST_INSTRUCTIONS = 100
 BLOCKS = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "BLOCK_H", "BLOCK_D")
-OPTIONS = (*BLOCKS, "PASSES", "num_warps", "num_stages", "maxnreg")
+OPTIONS = (*BLOCKS, "PASSES", "PRODUCTS", "DEPTH", "num_warps", "num_stages", "maxnreg")
 
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
@@ -147,6 +149,7 @@ def _nvidia(kernel: Any, log: str) -> dict[str, Any]:
         "instructions": sum(opcodes.values()),
         "stores": opcodes["STG"],
         "tensor_core": tensor,
+        "loops": loops(text),
     }
 
 
@@ -175,7 +178,7 @@ def measure(compilation: Compilation, target: str) -> dict[str, Any]:
         "kernel": compilation.name.removesuffix("_kernel"),
         "options": {name: arguments[name] for name in OPTIONS if name in arguments},
         "tile": "x".join(blocks),
-        "passes": arguments.get("PASSES"),
+        "passes": arguments.get("PASSES", arguments.get("PRODUCTS")),
         "warps": kernel.metadata.num_warps,
         "stages": kernel.metadata.num_stages,
         "shared_bytes": kernel.metadata.shared,

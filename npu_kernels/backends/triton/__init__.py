@@ -4,6 +4,7 @@ The functions named like the operators launch the kernels; they take CUDA tensor
 with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels. Importing this module imports no triton.
 
     npu           forward and backward on matrix tiles        npu_small    the same for layers with I, O < 16
+    npu_large     large layers: *_kernels, npu_planes         costs        which layers are large
     nmu           the multiplication unit                      reduction    sums of partial results in a fixed order
     nalu          NALU, iNALU: nalu_*_kernels, nac             tuning       configurations: tables.json
     ode           the time loop: ode_kernels                   launch       what launchers share

@@ -22,7 +22,7 @@ upstream products are recomputed)::
 
 The product with the mask is skipped for tiles without a negative input. Launches: forward 1; backward 2, and one more
 that adds partial sums (`reduction`) when rows are split, a gate has a gradient, or models share x. Layers with fewer
-than 16 inputs and outputs go to `npu_small`.
+than 16 inputs and outputs go to `npu_small`, those for which `costs` says so to `npu_large`.
 
 Valid range: all finite inputs. Infinite and NaN inputs give in the forward what the formula gives; in the backward the
 split precisions give NaN where the formula gives an infinity or NaN. An infinite weight whose inputs are not negative
@@ -35,6 +35,8 @@ float64 computes in float64, all other dtypes in float32; partial sums are kept 
 """
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
+
+from typing import Any
 
 import torch
 import triton
@@ -65,9 +67,11 @@ from npu_kernels.backends.triton.launch import (
     result_type,
     row_splits,
 )
+from npu_kernels.backends.triton.npu_large import large_backward, large_forward, plan_of
 from npu_kernels.backends.triton.npu_small import small_backward, small_forward
 from npu_kernels.backends.triton.reduction import sum_partials
 from npu_kernels.backends.triton.tape import start
+from npu_kernels.backends.triton.weight_gradients import store_weight_gradients
 
 Tensor = torch.Tensor
 
@@ -276,49 +280,6 @@ def npu_backward_x_kernel(
         tl.store(gate_partial_ptr + (pid_b * K + k) * I + first_i + offs_i, part, mask=mask_i)
 
 
-@triton.jit
-def _store_weight_gradients(
-    acc_sp,  # SP, SQ, MP, MQ [BLOCK_O, BLOCK_I]
-    acc_sq,
-    acc_mp,
-    acc_mq,
-    ghat,  # [1, BLOCK_I]
-    wre_ptr,
-    wim_ptr,
-    grad_re_ptr,
-    grad_im_ptr,
-    gate_partial_ptr,  # the tile's first input
-    start_w,  # the tile's first weight
-    split,  # weights before those of this split
-    offs_o,
-    offs_i,
-    mask_o,
-    mask_i,
-    I,
-    HAS_IM: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    """The tile's gradients from its sums over rows."""
-    mask_w = mask_o[:, None] & mask_i[None, :]
-    offs_w = offs_o[:, None] * I + offs_i[None, :]
-    out = split + start_w + offs_w
-    if NEED_RE:
-        grad_re = acc_sp + acc_mq * (ghat * PI)
-        tl.store(grad_re_ptr + out, grad_re.to(grad_re_ptr.dtype.element_ty), mask=mask_w)
-    if NEED_IM:
-        grad_im = acc_sq - acc_mp * (ghat * PI)
-        tl.store(grad_im_ptr + out, grad_im.to(grad_im_ptr.dtype.element_ty), mask=mask_w)
-    if NEED_GATE:
-        phase = acc_mq * tl.load(wre_ptr + start_w + offs_w, mask=mask_w, other=0.0).to(ACC)
-        if HAS_IM:
-            phase -= acc_mp * tl.load(wim_ptr + start_w + offs_w, mask=mask_w, other=0.0).to(ACC)
-        part = tl.sum(phase, axis=0) * PI
-        tl.store(gate_partial_ptr + offs_i, part, mask=mask_i)
-
-
 @triton.jit(do_not_specialize=["gate_row", "K", "B"])
 def npu_backward_w_kernel(
     grad_y_ptr,  # [K, B, O]
@@ -404,7 +365,7 @@ def npu_backward_w_kernel(
         start_x += BLOCK_B * I
         start_y += BLOCK_B * O
 
-    _store_weight_gradients(
+    store_weight_gradients(
         acc_sp, acc_sq, acc_mp, acc_mq, ghat, wre_ptr, wim_ptr, grad_re_ptr, grad_im_ptr,
         gate_partial_ptr + ((gate_row + pid_s * tiles_o + pid_o) * K + k) * I + first_i,
         (k * O + first_o) * I + first_i, pid_s * K * O * I, offs_o, offs_i, mask_o, mask_i, I,
@@ -415,7 +376,7 @@ def npu_backward_w_kernel(
 def npu_forward(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, eps: float, save_sin: bool
 ) -> tuple[Tensor, Tensor]:
-    """``(y, s)``, both ``[B, O]`` or ``[K, B, O]``; s is empty when `save_sin` is false. One launch.
+    """``(y, s)``, both ``[B, O]`` or ``[K, B, O]``; s is empty when `save_sin` is false. One launch, or three.
 
     x ``[B, I]`` or ``[K, B, I]``, weights ``[O, I]`` or ``[K, O, I]``, gate ``[I]`` or ``[K, I]``; any strides.
     """
@@ -441,6 +402,10 @@ def npu_forward(
         if tuning.is_small(I, O):
             small_forward(x, weight_re, weight_im, gate, eps, save_sin, y, s, sizes)
             return y, s
+        plan = plan_of(x, weight_im is not None, sizes)
+        if plan is not None:
+            large_forward(x, weight_re, weight_im, gate, eps, save_sin, y, s, sizes, plan)
+            return y, s
         options = tuning.lookup("npu_forward", x, I, O, K).options
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
         start(
@@ -448,6 +413,16 @@ def npu_forward(
             weight_im is not None, gate is not None, save_sin, acc,
         )  # fmt: skip
     return y, s
+
+
+def _small_or_large(operands: Any) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """The backward of a layer that is not for the kernels of this module."""
+    _, x, _, weight_im, *_, sizes = operands
+    if tuning.is_small(sizes.I, sizes.O):
+        return small_backward(*operands)
+    plan = plan_of(x, weight_im is not None, sizes)
+    backward: Any = large_backward
+    return None if plan is None else backward(*operands, plan)
 
 
 def npu_backward(
@@ -465,7 +440,7 @@ def npu_backward(
     """``(grad_x, grad_weight_re, grad_weight_im, grad_gate)``, those in `needs` (1, 2, 4, 8), else empty.
 
     Shapes as in :func:`npu_forward`, grad_y of any strides. A shared x has the sum of its models' gradients. At most
-    three launches, two for small layers.
+    three launches, two for small layers, six for large ones.
     """
     sizes = K, B, I, O, shared_x = model_sizes("npu_backward", x, weight_re)
     shape = (*weight_re.shape[:-2], B, O)
@@ -489,9 +464,9 @@ def npu_backward(
     grad_y, x, weight_re, y, s = (t.contiguous() for t in (grad_y, x, weight_re, y, s))
     weight_im, gate = (None if t is None else t.contiguous() for t in (weight_im, gate))
     with device_of(x):
-        if tuning.is_small(I, O):
-            return small_backward(grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs, sizes)
-
+        given = (grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs, sizes)
+        if (other := _small_or_large(given)) is not None:
+            return other
         flags = (eps, shared_x, weight_im is not None, gate is not None)
         shared = K > 1 and shared_x
         config_x = tuning.lookup("npu_backward_x", x, I, O, K).options

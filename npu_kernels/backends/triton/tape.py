@@ -15,8 +15,9 @@ A recording is used where nothing can be seen of it:
 - nothing wants to see a launch or to change what is compiled: launch hooks, which profilers set, hooks of a
   kernel, Triton's debug mode and instrumentation, a replaced ``JITFunction.run``
 
-Nothing is recorded of kernels that Triton interprets, of a launcher that computes with torch, and with a Triton whose
-compiled kernels are made otherwise than those of 3.6 to 3.9: these launch in Triton's own way at every call.
+Nothing is recorded of kernels that Triton interprets, of large layers (`npu_large`), of a launcher that computes with
+torch, and with a Triton whose compiled kernels are made otherwise than those of 3.6 to 3.9: these launch in Triton's
+own way at every call.
 """
 
 from __future__ import annotations
@@ -186,6 +187,13 @@ def start(kernel: Any, programs: int, options: dict[str, Any], *arguments: Any) 
     recorder = getattr(_recorders, "now", None)
     if recorder is not None:
         recorder.launch(kernel, programs, options, arguments, compiled)
+
+
+def never_repeat() -> None:
+    """The call at work is not recorded: its launches have arguments that a recording cannot hold."""
+    recorder = getattr(_recorders, "now", None)
+    if recorder is not None:
+        recorder.works = False
 
 
 def _undisturbed() -> bool:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +115,8 @@ def architecture(target: GPUTarget) -> str:
 
 
 @functools.cache
-def _architecture_of(device: torch.device) -> str:
+def architecture_of(device: torch.device) -> str:
+    """The name of the table for a device."""
     if triton.knobs.runtime.interpret:
         return "sm_90"
     return architecture(triton.runtime.driver.active.get_current_target())
@@ -123,7 +124,7 @@ def _architecture_of(device: torch.device) -> str:
 
 def most_registers(device: torch.device) -> dict[str, int]:
     """The option that lets a kernel have all the registers there are: NVIDIA's assembler otherwise prefers to spill."""
-    return {} if _architecture_of(device) == AMD else {"maxnreg": 255}
+    return {} if architecture_of(device) == AMD else {"maxnreg": 255}
 
 
 def load_table(path: Path | str = TABLES) -> dict[str, dict[str, dict[str, int]]]:
@@ -147,7 +148,8 @@ def generation() -> tuple[int, int]:
     return _generation, SMALL
 
 
-def _changed() -> None:
+def changed() -> None:
+    """From now on the same call may take other kernels or configurations."""
     global _generation
     _generation += 1
     _find.cache_clear()
@@ -156,8 +158,8 @@ def _changed() -> None:
 def forget() -> None:
     """Read the tables and ask for devices anew."""
     tables_in_use.cache_clear()
-    _architecture_of.cache_clear()
-    _changed()
+    architecture_of.cache_clear()
+    changed()
 
 
 _path = TABLES
@@ -192,13 +194,18 @@ class use_config:
     def __enter__(self) -> None:
         self.outer = _overrides.get(self.kernel)
         _overrides[self.kernel] = self.config
-        _changed()
+        changed()
 
     def __exit__(self, *error: object) -> None:
         _overrides.pop(self.kernel)
         if self.outer is not None:
             _overrides[self.kernel] = self.outer
-        _changed()
+        changed()
+
+
+def overridden(kernels: Iterable[str]) -> bool:
+    """Whether one of these kernels has a configuration of :class:`use_config`."""
+    return not _overrides.keys().isdisjoint(kernels)
 
 
 def _split_config(entry: dict[str, int]) -> Config:
@@ -211,7 +218,7 @@ def _split_config(entry: dict[str, int]) -> Config:
 def _find(kernel: str, device: torch.device, dtype: torch.dtype, precision: str, i: int, o: int, k: int) -> Config:
     if kernel in _overrides:
         return _split_config(_overrides[kernel])
-    table = tables_in_use()[_architecture_of(device)]
+    table = tables_in_use()[architecture_of(device)]
     name = str(dtype).removeprefix("torch.")
     coarse = bucket(i, o)
     shapes = (exact_bucket(i, o, k), *((f"{coarse} odd",) if i % 16 or o % 16 else ()), coarse)
@@ -222,7 +229,7 @@ def _find(kernel: str, device: torch.device, dtype: torch.dtype, precision: str,
             return _split_config(entry)
     raise RuntimeError(
         f"npu_kernels: {TABLES.name} has no configuration for {kernel} {name} {precision} {coarse} "
-        f"on {_architecture_of(device)}"
+        f"on {architecture_of(device)}"
     )
 
 

@@ -1,0 +1,84 @@
+"""Which kernels a large NPU layer takes: a model of their costs.
+
+The one-pass kernels (`npu`) compute logarithms and splits in the loop of their products, so they issue many
+instructions for a multiply-add. The large kernels (`npu_large`) make planes first: more launches, more memory, fewer
+products, at the rate of the matrix units. The model adds up, for a forward and a backward:
+
+- launches, at what one costs on the host
+- bytes of the planes, written and read again, at the rate of the memory
+- products: the multiply-adds, at a part of the rate of the matrix units; or the instructions that the one-pass kernels
+  issue, four a cycle on each multiprocessor, if that takes longer
+
+It is for float32 at ``highest``, and the other precisions follow. Rows do not enter: it takes :data:`ROWS`, so that a
+last batch with fewer rows launches the same kernels and is rounded in the same way.
+
+:data:`CHIPS` has the constants. Those of a chip are its data sheet's; instructions were counted in compiled code; the
+cost of a launch was measured with the driver mocked; `efficiency` is an assumption. None was measured on a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+__all__ = ["CHIPS", "Chip", "describe", "large_is_faster", "seconds"]
+
+ROWS = 4096
+LEAST = 128  # inputs and outputs: below, half of a tile or more would be padding
+ISSUED = 4  # instructions a cycle and multiprocessor
+# Instructions of a warp in a step of the one-pass loops for sm_90, its warps, and the multiply-adds of the layer in it.
+FORWARD_INSTRUCTIONS = 889 * 8 / (128 * 64 * 16)
+BACKWARD_INSTRUCTIONS = 715 * 8 / (128 * 32 * 64) + 639 * 8 / (16 * 128 * 32)
+
+
+class Chip(NamedTuple):
+    """The constants of an architecture's data-centre GPU."""
+
+    multiprocessors: int
+    clock: float  # Hz
+    multiply_adds: int  # of float16 matrix units, a cycle and multiprocessor
+    bandwidth: float  # bytes a second
+    efficiency: float = 0.6  # part of the matrix units' rate that products reach
+    launch: float = 8e-6  # seconds
+    source: str = "data sheet, not measured"
+
+
+CHIPS = {
+    "sm_80": Chip(108, 1.41e9, 1024, 2.0e12),  # A100
+    "sm_90": Chip(132, 1.755e9, 2048, 3.35e12),  # H100 SXM
+    "sm_100": Chip(148, 1.85e9, 4096, 8.0e12),  # B200
+}
+
+
+def seconds(chip: Chip, i: int, o: int, k: int) -> tuple[float, float]:
+    """Of a forward and a backward of :data:`ROWS` rows: by the one-pass kernels, by the large ones."""
+    cycle = 1 / (chip.clock * chip.multiprocessors)
+    terms = k * ROWS * i * o
+    product = terms / (chip.multiply_adds * chip.efficiency) * cycle
+    issued = terms * (FORWARD_INSTRUCTIONS + BACKWARD_INSTRUCTIONS) / ISSUED * cycle
+    # P and Q take six products each with log r and three with the mask; backward_x six each, backward_w nine.
+    one_pass = max(2 * (9 + 6 + 9) * product, issued) + 4 * chip.launch
+    # Three instead of six, and two instead of three.
+    products = 2 * (5 + 3 + 5) * product
+    # Planes of x (4 bytes read, 6 written) twice, of dP and dQ (12 read, 16 written), of the weights (8; 16 and 8).
+    moved = k * (ROWS * (2 * 10 * i + 28 * o) + 40 * i * o)
+    return one_pass, products + moved / chip.bandwidth + 9 * chip.launch
+
+
+@functools.lru_cache(maxsize=4096)
+def large_is_faster(architecture: str, i: int, o: int, k: int) -> bool:
+    """Whether K layers of I inputs and O outputs go to the large kernels on that architecture."""
+    chip = CHIPS.get(architecture)
+    if chip is None or min(i, o) < LEAST:
+        return False
+    one_pass, large = seconds(chip, i, o, k)
+    return large < one_pass
+
+
+def describe(architecture: str) -> str:
+    """From which size on a square layer of one model goes to the large kernels, and what says so."""
+    chip = CHIPS.get(architecture)
+    if chip is None:
+        return f"one-pass kernels at every size on {architecture}"
+    least = next(n for n in range(LEAST, 1 << 16, 16) if large_is_faster(architecture, n, n, 1))
+    return f"kernels on planes from {least} x {least} on {architecture} ({chip.source}), else one-pass kernels"

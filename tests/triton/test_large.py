@@ -1,0 +1,234 @@
+"""Large layers of the NPU family: planes made once, products of planes, and which layers take them."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import env, reference
+from npu_kernels.backends.triton import costs
+from npu_kernels.testing import RECORDS, Sample, error_bound, relative_error
+from tests.kernels import EPS, errors, forward, outputs
+
+pytest.importorskip("triton")
+from npu_kernels.backends.triton import npu, npu_large, tuning
+from npu_kernels.backends.triton.launch import Sizes
+from npu_kernels.backends.triton.npu_large import PLANS, use_plan
+
+# Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of the newer kind does.
+PLAN = PLANS["sm_90"]._replace(programs=3)
+POINTERS = PLANS["sm_80"]._replace(programs=3)
+
+
+def _on(device: str, plan: Any = PLAN) -> Any:
+    """The plan for tests; on a GPU the one of its kind."""
+    if device == "cuda":
+        own = PLANS.get(tuning.architecture_of(torch.device("cuda", 0)))
+        if own is None:
+            pytest.skip("no plan for this GPU")
+        return own._replace(products=plan.products, programs=3)
+    return plan
+
+
+# Rows, inputs and outputs: of one tile, and a little more than one or two.
+CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
+    "NPU": ((130, 70, 65), {}, PLAN),
+    "NPU by pointers": ((130, 33, 65), {}, POINTERS),
+    "RealNPU": ((33, 150, 130), {"without": ("weight_im",)}, PLAN),
+    "NaiveNPU of models, shared x": ((33, 130, 17), {"without": ("gate",), "num_models": 2, "shared": True}, PLAN),
+    "NPU of models, shared x": ((17, 33, 17), {"num_models": 2, "shared": True}, PLAN),
+    "RealNPU of models by pointers": ((129, 20, 17), {"without": ("weight_im",), "num_models": 2}, POINTERS),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parity(case: str, device: str, kernels: ModuleType) -> None:
+    """As accurate as float32: at most twice the eager error against float64, y, s and all gradients."""
+    sizes, options, plan = CASES[case]
+    torch.manual_seed(0)
+    sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=device, **options)
+    with use_plan(_on(device, plan)):
+        for which, (error, eager) in enumerate(errors(sample, kernels)):
+            assert error <= error_bound(eager, torch.float32, 1.0), f"output {which}: {error:.1e}, eager {eager:.1e}"
+
+
+def test_one_product(device: str, kernels: ModuleType) -> None:
+    """At `high` and `medium` a product has the error of float16's 11 bits."""
+    sample = RECORDS["npu"].sample(40, 70, 17, dtype=torch.float32, device=device)
+    with use_plan(_on(device, PLAN._replace(products=1))):
+        for error, eager in errors(sample, kernels):
+            assert 2 * eager < error < 2e-3
+
+
+def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> None:
+    """Steps and tiles without a negative input have no product with the mask; those with one must."""
+    sample = RECORDS["npu"].sample(140, 200, 17, device=device, dtype=torch.float32)
+    sample.x.abs_().add_(0.1)
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    for at in ((), ((129, 3),), ((5, 70), (139, 199))):
+        for place in at:
+            sample.x[place] *= -1
+        sample.x[7, 100] = -0.0
+        exact = sample.map(Tensor.double)
+        with use_plan(_on(device)):
+            found = outputs(sample, kernels, grad_y)
+        for actual, expected in zip(found, outputs(exact, reference, grad_y.double()), strict=True):
+            assert relative_error(actual, expected) < 3e-5
+
+
+@pytest.mark.parametrize("imaginary", [True, False])
+def test_gates_at_their_ends_and_zero_inputs(imaginary: bool, device: str, kernels: ModuleType) -> None:
+    sample = RECORDS["npu"].sample(20, 8, 5, device=device, dtype=torch.float32)
+    gate = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5, 1.0, 0.25, 0.0], device=device)
+    sample = Sample(
+        sample.name, sample.x, {**sample.tensors, "gate": gate} | ({} if imaginary else {"weight_im": None})
+    )
+    sample.x[3:6] = 0
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    exact = sample.map(Tensor.double)
+    with use_plan(_on(device)):
+        found = outputs(sample, kernels, grad_y)
+    for actual, expected in zip(found, outputs(exact, reference, grad_y.double()), strict=True):
+        assert relative_error(actual, expected) < 3e-5
+    assert (found[-1] == 0).tolist() == [True, False, False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1e3])
+def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: ModuleType) -> None:
+    """Each row of grad_x and of grad_weight is as accurate as float32, however different the sizes of rows are."""
+    sample = RECORDS["npu"].sample(40, 20, 70, device=device, dtype=torch.float32)
+    sample.x.copy_(1 + 1e-3 * (sample.x if size > 1 else 1e3 * sample.x).abs().clamp(max=100 / size))
+    for name in ("weight_re", "weight_im"):
+        sample.tensors[name].mul_(size)  # type: ignore[union-attr]
+    grad_y = torch.randn(40, 70, device=device) * torch.logspace(-25, 12, 40, device=device)[:, None]
+    exact, formula = sample.map(Tensor.double), cast(Any, reference)
+    with use_plan(_on(device)):
+        found = kernels.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
+        y = kernels.npu_forward(sample.x, *sample.tensors.values(), EPS, True)[0]
+    eager = formula.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
+    want = formula.npu_backward(grad_y.double(), *_saved(exact, formula), EPS, True, 15)
+    assert relative_error(y, formula.npu_forward(exact.x, *exact.tensors.values(), EPS, True)[0]) < 1e-3
+    for actual, plain, expected in zip(found[:3], eager[:3], want[:3], strict=True):
+        norm = expected.norm(dim=1)
+        error, usual = (((t - expected).norm(dim=1) / norm).max().item() for t in (actual, plain))
+        assert error <= 2 * usual + 1e-6
+
+
+def _saved(sample: Sample, of: Any) -> tuple[Any, ...]:
+    """x, the tensors, y and s."""
+    return (sample.x, *sample.tensors.values(), *of.npu_forward(sample.x, *sample.tensors.values(), EPS, True))
+
+
+SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan)
+
+
+@pytest.mark.parametrize("imaginary", [True, False])
+def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: ModuleType) -> None:
+    """Every row of y and s is the formula's, also of infinite and NaN inputs and weights, which do not touch others."""
+    torch.manual_seed(0)
+    x = torch.rand(len(SPECIAL), 20, device=device) + 1.5
+    x[:, 3] = torch.tensor(SPECIAL, device=device)
+    weight_re, weight_im = torch.rand(2, 9, 20, device=device) / 8 + 0.03125
+    weight_re[1] *= -1
+    weight_re[4, 6], weight_re[5, 6], weight_re[6, 7] = math.inf, -math.inf, math.nan
+    w_im = weight_im if imaginary else None
+    with use_plan(_on(device)):
+        y, s = kernels.npu_forward(x, weight_re, w_im, None, EPS, True)
+    want = reference.npu_forward(x, weight_re, w_im, None, EPS, True)
+    finite = [output for output in range(9) if output not in (4, 5, 6)]
+    for row, value in enumerate(SPECIAL):
+        for found, expected in zip((y, s), want, strict=True):
+            assert relative_error(found[row, finite], expected[row, finite]) < 1e-4, value
+    # An infinite weight meets a mask that is 0; the formula's product with it is NaN.
+    positive = 7
+    assert y[positive, 4].item() == math.inf or not imaginary or y[positive, 4].isnan()
+    assert y[:, 6].isnan().all()
+
+
+def test_needs(device: str, kernels: ModuleType) -> None:
+    """Every subset has the bits of the full set, and empty tensors for the rest."""
+    sample = RECORDS["npu"].sample(17, 5, 3, device=device, dtype=torch.float32)
+    grad_y = torch.randn(17, 3, device=device)
+    with use_plan(_on(device)):
+        saved = _saved(sample, kernels)
+        full = kernels.npu_backward(grad_y, *saved, EPS, False, 15)
+        for needs in (0, 1, 2, 4, 8, 10):
+            some = kernels.npu_backward(grad_y, *saved, EPS, False, needs)
+            for bit, (grad, want) in enumerate(zip(some, full, strict=True)):
+                assert torch.equal(grad, want) if needs >> bit & 1 else grad.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: ModuleType) -> None:
+    sample = RECORDS["npu"].sample(20, 18, 17, dtype=dtype, device=device)
+    sample.x.add_(sample.x.sign())  # or gradients do not fit float16
+    for name in ("weight_re", "weight_im"):
+        sample.tensors[name].mul_(0.25)  # type: ignore[union-attr]
+    exact = sample.map(Tensor.double)
+    grad_y = torch.randn_like(forward(sample, reference)[0])
+    with use_plan(_on(device)):
+        actual = outputs(sample, kernels, grad_y)
+    for found, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
+        assert found.dtype is dtype
+        assert relative_error(found, want) < 6 * torch.finfo(dtype).eps
+
+
+# ---- which layers take them ----------------------------------------------------------------------------------------
+
+
+def _large(i: int, o: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    sizes = Sizes(1, 7, i, o, True)
+    return npu_large.plan_of(torch.empty(1, dtype=dtype, device=device), True, sizes)
+
+
+def test_choice(device: str) -> None:
+    """Large layers in float32 only, and the precision decides how many products."""
+    assert _large(64, 64, device=device) is None
+    assert _large(4096, 16, device=device) is None
+    assert _large(1024, 1024, torch.float64, device) is None
+    for precision, products in (("highest", 3), ("high", 1), ("medium", 1)):
+        torch.set_float32_matmul_precision(precision)
+        assert _large(1024, 1024, device=device).products == products
+    with use_plan(None):
+        assert _large(1024, 1024, device=device) is None
+    with tuning.use_config("npu_backward_w", {}):  # the tuner times the one-pass kernels
+        assert _large(1024, 1024, device=device) is None
+
+
+def test_a_call_takes_the_chosen_kernels(device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its number of rows."""
+    launched: list[str] = []
+    for module in (npu, npu_large):
+        for name, kernel in vars(module).items():
+            if name.endswith("_kernel"):
+                monkeypatch.setattr(kernel, "run", lambda *a, name=name, **k: launched.append(name))
+    weight = torch.empty(1024, 1024, device=device)
+    for rows in (1, 5000):
+        launched.clear()
+        kernels.npu_forward(torch.empty(rows, 1024, device=device), weight, weight, None, EPS, True)
+        assert launched == ["npu_large_forward_kernel"]
+
+
+def test_costs() -> None:
+    """More inputs, outputs or models never lead back to the one-pass kernels; unknown chips stay with them."""
+    assert not costs.large_is_faster("gfx942", 4096, 4096, 1)
+    for architecture in costs.CHIPS:
+        chosen = [costs.large_is_faster(architecture, n, n, 1) for n in range(64, 2048, 64)]
+        assert chosen == sorted(chosen)
+        assert not chosen[0]
+        assert chosen[-1]
+        assert costs.large_is_faster(architecture, 512, 512, 100)
+    one_pass, large = costs.seconds(costs.CHIPS["sm_90"], 1024, 1024, 1)
+    assert 0 < large < one_pass < 2e-3
+
+
+def test_environment_says_which() -> None:
+    fact = env.environment()["large NPU layers"]
+    assert "kernels on planes from" in fact
+    assert "data sheet, not measured" in fact
+    assert costs.describe("gfx942") == "one-pass kernels at every size on gfx942"

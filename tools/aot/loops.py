@@ -1,0 +1,114 @@
+"""The loops around matrix units' instructions, and the budgets of the kernels for large layers (`npu_large`).
+
+Each of those must do at least :data:`GAIN` times the multiply-adds of the one-pass kernel for the same target, for each
+instruction that it issues; wait at most once for a product of depth DEPTH; and have shared memory for two stages.
+
+Multiply-adds are those of the layer's formula: for each row, input and output two with log r and two with the mask
+forward, two in backward_x, two and two in backward_w. How many products of narrower numbers they are made of (six and
+three in the one-pass kernels, three and two here) does not count.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from typing import Any
+
+GAIN = 5
+TILE = 128  # rows and columns of a tile of the large kernels
+DEEP = 16  # of an instruction of the matrix units
+# The multiply-adds of a row, an input and an output in a step of the one-pass kernels.
+TERMS = {"forward": 4, "backward_x": 2, "backward_w": 4}
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)(.*)")
+LABEL = re.compile(r"^(\.L_\w+):")
+JUMP = re.compile(r"`\((\.L_\w+)\)")
+MATRIX = ("HGMMA", "UTCHMMA", "HMMA")
+
+
+def loops(text: str) -> list[dict[str, int]]:
+    """For each matrix instruction of a disassembly the shortest loop around it: how many instructions it has, how many
+    of the matrix units, and how often it waits for them.
+
+    On sm_90 an instruction waits for those before it. On sm_100 one makes a barrier wait for those before it.
+    """
+    names: list[str] = []
+    labels: dict[str, int] = {}
+    jumps: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        if label := LABEL.match(line):
+            labels[label[1]] = len(names)
+        elif found := INSTRUCTION.match(line):
+            name = "WAIT" if found[1] == "UTCBAR" or found[2].startswith(".DEPBAR") else found[1]
+            if name == "BRA" and (to := JUMP.search(found[2])):
+                jumps.append((len(names), to[1]))
+            names.append(name)
+    backward = [(labels[to], at) for at, to in jumps if labels.get(to, at + 1) <= at]
+    shortest = set()
+    for at, name in enumerate(names):
+        around = [(last - first, first, last) for first, last in backward if first <= at <= last]
+        if name in MATRIX and around:
+            shortest.add(min(around)[1:])
+    result = []
+    for first, last in sorted(shortest):
+        count = collections.Counter(names[first : last + 1])
+        matrix = sum(count[name] for name in MATRIX)
+        result.append({"instructions": last - first + 1, "matrix": matrix, "waits": count["WAIT"]})
+    return result
+
+
+def _part(row: dict[str, Any]) -> str | None:
+    """Forward, backward_x or backward_w of an NPU on tiles."""
+    found = re.fullmatch(r"npu_(?:large_)?(forward|backward_x|backward_w)", row.get("kernel", ""))
+    return found[1] if found else None
+
+
+def _main_loops(row: dict[str, Any]) -> list[dict[str, int]]:
+    """Those of a large kernel with three products of a step, and with two, of the mask: the shortest of each.
+
+    Others repair infinities, or are jumps back from code that was moved to the end.
+    """
+    products = (3,) if _part(row) == "backward_x" else (3, 2)
+    wanted = [number * row["options"]["DEPTH"] // DEEP for number in products]
+    found = [[loop for loop in row["loops"] if loop["matrix"] == number] for number in wanted]
+    return [min(group, key=lambda loop: loop["instructions"]) for group in found if group]
+
+
+def multiply_adds(row: dict[str, Any]) -> float:
+    """The formula's multiply-adds for each instruction of a warp in the loops."""
+    part = _part(row)
+    assert part is not None
+    if "DEPTH" in row["options"]:
+        chosen = _main_loops(row)
+        done = len(chosen) * TILE * TILE * row["options"]["DEPTH"]
+    else:
+        chosen = [max(row["loops"], key=lambda loop: loop["matrix"])]
+        done = TERMS[part] * math.prod(row["options"][f"BLOCK_{name}"] for name in "BOI")
+    return done / row["warps"] / sum(loop["instructions"] for loop in chosen)
+
+
+def large_faults(rows: list[dict[str, Any]]) -> None:
+    """Add to the faults of one target's large kernels with three products, which need its one-pass kernels."""
+    one_pass = {}
+    for row in rows:
+        if _part(row) and row["passes"] == 6 and row.get("loops") and row["case"] == "large":
+            one_pass[_part(row)] = multiply_adds(row)
+    for row in rows:
+        if not (_part(row) and row["options"].get("PRODUCTS") == 3):
+            continue
+        chosen = _main_loops(row)
+        if len(chosen) != (1 if _part(row) == "backward_x" else 2):
+            row["faults"].append(f"loops not understood: {row['loops']}")
+            continue
+        depth = row["options"]["DEPTH"]
+        row["faults"] += [
+            f"{loop['waits']} waits for {loop['matrix'] * DEEP // depth} products"
+            for loop in chosen
+            if loop["waits"] > loop["matrix"] * DEEP // depth
+        ]
+        stage = 4 * TILE * depth * 2
+        if row["shared_bytes"] < 2 * stage:
+            row["faults"].append(f"{row['shared_bytes']} bytes of shared memory, two stages take {2 * stage}")
+        gain = multiply_adds(row) / one_pass[_part(row)]
+        if gain < GAIN:
+            row["faults"].append(f"{gain:.1f} times the one-pass kernel's multiply-adds an instruction, least {GAIN}")
