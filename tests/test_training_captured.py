@@ -195,12 +195,13 @@ def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch has it for many tensors at a time, its choice on a GPU, and otherwise needs the rate on the processor."""
     found = []
-    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+    for make in (lambda *a, **k: ordinary(monkeypatch, *a, **k), run):
         model = model_of(None)
         optimizer = torch.optim.RMSprop(model.parameters(), foreach=True, momentum=0.5)
         found.append(make(model, *data(), steps=40, optimizer=optimizer, lr=lambda step: 1e-3 / step))  # type: ignore[operator]
-    assert found[0].captured
-    assert_same(found[0], found[1])
+    assert found[1].captured
+    assert_same(found[1], found[0])
+    assert isinstance(optimizer.param_groups[0]["lr"], float)
 
 
 @pytest.mark.usefixtures("gpu_is_played")

@@ -45,6 +45,15 @@ REFERENCE = [
 ]  # fmt: skip
 
 TRAINING = [
+    *mutants(PACKAGE + "training/captured.py", "tests/test_training_captured.py", {
+        "captured-numbers-that-vary": ("varies = (schedules != schedules[:, :1]).any(1)", "varies = (schedules != schedules[:, :1]).all(1)"),
+        "captured-rate-afterwards": ('group["capturable"], group["lr"] = before, rate', 'group["capturable"] = before'),
+        "captured-number-of-steps": ("= count.copy_(state[\"step\"])", "= count"),
+        "captured-gradients": ("        self.optimizer.zero_grad()  # they", "        pass  # they"),
+        "captured-recorded-steps": ("if (done + step) % self.every == 0:", "if step % self.every == 0:"),
+        "captured-hooks": ("if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:", "if parameter._backward_hooks:"),
+        "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
+    }),
     *mutants(PACKAGE + "training/functions.py", "tests/test_training.py", {
         "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
         "training-mse-axis": ("math.prod(y.shape[1:])).mean(1)", "math.prod(y.shape[1:])).sum(1)"),

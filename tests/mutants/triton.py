@@ -53,9 +53,18 @@ NPU = [
     *mutants(TRITON_FOLDER + "npu_planes.py", LARGE, {
         "triton-planes-rest-of-a-plane": ("rest = v - hi.to(tl.float32)", "rest = 0 * v"),
         "triton-planes-phase-sign": ("two_planes(-w_im * turn", "two_planes(w_im * turn"),
+        "triton-planes-sign-of-dq": ("            sign = -1.0\n", "            sign = 1.0\n"),
         "triton-planes-list-of-blocks": ("count += any_negative", "count += 1"),
         "triton-planes-scale-of-infinity": ("return tl.where(size <= 3.4028234663852886e38, size, 0.0)", "return size"),
         "triton-planes-logs-of-models": ("models_x = 1 if sizes.shared_x and not gated else sizes.K", "models_x = 1 if sizes.shared_x else sizes.K"),
+    }),
+    *mutants(TRITON_FOLDER + "tape.py", "tests/triton/test_tape.py", {
+        "triton-tape-alignment": ("if functools.reduce(or_, addresses) & _UNALIGNED:", "if False:"),
+        "triton-tape-hooks-of-a-kernel": ("            if hooks:\n", "            if False:\n"),
+        "triton-tape-device": ("if active is not self.driver or active.get_current_device() != device:", "if active is not self.driver:"),
+        "triton-tape-precision": ("if not names.issubset(_ANY_PRECISION):", "if False:"),
+        "triton-tape-other-launches": ("or self.seen != len(self.launches) or", "or"),
+        "triton-tape-a-tensor-twice": ("self.works = len(given) == len(set(given))", "self.works = True"),
     }),
     *mutants(TRITON_FOLDER + "npu_large_kernels.py", LARGE, {
         "triton-large-scale-of-the-block": ("scale = tl.load(scale_ptr + i // BLOCK)\n", "scale = tl.load(scale_ptr)\n"),

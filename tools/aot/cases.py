@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels.precision import float32_matmul_precision
+from tools.aot import loops
 from tools.aot.compiling import compile_instead, faults, measure
-from tools.aot.loops import large_faults
 
 ROWS = 4096  # of the calls for measured entries, which hold for any number
 EPS = torch.finfo(torch.float32).eps
@@ -236,16 +236,16 @@ def stored_cases(target: str) -> Iterator[Case]:
 
 
 def large_cases(target: str, quick: bool) -> Iterator[Case]:
-    """Calls that the large kernels take. `quick`: the NPU at `highest`, for the targets whose budgets count."""
+    """Calls that the large kernels take. `quick`: NPU and RealNPU at `highest`, for the targets whose budgets count."""
     size = (4096, 512, 512)
-    if target.startswith("gfx") or (quick and target not in ("sm_90", "sm_100")):
+    if target.startswith("gfx") or (quick and target not in loops.TARGETS):
         return
     yield "planes", HIGHEST, lambda: _npu(*size)
+    yield "planes RealNPU", HIGHEST, lambda: _npu(*size, im=False)
     if quick:
         return
     yield "planes high", "high", lambda: _npu(*size)
     for label, options in (
-        ("RealNPU", {"im": False}),
         ("NaiveNPU", {"gated": False}),
         ("inference", {"sin": False}),
         ("models, shared x", {"K": 3, "shared": True}),
@@ -265,7 +265,7 @@ def compile_target(target: str, quick: bool = False, variants: str = "") -> list
                 row = measure(compilation, target)
                 rows.append({"case": label} | row | {"faults": faults(row)})
             done.clear()
-    large_faults(rows)
+    loops.large_faults(rows)
     reached = [(row["kernel"], row["options"]) for row in rows if "kernel" in row]
     if quick:
         with compile_instead(target, compiles=False) as done:

@@ -1,7 +1,8 @@
 """The loops around matrix units' instructions, and the budgets of the kernels for large layers (`npu_large`).
 
-Each of those must do at least :data:`GAIN` times the multiply-adds of the one-pass kernel for the same target, for each
-instruction that it issues; wait at most once for a product of depth DEPTH; and have shared memory for two stages.
+For sm_90 and sm_100, each of those must do at least :data:`GAIN` times the multiply-adds of the one-pass kernel for the
+same target, for each instruction that it issues; wait at most once for a product of depth DEPTH; and have shared memory
+for two stages.
 
 Multiply-adds are those of the layer's formula: for each row, input and output two with log r and two with the mask
 forward, two in backward_x, two and two in backward_w. How many products of narrower numbers they are made of (six and
@@ -16,6 +17,7 @@ import re
 from typing import Any
 
 GAIN = 5
+TARGETS = ("sm_90", "sm_100")
 TILE = 128  # rows and columns of a tile of the large kernels
 DEEP = 16  # of an instruction of the matrix units
 # The multiply-adds of a row, an input and an output in a step of the one-pass kernels.
@@ -88,13 +90,13 @@ def multiply_adds(row: dict[str, Any]) -> float:
 
 
 def large_faults(rows: list[dict[str, Any]]) -> None:
-    """Add to the faults of one target's large kernels with three products, which need its one-pass kernels."""
+    """Add to the faults of one target's large kernels with three products; rows hold its one-pass kernels too."""
     one_pass = {}
     for row in rows:
         if _part(row) and row["passes"] == 6 and row.get("loops") and row["case"] == "large":
             one_pass[_part(row)] = multiply_adds(row)
     for row in rows:
-        if not (_part(row) and row["options"].get("PRODUCTS") == 3):
+        if not (_part(row) and row["target"] in TARGETS and row["options"].get("PRODUCTS") == 3):
             continue
         chosen = _main_loops(row)
         if len(chosen) != (1 if _part(row) == "backward_x" else 2):

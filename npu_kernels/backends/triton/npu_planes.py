@@ -190,33 +190,23 @@ def npu_weight_planes_kernel(
 
 
 @triton.jit
-def _store_by_columns(v, planes_ptr, scale_ptr, offs, plane):
-    """hi and lo of a tile ``[BLOCK, BLOCK]`` with a scale for each column; 1 / scale at `scale_ptr`."""
-    scale, inverse = scales(tl.max(finite_size(v), axis=0), _UPSTREAM_LIMIT)
-    tl.store(scale_ptr + tl.arange(0, BLOCK), inverse)
-    hi, lo = two_planes(v * scale[None, :])
-    tl.store(planes_ptr + offs, hi)
-    tl.store(planes_ptr + plane + offs, lo)
-
-
-@triton.jit
-def _upstream(grad_y_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O, OUTPUTS: tl.constexpr):
-    """dP and dQ of some outputs."""
+def _times(grad_y_ptr, kept_ptr, first_o, offs_b, mask_b, O, OUTPUTS: tl.constexpr):
+    """grad_y times y or s, of some outputs."""
     offs_o = first_o + tl.arange(0, OUTPUTS)
     mask = mask_b[:, None] & (offs_o < O)[None, :]
     offs = offs_b[:, None] * O + offs_o[None, :]
     grad_y = tl.load(grad_y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    d_p = grad_y * tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    d_q = -grad_y * tl.load(s_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    return d_p, d_q
+    return grad_y * tl.load(kept_ptr + offs, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _upstream_half(grad_y_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O):
-    """The same of half a tile, its two quarters alternating."""
-    p_0, q_0 = _upstream(grad_y_ptr, y_ptr, s_ptr, first_o, offs_b, mask_b, O, _QUARTER)
-    p_1, q_1 = _upstream(grad_y_ptr, y_ptr, s_ptr, first_o + _QUARTER, offs_b, mask_b, O, _QUARTER)
-    return tl.interleave(p_0, p_1), tl.interleave(q_0, q_1)
+def _times_by_quarters(grad_y_ptr, kept_ptr, first_o, offs_b, mask_b, O):
+    """The same of a tile, its four quarters alternating."""
+    first = _times(grad_y_ptr, kept_ptr, first_o, offs_b, mask_b, O, _QUARTER)
+    second = _times(grad_y_ptr, kept_ptr, first_o + _QUARTER, offs_b, mask_b, O, _QUARTER)
+    third = _times(grad_y_ptr, kept_ptr, first_o + 2 * _QUARTER, offs_b, mask_b, O, _QUARTER)
+    fourth = _times(grad_y_ptr, kept_ptr, first_o + 3 * _QUARTER, offs_b, mask_b, O, _QUARTER)
+    return tl.interleave(tl.interleave(first, second), tl.interleave(third, fourth))
 
 
 @triton.jit(do_not_specialize=["B", "tiles_b", "plane", "scale_plane"])
@@ -224,21 +214,21 @@ def npu_upstream_planes_kernel(
     grad_y_ptr,  # [K, B, O]
     y_ptr,
     s_ptr,
-    by_row_ptr,  # [2, K Bp, N]: hi and lo of dP and dQ, of dP alone without an imaginary weight
-    row_scale_ptr,  # [K, N / BLOCK, Bp]: 1 / scale
-    by_column_ptr,  # [2, K Bp, N]; without an imaginary weight [4, K Bp, N]: of dP, of dQ
-    column_scale_ptr,  # [1 or 2, K Bp / BLOCK, N]: 1 / scale
+    planes_ptr,  # [2, K Bp, N]: hi and lo of dP and dQ, of dP alone without an imaginary weight; then of dQ, by columns
+    scale_ptr,  # 1 / scale: by rows [K, N / BLOCK, Bp], by columns [1 or 2, K Bp / BLOCK, N]
     B,
     O,
     packed,  # N
     tiles_b,
     plane,
-    scale_plane,  # elements of one of the column scales
+    scale_plane,  # elements of the scales of dP
     HAS_IM: tl.constexpr,
     BY_ROW: tl.constexpr,
-    BY_COLUMN: tl.constexpr,
 ):
-    """A program takes BLOCK rows and BLOCK packed outputs of a model."""
+    """A program takes BLOCK rows and BLOCK packed outputs of a model, with a scale for each row or for each column.
+
+    The grid's second axis is dP, dQ; with an imaginary weight one program makes both.
+    """
     tiles_n = packed // BLOCK
     pid = tl.program_id(0)
     n_tile = pid % tiles_n
@@ -251,29 +241,29 @@ def npu_upstream_planes_kernel(
     grad_y_ptr += start
     y_ptr += start
     s_ptr += start
+    part = tl.program_id(1)
     if HAS_IM:
-        d_p, d_q = _upstream(grad_y_ptr, y_ptr, s_ptr, n_tile * _HALF, offs_b, mask_b, O, _HALF)
-        d_p = tl.interleave(d_p, d_q)
+        d = _times(grad_y_ptr, y_ptr, n_tile * _HALF, offs_b, mask_b, O, _HALF)
+        d = tl.interleave(d, -_times(grad_y_ptr, s_ptr, n_tile * _HALF, offs_b, mask_b, O, _HALF))
     else:
-        first = n_tile * BLOCK
-        p_0, q_0 = _upstream_half(grad_y_ptr, y_ptr, s_ptr, first, offs_b, mask_b, O)
-        p_1, q_1 = _upstream_half(grad_y_ptr, y_ptr, s_ptr, first + _HALF, offs_b, mask_b, O)
-        d_p = tl.interleave(p_0, p_1)
-        d_q = tl.interleave(q_0, q_1)
-    start = row_tile * BLOCK * packed + n_tile * BLOCK
-    offs = offs_b[:, None] * packed + tl.arange(0, BLOCK)[None, :]
+        kept_ptr = y_ptr
+        sign = 1.0
+        if part == 1:
+            kept_ptr = s_ptr
+            sign = -1.0
+        d = sign * _times_by_quarters(grad_y_ptr, kept_ptr, n_tile * BLOCK, offs_b, mask_b, O)
+    AXIS: tl.constexpr = 1 if BY_ROW else 0  # what a scale is for has one element along it
+    scale, inverse = scales(tl.max(finite_size(d), axis=AXIS), _UPSTREAM_LIMIT)
     if BY_ROW:
-        scale, inverse = scales(tl.max(finite_size(d_p), axis=1), _UPSTREAM_LIMIT)
-        tl.store(row_scale_ptr + ((k * tiles_n + n_tile) * tiles_b + row_tile % tiles_b) * BLOCK + offs_b, inverse)
-        hi, lo = two_planes(d_p * scale[:, None])
-        tl.store(by_row_ptr + start + offs, hi)
-        tl.store(by_row_ptr + plane + start + offs, lo)
-    if BY_COLUMN:
-        column_scale_ptr += row_tile * packed + n_tile * BLOCK
-        by_column_ptr += start
-        _store_by_columns(d_p, by_column_ptr, column_scale_ptr, offs, plane)
-        if not HAS_IM:
-            _store_by_columns(d_q, by_column_ptr + 2 * plane, column_scale_ptr + scale_plane, offs, plane)
+        scale_ptr += ((k * tiles_n + n_tile) * tiles_b + row_tile % tiles_b) * BLOCK
+    else:
+        scale_ptr += part.to(tl.int64) * scale_plane + row_tile * packed + n_tile * BLOCK
+    tl.store(scale_ptr + tl.arange(0, BLOCK), inverse)
+    hi, lo = two_planes(d * tl.expand_dims(scale, AXIS))
+    planes_ptr += 2 * part.to(tl.int64) * plane + row_tile * BLOCK * packed + n_tile * BLOCK
+    offs = offs_b[:, None] * packed + tl.arange(0, BLOCK)[None, :]
+    tl.store(planes_ptr + offs, hi)
+    tl.store(planes_ptr + plane + offs, lo)
 
 
 class Padded(NamedTuple):
@@ -350,7 +340,7 @@ class UpstreamPlanes(NamedTuple):
 def upstream_planes(
     grad_y: Tensor, y: Tensor, s: Tensor, imaginary: bool, sizes: Sizes, shape: Padded, by_row: bool, by_column: bool
 ) -> UpstreamPlanes:
-    """One launch; all contiguous."""
+    """A launch for each; all contiguous."""
     tiles = sizes.K * shape.tiles_b
     rows, parts = tiles * TILE, 1 if imaginary else 2
 
@@ -363,8 +353,9 @@ def upstream_planes(
         empty(by_column, (2 * parts * rows, shape.packed), torch.float16),
         empty(by_column, (parts, tiles, shape.packed), torch.float32),
     )
-    npu_upstream_planes_kernel[(tiles * shape.tiles_n,)](
-        grad_y, y, s, *result, sizes.B, sizes.O, shape.packed, shape.tiles_b, rows * shape.packed,
-        tiles * shape.packed, imaginary, by_row, by_column, **OPTIONS,
-    )  # fmt: skip
+    for rowwise in [True] * by_row + [False] * by_column:
+        npu_upstream_planes_kernel[(tiles * shape.tiles_n, 1 if rowwise else parts)](
+            grad_y, y, s, *(result[:2] if rowwise else result[2:]), sizes.B, sizes.O, shape.packed, shape.tiles_b,
+            rows * shape.packed, tiles * shape.packed, imaginary, rowwise, **OPTIONS,
+        )  # fmt: skip
     return result
