@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 from npu_kernels import ops, reference
 from npu_kernels.testing import (
@@ -174,6 +175,11 @@ def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -
                 torch.library.opcheck(backward_op, (y, sample.x, *tensors, *options_of(sample), needs))
 
 
+# glibc 2.43 keeps small aligned blocks for each thread and does not fill them; 2.36 fills all. None between was tried.
+KEEPS_SMALL_BLOCKS = Version(platform.libc_ver()[1] or "0") > Version("2.36")
+SIZES_THAT_GLIBC_FILLS = (1000, 100_000) if KEEPS_SMALL_BLOCKS else (1, 5, 64, 1000, 100_000)
+
+
 def test_uninitialized_memory_is_filled() -> None:
     with fill_uninitialized_with_nan():
         assert torch.ops.aten.new_empty(torch.zeros(1), [64]).isnan().all()
@@ -182,7 +188,7 @@ def test_uninitialized_memory_is_filled() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc fills what it allocates")
-@pytest.mark.parametrize("size", [1, 5, 64, 1000, 100_000])
+@pytest.mark.parametrize("size", SIZES_THAT_GLIBC_FILLS)
 def test_uninitialized_memory_of_the_library_is_filled(size: int) -> None:
     """The allocation that the C++ code makes, here from Python."""
     torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

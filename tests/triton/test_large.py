@@ -57,6 +57,17 @@ def test_parity(case: str, device: str, kernels: ModuleType) -> None:
             assert error <= error_bound(eager, torch.float32, 1.0), f"output {which}: {error:.1e}, eager {eager:.1e}"
 
 
+@pytest.mark.parametrize("without", [(), ("weight_im",)])
+def test_blocks_of_weights_have_scales_of_their_own(without: tuple[str, ...], device: str, kernels: ModuleType) -> None:
+    sample = RECORDS["npu"].sample(20, 150, 17, dtype=torch.float32, device=device, without=without)
+    for weight in (sample.tensors["weight_re"], sample.tensors["weight_im"]):
+        if weight is not None:
+            weight[:, 128:] /= 64
+    with use_plan(_on(device)):
+        for error, eager in errors(sample, kernels):
+            assert error <= error_bound(eager, torch.float32, 1.0)
+
+
 def test_one_product(device: str, kernels: ModuleType) -> None:
     """At `high` and `medium` a product has the error of float16's 11 bits."""
     sample = RECORDS["npu"].sample(40, 70, 17, dtype=torch.float32, device=device)
@@ -83,7 +94,7 @@ def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> Non
 
 @pytest.mark.parametrize("imaginary", [True, False])
 def test_gates_at_their_ends_and_zero_inputs(imaginary: bool, device: str, kernels: ModuleType) -> None:
-    sample = RECORDS["npu"].sample(20, 8, 5, device=device, dtype=torch.float32)
+    sample = RECORDS["npu"].sample(20, 8, 17, device=device, dtype=torch.float32)
     gate = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5, 1.0, 0.25, 0.0], device=device)
     sample = Sample(
         sample.name, sample.x, {**sample.tensors, "gate": gate} | ({} if imaginary else {"weight_im": None})
@@ -96,6 +107,12 @@ def test_gates_at_their_ends_and_zero_inputs(imaginary: bool, device: str, kerne
     for actual, expected in zip(found, outputs(exact, reference, grad_y.double()), strict=True):
         assert relative_error(actual, expected) < 3e-5
     assert (found[-1] == 0).tolist() == [True, False, False, False, True, False, False, False]
+    formula = cast(Any, reference)
+    with use_plan(_on(device)):  # the gradient of the gate as if it were not clipped
+        straight = kernels.npu_backward(grad_y, *_saved(sample, kernels), EPS, True, 15)[-1]
+    want = formula.npu_backward(grad_y.double(), *_saved(exact, formula), EPS, True, 15)[-1]
+    assert relative_error(straight, want) < 3e-5
+    assert (straight != 0).all()
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e3])
@@ -152,8 +169,8 @@ def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: Modul
 
 def test_needs(device: str, kernels: ModuleType) -> None:
     """Every subset has the bits of the full set, and empty tensors for the rest."""
-    sample = RECORDS["npu"].sample(17, 5, 3, device=device, dtype=torch.float32)
-    grad_y = torch.randn(17, 3, device=device)
+    sample = RECORDS["npu"].sample(17, 5, 18, device=device, dtype=torch.float32)
+    grad_y = torch.randn(17, 18, device=device)
     with use_plan(_on(device)):
         saved = _saved(sample, kernels)
         full = kernels.npu_backward(grad_y, *saved, EPS, False, 15)

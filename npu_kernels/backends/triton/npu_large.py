@@ -76,7 +76,9 @@ _forced: list[Plan | None] = []  # by `use_plan`
 
 
 class use_plan:
-    """Make all layers in the block take the large kernels by this plan, or none by None: for timing and for tests."""
+    """Make all layers in the block take the large kernels by this plan, or none by None: for timing and for tests.
+
+    Layers for `npu_small` stay there."""
 
     def __init__(self, plan: Plan | None) -> None:
         self.plan = plan
