@@ -3,7 +3,7 @@
 estimator.py   `NPURegressor`, the scikit-learn estimator; arguments.py checks its parameters
 units.py       units as linear constraints on exponents
 output.py      one output: rows held out, the kind of noise, the search, the last fit
-problem.py     the rows as the search sees them, free of units
+problem.py     the rows as the search sees them, free of units; all of them in blocks
 search.py      sums of more and more terms, for each output power
 library.py     products with simple exponents: where the search starts
 varpro.py      the exponents of many starts at once

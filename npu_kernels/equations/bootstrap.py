@@ -10,7 +10,7 @@ import numpy as np
 from npu_kernels.equations import refine
 from npu_kernels.equations.equation import Equation, Interval
 from npu_kernels.equations.output import sizes
-from npu_kernels.equations.problem import Columns, problem
+from npu_kernels.equations.problem import Columns, all_rows
 from npu_kernels.equations.refine import Sum
 
 Array = Any
@@ -22,7 +22,7 @@ def resampled(one: Equation, X: Array, y: Array, weight: Array, loss: str, seed:
     root = np.sqrt(weight / weight.mean())
     if one.relative:
         root = root / sizes(one.predict(X))
-    whole = problem(columns, y, root, one.power, one.constraint, None)
+    whole = all_rows(columns, y, root, one.power, one.constraint, None)
     if whole is None:
         raise ValueError(f"bootstrap: y must be greater than 0 for the output power {one.power:g}")
     free = one.free[:, one.constraint.free]
@@ -35,7 +35,7 @@ def resampled(one: Equation, X: Array, y: Array, weight: Array, loss: str, seed:
     found: list[Array] = []
     for _ in range(draws):
         rows = generator.integers(whole.rows, size=whole.rows)
-        again = refine.refit(whole.take(rows), replace(start, rss=np.inf), loss)
+        again = refine.refit(whole.choose(rows), replace(start, rss=np.inf), loss)
         full = one.constraint.full(again.u, one.power)
         coef = again.c * factor * np.exp(-full @ columns.log_mean) * whole.scale**one.power
         found.append(np.concatenate([coef, full[one.free]]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npu_kernels.equations.problem import blocks
 from npu_kernels.equations.units import Exponents
 
 if TYPE_CHECKING:
@@ -88,6 +89,10 @@ class Equation:
     def predict(self, X: Array) -> Array:
         """y ``[N]`` for X ``[N, n]``. Infinite where an input with a negative exponent is 0."""
         X = np.asarray(X, dtype=np.float64)
+        return np.concatenate([self._predicted(X[rows]) for rows in blocks(len(X))] or [np.empty(0)])
+
+    def _predicted(self, X: Array) -> Array:
+        """`predict` of some rows."""
         zero = X == 0
         logs = np.log(np.where(zero, 1.0, np.abs(X))) - np.where(zero, 0.0, self.log_mean)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

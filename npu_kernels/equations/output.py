@@ -11,9 +11,9 @@ import numpy as np
 
 from npu_kernels.equations import refine
 from npu_kernels.equations.equation import Equation
-from npu_kernels.equations.problem import Columns, Problem, problem
+from npu_kernels.equations.problem import AllRows, Columns, Problem, all_rows, blocks
 from npu_kernels.equations.refine import Sum
-from npu_kernels.equations.search import POWERS, Found, Settings, is_exact, search
+from npu_kernels.equations.search import MORE_ROWS, POWERS, Found, Settings, is_exact, search
 from npu_kernels.equations.units import Exponents
 
 Array = Any
@@ -21,6 +21,7 @@ Array = Any
 FEW = 40  # rows below which none are held out
 HELD_OUT = 0.2
 MOST_HELD_OUT = 5000
+CLOSE = 1.1  # ratio of squared errors: see `_reconsidered`
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
 
 
@@ -52,11 +53,20 @@ def merged(X: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
 
     The result depends on which measurements there are, not on the order in which they came.
     """
-    keep = weight > 0
-    table = np.column_stack([X[keep], y[keep]])
-    rows, place = np.unique(table, axis=0, return_inverse=True)
-    total = np.bincount(place.ravel(), weights=weight[keep], minlength=len(rows))
-    return rows[:, : X.shape[1]], rows[:, X.shape[1] :], total
+    if not (weight > 0).all():
+        keep = weight > 0
+        X, y, weight = X[keep], y[keep], weight[keep]
+    order = np.argsort(X[:, 0], kind="stable")
+    if (np.diff(X[order, 0]) == 0).any():
+        order = np.lexsort([*y.T[::-1], *X.T[::-1]])  # the last key is the first to decide
+    X, y, weight = X[order], y[order], weight[order]
+    new = np.ones(len(X), dtype=bool)
+    for rows in blocks(len(X) - 1):
+        one, two = rows, slice(rows.start + 1, rows.stop + 1)
+        new[two] = (X[one] != X[two]).any(1) | (y[one] != y[two]).any(1)
+    if new.all():
+        return X, y, weight
+    return X[new], y[new], np.bincount(np.cumsum(new) - 1, weights=weight)
 
 
 def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
@@ -70,31 +80,27 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     held = min(MOST_HELD_OUT, int(HELD_OUT * len(order))) if len(order) >= FEW else 0
     training = np.sort(order[held:])
 
-    def problems(weight: Array) -> Callable[[float], Problem | None]:
-        def make(power: float) -> Problem | None:
-            whole = problem(columns, rows.y, weight, power, rows.exponents, known)
-            return None if whole is None else whole.take(training)
-
-        return make
+    def whole(weight: Array) -> Callable[[float], AllRows | None]:
+        return lambda power: all_rows(columns, rows.y, weight, power, rows.exponents, known)
 
     some = POWERS if powers is None else powers
     noise = "known" if known is not None else "constant"
     if rows.noise == "relative":
         root, noise = root / sizes(rows.y), "relative"
-    found = search(problems(root), settings, some[:1], Found())
+    found = search(whole(root), training, settings, some[:1], Found())
     if rows.noise is None and found.complete and not found.exact():
-        size = _predicted(found, lambda power: problem(columns, rows.y, root, power, rows.exponents, None))
+        size = _predicted(found, whole(root))
         if size is not None:
             other, first = Found(), found
             try:
-                other = search(problems(root / size), settings, some[:1], other)
+                other = search(whole(root / size), training, settings, some[:1], other)
             except KeyboardInterrupt:
                 other.complete = False
             if _likelier(other, found):
                 root, noise, found = root / size, "relative", other
             found.complete = first.complete and other.complete
     if found.complete:
-        found = search(problems(root), settings, some[1:], found)
+        found = search(whole(root), training, settings, some[1:], found)
     if not found.sums:
         raise ValueError(
             f"NPURegressor: no sum of products of powers could be fitted to {rows.output}; output_powers other than 1 "
@@ -109,13 +115,14 @@ def sizes(y: Array) -> Array:
     return size / np.sqrt(np.mean(size**2))
 
 
-def _predicted(found: Found, whole: Callable[[float], Problem | None]) -> Array | None:
+def _predicted(found: Found, whole: Callable[[float], AllRows | None]) -> Array | None:
     """The sizes of the predictions of y by the best sum."""
     best = found.best()
     rows = None if best is None else whole(best[0].power)
     if best is None or rows is None:
         return None
-    return sizes(rows.value(rows.terms(best[1].u, best[1].parity) @ best[1].c))
+    one = best[1]
+    return sizes(np.concatenate([p.value(p.terms(one.u, one.parity) @ one.c) for _, p in rows.blocks()]))
 
 
 def _likelier(other: Found, found: Found) -> bool:
@@ -137,32 +144,48 @@ def _finished(
     for (_, terms), pair in found.sums.items():
         if terms not in best or pair[1].cost < best[terms][1].cost:
             best[terms] = pair
-    equations = []
+    fits: list[tuple[AllRows, Sum, Sum]] = []
     for terms in sorted(best):
         training, one = best[terms]
-        whole = problem(columns, rows.y, root, training.power, rows.exponents, noise)
+        whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise)
         assert whole is not None
         fitted = refine.refit(whole, one, settings.rules.loss)
-        if not math.isfinite(fitted.rss):
-            fitted = one
+        fits.append((whole, one, fitted if math.isfinite(fitted.rss) else one))
+    if len(rows.y) > MORE_ROWS / (1 - HELD_OUT):
+        fits = _reconsidered(fits, settings)
+    equations = []
+    for whole, one, fitted in fits:
         error = _held_out(whole, one, held) if len(held) else _relative(whole, fitted.press)
         equations.append(_equation(rows, columns, whole, fitted, error, len(held), kind))
     costs = [equation.bic for equation in equations]
     return Laws(equations, int(np.argmin(costs)), kind, found.complete)
 
 
-def _relative(whole: Problem, squares: float) -> float:
-    size = float(((whole.weight * whole.target) ** 2).sum())
-    return math.sqrt(squares / size) if size > 0 else math.sqrt(squares)
+def _reconsidered(fits: list[tuple[AllRows, Sum, Sum]], settings: Settings) -> list[tuple[AllRows, Sum, Sum]]:
+    """More rows than the search had may tell exponents from its fractions: in the best sum, and in those with fewer
+    terms whose errors are nearly as small. Other ones cannot become the best: fractions cost the search only little.
+    """
+    whole, _, best = min(fits, key=lambda fit: fit[2].cost)
+    if is_exact(whole, best):
+        return fits
+    found = []
+    for whole, one, fitted in fits:
+        close = len(fitted.c) <= len(best.c) and fitted.press < CLOSE * best.press
+        found.append((whole, one, refine.reconsidered(whole, fitted, settings.rules) if close else fitted))
+    return found
 
 
-def _held_out(whole: Problem, one: Sum, held: Array) -> float:
+def _relative(whole: Problem | AllRows, squares: float) -> float:
+    return math.sqrt(squares / whole.size) if whole.size > 0 else math.sqrt(squares)
+
+
+def _held_out(whole: AllRows, one: Sum, held: Array) -> float:
     rows = whole.take(held)
     r, _ = refine.residual(rows, one)
     return _relative(rows, float(r @ r))
 
 
-def _equation(rows: Rows, columns: Columns, whole: Problem, one: Sum, error: float, held: int, kind: str) -> Equation:
+def _equation(rows: Rows, columns: Columns, whole: AllRows, one: Sum, error: float, held: int, kind: str) -> Equation:
     full = whole.exponents.full(one.u, whole.power)
     matrix, p = whole.exponents.matrix, whole.power
     with np.errstate(over="ignore", under="ignore"):
@@ -182,9 +205,9 @@ def _equation(rows: Rows, columns: Columns, whole: Problem, one: Sum, error: flo
         Z = matrix[:, i[mine]]
         spread[term] = np.sqrt(np.maximum(np.diag(Z @ C[K:, K:][np.ix_(mine, mine)] @ Z.T), 0.0))
     free = (one.free @ (matrix != 0).T) > 0
-    _, P = refine.residual(whole, one)
-    order = np.argsort(-np.sqrt(((P * one.c * whole.weight[:, None]) ** 2).mean(0)), kind="stable")
-    positive = tuple(bool(v) for v in (rows.X >= 0).all(0))
+    parts = ((p.terms(one.u, one.parity) * one.c * p.weight[:, None]) ** 2 for _, p in whole.blocks())
+    order = np.argsort(-np.sum([squares.sum(0) for squares in parts], axis=0), kind="stable")
+    positive = tuple(bool(v) for v in ~columns.negative)
     return Equation(
         names=rows.names, output=rows.output, power=p, sign=whole.sign if p != 1 else 1.0,
         coef=(one.c * shift * factor)[order], coef_std=coef_std[order], exponents=full[order],
@@ -195,7 +218,7 @@ def _equation(rows: Rows, columns: Columns, whole: Problem, one: Sum, error: flo
     )  # fmt: skip
 
 
-def _covariance(whole: Problem, one: Sum) -> Array:
+def _covariance(whole: AllRows, one: Sum) -> Array:
     """Of the coefficients and the free exponents."""
     if whole.noise is not None:
         variance = whole.noise**2

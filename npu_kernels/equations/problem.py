@@ -8,7 +8,9 @@ the columns (``logs @ Z``), and every term has the factor ``exp(logs @ w0)``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,27 +21,43 @@ Array = Any  # np.ndarray; numpy's own types change from version to version
 
 ZERO_LOG = -69.0  # the logarithm that stands for a zero: 1e-30 of the geometric mean
 BOUND = 6.0  # of exponents
+BLOCK = 20_000  # rows at once, where all rows are gone through
+
+
+def blocks(rows: int) -> Iterator[slice]:
+    """All rows, `BLOCK` at a time."""
+    for begin in range(0, rows, BLOCK):
+        yield slice(begin, min(begin + BLOCK, rows))
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The inputs of all outputs and powers: ``logs [N, n]`` of ``|x| / mean``, where x is negative, and where 0."""
+    """The inputs X ``[N, n]`` of all outputs and powers; of each column the mean of ``log |x|``, and whether it is
+    negative and 0 somewhere.
+    """
 
-    logs: Array
+    X: Array
+    log_mean: Array
     negative: Array
     zero: Array
-    log_mean: Array
 
     @classmethod
     def of(cls, X: Array) -> Columns:
-        zero = X == 0
-        with np.errstate(divide="ignore"):
-            logs = np.log(np.abs(X))
-        logs[zero] = 0.0
+        total, count = np.zeros(X.shape[1]), np.zeros(X.shape[1])
+        negative = np.zeros(X.shape[1], dtype=bool)
+        for rows in blocks(len(X)):
+            zero = X[rows] == 0
+            total += np.log(np.where(zero, 1.0, np.abs(X[rows]))).sum(0)
+            count += (~zero).sum(0)
+            negative |= (X[rows] < 0).any(0)
         # Without the zeros; a column of zeros has mean 1.
-        mean = logs.sum(0) / np.maximum((~zero).sum(0), 1)
-        logs = np.where(zero, ZERO_LOG, logs - mean)
-        return cls(logs, (X < 0).astype(float), zero, mean)
+        return cls(X, total / np.maximum(count, 1), negative, count < len(X))
+
+    def logs(self, rows: Any) -> Array:
+        """``log |x| - mean`` of these rows, `ZERO_LOG` where x is 0."""
+        X = self.X[rows]
+        zero = X == 0
+        return np.where(zero, ZERO_LOG, np.log(np.where(zero, 1.0, np.abs(X))) - self.log_mean)
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,15 @@ class Problem:
     @property
     def inputs(self) -> int:
         return int(self.logs.shape[1])
+
+    @cached_property
+    def size(self) -> float:
+        """The weighted sum of squares of the target."""
+        return float(((self.weight * self.target) ** 2).sum())
+
+    def blocks(self) -> Iterator[tuple[slice, Problem]]:
+        """All rows at once: see `AllRows.blocks`."""
+        yield slice(0, self.rows), self
 
     def take(self, rows: Array) -> Problem:
         """The same problem with some of the rows."""
@@ -115,10 +142,69 @@ class Problem:
         return z / self.base, weight * np.abs(self.base)
 
 
-def problem(
+@dataclass(frozen=True)
+class AllRows:
+    """All rows of one output for one output power: some of them, or block after block, become a `Problem`.
+
+    The fields that `Problem` has too mean the same. offset ``[n]``, matrix ``[n, m]``: of the exponents.
+    """
+
+    columns: Columns
+    target: Array
+    weight: Array
+    power: float
+    sign: float
+    scale: float
+    low: Array
+    high: Array
+    signed: Array
+    exponents: Exponents
+    noise: float | None
+    offset: Array
+    matrix: Array
+
+    @property
+    def rows(self) -> int:
+        return len(self.target)
+
+    @property
+    def inputs(self) -> int:
+        return int(self.matrix.shape[1])
+
+    @cached_property
+    def size(self) -> float:
+        """The weighted sum of squares of the target."""
+        return float(sum(((self.weight[rows] * self.target[rows]) ** 2).sum() for rows in blocks(self.rows)))
+
+    def take(self, rows: Any) -> Problem:
+        """The problem with these rows, a slice or indices."""
+        logs = self.columns.logs(rows)
+        base = np.exp(np.clip(logs @ self.offset, -300, 300))
+        negative, touched = None, self.columns.negative
+        if touched.any():
+            below = (self.columns.X[rows] < 0).astype(float)
+            base = base * (1 - 2 * ((below @ np.where(touched, self.offset, 0)) % 2))
+            negative = (below @ (np.where(touched[:, None], self.matrix, 0) % 2)) % 2
+        return Problem(
+            logs @ self.matrix, negative, base, self.target[rows], self.weight[rows], self.power, self.sign,
+            self.scale, self.low, self.high, self.signed, self.exponents, self.noise,
+        )  # fmt: skip
+
+    def blocks(self) -> Iterator[tuple[slice, Problem]]:
+        """Every block of rows: where it is, and the problem with these rows."""
+        for rows in blocks(self.rows):
+            yield rows, self.take(rows)
+
+    def choose(self, rows: Array) -> AllRows:
+        """With these rows only, and as often as they are given."""
+        columns = replace(self.columns, X=self.columns.X[rows])
+        return replace(self, columns=columns, target=self.target[rows], weight=self.weight[rows])
+
+
+def all_rows(
     columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents, noise: float | None
-) -> Problem | None:
-    """The problem of one output and one output power, or None if the data exclude this power.
+) -> AllRows | None:
+    """The rows of one output and one output power, or None if the data exclude this power.
 
     Powers other than 1 need a y of one sign without zeros; with negative inputs and units, exponents that are fixed
     must be whole numbers.
@@ -129,22 +215,14 @@ def problem(
     if power != 1 and not (target > 0).all():
         return None
     offset, matrix = exponents.at(power)
-    logs = columns.logs @ matrix
-    base = np.exp(np.clip(columns.logs @ offset, -300, 300))
-    negative, signed = None, np.zeros(matrix.shape[1], dtype=bool)
-    if columns.negative.any():
-        touched = columns.negative.any(0)
-        if (matrix[touched] % 1 != 0).any() or (offset[touched] % 1 != 0).any():
-            return None
-        base = base * (1 - 2 * ((columns.negative @ np.where(touched, offset, 0)) % 2))
-        odd = (np.where(touched[:, None], matrix, 0)) % 2
-        signed = (odd != 0).any(0)
-        negative = (columns.negative @ odd) % 2
+    touched = columns.negative
+    if (matrix[touched] % 1 != 0).any() or (offset[touched] % 1 != 0).any():
+        return None
+    signed = (np.where(touched[:, None], matrix, 0) % 2 != 0).any(0)
     bound = BOUND * max(1.0, abs(power))
     low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
-    free = exponents.free
-    low[columns.zero.any(0)[free]] = 0.0  # a finite y excludes a negative power of zero
-    return Problem(
-        logs, negative, base, target, weight, power, sign, scale, low, high, signed, exponents,
-        None if noise is None else noise / scale,
+    low[columns.zero[exponents.free]] = 0.0  # a finite y excludes a negative power of zero
+    return AllRows(
+        columns, target, weight, power, sign, scale, low, high, signed, exponents,
+        None if noise is None else noise / scale, offset, matrix,
     )  # fmt: skip

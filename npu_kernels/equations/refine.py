@@ -7,20 +7,24 @@ leverage h of the linearised model (Allen's PRESS), so that a term that helps on
 With few rows there is a correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``, where q counts the
 coefficients
 and all exponents other than 0: simple ones were chosen by the data as well.
+
+All rows of large data are gone through in blocks, and the triangular factors of the blocks' derivatives are joined.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations.problem import BOUND, Problem
+from npu_kernels.equations.problem import BOUND, AllRows, Problem
 
 Array = Any
+Data = Problem | AllRows
 
 EXACT = 1e-9  # relative root mean square error below which data count as exact
 NEAR = 1e-12
@@ -65,34 +69,34 @@ def describe(w: float, inputs: int) -> float:
     return math.log(2 * inputs) + size + 1.3 * math.log(fraction.denominator)
 
 
-def misfit(problem: Problem, rss: float) -> float:
+def misfit(problem: Data, rss: float) -> float:
     """Minus twice the logarithm of the likelihood, up to a constant."""
     if problem.noise is not None:
         return rss / problem.noise**2
     N = problem.rows
-    floor = EXACT**2 * float(((problem.weight * problem.target) ** 2).mean())
+    floor = EXACT**2 * problem.size / N
     return N * math.log(max(rss / N, floor, 1e-300))
 
 
-def penalty(problem: Problem, terms: int) -> float:
+def penalty(problem: Data, terms: int) -> float:
     """What the coefficients and the output power cost."""
     N = problem.rows
     power = 0.0 if problem.power == 1 else 6.0 + math.log(N)
     return terms * math.log(N) + power
 
 
-def freedom(problem: Problem, variance: float, press: float) -> float:
+def freedom(problem: Data, variance: float, press: float) -> float:
     """Nats that a free exponent costs: its width of 2 `BOUND` against its standard error, as by Laplace's method.
 
     variance: of the exponent for errors of variance 1.
     """
-    floor = EXACT**2 * float(((problem.weight * problem.target) ** 2).mean())
+    floor = EXACT**2 * problem.size / problem.rows
     noise = problem.noise**2 if problem.noise is not None else max(press / problem.rows, floor, 1e-300)
     error = math.sqrt(2 * math.pi * max(variance, 1e-300) * noise)
     return math.log(2 * problem.exponents.inputs) + max(1.0, math.log(2 * BOUND) - math.log(error))
 
 
-def criterion(problem: Problem, one: Sum, press: float, spread: Array) -> float:
+def criterion(problem: Data, one: Sum, press: float, spread: Array) -> float:
     """The criterion of a sum with this sum of squared leave-one-out errors.
 
     spread: variances of the free exponents for errors of variance 1, each with those before it fixed.
@@ -108,10 +112,13 @@ def criterion(problem: Problem, one: Sum, press: float, spread: Array) -> float:
 # ---- least squares --------------------------------------------------------------------------------------------------
 
 
-def residual(problem: Problem, one: Sum) -> tuple[Array, Array]:
-    """Weighted residuals ``[N]`` and the terms ``[N, K]``."""
-    P = problem.terms(one.u, one.parity)
-    return problem.weight * (problem.target - problem.value(P @ one.c)), P
+def residual(problem: Data, one: Sum) -> tuple[Array, Array | None]:
+    """Weighted residuals ``[N]``, and the terms ``[N, K]`` of a `Problem`."""
+    r, P = np.empty(problem.rows), None
+    for rows, part in problem.blocks():
+        P = part.terms(one.u, one.parity)
+        r[rows] = part.weight * (part.target - part.value(P @ one.c))
+    return r, P if isinstance(problem, Problem) else None
 
 
 def jacobian(problem: Problem, one: Sum, P: Array) -> Array:
@@ -123,6 +130,27 @@ def jacobian(problem: Problem, one: Sum, P: Array) -> Array:
         sums = np.maximum(np.abs(P @ one.c), 1e-300)
         slope = slope * sums ** (1 / problem.power - 1) / abs(problem.power) * math.copysign(1, problem.power)
     return J * slope[:, None]
+
+
+def derivatives(
+    problem: Data, one: Sum, P: Array | None = None, root: Array | None = None
+) -> Iterator[tuple[slice, Array]]:
+    """`jacobian`, each row times its `root` ``[N]``, block after block. P: the terms, where `residual` gives them."""
+    for rows, part in problem.blocks():
+        J = jacobian(part, one, part.terms(one.u, one.parity) if P is None else P)
+        yield rows, J if root is None else J * root[rows, None]
+
+
+def triangle(J: Array) -> Array:
+    """R of J = Q R; not a number where J is not finite."""
+    R: Array = np.linalg.qr(J, mode="r") if np.isfinite(J).all() else np.full((J.shape[1],) * 2, np.nan)
+    return R
+
+
+def lengths(R: Array) -> Array:
+    """Of the columns; 1 for a column of zeros."""
+    length = np.sqrt((R**2).sum(0))
+    return np.where(length > 0, length, 1.0)
 
 
 def robust_scale(r: Array) -> float:
@@ -144,7 +172,7 @@ def loss_weights(r: Array, loss: str) -> tuple[float, Array]:
     return float(value.sum()) * limit**2, weight
 
 
-def refit(problem: Problem, one: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
+def refit(problem: Data, one: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
     """Levenberg-Marquardt for c and the free exponents in y itself. cost is set; infinite if nothing is finite."""
     K = len(one.c)
     k, i = np.nonzero(one.free)
@@ -154,17 +182,13 @@ def refit(problem: Problem, one: Sum, loss: str = "squared", iterations: int = 2
     for _ in range(iterations):
         if not math.isfinite(rss):
             break
-        root = np.sqrt(down)
-        J = jacobian(problem, one, P) * (root[:, None] if len(root) > 1 else 1.0)
-        if not np.isfinite(J).all():
+        R, b = _equations(problem, one, P, r, down)
+        if not np.isfinite(R).all():
             break
-        length = np.sqrt((J**2).sum(0))
-        length = np.where(length > 0, length, 1.0)
-        Q, R = np.linalg.qr(J / length)
-        b = Q.T @ (r * root)
+        length = lengths(R)
         better = False
         for _ in range(8):
-            step = _damped(R, b, mu) / length
+            step = _damped(R / length, b, mu) / length
             u = one.u.copy()
             u[k, i] = np.clip(u[k, i] + np.clip(step[K:], -1, 1), problem.low[i], problem.high[i])
             tried = replace(one, u=u, c=one.c + step[:K])
@@ -187,18 +211,37 @@ def refit(problem: Problem, one: Sum, loss: str = "squared", iterations: int = 2
     return replace(one, rss=rss, press=press, cost=cost)
 
 
-def leave_one_out(problem: Problem, one: Sum, r: Array, P: Array, down: Array, loss: str) -> tuple[float, Array]:
+def _equations(problem: Data, one: Sum, P: Array | None, r: Array, down: Array) -> tuple[Array, Array]:
+    """R and b with which ``R step = b`` is the step of least squares."""
+    root = _root(down)
+    target = r if root is None else r * root
+    parts = [triangle(np.column_stack([J, target[rows]])) for rows, J in derivatives(problem, one, P, root)]
+    R, q = parts[0] if len(parts) == 1 else triangle(np.concatenate(parts)), one.parameters
+    return R[:q, :q], R[:q, q]
+
+
+def _root(down: Array) -> Array | None:
+    """Factors of the rows, None if all are 1."""
+    return np.sqrt(down) if len(down) > 1 else None
+
+
+def leave_one_out(problem: Data, one: Sum, r: Array, P: Array | None, down: Array, loss: str) -> tuple[float, Array]:
     """The sum of squared leave-one-out errors, to first order (with a robust loss, of the loss of these errors), and
     the variances of the free exponents that `criterion` takes."""
-    J = jacobian(problem, one, P) * (np.sqrt(down)[:, None] if len(down) > 1 else 1.0)
-    if len(J) <= J.shape[1] or not np.isfinite(J).all():
+    root, K = _root(down), len(one.c)
+    if problem.rows <= one.parameters:
         return math.inf, np.empty(0)
-    length = np.sqrt((J**2).sum(0))
-    length = np.where(length > 0, length, 1.0)
-    Q, R = np.linalg.qr(J / length)
-    size = np.abs(np.diag(R))
-    h = (Q[:, size > 1e-10] ** 2).sum(1)
-    K = len(one.c)
+    parts = [triangle(J) for _, J in derivatives(problem, one, P, root)]
+    if not all(np.isfinite(R).all() for R in parts):
+        return math.inf, np.empty(0)
+    inner, R = np.linalg.qr(np.concatenate(parts))
+    length = lengths(R)
+    size = np.abs(np.diag(R)) / length
+    known, h, at = inner[:, size > 1e-10], np.empty(problem.rows), 0
+    for (rows, J), part in zip(derivatives(problem, one, P, root), parts, strict=True):
+        Q = np.linalg.qr(J)[0]  # the same R again: memory for all Q would grow with the rows
+        h[rows] = ((Q @ known[at : at + len(part)]) ** 2).sum(1)
+        at += len(part)
     # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the later ones fixed.
     spread = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
     return loss_weights(r / np.maximum(1 - h, 1e-3), loss)[0], spread
@@ -212,20 +255,18 @@ def _damped(R: Array, b: Array, mu: float) -> Array:
     return found
 
 
-def covariance(problem: Problem, one: Sum) -> Array:
+def covariance(problem: Data, one: Sum) -> Array:
     """``(J^T J)^-1`` of c and the free exponents: the covariance divided by the errors' variance."""
-    _, P = residual(problem, one)
-    J = jacobian(problem, one, P)
-    length = np.sqrt((J**2).sum(0))
-    length = np.where(length > 0, length, 1.0)
-    inverse = np.linalg.pinv(np.linalg.qr(J / length, mode="r"), rcond=1e-13)
+    R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, one)]))
+    length = lengths(R)
+    inverse = np.linalg.pinv(R / length, rcond=1e-13)
     return inverse @ inverse.T / np.outer(length, length)
 
 
 # ---- simple exponents -----------------------------------------------------------------------------------------------
 
 
-def options(problem: Problem, rules: Rules, value: float, i: int, parity: float) -> list[float]:
+def options(problem: Data, rules: Rules, value: float, i: int, parity: float) -> list[float]:
     """The simple exponents near a value, the nearest of each denominator."""
     if problem.signed[i]:
         whole = 2 * round((value - parity) / 2) + parity
@@ -235,7 +276,7 @@ def options(problem: Problem, rules: Rules, value: float, i: int, parity: float)
     return [o for o in dict.fromkeys(found) if problem.low[i] <= o <= problem.high[i]]
 
 
-def simplified(problem: Problem, one: Sum, rules: Rules) -> Sum:
+def simplified(problem: Data, one: Sum, rules: Rules) -> Sum:
     """The sum with simple exponents where this lowers the criterion, and always whole ones for inputs of both signs."""
     one = refit(problem, _fewer_than_rows(problem, one), rules.loss)
     forced = problem.signed[None, :] & one.free
@@ -271,7 +312,23 @@ def simplified(problem: Problem, one: Sum, rules: Rules) -> Sum:
     return best
 
 
-def _fewer_than_rows(problem: Problem, one: Sum) -> Sum:
+def reconsidered(problem: Data, one: Sum, rules: Rules) -> Sum:
+    """The sum, with other exponents where these rows, more than those that chose them, tell them from simple ones."""
+    free = one.free | ((np.abs(one.u) > NEAR) & ~problem.signed)
+    if rules.exponents == "integers" or (free == one.free).all():
+        return one
+    freed = refit(problem, replace(one, free=free), rules.loss, 6)
+    if not math.isfinite(freed.cost):
+        return one
+    u, free = freed.u.copy(), freed.free.copy()
+    for k, i, o in _plan(problem, freed, rules):
+        u[k, i], free[k, i] = o, False
+    same = (free == one.free).all() and (u[~free] == one.u[~free]).all()
+    rounded = one if same else refit(problem, replace(freed, u=u, free=free), rules.loss)
+    return min((one, freed, rounded), key=lambda s: s.cost)
+
+
+def _fewer_than_rows(problem: Data, one: Sum) -> Sum:
     """With as many parameters as rows every error is 0, and none can be estimated: the smallest exponents become 0."""
     most = max(0, problem.rows - len(one.c) - 1)
     if one.free.sum() <= most:
@@ -282,7 +339,7 @@ def _fewer_than_rows(problem: Problem, one: Sum) -> Sum:
     return replace(one, u=np.where(one.free & ~free, 0.0, one.u), free=free)
 
 
-def _plan(problem: Problem, one: Sum, rules: Rules) -> list[tuple[int, int, float]]:
+def _plan(problem: Data, one: Sum, rules: Rules) -> list[tuple[int, int, float]]:
     """Exponents to set, in order, by the quadratic approximation of the squared error around its minimum.
 
     Setting a parameter that is d from its value raises the squared error by ``d**2 / C_jj``, and moves the others by

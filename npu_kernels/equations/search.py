@@ -18,7 +18,7 @@ import torch
 
 from npu_kernels.equations import refine
 from npu_kernels.equations.library import Library
-from npu_kernels.equations.problem import Problem
+from npu_kernels.equations.problem import AllRows, Problem
 from npu_kernels.equations.refine import Rules, Sum
 from npu_kernels.equations.varpro import Points, Solver
 
@@ -77,22 +77,24 @@ class Found:
         if best is None or self.exact():
             return best is not None
         problem, one = best
-        close = one.rss < POOR**2 * _size(problem)
+        close = one.rss < POOR**2 * problem.size
         return close and not one.free.any() and len(one.c) == 1 and (problem.power, 2) in self.sums
 
 
-def is_exact(problem: Problem, one: Sum) -> bool:
-    return one.rss <= refine.EXACT**2 * _size(problem)
-
-
-def _size(problem: Problem) -> float:
-    return float(((problem.weight * problem.target) ** 2).sum())
+def is_exact(problem: Problem | AllRows, one: Sum) -> bool:
+    return one.rss <= refine.EXACT**2 * problem.size
 
 
 def search(
-    problems: Callable[[float], Problem | None], settings: Settings, powers: tuple[float, ...], found: Found
+    whole: Callable[[float], AllRows | None],
+    training: Array,
+    settings: Settings,
+    powers: tuple[float, ...],
+    found: Found,
 ) -> Found:
-    """Search these output powers and add to what is found. `problems` gives the rows for a power, or None.
+    """Search these output powers and add to what is found.
+
+    whole: gives the rows for a power, or None. training: the indices of those that may be used.
 
     Ctrl-C ends it with what is found until then; before that it raises KeyboardInterrupt.
     """
@@ -100,9 +102,9 @@ def search(
         for power in powers:
             if found.settled():
                 break
-            problem = problems(power)
-            if problem is not None:
-                errors = _one_power(problem, settings, found)
+            rows = whole(power)
+            if rows is not None:
+                errors = _one_power(rows, training, settings, found)
                 found.errors = found.errors or errors
     except KeyboardInterrupt:
         print("NPURegressor: interrupted; what was found until now is returned", file=sys.stderr)
@@ -112,12 +114,12 @@ def search(
     return found
 
 
-def _one_power(problem: Problem, settings: Settings, found: Found) -> list[float]:
+def _one_power(whole: AllRows, training: Array, settings: Settings, found: Found) -> list[float]:
     """Sums of 1 to `max_terms` terms for one power; the least squared error of each number of terms."""
-    generator = np.random.default_rng([settings.seed, round(12 * problem.power) % 1000])
-    order = generator.permutation(problem.rows)
-    some = problem.take(np.sort(order[:ROWS]))
-    more = some if problem.rows <= ROWS else problem.take(np.sort(order[:MORE_ROWS]))
+    generator = np.random.default_rng([settings.seed, round(12 * whole.power) % 1000])
+    order = generator.permutation(len(training))
+    some = whole.take(training[np.sort(order[:ROWS])])
+    more = some if len(training) <= ROWS else whole.take(training[np.sort(order[:MORE_ROWS])])
     loss = settings.rules.loss
     library, solver = Library(some, generator), Solver(some, loss)
     large = solver if more is some else Solver(more, loss)
@@ -127,7 +129,7 @@ def _one_power(problem: Problem, settings: Settings, found: Found) -> list[float
     worse, first = 0, not reference  # the other powers have half as many starts
     starts, tries = (settings.starts, TRIED) if first else (max(8, settings.starts // 2), TRIED // 2)
     # Where the units leave no exponent free there is one product of powers.
-    most = min(settings.max_terms, max(1, problem.rows - 1)) if problem.inputs else 1
+    most = min(settings.max_terms, max(1, len(training) - 1)) if whole.inputs else 1
     for terms in range(1, most + 1):
         beam = _fitted(solver, large, library, beam, terms, starts, generator)
         if terms == 1 and not first and most > 1:  # single products are the same with every power
@@ -142,9 +144,9 @@ def _one_power(problem: Problem, settings: Settings, found: Found) -> list[float
         errors.append(min(one.rss for one in tried))
         cost = min(one.cost for one in tried)
         if settings.show is not None:
-            settings.show(f"power {problem.power:g}, {terms} terms: criterion {cost:.1f}")
+            settings.show(f"power {whole.power:g}, {terms} terms: criterion {cost:.1f}")
         worse = worse + 1 if cost > best else 0
-        if worse > (errors[-1] > POOR**2 * _size(more)) or any(is_exact(more, one) for one in tried):
+        if worse > (errors[-1] > POOR**2 * more.size) or any(is_exact(more, one) for one in tried):
             break
         if reference and errors[-1] > BEHIND * reference[min(terms, len(reference)) - 1]:
             break
