@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
@@ -9,8 +10,11 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from npu_kernels import files
 
@@ -113,3 +117,23 @@ def check_same(saved: Any, own: dict[str, str], what: str = "fit") -> None:
             said.append(name if name in ("model", "data") or len(values) > LONG else f"{name} ({values})")
     if said:
         raise ValueError(f"it is of another {what}: other {', '.join(said)}")
+
+
+def digest(*parts: Any) -> str:
+    """Of tensors, records of such, and other values by their `repr`."""
+    found = hashlib.blake2b(digest_size=16)
+
+    def add(part: Any) -> None:
+        if isinstance(part, Tensor):
+            part = part.detach().cpu()
+            found.update(f"{part.dtype} {tuple(part.shape)} ".encode() + part.contiguous().numpy().tobytes())
+        elif is_dataclass(part):
+            found.update(type(part).__name__.encode())
+            for field in fields(part):
+                add(getattr(part, field.name))
+        else:
+            found.update(repr(part).encode())
+
+    for part in parts:
+        add(part)
+    return found.hexdigest()

@@ -9,10 +9,13 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 
+from npu_kernels.checkpoints import digest
 from npu_kernels.equations.refine import Rules
 from npu_kernels.equations.search import Settings
 from npu_kernels.equations.units import Exponents, constrain
+from npu_kernels.equations.work import Work
 
 Array = Any
 
@@ -53,6 +56,13 @@ def settings_of(model: Any, seed: int) -> Settings:
     show = (lambda text: print(f"NPURegressor: {text}", file=sys.stderr)) if model.verbose else None
     rules = Rules(model.exponents, int(model.max_denominator), model.loss)
     return Settings(int(model.max_terms), rules, int(model.starts), seed, show)
+
+
+def work_of(model: Any, seed: int, *data: Array) -> Work:
+    """The work of a fit to these data."""
+    options = {k: repr(v) for k, v in model.get_params().items() if k not in ("random_state", "n_jobs", "verbose")}
+    found = digest(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
+    return Work(seed, model.random_state is None, {"data": found, **options})
 
 
 def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:

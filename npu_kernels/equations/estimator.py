@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from npu_kernels.equations.arguments import check_parameters, exponents_of, settings_of, units_of
+from npu_kernels.checkpoints import Checkpoint
+from npu_kernels.equations.arguments import check_parameters, exponents_of, settings_of, units_of, work_of
 from npu_kernels.equations.bootstrap import intervals as percentiles
 from npu_kernels.equations.bootstrap import resampled
 from npu_kernels.equations.equation import Equation
@@ -16,6 +18,7 @@ from npu_kernels.equations.output import FEW, Laws, Rows, laws, merged
 from npu_kernels.equations.plot import draw
 from npu_kernels.equations.search import Settings
 from npu_kernels.equations.table import EquationTable, report
+from npu_kernels.equations.work import Work
 
 Array = Any
 INSTALL = "NPURegressor needs scikit-learn: pip install 'npu_kernels[sklearn]' (or: pip install scikit-learn)"
@@ -114,7 +117,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
     # ---- fitting ------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> NPURegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, checkpoint: Any = None) -> NPURegressor:
         """Find the equations.
 
         Args:
@@ -122,9 +125,14 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             y: ``[N]``, or ``[N, O]`` for several outputs.
             sample_weight: ``[N]``, in proportion to 1 / variance of each row's error. Equal rows count as one row with
                 the sum of their weights, a row with weight 0 not at all.
+            checkpoint: a file. If it exists, the fit continues from it, with the same bits as without an interruption;
+                without a random_state it has the seed of the fit before. Several outputs are then searched one after
+                another. It is written every half a minute and at the end, and is for the same versions of npu_kernels,
+                torch and numpy.
 
         Ctrl-C ends the search with the best equation until then. Raises ValueError for data and parameters that cannot
-        be used; warns with `EquationWarning` of constant columns and of few rows.
+        be used and for a checkpoint that is damaged or of another fit, OSError for one that cannot be written; warns
+        with `EquationWarning` of constant columns and of few rows.
         """
         from sklearn.utils import check_random_state
         from sklearn.utils.validation import _check_sample_weight, validate_data
@@ -153,13 +161,31 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             )
             for o, name in enumerate(outputs)
         ]
-        tables = [EquationTable(found) for found in self._all(work, settings)]
+        if checkpoint is None:
+            found = self._all(work, settings)
+        else:
+            found = self._resumed(work, settings, work_of(self, settings.seed, X, targets, weight), checkpoint)
+        tables = [EquationTable(one) for one in found]
         self._single = y.ndim == 1
         self._set(tables)
         return self
 
+    def _powers(self) -> tuple[float, ...] | None:
+        return None if isinstance(self.output_powers, str) else tuple(float(p) for p in self.output_powers)
+
+    def _resumed(self, outputs: list[Rows], settings: Settings, work: Work, path: Any) -> list[Laws]:
+        """`_all`, continued from a checkpoint and kept there."""
+        work.checkpoint = Checkpoint(work, path)
+        try:
+            return [
+                limited(rows, replace(settings, seed=work.seed, steps=work.steps(o)), self._powers())
+                for o, rows in enumerate(outputs)
+            ]
+        finally:
+            work.checkpoint.save()
+
     def _all(self, work: list[Rows], settings: Settings) -> list[Laws]:
-        powers = None if isinstance(self.output_powers, str) else tuple(float(p) for p in self.output_powers)
+        powers = self._powers()
         if len(work) == 1 or self.n_jobs in (None, 1):
             return [limited(rows, settings, powers) for rows in work]
         from joblib import Parallel, delayed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import numpy as np
 from npu_kernels.equations import refine
 from npu_kernels.equations.equation import Equation
 from npu_kernels.equations.problem import AllRows, Columns, Problem, all_rows, blocks
-from npu_kernels.equations.refine import Sum
+from npu_kernels.equations.refine import Rules, Sum
 from npu_kernels.equations.search import MORE_ROWS, POWERS, Found, Settings, is_exact, search
 from npu_kernels.equations.units import Exponents
+from npu_kernels.equations.work import Steps
 
 Array = Any
 
@@ -106,6 +108,8 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
             f"NPURegressor: no sum of products of powers could be fitted to {rows.output}; output_powers other than 1 "
             "need a y of one sign without zeros"
         )
+    if not found.complete:  # what comes now is no part of the whole fit
+        settings = replace(settings, steps=Steps())
     return _finished(rows, columns, root, known, found, np.sort(order[:held]), noise, settings)
 
 
@@ -149,7 +153,7 @@ def _finished(
         training, one = best[terms]
         whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise)
         assert whole is not None
-        fitted = refine.refit(whole, one, settings.rules.loss)
+        [fitted] = settings.steps.sums(partial(_refitted, whole, one, settings.rules))
         fits.append((whole, one, fitted if math.isfinite(fitted.rss) else one))
     if len(rows.y) > MORE_ROWS / (1 - HELD_OUT):
         fits = _reconsidered(fits, settings)
@@ -170,9 +174,18 @@ def _reconsidered(fits: list[tuple[AllRows, Sum, Sum]], settings: Settings) -> l
         return fits
     found = []
     for whole, one, fitted in fits:
-        close = len(fitted.c) <= len(best.c) and fitted.press < CLOSE * best.press
-        found.append((whole, one, refine.reconsidered(whole, fitted, settings.rules) if close else fitted))
+        if len(fitted.c) <= len(best.c) and fitted.press < CLOSE * best.press:
+            [fitted] = settings.steps.sums(partial(_other_exponents, whole, fitted, settings.rules))
+        found.append((whole, one, fitted))
     return found
+
+
+def _refitted(whole: AllRows, one: Sum, rules: Rules) -> list[Sum]:
+    return [refine.refit(whole, one, rules.loss)]
+
+
+def _other_exponents(whole: AllRows, one: Sum, rules: Rules) -> list[Sum]:
+    return [refine.reconsidered(whole, one, rules)]
 
 
 def _relative(whole: Problem | AllRows, squares: float) -> float:

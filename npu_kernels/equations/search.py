@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from npu_kernels.equations.library import Library
 from npu_kernels.equations.problem import AllRows, Problem
 from npu_kernels.equations.refine import Rules, Sum
 from npu_kernels.equations.varpro import Points, Solver
+from npu_kernels.equations.work import Steps
 
 Array = Any
 
@@ -44,6 +46,7 @@ class Settings:
     starts: int = 64
     seed: int = 0
     show: Callable[[str], None] | None = None
+    steps: Steps = field(default_factory=Steps)
 
 
 @dataclass
@@ -131,15 +134,16 @@ def _one_power(whole: AllRows, training: Array, settings: Settings, found: Found
     # Where the units leave no exponent free there is one product of powers.
     most = min(settings.max_terms, max(1, len(training) - 1)) if whole.inputs else 1
     for terms in range(1, most + 1):
-        beam = _fitted(solver, large, library, beam, terms, starts, generator)
+        fitted = partial(_fitted, solver, large, library, beam, terms, starts, generator)
+        beam = settings.steps.points(generator, fitted)
         if terms == 1 and not first and most > 1:  # single products are the same with every power
             errors.append(math.inf)
             continue
-        tried = [refine.simplified(more, one, settings.rules) for one in _distinct(beam, tries)]
-        tried = [one for one in tried if math.isfinite(one.cost)]
+        tried = settings.steps.sums(partial(_simplified, more, _distinct(beam, tries), settings.rules))
         if not tried:
             break
-        for one in [*tried, *_shortened(more, min(tried, key=lambda s: s.cost), settings.rules)]:
+        best_one = min(tried, key=lambda s: s.cost)
+        for one in [*tried, *settings.steps.sums(partial(_shortened, more, best_one, settings.rules))]:
             found.add(more, one)
         errors.append(min(one.rss for one in tried))
         cost = min(one.cost for one in tried)
@@ -152,6 +156,12 @@ def _one_power(whole: AllRows, training: Array, settings: Settings, found: Found
             break
         best = min(best, cost)
     return errors
+
+
+def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
+    """The sums with simple exponents, without those whose errors are not finite."""
+    found = [refine.simplified(problem, one, rules) for one in sums]
+    return [one for one in found if math.isfinite(one.cost)]
 
 
 def _shortened(problem: Problem, one: Sum, rules: Rules) -> list[Sum]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.checkpoints import Checkpoint, interruptible
+from npu_kernels.checkpoints import Checkpoint, digest, interruptible
 from npu_kernels.checks import check_whole
 from npu_kernels.fitting.data import stream
 from npu_kernels.layers import NAU, RealNPU
@@ -21,7 +21,7 @@ from npu_kernels.ode.matching import drawn, matched, smoothed
 from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories, windows
 from npu_kernels.ode.series import NAME, Series
 from npu_kernels.ode.time_series_result import SeriesFit, finished, units
-from npu_kernels.ode.work import Work, digest
+from npu_kernels.ode.work import Work
 from npu_kernels.progress import Progress
 
 INSTALL = f"{NAME} needs numpy and scipy: pip install 'npu_kernels[sklearn]'"

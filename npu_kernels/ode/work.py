@@ -7,17 +7,15 @@ and so comes to the same bits.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import npu_kernels
-from npu_kernels.checkpoints import Checkpoint, check_same
+from npu_kernels.checkpoints import Checkpoint, check_same, digest
 from npu_kernels.progress import Progress
 
 FORMAT = 1  # of a saved state
@@ -103,23 +101,3 @@ class Work:
         check_same(state["fingerprint"], self.fingerprint)
         self._seconds = state["seconds"]
         self._kept = {key: Descent(*parts) for key, parts in state["kept"].items()}
-
-
-def digest(*parts: Any) -> str:
-    """Of tensors, records of such, and other values by their `repr`."""
-    found = hashlib.blake2b(digest_size=16)
-
-    def add(part: Any) -> None:
-        if isinstance(part, Tensor):
-            part = part.detach().cpu()
-            found.update(f"{part.dtype} {tuple(part.shape)} ".encode() + part.contiguous().numpy().tobytes())
-        elif is_dataclass(part):
-            found.update(type(part).__name__.encode())
-            for field in fields(part):
-                add(getattr(part, field.name))
-        else:
-            found.update(repr(part).encode())
-
-    for part in parts:
-        add(part)
-    return found.hexdigest()
