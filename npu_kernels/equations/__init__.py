@@ -8,6 +8,8 @@ search.py      sums of more and more terms, for each output power
 library.py     products with simple exponents: where the search starts
 varpro.py      the exponents of many starts at once
 refine.py      one sum: least squares in y, simple exponents, the criterion
+many.py        `fit_many`: many problems
+work.py        what a checkpoint keeps
 equation.py    what comes out; table.py: the candidates, and a report in words
 
 It needs numpy and scikit-learn: ``pip install 'npu_kernels[sklearn]'``.
@@ -15,6 +17,16 @@ It needs numpy and scikit-learn: ``pip install 'npu_kernels[sklearn]'``.
 
 from npu_kernels.equations.equation import Equation, Interval
 from npu_kernels.equations.estimator import EquationWarning, NPURegressor
+from npu_kernels.equations.many import Outcome, Outcomes, fit_many
 from npu_kernels.equations.table import EquationTable
 
-__all__ = ["Equation", "EquationTable", "EquationWarning", "Interval", "NPURegressor"]
+__all__ = [
+    "Equation",
+    "EquationTable",
+    "EquationWarning",
+    "Interval",
+    "NPURegressor",
+    "Outcome",
+    "Outcomes",
+    "fit_many",
+]

@@ -89,10 +89,7 @@ class Steps:
         """The sums that `compute` gives."""
         if self._work is None:
             return compute()
-        return [
-            Sum(*(part.numpy() if isinstance(part, torch.Tensor) else part for part in parts))
-            for parts in self._step(lambda: [_packed(one) for one in compute()])
-        ]
+        return [_unpacked(parts) for parts in self._step(lambda: [_packed(one) for one in compute()])]
 
     def _step(self, compute: Callable[[], Any]) -> Any:
         """The next step: kept, or computed now."""
@@ -109,3 +106,8 @@ class Steps:
 def _packed(one: Sum) -> list[Any]:
     """A sum in tensors and numbers; each has its own memory."""
     return [torch.from_numpy(part.copy()) if isinstance(part, np.ndarray) else float(part) for part in astuple(one)]
+
+
+def _unpacked(parts: list[Any]) -> Sum:
+    values: list[Any] = [part.numpy() if isinstance(part, torch.Tensor) else part for part in parts]
+    return Sum(*values)

@@ -1,0 +1,120 @@
+"""Many problems at once: each has its own law or error; processes, checkpoints, Ctrl-C, ranks."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+from npu_kernels.equations import NPURegressor, fit_many, many, search
+from tests.laws import uniform
+from tests.test_distributed import _spawn
+
+X = uniform(2, 60)
+MODEL = NPURegressor(random_state=0, max_terms=1, starts=4, output_powers=(1,))
+PROBLEMS = {
+    "quotient": (X, 3 * X[:, 0] / X[:, 1]),
+    "text": (X, np.full(60, "a")),
+    "square": (X, X[:, 0] ** 2, np.ones(60)),
+    "unknown": (X * np.nan, np.ones(60)),
+}
+LINES = [
+    "quotient: y = 3*x0/x1",
+    "text: ValueError: ",
+    "square: y = x0**2",
+    "unknown: ValueError: Input X contains NaN.",
+]
+
+
+def same(found):
+    lines = str(found).splitlines()
+    return len(lines) == len(LINES) and all(map(str.startswith, lines, LINES))
+
+
+def test_errors_stay_with_their_problems(tmp_path):
+    found = fit_many(PROBLEMS, MODEL)
+    assert same(found)
+    assert found.complete
+    assert not hasattr(MODEL, "best_")
+    assert [one.error is None for one in found] == [True, False, True, False]
+    assert found[0].model.predict(X) == pytest.approx(PROBLEMS["quotient"][1])
+    assert [one.name for one in fit_many(list(PROBLEMS.values())[:2], MODEL)] == [0, 1]
+    assert fit_many([], MODEL) == []
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_processes_give_the_same():
+    assert same(fit_many(PROBLEMS, MODEL, n_jobs=2))
+
+
+def test_a_folder_of_checkpoints(tmp_path, monkeypatch):
+    """Only what is new is searched, in whatever order."""
+    folder = tmp_path / "laws"
+    assert same(fit_many(PROBLEMS, MODEL, checkpoint=folder))
+    assert len(list(folder.iterdir())) == 2
+    calls, plain = [], search._fitted
+    monkeypatch.setattr(search, "_fitted", lambda *arguments: calls.append(1) or plain(*arguments))
+    turned = dict(reversed([*PROBLEMS.items(), ("new", (X, X[:, 1] ** 3))]))
+    found = fit_many(turned, MODEL, checkpoint=folder)
+    assert str(found).splitlines()[0] == "new: y = x1**3"
+    assert same(many.Outcomes(found[:0:-1]))
+    assert len(calls) == 1
+    with pytest.raises(FileNotFoundError):
+        fit_many(PROBLEMS, MODEL, checkpoint=tmp_path / "absent" / "laws")
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_interrupt_gives_what_was_found(at, monkeypatch, capsys, request):
+    """Before anything of a problem was found, and within its search."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    model = NPURegressor(random_state=0, max_terms=2, starts=4, output_powers=(1,), noise="constant")
+    y = X[:, 0] + X[:, 1] ** 2 + 0.1 * uniform(1, 60, seed=4)[:, 0]
+    calls, plain = [], search._fitted
+
+    def stopping(*arguments):
+        calls.append(1)
+        if len(calls) == at + 2:  # two for the first problem
+            signal.raise_signal(signal.SIGINT)
+        return plain(*arguments)
+
+    monkeypatch.setattr(search, "_fitted", stopping)
+    found = fit_many([(X, y), (X, 2 * y), (X, 3 * y)], model)
+    assert not found.complete
+    assert [one.complete for one in found] == [True] + [False] * (at - 1)
+
+
+def test_progress(capsys):
+    fit_many(PROBLEMS, MODEL, progress=True)
+    assert "fit_many: 100 %" in capsys.readouterr().err
+    fit_many(PROBLEMS, MODEL, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_arguments_that_cannot_be_used():
+    with pytest.raises(TypeError, match=r"^fit_many: problems must be a sequence or a dict of \(X, y\), got ndarray$"):
+        fit_many(X)
+    with pytest.raises(ValueError, match=r"^fit_many: problems must be .* got another one for 'p'$"):
+        fit_many({"p": (X,)})
+    with pytest.raises(TypeError, match=r"^fit_many: model must be a NPURegressor, got int$"):
+        fit_many(PROBLEMS, 3)
+
+
+def on_a_rank(rank, ranks):
+    calls, plain = [], many._one
+    many._one = lambda *arguments: calls.append(1) or plain(*arguments)
+    found = fit_many(PROBLEMS, MODEL)
+    assert same(found)
+    assert found.complete
+    assert len(calls) == len(PROBLEMS) // ranks
+
+
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
+@pytest.mark.skipif(sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS")
+def test_ranks_share_the_problems():
+    _spawn(2, on_a_rank)
