@@ -42,7 +42,7 @@ class Outcome:
 class Outcomes(list[Outcome]):
     """An `Outcome` for each problem that was begun, in their order; ``str()`` has a line for each.
 
-    outcomes: these. complete: false if Ctrl-C ended it; problems are then missing or have a search that was interrupted.
+    outcomes: these. complete: false if Ctrl-C ended it; problems are then missing or their search was interrupted.
     """
 
     def __init__(self, outcomes: Sequence[Outcome] = (), complete: bool = True) -> None:
