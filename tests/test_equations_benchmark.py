@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks.equations import __main__ as benchmark
-from benchmarks.equations import rivals
-from benchmarks.equations.laws import LAWS, drawn
+from benchmarks.equations import report, rivals
+from benchmarks.equations.laws import LAWS, drawn, with_dummies
 from tests.examples import ROOT
 
 
-@pytest.mark.parametrize("law", [*LAWS, *map(drawn, range(6))], ids=lambda law: law.name)
+@pytest.mark.parametrize("law", [*LAWS, *map(drawn, range(6)), with_dummies(LAWS[40])], ids=lambda law: law.name)
 def test_the_judge_knows_the_law_and_its_wrong_forms(law):
     def sums(points):
         return law.products(points).sum(1)
@@ -29,7 +29,7 @@ def test_the_judge_knows_the_law_and_its_wrong_forms(law):
 def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-    words = ["x", "--classes", "b,c1", "--noise", "0", "--rows", "100", "--out", str(file)]
+    words = ["x", "--classes", "b,c1", "--noise", "0", "--rows", "100", "--seeds", "1", "--out", str(file)]
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(benchmark, "LAWS", [law for law in LAWS if law.name in ("I.13.12", "I.10.7")])
     benchmark.main()
@@ -44,11 +44,12 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     benchmark.main()
     assert [row["equation"] for row in benchmark.read(file)] == [row["equation"] for row in rows]
     assert benchmark.read(file)[:3] == rows[:3]
-    page.write_text("before\n<!-- equations:begin -->\nold\n<!-- equations:end -->\nbehind\n")
+    marks = "".join(f"<!-- {mark}:begin -->\nold\n<!-- {mark}:end -->\n" for mark in ("equations", "published"))
+    page.write_text(f"before\n{marks}behind\n")
     monkeypatch.setattr(sys, "argv", ["x", "--out", str(file), "--report", str(page)])
     benchmark.main()
-    assert "| sum | 0 | 1 of 1 (" in page.read_text()
-    assert "| power of a sum | 0 | 1 of 1 (" in page.read_text()
+    assert "| sum | 0 | 70 | 1 of 1\\* (" in page.read_text()
+    assert "| power of a sum | 0 | 150 | 1 of 1\\* (" in page.read_text()
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("behind\n")
 
@@ -88,6 +89,38 @@ def test_a_program_that_is_installed_predicts(name):
     assert formula
 
 
-def test_the_table_in_the_guide_is_that_of_the_rows():
+def test_the_tables_in_the_guide_are_those_of_the_rows():
     page = (ROOT / "docs" / "equations.md").read_text()
-    assert page == benchmark.insert(page, benchmark.table(benchmark.read(benchmark.OUT)), benchmark.MARK)
+    assert page == report.page(page, benchmark.read(benchmark.OUT))
+
+
+def test_a_cell_without_all_equations_is_marked():
+    row = {"class": "b", "noise": 0.0, "method": "NPURegressor", "found": True, "terms": 2, "seconds": 1.0, "rows": 9}
+    whole = [{**row, "seed": seed} for seed in (0, 1) for _ in range(7)]
+    assert "| sum | 0 | 70 | 14 of 14 (1 s; 2) |" in report.table(whole)
+    assert "| sum | 0 | 70 | 13 of 13\\* (1 s; 2) |" in report.table(whole[:-1])
+
+
+def test_the_picture_has_a_panel_for_each_class_with_several_noises(tmp_path, monkeypatch):
+    drawing = pytest.importorskip("benchmarks.paper.drawing")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    seen = []
+    monkeypatch.setattr(drawing, "save", lambda figure, path: seen.append(figure))
+    rows = [
+        {"class": kind, "noise": noise, "method": "NPURegressor", "found": k < 3, "seed": 0}
+        for kind, noises in (("a", (0.0, 0.1)), ("b", (0.0,)), ("c1", (0.0, 0.1)))
+        for noise in noises
+        for k in range(4)
+    ]
+    report.picture(rows, tmp_path / "x.svg")
+    axes = seen[0].axes
+    assert [axis.get_title() for axis in axes] == ["one product", "power of a sum"]
+    assert axes[0].lines[0].get_ydata().tolist() == [0.75, 0.75]
+
+
+def test_dummies_are_columns_that_the_law_does_not_need():
+    law = with_dummies(LAWS[40])
+    X = law.draw(20, np.random.default_rng(0))
+    assert X.shape[1] == len(LAWS[40].inputs) + 2
+    assert law(X) == pytest.approx(LAWS[40](X[:, :-2]))
+    assert law.kind in report.TITLES

@@ -1,8 +1,9 @@
 """How often known equations are found in data: by `NPURegressor`, least squares of logarithms, and other programs.
 
-    python -m benchmarks.equations --noise 0,0.001,0.01,0.1 --seeds 10    # adds the rows that the file lacks
-    python -m benchmarks.equations --methods pysindy,gplearn,pyoperon     # those that are installed
-    python -m benchmarks.equations --report docs/equations.md                        # the table of the file's rows
+    python -m benchmarks.equations                                    # adds the rows that the file lacks, for days
+    python -m benchmarks.equations --classes b --noise 0.01 --seeds 1 # a part of them
+    python -m benchmarks.equations --methods pysindy,gplearn,pyoperon # those that are installed
+    python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png # of the file's rows
 
 Noise is normal, equal for all rows, in units of y's root mean square. An equation is found if at 400 points, each
 input drawn over four decades around the middle of its range, the sum of its terms is within 2 % of the sum of the true
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import time
 import warnings
 from pathlib import Path
@@ -23,18 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.equations.laws import LAWS, Law, drawn
+from benchmarks.equations.laws import LAWS, SUMS, Law, drawn, with_dummies
+from benchmarks.equations.report import METHODS, SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed
 from npu_kernels import files
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
-MARK = "equations"
-METHODS = ("NPURegressor", "logarithms", *RIVALS)
-TITLES = {
-    "a": "one product", "b": "sum", "c1": "power of a sum", "sum": "drawn sum", "si": "product in SI units"
-}  # fmt: skip
-NAMES = {"logarithms": "least squares of logarithms"}
-SUMS = 24  # drawn sums of a seed
+CLASSES = "a,b,c1,sum,si,ad,bd,c1d"
+NOISES = "0,0.001,0.01,0.1"
 Row = dict[str, Any]
 
 
@@ -128,53 +124,24 @@ def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def table(rows: list[Row]) -> str:
-    """The share found and the median processor time, as Markdown."""
-    sizes = " or ".join(map(str, sorted({row["rows"] for row in rows})))
-    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
-    methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
-    lines = [
-        f"{sizes} rows; seeds: {seeds}; one thread. In brackets: median processor time in seconds; median size in",
-        "terms, for gplearn and pyoperon in nodes of a tree.",
-        "",
-        "| | noise | " + " | ".join(NAMES.get(m, f"`{m}`") for m in methods) + " |",
-        "| --- | --- |" + " --- |" * len(methods),
-    ]
-    for kind, noise in sorted({(row["class"], row["noise"]) for row in rows}):
-        cells = []
-        for method in methods:
-            group = [r for r in rows if (r["class"], r["noise"], r["method"]) == (kind, noise, method)]
-            seconds, size = ([r[key] for r in group] for key in ("seconds", "terms"))
-            more = f" ({statistics.median(seconds):.2g} s; {statistics.median(size):g})" if group else ""
-            cells.append(f"{sum(r['found'] for r in group)} of {len(group)}{more}" if group else "")
-        lines.append(f"| {TITLES[kind]} | {noise:g} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def insert(text: str, block: str, mark: str) -> str:
-    """The text with the block between the marks of this name."""
-    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
-    before, _, rest = text.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise ValueError(f"needs {begin} and behind it {end}")
-    return f"{before}{begin}\n{block}\n{end}{after}"
-
-
 def main() -> None:
     """Run what the file lacks, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--classes", default="a,b,c1,sum,si", help="of a, b, c1, sum, si")
+    parser.add_argument("--classes", default=CLASSES, help=f"of {CLASSES}")
     parser.add_argument("--methods", default=",".join(METHODS[:2]), help=f"of {', '.join(METHODS)}")
-    parser.add_argument("--noise", default="0,0.01")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--noise", default=NOISES)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--out", type=files.output, default=OUT)
-    parser.add_argument("--report", type=Path, metavar="PAGE", help="write the table into this page, and run nothing")
+    parser.add_argument("--report", type=Path, metavar="PAGE", help="write the tables into this page, and run nothing")
+    parser.add_argument("--picture", type=files.output, help="draw the shares over the noise, and run nothing")
     arguments = parser.parse_args()
     found = read(arguments.out)
     if arguments.report:
-        files.write(arguments.report, insert(arguments.report.read_text(), table(found), MARK))
+        files.write(arguments.report, page(arguments.report.read_text(), found))
+    if arguments.picture:
+        picture(found, arguments.picture)
+    if arguments.report or arguments.picture:
         return
     from threadpoolctl import threadpool_limits
 
@@ -184,12 +151,13 @@ def main() -> None:
     absent = [m for m in methods if m not in METHODS[:2] and m not in installed()]
     if absent:
         parser.error(f"not installed: {', '.join(absent)} (pip install {' '.join(absent)})")
+    classes = arguments.classes.split(",")
     with threadpool_limits(1):
         for method in methods:
             measure(LAWS[0], 0.0, 0, method, 50)  # imports
         for seed in range(arguments.seeds):
-            laws = [*LAWS, *(drawn(SUMS * seed + k) for k in range(SUMS))]
-            for law in (law for law in laws if law.kind in arguments.classes.split(",")):
+            laws = [*LAWS, *map(with_dummies, LAWS), *(drawn(SUMS * seed + k) for k in range(SUMS))]
+            for law in (law for law in laws if law.kind in classes):
                 for noise in map(float, arguments.noise.split(",")):
                     for method in methods:
                         if (law.name, noise, seed, method, arguments.rows) in done:

@@ -3,17 +3,19 @@ powers of sums of at most four products of powers; and sums that are drawn.
 
 Class a: one product. b: a sum. c1: a power of a sum. Inputs are drawn uniformly from [1, 5] unless a range is given.
 Class si: products in SI units with sizes as in nature, drawn uniformly in the logarithm, and two columns that are not
-needed, in the manner of SRSD (Matsubara et al. 2022); the ranges are our own.
+needed, in the manner of SRSD (Matsubara et al. 2022); the ranges are our own. Classes ad, bd and c1d: a, b and c1 with
+two columns that are not needed.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 PI = math.pi
+SUMS = 24  # drawn sums of a seed
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,11 @@ LAWS = (
     _si("Kepler si", 2 * PI / math.sqrt(6.6743e-11), "a^1.5 M^-0.5", a=(1e10, 1e12), M=(1e29, 1e31)),
     _c("III.10.19", 2, (1, "mu^2 Bx^2"), (1, "mu^2 By^2"), (1, "mu^2 Bz^2")),
 )
+
+
+def with_dummies(law: Law) -> Law:
+    """The law with two columns that are not needed."""
+    return replace(law, name=f"{law.name} +2", kind=f"{law.kind}d", unused=(*law.unused, "dummy1", "dummy2"))
 
 
 def drawn(seed: int) -> Law:

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.equations.__main__ import insert, processor, read
+from benchmarks.equations.__main__ import processor, read
+from benchmarks.equations.report import insert
 from npu_kernels import NAU, RealNPU, files, ode
 from npu_kernels.ode.alternatives import WINDOW
 

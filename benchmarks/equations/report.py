@@ -1,0 +1,132 @@
+"""What the rows say: a table, the rates that others have published, and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.equations.laws import LAWS, SUMS, with_dummies
+from benchmarks.equations.rivals import RIVALS
+
+Row = dict[str, Any]
+
+METHODS = ("NPURegressor", "logarithms", *RIVALS)
+NAMES = {"logarithms": "least squares of logarithms"}
+TITLES = {
+    "a": "one product", "ad": "one product, two columns more", "b": "sum", "bd": "sum, two columns more",
+    "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "drawn sum",
+    "si": "product in SI units",
+}  # fmt: skip
+SEEDS = 10  # of the whole benchmark
+EACH = Counter([law.kind for law in (*LAWS, *map(with_dummies, LAWS)) if law.kind in TITLES] + ["sum"] * SUMS)
+
+# Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who published them.
+PUBLISHED = (
+    ("AI Feynman", 0.0, 86, 44, 51, "SRBench"),
+    ("Operon", 0.0, 46, 7, 3, "SRBench"),
+    ("the best of all methods", 0.01, 28, 12, 13, "SRBench"),
+    ("PhySO, with units", 0.01, 100, 56, 43, "PhySO"),
+)
+SOURCES = {
+    "SRBench": "La Cava et al., NeurIPS Datasets and Benchmarks 2021",
+    "PhySO": "Tenachi et al., Astrophysical Journal 2023, results in its repository",
+}
+
+
+def cell_rows(rows: Sequence[Row], kind: str, noise: float, method: str) -> list[Row]:
+    """The rows of one cell of the table."""
+    return [r for r in rows if (r["class"], r["noise"], r["method"]) == (kind, noise, method)]
+
+
+def incomplete(group: Sequence[Row]) -> bool:
+    """Whether equations of the class lack for a seed that was begun."""
+    return len(group) < EACH[group[0]["class"]] * len({row["seed"] for row in group})
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The share found and the median processor time, as Markdown."""
+    sizes = " or ".join(map(str, sorted({row["rows"] for row in rows})))
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
+    lines = [
+        f"{sizes} rows; seeds: {seeds}; one thread. Planned: the number of equations times {SEEDS} seeds; a star marks",
+        "a cell that lacks equations of a seed. In brackets: median processor time in seconds; median size in terms,",
+        "for gplearn and pyoperon in nodes of a tree.",
+        "",
+        "| | noise | planned | " + " | ".join(NAMES.get(m, f"`{m}`") for m in methods) + " |",
+        "| --- | --- | --- |" + " --- |" * len(methods),
+    ]  # fmt: skip
+    for kind, noise in sorted({(row["class"], row["noise"]) for row in rows}):
+        cells = [_cell(cell_rows(rows, kind, noise, method)) for method in methods]
+        lines.append(f"| {TITLES[kind]} | {noise:g} | {SEEDS * EACH[kind]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(group: Sequence[Row]) -> str:
+    if not group:
+        return ""
+    seconds, size = ([row[key] for row in group] for key in ("seconds", "terms"))
+    star = "\\*" if incomplete(group) else ""
+    found = f"{sum(row['found'] for row in group)} of {len(group)}{star}"
+    return f"{found} ({statistics.median(seconds):.2g} s; {statistics.median(size):g})"
+
+
+def published() -> str:
+    """The rates of others, as Markdown."""
+    lines = [
+        "| method | noise | one product | sum | power of a sum | source |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(f"| {name} | {noise:g} | {a} % | {b} % | {c} % | {source} |" for name, noise, a, b, c, source in PUBLISHED),
+        "",
+        *(f"{name}: {text}." for name, text in SOURCES.items()),
+    ]
+    return "\n".join(lines)
+
+
+def picture(rows: Sequence[Row], path: Path) -> None:
+    """The share found over the noise, a panel for each class with several noises. Needs matplotlib."""
+    from benchmarks.paper.drawing import figure, headline, save
+    from benchmarks.paper.summary import wilson
+
+    noises = sorted({row["noise"] for row in rows})
+    kinds = [k for k in TITLES if len({row["noise"] for row in rows if row["class"] == k}) > 1]
+    drawing, axes = figure(1, len(kinds), (2.6 * len(kinds) + 1, 3.6), share=True)
+    methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
+    for axis, kind in zip(axes[0], kinds, strict=True):
+        for k, method in enumerate(methods):
+            groups = {n: cell_rows(rows, kind, n, method) for n in noises}
+            at = [n for n in noises if groups[n]]
+            shares = [sum(row["found"] for row in groups[n]) / len(groups[n]) for n in at]
+            ends = [wilson(sum(row["found"] for row in groups[n]), len(groups[n])) for n in at]
+            error = [[max(0.0, s - e[0]) for s, e in zip(shares, ends, strict=True)],
+                     [max(0.0, e[1] - s) for s, e in zip(shares, ends, strict=True)]]  # fmt: skip
+            places = [noises.index(n) + 0.07 * (k - (len(methods) - 1) / 2) for n in at]
+            if at:
+                axis.errorbar(
+                    places, shares, error, fmt="o-", capsize=2, color=f"C{k}", label=NAMES.get(method, method)
+                )
+        axis.set_xticks(range(len(noises)), [f"{n:g}" for n in noises])
+        axis.set(title=TITLES[kind], xlabel="noise", ylim=(-0.04, 1.04))
+    axes[0][0].set_ylabel("share of equations found")
+    lines = {name: line for axis in axes[0] for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    drawing.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
+    headline(drawing, "Equations found in data", "bars: 95 % intervals; wide where only few equations were run")
+    save(drawing, path)
+
+
+def insert(text: str, block: str, mark: str) -> str:
+    """The text with the block between the marks of this name."""
+    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"needs {begin} and behind it {end}")
+    return f"{before}{begin}\n{block}\n{end}{after}"
+
+
+def page(text: str, rows: Sequence[Row]) -> str:
+    """A page with both tables."""
+    return insert(insert(text, table(rows), "equations"), published(), "published")
