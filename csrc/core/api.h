@@ -83,6 +83,7 @@ struct OdeInputs {
   double dt;
   bool last_stage;  // the forward computed the derivative at the last state too
 
+  bool complex() const { return weight_im != nullptr; }
   bool one() const { return models * starts == 1; }
   // With so many, no register holds the starts of two models.
   bool many_starts() const { return starts >= 8; }

@@ -217,7 +217,7 @@ void turn_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const
   for (int n = 0; n < count; ++n) c.negative[i + n] = false;
   for (int64_t v = 0; v < c.registers; ++v) {
     Reg column[W];
-    load_columns<T>(x + v * W * in.in + i, in.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
+    load_columns_inline<T>(x + v * W * in.in + i, in.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
     for (int n = 0; n < count; ++n) {
       const Reg g = S::set1(gate[i + n]);
       S::store(c.x + (i + n) * c.stride + v * W, column[n]);
@@ -238,9 +238,9 @@ void turn_gradients(const NpuBackward<T>& f, int64_t first_row, int64_t o, int c
     const int64_t at = (first_row + v * W) * out + o;
     const int rows = int(least<int64_t>(W, c.rows - v * W));
     Reg grad_y[W], y[W], s[W];
-    load_columns<T>(f.grad_y + at, out, rows, count, grad_y);
-    load_columns<T>(f.y + at, out, rows, count, y);
-    load_columns<T>(f.s + at, out, rows, count, s);
+    load_columns_inline<T>(f.grad_y + at, out, rows, count, grad_y);
+    load_columns_inline<T>(f.y + at, out, rows, count, y);
+    load_columns_inline<T>(f.s + at, out, rows, count, s);
     for (int n = 0; n < count; ++n) {
       S::store(c.grad_p + (o + n) * c.stride + v * W, grad_y[n] * y[n]);
       S::store(c.grad_q + (o + n) * c.stride + v * W, -grad_y[n] * s[n]);
@@ -332,7 +332,7 @@ class Group {
         Reg column[W];
         for (int n = 0; n < count; ++n) column[n] = S::load(c.x + (i + n) * c.stride + v * W);
         T* at = f_.grad_x + (task.model * in_.rows + row + v * W) * in_.in + i;
-        store_columns<T>(at, in_.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
+        store_columns_inline<T>(at, in_.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
       }
     }
   }

@@ -214,7 +214,7 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, const T* gate, 
     for (int64_t i0 = 0; i0 < in.in; i0 += W) {
       const int count = int(least<int64_t>(W, in.in - i0));
       Reg column[W];
-      load_columns<T>(x + r * W * in.in + i0, in.in, valid, count, column);
+      load_columns_inline<T>(x + r * W * in.in + i0, in.in, valid, count, column);
       for (int c = 0; c < count; ++c) {
         const Reg g = S::set1(gate[i0 + c]);
         const Reg size = S::fma(g, S::abs(column[c]) + eps, S::set1(T(1)) - g);
@@ -331,8 +331,8 @@ class Chunk {
       }
       const int valid = int(least<int64_t>(W, t.rows - r * W));
       const int64_t at = (t.row + r * W) * in_.out + o;
-      store_columns<T>(f_.y + at, in_.out, valid, outs, y);
-      if (f_.s != nullptr) store_columns<T>(f_.s + at, in_.out, valid, outs, s);
+      store_columns_inline<T>(f_.y + at, in_.out, valid, outs, y);
+      if (f_.s != nullptr) store_columns_inline<T>(f_.s + at, in_.out, valid, outs, s);
     }
   }
 

@@ -18,14 +18,14 @@ namespace npu {
 namespace NPU_ISA {
 namespace {
 
-template <typename T, bool complex, int D>
+template <typename T, int D>
 void forward(const OdeForward<T>& f, const Parallel& parallel) {
   constexpr int64_t W = Simd<T>::width;
   const OdeInputs<T>& in = f.inputs;
-  if (in.one()) return Loop<T, HiddenLanes<T, complex, D>>(in).forward(f, 0, 0, 1);
+  if (in.one()) return Loop<T, HiddenLanes<T, D>>(in).forward(f, 0, 0, 1);
   const Plan plan = Plan::of(in);
   parallel.over(plan.tasks, [&](int64_t begin, int64_t end_task) {
-    Loop<T, Lanes<T, complex, D>> loop(in);
+    Loop<T, Lanes<T, D>> loop(in);
     for (int64_t task = begin; task < end_task; ++task) {
       const Plan::Task t = plan.task(in, task);
       for (int64_t n = 0; n < t.rows; n += W) loop.forward(f, t.row + n, t.place + n, int(least(W, t.rows - n)));
@@ -33,12 +33,12 @@ void forward(const OdeForward<T>& f, const Parallel& parallel) {
   });
 }
 
-template <typename T, bool complex, int D>
+template <typename T, int D>
 void backward(const OdeBackward<T>& b, const Parallel& parallel) {
   constexpr int64_t W = Simd<T>::width;
   const OdeInputs<T>& in = b.inputs;
   if (in.one()) {
-    Loop<T, HiddenLanes<T, complex, D>> loop(in);
+    Loop<T, HiddenLanes<T, D>> loop(in);
     loop.units().clear_gradients();
     loop.backward(b, 0, 0, 1);
     return loop.units().write_gradients(b);
@@ -47,7 +47,7 @@ void backward(const OdeBackward<T>& b, const Parallel& parallel) {
   const int64_t slots = in.models * plan.slots_per_model;
   Scratch<T> parts((3 * in.hidden + 1) * in.features * slots);
   parallel.over(plan.tasks, [&](int64_t begin, int64_t end_task) {
-    Loop<T, Lanes<T, complex, D>> loop(in);
+    Loop<T, Lanes<T, D>> loop(in);
     for (int64_t task = begin; task < end_task; ++task) {
       const Plan::Task t = plan.task(in, task);
       loop.units().clear_gradients();
@@ -87,20 +87,12 @@ void by_features(int64_t features, F&& f) {
 
 template <typename T>
 void ode_forward(const OdeForward<T>& f, const Parallel& parallel) {
-  by_features(f.inputs.features, [&](auto features) {
-    constexpr int D = decltype(features)::value;
-    if (f.inputs.weight_im != nullptr) forward<T, true, D>(f, parallel);
-    else forward<T, false, D>(f, parallel);
-  });
+  by_features(f.inputs.features, [&](auto features) { forward<T, decltype(features)::value>(f, parallel); });
 }
 
 template <typename T>
 void ode_backward(const OdeBackward<T>& b, const Parallel& parallel) {
-  by_features(b.inputs.features, [&](auto features) {
-    constexpr int D = decltype(features)::value;
-    if (b.inputs.weight_im != nullptr) backward<T, true, D>(b, parallel);
-    else backward<T, false, D>(b, parallel);
-  });
+  by_features(b.inputs.features, [&](auto features) { backward<T, decltype(features)::value>(b, parallel); });
 }
 
 template void ode_forward<float>(const OdeForward<float>&, const Parallel&);

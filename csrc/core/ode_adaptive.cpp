@@ -17,25 +17,27 @@ void each_register(const OdeInputs<T>& in, const Plan& plan, int64_t task, const
   for (int64_t n = 0; n < t.rows; n += W) body(t.row + n, int(least(W, t.rows - n)));
 }
 
-template <typename T, bool complex>
-void forward(const OdeAdaptiveForward<T>& f, const Parallel& parallel) {
+}  // namespace
+
+template <typename T>
+void ode_adaptive_forward(const OdeAdaptiveForward<T>& f, const Parallel& parallel) {
   const Plan plan = Plan::of(f.inputs);
   parallel.over(plan.tasks, [&](int64_t begin, int64_t end) {
-    AdaptiveForward<T, Lanes<T, complex, 0>> trajectories(f);
+    AdaptiveForward<T, Lanes<T, 0>> trajectories(f);
     for (int64_t task = begin; task < end; ++task)
       each_register(f.inputs, plan, task, [&](int64_t row, int lanes) { trajectories.run(row, lanes); });
   });
 }
 
-template <typename T, bool complex>
-void backward(const OdeAdaptiveBackward<T>& b, const Parallel& parallel) {
+template <typename T>
+void ode_adaptive_backward(const OdeAdaptiveBackward<T>& b, const Parallel& parallel) {
   constexpr int64_t W = Simd<T>::width;
   const OdeInputs<T>& in = b.gradients.inputs;
   const Plan plan = Plan::of(in);
   const int64_t slots = in.models * plan.slots_per_model;
   Scratch<T> parts((3 * in.hidden + 1) * in.features * slots);
   parallel.over(plan.tasks, [&](int64_t begin, int64_t end) {
-    AdaptiveBackward<T, Lanes<T, complex, 0>> trajectories(b);
+    AdaptiveBackward<T, Lanes<T, 0>> trajectories(b);
     auto& units = trajectories.units();
     for (int64_t task = begin; task < end; ++task) {
       units.clear_gradients();
@@ -46,20 +48,6 @@ void backward(const OdeAdaptiveBackward<T>& b, const Parallel& parallel) {
     }
   });
   add_up(b.gradients, plan, parts, parallel);
-}
-
-}  // namespace
-
-template <typename T>
-void ode_adaptive_forward(const OdeAdaptiveForward<T>& f, const Parallel& parallel) {
-  if (f.inputs.weight_im != nullptr) forward<T, true>(f, parallel);
-  else forward<T, false>(f, parallel);
-}
-
-template <typename T>
-void ode_adaptive_backward(const OdeAdaptiveBackward<T>& b, const Parallel& parallel) {
-  if (b.gradients.inputs.weight_im != nullptr) backward<T, true>(b, parallel);
-  else backward<T, false>(b, parallel);
 }
 
 template void ode_adaptive_forward<float>(const OdeAdaptiveForward<float>&, const Parallel&);

@@ -10,7 +10,7 @@
 namespace npu {
 namespace NPU_ISA {
 
-template <typename T, bool complex, int D>  // D features, 0: any number
+template <typename T, int D>  // D features, 0: any number
 class HiddenLanes {
   using S = Simd<T>;
   using Reg = typename S::Reg;
@@ -58,7 +58,7 @@ class HiddenLanes {
         for (int64_t l = 0; l < W && r * W + l < h; ++l) {
           const int64_t o = r * W + l;
           re[l] = in_.weight_re[o * d_count + d];
-          if (complex) im[l] = in_.weight_im[o * d_count + d];
+          if (in_.complex()) im[l] = in_.weight_im[o * d_count + d];
           const T raw = in_.weight[d * h + o];
           a[l] = in_.clip && raw < T(-1) ? T(-1) : (in_.clip && raw > T(1) ? T(1) : raw);
         }
@@ -79,6 +79,7 @@ class HiddenLanes {
   // k = A npu(v); keeps the stage.
   void slope(const Reg* v, Reg* k, const Stage<T, T*>& stage) {
     const int64_t d_count = features(), count = registers();
+    const bool complex = in_.complex();
     const Reg one = S::set1(T(1)), eps = S::set1(in_.eps);
     for (int64_t r = 0; r < count; ++r) {
       const Reg log = VectorMath<T>::log(S::fma(gate_[r], S::abs(v[r]) + eps, one - gate_[r]));
@@ -95,12 +96,12 @@ class HiddenLanes {
       for (int64_t d = 0; d < d_count; ++d) {
         const Reg l = S::set1(log_[d]);
         p = S::fma(l, w[3 * d], p);
-        if constexpr (complex) q = S::fma(l, w[3 * d + 1], q);
+        if (complex) q = S::fma(l, w[3 * d + 1], q);
       }
       for (int64_t d = 0; turned && d < d_count; ++d) {
         const Reg t = S::set1(turn_[d]);
         q = S::fma(t, w[3 * d], q);
-        if constexpr (complex) p = S::fma(-t, w[3 * d + 1], p);
+        if (complex) p = S::fma(-t, w[3 * d + 1], p);
       }
       Reg y = VectorMath<T>::exp(p), s = S::zero();
       if (complex || turned) {
@@ -124,6 +125,7 @@ class HiddenLanes {
   // dv = J' dk; adds to the weights' gradients.
   void pull(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
     const int64_t d_count = features(), count = registers();
+    const bool complex = in_.complex();
     const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
     for (int64_t r = 0; r < count; ++r) {
       S::store(slope_ + r * W, dk[r]);
@@ -148,7 +150,7 @@ class HiddenLanes {
         const Reg l = S::set1(log_[d]);
         grad[3 * d] = S::fma(dp, l, grad[3 * d]);
         sum[d] = S::fma(dp, w[3 * d], sum[d]);
-        if constexpr (complex) {
+        if (complex) {
           grad[3 * d + 1] = S::fma(dq, l, grad[3 * d + 1]);
           sum[d] = S::fma(dq, w[3 * d + 1], sum[d]);
         }
@@ -157,10 +159,10 @@ class HiddenLanes {
         if (turn_[d] != 0) {
           const Reg t = S::set1(turn_[d]);
           grad[3 * d] = S::fma(dq, t, grad[3 * d]);
-          if constexpr (complex) grad[3 * d + 1] = S::fma(-dp, t, grad[3 * d + 1]);
+          if (complex) grad[3 * d + 1] = S::fma(-dp, t, grad[3 * d + 1]);
         }
         phase[d] = S::fma(dq, w[3 * d], phase[d]);
-        if constexpr (complex) phase[d] = S::fma(-dp, w[3 * d + 1], phase[d]);
+        if (complex) phase[d] = S::fma(-dp, w[3 * d + 1], phase[d]);
       }
     }
     for (int64_t r = 0; r < count; ++r) {

@@ -19,7 +19,7 @@
 namespace npu {
 namespace NPU_ISA {
 
-template <typename T, bool complex, int D>  // D features, 0: any number
+template <typename T, int D>  // D features, 0: any number
 class Lanes {
   using S = Simd<T>;
   using Reg = typename S::Reg;
@@ -74,7 +74,7 @@ class Lanes {
       Reg* w = weights_ + o * 3 * d_count;
       for (int64_t d = 0; d < d_count; ++d) {
         w[d] = gather(in_.weight_re, h * d_count, o * d_count + d);
-        w[d_count + d] = complex ? gather(in_.weight_im, h * d_count, o * d_count + d) : S::zero();
+        w[d_count + d] = in_.complex() ? gather(in_.weight_im, h * d_count, o * d_count + d) : S::zero();
         const Reg a = gather(in_.weight, h * d_count, d * h + o);
         Reg bounded = S::select(a < S::set1(T(-1)), S::set1(T(-1)), a);
         bounded = S::select(a > S::set1(T(1)), S::set1(T(1)), bounded);
@@ -92,6 +92,7 @@ class Lanes {
   // k = A npu(v); keeps the stage.
   void slope(const Reg* v, Reg* k, const Stage<T, T*>& stage) {
     const int64_t d_count = features(), h = in_.hidden;
+    const bool complex = in_.complex();
     const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
     Features<Reg, D> log(scratch_), turn(scratch_ + d_count), sum(scratch_ + 2 * d_count);
     Bits negative{};
@@ -108,15 +109,11 @@ class Lanes {
     for (int64_t o = 0; o < h; ++o) {
       const Reg* w = weights_ + o * 3 * d_count;
       Reg p = S::zero(), q = S::zero();
-      for (int64_t d = 0; d < d_count; ++d) {
-        p = S::fma(log[d], w[d], p);
-        if constexpr (complex) q = S::fma(log[d], w[d_count + d], q);
-      }
+      for (int64_t d = 0; d < d_count; ++d) p = S::fma(log[d], w[d], p);
+      for (int64_t d = 0; complex && d < d_count; ++d) q = S::fma(log[d], w[d_count + d], q);
       if (turned) {
-        for (int64_t d = 0; d < d_count; ++d) {
-          q = S::fma(turn[d], w[d], q);
-          if constexpr (complex) p = S::fma(-turn[d], w[d_count + d], p);
-        }
+        for (int64_t d = 0; d < d_count; ++d) q = S::fma(turn[d], w[d], q);
+        for (int64_t d = 0; complex && d < d_count; ++d) p = S::fma(-turn[d], w[d_count + d], p);
       }
       Reg y = VectorMath<T>::exp(p), s = S::zero();
       if (complex || turned) {
@@ -142,6 +139,7 @@ class Lanes {
   // dv = J' dk; adds to the weights' gradients.
   void pull(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
     const int64_t d_count = features(), h = in_.hidden;
+    const bool complex = in_.complex();
     const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
     Features<Reg, D> log(scratch_), turn(scratch_ + d_count), sum(scratch_ + 2 * d_count),
         phase(scratch_ + 3 * d_count);
@@ -167,7 +165,9 @@ class Lanes {
       for (int64_t d = 0; d < d_count; ++d) {
         grad[d] = S::fma(dp, log[d], grad[d]);
         sum[d] = S::fma(dp, w[d], sum[d]);
-        if constexpr (complex) {
+      }
+      if (complex) {
+        for (int64_t d = 0; d < d_count; ++d) {
           grad[d_count + d] = S::fma(dq, log[d], grad[d_count + d]);
           sum[d] = S::fma(dq, w[d_count + d], sum[d]);
         }
@@ -177,10 +177,11 @@ class Lanes {
           const Bits at = turn[d] != S::zero();
           grad[d] = S::select(at, S::fma(dq, turn[d], grad[d]), grad[d]);
           phase[d] = S::fma(dq, w[d], phase[d]);
-          if constexpr (complex) {
-            grad[d_count + d] = S::select(at, S::fma(-dp, turn[d], grad[d_count + d]), grad[d_count + d]);
-            phase[d] = S::fma(-dp, w[d_count + d], phase[d]);
-          }
+        }
+        for (int64_t d = 0; complex && d < d_count; ++d) {
+          const Bits at = turn[d] != S::zero();
+          grad[d_count + d] = S::select(at, S::fma(-dp, turn[d], grad[d_count + d]), grad[d_count + d]);
+          phase[d] = S::fma(-dp, w[d_count + d], phase[d]);
         }
       }
     }

@@ -47,18 +47,22 @@ template <typename T>
 void pack(const T* p, int64_t columns, int64_t by_column, int64_t count, int64_t by_k, T* packed) {
   using S = Simd<T>;
   for (int64_t c0 = 0; c0 < columns; c0 += kColumns) {
+    const int valid = int(least<int64_t>(kColumns, columns - c0));
     int64_t k = 0;
     // Columns along registers: turned.
     for (; k + S::width <= count && by_k == 1 && kColumns <= S::width; k += S::width) {
       typename S::Reg turned[S::width];
-      load_columns<T>(p + c0 * by_column + k, by_column, int(least<int64_t>(kColumns, columns - c0)), S::width, turned);
+      load_columns<T>(p + c0 * by_column + k, by_column, valid, S::width, turned);
       for (int l = 0; l < S::width; ++l, packed += kColumns) S::store_first(packed, turned[l], kColumns);
     }
     for (; k < count; ++k, packed += kColumns) {
       const T* from = p + c0 * by_column + k * by_k;
-      if (c0 + kColumns <= columns && by_column == 1) std::memcpy(packed, from, kColumns * sizeof(T));
-      else
-        for (int64_t c = 0; c < kColumns; ++c) packed[c] = c0 + c < columns ? from[c * by_column] : T(0);
+      if (by_column == 1 && kColumns <= S::width) {
+        S::store_first(packed, S::load_first(from, valid), kColumns);
+        continue;
+      }
+      for (int c = 0; c < kColumns; ++c) packed[c] = T(0);
+      for (int c = 0; c < valid; ++c) packed[c] = from[c * by_column];
     }
   }
 }

@@ -30,6 +30,7 @@
 #endif
 
 #define NPU_INLINE inline __attribute__((always_inline))
+#define NPU_NOINLINE __attribute__((noinline))
 
 namespace npu {
 namespace NPU_ISA {

@@ -115,8 +115,8 @@ TIME_LOOP = [
             "if (same && lanes == packed_lanes_ && packed_model_ >= 0) return;",
         ),
         "lanes-shrink-sign": (
-            "if constexpr (complex) p = S::fma(-turn[d], w[d_count + d], p);",
-            "if constexpr (complex) p = S::fma(turn[d], w[d_count + d], p);",
+            "p = S::fma(-turn[d], w[d_count + d], p);",
+            "p = S::fma(turn[d], w[d_count + d], p);",
         ),
         "lanes-gate-size": (
             "grad_gate_[d] = S::fma(dr, size - one, grad_gate_[d]);",
