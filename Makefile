@@ -88,12 +88,12 @@ lint: $(VENV)/.requirements $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
+	$(BIN)/clang-format --dry-run --Werror $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'benchmarks/*.cpp')
 
 format: install $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
+	$(BIN)/clang-format -i $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'benchmarks/*.cpp')
 
 bench: install
 	$(BIN)/python -m benchmarks.throughput $(ARGS)

@@ -116,6 +116,17 @@ def test_markdown_table():
     assert cells["error (eager's)"] == "1.0e-07 (2.0e-07)"
     assert cells["peak MiB (eager's)"] == "1.0 (4.0)"
     assert cells["of the limit"] == "50 %"
+    assert "of the peak" not in head
+
+
+def test_the_share_of_the_peak_is_a_column():
+    with_tiles = made_up("ours", 1.0, share_of_peak=1.2, tile_gflops=1170.4)
+    text = report.markdown([with_tiles, made_up("ours", 1.0, Size(500, 30, 20), share_of_peak=0.61)])
+    assert "| of the peak |" in text
+    assert "| 120 % (tiles 1170 GFLOP/s) |" in text
+    assert "| 61 % |" in text
+    assert "in registers alone" in text
+    assert "in registers alone" not in report.markdown(made_up_rows())
 
 
 def test_machines_and_precisions_have_their_own_tables():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from typing import Any, TextIO
 
 import torch
 
-from benchmarks.throughput import environment, report, resume, rivals, suite
+from benchmarks.throughput import environment, peak, report, resume, rivals, suite
 from benchmarks.throughput.cases import (
     GPU_SIZES,
     PASSES,
@@ -181,6 +182,16 @@ def measure(options: argparse.Namespace, output: TextIO | None, before: Sequence
         print(line)
 
 
+def _peaks(threads: int, device: Device, tell: Callable[[str], None]) -> dict[str, peak.Peak]:
+    if device.name != "cpu":
+        return {}
+    try:
+        return peak.peaks(threads)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as problem:
+        tell(f"without the share of the peak: {problem}")
+        return {}
+
+
 def _measure_cases(
     cases: Sequence[Case],
     names: Sequence[str],
@@ -195,6 +206,7 @@ def _measure_cases(
     limits = environment.measure_limits(device)
     many = f"{threads} thread{'s' if threads > 1 else ''}"
     print(f"\n{many}: a @ b {limits.product_rate / 1e9:.0f} GFLOP/s, copy {limits.copy_rate / 1e9:.1f} GB/s")
+    peaks = _peaks(threads, device, tell)
     rows: list[suite.Row] = []
     with Progress(many, len(cases)) as progress:
         for number, case in enumerate(cases, 1):
@@ -207,6 +219,7 @@ def _measure_cases(
                 threads,
                 settings["seconds"],
                 limits=limits,
+                peaks=peaks,
                 with_memory=settings["memory"],
                 tell=tell,
                 device=device,

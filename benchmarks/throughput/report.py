@@ -169,6 +169,8 @@ def _table(groups: Groups) -> list[str]:
     present = [rival for rival in columns if any(rival in group for group in groups.values())]
     head = ["layer", "pass", "B, I, O, K", "threads", "ours", *(columns[rival] for rival in present)]
     head += ["error (eager's)", "peak MiB (eager's)", "of the limit"]
+    measured = _of_the_peak(groups)
+    head += ["of the peak"] if measured else []
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for (case, threads), group in groups.items():
         ours = group.get("ours")
@@ -189,8 +191,16 @@ def _table(groups: Groups) -> list[str]:
         cells.append(_pair(ours, eager, "peak_bytes", lambda value: f"{value / 2**20:.1f}"))
         share = ours.get("share_of_limit")
         cells.append("" if share is None else f"{100 * share:.0f} %")
+        if measured:
+            share = ours.get("share_of_peak")
+            tiles = f" (tiles {ours['tile_gflops']:.0f} GFLOP/s)" if "tile_gflops" in ours else ""
+            cells.append("" if share is None else f"{100 * share:.0f} %{tiles}")
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _of_the_peak(groups: Groups) -> bool:
+    return any(group.get("ours", {}).get("share_of_peak") is not None for group in groups.values())
 
 
 def _where(machine: Machine) -> str:
@@ -210,6 +220,12 @@ def markdown(rows: Sequence[Row]) -> str:
         "hidden units; its error is its difference to eager's, both in float64. An adaptive rollout's are its times, "
         "features and hidden units; its error is against a far smaller tolerance." + _doubts(grouped(rows).values())
     ]
+    if any(map(_of_the_peak, grouped(rows).values())):
+        parts[0] += (
+            " The peak is what the vector units can multiply and add in registers alone, timed in the same rounds; the "
+            "share counts the layer's own products. The NPU's kernels for AMX multiply in tiles of bfloat16 beside the "
+            "vector units and can exceed it: the rate of tiles in those rounds says how much of that unit was free."
+        )
     for machine, groups in grouped(rows).items():
         title = f"### {machine[0]}, {machine[1]}" + ("" if machine[-1] == "highest" else f', "{machine[-1]}" precision')
         parts.append("\n".join([title, "", f"{_where(machine)}:", "", *_table(groups)]))

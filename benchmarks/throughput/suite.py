@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from benchmarks.throughput import memory, rivals, timing
 from benchmarks.throughput.cases import PRODUCTS, STEP, Case, Operands, cost, draw
 from benchmarks.throughput.devices import DEVICES, Cuda, Device
 from benchmarks.throughput.environment import Limits
+from benchmarks.throughput.peak import TILES, VECTORS, Peak
 from npu_kernels.precision import float32_matmul_precision
 
 Row = dict[str, Any]
@@ -34,6 +35,7 @@ def measure(
     seconds: float,
     *,
     limits: Limits | None = None,
+    peaks: Mapping[str, Peak] | None = None,
     with_memory: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     device: Device = DEVICES["cpu"],
@@ -43,9 +45,12 @@ def measure(
     operands = draw(case).to(device.name)
     workloads, errors = _built(case, names, threads, operands, tell, device)
     with timing.Crowd() as crowd:
-        times = timing.interleaved({name: w.run for name, w in workloads.items()}, seconds, finish=device.synchronize)
+        runs = {name: workload.run for name, workload in workloads.items()}
+        runs |= {name: peak.run for name, peak in (peaks or {}).items()}
+        times = timing.interleaved(runs, seconds, finish=device.synchronize)
     rows = []
-    for name, own in times.items():
+    for name in workloads:
+        own = times[name]
         row: Row = {
             **case.to_dict(),
             "device": device.name,
@@ -63,6 +68,8 @@ def measure(
             least = cost(case)
             if least is not None and name not in rivals.OTHER_FUNCTION:
                 row["share_of_limit"] = limits.seconds(least) / timing.spread(own).median
+        if peaks:
+            row |= _of_the_peak(case, name, times, peaks)
         if with_memory and name in MEMORY_RIVALS and wants_memory(case):
             row["peak_bytes"], why, row["peak_method"] = _peak(workloads[name], name, case, threads, device)
             if why:
@@ -119,6 +126,17 @@ def _times(own: Sequence[float], ours: Sequence[float]) -> Row:
     }
 
 
+def _of_the_peak(case: Case, name: str, times: Mapping[str, Sequence[float]], peaks: Mapping[str, Peak]) -> Row:
+    """The rates in registers in these rounds, and which share of the vectors' the case's products make up."""
+    keys = {VECTORS: "peak_gflops", TILES: "tile_gflops"}
+    row = {keys[key]: 2e-9 * peak.multiply_adds / timing.spread(times[key]).median for key, peak in peaks.items()}
+    least = cost(case)
+    if least is not None and name not in rivals.OTHER_FUNCTION:
+        whole = timing.ratios(times[VECTORS], times[name]).median  # round by round: a core that is shared slows both
+        row["share_of_peak"] = whole * least[0] / (2.0 * peaks[VECTORS].multiply_adds)
+    return row
+
+
 def _peak(
     workload: rivals.Workload, name: str, case: Case, threads: int, device: Device
 ) -> tuple[int | None, str, str]:
@@ -137,6 +155,8 @@ def show(row: Row) -> str:
         line += f"  error {row['error']:.1e}"
     if row.get("share_of_limit") is not None:
         line += f"  {100 * row['share_of_limit']:.0f} % of the limit"
+    if row.get("share_of_peak") is not None:
+        line += f", {100 * row['share_of_peak']:.0f} % of the peak"
     if row.get("device_us") is not None:
         line += f"  device {row['device_us']:.1f} us in {row['launches']:.0f} launches"
     if row.get("peak_bytes") is not None:
