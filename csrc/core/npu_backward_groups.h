@@ -8,6 +8,9 @@
 #include "npu_backward.h"
 #include "row_groups.h"
 
+// Of what is called for whole groups only: inlined, it would be compiled again for every caller.
+#define NPU_ONCE __attribute__((noinline))
+
 namespace npu {
 namespace NPU_ISA {
 
@@ -49,7 +52,7 @@ class BackwardGroups {
     const bool together = groups_ > 1, direct = !together && Form::writes_gradients(f_);
     Scratch<T> partial(together ? tasks * size : 0);
     Scratch<double> gate_partial(together ? tasks * in_.in : 0);
-    over_tasks<Form>(tasks, [&](int64_t begin, int64_t end, const Parallel& inner) {
+    over_tasks<Form>(tasks, [&](int64_t begin, int64_t end, const Parallel& inner) NPU_ONCE {
       Scratch<T> own(together || direct ? 0 : size), gate(in_.in), phase_sums(in_.in);
       Scratch<double> gate_own(together ? 0 : in_.in);
       const Form form = make(group_rows_);
@@ -72,7 +75,7 @@ class BackwardGroups {
     using Form = decltype(make(int64_t()));
     const int64_t tasks = in_.models * groups_, size = sums_size();
     Scratch<double> total(tasks * size), gate_total(tasks * in_.in);
-    over_tasks<Form>(tasks, [&](int64_t begin, int64_t end, const Parallel& inner) {
+    over_tasks<Form>(tasks, [&](int64_t begin, int64_t end, const Parallel& inner) NPU_ONCE {
       Scratch<T> sums(size), gate(in_.in), phase_sums(in_.in);
       const Form form = make(Form::kSpan);
       for (int64_t n = begin; n < end; ++n) {
@@ -120,7 +123,7 @@ class BackwardGroups {
 
   template <typename Sum>
   void finish_all(const Sum* partial, const double* gate_partial) const {
-    parallel_.over(in_.models, [&](int64_t begin, int64_t end) {
+    parallel_.over(in_.models, [&](int64_t begin, int64_t end) NPU_ONCE {
       Scratch<T> gate(in_.in), phase(in_.in);
       for (int64_t model = begin; model < end; ++model) {
         load_gate(model, gate);

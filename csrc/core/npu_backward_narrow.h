@@ -73,6 +73,27 @@ NPU_INLINE void spread_tile(const Chunk<T>& c, int64_t reg, int64_t out, const T
   }
 }
 
+// dx over x's panel, and the gate's sums over rows, of dL [registers][stride].
+template <typename T>
+__attribute__((noinline)) void finish_columns(const NpuInputs<T>& in, const Chunk<T>& c, int64_t reg, int registers,
+                                              int64_t i, int ins, int stride, const T* gate,
+                                              const typename Simd<T>::Reg* dl, T* gate_lanes) {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  const Reg one = S::set1(T(1)), eps = S::set1(in.eps);
+  for (int n = 0; n < ins; ++n) {
+    const Reg g = S::set1(gate[i + n]);
+    Reg gate_sum = S::zero();
+    for (int r = 0; r < registers; ++r) {
+      T* at = c.x + (i + n) * c.stride + (reg + r) * S::width;
+      const Reg x = S::load(at);
+      S::store(at, spread_to_x<T>(dl[r * stride + n], x, g, one, eps, &gate_sum));
+    }
+    T* lanes = gate_lanes + (i + n) * S::width;
+    S::store(lanes, S::load(lanes) + gate_sum);
+  }
+}
+
 // dL of N inputs from i on, R registers of rows; finished to dx (over x's panel) and to the gate's sums over rows.
 template <typename T, bool complex, int R, int N>
 void spread(const NpuInputs<T>& in, const Chunk<T>& c, int64_t reg, int64_t i, int ins, const T* gate, const T* w,
@@ -81,19 +102,7 @@ void spread(const NpuInputs<T>& in, const Chunk<T>& c, int64_t reg, int64_t i, i
   using Reg = typename S::Reg;
   Reg dl[R][N];
   spread_tile<T, complex, R, N>(c, reg, in.out, w, dl);
-  const Reg one = S::set1(T(1)), eps = S::set1(in.eps);
-  for (int n = 0; n < N; ++n) {
-    if (n >= ins) break;
-    const Reg g = S::set1(gate[i + n]);
-    Reg gate_sum = S::zero();
-    for (int r = 0; r < R; ++r) {
-      T* at = c.x + (i + n) * c.stride + (reg + r) * S::width;
-      const Reg x = S::load(at);
-      S::store(at, spread_to_x<T>(dl[r][n], x, g, one, eps, &gate_sum));
-    }
-    T* lanes = gate_lanes + (i + n) * S::width;
-    S::store(lanes, S::load(lanes) + gate_sum);
-  }
+  finish_columns<T>(in, c, reg, R, i, ins, N, gate, &dl[0][0], gate_lanes);
 }
 
 // Weights of one model for `spread`: [I / kSpreadIns][O][kSpreadIns][wr, wi], zeros behind I.
@@ -237,13 +246,29 @@ void turn_gradients(const NpuBackward<T>& f, int64_t first_row, int64_t o, int c
   for (int64_t v = 0; v < c.registers; ++v) {
     const int64_t at = (first_row + v * W) * out + o;
     const int rows = int(least<int64_t>(W, c.rows - v * W));
-    Reg grad_y[W], y[W], s[W];
-    load_columns_inline<T>(f.grad_y + at, out, rows, count, grad_y);
-    load_columns_inline<T>(f.y + at, out, rows, count, y);
-    load_columns_inline<T>(f.s + at, out, rows, count, s);
+    Reg column[3][W];
+    const T* const from[3] = {f.grad_y + at, f.y + at, f.s + at};
+#pragma GCC unroll 1  // one transposition in the code, not three
+    for (int n = 0; n < 3; ++n) load_columns_inline<T>(from[n], out, rows, count, column[n]);
     for (int n = 0; n < count; ++n) {
-      S::store(c.grad_p + (o + n) * c.stride + v * W, grad_y[n] * y[n]);
-      S::store(c.grad_q + (o + n) * c.stride + v * W, -grad_y[n] * s[n]);
+      S::store(c.grad_p + (o + n) * c.stride + v * W, column[0][n] * column[1][n]);
+      S::store(c.grad_q + (o + n) * c.stride + v * W, -column[0][n] * column[2][n]);
+    }
+  }
+}
+
+// The panel of dx, as rows.
+template <typename T>
+void turn_back(const NpuInputs<T>& in, const Chunk<T>& c, T* grad_x) {
+  using S = Simd<T>;
+  constexpr int W = S::width;
+  for (int64_t i = 0; i < in.in; i += W) {
+    const int count = int(least<int64_t>(W, in.in - i));
+    for (int64_t v = 0; v < c.registers; ++v) {
+      typename S::Reg column[W];
+      for (int n = 0; n < count; ++n) column[n] = S::load(c.x + (i + n) * c.stride + v * W);
+      const int rows = int(least<int64_t>(W, c.rows - v * W));
+      store_columns_inline<T>(grad_x + v * W * in.in + i, in.in, rows, count, column);
     }
   }
 }
@@ -325,16 +350,7 @@ class Group {
       if (last || (v + kSpreadRows) % kGateRun == 0) end_gate_run(task, gate_lanes);
       if (!last && (v + kSpreadRows) % kGateRun == 0) std::memset(gate_lanes, 0, size_t(in_.in * W) * sizeof(T));
     }
-    if (f_.grad_x == nullptr) return;
-    for (int64_t i = 0; i < in_.in; i += W) {
-      const int count = int(least<int64_t>(W, in_.in - i));
-      for (int64_t v = 0; v < c.registers; ++v) {
-        Reg column[W];
-        for (int n = 0; n < count; ++n) column[n] = S::load(c.x + (i + n) * c.stride + v * W);
-        T* at = f_.grad_x + (task.model * in_.rows + row + v * W) * in_.in + i;
-        store_columns_inline<T>(at, in_.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
-      }
-    }
+    if (f_.grad_x != nullptr) turn_back<T>(in_, c, f_.grad_x + (task.model * in_.rows + row) * in_.in);
   }
 
   // Adds the gate's sums of a run over their lanes, and to the total.

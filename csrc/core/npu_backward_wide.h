@@ -106,7 +106,7 @@ class Group {
     c.log_r = log_r, c.grad_p = grad_p, c.grad_q = grad_q, c.mask = mask, c.negative = negative;
     c.index = looks_up ? static_cast<typename S::Bits*>(index) : nullptr;
     if (packs) {
-      inner.over(blocks, [&](int64_t begin, int64_t end) {
+      inner.over(blocks, [&](int64_t begin, int64_t end) NPU_ONCE {
         for (int64_t block = begin; block < end; ++block) pack(task.model, block, packed);
       });
     }
@@ -114,10 +114,10 @@ class Group {
       c.rows = least(chunk_rows, task.end - row);
       c.row = task.model * in_.rows + row;
       c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
-      inner.over(ceil_div(c.rows, kSumRows), [&](int64_t begin, int64_t end) {
+      inner.over(ceil_div(c.rows, kSumRows), [&](int64_t begin, int64_t end) NPU_ONCE {
         for (int64_t n = begin; n < end; ++n) prepare(task, c, n * kSumRows, least((n + 1) * kSumRows, c.rows));
       });
-      inner.over(blocks, [&](int64_t begin, int64_t end) {
+      inner.over(blocks, [&](int64_t begin, int64_t end) NPU_ONCE {
         for (int64_t block = begin; block < end; ++block) {
           const int64_t i0 = block * kBlock, i1 = least(i0 + kBlock, in_.in);
           if (packs) spread<true>(task, c, i0, i1, packed + i0 * in_.out * kWeights);
@@ -236,15 +236,21 @@ class Group {
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) dl[r][v] = dl[r][v] + run[r][v];
     }
+    finish_rows(task, c, b, R, V, i0, i1, &dl[0][0], gate_run);
+  }
+
+  // dx and the gate's sums of a tile's dL ``[rows][vectors]``.
+  __attribute__((noinline)) void finish_rows(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int rows,
+                                             int vectors, int64_t i0, int64_t i1, const Reg* dl, T* gate_run) const {
     const Reg one = S::set1(T(1)), eps = S::set1(in_.eps);
-    for (int v = 0; v < V; ++v) {
+    for (int v = 0; v < vectors; ++v) {
       const int64_t i = i0 + v * W;
       const int count = int(least<int64_t>(W, i1 - i));
       const Reg g = S::load_first(task.gate + i, count);
       Reg gate_sum = S::zero();
-      for (int r = 0; r < R; ++r) {
+      for (int r = 0; r < rows; ++r) {
         const Reg x = S::load_first(c.x + (b + r) * in_.in + i, count);
-        const Reg dx = spread_to_x<T>(dl[r][v], x, g, one, eps, &gate_sum);
+        const Reg dx = spread_to_x<T>(dl[r * vectors + v], x, g, one, eps, &gate_sum);
         if (f_.grad_x != nullptr) S::store_first(f_.grad_x + (c.row + b + r) * in_.in + i, dx, count);
       }
       S::store(gate_run + v * W, S::load(gate_run + v * W) + gate_sum);
@@ -336,11 +342,16 @@ class Group {
       add_rows<Products::kReal, signs, N, V>(c, b, end, i, o, tables, sums);
       add_rows<Products::kMask, signs, N, V>(c, b, end, i, o, tables, sums);
     }
-    for (int n = 0; n < N; ++n) {
-      for (int v = 0; v < V; ++v) {
+    finish_sums(task, signs, N, V, i, i1, o, &sums[0][0][0]);
+  }
+
+  // Stores a tile's sums ``[outs][vectors][part]``, or the gradients that they become.
+  __attribute__((noinline)) void finish_sums(const GroupTask<T>& task, Signs signs, int outs, int vectors, int64_t i,
+                                             int64_t i1, int64_t o, const Reg* sum) const {
+    for (int n = 0; n < outs; ++n) {
+      for (int v = 0; v < vectors; ++v, sum += kParts<complex>) {
         const int count = int(least<int64_t>(W, i1 - i - v * W));
         const int64_t at = (o + n) * in_.in + i + v * W;
-        const Reg* sum = sums[n][v];
         if (task.sums == nullptr) {
           const Reg gate = S::load_first(task.gate + i + v * W, count);
           weight_gradients<T, complex>(f_, task.model * in_.out * in_.in + at, count, gate, sum,

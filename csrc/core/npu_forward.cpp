@@ -200,16 +200,16 @@ void product_tile_of(int outs, const T* log_r, const typename Phase<T>::Slot* sl
   }
 }
 
-// L as [I][R] and m as [groups][R] of R registers of rows; returns whether any x is negative.
-template <typename T, int R>
-bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, const T* gate, T* log_r,
+// L as [I][registers] and m as [groups][registers] of a tile; returns whether any x is negative.
+template <typename T>
+bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, const T* gate, T* log_r,
                typename Phase<T>::Slot* slots) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   constexpr int W = S::width;
   const Reg eps = S::set1(in.eps);
   bool negative = false;
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < registers; ++r) {
     const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - r * W)));
     for (int64_t i0 = 0; i0 < in.in; i0 += W) {
       const int count = int(least<int64_t>(W, in.in - i0));
@@ -218,12 +218,42 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, const T* gate, 
       for (int c = 0; c < count; ++c) {
         const Reg g = S::set1(gate[i0 + c]);
         const Reg size = S::fma(g, S::abs(column[c]) + eps, S::set1(T(1)) - g);
-        S::store(log_r + ((i0 + c) * R + r) * W, VectorMath<T>::log(size));
-        negative |= Phase<T>::set(slots, i0 + c, r, R, column[c]);
+        S::store(log_r + ((i0 + c) * registers + r) * W, VectorMath<T>::log(size));
+        negative |= Phase<T>::set(slots, i0 + c, r, registers, column[c]);
       }
     }
   }
   return negative;
+}
+
+// The rows of a tile: L, m, and P and Q of the outs that are kept.
+template <typename T>
+struct Panel {
+  int64_t row, rows;  // the first of all models' rows, and how many
+  int registers;
+  bool negative;
+  T *log_r, *p, *q;
+  typename Phase<T>::Slot* slots;
+};
+
+// y and s of `outs` outs from o on; `first` is the first of those kept.
+template <typename T>
+void finish(const NpuForward<T>& f, const Panel<T>& t, int64_t first, int64_t o, int outs) {
+  using S = Simd<T>;
+  constexpr int W = S::width;
+  T* const to[2] = {f.y, f.s};
+  for (int r = 0; r < t.registers; ++r) {
+    typename S::Reg column[2][W];  // y and s
+    for (int n = 0; n < outs; ++n) {
+      const int64_t from = ((o - first + n) * t.registers + r) * W;
+      outputs<T>(S::load(t.p + from), S::load(t.q + from), &column[0][n], &column[1][n]);
+    }
+    const int valid = int(least<int64_t>(W, t.rows - r * W));
+    const int64_t at = (t.row + r * W) * f.inputs.out + o;
+#pragma GCC unroll 1  // one transposition in the code, not two
+    for (int n = 0; n < 2; ++n)
+      if (to[n] != nullptr) store_columns_inline<T>(to[n] + at, f.inputs.out, valid, outs, column[n]);
+  }
 }
 
 // Outs [first, end) of the rows of some tiles of one model. A block of weights is packed once and stays in the cache
@@ -234,6 +264,7 @@ class Chunk {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   using Slot = typename Phase<T>::Slot;
+  using Tile = Panel<T>;
   static constexpr int W = S::width;
 
  public:
@@ -269,7 +300,8 @@ class Chunk {
       t.slots = slots_ + count * Phase<T>::groups(in_.in) * kTileRows;
       t.p = p_ + count * outs_at_once_ * kTileSize;
       t.q = q_ + count * outs_at_once_ * kTileSize;
-      turn(t, in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, gate);
+      const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
+      t.negative = log_panel<T>(in_, x, t.rows, t.registers, gate, t.log_r, t.slots);
       negative |= t.negative;
     }
     for (int64_t first = first_out; first < end_out; first += outs_at_once_) {
@@ -285,25 +317,11 @@ class Chunk {
         i0 += kInBlock;
       } while (i0 < in_.in);
       for (int64_t o = first; o < end; o += W)
-        for (int t = 0; t < count; ++t) finish(tiles[t], first, o, int(least<int64_t>(W, end - o)));
+        for (int t = 0; t < count; ++t) finish(f_, tiles[t], first, o, int(least<int64_t>(W, end - o)));
     }
   }
 
  private:
-  struct Tile {
-    int64_t row, rows;  // the first of all models' rows, and how many
-    int registers;
-    bool negative;
-    T *log_r, *p, *q;
-    Slot* slots;
-  };
-
-  void turn(Tile& t, const T* x, const T* gate) {
-    if (t.registers == 1) t.negative = log_panel<T, 1>(in_, x, t.rows, gate, t.log_r, t.slots);
-    else if (t.registers == 2) t.negative = log_panel<T, 2>(in_, x, t.rows, gate, t.log_r, t.slots);
-    else t.negative = log_panel<T, kTileRows>(in_, x, t.rows, gate, t.log_r, t.slots);
-  }
-
   // Adds the packed block, whose inputs begin at i0, to P and Q of `outs` outs, the `at`-th and following of those
   // kept.
   void multiply(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
@@ -319,21 +337,6 @@ class Chunk {
     T *p = t.p + at * R * W, *q = t.q + at * R * W;
     if (t.negative) product_tile_of<T, complex, true, R>(outs, log_r, slots, ins, reals, phases, i0 > 0, p, q);
     else product_tile_of<T, complex, false, R>(outs, log_r, slots, ins, reals, phases, i0 > 0, p, q);
-  }
-
-  // y and s of `outs` outs from o on.
-  void finish(const Tile& t, int64_t first, int64_t o, int outs) {
-    for (int r = 0; r < t.registers; ++r) {
-      Reg y[W], s[W];
-      for (int n = 0; n < outs; ++n) {
-        const int64_t from = ((o - first + n) * t.registers + r) * W;
-        outputs<T>(S::load(t.p + from), S::load(t.q + from), &y[n], &s[n]);
-      }
-      const int valid = int(least<int64_t>(W, t.rows - r * W));
-      const int64_t at = (t.row + r * W) * in_.out + o;
-      store_columns_inline<T>(f_.y + at, in_.out, valid, outs, y);
-      if (f_.s != nullptr) store_columns_inline<T>(f_.s + at, in_.out, valid, outs, s);
-    }
   }
 
   const NpuForward<T>& f_;

@@ -34,8 +34,8 @@ FORWARD = [
             "for (; i < end; ++i) multiply();",
         ),
         "forward-shared-x-ignored": (
-            "turn(t, in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in, gate);",
-            "turn(t, in_.x + (in_.shared_x ? model * in_.rows % 2 : model * in_.rows + row) * in_.in, gate);",
+            "const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;",
+            "const T* x = in_.x + (in_.shared_x ? model * in_.rows % 2 : model * in_.rows + row) * in_.in;",
         ),
         "forward-gate-of-the-first-model": (
             "for (int64_t i = 0; model != gate_model && i < in.in; ++i)",
@@ -133,7 +133,7 @@ BACKWARD = [
         ),
     }),
     *mutants(CORE + "npu_backward_narrow.h", KERNELS, {
-        "narrow-sign-of-dq": ("-grad_y[n] * s[n]", "grad_y[n] * s[n]"),
+        "narrow-sign-of-dq": ("-column[0][n] * column[2][n]", "column[0][n] * column[2][n]"),
         "narrow-last-registers": (
             "for (int64_t r = 0; r < registers; ++r) spread<T, complex, 1, N>",
             "for (int64_t r = 0; r + 1 < registers || r == 0; ++r) spread<T, complex, 1, N>",
