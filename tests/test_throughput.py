@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -27,6 +28,7 @@ from benchmarks.throughput.cases import (
     training_cases,
 )
 from npu_kernels.backends import cpu
+from tests.building import run_python
 from tests.throughput import MODELS, TINY
 
 WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX)]
@@ -165,6 +167,22 @@ def test_rivals_compute_the_same(case, monkeypatch):
     assert compared[:2] == [rivals.OURS, rivals.EAGER]
     if case.layer in rivals.COMPLEX_FORMULAS:
         assert rivals.COMPLEX in compared
+
+
+def test_jax_is_measured_where_it_gets_as_many_cores(monkeypatch):
+    monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda name: object())
+    case = Case("npu", STEP, TINY)
+    for cores in (1, 4):  # what `taskset` leaves
+        monkeypatch.setattr(rivals, "cores", lambda cores=cores: cores)
+        assert rivals.not_applicable(rivals.JAX, case, cores) is None
+        assert f"takes all {cores} cores" in (rivals.not_applicable(rivals.JAX, case, 2) or "")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot bind a process to cores")
+def test_cores_are_those_of_the_process():
+    first = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{first}]); from benchmarks.throughput.environment import cores"
+    assert run_python("-c", f"{code}; print(cores())").stdout.strip() == "1"
 
 
 def test_jax_computes_the_same():

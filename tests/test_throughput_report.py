@@ -132,7 +132,7 @@ def test_the_share_of_the_peak_is_a_column():
 def test_machines_and_precisions_have_their_own_tables():
     other = made_up("ours", 1.0, environment={"processor": "Slide rule"})
     text = report.markdown([*made_up_rows(), other, made_up("ours", 1.0, matmul_precision="high")])
-    assert text.count("| layer |") == 3
+    assert text.count("| layer |") == 4  # and that of the processors side by side
     assert 'matmul precision "high"' in text
 
 
@@ -179,7 +179,26 @@ def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
     for name in (None, "Abacus 4"):
         with pytest.raises(report.ReportError, match="must name one of: Abacus 3, Slide rule"):
             report.short(rows, name)
-    assert report.markdown(rows).count("\n### ") == 5  # the page has them all
+    assert report.markdown(rows).count("\n### ") == 6  # the page has them all, and the processors side by side
+
+
+def test_processors_side_by_side():
+    """The best instruction set and the newest commit of each; only cases that two have, at one thread."""
+
+    def on(processor: str, isa: str, eager: float, size: Size = TINY, **more: object) -> list[dict[str, object]]:
+        where = {"processor": processor, "instruction_set": isa, "date": "2026-01"}
+        return [
+            made_up("ours", 1.0, size, environment=where, **more),
+            made_up("eager", eager, size, environment=where, **more),
+        ]
+
+    rows = on("Abacus 3", "avx512", 3.0) + on("Abacus 3", "avx2", 4.0) + on("Slide rule", "amx", 0.5)
+    rows += on("Slide rule", "amx", 7.0, Size(5, 4, 3)) + on("Slide rule", "amx", 8.0, threads=2)
+    (section,) = report.side_by_side(rows)
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    assert lines[0] == "| layer | pass | B, I, O, K | eager: Abacus 3 | eager: Slide rule |"
+    assert lines[2:] == ["| NPU | step | 5, 3, 2, 1 | 3.00 | **0.50** |"]
+    assert report.side_by_side(on("Abacus 3", "avx512", 3.0)) == []
 
 
 @pytest.mark.parametrize("text", ["", f"{report.END} {report.BEGIN}", f"{report.BEGIN}{report.BEGIN}{report.END}"])
@@ -219,6 +238,12 @@ def test_report_picture(tmp_path, capsys):
     file, picture = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "picture.png"
     assert report.main([str(file), "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+    picture = tmp_path / "picture.svg"
+    rows = [*made_up_rows(), made_up("jax", 3.0), made_up("compile-autotune", 2.5, waited=0.5)]  # the last is doubtful
+    assert report.main([str(write(file, rows)), "--picture", str(picture)]) == 0
+    text = picture.read_text()
+    for shown in ("npu_kernels = 1", "JAX", "3 → 2", "1 doubtful number left out"):
+        assert shown in text
     write(file, [made_up("ours", 1.0, MODELS)])
     assert report.main([str(file), "--picture", str(picture)]) == 1
     assert "single models" in capsys.readouterr().err

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from benchmarks.paper.registry import EXPERIMENTS
 from benchmarks.paper.runner import Folder
 from benchmarks.paper.session import Session
 from benchmarks.paper.workers import Place, Whole
+from benchmarks.throughput.environment import cores
 from npu_kernels import files
 
 ALL = [experiment.name for experiment in EXPERIMENTS.values() if experiment.published]  # of the paper
@@ -66,10 +66,6 @@ def _writable(text: str) -> Path:
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot write into {text}: {error.strerror or error}") from None
     return folder
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,7 +142,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.insert is not None and (options.experiment != "report" or not options.insert.is_file()):
         parser.error("argument --insert: must be an existing file, and the experiment report")
     if options.jobs is None:
-        options.jobs = _cores() if torch.device(options.device).type == "cpu" else 1
+        options.jobs = cores() if torch.device(options.device).type == "cpu" else 1
     return options
 
 

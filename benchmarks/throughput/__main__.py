@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from benchmarks.throughput.cases import (
     training_cases,
 )
 from benchmarks.throughput.devices import DEVICES, Device
+from benchmarks.throughput.environment import cores
 from npu_kernels import backend_for, files
 from npu_kernels.progress import Progress
 
@@ -42,9 +42,8 @@ def _threads(text: str) -> list[int]:
         found = [int(word) for word in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"thread counts are integers with commas between them, got {text!r}") from None
-    cores = os.cpu_count() or 1
-    if not all(1 <= n <= cores for n in found):
-        raise argparse.ArgumentTypeError(f"thread counts go from 1 to this machine's {cores}, got {text!r}")
+    if not all(1 <= n <= cores() for n in found):
+        raise argparse.ArgumentTypeError(f"thread counts go from 1 to {cores()}, the process's cores, got {text!r}")
     return found
 
 
@@ -88,7 +87,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", type=_sizes, help="only NPU and RealNPU at BxIxO or BxIxOxK, with commas between")
     parser.add_argument("--passes", type=_passes, default=list(PASSES), help=f"of {','.join(PASSES)}")
     parser.add_argument("--rivals", type=_rivals, help=f"of {','.join(rivals.RIVALS)}")
-    parser.add_argument("--max-autotune", action="store_true", help="torch.compile in that mode too (minutes per case)")
     parser.add_argument(
         "--precision", choices=["highest", "high", "medium"], default="highest", help="of float32 products"
     )
@@ -116,9 +114,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _names(options: argparse.Namespace) -> list[str]:
     if options.rivals:
         return list(options.rivals)
-    left_out = set() if options.max_autotune else {rivals.AUTOTUNE}
-    if options.quick:
-        left_out |= {rivals.COMPILE, rivals.JAX}
+    left_out = {rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX} if options.quick else set()
     return [name for name in rivals.RIVALS if name not in left_out]
 
 
@@ -169,7 +165,7 @@ def measure(options: argparse.Namespace, output: TextIO | None, before: Sequence
     }
     earlier, tell = resume.Earlier(before, same), _once()
     rows: list[suite.Row] = []
-    for count in options.threads or (sorted({1, os.cpu_count() or 1}) if device.name == "cpu" else [1]):
+    for count in options.threads or (sorted({1, cores()}) if device.name == "cpu" else [1]):
         kept = [earlier.rows(case, names, count, device.name) for case in cases]
         rows += [row for found in kept for row in found]
         if any(kept):
@@ -244,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         path = None if options.tune == "shipped" else Path(options.tune)
         sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
-        jobs = options.jobs or max(1, (os.cpu_count() or 1) - 2)
+        jobs = options.jobs or max(1, cores() - 2)
         return tune.main(sizes, options.precision, options.seconds or tune.SECONDS, path, options.json, jobs)
     try:
         before = resume.earlier(options.json) if options.json else []

@@ -33,6 +33,11 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def cores() -> int:
+    """How many this process may run on: `taskset` leaves it some of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def instruction_set() -> str:
     """What our kernels use, or why they do not run."""
     runs, reason = cpu.available()
@@ -76,7 +81,7 @@ def describe(device: Device = DEVICES["cpu"]) -> dict[str, Any]:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "processor": processor(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "instruction_set": instruction_set(),
         "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
         "load_average": None if load is None else round(load, 2),

@@ -3,7 +3,7 @@
 --markdown FILE     write all tables there; without any option they are printed
 --page FILE         all tables, one per processor, between the two throughput markers
 --readme FILE       a short table of one processor between the two throughput markers
---picture FILE      time over size and ratio over size, PNG, SVG or PDF (needs matplotlib)
+--picture FILE      bars of each rival's time divided by ours, by size, PNG, SVG or PDF (needs matplotlib)
 --processor NAME    whose rows the short table and the picture show; needed where the files have several
 """
 
@@ -40,6 +40,21 @@ COLUMNS = {
     "diffrax": "diffrax",
 }
 YARDSTICKS = {"linear": "ours / linear", "one-model": "ours / one model"}
+# The picture's bars, in this order, and their colours.
+BARS = {
+    "eager": "0.45",
+    "compile": "tab:orange",
+    "compile-autotune": "gold",
+    "jax": "tab:green",
+    "complex": "tab:red",
+    "linear": "plum",
+}
+BAR_NAMES = {
+    "compile": "torch.compile",
+    "compile-autotune": "torch.compile, max-autotune",
+    "linear": "nn.Linear (another function)",
+}
+SIDE_BY_SIDE = ("eager", "compile", "compile-autotune", "jax")
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")  # a processor's best is shown
 # The rows of the short table, in its order; further ones where we lose.
 SHORT = (
@@ -226,10 +241,38 @@ def markdown(rows: Sequence[Row]) -> str:
             "share counts the layer's own products. The NPU's kernels for AMX multiply in tiles of bfloat16 beside the "
             "vector units and can exceed it: the rate of tiles in those rounds says how much of that unit was free."
         )
+    parts += side_by_side(rows)
     for machine, groups in grouped(rows).items():
         title = f"### {machine[0]}, {machine[1]}" + ("" if machine[-1] == "highest" else f', "{machine[-1]}" precision')
         parts.append("\n".join([title, "", f"{_where(machine)}:", "", *_table(groups)]))
     return "\n\n".join(parts) + "\n"
+
+
+def side_by_side(rows: Sequence[Row]) -> list[str]:
+    """A section with the ratios of several processors beside one another, at one thread; none for one processor."""
+    names = dict.fromkeys(machine[0] for machine in grouped(rows) if machine[-1] == "highest")
+    found = {name: chosen(rows, name) for name in names}
+    cases = {case: None for _, groups in found.values() for case, threads in groups if threads == 1}
+    shared = [case for case in cases if sum((case, 1) in groups for _, groups in found.values()) > 1]
+    if not shared:
+        return []
+    columns = [
+        (rival, name)
+        for rival in SIDE_BY_SIDE
+        for name, (_, groups) in found.items()
+        if any(rival in groups.get((case, 1), {}) for case in shared)
+    ]
+    machines = "; ".join(_where(machine) for machine, _ in found.values())
+    head = ["layer", "pass", "B, I, O, K", *(f"{COLUMNS[rival]}: {name}" for rival, name in columns)]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for case in shared:
+        size = case.size
+        positive = ", no negatives" if case.signs == "positive" and case.kind in ("forward", STEP) else ""
+        cells = [LAYERS.get(case.layer, case.layer), case.kind + positive]
+        cells.append(f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}")
+        cells += [_ratio(found[name][1].get((case, 1), {}).get(rival)) for rival, name in columns]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [f"### Processors side by side, one thread\n\n{machines}:\n\n" + "\n".join(lines)]
 
 
 def short(rows: Sequence[Row], processor: str | None = None) -> str:
@@ -277,59 +320,68 @@ def replace_block(text: str, block: str) -> str:
     return f"{before}{BEGIN}\n{block.strip()}\n{END}{rest.split(END)[1]}"
 
 
-def _curves(groups: Groups, threads: int) -> dict[str, list[tuple[float, Row]]]:
-    """rival -> (multiply-adds of a product, row): steps of the NPU, one model, random signs; none that is doubtful."""
-    curves: dict[str, list[tuple[float, Row]]] = {}
-    for (case, count), group in groups.items():
-        size = case.size
-        if _drawn(case) and count == threads:
-            for rival, row in group.items():
-                if doubtful(row):
-                    continue
-                curves.setdefault(rival, []).append((float(size.rows * size.inputs * size.outputs), row))
-    return {rival: sorted(points, key=lambda point: point[0]) for rival, points in curves.items()}
+def _drawn(groups: Groups, kind: str, threads: int) -> Groups:
+    """A pass of the NPU, one model, random signs, the smallest size first."""
+    found = {
+        (case, count): group
+        for (case, count), group in groups.items()
+        if (case.layer, case.kind, case.signs, case.size.models, count) == ("npu", kind, "random", 1, threads)
+    }
+    return dict(sorted(found.items(), key=lambda item: _products(item[0][0].size)))
 
 
-def _drawn(case: Case) -> bool:
-    return (case.layer, case.kind, case.signs, case.size.models) == ("npu", STEP, "random", 1)
+def _products(size: Size) -> int:
+    return size.rows * size.inputs * size.outputs
+
+
+def _bars(axis: Any, drawn: Groups, rivals: Sequence[str]) -> int:
+    """A bar for each rival at each size; returns how many are left out as doubtful."""
+    width, doubts = 0.84 / len(rivals), 0
+    for n, rival in enumerate(rivals):
+        at, ratios = [], []
+        for place, group in enumerate(drawn.values()):
+            row = group.get(rival)
+            if row is None:
+                continue
+            if doubtful(row):
+                doubts += 1
+                continue
+            at.append(place - 0.42 + (n + 0.5) * width)
+            ratios.append(row["ratio"])
+        bars = axis.bar(at, ratios, width, label=BAR_NAMES.get(rival, COLUMNS.get(rival, rival)), color=BARS[rival])
+        axis.bar_label(bars, [f"{ratio:.1f}" for ratio in ratios], padding=1, fontsize=6.5)
+    names = [f"{size.inputs} → {size.outputs}\n{size.rows:,} rows" for size in (case.size for case, _ in drawn)]
+    axis.set_xticks(range(len(names)), names, fontsize=8)
+    return doubts
 
 
 def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> None:
-    """Draw a processor's steps at its least number of threads; ReportError without matplotlib or such rows."""
+    """Draw a processor's rows at its least number of threads; ReportError without matplotlib or such rows."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ReportError("the picture needs matplotlib (pip install matplotlib)") from None
     machine, groups = chosen(rows, processor)
-    doubts = sum(doubtful(row) for (case, _), group in groups.items() if _drawn(case) for row in group.values())
-    steps = [count for case, count in groups if _drawn(case)]
-    if not steps:
+    threads = min(count for _, count in groups)
+    panels = {"forward": _drawn(groups, "forward", threads), STEP: _drawn(groups, STEP, threads)}
+    panels = {kind: drawn for kind, drawn in panels.items() if drawn}
+    if STEP not in panels:
         raise ReportError("the picture needs rows of the NPU's step, single models, random signs")
-    threads = min(steps)
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for rival, points in _curves(groups, threads).items():
-        x, own = [p[0] for p in points], [p[1] for p in points]
-        names = {"ours": "npu_kernels", "linear": "nn.Linear (another function)", "compile": "torch.compile"}
-        label = names.get(rival, COLUMNS.get(rival, rival))
-        style: dict[str, Any] = {"marker": "o", "label": label, "linewidth": 2.5 if rival == "ours" else 1.2}
-        (line,) = left.plot(x, [row["median_us"] for row in own], **style)
-        if rival != "ours":
-            right.plot(x, [row["ratio"] for row in own], **style, color=line.get_color())
-            low, high = ([row.get(key, row["ratio"]) for row in own] for key in ("ratio_p20", "ratio_p80"))
-            right.fill_between(x, low, high, alpha=0.15, color=line.get_color())
-    size = "multiply-adds of one product: rows × inputs × outputs"
-    left.set(xscale="log", yscale="log", xlabel=size, ylabel="time of a step (µs)", title="Time: lower is faster")
-    right.set(xscale="log", yscale="log", xlabel=size, ylabel="time divided by npu_kernels' time")
-    right.set_title("Ratio: above 1 npu_kernels is faster (band: 20/80 %)")
-    right.axhline(1, color="black", linewidth=0.8)
-    ticks = [0.25, 0.5, 1, 2, 4, 8, 16, 32]
-    right.set_yticks(ticks, [f"{t:g}×" for t in ticks])
-    right.minorticks_off()
-    left.legend()
+    figure = Figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
+    doubts = 0
+    for axis, (kind, drawn) in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels.items(), strict=True):
+        doubts += _bars(axis, drawn, [rival for rival in BARS if any(rival in group for group in drawn.values())])
+        axis.axhline(1, color="tab:blue", linewidth=2.2, label="npu_kernels = 1")
+        title = PASS_NAMES[kind].capitalize()
+        axis.set(
+            title=f"{title}: where a bar is above the line, npu_kernels is faster", ylabel="time / npu_kernels' time"
+        )
+        axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("inputs → outputs of the layer, and rows of the batch")
+    figure.axes[0].legend(fontsize=8, loc="upper right")
     count = f"{threads} thread{'s' if threads > 1 else ''}"
-    count += f"; {doubts} doubtful numbers left out" if doubts else ""
-    figure.suptitle(f"NPU layer, forward and backward, float32: {machine[0]} ({machine[1]}), {count}")
+    count += f"; {doubts} doubtful number{'s' if doubts > 1 else ''} left out" if doubts else ""
+    figure.suptitle(f"NPU layer, float32: {machine[0]} ({machine[1]}), {count}")
     figure.savefig(path, dpi=120)
 
 
@@ -339,7 +391,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
     parser.add_argument("--page", type=Path, metavar="FILE", help=f"put all tables between {BEGIN} and {END}")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="put a short table there, between the same marks")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw time and ratio over size")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
     parser.add_argument("--processor", metavar="NAME", help="whose rows the short table and the picture show")
     return parser.parse_args(argv)
 

@@ -6,11 +6,11 @@ layers             npu_kernels' layers with torch's loss and optimiser (a step),
 loop               one eager model after the other, in a Python loop (training with models)
 compile            torch.compile of eager, default mode
 compile-graph      mode="reduce-overhead": torch's own CUDA graphs (on a GPU)
-compile-autotune   mode="max-autotune" (on request)
+compile-autotune   mode="max-autotune"
 graph, eager-graph, linear-graph   one pass of ours, eager, linear captured in a CUDA graph and replayed (on a GPU)
 complex            Re(exp(W log x)) in complex64, the gate as in the layer
 one-model          our layer with one of the models: what K models should not cost much more than
-jax                jax.jit of the formula and its vjp, jax.lax.scan of a run, where JAX is installed; in its own threads
+jax                jax.jit of the formula and its vjp, jax.lax.scan of a run, if JAX is installed; on all cores it gets
 torchdiffeq, scipy, diffrax   dopri5 of these, where they are installed (the pass "adaptive"; SciPy without gradients)
 linear             nn.Linear of the shape, a batched product for models: a yardstick that computes something else
 """
@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +44,7 @@ from benchmarks.throughput.cases import (
     Case,
     Operands,
 )
+from benchmarks.throughput.environment import cores
 from npu_kernels import optim, reference, training
 
 OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "layers", "loop", "compile", "compile-autotune"
@@ -337,8 +337,7 @@ def not_applicable(
             return ""
         if importlib.util.find_spec("jax") is None:
             return "JAX is not installed"
-        if threads != os.cpu_count():
-            return f"JAX takes all {os.cpu_count()} cores, so it is left out of the rows with {threads}"
+        return _all_cores("JAX", threads)
     return None
 
 
@@ -347,9 +346,14 @@ def _not_adaptive(rival: str, case: Case, threads: int) -> str | None:
         return ""
     if rival in SOLVERS and importlib.util.find_spec(rival) is None:
         return f"{rival} is not installed"
-    if rival == DIFFRAX and threads != os.cpu_count():
-        return f"diffrax takes all {os.cpu_count()} cores, so it is left out of the rows with {threads}"
-    return None
+    return _all_cores("diffrax", threads) if rival == DIFFRAX else None
+
+
+def _all_cores(name: str, threads: int) -> str | None:
+    """Why a library that takes every core of the process is left out of rows with another number of threads."""
+    if threads == cores():
+        return None
+    return f"{name} takes all {cores()} cores, so it is left out of the rows with {threads} (taskset gives it fewer)"
 
 
 def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
