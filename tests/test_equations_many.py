@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ import torch.distributed as dist
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels.equations import NPURegressor, fit_many, many, search
+from tests.building import ROOT
 from tests.laws import uniform
 from tests.test_distributed import _spawn
 
@@ -87,6 +92,50 @@ def test_interrupt_gives_what_was_found(at, monkeypatch, capsys, request):
     found = fit_many([(X, y), (X, 2 * y), (X, 3 * y)], model)
     assert not found.complete
     assert [one.complete for one in found] == [True] + [False] * (at - 1)
+
+
+INTERRUPTED = """
+import signal
+import sys
+import numpy as np
+from npu_kernels.equations import NPURegressor, fit_many
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+X = np.random.default_rng(0).uniform(0.5, 3, (300, 3))
+noise = 0.1 * np.random.default_rng(1).standard_normal(300)
+problems = [(X, X[:, 0] + k * X[:, 1] ** 2 + noise) for k in range(1, 101)]
+model = NPURegressor(random_state=0, max_terms=2, starts=32, output_powers=(1,))
+found = fit_many(problems, model, n_jobs=2, checkpoint=sys.argv[1])
+print(len(found), found.complete, all(one.error is None for one in found))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
+def test_interrupted_processes_give_what_was_found(tmp_path):
+    """As Ctrl-C in a terminal: to all processes at once."""
+    folder = tmp_path / "laws"
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    ) as process:
+        try:
+            for _ in range(1200):
+                if process.poll() is not None or (folder.exists() and len(list(folder.iterdir())) > 6):
+                    break
+                time.sleep(0.1)
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err
+    count, *rest = out.split()
+    assert 2 <= int(count) < 100
+    assert rest == ["False", "True"]
+    assert "Traceback" not in err
 
 
 def test_progress(capsys):

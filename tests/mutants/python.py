@@ -305,4 +305,55 @@ CALLS = [
     }),
 ]  # fmt: skip
 
-PYTHON = [*REFERENCE, *TRAINING, *TIME_LOOP, *FORMULA, *FITTING, *LAYERS, *CALLS]
+EQUATIONS = [
+    *mutants(PACKAGE + "equations/varpro.py", ("tests/test_equations.py -k 'coulomb or kepler or outliers or both_signs'",), {
+        "equations-varpro-signs": ("found.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))", "pass"),
+        "equations-varpro-bounds": ("tried = torch.clamp(u + step, self.low, self.high)", "tried = u - step"),
+        "equations-varpro-gradient": ("self.logs * c.unsqueeze(2)).reshape(S, K * m)", "self.logs / c.unsqueeze(2)).reshape(S, K * m)"),
+    }),
+    *mutants(PACKAGE + "equations/refine.py", ("tests/test_equations_scale.py", "tests/test_equations_output.py -k 'ten_rows or standard_errors or held_out'", "tests/test_equations.py -k 'outliers or no_fractions or both_signs'"), {
+        "equations-leverage": ("return loss_weights(r / np.maximum(1 - h, 1e-3), loss)[0], spread", "return loss_weights(r, loss)[0], spread"),
+        "equations-huber": ("value = np.where(t <= 1, t * t, 2 * t - 1)", "value = t * t"),
+        "equations-signed-exponents": ("forced = problem.signed[None, :] & one.free", "forced = problem.signed[None, :] & ~one.free"),
+        "equations-covariance": ("return inverse @ inverse.T / np.outer(length, length)", "return inverse @ inverse.T"),
+        "equations-blocks-of-the-leverage": ("at += len(part)\n    # R_jj", "pass\n    # R_jj"),
+        "equations-freed-exponents": ("same = (free == one.free).all() and (u[~free] == one.u[~free]).all()", "same = True"),
+    }),
+    *mutants(PACKAGE + "equations/units.py", "tests/test_equations_output.py -k units", {
+        "equations-units-offset": ("return power * self.offset, self.matrix", "return self.offset, self.matrix"),
+        "equations-units-sign": ("= -float(row[j])", "= float(row[j])"),
+        "equations-units-refused": ("        if row[-1] != 0:\n            _refuse", "        if row[-1] > 99:\n            _refuse"),
+        "equations-units-of-y": ("(wanted,) = dimensions([output_units]", "(wanted,) = dimensions([units[0]]"),
+    }),
+    *mutants(PACKAGE + "equations/problem.py", ("tests/test_equations_scale.py", "tests/test_equations.py -k 'units or negative_y or zeros'", "tests/test_equations_estimator.py -k zero"), {
+        "equations-last-row-of-a-block": ("yield slice(begin, min(begin + BLOCK, rows))", "yield slice(begin, min(begin + BLOCK - 1, rows))"),
+        "equations-negative-y": ("sign = -1.0 if (y <= 0).all() and (y < 0).any() else 1.0", "sign = 1.0"),
+        "equations-powers-of-zero": ("low[columns.zero[exponents.free]] = 0.0", "low[:0] = 0.0"),
+        "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
+    }),
+    *mutants(PACKAGE + "equations/output.py", ("tests/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap'", "tests/test_equations_scale.py", "tests/test_equations_estimator.py -k 'weights or order'", "tests/test_equations.py -k 'three_per_cent'"), {
+        "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
+        "equations-error-of-a-constant": ("= -one.c[k] * (matrix.T @ columns.log_mean)[i]", "= one.c[k] * (matrix.T @ columns.log_mean)[i]"),
+        "equations-known-noise": ("variance = whole.noise**2", "variance = one.rss / whole.rows"),
+        "equations-held-out-rows": ("training = np.sort(order[held:])", "training = np.sort(order)"),
+        "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
+    }),
+    *mutants(PACKAGE + "equations/search.py", ("tests/test_equations.py -k 'offset or lens or four_terms or two_terms'", "tests/test_equations_estimator.py -k interrupt"), {
+        "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != gone]", "stay = list(range(1, len(u)))"),
+        "equations-output-powers": ("for power in powers:\n            if found.settled():", "for power in powers[:1]:\n            if found.settled():"),
+        "equations-interrupted": ("        found.complete = False\n    return found", "    return found"),
+    }),
+    *mutants(PACKAGE + "equations/work.py", "tests/test_equations_checkpoint.py", {
+        "equations-state-of-the-generator": ("        generator.bit_generator.state = json.loads(state)\n", ""),
+        "equations-seed-of-a-checkpoint": ("self.seed, self.kept = state[\"seed\"], state[\"kept\"]", "self.kept = state[\"kept\"]"),
+        "equations-kept-at-once": ("                self._work.checkpoint.keep()", "                pass"),
+    }),
+    *mutants(PACKAGE + "equations/many.py", "tests/test_equations_many.py", {
+        "equations-share-of-a-rank": ("mine = list(range(rank, len(work), ranks))", "mine = list(range(len(work)))"),
+        "equations-order-of-problems": ("for at in sorted(every)]", "for at in sorted(every, reverse=True)]"),
+        "equations-after-an-interrupt": ("            if not outcome.complete:\n                return", "            if False:\n                return"),
+        "equations-file-of-a-problem": ("{digest(*map(torch.from_numpy, parts))}.pt", "{name}.pt"),
+    }),
+]  # fmt: skip
+
+PYTHON = [*REFERENCE, *TRAINING, *TIME_LOOP, *FORMULA, *FITTING, *LAYERS, *CALLS, *EQUATIONS]
