@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.paper import tables
 from benchmarks.paper.__main__ import arguments, main
-from benchmarks.paper.large import last_steps, snapshots
+from benchmarks.paper.large import last_steps, report, snapshots
 from benchmarks.paper.large import task as large
 from benchmarks.paper.large.swing import Swing
 from benchmarks.paper.runner import Batch, order
@@ -146,6 +146,20 @@ def test_table_names_a_difference_only_where_intervals_lie_apart(factor: float, 
     text = last_steps.short_table([*rows, row("add", "shared", 0, [1.0, math.nan])])
     assert verdict in text
     assert f"| {count}, 1 |" in text
+
+
+def test_overview_says_where_the_gates_other_start_agrees(tmp_path: Path) -> None:
+    published = last_steps.paper_points("add", "RealNPU")
+    far = [row("add", "own", n, [100 * published[n]] * 2) for n in range(6)]
+    other = [row("add", "own", n, [published[n]] * 2) | {"gate": 1.0} for n in range(6)]
+    assert "last steps, own points: 0 of 1 medians do not differ" in report._errors([[], far], tmp_path)
+    said = report._errors([[], far + other], tmp_path)
+    assert said.endswith("1 ours greater (+ RealNPU); + RealNPU does not differ where the gate starts at 1.0")
+    assert "starts at" not in report._errors([[], far + far_start(other, 100)], tmp_path)
+
+
+def far_start(rows: list[dict[str, Any]], factor: float) -> list[dict[str, Any]]:
+    return [one | {"errors": " ".join(str(factor * float(e)) for e in one["errors"].split())} for one in rows]
 
 
 def test_the_papers_number_is_drawn_again() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.paper import published
 from benchmarks.paper.checks import Check
+from benchmarks.paper.summary import SAME
 from benchmarks.paper.tables import Rows
 
 TEXT_AND_CODE = "[text and code](#where-the-papers-text-and-the-authors-code-disagree)"
@@ -48,7 +49,7 @@ def verdicts(cells: Sequence[tuple[str, str]], what: str) -> str:
         cells: each pair's name and verdict.
         what: is compared.
     """
-    words = ("no difference", "**ours less", "**ours greater", "**differs")
+    words = (SAME, "**ours less", "**ours greater", "**differs")
     same, less, greater, differ = ([name for name, verdict in cells if verdict.startswith(w)] for w in words)
     left = len(cells) - sum(map(len, (same, less, greater, differ)))
     parts = [f"{len(same)} of {len(cells)} {what} do not differ"]

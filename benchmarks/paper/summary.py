@@ -11,6 +11,7 @@ import numpy as np
 
 DRAWS = 10_000  # samples of a bootstrap
 FEWEST = 6  # runs that have an interval
+SAME = "no difference"  # a verdict
 T = TypeVar("T")
 
 
@@ -97,7 +98,7 @@ def compared(
     if ours is None or theirs is None:
         return None, unknown
     low, high = quantiles(divided(ours, theirs).tolist())
-    return (low, high), "**ours greater**" if low > 1 else "**ours less**" if high < 1 else "no difference"
+    return (low, high), "**ours greater**" if low > 1 else "**ours less**" if high < 1 else SAME
 
 
 def probability(values: Sequence[float], centre: float, error: float) -> float:

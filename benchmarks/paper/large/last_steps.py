@@ -18,6 +18,7 @@ from benchmarks.paper.summary import DRAWS, FEWEST, compared, median, number, qu
 from benchmarks.paper.tables import Rows
 
 Cell = tuple[str, str, float | str]  # task, model, start of the gate ("-": none)
+VARIANT = "(variant)"  # of the gate's start, in tables
 COUNTS = (10, 20, 100)  # of how many runs the authors may have chosen ten
 
 
@@ -74,12 +75,12 @@ def lines(rows: Rows) -> Iterable[list[str]]:
         yield [
             SIGNS[task],
             model,
-            f"{gate}" if authors(cell) else f"{gate} (variant)",
+            f"{gate}" if authors(cell) else f"{gate} {VARIANT}",
             between(median(paper_points(task, model)), None if theirs is None else quantiles(theirs.tolist())),
             *(between(m, None if d is None else quantiles(d.tolist())) for m, d in zip(middles, drawn, strict=True)),
             swing(found["own"]),
-            f"{number(ratio[0])} to {number(ratio[1])}" if ratio and authors(cell) else "-",
-            verdict if authors(cell) else "-",
+            f"{number(ratio[0])} to {number(ratio[1])}" if ratio else "-",
+            verdict,
             ", ".join(str(len(found[points])) for points in POINTS),
         ]
 

@@ -18,7 +18,7 @@ from benchmarks.paper.large.last_steps import in_order
 from benchmarks.paper.large.snapshots import authors
 from benchmarks.paper.large.swing import BEST, Swing, around
 from benchmarks.paper.markdown import SIGNS, between, plus_minus, table
-from benchmarks.paper.summary import best, compared, interval, median, number
+from benchmarks.paper.summary import SAME, best, compared, interval, median, number
 from benchmarks.paper.tables import Rows
 
 ONE_STEP = "one step of runs that swing together, and too few runs of the last steps' errors"
@@ -243,8 +243,17 @@ _PLACE = "[large scale](#large-scale-arithmetic)"
 def _errors(rows: Sequence[Rows], models: Path) -> str:
     """One step, then the last steps."""
     one = verdicts([(f"{line[0]} {line[1]}", line[5]) for line in lines(*rows)], "medians")
-    last = [(f"{line[0]} {line[1]}", line[8]) for line in last_steps.lines(rows[1]) if line[8] != "-"]
-    return f"one step: {one}; last steps, own points: {verdicts(last, 'medians')}"
+    cells: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
+    for line in last_steps.lines(rows[1]):
+        cells[last_steps.VARIANT in line[2]][f"{line[0]} {line[1]}"] = line
+    ours, variants = cells[False], cells[True]
+    last = verdicts([(cell, line[8]) for cell, line in ours.items()], "medians")
+    starts = [
+        f"; {cell} does not differ where the gate starts at {line[2].removesuffix(last_steps.VARIANT).strip()}"
+        for cell, line in variants.items()
+        if line[8] == SAME and ours[cell][8].startswith("**")
+    ]
+    return f"one step: {one}; last steps, own points: {last}{''.join(starts)}"
 
 
 def _sizes(rows: Sequence[Rows], models: Path) -> str:
