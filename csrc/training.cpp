@@ -157,6 +157,10 @@ class Plan {
       const auto ends = std::minmax_element(run.rows, run.rows + run.steps * run.batch);
       check(*ends.first >= 0 && *ends.second < run.count, "train: rows must lie within [0, ", run.count, "), got ",
             *ends.first, " to ", *ends.second);
+      for (const int64_t* rows = run.rows; rows < run.rows + run.steps * run.batch; rows += run.batch) {
+        const auto jump = std::adjacent_find(rows, rows + run.batch, [](int64_t a, int64_t b) { return b != a + 1; });
+        run.starts.push_back(jump == rows + run.batch ? *rows : -1);
+      }
     }
     const int64_t records = (run.before + run.steps + run.every - 1) / run.every;
     check(run.before >= 0 && a_.losses.numel() >= records * run.models, "train: losses must have ", records, " rows");

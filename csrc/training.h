@@ -114,9 +114,11 @@ struct Run {
   const T *x, *y;   // [N, I] and [N, O], or with a leading K where they are not shared
   const T* weight;  // of the squared errors, as y; null: 1
   bool shared_x, shared_y;
-  bool finite;            // an entry of a gradient that is not finite counts as 0
-  int64_t count;          // N
-  const int64_t* rows;    // [steps][batch], within N; null: batch is N and every step takes all rows
+  bool finite;          // an entry of a gradient that is not finite counts as 0
+  int64_t count;        // N
+  const int64_t* rows;  // [steps][batch], within N; null: batch is N and every step takes all rows
+  // [steps]: the first of a step's rows if they follow one another, otherwise -1.
+  std::vector<int64_t> starts;
   T* losses;              // [records][K]
   int64_t every, before;  // a loss is recorded where the number of the step from 0 is a multiple; steps before these
 };
@@ -199,6 +201,23 @@ void weigh(const MseInputs<T>& in, const T* weight, T* grad) {
     for (int64_t n = 0; n < in.count; ++n) grad[n] *= weight[n];
     if (!in.shared_target) weight += in.count;
   }
+}
+
+// ---- rows -----------------------------------------------------------------------------------------------------------
+
+template <int features, typename T>
+void gather_rows_of(const T* from, const int64_t* rows, int64_t count, T* to) {
+  for (int64_t n = 0; n < count; ++n, to += features)
+    for (int f = 0; f < features; ++f) to[f] = from[rows[n] * features + f];
+}
+
+// Few features are a known number: a call to copy them would cost more than the copy.
+template <typename T>
+void gather_rows(const T* from, const int64_t* rows, int64_t count, int64_t features, T* to) {
+  if (features == 1) return gather_rows_of<1>(from, rows, count, to);
+  if (features == 2) return gather_rows_of<2>(from, rows, count, to);
+  if (features == 4) return gather_rows_of<4>(from, rows, count, to);
+  for (int64_t n = 0; n < count; ++n) std::copy_n(from + rows[n] * features, features, to + n * features);
 }
 
 // ---- the loop ------------------------------------------------------------------------------------------------------
@@ -303,13 +322,15 @@ class Block {
   // The step's rows of this block's models, one after the other, or of all models.
   const T* gathered(const T* from, bool shared, int64_t features, int64_t step, T* to) const {
     if (from == nullptr) return nullptr;
-    if (!shared) from += model_ * run_.count * features;
+    const int64_t models = shared ? 1 : models_, all = run_.count * features, size = run_.batch * features;
+    if (!shared) from += model_ * all;
     if (run_.rows == nullptr) return from;
-    const int64_t* rows = run_.rows + step * run_.batch;
-    T* next = to;
-    for (int64_t k = 0; k < (shared ? 1 : models_); ++k, from += run_.count * features)
-      for (int64_t b = 0; b < run_.batch; ++b)
-        for (const T *value = from + rows[b] * features, *end = value + features; value < end;) *next++ = *value++;
+    const int64_t start = run_.starts[size_t(step)], *rows = run_.rows + step * run_.batch;
+    if (start >= 0 && models == 1) return from + start * features;
+    for (int64_t k = 0; k < models; ++k) {
+      if (start >= 0) std::copy_n(from + k * all + start * features, size, to + k * size);
+      else gather_rows(from + k * all, rows, run_.batch, features, to + k * size);
+    }
     return to;
   }
 
@@ -356,14 +377,16 @@ class Block {
   T* begin_;
 };
 
-// Models of a block: few enough for the second-level cache and, up to eight, enough that a kernel's call costs little.
-// It does not follow from the number of threads, and a model's numbers do not depend on it.
+// Models of a block: few enough for the second-level cache, enough that a kernel's call costs little, and as many in
+// each block. A model's numbers do not depend on it.
 template <typename T>
-int64_t models_of_block(const Run<T>& run) {
+int64_t models_of_block(const Run<T>& run, int64_t threads) {
   int64_t features = 0;
   for (const Layer<T>& layer : run.layers) features += layer.in + 3 * layer.out;
   const int64_t bytes = std::max<int64_t>(1, run.batch * features * int64_t(sizeof(T)));
-  return std::max<int64_t>(1, std::min({int64_t(8), (int64_t(1) << 17) / bytes, (run.models + 7) / 8}));
+  const int64_t most = std::max<int64_t>(1, std::min(int64_t(16), (int64_t(1) << 17) / bytes));
+  const int64_t rounds = (run.models + most * threads - 1) / (most * threads);
+  return (run.models + rounds * threads - 1) / (rounds * threads);
 }
 
 template <typename T>
@@ -373,12 +396,16 @@ void run(const Run<T>& run) {
     const double in = double(layer.kind.factors * layer.in), out = double(layer.out);
     work += 3 * double(run.batch) * (in * out + 40 * (in + out));
   }
-  const int64_t of_block = models_of_block(run), blocks = (run.models + of_block - 1) / of_block;
+  int64_t of_block, blocks;
+  bool shares;
   const auto range = [&](Block<T>& block, int64_t begin, int64_t end, bool shares) {
     for (int64_t n = begin; n < end; ++n) block.run(n * of_block, std::min((n + 1) * of_block, run.models), shares);
   };
   {
     const TorchThreads threads(work * double(run.models) * double(run.steps));
+    of_block = models_of_block(run, threads.threads);
+    blocks = (run.models + of_block - 1) / of_block;
+    shares = threads.threads > 1;
     if (blocks > 1 && (blocks >= threads.threads || work * double(of_block) < 1e6)) {
       threads.over(blocks, [&](int64_t begin, int64_t end) {
         Block<T> block(run, of_block);
@@ -388,7 +415,7 @@ void run(const Run<T>& run) {
     }
   }
   Block<T> block(run, of_block);
-  range(block, 0, blocks, true);
+  range(block, 0, blocks, shares);
 }
 
 }  // namespace training

@@ -191,6 +191,20 @@ def test_rows() -> None:
 @needs_library
 @pytest.mark.parametrize("k", [None, 3, 40])
 @pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
+def test_rows_that_follow_one_another(k: int | None, own: bool, name: str) -> None:
+    """As fresh rows do; those of every third step do not, and of those some follow one another up to the last."""
+    rows = torch.stack([(5 * step) % (ROWS - 8) + torch.arange(8) for step in range(STEPS)])
+    rows[::3] = torch.randint(ROWS, rows[::3].shape, generator=torch.Generator().manual_seed(2))
+    rows[3::6] = torch.arange(8)
+    rows[3::6, -1] = ROWS - 1
+    fused, ordinary = both(MODELS[name], k, torch.float64, own=own, rows=rows)
+    assert_same(fused, ordinary, 1e-11)
+
+
+@needs_library
+@pytest.mark.parametrize("k", [None, 3, 40])
+@pytest.mark.parametrize("own", [False, True])
 def test_weights_of_errors(k: int | None, own: bool) -> None:
     """Those of the rows that a step takes; losses are weighted too."""
     _, y = data(k, torch.float64, own)

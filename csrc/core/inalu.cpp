@@ -106,7 +106,7 @@ struct Weights {
     });
     for (int64_t n = 0; n < count && !zero_factors; n += S::width) {
       const auto size = S::abs(S::load_first(mul + n, int(least<int64_t>(S::width, count - n))));
-      zero_factors = S::any((size == S::set1(T(0.5))) | (size == S::set1(T(1))));
+      zero_factors = S::any_equal(size, S::set1(T(0.5))) || S::any_equal(size, S::set1(T(1)));
     }
   }
 };
@@ -169,7 +169,7 @@ class ForwardTile {
       S::store(log_ + n, log_size<T>(x, in_.eps));
       S::store(sign_ + n, sign_class<T>(x));
       negative |= S::store_negative(negative_ + n / W, x);
-      zero |= S::any(x == S::zero());
+      zero |= S::any_equal(x, S::zero());
     }
     const Signs signs = zero ? Signs::kZeros : (negative ? Signs::kNegative : Signs::kNone);
     for (int64_t o = 0; o < in_.out; o += kColumns) columns(model * weights_.size + o * in_.in, o, signs);
@@ -449,7 +449,7 @@ void inalu_backward(const InaluBackward<T>& f, const Parallel& parallel) {
   bool zeros = weights.zero_factors;
   const int64_t values = (in.shared_x ? 1 : in.models) * in.rows * in.in;
   int64_t seen = 0;
-  for (; seen + S::width <= values && !zeros; seen += S::width) zeros = S::any(S::load(in.x + seen) == S::zero());
+  for (; seen + S::width <= values && !zeros; seen += S::width) zeros = S::any_equal(S::load(in.x + seen), S::zero());
   for (; seen < values && !zeros; ++seen) zeros = in.x[seen] == T(0);
   const int sums = zeros ? kAllSums : kNegative + 1;
 

@@ -224,14 +224,24 @@ void turn_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const
   constexpr int W = S::width;
   const Reg eps = S::set1(in.eps), one = S::set1(T(1));
   for (int n = 0; n < count; ++n) c.negative[i + n] = false;
-  for (int64_t v = 0; v < c.registers; ++v) {
-    Reg column[W];
-    load_columns_inline<T>(x + v * W * in.in + i, in.in, int(least<int64_t>(W, c.rows - v * W)), count, column);
+  constexpr int R = 4;  // registers of rows at once: neighbouring logarithms do not wait for one another
+  for (int64_t v = 0; v < c.registers; v += R) {
+    const int registers = int(least<int64_t>(R, c.registers - v));
+    Reg column[R][W];
+    for (int r = 0; r < registers; ++r)
+      load_columns_inline<T>(x + (v + r) * W * in.in + i, in.in, int(least<int64_t>(W, c.rows - (v + r) * W)), count,
+                             column[r]);
     for (int n = 0; n < count; ++n) {
-      const Reg g = S::set1(gate[i + n]);
-      S::store(c.x + (i + n) * c.stride + v * W, column[n]);
-      S::store(c.log_r + (i + n) * c.stride + v * W, VectorMath<T>::log(S::fma(g, S::abs(column[n]) + eps, one - g)));
-      c.negative[i + n] |= S::store_negative(c.mask + (i + n) * c.registers + v, column[n]);
+      const Reg g = S::set1(gate[i + n]), rest = one - g;
+      const int64_t at = (i + n) * c.stride + v * W;
+      bool negative = false;
+      for (int r = 0; r < registers; ++r) {
+        const Reg value = column[r][n];
+        S::store(c.x + at + r * W, value);
+        S::store(c.log_r + at + r * W, VectorMath<T>::log(S::fma(g, S::abs(value) + eps, rest)));
+        negative |= S::store_negative(c.mask + (i + n) * c.registers + v + r, value);
+      }
+      c.negative[i + n] |= negative;
     }
   }
 }

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "npu_forward_few.h"
+#include "npu_forward_tiny.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -63,7 +64,7 @@ struct Phase {
     if constexpr (lookup) {
       const typename S::Bits bit = (x < S::zero()) & S::set1_bits(typename S::Int(1) << (i % inputs));
       slot = i % inputs == 0 ? bit : slot | bit;
-      return S::any(bit);
+      return S::any_less(x, S::zero());
     } else {
       return S::store_negative(&slot, x);
     }
@@ -352,6 +353,7 @@ template <typename T, bool complex>
 void forward(const NpuForward<T>& f, const Parallel& parallel) {
   using Tiles = Chunk<T, complex>;
   const NpuInputs<T>& in = f.inputs;
+  if (TinyRows<T, complex>::suits(in)) return forward_tiny<T, complex>(f, parallel);
   const bool few = FewRows<T, complex>::suits(in);
   // Outputs do not meet one another: how they are cut into tasks may follow from the number of threads. Rows are cut by
   // the cache first, then outs, which costs each task the logarithms anew, then rows again.

@@ -14,7 +14,6 @@ template <typename T, int D>  // D features, 0: any number
 class HiddenLanes {
   using S = Simd<T>;
   using Reg = typename S::Reg;
-  using Bits = typename S::Bits;
   static constexpr int W = S::width;
 
  public:
@@ -199,9 +198,9 @@ class HiddenLanes {
 
   // pi g of the features below 0; whether there are any.
   bool turns(const Reg* v) {
-    Bits negative{};
-    for (int64_t r = 0; r < registers(); ++r) negative |= v[r] < S::zero();
-    if (!S::any(negative)) return false;
+    bool any = false;
+    for (int64_t r = 0; r < registers(); ++r) any |= S::any_less(v[r], S::zero());
+    if (!any) return false;
     for (int64_t r = 0; r < registers(); ++r)
       S::store(turn_ + r * W, S::select(v[r] < S::zero(), S::set1(T(kOdePi)) * gate_[r], S::zero()));
     return true;

@@ -95,17 +95,16 @@ class Lanes {
     const bool complex = in_.complex();
     const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
     Features<Reg, D> log(scratch_), turn(scratch_ + d_count), sum(scratch_ + 2 * d_count);
-    Bits negative{};
+    bool turned = false;
     for (int64_t d = 0; d < d_count; ++d) {
       const Reg x = v[d], g = gate_[d];
       log[d] = VectorMath<T>::log(S::fma(g, S::abs(x) + eps, one - g));
       turn[d] = S::select(x < S::zero(), pi * g, S::zero());
-      negative |= x < S::zero();
+      turned |= S::any_less(x, S::zero());
       sum[d] = S::zero();
       stage.store(d, x);
       stage.store(d_count + d, log[d]);
     }
-    const bool turned = S::any(negative);
     for (int64_t o = 0; o < h; ++o) {
       const Reg* w = weights_ + o * 3 * d_count;
       Reg p = S::zero(), q = S::zero();
@@ -143,15 +142,14 @@ class Lanes {
     const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
     Features<Reg, D> log(scratch_), turn(scratch_ + d_count), sum(scratch_ + 2 * d_count),
         phase(scratch_ + 3 * d_count);
-    Bits negative{};
+    bool turned = false;
     for (int64_t d = 0; d < d_count; ++d) {
       const Reg x = stage.load(d);
       log[d] = stage.load(d_count + d);
       turn[d] = S::select(x < S::zero(), pi * gate_[d], S::zero());
-      negative |= x < S::zero();
+      turned |= S::any_less(x, S::zero());
       sum[d] = phase[d] = S::zero();
     }
-    const bool turned = S::any(negative);
     for (int64_t o = 0; o < h; ++o) {
       const Reg* w = weights_ + o * 3 * d_count;
       Reg* grad = grads_ + o * 3 * d_count;

@@ -159,6 +159,26 @@ NPU_NOINLINE void store_columns(T* p, int64_t row_stride, int rows, int count, c
   store_columns_inline<T>(p, row_stride, rows, count, columns);
 }
 
+// All columns of up to a register of rows: one or two without a call.
+template <typename T>
+NPU_INLINE void load_few_columns(const T* p, int rows, int count, typename Simd<T>::Reg* columns) {
+  using S = Simd<T>;
+  if (count == 1) {
+    columns[0] = S::load_first(p, rows);
+  } else if (count == 2 && rows == S::width && S::most_zipped >= 2) {
+    const typename S::Reg block[2] = {S::load(p), S::load(p + S::width)};
+    S::template unzip<2>(block, columns);
+  } else {
+    load_columns<T>(p, count, rows, count, columns);
+  }
+}
+
+template <typename T>
+NPU_INLINE void store_few_columns(T* p, int rows, int count, const typename Simd<T>::Reg* columns) {
+  if (count == 1) Simd<T>::store_first(p, columns[0], rows);
+  else store_columns<T>(p, count, rows, count, columns);
+}
+
 // Rows from p on as [features][registers]; rows behind the last one read as zero.
 template <typename T>
 void turn(const T* p, int64_t features, int64_t rows, int64_t registers, T* panel) {

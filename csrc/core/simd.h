@@ -170,19 +170,31 @@ struct Simd {
     return select(v < low, low, v);
 #endif
   }
+#if defined(__AVX512F__)
+  // a 2^n, rounded once; n is a whole number.
+  static NPU_INLINE Reg scale(Reg a, Reg n) {
+    if constexpr (single) return (Reg)_mm512_scalef_ps((__m512)a, (__m512)n);
+    else return (Reg)_mm512_scalef_pd((__m512d)a, (__m512d)n);
+  }
+#endif
   static NPU_INLINE Reg abs(Reg a) { return (Reg)((Bits)a & set1_bits(~(Int(1) << (8 * sizeof(Int) - 1)))); }
 
-  static NPU_INLINE bool any(Bits condition) {
+  // Whether a < b, or a == b, in any lane. As masks: of a vector of conditions the compiler makes a masked load of
+  // ones, which costs a hundred times as much where the mask is empty and nothing has touched the page of the ones yet.
+  static NPU_INLINE bool any_less(Reg a, Reg b) {
 #if defined(__AVX512F__)
-    return _mm512_test_epi64_mask((__m512i)condition, (__m512i)condition) != 0;
-#elif defined(__AVX2__)
-    return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
-#elif defined(NPU_USE_NEON)
-    return vmaxvq_u32((uint32x4_t)condition) != 0;
+    if constexpr (single) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ) != 0;
+    else return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_LT_OQ) != 0;
 #else
-    Int r = 0;
-    for (int l = 0; l < width; ++l) r |= condition[l];
-    return r != 0;
+    return any(a < b);
+#endif
+  }
+  static NPU_INLINE bool any_equal(Reg a, Reg b) {
+#if defined(__AVX512F__)
+    if constexpr (single) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ) != 0;
+    else return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_EQ_OQ) != 0;
+#else
+    return any(a == b);
 #endif
   }
 
@@ -302,6 +314,17 @@ struct Simd {
 
  private:
 #if !defined(__AVX512F__)
+  static NPU_INLINE bool any(Bits condition) {
+#if defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
+#elif defined(NPU_USE_NEON)
+    return vmaxvq_u32((uint32x4_t)condition) != 0;
+#else
+    Int r = 0;
+    for (int l = 0; l < width; ++l) r |= condition[l];
+    return r != 0;
+#endif
+  }
   static NPU_INLINE Bits lanes(const Mask& mask) {
     Bits bits;
     std::memcpy(&bits, mask.lane, sizeof bits);

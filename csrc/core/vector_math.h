@@ -52,7 +52,8 @@ struct VectorMath<float> {
     return S::select(a < S::set1(std::numeric_limits<float>::infinity()), r, a);  // inf and nan stay
   }
 
-  // exp p = 2^n exp t,  n = round(p / ln 2); 2^n in two factors, so that subnormal results round once.
+  // exp p = 2^n exp t,  n = round(p / ln 2); 2^n in two factors where no instruction scales, so that
+  // subnormal results round once.
   static NPU_INLINE Reg exp(Reg p) {
     p = S::bounded(p, S::set1(-104.0f), S::set1(89.0f));
     const Reg magic = S::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer and leaves it in the low bits
@@ -67,9 +68,13 @@ struct VectorMath<float> {
     r = S::fma(r, t, S::set1(1.66666657e-1f));
     r = S::fma(r, t, S::set1(0.5f));
     r = S::fma(r * t, t, t) + S::set1(1.0f);
+#if defined(__AVX512F__)
+    return S::scale(r, n);
+#else
     const Bits i = (Bits)shifted - S::set1_bits(0x4b400000);
     const Bits half = i >> 1;
     return r * power_of_two(half) * power_of_two(i - half);
+#endif
   }
 
   // One reduction for both: q = n pi/2 + t. pi/2 in three parts: the first product is exact, the sum good to 2^-70.
@@ -93,8 +98,7 @@ struct VectorMath<float> {
     c = S::fma(c, z, S::set1(1.0f));
     const Bits quadrant = (Bits)shifted;
     place(quadrant, s, c, sine, cosine);
-    const Bits far = S::abs(q) > S::set1(1e5f);
-    if (__builtin_expect(S::any(far), 0)) far_sincos(q, sine, cosine);
+    if (__builtin_expect(S::any_less(S::set1(1e5f), S::abs(q)), 0)) far_sincos(q, sine, cosine);
   }
 
  private:
@@ -173,9 +177,13 @@ struct VectorMath<double> {
     r = S::fma(r, t, S::set1(1.0 / 6.0));
     r = S::fma(r, t, S::set1(0.5));
     r = S::fma(r * t, t, t) + S::set1(1.0);
+#if defined(__AVX512F__)
+    return S::scale(r, n);
+#else
     const UnsignedBits i = (UnsignedBits)shifted - (UnsignedBits)magic;
     const UnsignedBits half = half_of(i);
     return r * power_of_two(half) * power_of_two(i - half);
+#endif
   }
 
   static NPU_INLINE void sincos(Reg q, Reg* sine, Reg* cosine) {
@@ -208,8 +216,7 @@ struct VectorMath<double> {
     const Bits sign_c = ((quadrant + S::set1_bits(1)) & S::set1_bits(2)) << 62;
     *sine = (Reg)((Bits)S::select(swap, c, s) ^ sign_s);
     *cosine = (Reg)((Bits)S::select(swap, s, c) ^ sign_c);
-    const Bits far = S::abs(q) > S::set1(1e6);
-    if (__builtin_expect(S::any(far), 0)) far_sincos(q, sine, cosine);
+    if (__builtin_expect(S::any_less(S::set1(1e6), S::abs(q)), 0)) far_sincos(q, sine, cosine);
   }
 
  private:

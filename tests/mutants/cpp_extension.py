@@ -42,6 +42,8 @@ EXTENSION = [
         "train-number-of-a-step": ("p.number + double(step) + 1}", "p.number + 1}"),
         "train-frozen-layers": ("p.grads[0] = l == first_ ? nullptr", "p.grads[0] = l != first_ ? nullptr"),
         "train-rows-of-a-step": ("run_.rows + step * run_.batch;", "run_.rows;"),
+        "train-first-of-rows-that-follow": ("std::copy_n(from + k * all + start * features", "std::copy_n(from + k * all"),
+        "train-features-of-gathered-rows": ("from[rows[n] * features + f]", "from[rows[n] + f]"),
         "train-losses-of-a-step": ("if (number % run_.every == 0)", "if (step % run_.every == 0)"),
         "train-slope-halfway": ("(near + far) / 2", "near"),
         "train-norm-of-zero": ("squares == 0 ? T(0)", "squares < 0 ? T(0)"),
@@ -66,6 +68,9 @@ EXTENSION = [
     *mutants("csrc/core/memory.cpp", ("tests/test_training_run.py", "tests/test_allocations.py -k operators"), {
         "train-scratch-twice": ("stack.next += bytes;", ""),
         "train-scratch-given-back": ("stack.next = static_cast<char*>(taken);", ";"),
+    }),
+    *mutants("csrc/training.cpp", "tests/test_training_run.py -k rows", {
+        "train-rows-that-ascend": ("return b != a + 1;", "return b <= a;"),
     }),
     *mutants("csrc/training.cpp", "tests/test_training_run.py -k plan", {
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),

@@ -138,7 +138,7 @@ BACKWARD = [
             "for (int64_t r = 0; r < registers; ++r) spread<T, complex, 1, N>",
             "for (int64_t r = 0; r + 1 < registers || r == 0; ++r) spread<T, complex, 1, N>",
         ),
-        "narrow-negative-of-the-last": ("c.negative[i + n] |= S::store_negative(", "c.negative[i + n] = S::store_negative("),
+        "narrow-negative-of-the-last": ("c.negative[i + n] |= negative;", "c.negative[i + n] = negative;"),
         "narrow-order-of-the-parts": (
             "order[4] = {kSP, negative ? kMQ : kSQ, kSQ, kMP};",
             "order[4] = {kSP, kMQ, kSQ, kMP};",
@@ -157,6 +157,12 @@ BACKWARD = [
             "in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;",
             "in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin + 0 * row) * in_.in;",
         ),
+    }),
+    *mutants(CORE + "npu_forward_tiny.h", KERNELS, {
+        "tiny-forward-model-of-the-weights": ("re_ = in_.weight_re + model * count;", "re_ = in_.weight_re;"),
+        "tiny-forward-sign-of-shrink": ("shrink_[n] = -(T(kPi)", "shrink_[n] = (T(kPi)"),
+        "tiny-forward-second-chunk": ("task % chunks * Rows::kChunk;", "0 * (task % chunks) * Rows::kChunk;"),
+        "tiny-forward-shared-x-ignored": ("in_.shared_x ? 0 : first", "in_.shared_x ? first : first"),
     }),
     *mutants(CORE + "npu_backward_wide.h", KERNELS, {
         "wide-gate-runs-overwrite": (
