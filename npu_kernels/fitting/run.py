@@ -39,6 +39,16 @@ LINEAR_ROWS = 2048  # of the least squares for the weights of a sum
 EXACT = 16  # machine epsilons of the data that a solved problem's relative error may have
 
 
+def _seeds(function: str, seeds: Sequence[int], problems: int) -> list[int]:
+    """The seeds, checked: one for each problem."""
+    if isinstance(seeds, str) or not isinstance(seeds, Sequence):
+        raise TypeError(f"{function}: seeds must be a sequence of integers, got {type(seeds).__name__}")
+    found = list(seeds)
+    if len(found) != problems or not all(type(s) is int and s >= 0 for s in found):
+        raise ValueError(f"{function}: seeds must be {problems} integers of at least 0, one per problem, got {seeds!r}")
+    return found
+
+
 class Run:
     """A fit of several problems under way.
 
@@ -68,13 +78,7 @@ class Run:
             raise TypeError(f"{function}: recipe must be a Recipe, got {type(recipe).__name__}{how}")
         self.template = template = Template(function, model, recipe)
         check(function, x, y, 3)
-        if isinstance(seeds, str) or not isinstance(seeds, Sequence):
-            raise TypeError(f"{function}: seeds must be a sequence of integers, got {type(seeds).__name__}")
-        self.problems, self.seeds = len(x), list(seeds)
-        if len(self.seeds) != self.problems or not all(type(s) is int and s >= 0 for s in self.seeds):
-            raise ValueError(
-                f"{function}: seeds must be {self.problems} integers of at least 0, one per problem, got {seeds!r}"
-            )
+        self.problems, self.seeds = len(x), _seeds(function, seeds, len(x))
         self.starts, rest = divmod(template.num_models, self.problems)
         if rest or not self.starts:
             raise ValueError(

@@ -206,14 +206,10 @@ def integrate(
         options = {"derivatives": derivatives, "eps": eps, "gate_gradient": gate_gradient, "clip": clip, "_name": _name}
         options |= {"steps": steps, "dt": dt, "method": method, "memory": memory, "nonfinite": nonfinite}
         return _with_error(error, u0, (weight_re, weight_im, gate, weight), options)
-    if direct.ode is not None and not is_compiling() and dispatch.forced() in dispatch.DIRECT:
-        plain = (METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives)
-        fast = direct.ode(u0, weight_re, weight_im, gate, weight, *plain)
-        if fast is not NotImplemented:  # the general way below handles errors and special cases
-            trajectory, slopes, finite = fast
-            if nonfinite == "raise" and not finite:
-                checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, u0.dim() == weight_re.dim())
-            return (trajectory, slopes) if derivatives else trajectory
+    plain = (METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives)
+    fast = _by_fast_path(_name, u0, (weight_re, weight_im, gate, weight), plain, nonfinite)
+    if fast is not None:
+        return fast
     for name, flag in (("derivatives", derivatives), ("clip", clip)):
         if not isinstance(flag, bool):
             raise TypeError(f"{_name}: {name} must be True or False, got {flag!r}")
@@ -230,6 +226,22 @@ def integrate(
     if nonfinite == "raise":
         checks.raise_nonfinite(_name, trajectory, slopes, weight_re.dim() == 3, many)
     return trajectory if slopes is None else (trajectory, slopes)
+
+
+def _by_fast_path(
+    name: str, u0: Tensor, weights: tuple[Tensor | None, ...], options: tuple[Any, ...], nonfinite: str
+) -> Tensor | tuple[Tensor, Tensor] | None:
+    """What `integrate` gives; None where the general way is to handle errors and special cases."""
+    if direct.ode is None or is_compiling() or dispatch.forced() not in dispatch.DIRECT:
+        return None
+    found = direct.ode(u0, *weights, *options)
+    if found is NotImplemented:
+        return None
+    trajectory, slopes, finite = found
+    if nonfinite == "raise" and not finite:
+        dimensions = weights[0].dim()  # type: ignore[union-attr]
+        checks.raise_nonfinite(name, trajectory, slopes, dimensions == 3, u0.dim() == dimensions)
+    return (trajectory, slopes) if options[-1] else trajectory
 
 
 def _with_error(
