@@ -57,6 +57,24 @@ def test_held_out_error_is_that_of_fresh_rows(noisy):
     assert model.best_.error == pytest.approx(fresh, rel=0.25)
 
 
+def test_held_out_rows_of_pure_noise_are_predicted_worse_than_by_zero():
+    """The search would fit them too if it saw them: then the errors are .6 to 1."""
+    for seed in range(3):
+        X, y = uniform(3, 60, seed=seed), noise(60, 20 + seed)
+        model = NPURegressor(random_state=0, starts=16, output_powers=(1,)).fit(X, y)
+        assert all(e.held_out == 12 and e.error > 1 for e in model.equations_)
+
+
+def test_no_equation_has_a_negative_power_of_a_zero():
+    """Also where y is largest at the zeros, so that a negative power seems to fit."""
+    X = uniform(2, 60, seed=1)
+    X[::6, 0] = 0
+    y = X[:, 1] ** 2 / (X[:, 0] + 0.02)
+    model = NPURegressor(random_state=0, starts=16, max_terms=2, output_powers=(1,)).fit(X, y)
+    assert all((e.exponents[:, 0] >= 0).all() for e in model.equations_)
+    assert np.isfinite(model.predict(X)).all()
+
+
 @few_rows
 def test_pure_noise_of_ten_rows_looks_bad():
     for seed in range(3):

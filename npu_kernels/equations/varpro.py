@@ -117,6 +117,7 @@ class Solver:
     def run(self, u: Array | Tensor, parity: Array | Tensor, iterations: int, halvings: tuple[int, ...] = ()) -> Points:
         """Minimise from starts ``[S, K, m]``; after each iteration of `halvings` only the better half continues."""
         u, parity = torch.as_tensor(u, dtype=torch.float64), torch.as_tensor(parity, dtype=torch.float64)
+        u = torch.clamp(u, self.low, self.high)
         if self.robust:
             self.limit = math.inf
             A = self._normalised(u, parity)[0]

@@ -306,7 +306,7 @@ CALLS = [
 ]  # fmt: skip
 
 EQUATIONS = [
-    *mutants(PACKAGE + "equations/varpro.py", ("tests/test_equations.py -k 'coulomb or kepler or outliers or both_signs'",), {
+    *mutants(PACKAGE + "equations/varpro.py", ("tests/test_equations.py -k 'coulomb or kepler or outliers or both_signs'", "tests/test_equations_output.py -k zero"), {
         "equations-varpro-signs": ("found.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))", "pass"),
         "equations-varpro-bounds": ("tried = torch.clamp(u + step, self.low, self.high)", "tried = u - step"),
         "equations-varpro-gradient": ("self.logs * c.unsqueeze(2)).reshape(S, K * m)", "self.logs / c.unsqueeze(2)).reshape(S, K * m)"),
@@ -325,7 +325,7 @@ EQUATIONS = [
         "equations-units-refused": ("        if row[-1] != 0:\n            _refuse", "        if row[-1] > 99:\n            _refuse"),
         "equations-units-of-y": ("(wanted,) = dimensions([output_units]", "(wanted,) = dimensions([units[0]]"),
     }),
-    *mutants(PACKAGE + "equations/problem.py", ("tests/test_equations_scale.py", "tests/test_equations.py -k 'units or negative_y or zeros'", "tests/test_equations_estimator.py -k zero"), {
+    *mutants(PACKAGE + "equations/problem.py", ("tests/test_equations_scale.py", "tests/test_equations.py -k 'units or negative_y or zeros'", "tests/test_equations_estimator.py -k zero", "tests/test_equations_output.py -k zero"), {
         "equations-last-row-of-a-block": ("yield slice(begin, min(begin + BLOCK, rows))", "yield slice(begin, min(begin + BLOCK - 1, rows))"),
         "equations-negative-y": ("sign = -1.0 if (y <= 0).all() and (y < 0).any() else 1.0", "sign = 1.0"),
         "equations-powers-of-zero": ("low[columns.zero[exponents.free]] = 0.0", "low[:0] = 0.0"),
