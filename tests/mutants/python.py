@@ -306,7 +306,7 @@ CALLS = [
 ]  # fmt: skip
 
 EQUATIONS = [
-    *mutants(PACKAGE + "equations/varpro.py", ("tests/test_equations.py -k 'coulomb or kepler or outliers or both_signs'", "tests/test_equations_output.py -k zero"), {
+    *mutants(PACKAGE + "equations/varpro.py", ("tests/test_equations_varpro.py", "tests/test_equations.py -k 'coulomb or kepler or outliers or both_signs'", "tests/test_equations_output.py -k zero"), {
         "equations-varpro-signs": ("found.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))", "pass"),
         "equations-varpro-bounds": ("tried = torch.clamp(u + step, self.low, self.high)", "tried = u - step"),
         "equations-varpro-gradient": ("self.logs * c.unsqueeze(2)).reshape(S, K * m)", "self.logs / c.unsqueeze(2)).reshape(S, K * m)"),
