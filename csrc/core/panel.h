@@ -159,13 +159,13 @@ NPU_NOINLINE void store_columns(T* p, int64_t row_stride, int rows, int count, c
   store_columns_inline<T>(p, row_stride, rows, count, columns);
 }
 
-// All columns of up to a register of rows: one or two without a call.
+// All columns of up to a register of rows. One or two are loaded, and one is stored, without a call.
 template <typename T>
 NPU_INLINE void load_few_columns(const T* p, int rows, int count, typename Simd<T>::Reg* columns) {
   using S = Simd<T>;
   if (count == 1) {
     columns[0] = S::load_first(p, rows);
-  } else if (count == 2 && rows == S::width && S::most_zipped >= 2) {
+  } else if (count == 2 && rows == S::width) {
     const typename S::Reg block[2] = {S::load(p), S::load(p + S::width)};
     S::template unzip<2>(block, columns);
   } else {

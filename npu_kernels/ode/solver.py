@@ -239,7 +239,8 @@ def _by_fast_path(
         return None
     trajectory, slopes, finite = found
     if nonfinite == "raise" and not finite:
-        dimensions = weights[0].dim()  # type: ignore[union-attr]
+        assert weights[0] is not None
+        dimensions = weights[0].dim()
         checks.raise_nonfinite(name, trajectory, slopes, dimensions == 3, u0.dim() == dimensions)
     return (trajectory, slopes) if options[-1] else trajectory
 
