@@ -37,7 +37,7 @@ OLD_TESTS := version or parity or zero or gradcheck or float32_error or special 
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.
 PROCESSOR ?= AMD EPYC
-SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/layers/* csrc/direct/*)
+SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/layers/* csrc/fast_path/*)
 # The build finds the cmake and ninja of .venv.
 export PATH := $(abspath $(BIN)):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

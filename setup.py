@@ -3,7 +3,7 @@
 Environment:
   NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
                              On Windows always.
-  NPU_KERNELS_NO_DIRECT=1    install without the fast path from Python to the C++ kernels: small layers take longer.
+  NPU_KERNELS_NO_FAST_PATH=1 install without the fast path from Python to the C++ kernels: small layers take longer.
   NPU_KERNELS_TORCH=FOLDER   the torch package to build against; its headers are enough.
   CMAKE_ARGS="-D... -D..."   more arguments for CMake.
   NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has changed.
@@ -31,7 +31,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 # The kernels are written for GCC and Clang, and have not been built on Windows.
 WITHOUT_CPP = os.environ.get("NPU_KERNELS_NO_CPP", "0") not in ("", "0") or sys.platform == "win32"
-WITHOUT_DIRECT = os.environ.get("NPU_KERNELS_NO_DIRECT", "0") not in ("", "0")
+WITHOUT_FAST_PATH = os.environ.get("NPU_KERNELS_NO_FAST_PATH", "0") not in ("", "0")
 FETCH_TORCH = os.environ.get("NPU_KERNELS_FETCH_TORCH", "0") not in ("", "0")
 
 NO_TORCH = """
@@ -48,7 +48,7 @@ npu_kernels: the C++ kernels need {what}, and there is none on the PATH. Either
   install it:                     {command}
   or leave the C++ kernels out:   NPU_KERNELS_NO_CPP=1 pip install {source}
 """
-NO_DIRECT = """
+NO_FAST_PATH = """
 npu_kernels: built without the fast path from Python to the C++ kernels (its compiler's words stand above; it needs
 Python's headers, looked for in {include}; Debian, Ubuntu: apt-get install python3-dev). All works, small layers take
 longer; `python -m npu_kernels.env` says so too.
@@ -73,21 +73,21 @@ def _read(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def direct_name(torch: Path) -> str:
-    """The fast path's file: it serves one torch and one Python, npu_kernels/backends/direct.py looks for this name."""
+def fast_path_name(torch: Path) -> str:
+    """The fast path's file, for one torch and one Python: npu_kernels/backends/fast_path.py looks for this name."""
     found = re.search(r"__version__ = '([^']+)'", _read(torch / "version.py"))
     python = f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
-    return f"direct-torch{found[1] if found else 'unknown'}-{python}"
+    return f"fast_path-torch{found[1] if found else 'unknown'}-{python}"
 
 
 def fast_paths() -> list[str]:
     """name|torch|folder of Python.h of every fast path to build."""
-    if WITHOUT_DIRECT:
+    if WITHOUT_FAST_PATH:
         return []
     if named := os.environ.get("NPU_KERNELS_FAST_PATHS"):
         return named.split(";")
     include = sysconfig.get_path("include")
-    return [f"{direct_name(torch_folder())}|{torch_folder()}|{include}"]
+    return [f"{fast_path_name(torch_folder())}|{torch_folder()}|{include}"]
 
 
 def need(*candidates: str, what: str, command: str) -> str:
@@ -154,28 +154,28 @@ class BuildKernels(build_ext):
         build.mkdir(parents=True, exist_ok=True)
         headers = [path for path in wanted if (Path(path.split("|")[2]) / "Python.h").exists()]
         configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DTORCH_DIR={torch}"]
-        configure += [f"-DNPU_KERNELS_DIRECT={';'.join(headers)}"]
+        configure += [f"-DNPU_KERNELS_FAST_PATHS={';'.join(headers)}"]
         configure += [f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release"]
         subprocess.run(configure + shlex.split(os.environ.get("CMAKE_ARGS", "")), check=True)
-        for old in build.glob("direct-*.so"):  # what is there afterwards has been built now
+        for old in build.glob("fast_path-*.so"):  # what is there afterwards has been built now
             old.unlink()
-        if compile_with_ninja(build, "npu_kernels_cpu", "direct") != 0:
+        if compile_with_ninja(build, "npu_kernels_cpu", "fast_path") != 0:
             status = compile_with_ninja(build, "npu_kernels_cpu")  # the rest of it, if only a fast path failed
             if status != 0:
                 sys.exit(status)
-        if wanted and len(self.direct_libraries()) < len(wanted):
-            print(NO_DIRECT.format(include=sysconfig.get_path("include")), file=sys.stderr)
+        if wanted and len(self.fast_path_libraries()) < len(wanted):
+            print(NO_FAST_PATH.format(include=sysconfig.get_path("include")), file=sys.stderr)
             if "NPU_KERNELS_FAST_PATHS" in os.environ:
                 sys.exit("npu_kernels: not every fast path that NPU_KERNELS_FAST_PATHS names was built")
         self.install_libraries(ext)
 
-    def direct_libraries(self) -> list[Path]:
-        return sorted(self.build_folder.glob("direct-*.so"))
+    def fast_path_libraries(self) -> list[Path]:
+        return sorted(self.build_folder.glob("fast_path-*.so"))
 
     def install_libraries(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        for library in (self.build_folder / target.name, *self.direct_libraries()):
+        for library in (self.build_folder / target.name, *self.fast_path_libraries()):
             # Replaced, never overwritten: a process may have the old library mapped.
             fresh = target.with_name(f"{library.name}.new")
             shutil.copy2(library, fresh)

@@ -31,7 +31,7 @@ BACKENDS = ("reference", "cpu", "triton")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-DIRECT = (None, "cpu")  # forced backends with which the fast path is taken
+FAST_PATH = (None, "cpu")  # forced backends with which the fast path is taken
 _forced: ContextVar[str | None] = ContextVar("npu_kernels.use_backend", default=None)
 _outer: ContextVar[tuple[str | None, ...]] = ContextVar("npu_kernels.use_backend, outer blocks", default=())
 forced = _forced.get  # the backend that use_backend names in this thread or task

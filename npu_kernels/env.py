@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from npu_kernels import __version__, dispatch
-from npu_kernels.backends import cpu, direct
+from npu_kernels.backends import cpu, fast_path
 from npu_kernels.backends.triton import costs
 from npu_kernels.precision import float32_matmul_precision
 
@@ -88,7 +88,7 @@ def environment() -> dict[str, str]:
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "no device",
         "installed as": _origin(),
         "cpu library": str(cpu.LIBRARY) if runs else reason,
-        "fast path": direct.LIBRARY.name if direct.npu else f"no: {direct.reason}",
+        "fast path": fast_path.LIBRARY.name if fast_path.npu else f"no: {fast_path.reason}",
         "cpu instruction set": f"{cpu.isa()} (of {', '.join(cpu.supported_isas())})" if runs else "-",
         cpu.ISA_VARIABLE: os.environ.get(cpu.ISA_VARIABLE, "not set"),
     }

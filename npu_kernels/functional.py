@@ -27,21 +27,21 @@ from torch.compiler import is_compiling
 
 from npu_kernels import autograd, cpu_nalu, dispatch, ops, reference, transforms
 from npu_kernels.autograd import eager_only
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from npu_kernels.dispatch import backend_for
 from npu_kernels.operands import EPS, call, check_positive
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]
 
-direct.load()
-if direct.reason:
-    dispatch.without_fast_path(direct.reason)
+fast_path.load()
+if fast_path.reason:
+    dispatch.without_fast_path(fast_path.reason)
 for _layer in ops.LAYERS.values():
     if _layer.fast_path:
-        direct.set_backward(_layer.name, autograd.GRADIENTS[_layer.name])
-direct.set_backward("nmu", autograd.nmu_gradients)
-direct.set_backward("nau", reference.nau_backward)
+        fast_path.set_backward(_layer.name, autograd.GRADIENTS[_layer.name])
+fast_path.set_backward("nmu", autograd.nmu_gradients)
+fast_path.set_backward("nau", reference.nau_backward)
 
 
 # ---- choice ---------------------------------------------------------------------------------------------------------
@@ -118,16 +118,16 @@ def _nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Te
     return reference.nmru(x, weight, eps=eps, clip=clip, sign=sign) if y is NotImplemented else y
 
 
-def _direct(function: Callable[..., Any] | None, *arguments: Any) -> Any:
+def _by_fast_path(function: Callable[..., Any] | None, *arguments: Any) -> Any:
     """The fast path's result; NotImplemented where it is not taken."""
-    if function is None or is_compiling() or dispatch.forced() not in dispatch.DIRECT:
+    if function is None or is_compiling() or dispatch.forced() not in dispatch.FAST_PATH:
         return NotImplemented
     return function(*arguments)
 
 
 def _sign_product(x: Tensor, weight: Tensor) -> Tensor:
     """The product of an iNALU, whose operands are flat."""
-    y = _direct(direct.nmu, x, weight, False)
+    y = _by_fast_path(fast_path.nmu, x, weight, False)
     return _nmu(x, weight) if y is NotImplemented else y
 
 
@@ -213,7 +213,7 @@ def npu(
         >>> npu(x, torch.tensor([[1.0, 2.0]], dtype=torch.float64)).round(decimals=6)  # 3 ** 1 * (-2) ** 2
         tensor([[12.]], dtype=torch.float64)
     """
-    y = _direct(direct.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
+    y = _by_fast_path(fast_path.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
     if y is not NotImplemented:  # the general way below handles errors and special cases
         return y
     return call("npu", _npu, x, (weight_re, weight_im, gate), eps=eps, gate_gradient=gate_gradient, fused=True)
@@ -232,7 +232,7 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
     """
-    y = _direct(direct.nau, x, weight, clip)
+    y = _by_fast_path(fast_path.nau, x, weight, clip)
     if y is not NotImplemented:
         return y
     return call("nau", reference.nau, x, (weight,), clip=clip)
@@ -252,7 +252,7 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
     """
-    y = _direct(direct.nmu, x, weight, clip)
+    y = _by_fast_path(fast_path.nmu, x, weight, clip)
     if y is not NotImplemented:
         return y
     return call("nmu", _nmu_clipped if clip else _nmu, x, (weight,), fused=True)
@@ -288,7 +288,7 @@ def nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign
         >>> nmru(x, torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64))  # 3 / -2
         tensor([[-1.5000]], dtype=torch.float64)
     """
-    y = _direct(direct.nmru, x, weight, eps, clip, sign)
+    y = _by_fast_path(fast_path.nmru, x, weight, eps, clip, sign)
     if y is not NotImplemented:
         return y
     check_positive("nmru", "eps", eps, getattr(x, "dtype", torch.float32))
@@ -372,7 +372,7 @@ def inalu(
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
     the authors of "Neural Power Units" ran.
     """
-    y = _direct(direct.inalu, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega)
+    y = _by_fast_path(fast_path.inalu, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega)
     if y is not NotImplemented:
         return y
     dtype = getattr(x, "dtype", torch.float32)

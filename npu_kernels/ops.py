@@ -42,7 +42,7 @@ class Layer:
     takes_y: bool = False
     asks: str = "save"  # the argument that asks for what is kept
     backends: tuple[str, ...] = ("cpu", "triton")  # those with kernels; the others use the formula
-    fast_path: bool = True  # csrc/direct has an entry of this name
+    fast_path: bool = True  # csrc/fast_path has an entry of this name
     may_be_zero: tuple[str, ...] = ()  # options of the function; its other numbers are greater than 0
     eager_products: bool = False  # the eager formula builds a factor for each row, output and input
     # Samples for tests and benchmarks: the range of weights, the least size of inputs, options of the function.

@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from npu_kernels import dispatch
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 
 __all__ = ["Adam"]
 
@@ -37,7 +37,7 @@ class Adam(torch.optim.Adam):
     def _plain(self) -> bool:
         return (
             not is_compiling()
-            and dispatch.forced() in dispatch.DIRECT
+            and dispatch.forced() in dispatch.FAST_PATH
             and not self._optimizer_step_pre_hooks
             and not self._optimizer_step_post_hooks
             and not _global_optimizer_pre_hooks
@@ -51,9 +51,9 @@ class Adam(torch.optim.Adam):
         """Change the parameters by their gradients; returns the closure's loss, if there is one."""
         if (
             closure is None
-            and direct.adam is not None
+            and fast_path.adam is not None
             and self._plain()
-            and direct.adam(self.param_groups, self.state) is not NotImplemented
+            and fast_path.adam(self.param_groups, self.state) is not NotImplemented
         ):
             return None
         general: Any = super().step  # not by torch's name, which may have been made to mean this class

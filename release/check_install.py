@@ -25,7 +25,7 @@ from torch import Tensor
 
 import npu_kernels
 from npu_kernels import testing
-from npu_kernels.backends import cpu, direct
+from npu_kernels.backends import cpu, fast_path
 from npu_kernels.testing import Sample
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,8 +90,8 @@ def main() -> None:
     runs, reason = cpu.available()
     if not runs:
         sys.exit(f"release/check_install.py: {reason}")
-    if arguments.fast_path and direct.npu is None:
-        sys.exit(f"release/check_install.py: {direct.reason}")
+    if arguments.fast_path and fast_path.npu is None:
+        sys.exit(f"release/check_install.py: {fast_path.reason}")
     with warnings.catch_warnings():
         warnings.simplefilter("error" if arguments.fast_path else "default")  # the notice of a missing fast path
         calls = check_layers()
@@ -104,7 +104,7 @@ def main() -> None:
         "libc": " ".join(platform.libc_ver()),
         "torch": str(torch.__version__),
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "fast path": direct.npu is not None,
+        "fast path": fast_path.npu is not None,
         "wheel": next((line.split()[-1] for line in tags.splitlines() if line.startswith("Tag:")), ""),
         "sha256": arguments.sha256,
         "calls": calls,

@@ -34,7 +34,7 @@ def fast_paths(wheel: Path) -> list[str]:
     """processor torch:Python of every fast path in a wheel."""
     names = " ".join(zipfile.ZipFile(wheel).namelist())
     (processor,) = (name for name in PROCESSORS if wheel.stem.endswith(name))
-    found = re.findall(r"direct-torch([^ ]+)-cpython-3(\d+)\.so", names)
+    found = re.findall(r"fast_path-torch([^ ]+)-cpython-3(\d+)\.so", names)
     return [f"{processor} {torch}:3.{minor}" for torch, minor in found]
 
 

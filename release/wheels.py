@@ -66,7 +66,7 @@ def fast_path(torch: str, python: str) -> str | None:
     found = interpreter(python)
     if found is None or not (found[1] / "Python.h").exists():
         return None
-    return f"direct-torch{torch}-{found[0]}|{headers(torch)}|{found[1]}"
+    return f"fast_path-torch{torch}-{found[0]}|{headers(torch)}|{found[1]}"
 
 
 def cross_compiler(target: str) -> dict[str, str]:

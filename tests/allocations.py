@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NPU, ode
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from npu_kernels.optim import Adam
 from npu_kernels.testing import RECORDS
 from npu_kernels.training import mse_loss
 from npu_kernels.training import run as run_steps
 
-OURS, TORCHS = re.compile(r"libnpu_kernels_cpu|direct-"), re.compile(r"libc10\.so")
+OURS, TORCHS = re.compile(r"libnpu_kernels_cpu|fast_path-"), re.compile(r"libc10\.so")
 IN_A_THREAD, IN_OURS = 2, 4  # flags of failing_malloc_disarm
 # Around our backward torch's template of an autograd node, compiled into our library, asks for memory in three places:
 # two vectors, and the node's name. An entry of ours that did not name memory would add dozens. Places are counted, not
@@ -195,9 +195,9 @@ def main(path: str) -> None:
     torch.set_num_threads(2)
     if path == "operators":
         for name in ("npu", "nmu", "nmru", "nau", "inalu", "mse", "adam", "ode"):
-            setattr(direct, name, None)
+            setattr(fast_path, name, None)
     else:
-        assert direct.npu is not None, direct.reason
+        assert fast_path.npu is not None, fast_path.reason
     malloc = Malloc()
     for case in (*layers(), *others(), *trainings()):
         if path == "operators" and case[0].startswith("adam"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from npu_kernels import backend_for, use_backend
-from npu_kernels.backends import cpu, direct
+from npu_kernels.backends import cpu, fast_path
 
 with contextlib.suppress(ImportError):  # most tests on a GPU do without it
     import hypothesis
@@ -55,7 +55,7 @@ def _seed() -> None:
     params=[
         "reference",
         pytest.param("cpu", marks=needs_library),
-        pytest.param("operators", marks=pytest.mark.skipif(direct.npu is None, reason="they are what `cpu` calls")),
+        pytest.param("operators", marks=pytest.mark.skipif(fast_path.npu is None, reason="they are what `cpu` calls")),
     ]
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -63,7 +63,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     name = request.param
     if name == "operators":
         for name in ("npu", "nmu", "nau", "inalu", "mse", "adam", "ode"):
-            monkeypatch.setattr(direct, name, None)
+            monkeypatch.setattr(fast_path, name, None)
         name = "cpu"
     with use_backend(name):
         yield name

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from npu_kernels.backends import cpu, direct
+from npu_kernels.backends import cpu, fast_path
 from tests.building import ROOT, cmake_configure, run_core_tests
 
 SANITIZERS = ("address", "undefined")
 NAMES = (
-    "direct",
-    "direct_ode",
+    "fast_path",
+    "fast_path_ode",
     "operators",
     "edges",
     "isa",
@@ -59,9 +59,9 @@ class Sanitized:
         """
         torch_folder, python = Path(torch.__file__).parent, sysconfig.get_path("include")
         options = ["-DNPU_KERNELS_TESTS=ON", f"-DNPU_KERNELS_SANITIZE={','.join(SANITIZERS)}"]
-        options += [f"-DTORCH_DIR={torch_folder}", f"-DNPU_KERNELS_DIRECT=direct|{torch_folder}|{python}"]
+        options += [f"-DTORCH_DIR={torch_folder}", f"-DNPU_KERNELS_FAST_PATHS=fast_path|{torch_folder}|{python}"]
         cmake_configure(self.folder, *options, f"-DNPU_KERNELS_ISAS={'baseline' if quick else ''}")
-        subprocess.run(["ninja", "-C", str(self.folder), "all", *([] if quick else ["direct"])], check=True)
+        subprocess.run(["ninja", "-C", str(self.folder), "all", *([] if quick else ["fast_path"])], check=True)
         shutil.rmtree(self.tree, ignore_errors=True)
         for name in ("npu_kernels", "tests"):
             shutil.copytree(ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("lib", "__pycache__"))
@@ -69,7 +69,7 @@ class Sanitized:
         library = self.tree / "npu_kernels" / "lib"
         library.mkdir()
         shutil.copy(self.folder / "libnpu_kernels_cpu.so", library / cpu.LIBRARY.name)
-        shutil.copy(direct.LIBRARY if quick else self.folder / "direct.so", library / direct.LIBRARY.name)
+        shutil.copy(fast_path.LIBRARY if quick else self.folder / "fast_path.so", library / fast_path.LIBRARY.name)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Python in the tree, with the sanitizers in the process before anything else."""

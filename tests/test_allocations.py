@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from tests.building import ROOT, needs_compiler, run_python
 from tests.conftest import needs_library
 
@@ -33,8 +33,8 @@ def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("path", ["fast", "operators"])
 def test_every_allocation_fails_in_turn(path: str, failing_malloc: Path) -> None:
-    if path == "fast" and direct.npu is None:
-        pytest.skip(f"no fast path: {direct.reason}")
+    if path == "fast" and fast_path.npu is None:
+        pytest.skip(f"no fast path: {fast_path.reason}")
     run = run_python("-m", "tests.allocations", path, env={"LD_PRELOAD": str(failing_malloc)})
     assert run.returncode == 0, run.stderr[-3000:]
     cases = [json.loads(line) for line in run.stdout.splitlines()]

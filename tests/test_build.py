@@ -177,7 +177,7 @@ def test_a_build_whose_words_pip_hides_tells_the_terminal_how_far_it_is(tmp_path
     run = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--build-temp", str(tmp_path), "--build-lib", str(tmp_path)],
         capture_output=True, text=True, cwd=copy_of_the_tree(tmp_path), start_new_session=True,
-        env={**os.environ, "PATH": path, "NPU_KERNELS_BUILD": "", "NPU_KERNELS_NO_DIRECT": "1"},
+        env={**os.environ, "PATH": path, "NPU_KERNELS_BUILD": "", "NPU_KERNELS_NO_FAST_PATH": "1"},
         preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(terminal)

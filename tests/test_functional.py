@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from npu_kernels import NAU, NPU, backend_for, dispatch, functional, ode, ops, reference, use_backend
-from npu_kernels.backends import cpu, direct
+from npu_kernels.backends import cpu, fast_path
 from npu_kernels.operands import fits
 from npu_kernels.testing import RECORDS, Sample, relative_error
 from tests.conftest import needs_library
@@ -287,7 +287,7 @@ def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_symbols", None)
     monkeypatch.setattr(cpu, "_reason", "the C++ library is not built")
     monkeypatch.setattr(dispatch, "_cpu_runs", False)
-    monkeypatch.setattr(direct, "npu", None)
+    monkeypatch.setattr(fast_path, "npu", None)
     monkeypatch.setattr(dispatch, "_chosen", {})
 
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU, ode
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
 from tests.building import run_python
 from tests.conftest import needs_library
 
-pytestmark = [needs_library, pytest.mark.skipif(direct.npu is None, reason="without the fast path nothing differs")]
+pytestmark = [needs_library, pytest.mark.skipif(fast_path.npu is None, reason="without the fast path nothing differs")]
 
 LAYERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "NPU": ("npu", lambda: NPU(3, 2, init_im=0.3)),
@@ -38,7 +38,7 @@ class Counting:
     """A function of the fast path; how often it computed, and how often it left the call to the general way."""
 
     def __init__(self, name: str) -> None:
-        self.function: Callable[..., Any] = getattr(direct, name)
+        self.function: Callable[..., Any] = getattr(fast_path, name)
         self.taken = self.left = 0
 
     def __call__(self, *arguments: Any) -> Any:
@@ -52,7 +52,7 @@ class Counting:
 def counting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Counting]:
     def count(name: str) -> Counting:
         found = Counting(name)
-        monkeypatch.setattr(direct, name, found)
+        monkeypatch.setattr(fast_path, name, found)
         return found
 
     return count
@@ -113,7 +113,7 @@ def test_an_inference_tensor_cannot_be_saved_for_backward(name: str) -> None:
     with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
         layer(inference)
     y = layer(inference.clone())
-    assert "Direct" in y.grad_fn.name()
+    assert "FastPath" in y.grad_fn.name()
     y.sum().backward()
 
 
@@ -129,7 +129,7 @@ def test_modes_are_seen_in_it(counting: Callable[[str], Counting]) -> None:
         layer(x)
     assert (count.taken, count.left) == (0, 2)
     with torch.inference_mode(), torch.inference_mode(False):
-        assert "Direct<npu::NpuLayer>" in layer(x).grad_fn.name()
+        assert "FastPath<npu::NpuLayer>" in layer(x).grad_fn.name()
 
 
 def test_it_may_be_the_first_call_of_a_process() -> None:
@@ -142,7 +142,7 @@ with torch.inference_mode():
 print(layer(x).grad_fn.name())
 """
     child = run_python("-c", code)
-    assert "Direct<npu::NpuLayer>" in child.stdout, child.stderr
+    assert "FastPath<npu::NpuLayer>" in child.stdout, child.stderr
 
 
 def test_adam(counting: Callable[[str], Counting]) -> None:

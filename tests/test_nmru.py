@@ -163,4 +163,4 @@ def test_phase_of_many_terms(isa: str, weight: float) -> None:
 @needs_library
 @pytest.mark.parametrize("sign", SIGNS)
 def test_takes_the_fast_path(sign: str) -> None:
-    assert "Direct<npu::NmruLayer>" in NMRU(3, 2, sign=sign)(torch.rand(5, 3)).grad_fn.name()
+    assert "FastPath<npu::NmruLayer>" in NMRU(3, 2, sign=sign)(torch.rand(5, 3)).grad_fn.name()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from npu_kernels import NAU, NPU, use_backend
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
 from tests.conftest import needs_library
@@ -31,7 +31,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.taken = 0
-        self.function = direct.adam
+        self.function = fast_path.adam
 
     def __call__(self, *arguments: Any) -> Any:
         assert self.function is not None
@@ -43,7 +43,7 @@ class Counting:
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
     found = Counting()
-    monkeypatch.setattr(direct, "adam", found)
+    monkeypatch.setattr(fast_path, "adam", found)
     return found
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import NAU, env, functional, reference
-from npu_kernels.backends import cpu, direct
+from npu_kernels.backends import cpu, fast_path
 from npu_kernels.testing import RECORDS, Sample, relative_error
 from tests.building import run_python
 from tests.conftest import needs_library
 
-pytestmark = [needs_library, pytest.mark.skipif(direct.npu is None, reason="only the fast path knows the setting")]
+pytestmark = [needs_library, pytest.mark.skipif(fast_path.npu is None, reason="only the fast path knows the setting")]
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
 BFLOAT16 = [isa for isa in ISAS if isa in ("avx512_bf16", "amx")]
 needs_bfloat16 = pytest.mark.skipif(not BFLOAT16, reason="this processor does not multiply bfloat16")
@@ -47,7 +47,7 @@ def outcome(sample: Sample, forward: str = "highest", backward: str | None = Non
     """The result and the gradients, each way under a precision."""
     torch.set_float32_matmul_precision(forward)
     y = sample.call(functional.npu)
-    assert "Direct<npu::NpuLayer>" in y.grad_fn.name() or direct.npu is None
+    assert "FastPath<npu::NpuLayer>" in y.grad_fn.name() or fast_path.npu is None
     torch.set_float32_matmul_precision(backward or forward)
     return [y.detach(), *torch.autograd.grad(y, sample.leaves(), torch.ones_like(y))]
 
@@ -192,13 +192,13 @@ def test_without_the_fast_path_everything_is_float32() -> None:
 import torch
 torch.__version__ = "2.10.0"
 from npu_kernels import functional
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 x, weight = torch.randn(256, 64), torch.randn(64, 64) / 8
 found = []
 for precision in ("highest", "medium"):
     torch.set_float32_matmul_precision(precision)
     found.append(functional.npu(x, weight))
-print(direct.npu, torch.equal(*found))
+print(fast_path.npu, torch.equal(*found))
 """
     child = run_python("-c", code)
     assert child.stdout == "None True\n", child.stderr
@@ -217,7 +217,7 @@ def test_nau_has_one_precision(models: int | None, size: tuple[int, int, int], p
             other = layer(x)
     assert relative_error(plain, other) < 1e-6
     small = rows * features * outputs * (models or 1) <= 4096
-    assert ("Direct<npu::N" in layer(x).grad_fn.name()) == (small or precision == "highest")
+    assert ("FastPath<npu::N" in layer(x).grad_fn.name()) == (small or precision == "highest")
 
 
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa not in BFLOAT16])
@@ -249,7 +249,7 @@ def test_settings_of_devices(setting: str, monkeypatch: pytest.MonkeyPatch) -> N
             y = case.call(functional.npu)
             assert torch.equal(y, medium[0])
             assert not torch.equal(y, full[0])
-            monkeypatch.setattr(direct, "npu", None)
+            monkeypatch.setattr(fast_path, "npu", None)
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = "none"
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from npu_kernels import autograd, functional, ops, reference, transforms
-from npu_kernels.backends import direct, triton
+from npu_kernels.backends import fast_path, triton
 from npu_kernels.testing import RECORDS
 from tests.conftest import needs_library
 
@@ -46,7 +46,7 @@ RULES: dict[str, Callable[[str, tuple[str, str]], bool]] = {
     "sharding": lambda layer, names: _has_sharding(names),
     "cpu": lambda layer, names: _registered(names, "CPU"),
     "triton": lambda layer, names: _has_triton(names),
-    "fast path": lambda layer, names: getattr(direct, layer, None) is not None,
+    "fast path": lambda layer, names: getattr(fast_path, layer, None) is not None,
     "function": lambda layer, names: hasattr(functional, layer),
     "samples": lambda layer, names: layer in RECORDS,
 }
@@ -59,7 +59,7 @@ def missing(layer: str) -> set[str]:
 
 
 @needs_library
-@pytest.mark.skipif(direct.npu is None, reason="the fast path is not built for this torch and Python")
+@pytest.mark.skipif(fast_path.npu is None, reason="the fast path is not built for this torch and Python")
 @pytest.mark.parametrize("layer", ops.LAYERS)
 def test_every_rule_is_there_or_its_absence_has_a_reason(layer: str) -> None:
     record = ops.LAYERS[layer]
@@ -85,7 +85,7 @@ def _without(rule: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
     }
     attributes: dict[str, tuple[Any, str]] = {
         "formula": (reference, f"{layer}_backward"),
-        "fast path": (direct, layer),
+        "fast path": (fast_path, layer),
         "function": (functional, layer),
     }
     with monkeypatch.context() as patch:
@@ -103,7 +103,7 @@ def _without(rule: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @needs_library
-@pytest.mark.skipif(direct.npu is None, reason="the fast path is not built for this torch and Python")
+@pytest.mark.skipif(fast_path.npu is None, reason="the fast path is not built for this torch and Python")
 @pytest.mark.parametrize("rule", ["autograd", "vmap", "samples", "formula", "fast path", "function", "sharding"])
 def test_a_missing_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with _without(rule, "inalu", monkeypatch):

@@ -99,8 +99,8 @@ def test_wheels_need_no_newer_symbols_than_their_tag_says(tmp_path: Path) -> Non
 def test_table_says_what_was_run_and_what_was_only_built(tmp_path: Path) -> None:
     wheel = tmp_path / "npu_kernels-0-py3-none-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("npu_kernels/lib/direct-torch2.13.0-cpython-311.so", "")
-        archive.writestr("npu_kernels/lib/direct-torch2.13.0-cpython-313.so", "")
+        archive.writestr("npu_kernels/lib/fast_path-torch2.13.0-cpython-311.so", "")
+        archive.writestr("npu_kernels/lib/fast_path-torch2.13.0-cpython-313.so", "")
     built = support.fast_paths(wheel)
     run = {"torch": "2.13.0+cpu", "python": "3.11", "fast path": True, "wheel": "py3-none-manylinux_2_28_x86_64"}
     source = run | {"python": "3.12", "wheel": "py3-none-linux_x86_64"}  # built where it ran: says nothing of the wheel

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from tests.building import ROOT, needs_compiler, one_process_at_a_time, run_core_tests
 from tests.conftest import needs_library
 from tests.sanitized import SANITIZERS, Sanitized
@@ -17,18 +17,18 @@ pytestmark = [
     needs_library,
     needs_compiler,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and GCC's sanitizers"),
-    pytest.mark.skipif(direct.npu is None, reason=f"no fast path: {direct.reason}"),
+    pytest.mark.skipif(fast_path.npu is None, reason=f"no fast path: {fast_path.reason}"),
 ]
 
 # An x whose memory is smaller than it says.
 OVERFLOW = """
 import torch, npu_kernels
-from npu_kernels.backends import cpu, direct
-print(cpu.LIBRARY, direct.npu is not None)
+from npu_kernels.backends import cpu, fast_path
+print(cpu.LIBRARY, fast_path.npu is not None)
 x, layer = torch.rand(100, 2), npu_kernels.NPU(2, 3)
 layer(x)
 if {operators}:
-    direct.npu = None
+    fast_path.npu = None
 x.untyped_storage().resize_(64)
 print("before", flush=True)
 layer(x)
@@ -65,7 +65,7 @@ def test_a_read_out_of_bounds_is_seen(operators: bool, sanitized: Sanitized) -> 
 def test_extension(sanitized: Sanitized) -> None:
     """The smallest part of `make sanitize` that calls every function of the fast path and every operator."""
     run = sanitized.run_tests(
-        *(f"tests/test_{name}.py" for name in ("direct", "direct_ode", "edges", "optim")),
+        *(f"tests/test_{name}.py" for name in ("fast_path", "fast_path_ode", "edges", "optim")),
         "-k", "same_bits or bits_of_the_operators or one_weight or one_of_everything or gradients_of_any_layout",
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]

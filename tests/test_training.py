@@ -264,7 +264,7 @@ def test_mse_loss(shape: tuple[int, ...], dtype: torch.dtype, backend: str | Non
             (mse_loss(y, target[0], num_models=3), (y - target[0]).square().reshape(3, -1).mean(1)),
         ]
         for loss, expected in losses:
-            assert backend is None or "Direct" not in loss.grad_fn.name()
+            assert backend is None or "FastPath" not in loss.grad_fn.name()
             torch.testing.assert_close(loss, expected)
             weights = torch.linspace(-1, 2, loss.numel(), dtype=dtype).reshape(loss.shape)
             found, want = (torch.autograd.grad(value, y, weights)[0] for value in (loss, expected))
@@ -272,10 +272,10 @@ def test_mse_loss(shape: tuple[int, ...], dtype: torch.dtype, backend: str | Non
 
 
 @needs_library
-def test_mse_loss_goes_the_direct_way() -> None:
+def test_mse_loss_takes_the_fast_path() -> None:
     y = torch.randn(3, 4, requires_grad=True)
-    assert "MSEDirect" in mse_loss(y, torch.zeros(3, 4)).grad_fn.name()
-    assert "MSEDirect" in mse_loss(y.t(), torch.zeros(3), num_models=4).grad_fn.name()
+    assert "MSEFastPath" in mse_loss(y, torch.zeros(3, 4)).grad_fn.name()
+    assert "MSEFastPath" in mse_loss(y.t(), torch.zeros(3), num_models=4).grad_fn.name()
     trainable = torch.zeros(3, 4, requires_grad=True)
     mse_loss(y, trainable).backward()
     torch.testing.assert_close(trainable.grad, -y.grad)

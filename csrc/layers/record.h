@@ -1,5 +1,5 @@
 // One record for each layer: the C++ description of its operators. The registered operators (ops.cpp) and the
-// fast path from Python (direct/layer.h) are made from it. ops.py has the schemas, with the same
+// fast path from Python (fast_path/layer.h) are made from it. ops.py has the schemas, with the same
 // names.
 #pragma once
 

@@ -14,14 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import dispatch, functional, operands
 from npu_kernels.autograd import eager_only
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from npu_kernels.ode import accuracy, adaptive, checks
 from npu_kernels.ode.function import Loop, RolloutFunction, as_rows, backward_of_the_fast_path, forward
 from npu_kernels.ode.operators import has_time_loop
 from npu_kernels.ode.reference import METHODS, solve
 from npu_kernels.reference import CLIP
 
-direct.set_backward("ode", backward_of_the_fast_path)
+fast_path.set_backward("ode", backward_of_the_fast_path)
 
 
 def rollout(
@@ -232,9 +232,9 @@ def _by_fast_path(
     name: str, u0: Tensor, weights: tuple[Tensor | None, ...], options: tuple[Any, ...], nonfinite: str
 ) -> Tensor | tuple[Tensor, Tensor] | None:
     """What `integrate` gives; None where the general way is to handle errors and special cases."""
-    if direct.ode is None or is_compiling() or dispatch.forced() not in dispatch.DIRECT:
+    if fast_path.ode is None or is_compiling() or dispatch.forced() not in dispatch.FAST_PATH:
         return None
-    found = direct.ode(u0, *weights, *options)
+    found = fast_path.ode(u0, *weights, *options)
     if found is NotImplemented:
         return None
     trajectory, slopes, finite = found

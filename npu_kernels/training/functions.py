@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.nn.utils import parametrize
 
 from npu_kernels import dispatch, operands
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from npu_kernels.checks import check_module, check_tensor, check_whole
 from npu_kernels.layers.base import Unit
 
@@ -151,12 +151,12 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
         tensor([0., 4.])
     """
     if (
-        direct.mse is not None
+        fast_path.mse is not None
         and not is_compiling()
-        and dispatch.forced() in dispatch.DIRECT
+        and dispatch.forced() in dispatch.FAST_PATH
         and (num_models is None or (isinstance(y, Tensor) and not y.is_nested and y.shape[:1] == (num_models,)))
     ):
-        loss = direct.mse(y, target, num_models is not None)
+        loss = fast_path.mse(y, target, num_models is not None)
         if loss is not NotImplemented:
             return loss  # type: ignore[no-any-return]
     operands.unrecorded(_check_loss, y, target, num_models)
@@ -187,7 +187,7 @@ def _mse_backward(grad_loss: Tensor, y: Tensor, target: Tensor, models: bool) ->
     return ((2 / count) * scale * (y - target),)
 
 
-direct.set_backward("mse", _mse_backward)
+fast_path.set_backward("mse", _mse_backward)
 
 
 class SteppedSchedule:

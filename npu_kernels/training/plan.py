@@ -60,7 +60,7 @@ def clamped(units: Sequence[nn.Module], gates: bool, bound: float | None) -> Ite
 
 def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str | None:
     """Why these steps cannot be made in one call; None if they can."""
-    if not (x.is_cpu and dispatch.backend_for(x) == "cpu" and dispatch.forced() in dispatch.DIRECT):
+    if not (x.is_cpu and dispatch.backend_for(x) == "cpu" and dispatch.forced() in dispatch.FAST_PATH):
         return "the C++ kernels are not used for these tensors"
     if x.dtype not in (torch.float32, torch.float64):
         return f"{x.dtype} is neither float32 nor float64"

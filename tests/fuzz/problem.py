@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import use_backend
-from npu_kernels.backends import cpu, direct
+from npu_kernels.backends import cpu, fast_path
 from npu_kernels.testing import fill_uninitialized_with_nan
 from tests.fuzz.memory import bits
 
@@ -53,12 +53,12 @@ class Problem:
 @contextlib.contextmanager
 def computed_by(way: str, isa: str | None = None, threads: int = 1) -> Iterator[None]:
     """way: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a backend's name."""
-    functions = {name: getattr(direct, name) for name in FAST}
+    functions = {name: getattr(fast_path, name) for name in FAST}
     before_isa, before_threads = cpu.isa() if isa else None, torch.get_num_threads()
     try:
         if way != "fast":
             for name in FAST:
-                setattr(direct, name, None)
+                setattr(fast_path, name, None)
         if isa:
             cpu.set_isa(isa)
         torch.set_num_threads(threads)
@@ -66,7 +66,7 @@ def computed_by(way: str, isa: str | None = None, threads: int = 1) -> Iterator[
             yield
     finally:
         for name, function in functions.items():
-            setattr(direct, name, function)
+            setattr(fast_path, name, function)
         if before_isa:
             cpu.set_isa(before_isa)
         torch.set_num_threads(before_threads)

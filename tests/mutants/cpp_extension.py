@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import mutants
 
-DIRECT = "csrc/direct/"
+FAST_PATH = "csrc/fast_path/"
 
 EXTENSION = [
     *mutants("csrc/ops.cpp", ("tests/test_operators.py -k 'needs or absent or parity'", "tests/test_layouts.py"), {
@@ -76,46 +76,46 @@ EXTENSION = [
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
         "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),
     }),
-    *mutants(DIRECT + "common.h", "tests/test_allocations.py -k fast", {
-        "direct-memory-not-named": (
+    *mutants(FAST_PATH + "common.h", "tests/test_allocations.py -k fast", {
+        "fast-path-memory-not-named": (
             "return npu::naming_memory([&] { return Derived::gradients(ctx, grads); });",
             "return Derived::gradients(ctx, grads);",
         ),
     }),
-    *mutants(DIRECT + "common.h", "tests/test_direct.py", {
-        "direct-edges-of-absent-tensors": (
+    *mutants(FAST_PATH + "common.h", "tests/test_fast_path.py", {
+        "fast-path-edges-of-absent-tensors": (
             "if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs",
             "if (inputs[i].defined() && ctx->needs_input_grad(edge + i - edge)) needs",
         ),
-        "direct-needs-ignored": (
+        "fast-path-needs-ignored": (
             "if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs",
             "if (inputs[i].defined() && edge++ < 9) needs",
         ),
-        "direct-tangents-lost": ("!t._fw_grad(0).defined();", "true;"),
-        "direct-autocast-not-seen": ("!at::autocast::is_autocast_enabled(at::kCPU) && ", ""),
+        "fast-path-tangents-lost": ("!t._fw_grad(0).defined();", "true;"),
+        "fast-path-autocast-not-seen": ("!at::autocast::is_autocast_enabled(at::kCPU) && ", ""),
     }),
-    *mutants(DIRECT + "sizes.h", ("tests/test_errors.py", "tests/test_direct.py"), {
-        "direct-x-of-other-models": ("(rows.size() < 3 || rows[0] != n.models)", "rows.size() < 3"),
+    *mutants(FAST_PATH + "sizes.h", ("tests/test_errors.py", "tests/test_fast_path.py"), {
+        "fast-path-x-of-other-models": ("(rows.size() < 3 || rows[0] != n.models)", "rows.size() < 3"),
     }),
-    *mutants(DIRECT + "layer.h", ("tests/test_gradients.py -k 'straight or parity or subset'", "tests/test_direct.py", "tests/test_errors.py"), {
-        "direct-graph-of-a-backward": (
+    *mutants(FAST_PATH + "layer.h", ("tests/test_gradients.py -k 'straight or parity or subset'", "tests/test_fast_path.py", "tests/test_errors.py"), {
+        "fast-path-graph-of-a-backward": (
             "if (at::GradMode::is_enabled() || !nothing_watches() || !plain(grad_y, dtype)) return false;",
             "if (!nothing_watches() || !plain(grad_y, dtype)) return false;",
         ),
-        "direct-gate-of-other-models": ("(sizes.size() == 2 && sizes[0] != n.models)", "(sizes.size() == 2 && sizes[0] < 0)"),
-        "direct-strides-ignored": ("const Tensor upstream = grad_y.contiguous();", "const Tensor upstream = grad_y;"),
-        "direct-options-forgotten": (
+        "fast-path-gate-of-other-models": ("(sizes.size() == 2 && sizes[0] != n.models)", "(sizes.size() == 2 && sizes[0] < 0)"),
+        "fast-path-strides-ignored": ("const Tensor upstream = grad_y.contiguous();", "const Tensor upstream = grad_y;"),
+        "fast-path-options-forgotten": (
             "ctx->saved_data[L::options[i].name] = options[i];",
             "ctx->saved_data[L::options[i].name] = 0.5 * options[i];",
         ),
-        "direct-flags-forgotten": (
+        "fast-path-flags-forgotten": (
             "value = object == Py_True;",
             "value = false;",
         ),
-        "direct-word-ignored": ("value = is(object, option.words[1]);", "value = 0 * is(object, option.words[1]);"),
+        "fast-path-word-ignored": ("value = is(object, option.words[1]);", "value = 0 * is(object, option.words[1]);"),
     }),
-    *mutants("csrc/layers/nmu.h", ("tests/test_direct.py -k 'one_weight or nau'", "tests/test_gradients.py -k siblings"), {
-        "direct-nmu-clip-ignored": (
+    *mutants("csrc/layers/nmu.h", ("tests/test_fast_path.py -k 'one_weight or nau'", "tests/test_gradients.py -k siblings"), {
+        "fast-path-nmu-clip-ignored": (
             "n.shared_x, g.operands[1], g.options[0] != 0};",
             "n.shared_x, g.operands[1], g.options[0] < 0};",
         ),
@@ -123,21 +123,21 @@ EXTENSION = [
     *mutants("csrc/layers/nmu.h", "tests/test_nmru.py", {
         "nmru-eps-ignored": ("T(g.options[0])};", "T(0 * g.options[0])};"),
     }),
-    *mutants(DIRECT + "mse.h", "tests/test_training.py", {
-        "direct-mse-gradient-of-the-target-lost": ("!target.defined() || target.requires_grad() ||", "!target.defined() ||"),
-        "direct-mse-count": ("return {count, y.numel() / count,", "return {count, y.numel(),"),
+    *mutants(FAST_PATH + "mse.h", "tests/test_training.py", {
+        "fast-path-mse-gradient-of-the-target-lost": ("!target.defined() || target.requires_grad() ||", "!target.defined() ||"),
+        "fast-path-mse-count": ("return {count, y.numel() / count,", "return {count, y.numel(),"),
     }),
-    *mutants(DIRECT + "adam.h", "tests/test_optim.py", {
-        "direct-adam-amsgrad-ignored": ('{"amsgrad", ', "{"),
-        "direct-adam-strides-ignored": ("one.grad = grad.contiguous();", "one.grad = grad;"),
-        "direct-adam-version-not-bumped": ("changed->unsafeGetTensorImpl()->bump_version();", "(void)changed;"),
+    *mutants(FAST_PATH + "adam.h", "tests/test_optim.py", {
+        "fast-path-adam-amsgrad-ignored": ('{"amsgrad", ', "{"),
+        "fast-path-adam-strides-ignored": ("one.grad = grad.contiguous();", "one.grad = grad;"),
+        "fast-path-adam-version-not-bumped": ("changed->unsafeGetTensorImpl()->bump_version();", "(void)changed;"),
     }),
-    *mutants(DIRECT + "ode.h", ("tests/test_direct_ode.py", "tests/test_ode.py -k nonfinite", "tests/test_ode_kernel.py -k 'gradients_alone or options'"), {
-        "direct-ode-sum-to-u0": (
+    *mutants(FAST_PATH + "ode.h", ("tests/test_fast_path_ode.py", "tests/test_ode.py -k nonfinite", "tests/test_ode_kernel.py -k 'gradients_alone or options'"), {
+        "fast-path-ode-sum-to-u0": (
             "if (needs & 1) found[0] = at::sum_to(std::move(found[0]), saved[0].sizes());",
             "if (needs & 1) found[0] = found[0].reshape({-1}).slice(0, 0, saved[0].numel()).reshape(saved[0].sizes());",
         ),
-        "direct-ode-divergence-of-the-slopes": ("ends_finite<T>(found[0], r) && ends_finite<T>(found[1], r)", "ends_finite<T>(found[0], r)"),
-        "direct-ode-clip-forgotten": ("r.clip = options[2] != 0,", "r.clip = options[2] < 0,"),
+        "fast-path-ode-divergence-of-the-slopes": ("ends_finite<T>(found[0], r) && ends_finite<T>(found[1], r)", "ends_finite<T>(found[0], r)"),
+        "fast-path-ode-clip-forgotten": ("r.clip = options[2] != 0,", "r.clip = options[2] < 0,"),
     }),
 ]  # fmt: skip

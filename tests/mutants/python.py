@@ -37,7 +37,7 @@ REFERENCE = [
         "reference-inalu-count-of-zeros": ("zeros = zero.sum(-1).clamp(max=2)", "zeros = zero.sum(-1).clamp(max=1)"),
         "reference-inalu-eps": ("slope = torch.where(x.abs() >= eps,", "slope = torch.where(x.abs() >= 0,"),
     }),
-    *mutants(PACKAGE + "reference.py", ("tests/test_direct.py -k 'nau or one_weight'", "tests/test_reference.py"), {
+    *mutants(PACKAGE + "reference.py", ("tests/test_fast_path.py -k 'nau or one_weight'", "tests/test_reference.py"), {
         "reference-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
         "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)\n\n\ndef", "weight.clamp(0, 1) if clip else weight)\n\n\ndef"),
         "reference-nau-shared-x": ("            grad_x = grad_x.sum(0)\n        grad_x = grad_x.reshape", "            grad_x = grad_x[0]\n        grad_x = grad_x.reshape"),
@@ -90,7 +90,7 @@ TRAINING = [
         "optim-global-hooks": ("            and not _global_optimizer_pre_hooks\n", ""),
         "optim-found-inf": ('            and getattr(self, "found_inf", None) is None\n', ""),
         "optim-zero-grad": ("if not set_to_none:\n            super().zero_grad(set_to_none=False)", "if not set_to_none:\n            super().zero_grad(set_to_none=True)"),
-        "optim-forced-backend": ("dispatch.forced() in dispatch.DIRECT\n", "True\n"),
+        "optim-forced-backend": ("dispatch.forced() in dispatch.FAST_PATH\n", "True\n"),
     }),
     *mutants(PACKAGE + "lbfgs.py", "tests/test_lbfgs.py", {
         "lbfgs-curvature": ("keep = curvature > LEAST_CURVATURE", "keep = curvature > -1"),
@@ -286,7 +286,7 @@ CALLS = [
     *mutants(PACKAGE + "functional.py", ("tests/test_functional.py", "tests/test_gradients.py", "tests/test_reference.py", "tests/test_transforms.py -k compiled"), {
         "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
         "functional-nmu-clip": ("return _nmu(x, weight.clamp(0, 1))", "return _nmu(x, weight)"),
-        "functional-forced-backend": ("is_compiling() or dispatch.forced() not in dispatch.DIRECT", "is_compiling()"),
+        "functional-forced-backend": ("is_compiling() or dispatch.forced() not in dispatch.FAST_PATH", "is_compiling()"),
         "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
         "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs) if"),
         "functional-inalu-omega": ("omega=omega, fused=True)", "omega=20.0, fused=True)"),

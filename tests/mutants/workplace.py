@@ -85,8 +85,8 @@ class Workplace:
             assert spec.origin is not None
             # Debug is the least optimised build, and compiles fastest.
             torch = Path(spec.origin).parent
-            fast_path = f"direct|{torch}|{sysconfig.get_path('include')}"
-            options = [f"-DTORCH_DIR={torch}", f"-DNPU_KERNELS_DIRECT={fast_path}"]
+            fast_path = f"fast_path|{torch}|{sysconfig.get_path('include')}"
+            options = [f"-DTORCH_DIR={torch}", f"-DNPU_KERNELS_FAST_PATHS={fast_path}"]
             options += [f"-DNPU_KERNELS_ISAS={isas}", "-DNPU_KERNELS_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
             options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
             self._call(["cmake", "-S", str(self.tree), "-B", str(build), "-G", "Ninja", *options])
@@ -107,11 +107,11 @@ class Workplace:
             for path in (self.root / "npu_kernels" / "lib").glob("*.so"):
                 self._replace(path, to / path.name)
             return
-        from npu_kernels.backends import cpu, direct
+        from npu_kernels.backends import cpu, fast_path
 
-        build = self._build(isa_of(mutant), ["npu_kernels_cpu", "direct"])
+        build = self._build(isa_of(mutant), ["npu_kernels_cpu", "fast_path"])
         self._replace(build / cpu.LIBRARY.name, to / cpu.LIBRARY.name)
-        self._replace(build / "direct.so", to / direct.LIBRARY.name)
+        self._replace(build / "fast_path.so", to / fast_path.LIBRARY.name)
 
     @staticmethod
     def _replace(source: Path, target: Path) -> None:

@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 
 import npu_kernels
 from npu_kernels import autograd, dispatch, ops
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from npu_kernels.backends import triton as backend
 from npu_kernels.backends.triton import tape, tuning
 from npu_kernels.testing import RECORDS
@@ -96,8 +96,8 @@ def mock() -> None:
     dispatch._chosen["cpu"], dispatch._cpu_runs = "triton", False
     dispatch._interprets = lambda: True
     dispatch._launchers.update(backend.repeated())
-    for name in direct.NAMES:  # as they answer for CUDA tensors
-        setattr(direct, name, lambda *arguments: NotImplemented)
+    for name in fast_path.NAMES:  # as they answer for CUDA tensors
+        setattr(fast_path, name, lambda *arguments: NotImplemented)
     library = torch.library.Library("npu_kernels", "IMPL", "CPU")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")

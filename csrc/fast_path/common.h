@@ -29,7 +29,7 @@ namespace at::autocast {
 TORCH_API bool is_autocast_enabled(at::DeviceType device_type);
 }
 
-namespace npu_direct {
+namespace npu_fast_path {
 
 using at::Tensor;
 using torch::autograd::AutogradContext;
@@ -70,7 +70,7 @@ inline int64_t needed(const AutogradContext* ctx, const variable_list& inputs, s
 }
 
 // Whether a backward may call the kernels.
-inline bool direct_backward(const Tensor& grad_y, const variable_list& saved) {
+inline bool fast_backward(const Tensor& grad_y, const variable_list& saved) {
   const at::ScalarType dtype = saved[0].scalar_type();
   if (at::GradMode::is_enabled() || !nothing_watches() || !plain(grad_y, dtype)) return false;
   for (const Tensor& t : saved)
@@ -146,4 +146,4 @@ inline bool is(PyObject* object, const char* text) {
   return PyUnicode_CheckExact(object) && PyUnicode_CompareWithASCIIString(object, text) == 0;
 }
 
-}  // namespace npu_direct
+}  // namespace npu_fast_path

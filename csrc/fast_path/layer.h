@@ -6,10 +6,10 @@
 
 #include "sizes.h"
 
-namespace npu_direct {
+namespace npu_fast_path {
 
 template <typename L>
-struct Direct;
+struct FastPath;
 
 template <typename L>
 struct Fast {
@@ -201,13 +201,13 @@ struct Fast {
   }
   template <size_t... I>
   static Tensor apply(const Operands& operands, const Options& options, const Sizes& n, std::index_sequence<I...>) {
-    return Direct<L>::apply(operands, options, n, seen<I>(operands)...);
+    return FastPath<L>::apply(operands, options, n, seen<I>(operands)...);
   }
 };
 
 // The autograd node, which torch shows by the layer's name.
 template <typename L>
-struct Direct : Node<Direct<L>> {
+struct FastPath : Node<FastPath<L>> {
   using F = Fast<L>;
 
   template <typename... Tensors>
@@ -238,4 +238,4 @@ struct Direct : Node<Direct<L>> {
   }
 };
 
-}  // namespace npu_direct
+}  // namespace npu_fast_path

@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-namespace npu_direct {
+namespace npu_fast_path {
 
 // One loss of everything, or with `models` one of each element of the first dimension; a target without that dimension
 // serves all models.
@@ -48,7 +48,7 @@ inline Tensor mse_backward(const Tensor& grad_loss, const Tensor& y, const Tenso
   return grad_y;
 }
 
-struct MSEDirect : Node<MSEDirect> {
+struct MSEFastPath : Node<MSEFastPath> {
   static Tensor forward(AutogradContext* ctx, const Tensor& y, const Tensor& target, const Loss& kind) {
     ctx->save_for_backward({y, target});
     ctx->saved_data["models"] = kind.models;
@@ -63,9 +63,8 @@ struct MSEDirect : Node<MSEDirect> {
     const variable_list saved = ctx->get_saved_variables();
     Loss kind{ctx->saved_data["models"].toBool(), false};
     kind.fit(saved[0], saved[1]);
-    grads[0] = direct_backward(grad_loss, saved)
-                   ? mse_backward(grad_loss, saved[0], saved[1], kind)
-                   : call_general("mse", 1, grad_loss, saved[0], saved[1], kind.models)[0];
+    grads[0] = fast_backward(grad_loss, saved) ? mse_backward(grad_loss, saved[0], saved[1], kind)
+                                               : call_general("mse", 1, grad_loss, saved[0], saved[1], kind.models)[0];
     return grads;
   }
 };
@@ -81,10 +80,10 @@ inline PyObject* mse(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Tensor loss;
   {
     const pybind11::gil_scoped_release without_gil;
-    loss =
-        at::GradMode::is_enabled() && needs_grad(y) ? MSEDirect::apply(y, target, kind) : mse_forward(y, target, kind);
+    loss = at::GradMode::is_enabled() && needs_grad(y) ? MSEFastPath::apply(y, target, kind)
+                                                       : mse_forward(y, target, kind);
   }
   return THPVariable_Wrap(std::move(loss));
 }
 
-}  // namespace npu_direct
+}  // namespace npu_fast_path

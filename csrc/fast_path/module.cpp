@@ -1,9 +1,9 @@
 // The fast path from Python to the core, for plain CPU tensors: one call does what the module's checks, an
 // autograd.Function and a registered operator do otherwise, for a fifth of their cost, which is most of a small layer's
-// time. A Python module `direct` with
+// time. A Python module `fast_path` with
 //
 //   npu(x, weight_re, weight_im, gate, eps, gate_gradient)      as npu_kernels.functional.npu
-//       y, with its derivative, or NotImplemented: the general way has to be taken. It is for everything that is not
+//       y, with its derivative, or NotImplemented: the caller uses the operator. It is for everything that is not
 //       plain (subclasses, transforms, modes, autocast, tangents, other devices and dtypes, empty tensors) and for
 //       every error, so that messages, special cases and their tests exist once.
 //   and likewise each layer of layers.h: x, its weights, its options on the fast path, in the order of its record
@@ -17,7 +17,7 @@
 // Loaded, it also tells the registered operators the float32 matmul precision (csrc/precision.h).
 //
 // Unlike ops.cpp these files know torch's C++ classes, which change with its releases: they serve the torch and the
-// Python that they were compiled with, and npu_kernels/backends/direct.py loads them for no other.
+// Python that they were compiled with, and npu_kernels/backends/fast_path.py loads them for no other.
 #include "adam.h"
 #include "layer.h"
 #include "mse.h"
@@ -26,7 +26,7 @@
 namespace {
 
 PyObject* set_backward(PyObject*, PyObject* const* args, Py_ssize_t) {
-  npu_direct::general[PyUnicode_AsUTF8(args[0])] = Py_NewRef(args[1]);
+  npu_fast_path::general[PyUnicode_AsUTF8(args[0])] = Py_NewRef(args[1]);
   Py_RETURN_NONE;
 }
 
@@ -46,11 +46,11 @@ std::vector<PyMethodDef> functions() {
   std::vector<PyMethodDef> found;
   npu::each_layer([&](auto layer) {
     using L = decltype(layer);
-    found.push_back({L::name, fast<npu_direct::Fast<L>::call>(), METH_FASTCALL, nullptr});
+    found.push_back({L::name, fast<npu_fast_path::Fast<L>::call>(), METH_FASTCALL, nullptr});
   });
-  found.push_back({"mse", fast<npu_direct::mse>(), METH_FASTCALL, nullptr});
-  found.push_back({"adam", fast<npu_direct::adam>(), METH_FASTCALL, nullptr});
-  found.push_back({"ode", fast<npu_direct::ode>(), METH_FASTCALL, nullptr});
+  found.push_back({"mse", fast<npu_fast_path::mse>(), METH_FASTCALL, nullptr});
+  found.push_back({"adam", fast<npu_fast_path::adam>(), METH_FASTCALL, nullptr});
+  found.push_back({"ode", fast<npu_fast_path::ode>(), METH_FASTCALL, nullptr});
   found.push_back({"set_backward", fast<set_backward>(), METH_FASTCALL, nullptr});
   found.push_back({nullptr, nullptr, 0, nullptr});
   return found;
@@ -65,13 +65,14 @@ int read_float_terms() {
 }
 
 std::vector<PyMethodDef> methods = functions();
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "direct", nullptr, -1, methods.data(), nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "fast_path", nullptr, -1, methods.data(), nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
 extern "C" void NPU_INTERFACE();  // csrc/threads.cpp
 
-PyMODINIT_FUNC PyInit_direct() {
+PyMODINIT_FUNC PyInit_fast_path() {
   NPU_INTERFACE();
   npu::read_float_terms_by(read_float_terms);  // for the registered operators too
   return PyModule_Create(&module);

@@ -8,7 +8,7 @@
 
 #include "common.h"
 
-namespace npu_direct {
+namespace npu_fast_path {
 
 // Sizes and options of a rollout. `many`: the starts have a dimension of their own.
 struct Rollout {
@@ -105,7 +105,7 @@ inline RolloutResult rollout_forward(const Rollout& r, const Tensor& u0, const T
   return found;
 }
 
-// Gradients of u0 and the four weights; `saved` as RolloutDirect keeps it, `grads` of the trajectory and derivatives.
+// Gradients of u0 and the four weights; `saved` as RolloutFastPath keeps it, `grads` of the trajectory and derivatives.
 inline variable_list rollout_backward(const Rollout& r, const variable_list& grads, const variable_list& saved,
                                       int64_t needs) {
   const Weights weights = contiguous(saved[1], saved[2], saved[3], saved[4]);
@@ -131,7 +131,7 @@ inline variable_list rollout_backward(const Rollout& r, const variable_list& gra
   return found;
 }
 
-struct RolloutDirect : Node<RolloutDirect> {
+struct RolloutFastPath : Node<RolloutFastPath> {
   static constexpr size_t kInputs = 5;
 
   static variable_list forward(AutogradContext* ctx, const Tensor& u0, const Tensor& weight_re,
@@ -162,12 +162,12 @@ struct RolloutDirect : Node<RolloutDirect> {
     r.dt = options[0], r.eps = options[1];
     r.clip = options[2] != 0, r.straight_through = options[3] != 0, r.derivatives = options[4] != 0;
     r.tableau.assign(options.begin() + 5, options.end());
-    bool direct = true;
-    for (const Tensor& grad : grads) direct &= !grad.defined() || direct_backward(grad, saved);
-    variable_list found = direct ? rollout_backward(r, grads, saved, needs)
-                                 : call_general("ode", kInputs, grads[0], r.derivatives ? grads[1] : Tensor(), saved[0],
-                                                saved[5], saved[1], saved[2], saved[3], saved[4], saved[6], r.tableau,
-                                                r.dt, r.eps, r.clip, r.straight_through, r.many, needs);
+    bool fast = true;
+    for (const Tensor& grad : grads) fast &= !grad.defined() || fast_backward(grad, saved);
+    variable_list found = fast ? rollout_backward(r, grads, saved, needs)
+                               : call_general("ode", kInputs, grads[0], r.derivatives ? grads[1] : Tensor(), saved[0],
+                                              saved[5], saved[1], saved[2], saved[3], saved[4], saved[6], r.tableau,
+                                              r.dt, r.eps, r.clip, r.straight_through, r.many, needs);
     found.resize(kArguments);
     return found;
   }
@@ -223,7 +223,7 @@ inline PyObject* ode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const auto optional = [](const Tensor& t) { return t.defined() ? std::optional<Tensor>(t) : std::nullopt; };
     if (at::GradMode::is_enabled() &&
         (needs_grad(weight_re) || needs_grad(u0) || needs_grad(weight) || needs_grad(gate) || needs_grad(weight_im))) {
-      found = RolloutDirect::apply(u0, weight_re, optional(weight_im), optional(gate), weight, r);
+      found = RolloutFastPath::apply(u0, weight_re, optional(weight_im), optional(gate), weight, r);
     } else {
       RolloutResult result = rollout_forward(r, u0, weight_re, weight_im, gate, weight, false);
       found = {result.trajectory, result.derivatives};
@@ -238,4 +238,4 @@ inline PyObject* ode(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return Py_BuildValue("NNN", THPVariable_Wrap(std::move(found[0])), derivatives, PyBool_FromLong(finite));
 }
 
-}  // namespace npu_direct
+}  // namespace npu_fast_path

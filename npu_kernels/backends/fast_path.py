@@ -30,7 +30,7 @@ def file_names(version: str, python: str) -> list[str]:
     """
     public, _, local = version.partition("+")
     released = [public] if local and re.fullmatch(r"\d+\.\d+\.\d+", public) else []
-    return [f"direct-torch{name}-{python}.so" for name in (version, *released)]
+    return [f"fast_path-torch{name}-{python}.so" for name in (version, *released)]
 
 
 def _find() -> Path:
@@ -42,7 +42,7 @@ def _find() -> Path:
 
 LIBRARY = _find()
 
-# The functions of csrc/direct/module.cpp: of the layers, whose names their records have, and others. They answer
+# The functions of csrc/fast_path/module.cpp: of the layers, whose names their records have, and others. They answer
 # NotImplemented to what is not plain. None: not loaded.
 NAMES = (*(name for name, layer in ops.LAYERS.items() if layer.fast_path), "nau", "mse", "adam", "ode")
 globals().update(dict.fromkeys(NAMES))
@@ -94,11 +94,11 @@ def load() -> None:
     if not runs:
         return
     if not LIBRARY.exists():
-        served = sorted({path.name.split("-")[1] for path in LIBRARY.parent.glob("direct-*.so")})
+        served = sorted({path.name.split("-")[1] for path in LIBRARY.parent.glob("fast_path-*.so")})
         built = f"there are some for {', '.join(served)}" if served else "there is none"
         reason = f"there is no {LIBRARY.name} ({built})"
         return
-    spec = importlib.util.spec_from_file_location("direct", LIBRARY)
+    spec = importlib.util.spec_from_file_location("fast_path", LIBRARY)
     assert spec is not None
     assert spec.loader is not None
     try:

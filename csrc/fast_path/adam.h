@@ -5,7 +5,7 @@
 
 #include "common.h"
 
-namespace npu_direct {
+namespace npu_fast_path {
 
 // Read from Python's objects; nothing is changed before all of it is known to be plain.
 class AdamUpdate {
@@ -122,4 +122,4 @@ inline PyObject* adam(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-}  // namespace npu_direct
+}  // namespace npu_fast_path

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import npu_kernels
 from npu_kernels import NAU, NMU, NPU, env, functional, iNALU, reference
-from npu_kernels.backends import cpu, direct
+from npu_kernels.backends import cpu, fast_path
 from npu_kernels.testing import RECORDS, Sample
 from tests.building import run_python
 from tests.conftest import needs_library
@@ -47,14 +47,14 @@ def outcome(sample: Sample) -> list[Tensor]:
 def taken(call: Callable[[], Tensor]) -> bool:
     """Whether a call that records its derivative took the fast path."""
     grad_fn = call().grad_fn
-    return grad_fn is not None and "Direct<npu::NpuLayer>" in type(grad_fn).__name__ + grad_fn.name()
+    return grad_fn is not None and "FastPath<npu::NpuLayer>" in type(grad_fn).__name__ + grad_fn.name()
 
 
 def test_it_is_built() -> None:
     """The build that these tests run on must not have left it out."""
-    assert direct.npu is not None, direct.reason
-    assert direct.reason == ""
-    assert env.environment()["fast path"] == direct.LIBRARY.name
+    assert fast_path.npu is not None, fast_path.reason
+    assert fast_path.reason == ""
+    assert env.environment()["fast path"] == fast_path.LIBRARY.name
 
 
 @pytest.mark.parametrize("sample", samples(), ids=lambda sample: f"{sample.name}-{sample.x.dtype}")
@@ -62,7 +62,7 @@ def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPa
     found = outcome(sample)
     with torch.no_grad():
         inference = sample.call(functional.npu)
-    monkeypatch.setattr(direct, "npu", None)
+    monkeypatch.setattr(fast_path, "npu", None)
     expected = outcome(sample)
     assert torch.equal(inference, expected[0])
     assert all(torch.equal(a, b) and a.shape == b.shape for a, b in zip(found, expected, strict=True))
@@ -105,7 +105,7 @@ def test_leading_dimensions(leading: tuple[int, ...], models: int | None, monkey
         pytest.skip("no shape of this layer")
     y = layer(x)
     assert taken(lambda: layer(x))
-    monkeypatch.setattr(direct, "npu", None)
+    monkeypatch.setattr(fast_path, "npu", None)
     assert torch.equal(y, layer(x))
     assert y.shape == layer(x).shape
 
@@ -255,7 +255,7 @@ def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[in
         layer.weight[..., 0, :2] = torch.tensor([1.0, -1.0])
     x = torch.randn(*leading, 6, dtype=torch.float64, requires_grad=True)
     y = layer(x)
-    assert "Direct<npu::N" in y.grad_fn.name()
+    assert "FastPath<npu::N" in y.grad_fn.name()
     grad_y = torch.randn_like(y)
     found = torch.autograd.grad(y, (x, layer.weight), grad_y)
     with npu_kernels.use_backend("reference"):
@@ -295,9 +295,9 @@ def test_nau_special_values() -> None:
 
 
 def test_large_naus_are_torchs() -> None:
-    assert "Direct<npu::N" in NAU(64, 64)(torch.randn(3, 64)).grad_fn.name()
+    assert "FastPath<npu::N" in NAU(64, 64)(torch.randn(3, 64)).grad_fn.name()
     for rows, inputs, outputs in ((3, 65, 4), (3, 4, 65), (1000, 64, 64)):
-        assert "Direct<npu::N" not in NAU(inputs, outputs)(torch.randn(rows, inputs)).grad_fn.name()
+        assert "FastPath<npu::N" not in NAU(inputs, outputs)(torch.randn(rows, inputs)).grad_fn.name()
 
 
 # ---- iNALU ----------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_inalu_has_the_bits_of_the_operators(sample: Sample, monkeypatch: pytest
         return [inference, y, *torch.autograd.grad(y, leaves.leaves(), torch.ones_like(y))]
 
     found = results()
-    monkeypatch.setattr(direct, "inalu", None)
+    monkeypatch.setattr(fast_path, "inalu", None)
     assert all(torch.equal(a, b) for a, b in zip(found, results(), strict=True))
 
 
@@ -326,11 +326,11 @@ def test_inalu_takes_it(models: int | None) -> None:
     """Flat rows do, whatever needs a gradient; further dimensions and bad options go the general way."""
     layer = iNALU(3, 4, num_models=models)
     x = torch.randn(5, 3)
-    assert "Direct<npu::InaluLayer>" in layer(x).grad_fn.name()
+    assert "FastPath<npu::InaluLayer>" in layer(x).grad_fn.name()
     assert layer(torch.randn(2, 2, 5, 3)).shape == (2, 2, 5, 4)
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
-    assert "Direct<npu::InaluLayer>" in layer(x.requires_grad_()).grad_fn.name()
+    assert "FastPath<npu::InaluLayer>" in layer(x.requires_grad_()).grad_fn.name()
     layer(x).sum().backward()
     assert x.grad is not None
     assert all(p.grad is None for p in layer.parameters())
@@ -349,9 +349,9 @@ def as_torch(version: str, code: str) -> str:
 
 
 def test_another_torch_does_not_load_it() -> None:
-    said = as_torch("2.10.0", "from npu_kernels.backends import direct; print(direct.npu, direct.reason)")
-    assert said.startswith("None there is no direct-torch2.10.0-")
-    assert direct.LIBRARY.name.split("-")[1] in said  # those that there are
+    said = as_torch("2.10.0", "from npu_kernels.backends import fast_path; print(fast_path.npu, fast_path.reason)")
+    assert said.startswith("None there is no fast_path-torch2.10.0-")
+    assert fast_path.LIBRARY.name.split("-")[1] in said  # those that there are
 
 
 def test_another_torch_gets_one_notice_that_says_what_to_do() -> None:
@@ -363,10 +363,10 @@ def test_another_torch_gets_one_notice_that_says_what_to_do() -> None:
 
 
 def test_another_torch_that_cannot_load_its_library_says_so(tmp_path: Path) -> None:
-    library = tmp_path / direct.file_names("2.10.0", sys.implementation.cache_tag)[0]
+    library = tmp_path / fast_path.file_names("2.10.0", sys.implementation.cache_tag)[0]
     library.write_text("no library")
-    code = f"from npu_kernels.backends import cpu, direct; direct.LIBRARY = type(cpu.LIBRARY)({str(library)!r}); "
-    said = as_torch("2.10.0", code + "direct.load(); print(direct.npu, direct.reason)")
+    code = f"from npu_kernels.backends import cpu, fast_path; fast_path.LIBRARY = type(cpu.LIBRARY)({str(library)!r}); "
+    said = as_torch("2.10.0", code + "fast_path.load(); print(fast_path.npu, fast_path.reason)")
     assert said.startswith(f"None {library.name} does not load with torch 2.10.0:")
 
 
@@ -376,8 +376,8 @@ def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
     kernels = cpu.LIBRARY.read_bytes()
     assert stamp in kernels
     (tmp_path / cpu.LIBRARY.name).write_bytes(kernels.replace(stamp, stamp[::-1]))
-    shutil.copy(direct.LIBRARY, tmp_path)
-    code = f"import torch, ctypes; ctypes.CDLL({str(tmp_path / direct.LIBRARY.name)!r})"
+    shutil.copy(fast_path.LIBRARY, tmp_path)
+    code = f"import torch, ctypes; ctypes.CDLL({str(tmp_path / fast_path.LIBRARY.name)!r})"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert re.search(r"OSError: .*undefined symbol: npu_kernels_interface_\w+", run.stderr), run.stderr
 
@@ -393,4 +393,4 @@ def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
     ],
 )
 def test_it_serves_a_release_whatever_its_local_version(version: str, wanted: list[str]) -> None:
-    assert direct.file_names(version, "cpython-312") == [f"direct-torch{name}-cpython-312.so" for name in wanted]
+    assert fast_path.file_names(version, "cpython-312") == [f"fast_path-torch{name}-cpython-312.so" for name in wanted]

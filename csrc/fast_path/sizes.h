@@ -1,9 +1,9 @@
-// What the direct layers share: rows of x, weights of models.
+// What the layers of the fast path share: rows of x, weights of models.
 #pragma once
 
 #include "common.h"
 
-namespace npu_direct {
+namespace npu_fast_path {
 
 using npu::Sizes;
 
@@ -50,4 +50,4 @@ inline void add_models(variable_list& grads, const Sizes& n) {
   if (grads[0].defined() && n.shared_x && n.models != 1) grads[0] = grads[0].sum(0);
 }
 
-}  // namespace npu_direct
+}  // namespace npu_fast_path

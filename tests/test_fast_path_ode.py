@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import ode, use_backend
-from npu_kernels.backends import direct
+from npu_kernels.backends import fast_path
 from tests.conftest import needs_library
 from tests.test_ode import LAYERS, D, make, starts
 
@@ -31,7 +31,7 @@ def taken(model: nn.Module, u0: Tensor, **options: Any) -> bool:
     """Whether a call that records its derivative took the fast path."""
     found = ode.rollout(model, u0, steps=2, dt=0.05, **options)
     assert isinstance(found, Tensor)
-    return found.grad_fn is not None and "RolloutDirect" in found.grad_fn.name()
+    return found.grad_fn is not None and "RolloutFastPath" in found.grad_fn.name()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -52,7 +52,7 @@ def test_same_bits_as_the_operators(
     found = [outcome(model, u0, method=method, **options) for options in every]
     with torch.no_grad():
         inference = ode.rollout(model, u0, steps=6, dt=0.05, method=method)
-    monkeypatch.setattr(direct, "ode", None)
+    monkeypatch.setattr(fast_path, "ode", None)
     expected = [outcome(model, u0, method=method, **options) for options in every]
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) and a.shape == b.shape for a, b in zip(one, other, strict=True))
@@ -65,7 +65,7 @@ def test_strided_operands(monkeypatch: pytest.MonkeyPatch) -> None:
         parameter.data = parameter.data.mT.contiguous().mT if parameter.dim() > 2 else parameter.data
     found = outcome(model, u0)
     assert taken(model, u0)
-    monkeypatch.setattr(direct, "ode", None)
+    monkeypatch.setattr(fast_path, "ode", None)
     assert all(torch.equal(a, b) for a, b in zip(found, outcome(model, u0), strict=True))
 
 
