@@ -15,6 +15,8 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 
 from npu_kernels.equations import NPURegressor
+from npu_kernels.equations.problem import Columns, all_rows
+from npu_kernels.equations.units import Exponents
 from tests.laws import RNG, check, few_rows, force, noise, uniform
 
 # ---- everyday cases -------------------------------------------------------------------------------------------------
@@ -159,6 +161,33 @@ def test_negative_y_of_an_output_power():
     np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
     np.testing.assert_allclose(model.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0], y, rtol=1e-9)
     assert model.best_.text() == "y = -(4*x1**2 + x0**2)**(1/2)"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_output_power_of_a_y_that_errors_make_cross_zero(sign):
+    X = uniform(3, 1000, low=1, high=5)
+    y = sign * np.sqrt(X[:, 0] ** 2 + X[:, 1] ** 2) / X[:, 2] ** 4
+    y = y + 0.01 * np.sqrt(np.mean(y**2)) * noise(1000)
+    assert 20 < (sign * y < 0).sum() < 200
+    check(NPURegressor(random_state=0).fit(X, y), {(2, 0, -8): 1.0, (0, 2, -8): 1.0}, rel=0.05, power=2.0)
+
+
+def test_output_powers_need_a_y_whose_other_sign_errors_explain():
+    y = np.linspace(-0.1, 2, 50)
+    columns, free = Columns.of(uniform(2, 50)), Exponents.unrestricted(2)
+    for power in (2.0, -1.0):
+        assert all_rows(columns, y, np.ones(50), power, free, None) is None
+        assert all_rows(columns, y, np.ones(50), power, free, None, error=0.01) is None
+        crossed = all_rows(columns, y, np.ones(50), power, free, None, error=0.05)
+        known = all_rows(columns, y, np.ones(50), power, free, 0.05)
+        assert crossed is not None
+        assert known is not None
+        for rows in (crossed, known):
+            z, weight = rows.take(slice(None)).linear()
+            assert np.isfinite(z * weight).all()
+            assert ((weight > 0) == (y > (0.05 if power < 0 else -1))).all()
+            assert (np.sign(z[weight > 0]) == np.sign(y[weight > 0])).all()
+    assert all_rows(columns, np.maximum(y, 0), np.ones(50), 2.0, free, None) is None
 
 
 def test_robust_losses_resist_outliers():

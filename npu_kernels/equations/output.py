@@ -82,8 +82,8 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     held = min(MOST_HELD_OUT, int(HELD_OUT * len(order))) if len(order) >= FEW else 0
     training = np.sort(order[held:])
 
-    def whole(weight: Array) -> Callable[[float], AllRows | None]:
-        return lambda power: all_rows(columns, rows.y, weight, power, rows.exponents, known)
+    def whole(weight: Array, error: float = 0.0) -> Callable[[float], AllRows | None]:
+        return lambda power: all_rows(columns, rows.y, weight, power, rows.exponents, known, error)
 
     some = POWERS if powers is None else powers
     noise = "known" if known is not None else "constant"
@@ -102,7 +102,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
                 root, noise, found = root / size, "relative", other
             found.complete = first.complete and other.complete
     if found.complete:
-        found = search(whole(root), training, settings, some[1:], found)
+        found = search(whole(root, _error(found)), training, settings, some[1:], found)
     if not found.sums:
         raise ValueError(
             f"NPURegressor: no sum of products of powers could be fitted to {rows.output}; output_powers other than 1 "
@@ -117,6 +117,12 @@ def sizes(y: Array) -> Array:
     """``|y|``, raised near 0, with mean square 1."""
     size = np.maximum(np.abs(y), NOISE_FLOOR * np.median(np.abs(y)) or 1.0)
     return size / np.sqrt(np.mean(size**2))
+
+
+def _error(found: Found) -> float:
+    """The standard deviation of the errors of ``weight * y`` by the best sum."""
+    best = found.best()
+    return 0.0 if best is None else best[0].scale * math.sqrt(best[1].rss / best[0].rows)
 
 
 def _predicted(found: Found, whole: Callable[[float], AllRows | None]) -> Array | None:
@@ -151,7 +157,8 @@ def _finished(
     fits: list[tuple[AllRows, Sum, Sum]] = []
     for terms in sorted(best):
         training, one = best[terms]
-        whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise)
+        error = training.scale * training.error
+        whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise, error)
         assert whole is not None
         [fitted] = settings.steps.sums(partial(_refitted, whole, one, settings.rules))
         fits.append((whole, one, fitted if math.isfinite(fitted.rss) else one))

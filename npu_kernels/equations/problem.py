@@ -8,6 +8,7 @@ the columns (``logs @ Z``), and every term has the factor ``exp(logs @ w0)``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -67,7 +68,8 @@ class Problem:
     logs ``[N, m]``: of the effective inputs. negative ``[N, m]`` or None: 1 where one is negative. base ``[N]``: the
     factor of every term. target ``[N]``: ``sign y / scale``. weight ``[N]``: square roots of the rows' weights.
     power: p. low, high ``[m]``: bounds of u. signed ``[m]``: which effective inputs are negative somewhere: their
-    exponents are whole numbers. noise: the known standard deviation of the target's errors, or None.
+    exponents are whole numbers. noise: the known standard deviation of the target's errors, or None. error: an estimate
+    of it that powers of y other than 1 need, 0 before there is one.
     """
 
     logs: Array
@@ -83,6 +85,7 @@ class Problem:
     signed: Array
     exponents: Exponents
     noise: float | None
+    error: float
 
     @property
     def rows(self) -> int:
@@ -136,9 +139,14 @@ class Problem:
         if p == 1:
             z, weight = y, self.weight
         else:
-            size = np.maximum(np.abs(y), 1e-12)
+            floor = np.maximum(self.error / self.weight, 1e-12)
+            size = np.maximum(np.abs(y), floor)
             z, slope = size**p, size ** (1 - p) / abs(p)
             weight = self.weight * np.minimum(slope, 100 * np.median(slope))
+            if p > 0:
+                z = np.copysign(np.abs(y) ** p, y)
+            else:  # what is below its error has no reciprocal
+                weight = np.where(y > floor, weight, 0.0)
         return z / self.base, weight * np.abs(self.base)
 
 
@@ -160,6 +168,7 @@ class AllRows:
     signed: Array
     exponents: Exponents
     noise: float | None
+    error: float
     offset: Array
     matrix: Array
 
@@ -187,7 +196,7 @@ class AllRows:
             negative = (below @ (np.where(touched[:, None], self.matrix, 0) % 2)) % 2
         return Problem(
             logs @ self.matrix, negative, base, self.target[rows], self.weight[rows], self.power, self.sign,
-            self.scale, self.low, self.high, self.signed, self.exponents, self.noise,
+            self.scale, self.low, self.high, self.signed, self.exponents, self.noise, self.error,
         )  # fmt: skip
 
     def blocks(self) -> Iterator[tuple[slice, Problem]]:
@@ -202,17 +211,18 @@ class AllRows:
 
 
 def all_rows(
-    columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents, noise: float | None
-) -> AllRows | None:
+    columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents, noise: float | None,
+    error: float = 0.0,
+) -> AllRows | None:  # fmt: skip
     """The rows of one output and one output power, or None if the data exclude this power.
 
-    Powers other than 1 need a y of one sign without zeros; with negative inputs and units, exponents that are fixed
-    must be whole numbers.
+    Powers other than 1 need a y of one sign without zeros, but for what errors explain; with negative inputs and units,
+    exponents that are fixed must be whole numbers. error: an estimate of the standard deviation of ``weight * y``.
     """
     scale = float(np.sqrt(np.average(y**2, weights=weight**2))) or 1.0
-    sign = -1.0 if (y <= 0).all() and (y < 0).any() else 1.0
-    target = sign * y / scale
-    if power != 1 and not (target > 0).all():
+    sign = -1.0 if weight**2 @ y < 0 else 1.0
+    target, error = sign * y / scale, (error if noise is None else noise) / scale
+    if power != 1 and not ((target > 0) | (weight * target > -_most_errors(len(y)) * error)).all():
         return None
     offset, matrix = exponents.at(power)
     touched = columns.negative
@@ -224,5 +234,10 @@ def all_rows(
     low[columns.zero[exponents.free]] = 0.0  # a finite y excludes a negative power of zero
     return AllRows(
         columns, target, weight, power, sign, scale, low, high, signed, exponents,
-        None if noise is None else noise / scale, offset, matrix,
+        None if noise is None else noise / scale, error, offset, matrix,
     )  # fmt: skip
+
+
+def _most_errors(rows: int) -> float:
+    """How many standard deviations the largest of so many normal errors is, and one more."""
+    return 1 + math.sqrt(2 * math.log(rows + 1))

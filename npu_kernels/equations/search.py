@@ -260,7 +260,7 @@ def _exchanged(solver: Solver, library: Library, points: Points) -> tuple[Array,
 def logarithmic(solver: Solver) -> tuple[Array, Array]:
     """Least squares of the logarithms: one product, rows weighted as the target's errors are."""
     L, weight = solver.logs.numpy(), solver.weight.numpy()
-    z = solver.target.numpy() / weight
+    z = solver.target.numpy() / np.where(weight > 0, weight, 1.0)
     size = np.maximum(np.abs(z), 1e-12)
     scale = weight * np.abs(z)
     A = np.concatenate([L, np.ones((len(L), 1))], 1) * scale[:, None]
