@@ -325,9 +325,12 @@ EQUATIONS = [
         "equations-units-refused": ("        if row[-1] != 0:\n            _refuse", "        if row[-1] > 99:\n            _refuse"),
         "equations-units-of-y": ("(wanted,) = dimensions([output_units]", "(wanted,) = dimensions([units[0]]"),
     }),
-    *mutants(PACKAGE + "equations/problem.py", ("tests/test_equations_scale.py", "tests/test_equations.py -k 'units or negative_y or zeros'", "tests/test_equations_estimator.py -k zero", "tests/test_equations_output.py -k zero"), {
+    *mutants(PACKAGE + "equations/problem.py", ("tests/test_equations_scale.py", "tests/test_equations.py -k 'units or negative_y or zeros or cross or explain'", "tests/test_equations_estimator.py -k zero", "tests/test_equations_output.py -k zero"), {
         "equations-last-row-of-a-block": ("yield slice(begin, min(begin + BLOCK, rows))", "yield slice(begin, min(begin + BLOCK - 1, rows))"),
-        "equations-negative-y": ("sign = -1.0 if (y <= 0).all() and (y < 0).any() else 1.0", "sign = 1.0"),
+        "equations-negative-y": ("sign = -1.0 if weight**2 @ y < 0 else 1.0", "sign = 1.0"),
+        "equations-other-sign-of-y": ("weight * target > -_most_errors(len(y)) * error", "target > -1"),
+        "equations-sign-of-a-power": ("z = np.copysign(np.abs(y) ** p, y)", "z = np.abs(y) ** p"),
+        "equations-reciprocals-below-the-error": ("weight = np.where(y > floor, weight, 0.0)", "weight = weight * 1.0"),
         "equations-powers-of-zero": ("low[columns.zero[exponents.free]] = 0.0", "low[:0] = 0.0"),
         "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
     }),

@@ -149,8 +149,8 @@ TIME_LOOP = [
         "triton-ode-clip-of-the-gate": ("(gate >= 0) & (gate <= 1)", "(gate >= 0)"),
         "triton-ode-clip-of-the-weight": ("(w >= -1) & (w <= 1)", "(w <= 1)"),
         "triton-ode-coefficients-of-the-adjoint": (
-            "dk += (step * TABLEAU[j * (j - 1) // 2 + i]).to(ACC)",
-            "dk += (step * TABLEAU[j * (j - 1) // 2]).to(ACC)",
+            "dk += (step * TABLEAU[j * (j - 1) // 2 + STAGE]).to(g.dtype)",
+            "dk += (step * TABLEAU[j * (j - 1) // 2]).to(g.dtype)",
         ),
         "triton-ode-needs-of-the-imaginary-part": ("        if NEEDS & 4:\n            sum_im", "        if NEEDS & 2:\n            sum_im"),
         "triton-ode-gradient-of-the-states": (

@@ -33,8 +33,9 @@ from npu_kernels.backends.triton.nac import logarithm, nac, sigmoid, store_nac_g
 
 
 @triton.jit
-def _upstream(grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr, offs, mask, INALU: tl.constexpr, ACC: tl.constexpr):
+def _upstream(pointers, offs, mask, INALU: tl.constexpr, ACC: tl.constexpr):
     """``dA, dH, dE, dT, d1``, 0 beyond the last row or output."""
+    grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr = pointers
     grad_y = tl.load(grad_y_ptr + offs, mask=mask, other=0.0).to(ACC)
     h = tl.load(h_ptr + offs, mask=mask, other=0.0).to(ACC)
     a = tl.load(a_ptr + offs, mask=mask, other=0.0).to(ACC)
@@ -105,7 +106,11 @@ def nalu_backward_x_kernel(
         mask_o = offs_o < O - o
         mask_w = mask_o[:, None] & mask_i[None, :]
         d_a, d_h, d_e, _, _ = _upstream(
-            grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
+            (grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr),
+            start_y + offs_y,
+            mask_b[:, None] & mask_o[None, :],
+            INALU,
+            ACC,
         )
         gate = tl.load(gw_ptr + start_w + offs_w, mask=mask_w, other=0.0).to(ACC)
         acc_x = add_product(acc_x, split(d_h, PASSES), split(gate, PASSES), PASSES)
@@ -152,28 +157,9 @@ def _rare_sign_gradients(acc, x, d_t, d_one, w, ACC: tl.constexpr, PASSES: tl.co
 
 @triton.jit
 def _all_rare_sign_gradients(
-    acc,
-    w,
-    grad_y_ptr,
-    x_ptr,
-    h_ptr,
-    a_ptr,
-    t_ptr,
-    flags_ptr,
-    start_x,
-    start_y,
-    offs_i,
-    offs_o,
-    mask_i,
-    mask_o,
-    rows,
-    O,
-    I,
-    INALU: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
+    acc, w, x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
+    INALU: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
     """acc and `_rare_sign_gradients` of all rows. A loop of its own, for the few tiles that have any, keeps registers
     free in the other.
     """
@@ -184,12 +170,60 @@ def _all_rare_sign_gradients(
         mask_b = offs_b < rows - b
         x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0)
         _, _, _, d_t, d_one = _upstream(
-            grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
-        )
+            pointers, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
+        )  # fmt: skip
         acc = _rare_sign_gradients(acc, x, d_t, d_one, w, ACC, PASSES)
         start_x += BLOCK_B * I
         start_y += BLOCK_B * O
     return acc
+
+
+@triton.jit
+def _sums_over_rows(
+    x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
+    EPS: tl.constexpr, INALU: tl.constexpr, NEED_ADD: tl.constexpr, NEED_MUL: tl.constexpr, NEED_GATE: tl.constexpr,
+    NEED_BIAS: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """``dA' x`` (of the NALU with ``dE' L``), ``dE' L``, ``dH' x``, ``dT' (x < 0)`` and ``sum_b dH`` of a tile, and
+    whether `_all_rare_sign_gradients` has anything to add.
+    """
+    offs_b = tl.arange(0, BLOCK_B)
+    offs_x = offs_b[:, None] * I + offs_i[None, :]
+    offs_y = offs_b[:, None] * O + offs_o[None, :]
+    acc_add = tl.zeros([BLOCK_O, BLOCK_I], dtype=ACC)
+    acc_mul = tl.zeros([BLOCK_O, BLOCK_I], dtype=ACC)
+    acc_gate = tl.zeros([BLOCK_O, BLOCK_I], dtype=ACC)
+    acc_negative = tl.zeros([BLOCK_O, BLOCK_I], dtype=ACC)
+    acc_bias = tl.zeros([BLOCK_O], dtype=ACC)
+    any_rare = 0  # x = 0 and factors that are 0
+    for b in range(0, loop_end(rows), BLOCK_B):
+        mask_b = offs_b < rows - b
+        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0).to(ACC)
+        d_a, d_h, d_e, d_t, d_one = _upstream(
+            pointers, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
+        )  # fmt: skip
+        right = split(x, PASSES)
+        if NEED_GATE:
+            acc_gate = add_product(acc_gate, split(tl.trans(d_h), PASSES), right, PASSES)
+        if NEED_BIAS:
+            acc_bias += tl.sum(d_h, axis=0)
+        if NEED_ADD:
+            acc_add = add_product(acc_add, split(tl.trans(d_a), PASSES), right, PASSES)
+        if NEED_MUL or (NEED_ADD and not INALU):
+            logs = split(logarithm(x, EPS, INALU), PASSES)
+            left = split(tl.trans(d_e), PASSES)
+            if INALU:
+                acc_mul = add_product(acc_mul, left, logs, PASSES)
+                if tl.max((x < 0).to(tl.int32)) > 0:
+                    left = split(tl.trans(d_t), PASSES)
+                    acc_negative = add_product_exact_right(acc_negative, left, exact_plane(x < 0, ACC, PASSES), PASSES)
+                any_rare |= tl.max((x == 0).to(tl.int32)) | tl.max((d_one != 0).to(tl.int32))
+            else:
+                acc_add = add_product(acc_add, left, logs, PASSES)
+        start_x += BLOCK_B * I
+        start_y += BLOCK_B * O
+    return acc_add, acc_mul, acc_gate, acc_negative, acc_bias, any_rare
 
 
 @triton.jit
@@ -249,7 +283,6 @@ def nalu_backward_w_kernel(
     k = ((pid // (tiles_i * tiles_o)) % K).to(tl.int64)
     pid_s = (pid // (tiles_i * tiles_o) // K).to(tl.int64)
     first_b = pid_s * rows_per_split
-    offs_b = tl.arange(0, BLOCK_B)
     offs_o = tl.arange(0, BLOCK_O)
     offs_i = tl.arange(0, BLOCK_I)
     mask_o = offs_o < tl.minimum(O - first_o, BLOCK_O).to(tl.int32)
@@ -260,46 +293,14 @@ def nalu_backward_w_kernel(
     else:
         start_x = (k * B + first_b) * I + first_i
     start_y = (k * B + first_b) * O + first_o
-    offs_x = offs_b[:, None] * I + offs_i[None, :]
-    offs_y = offs_b[:, None] * O + offs_o[None, :]
     mask_w = mask_o[:, None] & mask_i[None, :]
     offs_w = (k * O + first_o) * I + first_i + (offs_o[:, None] * I + offs_i[None, :])
 
-    acc_add = tl.zeros([BLOCK_O, BLOCK_I], dtype=ACC)
-    acc_mul = tl.zeros([BLOCK_O, BLOCK_I], dtype=ACC)
-    acc_gate = tl.zeros([BLOCK_O, BLOCK_I], dtype=ACC)
-    acc_negative = tl.zeros([BLOCK_O, BLOCK_I], dtype=ACC)
-    acc_bias = tl.zeros([BLOCK_O], dtype=ACC)
-    begin_x = start_x
-    begin_y = start_y
-    any_rare = 0  # x = 0 and factors that are 0 have a loop of their own
-    for b in range(0, loop_end(rows), BLOCK_B):
-        mask_b = offs_b < rows - b
-        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0).to(ACC)
-        d_a, d_h, d_e, d_t, d_one = _upstream(
-            grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
-        )
-        right = split(x, PASSES)
-        if NEED_GATE:
-            acc_gate = add_product(acc_gate, split(tl.trans(d_h), PASSES), right, PASSES)
-        if NEED_BIAS:
-            acc_bias += tl.sum(d_h, axis=0)
-        if NEED_ADD:
-            acc_add = add_product(acc_add, split(tl.trans(d_a), PASSES), right, PASSES)
-        if NEED_MUL or (NEED_ADD and not INALU):
-            logs = split(logarithm(x, EPS, INALU), PASSES)
-            left = split(tl.trans(d_e), PASSES)
-            if INALU:
-                acc_mul = add_product(acc_mul, left, logs, PASSES)
-                if tl.max((x < 0).to(tl.int32)) > 0:
-                    left = split(tl.trans(d_t), PASSES)
-                    acc_negative = add_product_exact_right(acc_negative, left, exact_plane(x < 0, ACC, PASSES), PASSES)
-                any_rare |= tl.max((x == 0).to(tl.int32)) | tl.max((d_one != 0).to(tl.int32))
-            else:
-                acc_add = add_product(acc_add, left, logs, PASSES)
-        start_x += BLOCK_B * I
-        start_y += BLOCK_B * O
-
+    pointers = (grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr)
+    acc_add, acc_mul, acc_gate, acc_negative, acc_bias, any_rare = _sums_over_rows(
+        x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
+        EPS, INALU, NEED_ADD, NEED_MUL, NEED_GATE, NEED_BIAS, ACC, PASSES, BLOCK_B, BLOCK_O, BLOCK_I,
+    )  # fmt: skip
     out = pid_s * K * O * I + offs_w
     if NEED_ADD:
         _store_sum(acc_add, wa_ptr, ma_ptr, add_ptr, add_mask_ptr, offs_w, out, mask_w, FINAL, ACC)
@@ -314,7 +315,7 @@ def nalu_backward_w_kernel(
         acc_mul += _sign_gradient(acc_negative, tl.zeros_like(acc_negative), w, 1.0 - 2.0 * tl.abs(w), -2.0)
         if any_rare > 0:
             acc_mul = _all_rare_sign_gradients(
-                acc_mul, w, grad_y_ptr, x_ptr, h_ptr, a_ptr, t_ptr, flags_ptr, begin_x, begin_y, offs_i, offs_o,
-                mask_i, mask_o, rows, O, I, INALU, ACC, PASSES, BLOCK_B,
+                acc_mul, w, x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
+                INALU, ACC, PASSES, BLOCK_B,
             )  # fmt: skip
         _store_sum(acc_mul, wm_ptr, mm_ptr, mul_ptr, mul_mask_ptr, offs_w, out, mask_w, FINAL, ACC)

@@ -37,7 +37,7 @@ from npu_kernels.backends.triton.device_math import (
 
 
 @triton.jit
-def _weights(
+def _layer(
     wre_ptr, wim_ptr, gate_ptr, w_ptr, k, offs_d, offs_h, D: tl.constexpr, H: tl.constexpr, CLIP: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
@@ -59,8 +59,9 @@ def _weights(
 
 
 @triton.jit
-def _slope(v, w_re, w_im, a, ghat, mask_u, mask_y, EPS: tl.constexpr, HAS_IM: tl.constexpr):
-    """``k, L [., 1, D]`` and ``y, s [., h, 1]``."""
+def _slope(v, layer, mask_u, mask_y, EPS: tl.constexpr, HAS_IM: tl.constexpr):
+    """``k, L [., 1, D]`` and ``y, s [., h, 1]``; layer: what `_layer` gives."""
+    w_re, w_im, a, ghat = layer
     log_r = tl.log(magnitude(v, ghat, EPS))
     turn = tl.where(v < 0, ghat * PI, 0.0)
     if HAS_IM:
@@ -89,10 +90,12 @@ def _advance(u, k, dt, ROW: tl.constexpr, TABLEAU: tl.constexpr):
 
 @triton.jit
 def _pull(
-    v, log_r, y, s, dk, w_re, w_im, a, ghat, mask_u, mask_y, sum_re, sum_im, sum_gate, sum_a,
-    EPS: tl.constexpr, HAS_IM: tl.constexpr, NEEDS: tl.constexpr,
+    stage, dk, layer, mask_u, mask_y, sums, EPS: tl.constexpr, HAS_IM: tl.constexpr, NEEDS: tl.constexpr
 ):  # fmt: skip
     """``dv = J' dk [., 1, D]``, and the sums with this stage's gradients of the weights added."""
+    v, log_r, y, s = stage
+    w_re, w_im, a, ghat = layer
+    sum_re, sum_im, sum_gate, sum_a = sums
     negative = v < 0
     turn = tl.where(negative, ghat * PI, 0.0)
     dy = tl.where(mask_y, tl.sum(a * dk, axis=2)[:, :, None], 0.0)
@@ -116,7 +119,7 @@ def _pull(
         sum_gate += dr * (size - 1.0)
         sum_gate += tl.where(negative, tl.sum(d_turn, axis=1)[:, None, :] * PI, 0.0)
     dv = tl.where(v > 0, of_size, tl.where(negative, -of_size, of_size * v))
-    return dv, sum_re, sum_im, sum_gate, sum_a
+    return dv, (sum_re, sum_im, sum_gate, sum_a)
 
 
 @triton.jit(do_not_specialize=["B", "steps"])
@@ -155,7 +158,7 @@ def ode_forward_kernel(
     mask_u = (offs_b < B) & mask_d
     mask_y = (offs_b < B) & mask_h
     step = tl.full([1, 1, 1], dt, tl.float64)
-    w_re, w_im, a, ghat = _weights(wre_ptr, wim_ptr, gate_ptr, w_ptr, model, offs_d, offs_h, D, H, CLIP, ACC)
+    layer = _layer(wre_ptr, wim_ptr, gate_ptr, w_ptr, model, offs_d, offs_h, D, H, CLIP, ACC)
     row = model * B + offs_b
     u = tl.load(u0_ptr + row * D + offs_d, mask=mask_u, other=1.0).to(ACC)
     offs_u = row * (steps + 1) * D + offs_d
@@ -166,7 +169,7 @@ def ode_forward_kernel(
         k = ()
         v = u
         for i in tl.static_range(STAGES):
-            slope, log_r, y, s = _slope(v, w_re, w_im, a, ghat, mask_u, mask_y, EPS, HAS_IM)
+            slope, log_r, y, s = _slope(v, layer, mask_u, mask_y, EPS, HAS_IM)
             if derivatives_ptr is not None:
                 if i == 0:
                     tl.store(derivatives_ptr + offs_u, slope, mask=mask_u)
@@ -182,69 +185,57 @@ def ode_forward_kernel(
         offs_u += D
     tl.store(trajectory_ptr + offs_u, u, mask=mask_u)
     if derivatives_ptr is not None:
-        slope, log_r, y, s = _slope(u, w_re, w_im, a, ghat, mask_u, mask_y, EPS, HAS_IM)
+        slope, log_r, y, s = _slope(u, layer, mask_u, mask_y, EPS, HAS_IM)
         tl.store(derivatives_ptr + offs_u, slope, mask=mask_u)
 
 
 @triton.jit
 def _stages(
-    u,
-    step,
-    w_re,
-    w_im,
-    a,
-    ghat,
-    mask_u,
-    mask_y,
-    STAGES: tl.constexpr,
-    TABLEAU: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_IM: tl.constexpr,
-):
+    u, step, layer, mask_u, mask_y, STAGES: tl.constexpr, TABLEAU: tl.constexpr, EPS: tl.constexpr, HAS_IM: tl.constexpr
+):  # fmt: skip
     """What the forward keeps of a step from u, for every stage: its state, logarithms, y and s."""
-    all_v = ()
-    all_log = ()
-    all_y = ()
-    all_s = ()
+    kept = ()
     v = u
     k = ()
     for i in tl.static_range(STAGES):
-        slope, log_r, y, s = _slope(v, w_re, w_im, a, ghat, mask_u, mask_y, EPS, HAS_IM)
-        all_v = all_v + (v,)  # type: ignore[assignment]
-        all_log = all_log + (log_r,)  # type: ignore[assignment]
-        all_y = all_y + (y,)  # type: ignore[assignment]
-        all_s = all_s + (s,)  # type: ignore[assignment]
+        slope, log_r, y, s = _slope(v, layer, mask_u, mask_y, EPS, HAS_IM)
+        kept = kept + ((v, log_r, y, s),)  # type: ignore[assignment]
         k = k + (slope,)  # type: ignore[assignment]
         v = _advance(u, k, step, i, TABLEAU)
-    return all_v, all_log, all_y, all_s
+    return kept
+
+
+@triton.jit
+def _load_stage(stages_ptr, offs, offs_d, offs_h, mask_u, mask_y, D: tl.constexpr, H: tl.constexpr):
+    """What the forward kept of a stage: its state, logarithms, y and s."""
+    v = tl.load(stages_ptr + offs + offs_d, mask=mask_u, other=1.0)
+    log_r = tl.load(stages_ptr + offs + D + offs_d, mask=mask_u, other=0.0)
+    y = tl.load(stages_ptr + offs + 2 * D + offs_h, mask=mask_y, other=0.0)
+    s = tl.load(stages_ptr + offs + 2 * D + H + offs_h, mask=mask_y, other=0.0)
+    return v, log_r, y, s
+
+
+@triton.jit
+def _upstream(g, dv, step, STAGE: tl.constexpr, STAGES: tl.constexpr, TABLEAU: tl.constexpr):
+    """The gradient of a stage's slope: of the step's result g, and dv of the later stages."""
+    LAST: tl.constexpr = STAGES * (STAGES - 1) // 2  # where the tableau's last row begins
+    dk = (step * TABLEAU[LAST + STAGE]).to(g.dtype) * g
+    for j in tl.static_range(STAGE + 1, STAGES):
+        if TABLEAU[j * (j - 1) // 2 + STAGE] != 0:
+            dk += (step * TABLEAU[j * (j - 1) // 2 + STAGE]).to(g.dtype) * dv[j - STAGE - 1]
+    return dk
 
 
 @triton.jit
 def _store_sums(
-    sum_re,  # [BLOCK_B, BLOCK_H, BLOCK_D]
-    sum_im,
-    sum_gate,  # [BLOCK_B, 1, BLOCK_D]
-    sum_a,
-    gate_ptr,
-    w_ptr,
-    grad_re_ptr,
-    grad_im_ptr,
-    grad_gate_ptr,
-    grad_w_ptr,
-    model,
+    sums, gate_ptr, w_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, grad_w_ptr, model,
     at,  # which of the splits' models
-    offs_h,
-    offs_d,
-    mask_h,
-    mask_d,
-    D: tl.constexpr,
-    H: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    CLIP: tl.constexpr,
-    CLIP_GATE: tl.constexpr,
+    offs_h, offs_d, mask_h, mask_d,
+    D: tl.constexpr, H: tl.constexpr, HAS_IM: tl.constexpr, CLIP: tl.constexpr, CLIP_GATE: tl.constexpr,
     NEEDS: tl.constexpr,
-):
+):  # fmt: skip
     """The gradients of the weights and the gate, which are sums over this program's starts."""
+    sum_re, sum_im, sum_gate, sum_a = sums
     offs_k = at * H * D
     mask = mask_h & mask_d
     if NEEDS & 2:
@@ -303,7 +294,6 @@ def ode_backward_kernel(
     BLOCK_D: tl.constexpr,
 ):
     HAS_IM: tl.constexpr = wim_ptr is not None
-    LAST: tl.constexpr = STAGES * (STAGES - 1) // 2  # where the tableau's last row begins
     pid = tl.program_id(0)
     model = (pid % K).to(tl.int64)
     split = (pid // K).to(tl.int64)
@@ -312,11 +302,9 @@ def ode_backward_kernel(
     mask_d = offs_d < D
     mask_h = offs_h < H
     step = tl.full([1, 1, 1], dt, tl.float64)
-    w_re, w_im, a, ghat = _weights(wre_ptr, wim_ptr, gate_ptr, w_ptr, model, offs_d, offs_h, D, H, CLIP, ACC)
-    sum_re = tl.zeros([BLOCK_B, BLOCK_H, BLOCK_D], dtype=ACC)
-    sum_im = tl.zeros([BLOCK_B, BLOCK_H, BLOCK_D], dtype=ACC)
-    sum_a = tl.zeros([BLOCK_B, BLOCK_H, BLOCK_D], dtype=ACC)
-    sum_gate = tl.zeros([BLOCK_B, 1, BLOCK_D], dtype=ACC)
+    layer = _layer(wre_ptr, wim_ptr, gate_ptr, w_ptr, model, offs_d, offs_h, D, H, CLIP, ACC)
+    of_weights = tl.zeros([BLOCK_B, BLOCK_H, BLOCK_D], dtype=ACC)
+    sums = (of_weights, of_weights, tl.zeros([BLOCK_B, 1, BLOCK_D], dtype=ACC), of_weights)  # Wr, Wi, g, A
     size: tl.constexpr = 2 * (D + H)
     for tile in range(loop_end(tiles)):
         offs_b = ((split * tiles + tile) * BLOCK_B + tl.arange(0, BLOCK_B))[:, None, None]
@@ -329,12 +317,9 @@ def ode_backward_kernel(
 
         if grad_derivatives_ptr is not None:
             v = tl.load(trajectory_ptr + offs_u, mask=mask_u, other=1.0)
-            _slope_at_end, log_r, y, s = _slope(v, w_re, w_im, a, ghat, mask_u, mask_y, EPS, HAS_IM)
+            _slope_at_end, log_r, y, s = _slope(v, layer, mask_u, mask_y, EPS, HAS_IM)
             dk = tl.load(grad_derivatives_ptr + offs_u, mask=mask_u, other=0.0)
-            g, sum_re, sum_im, sum_gate, sum_a = _pull(
-                v, log_r, y, s, dk, w_re, w_im, a, ghat, mask_u, mask_y, sum_re, sum_im, sum_gate, sum_a,
-                EPS, HAS_IM, NEEDS,
-            )  # fmt: skip
+            g, sums = _pull((v, log_r, y, s), dk, layer, mask_u, mask_y, sums, EPS, HAS_IM, NEEDS)
         if grad_trajectory_ptr is not None:
             g += tl.load(grad_trajectory_ptr + offs_u, mask=mask_u, other=0.0)
 
@@ -342,33 +327,19 @@ def ode_backward_kernel(
             offs_u -= D
             if stages_ptr is None:
                 u = tl.load(trajectory_ptr + offs_u, mask=mask_u, other=1.0)
-                all_v, all_log, all_y, all_s = _stages(
-                    u, step, w_re, w_im, a, ghat, mask_u, mask_y, STAGES, TABLEAU, EPS, HAS_IM
-                )
+                kept = _stages(u, step, layer, mask_u, mask_y, STAGES, TABLEAU, EPS, HAS_IM)
             dv = ()  # of the stages from i + 1 on
             for i in tl.static_range(STAGES - 1, -1, -1):
-                dk = (step * TABLEAU[LAST + i]).to(ACC) * g
+                dk = _upstream(g, dv, step, i, STAGES, TABLEAU)
                 if i == 0:
                     if grad_derivatives_ptr is not None:
                         dk += tl.load(grad_derivatives_ptr + offs_u, mask=mask_u, other=0.0)
-                for j in tl.static_range(i + 1, STAGES):
-                    if TABLEAU[j * (j - 1) // 2 + i] != 0:
-                        dk += (step * TABLEAU[j * (j - 1) // 2 + i]).to(ACC) * dv[j - i - 1]
                 if stages_ptr is None:
-                    v = all_v[i]
-                    log_r = all_log[i]
-                    y = all_y[i]
-                    s = all_s[i]
+                    stage = kept[i]
                 else:
                     offs_s -= size
-                    v = tl.load(stages_ptr + offs_s + offs_d, mask=mask_u, other=1.0)
-                    log_r = tl.load(stages_ptr + offs_s + D + offs_d, mask=mask_u, other=0.0)
-                    y = tl.load(stages_ptr + offs_s + 2 * D + offs_h, mask=mask_y, other=0.0)
-                    s = tl.load(stages_ptr + offs_s + 2 * D + H + offs_h, mask=mask_y, other=0.0)
-                of_stage, sum_re, sum_im, sum_gate, sum_a = _pull(
-                    v, log_r, y, s, dk, w_re, w_im, a, ghat, mask_u, mask_y, sum_re, sum_im, sum_gate, sum_a,
-                    EPS, HAS_IM, NEEDS,
-                )  # fmt: skip
+                    stage = _load_stage(stages_ptr, offs_s, offs_d, offs_h, mask_u, mask_y, D, H)
+                of_stage, sums = _pull(stage, dk, layer, mask_u, mask_y, sums, EPS, HAS_IM, NEEDS)
                 dv = (of_stage,) + dv  # type: ignore[assignment]
             for i in tl.static_range(STAGES):
                 g += dv[i]
@@ -378,6 +349,6 @@ def ode_backward_kernel(
         if NEEDS & 1:
             tl.store(grad_u0_ptr + row * D + offs_d, g, mask=mask_u)
     _store_sums(
-        sum_re, sum_im, sum_gate, sum_a, gate_ptr, w_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, grad_w_ptr,
+        sums, gate_ptr, w_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, grad_w_ptr,
         model, split * K + model, offs_h, offs_d, mask_h, mask_d, D, H, HAS_IM, CLIP, CLIP_GATE, NEEDS,
     )  # fmt: skip
