@@ -341,7 +341,7 @@ EQUATIONS = [
         "equations-held-out-rows": ("training = np.sort(order[held:])", "training = np.sort(order)"),
         "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
     }),
-    *mutants(PACKAGE + "equations/search.py", ("tests/test_equations.py -k 'offset or lens or four_terms or two_terms'", "tests/test_equations_estimator.py -k interrupt"), {
+    *mutants(PACKAGE + "equations/search.py", ("tests/test_equations_search.py", "tests/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/test_equations_estimator.py -k interrupt"), {
         "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != gone]", "stay = list(range(1, len(u)))"),
         "equations-output-powers": ("for power in powers:\n            if found.settled():", "for power in powers[:1]:\n            if found.settled():"),
         "equations-interrupted": ("        found.complete = False\n    return found", "    return found"),
