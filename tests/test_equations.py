@@ -148,6 +148,18 @@ def test_high_powers_of_inputs_of_both_signs(powers):
     check(NPURegressor(random_state=0).fit(X, np.prod(X ** np.array(powers, float), 1)), {powers: 1.0})
 
 
+def test_real_exponents_are_whole_for_inputs_of_both_signs():
+    """Of a negative number there is no other power, also where noise would move the exponent and none is simplified."""
+    X = np.c_[uniform(1, 200, low=-2, high=2), uniform(1, 200, seed=2)]
+    options = {"random_state": 0, "exponents": "real", "max_terms": 1, "starts": 8, "output_powers": (1,)}
+    for power in (1, 2):
+        y = X[:, 0] ** power * X[:, 1] ** 1.47 + 0.1 * noise(200)
+        model = NPURegressor(**options).fit(X, y)
+        assert model.exponents_[0, 0] == power
+        assert model.exponents_[0, 1] == pytest.approx(1.47, abs=0.05)
+        assert model.best_.free.tolist() == [[False, True]]
+
+
 def test_sum_of_squares_of_inputs_of_both_signs():
     X = uniform(3, low=-2, high=2)
     check(NPURegressor(random_state=0).fit(X, X[:, 0] ** 2 + X[:, 1] ** 2), {(2, 0, 0): 1.0, (0, 2, 0): 1.0})
