@@ -83,6 +83,22 @@ def test_exponents_that_only_all_rows_tell_from_fractions():
     assert NPURegressor(**QUICK).fit(X, y).exponents_ == [[1.5]]
 
 
+@pytest.mark.parametrize("power", [1.47, 1.5])
+def test_only_exponents_that_are_no_fractions_become_free_again(power):
+    X = uniform(2, 1000)
+    y = 2.2 * X[:, 0] ** power * X[:, 1] ** 2 + 0.05 * noise(1000)
+    rows = all_rows(Columns.of(X), y, np.ones(1000), 1.0, Exponents.unrestricted(2), None)
+    fixed = np.zeros((1, 2), dtype=bool)
+    simple = refine.refit(rows, refine.Sum(np.array([[1.5, 2.0]]), np.zeros((1, 2)), fixed, np.ones(1)))
+    found = refine.reconsidered(rows, simple, refine.Rules())
+    if power == 1.5:
+        assert found is simple
+        return
+    assert found.free.tolist() == [[True, False]]
+    assert found.u[0].tolist() == [pytest.approx(1.47, abs=0.003), 2]
+    assert found.cost < simple.cost
+
+
 def test_equal_rows_become_one_with_their_weights():
     X = np.array([[1.0, 5], [0, 7], [1, 5], [1, 5], [0, 6], [1, 4]])
     y = np.array([[2.0], [3], [2], [9], [1], [1]])
