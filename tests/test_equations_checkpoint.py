@@ -7,10 +7,13 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from npu_kernels.equations import NPURegressor, output, refine, search
+from npu_kernels.equations.varpro import Points
+from npu_kernels.equations.work import Work
 from tests.laws import noise, uniform
 
 X = uniform(3, 100)
@@ -76,6 +79,39 @@ def test_an_interrupted_fit_continues_to_the_same_bits(at, tmp_path, monkeypatch
     again, none = counted.fit(checkpoint=path)
     assert none == 0
     assert numbers(again) == numbers(expected)
+
+
+@pytest.mark.parametrize("at", [3, 7])
+def test_the_draws_of_starts_continue_too(at, tmp_path, monkeypatch, capsys):
+    """Interrupted before the starts with two terms, in the first two searches. The last bits of free exponents tell
+    from which starts they were found."""
+    monkeypatch.setitem(OPTIONS, "exponents", "real")
+    counted, path = Counted(monkeypatch), tmp_path / "law.pt"
+    expected, _ = counted.fit()
+    counted.at = at
+    interrupted, _ = counted.fit(checkpoint=path)
+    assert not interrupted.equations_.complete
+    counted.at = 0
+    continued, _ = counted.fit(checkpoint=path)
+    assert numbers(continued) == numbers(expected)
+
+
+def test_the_generator_of_a_step_that_was_kept_is_as_after_it():
+    """The next step draws the same numbers."""
+
+    def points(draw):
+        return Points(*torch.from_numpy(draw.random((4, 3))))
+
+    def refuse():
+        pytest.fail("made again")
+
+    first, again = Work(0, False, {}), Work(0, False, {})
+    one, two = np.random.default_rng(1), np.random.default_rng(1)
+    made = first.steps(0).points(one, lambda: points(one))
+    again.restore(first.state())
+    kept = again.steps(0).points(two, refuse)
+    assert torch.equal(kept.u, made.u)
+    assert one.random() == two.random()
 
 
 def test_a_killed_fit_continues_and_several_outputs_do(tmp_path, monkeypatch):
