@@ -73,6 +73,15 @@ def test_a_folder_of_checkpoints(tmp_path, monkeypatch):
         fit_many(PROBLEMS, MODEL, checkpoint=tmp_path / "absent" / "laws")
 
 
+def test_a_checkpoint_is_found_by_the_data_of_its_problem(tmp_path, monkeypatch):
+    """Not by its name, which for a sequence is the place, and need not be that of a file."""
+    one, two = (X, X[:, 0] ** 2), (X, X[:, 1] ** 3)
+    fit_many([one, two], MODEL, checkpoint=tmp_path)
+    monkeypatch.setattr(search, "_fitted", lambda *arguments: pytest.fail("searched again"))
+    assert str(fit_many([two, one], MODEL, checkpoint=tmp_path)) == "0: y = x1**3\n1: y = x0**2"
+    assert str(fit_many({"a/b": two}, MODEL, checkpoint=tmp_path)) == "a/b: y = x1**3"
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_interrupt_gives_what_was_found(at, monkeypatch, capsys, request):
     """Before anything of a problem was found, and within its search."""
