@@ -33,6 +33,17 @@ struct Pass {
   T *y, *kept;
   const T* grad_y;
   std::array<T*, kMostOperands> grads;  // of the operands; null: not wanted
+
+  BackwardCall<T> backward(const void* const* kept_pointer) const {
+    return {{n, operands.data(), options.data()}, grad_y, y, kept_pointer, grads.data()};
+  }
+};
+
+// Rows of a step: of a block's models, or of all of them where they are shared.
+template <typename T>
+struct Rows {
+  const T* first;
+  int64_t next;  // elements from one model's rows to the next one's
 };
 
 // What the loop knows of a layer, made of its record.
@@ -44,12 +55,14 @@ struct Kind {
   int64_t factors;  // columns of a weight for each input
   void (*forward)(const Pass<T>&, const Parallel&);
   void (*backward)(const Pass<T>&, const Parallel&);
+  // All of a step but the update; false: it is not for these sizes, and nothing was done.
+  bool (*step)(const Pass<T>&, int64_t next_x, const Rows<T>& target, T* loss);
 };
 
 template <typename L, typename T>
 Kind<T> kind_of() {
   static_assert(L::weights.size() < kMostOperands && L::options.size() <= kMostOptions && L::kept.size() <= 1);
-  Kind<T> kind{L::weights.size(), L::options.size(), {}, L::kept.size() == 1, doubles_inputs<L>() ? 2 : 1, {}, {}};
+  Kind<T> kind{L::weights.size(), L::options.size(), {}, L::kept.size() == 1, doubles_inputs<L>() ? 2 : 1, {}, {}, {}};
   for (size_t w = 0; w < L::weights.size(); ++w) kind.shapes[w] = L::weights[w].shape;
   kind.forward = [](const Pass<T>& p, const Parallel& parallel) {
     void* kept[1] = {p.kept};
@@ -58,8 +71,11 @@ Kind<T> kind_of() {
   };
   kind.backward = [](const Pass<T>& p, const Parallel& parallel) {
     const void* kept[1] = {p.kept};
-    const BackwardCall<T> call{{p.n, p.operands.data(), p.options.data()}, p.grad_y, p.y, kept, p.grads.data()};
-    (kernels<T>().*L::template backward_kernel<T>)(L::backward(call), parallel);
+    (kernels<T>().*L::template backward_kernel<T>)(L::backward(p.backward(kept)), parallel);
+  };
+  kind.step = [](const Pass<T>& p, int64_t next_x, const Rows<T>& target, T* loss) {
+    const void* kept[1] = {nullptr};
+    return L::step(StepCall<T>{p.backward(kept), next_x, target.first, target.next, loss});
   };
   return kind;
 }
@@ -261,6 +277,26 @@ class Block {
 
  private:
   void step(int64_t step) {
+    const int64_t number = run_.before + step;
+    const bool records = number % run_.every == 0;
+    T* losses = records ? run_.losses + number / run_.every * run_.models + model_ : nullptr;
+    if (!at_once(step, losses)) one_by_one(step, losses);
+    if (first_ == run_.layers.size()) return;
+    for (size_t n = 0; n < run_.parameters.size(); ++n) update(run_.parameters[n], at(grads_[n]), step);
+  }
+
+  // A single layer's losses and gradients by one kernel, if it has one.
+  bool at_once(int64_t step, T* losses) {
+    if (run_.layers.size() > 1 || first_ > 0 || run_.weight != nullptr) return false;
+    const Rows<T> x = rows(run_.x, run_.shared_x, run_.layers[0].in, step, at(x_));
+    const Rows<T> target = rows(run_.y, run_.shared_y, run_.layers[0].out, step, at(target_));
+    Pass<T> p = pass(0, x.first, x.first);
+    p.y = p.kept = nullptr;
+    want_gradients(0, &p);
+    return run_.layers[0].kind.step(p, x.next, target, losses);
+  }
+
+  void one_by_one(int64_t step, T* losses) {
     const T* x = gathered(run_.x, run_.shared_x, run_.layers.front().in, step, at(x_));
     const T* target = gathered(run_.y, run_.shared_y, run_.layers.back().out, step, at(target_));
     const T* weight = gathered(run_.weight, run_.shared_y, run_.layers.back().out, step, at(weight_));
@@ -271,9 +307,7 @@ class Block {
     }
     const MseInputs<T> error{models_, run_.batch * run_.layers.back().out, input, target, run_.shared_y};
     const Parallel serial;
-    const int64_t number = run_.before + step;
-    if (number % run_.every == 0) {
-      T* losses = run_.losses + number / run_.every * run_.models + model_;
+    if (losses != nullptr) {
       if (weight == nullptr) kernels<T>().mse_forward({error, losses}, serial);
       else weighted_losses(error, weight, losses);
     }
@@ -285,11 +319,15 @@ class Block {
       Pass<T> p = pass(l, l == 0 ? x : at(y_[l - 1]), x);
       p.grad_y = at(grad_rows_[side]);
       p.grads[0] = l == first_ ? nullptr : at(grad_rows_[1 - side]);
-      for (size_t w = 0; w < run_.layers[l].kind.weights; ++w)
-        p.grads[1 + w] = trains(run_.layers[l], w) ? at(grads_[size_t(run_.layers[l].weights[w])]) : nullptr;
+      want_gradients(l, &p);
       call(run_.layers[l], run_.layers[l].kind.backward, p);
     }
-    for (size_t n = 0; n < run_.parameters.size(); ++n) update(run_.parameters[n], at(grads_[n]), step);
+  }
+
+  // Of the layer's trained weights.
+  void want_gradients(size_t l, Pass<T>* p) const {
+    for (size_t w = 0; w < run_.layers[l].kind.weights; ++w)
+      p->grads[1 + w] = trains(run_.layers[l], w) ? at(grads_[size_t(run_.layers[l].weights[w])]) : nullptr;
   }
 
   Pass<T> pass(size_t l, const T* input, const T* x) const {
@@ -319,18 +357,24 @@ class Block {
     return layer.weights[w] >= 0 && run_.parameters[size_t(layer.weights[w])].trained;
   }
 
-  // The step's rows of this block's models, one after the other, or of all models.
-  const T* gathered(const T* from, bool shared, int64_t features, int64_t step, T* to) const {
-    if (from == nullptr) return nullptr;
+  // The step's rows of this block's models, or of all models; copied to `to` where they do not follow one another.
+  Rows<T> rows(const T* from, bool shared, int64_t features, int64_t step, T* to) const {
     const int64_t models = shared ? 1 : models_, all = run_.count * features, size = run_.batch * features;
     if (!shared) from += model_ * all;
-    if (run_.rows == nullptr) return from;
-    const int64_t start = run_.starts[size_t(step)], *rows = run_.rows + step * run_.batch;
-    if (start >= 0 && models == 1) return from + start * features;
-    for (int64_t k = 0; k < models; ++k) {
-      if (start >= 0) std::copy_n(from + k * all + start * features, size, to + k * size);
-      else gather_rows(from + k * all, rows, run_.batch, features, to + k * size);
-    }
+    const int64_t start = run_.rows == nullptr ? 0 : run_.starts[size_t(step)];
+    if (start >= 0) return {from + start * features, shared ? 0 : all};
+    for (int64_t k = 0; k < models; ++k)
+      gather_rows(from + k * all, run_.rows + step * run_.batch, run_.batch, features, to + k * size);
+    return {to, shared ? 0 : size};
+  }
+
+  // The same, the models' rows one after the other; null if there are none.
+  const T* gathered(const T* from, bool shared, int64_t features, int64_t step, T* to) const {
+    if (from == nullptr) return nullptr;
+    const int64_t size = run_.batch * features;
+    const Rows<T> found = rows(from, shared, features, step, to);
+    if (found.next == 0 || found.next == size || models_ == 1) return found.first;
+    for (int64_t k = 0; k < models_; ++k) std::copy_n(found.first + k * found.next, size, to + k * size);
     return to;
   }
 

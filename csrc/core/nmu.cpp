@@ -34,8 +34,6 @@ constexpr int kTileOuts = 4;
 constexpr int kTileOuts = 2;
 #endif
 
-constexpr double kPi = 3.14159265358979323846;
-
 template <bool Separate>
 constexpr int kPacked = Separate ? 3 : 2;  // w, 1 - w; and the weight as it is, for the signs
 

@@ -15,8 +15,6 @@ enum Part { kSP, kMQ, kSQ, kMP };
 template <bool complex>
 constexpr int kParts = complex ? 4 : 2;
 
-constexpr double kPi = 3.14159265358979323846;
-
 // factor times a sum that it was taken out of: 0 where factor is, also if the sum without it has overflowed.
 template <typename T>
 NPU_INLINE typename Simd<T>::Reg times_sum(typename Simd<T>::Reg factor, typename Simd<T>::Reg sum) {
@@ -41,6 +39,20 @@ NPU_INLINE void weight_gradients(const NpuBackward<T>& f, int64_t at, int count,
     added = added - times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);
   }
   S::store_first(phase, S::load_first(phase, count) + added, count);
+}
+
+// The gate's gradient from the sums over rows of so many groups, [groups][I], and the phase sums.
+template <typename T>
+void finish_gate(const NpuBackward<T>& f, int64_t model, const double* gate_sums, int64_t groups, const T* phase) {
+  if (f.grad_gate == nullptr) return;
+  const int64_t in = f.inputs.in;
+  for (int64_t i = 0; i < in; ++i) {
+    double grad = kPi * double(phase[i]);
+    for (int64_t g = 0; g < groups; ++g) grad += gate_sums[g * in + i];
+    const T raw = f.inputs.gate[model * in + i];
+    const bool passes = f.straight_through || (raw >= T(0) && raw <= T(1));
+    f.grad_gate[model * in + i] = passes ? T(grad) : T(0);
+  }
 }
 
 // dx of a register of inputs from their dL; `gate_sum` takes dr (|x| + eps - 1).

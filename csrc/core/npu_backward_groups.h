@@ -62,7 +62,7 @@ class BackwardGroups {
         task.gate_sums = together ? gate_partial + n * in_.in : gate_own;
         std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(double));
         form.run(task, inner);
-        if (direct) finish_gate(task.model, task.gate_sums, phase_sums);
+        if (direct) finish_gate<T>(f_, task.model, task.gate_sums, groups_, phase_sums);
         else if (!together) finish<T>(task.model, task.sums, task.gate_sums, gate, phase_sums);
       }
     });
@@ -148,7 +148,7 @@ class BackwardGroups {
         weight_gradients<T, complex>(f_, at, count, S::load_first(gate + i, count), sum, phase + i);
       }
     }
-    finish_gate(model, gate_sums, phase);
+    finish_gate<T>(f_, model, gate_sums, groups_, phase);
   }
 
   // The sum over the groups of up to a register of elements.
@@ -170,18 +170,6 @@ class BackwardGroups {
     else add(count);
     for (int l = 0; l < S::width; ++l) rounded[l] = T(total[l]);
     return S::load(rounded);
-  }
-
-  // The gate's gradient from the groups' sums over rows and the phase sums.
-  void finish_gate(int64_t model, const double* gate_sums, const T* phase) const {
-    if (f_.grad_gate == nullptr) return;
-    for (int64_t i = 0; i < in_.in; ++i) {
-      double grad = kPi * double(phase[i]);
-      for (int64_t g = 0; g < groups_; ++g) grad += gate_sums[g * in_.in + i];
-      const T raw = in_.gate[model * in_.in + i];
-      const bool passes = f_.straight_through || (raw >= T(0) && raw <= T(1));
-      f_.grad_gate[model * in_.in + i] = passes ? T(grad) : T(0);
-    }
   }
 
   // The gradients of no rows, for any weights.

@@ -13,6 +13,7 @@
 
 #include "npu_forward_few.h"
 #include "npu_forward_tiny.h"
+#include "npu_step.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -397,6 +398,13 @@ void npu_forward(const NpuForward<T>& f, const Parallel& parallel) {
   else forward<T, false>(f, parallel);
 }
 
+template <typename T>
+bool npu_step(const NpuStep<T>& f) {
+  return f.backward.inputs.weight_im != nullptr ? step<T, true>(f) : step<T, false>(f);
+}
+
+template bool npu_step<float>(const NpuStep<float>&);
+template bool npu_step<double>(const NpuStep<double>&);
 template void npu_forward<float>(const NpuForward<float>&, const Parallel&);
 template void npu_forward<double>(const NpuForward<double>&, const Parallel&);
 

@@ -10,8 +10,6 @@
 namespace npu {
 namespace NPU_ISA {
 
-constexpr double kPi = 3.14159265358979323846;
-
 // y = exp(P) cos(Q), s = exp(P) sin(Q)
 template <typename T>
 NPU_INLINE void outputs(typename Simd<T>::Reg p, typename Simd<T>::Reg q, typename Simd<T>::Reg* y,

@@ -15,22 +15,22 @@ class TinyRows {
   static constexpr int R = 4;  // registers of rows at once
 
  public:
+  static constexpr int kRows = R * W;
   static constexpr int64_t kMostProducts = 12;
-  static constexpr int64_t kChunk = 64 * W;  // rows of a task
   static bool suits(const NpuInputs<T>& in) {
     return in.in <= W && in.out <= W && in.in * in.out <= kMostProducts && in.rows > 2 * W;
   }
 
-  explicit TinyRows(const NpuForward<T>& f) : f_(f), in_(f.inputs) {}
+  // Of some registers of rows.
+  struct Panel {
+    int registers;
+    bool negative;                                   // any x < 0
+    Reg x[R * W], log_r[R * W], y[R * W], s[R * W];  // [R][I] and [R][O]
+    typename S::Mask mask[R * W];                    // x < 0
+  };
 
-  void run(int64_t model, int64_t row, int64_t end) {
-    load_weights(model);
-    const int64_t first = model * in_.rows;
-    const T* x = in_.x + (in_.shared_x ? 0 : first) * in_.in;
-    for (; row < end; row += R * W) finish(x + row * in_.in, end - row, (first + row) * in_.out);
-  }
+  explicit TinyRows(const NpuInputs<T>& in) : in_(in) {}
 
- private:
   void load_weights(int64_t model) {
     for (int64_t i = 0; i < in_.in; ++i)
       gate_[i] = in_.gate == nullptr ? T(1) : clamp_gate(in_.gate[model * in_.in + i]);
@@ -45,22 +45,21 @@ class TinyRows {
     }
   }
 
-  // y and s of some registers of rows, each step for all of them: neighbouring steps do not wait for one another.
-  void finish(const T* x, int64_t rows, int64_t at) const {
+  // y and s of the first of `rows` rows, each step for all of them: neighbouring steps do not wait for one another. x
+  // behind the last row is zero.
+  __attribute__((noinline)) void compute(const T* x, int64_t rows, Panel* panel) const {
     const int in = int(in_.in), out = int(in_.out);
     const Reg eps = S::set1(in_.eps);
-    Reg panel[3 * R * W];  // close to one another in the first-level cache
-    Reg *log_r = panel, *y = log_r + R * in, *s = y + R * out;
-    typename S::Mask mask[R * W];
-    bool negative = false;
-    const int registers = int(least<int64_t>(R, ceil_div(rows, W)));
-    for (int n = registers * in; n < R * in; ++n) log_r[n] = S::zero();
-    for (int r = 0; r < registers; ++r) load_few_columns<T>(x + r * W * in, valid(rows, r), in, log_r + r * in);
-    for (int n = 0; n < R * in; ++n) negative |= S::store_negative(mask + n, log_r[n]);
+    Reg* log_r = panel->log_r;
+    panel->registers = int(least<int64_t>(R, ceil_div(rows, W)));
+    panel->negative = false;
+    for (int n = panel->registers * in; n < R * in; ++n) panel->x[n] = S::zero();
+    for (int r = 0; r < panel->registers; ++r)
+      load_few_columns<T>(x + r * W * in, valid(rows, r), in, panel->x + r * in);
+    for (int n = 0; n < R * in; ++n) panel->negative |= S::store_negative(panel->mask + n, panel->x[n]);
     for (int i = 0; i < in; ++i) {
       const Reg g = S::set1(gate_[i]), rest = S::set1(T(1)) - g;
-      for (int r = 0; r < R; ++r)
-        log_r[r * in + i] = VectorMath<T>::log(S::fma(g, S::abs(log_r[r * in + i]) + eps, rest));
+      for (int n = i; n < R * in; n += in) log_r[n] = VectorMath<T>::log(S::fma(g, S::abs(panel->x[n]) + eps, rest));
     }
     for (int o = 0; o < out; ++o) {
       Reg p[R] = {}, q[R] = {};
@@ -70,24 +69,24 @@ class TinyRows {
           if constexpr (complex) q[r] = S::fma(log_r[r * in + i], S::set1(im_[n]), q[r]);
         }
       }
-      for (int i = 0, n = o * in; negative && i < in; ++i, ++n) {
+      for (int i = 0, n = o * in; panel->negative && i < in; ++i, ++n) {
         for (int r = 0; r < R; ++r) {
-          q[r] = S::add_masked(q[r], mask[r * in + i], S::set1(turn_[n]));
-          if constexpr (complex) p[r] = S::add_masked(p[r], mask[r * in + i], S::set1(shrink_[n]));
+          q[r] = S::add_masked(q[r], panel->mask[r * in + i], S::set1(turn_[n]));
+          if constexpr (complex) p[r] = S::add_masked(p[r], panel->mask[r * in + i], S::set1(shrink_[n]));
         }
       }
-      for (int r = 0; r < R; ++r) outputs<T>(p[r], q[r], y + r * out + o, s + r * out + o);
-    }
-    for (int r = 0; r < registers; ++r) {
-      const int64_t to = at + r * W * out;
-      store_few_columns<T>(f_.y + to, valid(rows, r), out, y + r * out);
-      if (f_.s != nullptr) store_few_columns<T>(f_.s + to, valid(rows, r), out, s + r * out);
+      for (int r = 0; r < R; ++r) outputs<T>(p[r], q[r], panel->y + r * out + o, panel->s + r * out + o);
     }
   }
 
-  static int valid(int64_t rows, int r) { return int(least<int64_t>(W, rows - r * W)); }
+  // Rows in a register that begins with the r-th.
+  static int valid(int64_t rows, int r) { return int(most<int64_t>(0, least<int64_t>(W, rows - r * W))); }
 
-  const NpuForward<T>& f_;
+  const T* re() const { return re_; }
+  const T* im() const { return im_; }
+  const T* gate() const { return gate_; }
+
+ private:
   const NpuInputs<T>& in_;
   const T *re_, *im_;
   T gate_[W], turn_[kMostProducts], shrink_[kMostProducts];
@@ -96,12 +95,26 @@ class TinyRows {
 template <typename T, bool complex>
 void forward_tiny(const NpuForward<T>& f, const Parallel& parallel) {
   using Rows = TinyRows<T, complex>;
-  const int64_t chunks = ceil_div(f.inputs.rows, Rows::kChunk);
-  parallel.over(f.inputs.models * chunks, [&](int64_t begin, int64_t end) {
-    Rows rows(f);
+  constexpr int64_t kChunk = 16 * Rows::kRows;  // rows of a task
+  constexpr int W = Simd<T>::width;
+  const NpuInputs<T>& in = f.inputs;
+  const int out = int(in.out);
+  const int64_t chunks = ceil_div(in.rows, kChunk);
+  parallel.over(in.models * chunks, [&](int64_t begin, int64_t end) {
+    Rows rows(in);
+    typename Rows::Panel panel;
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t row = task % chunks * Rows::kChunk;
-      rows.run(task / chunks, row, least(row + Rows::kChunk, f.inputs.rows));
+      const int64_t model = task / chunks, first = task % chunks * kChunk, last = least(first + kChunk, in.rows);
+      rows.load_weights(model);
+      for (int64_t row = first; row < last; row += Rows::kRows) {
+        const int64_t at = model * in.rows + row;
+        rows.compute(in.x + (in.shared_x ? row : at) * in.in, last - row, &panel);
+        for (int r = 0; r < panel.registers; ++r) {
+          const int64_t to = (at + r * W) * out;
+          store_few_columns<T>(f.y + to, Rows::valid(last - row, r), out, panel.y + r * out);
+          if (f.s != nullptr) store_few_columns<T>(f.s + to, Rows::valid(last - row, r), out, panel.s + r * out);
+        }
+      }
     }
   });
 }

@@ -19,6 +19,8 @@
 namespace npu {
 namespace NPU_ISA {
 
+constexpr double kPi = 3.14159265358979323846;
+
 template <typename T>
 struct VectorMath;
 

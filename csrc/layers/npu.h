@@ -42,6 +42,16 @@ struct NpuBackward {
   T* grad_gate;           // [K, I]
 };
 
+// Forward, mean squared error and backward of a layer at once, for training (training.h).
+template <typename T>
+struct NpuStep {
+  NpuBackward<T> backward;  // grad_y, y, s and grad_x: null
+  int64_t next_x;           // elements from one model's x to the next one's, in place of those of inputs.shared_x
+  const T* target;          // [B, O] of each model
+  int64_t next_target;
+  T* loss;  // [K]; null: not wanted
+};
+
 struct NpuLayer : Layer {
   static constexpr const char* name = "npu";
   static constexpr std::array<Weight, 3> weights{{{"weight_re", "OI"}, {"weight_im", "OI", true}, {"gate", "I", true}}};
@@ -69,6 +79,10 @@ struct NpuLayer : Layer {
   static constexpr auto forward_kernel = &Kernels<T>::npu_forward;
   template <typename T>
   static constexpr auto backward_kernel = &Kernels<T>::npu_backward;
+  template <typename T>
+  static bool step(const StepCall<T>& c) {
+    return kernels<T>().npu_step({backward(c.backward), c.next_x, c.target, c.next_target, c.loss});
+  }
 };
 
 using NpuFamily = List<NpuLayer>;

@@ -82,6 +82,16 @@ struct BackwardCall {
   }
 };
 
+// Forward, mean squared error and backward as one kernel.
+template <typename T>
+struct StepCall {
+  BackwardCall<T> backward;  // grad_y, y, what is kept and the gradient of x: null
+  int64_t next_x;            // elements from one model's x to the next one's
+  const T* target;
+  int64_t next_target;
+  T* loss;  // of each model; null: not wanted
+};
+
 // What most layers have. A layer adds name, weights, options; forward and backward, which turn a call into its kernels'
 // argument; forward_kernel and backward_kernel.
 struct Layer {
@@ -90,6 +100,11 @@ struct Layer {
   static constexpr bool registered = true;  // as operators
   // Whether the fast path takes the call; single: in float32.
   static bool takes(const Sizes&, bool) { return true; }
+  // False where there is no such kernel for the call; then nothing was done.
+  template <typename T>
+  static bool step(const StepCall<T>&) {
+    return false;
+  }
 };
 
 // Whether the weights have a column for each input twice (J); what a row costs then.

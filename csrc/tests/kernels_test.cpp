@@ -36,6 +36,56 @@ void check_npu(const Shape& n, int64_t times) {
   });
 }
 
+// A step at once: of the squares of y - target the loss and the gradients. The models' rows are far from one another.
+template <typename T>
+void check_npu_step(const Shape& n) {
+  const T nan = std::numeric_limits<T>::quiet_NaN();
+  Case<T> c(n);
+  const int64_t count = n.rows * n.out, size = n.rows * n.in, apart = 3;
+  std::vector<T> target(size_t(n.models * (count + apart)), nan), x(size_t(n.models * (size + apart)), nan);
+  std::vector<long double> loss(size_t(n.models), 0);
+  {
+    const Expected<T> forward(c);
+    for (int64_t k = 0; k < n.models; ++k) {
+      std::copy_n(c.x.begin() + (n.shared_x ? 0 : k * size), size, x.begin() + k * (size + apart));
+      for (int64_t i = 0; i < count; ++i) {
+        const long double y = forward.part[0][size_t(k * count + i)], error = y - T(-y);  // nothing cancels
+        target[size_t(k * (count + apart) + i)] = T(-y);
+        c.grad_y[size_t(k * count + i)] = T(2 * error / (long double)count);
+        loss[size_t(k)] += error * error / (long double)count;
+      }
+    }
+  }
+  const Expected<T> expected(c);
+  on_each_isa([&] {
+    std::array<std::vector<T>, 4> found;
+    for (size_t part = 0; part < 3; ++part) found[part].assign(expected.part[part + 3].size(), nan);
+    found[3].assign(size_t(n.models), nan);
+    npu::NpuInputs<T> inputs = c.inputs();
+    inputs.x = x.data();
+    const npu::NpuBackward<T> backward{inputs,
+                                       nullptr,
+                                       nullptr,
+                                       nullptr,
+                                       false,
+                                       nullptr,
+                                       found[0].data(),
+                                       n.complex ? found[1].data() : nullptr,
+                                       n.gated ? found[2].data() : nullptr};
+    const auto step = npu::kernels<T>().npu_step;
+    if (!step({backward, size + apart, target.data(), count + apart, found[3].data()})) {
+      if (n.in <= 2 && n.out <= 2 && n.rows > 32) std::printf("FAILED: no step at once\n"), ++failures;
+      return;
+    }
+    for (size_t part = 0; part < 3; ++part)
+      compare(Results<T>::kNames[part + 3], found[part], expected.part[part + 3], expected.work(int(part) + 3));
+    compare("loss", found[3], loss, count);
+    const std::array<std::vector<T>, 4> before = found;
+    step({backward, size + apart, target.data(), count + apart, nullptr});  // without the losses
+    if (found != before) std::printf("FAILED: other bits without the losses\n"), ++failures;
+  });
+}
+
 // Of some factors, the products of all but one, and of all.
 class Products {
  public:
@@ -383,6 +433,10 @@ void check_all(const Shape& n, int bits, int64_t times) {
   const int before = failures;
   check_npu<float>(n, times);
   check_npu<double>(n, times);
+  if (times == 1 && n.in * n.out > 0 && n.in * n.out <= 12 && n.rows <= 1024) {
+    check_npu_step<float>(n);
+    check_npu_step<double>(n);
+  }
   if (bits < 2 && n.in < 40) {
     check_nmu<float>(n, times);
     check_nmu<double>(n, times);
