@@ -4,26 +4,72 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from benchmarks.equations import __main__ as benchmark
-from benchmarks.equations import report, rivals
-from benchmarks.equations.laws import LAWS, drawn, with_dummies
+from benchmarks.equations import criterion, report, rivals
+from benchmarks.equations.laws import LAWS, Range, drawn, with_dummies
+from benchmarks.equations.srsd import OTHERS, SRSD, mixed
 from tests.examples import ROOT
 
+NAMED = {law.name: law for law in (*LAWS, *SRSD)}
+SOME = [*LAWS, *map(drawn, range(6)), with_dummies(LAWS[40]), *SRSD, *map(mixed, SRSD)]
 
-@pytest.mark.parametrize("law", [*LAWS, *map(drawn, range(6)), with_dummies(LAWS[40])], ids=lambda law: law.name)
+
+@pytest.mark.parametrize("law", SOME, ids=lambda law: law.name)
 def test_the_judge_knows_the_law_and_its_wrong_forms(law):
     def sums(points):
         return law.products(points).sum(1)
 
     assert benchmark.same(law, law.power, sums)
     assert not benchmark.same(law, law.power, lambda points: 1.03 * sums(points))
-    assert not benchmark.same(law, law.power, lambda points: sums(points) + law.products(points)[:, 0])
-    y = law(law.draw(50, np.random.default_rng(0)))
-    assert np.isfinite(y).all()
+    assert not benchmark.same(law, law.power, lambda points: sums(points) + np.abs(law.products(points)).max(1))
+    X = law.draw(50, np.random.default_rng(0))
+    assert np.isfinite(law(X)).all()
+    assert (law(X) != 0).all()
+    for name, x in zip(law.inputs, X.T, strict=True):
+        if name in law.ranges:
+            size, one = np.abs(x), law.ranges[name]
+            assert (size >= max(0.0, one.low) * (1 - 1e-12)).all()
+            assert (size <= max(-one.low, one.high) * (1 + 1e-12)).all()
+
+
+def test_ranges_have_their_signs_and_samplings():
+    generator = np.random.default_rng(0)
+    for one, low, high in (
+        (Range(1e-12, 1e-10, "log"), 1e-12, 1e-10),
+        (Range(1e-12, 1e-10, "log", "-"), -1e-10, -1e-12),
+        (Range(1e-12, 1e-10, "log", "both"), -1e-10, 1e-10),
+        (Range(-1.0, 1.0), -1.0, 1.0),
+        (Range(0.0, 2.0, sign="both"), -2.0, 2.0),
+        (Range(1, 100, "integer"), 1, 99),
+        (Range(-1, 2, "integer", "both"), -1, 1),
+    ):
+        x = one.draw(2000, generator)
+        assert low <= x.min() < low + 0.05 * (high - low)
+        assert high - 0.05 * (high - low) < x.max() <= high
+        assert (one.sampling == "integer") == (x == np.round(x)).all()
+        around = one.around(2000, generator)
+        assert set(np.sign(around)) == set(np.sign(x)) - {0}
+        assert np.ptp(np.log10(np.abs(around))) == pytest.approx(4, abs=0.1)
+    assert np.median(Range(1e-12, 1e-10, "log").draw(2000, generator)) == pytest.approx(1e-11, rel=0.2)
+
+
+def test_the_equations_of_srsd_are_complete():
+    assert Counter(law.source for law in SRSD) == {"easy": 24, "medium": 28, "hard": 16}
+    others = " ".join(OTHERS.values()).split()
+    assert len({*others, *(law.name.removesuffix(" srsd") for law in SRSD)}) == len(others) + len(SRSD) == 120
+
+
+def test_the_judge_looks_at_signs():
+    law = NAMED["I.12.5 srsd"]
+    assert not benchmark.same(law, 1.0, lambda points: np.abs(points[:, 0] * points[:, 1]))
+    law = NAMED["II.10.9 srsd"]  # y**-1, and y has both signs
+    assert benchmark.same(law, 1.0, law)
+    assert not benchmark.same(law, 1.0, lambda points: np.abs(law(points)))
 
 
 def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
@@ -55,8 +101,42 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
 
 
 def test_logarithms_find_products():
-    law = LAWS[1]
-    assert benchmark.measure(law, 0.01, 0, "logarithms", 500)["found"]
+    assert benchmark.measure(LAWS[1], 0.01, 0, "logarithms", 500)["found"]
+    for name in ("I.12.2 srsd", "III.21.20 srsd"):
+        assert benchmark.measure(NAMED[name], 0.0, 0, "logarithms", 500)["found"]
+
+
+@pytest.mark.parametrize("name", ["I.13.12", "II.38.14 srsd", "B19 srsd"])
+def test_the_criterion_of_the_law_is_the_search_s(name):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    from npu_kernels import NPURegressor
+
+    law = NAMED[name]
+    X = law.draw(300, np.random.default_rng(0))
+    y = law(X)
+    y += 1e-3 * np.sqrt(np.mean(y**2)) * np.random.default_rng(1).standard_normal(300)
+    best = NPURegressor(random_state=0, noise="constant").fit(X, y).best_
+    assert sorted(map(tuple, best.exponents)) == sorted(map(tuple, law.exponents))
+    assert criterion.of(best, X, y) == pytest.approx(best.bic, abs=1e-3)
+    assert criterion.of_law(law, X, y) == pytest.approx(best.bic, abs=1e-3)
+
+
+def test_an_equation_is_told_apart_from_the_law_by_the_criterion():
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    row = benchmark.measure(NAMED["I.48.2 srsd"], 0.01, 0, "NPURegressor", 300)
+    assert not row["found"]
+    assert row["bic"] < row["truth_bic"]
+    assert row["set"] == "medium"
+    told = {**row, "bic": row["truth_bic"] + 1}
+    old = {key: value for key, value in row.items() if key not in ("bic", "truth_bic")}
+    assert "0 of 4\\*, 2 not told apart (" in report.table([row, told, row, old])
+    assert report.table([row, {**row, "class": "gone"}]) == report.table([row])
+
+
+def test_powers_of_negative_inputs():
+    X = np.array([[-2.0, 3.0, 0.0], [2.0, -3.0, 1.0]])
+    w = np.array([[3.0, -1.0, 0.0], [2.0, 0.0, 1.0], [-1.0, -1.0, 0.0]])
+    assert rivals.powers(X, w) == pytest.approx(np.prod(X[:, None] ** w[None], 2))
 
 
 def test_errors_are_those_of_the_law_on_other_rows():
@@ -124,3 +204,19 @@ def test_dummies_are_columns_that_the_law_does_not_need():
     assert X.shape[1] == len(LAWS[40].inputs) + 2
     assert law(X) == pytest.approx(LAWS[40](X[:, :-2]))
     assert law.kind in report.TITLES
+
+
+def test_dummies_of_srsd_are_among_the_columns():
+    counts, last = Counter(), 0
+    for law in SRSD:
+        more = mixed(law)
+        assert more == mixed(law)
+        assert more.kind in report.TITLES
+        needed = [i for i, name in enumerate(more.inputs) if not name.startswith("dummy")]
+        assert [more.inputs[i] for i in needed] == law.inputs
+        X = more.draw(20, np.random.default_rng(0))
+        assert more(X) == pytest.approx(law(X[:, needed]))
+        counts[len(more.inputs) - len(needed)] += 1
+        last += more.inputs[-1].startswith("dummy")
+    assert set(counts) == {1, 2, 3}
+    assert 0 < last < len(SRSD)

@@ -6,9 +6,10 @@
     python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png # of the file's rows
 
 Noise is normal, equal for all rows, in units of y's root mean square. An equation is found if at 400 points, each
-input drawn over four decades around the middle of its range, the sum of its terms is within 2 % of the sum of the true
-terms' sizes. "error" is the root mean square deviation from the law on 1000 other rows of the same ranges, over that of
-y. A run can be interrupted and started again.
+input drawn over four decades around the middle of its range with the signs that it has, the sum of its terms is within
+2 % of the sum of the true terms' sizes. "error" is the root mean square deviation from the law on 1000 other rows of
+the same ranges, over that of y. Where `NPURegressor` finds another equation, "bic" and "truth_bic" are its criterion
+and the law's: see criterion.py. A run can be interrupted and started again.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.equations import criterion
 from benchmarks.equations.laws import LAWS, SUMS, Law, drawn, with_dummies
 from benchmarks.equations.report import METHODS, SEEDS, page, picture
-from benchmarks.equations.rivals import RIVALS, installed
+from benchmarks.equations.rivals import RIVALS, installed, powers
+from benchmarks.equations.srsd import SRSD, mixed
 from npu_kernels import files
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
-CLASSES = "a,b,c1,sum,si,ad,bd,c1d"
+CLASSES = "a,b,c1,sum,srsd,ad,bd,c1d,srsdd"
 NOISES = "0,0.001,0.01,0.1"
 Row = dict[str, Any]
 
@@ -46,19 +49,21 @@ def processor() -> str:
 def same(law: Law, power: float, sums: Any) -> bool:
     """Whether `sums`, a function of X that gives the sum of the terms, is the law's."""
     generator = np.random.default_rng(5)
-    X = law.middle() * 10 ** generator.uniform(-2, 2, (400, len(law.inputs)))
+    X = law.around(400, generator)
     terms = law.products(X)
     with np.errstate(all="ignore"):
         wanted, found = terms.sum(1), sums(X)
         if power != law.power:
-            keep = (wanted > 0) & (found > 0)
+            odd = abs(power) == abs(law.power) == 1  # y has both signs
+            keep = ((wanted > 0) & (found > 0)) | odd
             if keep.sum() < 40:
                 return False
-            wanted, found, terms = wanted[keep], found[keep] ** (law.power / power), terms[keep]
+            found = np.sign(found) * np.abs(found) ** (law.power / power)
+            wanted, found, terms = wanted[keep], found[keep], terms[keep]
     return bool((np.abs(found - wanted) <= 0.02 * np.abs(terms).sum(1)).all())
 
 
-Outcome = tuple[bool, int, str, Any]  # found, size, formula, predict
+Outcome = tuple[bool, int, str, Any, Row]  # found, size, formula, predict, more of the row
 
 
 def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
@@ -72,27 +77,33 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
         values = sign * best.predict(points)
         return np.sign(values) * np.abs(values) ** best.power
 
-    return same(law, best.power, sums), best.terms, str(best), best.predict
+    found = same(law, best.power, sums)
+    more = {} if found else {"bic": criterion.of(best, X, y), "truth_bic": criterion.of_law(law, X, y)}
+    return found, best.terms, str(best), best.predict, more
 
 
 def logarithms(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
-    """Least squares of the logarithms, exponents rounded to multiples of 1/4."""
-    keep = (y != 0) & (np.sign(y) == np.sign(np.median(y)))
-    A = np.column_stack([np.ones(keep.sum()), np.log(X[keep])])
-    w = np.round(4 * np.linalg.lstsq(A, np.log(np.abs(y[keep])), rcond=None)[0][1:]) / 4
-    product = np.prod(X**w, 1)
+    """Least squares of the logarithms, exponents rounded to multiples of 1/4, or whole for negative inputs."""
+    negative = (X < 0).any(0)
+    keep = (y != 0) & (X != 0).all(1)
+    if not negative.any():
+        keep &= np.sign(y) == np.sign(np.median(y))
+    A = np.column_stack([np.ones(keep.sum()), np.log(np.abs(X[keep]))])
+    w = np.linalg.lstsq(A, np.log(np.abs(y[keep])), rcond=None)[0][1:]
+    w = np.where(negative, np.round(w), np.round(4 * w) / 4)
+    product = powers(X, w[None])[:, 0]
     c = float(product @ y / (product @ product))
 
     def predict(points: np.ndarray) -> Any:
-        return c * np.prod(points**w, 1)
+        return c * powers(points, w[None])[:, 0]
 
-    return same(law, 1.0, predict), 1, f"{c:.4g} * powers {w.tolist()}", predict
+    return same(law, 1.0, predict), 1, f"{c:.4g} * powers {w.tolist()}", predict, {}
 
 
 def rival(law: Law, X: np.ndarray, y: np.ndarray, seed: int, method: str) -> Outcome:
     """Another program."""
     predict, size, formula = RIVALS[method](X, y, seed)
-    return same(law, 1.0, predict), size, formula, predict
+    return same(law, 1.0, predict), size, formula, predict, {}
 
 
 def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
@@ -105,17 +116,20 @@ def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method in RIVALS:
-            found, terms, formula, predict = rival(law, X, y, seed, method)
+            found, terms, formula, predict, more = rival(law, X, y, seed, method)
         else:
-            found, terms, formula, predict = (regressor if method == "NPURegressor" else logarithms)(law, X, y, seed)
+            judged = regressor if method == "NPURegressor" else logarithms
+            found, terms, formula, predict, more = judged(law, X, y, seed)
         seconds = round(time.process_time() - begin, 3)
         fresh = law.draw(1000, generator)
         with np.errstate(all="ignore"):
             error = float(np.sqrt(np.mean((predict(fresh) - law(fresh)) ** 2) / np.mean(law(fresh) ** 2)))
     key = {"equation": law.name, "class": law.kind, "noise": noise, "seed": seed, "method": method, "rows": rows}
+    if law.source:
+        key["set"] = law.source
     return {
         **key, "found": found, "terms": terms, "formula": formula, "error": error if np.isfinite(error) else None,
-        "seconds": seconds, "processor": processor(),
+        **more, "seconds": seconds, "processor": processor(),
     }  # fmt: skip
 
 
@@ -156,7 +170,8 @@ def main() -> None:
         for method in methods:
             measure(LAWS[0], 0.0, 0, method, 50)  # imports
         for seed in range(arguments.seeds):
-            laws = [*LAWS, *map(with_dummies, LAWS), *(drawn(SUMS * seed + k) for k in range(SUMS))]
+            sums = (drawn(SUMS * seed + k) for k in range(SUMS))
+            laws = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD), *sums]
             for law in (law for law in laws if law.kind in classes):
                 for noise in map(float, arguments.noise.split(",")):
                     for method in methods:
@@ -165,7 +180,7 @@ def main() -> None:
                         row = measure(law, noise, seed, method, arguments.rows)
                         found.append(row)
                         files.write(arguments.out, "".join(json.dumps(r) + "\n" for r in found))
-                        words = f"{law.name:<12}{noise:<8g}{method:<14}{row['found']!s:<7}{row['seconds']:<8}"
+                        words = f"{law.name:<16}{noise:<8g}{method:<14}{row['found']!s:<7}{row['seconds']:<8}"
                         print(words + row["formula"], flush=True)
 
 

@@ -2,9 +2,7 @@
 powers of sums of at most four products of powers; and sums that are drawn.
 
 Class a: one product. b: a sum. c1: a power of a sum. Inputs are drawn uniformly from [1, 5] unless a range is given.
-Class si: products in SI units with sizes as in nature, drawn uniformly in the logarithm, and two columns that are not
-needed, in the manner of SRSD (Matsubara et al. 2022); the ranges are our own. Classes ad, bd and c1d: a, b and c1 with
-two columns that are not needed.
+Classes ad, bd and c1d: a, b and c1 with two columns that are not needed.
 """
 
 from __future__ import annotations
@@ -19,21 +17,62 @@ SUMS = 24  # drawn sums of a seed
 
 
 @dataclass(frozen=True)
+class Range:
+    """How an input is drawn: "uniform", "log" (uniform in the logarithm) or "integer" (from low to high - 1).
+
+    sign: "-" is for the negative of these numbers, "both" for either sign at random.
+    """
+
+    low: float
+    high: float
+    sampling: str = "uniform"
+    sign: str = "+"
+
+    def draw(self, rows: int, generator: np.random.Generator) -> np.ndarray:
+        """Numbers ``[N]`` of the range."""
+        if self.sampling == "log":
+            size = 10 ** generator.uniform(math.log10(self.low), math.log10(self.high), rows)
+        elif self.sampling == "integer":
+            size = generator.integers(int(self.low), int(self.high), rows).astype(float)
+        else:
+            size = generator.uniform(self.low, self.high, rows)
+        return size * _signs(self.sign, rows, generator)
+
+    def around(self, rows: int, generator: np.random.Generator) -> np.ndarray:
+        """Numbers ``[N]`` over four decades around the range's geometric middle, of every sign that the range has.
+
+        A range that begins at 0 or below has its middle at half of its largest size.
+        """
+        middle = math.sqrt(self.low * self.high) if self.low > 0 else max(-self.low, self.high) / 2
+        size = middle * 10 ** generator.uniform(-2, 2, rows)
+        return size * _signs("both" if self.low < 0 else self.sign, rows, generator)
+
+
+def _signs(sign: str, rows: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.choice([-1.0, 1.0], rows) if sign == "both" else np.full(rows, -1.0 if sign == "-" else 1.0)
+
+
+@dataclass(frozen=True)
 class Law:
-    """``y**power = sum coef * prod x**exponent``; terms as (coefficient, "x y^-2 z^0.5")."""
+    """``y**power = sum coef * prod x**exponent``; terms as (coefficient, "x y^-2 z^0.5").
+
+    columns: the inputs in another order than that in which they come up, and those that are not needed. source: the set
+    of equations that the law is from.
+    """
 
     name: str
     kind: str
     terms: tuple[tuple[float, str], ...]
     power: float = 1.0
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
+    ranges: dict[str, Range] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    source: str = ""
 
     @property
     def inputs(self) -> list[str]:
-        """Names, in the order in which they come up."""
+        """Names of the columns."""
         found = [part.split("^")[0] for _, product in self.terms for part in product.split()]
-        return [*dict.fromkeys(found), *self.unused]
+        return list(self.columns or dict.fromkeys(found))
 
     @property
     def exponents(self) -> np.ndarray:
@@ -52,21 +91,26 @@ class Law:
         return np.array([coef for coef, _ in self.terms]) * powers
 
     def __call__(self, X: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self.products(X).sum(1) ** (1 / self.power)
+        """y ``[N]``, not a number where a sum has no such root."""
+        with np.errstate(invalid="ignore"):
+            found: np.ndarray = self.products(X).sum(1) ** (1 / self.power)
         return found
 
     def draw(self, rows: int, generator: np.random.Generator) -> np.ndarray:
-        """Inputs ``[N, n]``."""
-        ends = [self.ranges.get(name, (1.0, 5.0)) for name in self.inputs]
-        if self.kind == "si":
-            return np.column_stack([10 ** generator.uniform(math.log10(a), math.log10(b), rows) for a, b in ends])
-        return np.column_stack([generator.uniform(low, high, rows) for low, high in ends])
+        """Inputs ``[N, n]``; rows without a y are drawn again."""
+        ranges = [self.ranges.get(name, USUAL) for name in self.inputs]
+        X = np.column_stack([one.draw(rows, generator) for one in ranges])
+        while (again := ~np.isfinite(self(X))).any():
+            X[again] = np.column_stack([one.draw(int(again.sum()), generator) for one in ranges])
+        return X
 
-    def middle(self) -> np.ndarray:
-        """The inputs around which a formula is judged."""
-        if self.kind != "si":
-            return np.ones(len(self.inputs))
-        return np.array([math.sqrt(math.prod(self.ranges[name])) for name in self.inputs])
+    def around(self, rows: int, generator: np.random.Generator) -> np.ndarray:
+        """The inputs ``[N, n]`` at which a formula is judged."""
+        ranges = [self.ranges.get(name, USUAL) for name in self.inputs]
+        return np.column_stack([one.around(rows, generator) for one in ranges])
+
+
+USUAL = Range(1.0, 5.0)
 
 
 def _a(name: str, coef: float, product: str) -> Law:
@@ -74,12 +118,7 @@ def _a(name: str, coef: float, product: str) -> Law:
 
 
 def _c(name: str, power: float, *terms: tuple[float, str], **ranges: tuple[float, float]) -> Law:
-    return Law(name, "c1", terms, power, ranges)
-
-
-def _si(name: str, coef: float, product: str, **ranges: tuple[float, float]) -> Law:
-    unused = {"d1": (1e-3, 1e-1), "d2": (1e4, 1e6)}
-    return Law(name, "si", ((coef, product),), 1.0, {**ranges, **unused}, tuple(unused))
+    return Law(name, "c1", terms, power, {name: Range(*ends) for name, ends in ranges.items()})
 
 
 SLOW = {"v": (1.0, 2.0), "c": (3.0, 10.0)}
@@ -142,23 +181,13 @@ LAWS = (
     _c("II.21.32", -1, (4 * PI, "eps r q^-1"), (-4 * PI, "eps r v q^-1 c^-1"), **SLOW),
     _c("II.24.17", 2, (1, "w^2 c^-2"), (-(PI**2), "d^-2"), w=(4.0, 6.0), c=(1.0, 2.0), d=(2.0, 4.0)),
     _c("II.38.14", -1, (2, "Y^-1"), (2, "s Y^-1")),
-    _si("I.12.2 si", 8.98755e9, "q1 q2 r^-2", q1=(1e-9, 1e-7), q2=(1e-9, 1e-7), r=(1e-2, 1.0)),
-    _si("I.13.18 si", 6.6743e-11, "m1 m2 r^-2", m1=(1e23, 1e25), m2=(1e26, 1e30), r=(1e8, 1e10)),
-    _si("I.14.3 si", 9.80665, "m z", m=(1e-2, 1e2), z=(1e-2, 1.0)),
-    _si("I.34.27 si", 1.0545718e-34, "omega", omega=(1e9, 1e11)),
-    _si("I.39.22 si", 1.380649e-23, "n T V^-1", n=(1e23, 1e25), T=(1e1, 1e3), V=(1e-5, 1e-3)),
-    _si("I.43.31 si", 1.380649e-23, "mu T", mu=(1e13, 1e15), T=(1e1, 1e3)),
-    _si("II.8.31 si", 0.5 * 8.8541878e-12, "E^2", E=(1e1, 1e3)),
-    _si("II.13.17 si", 2e-7, "I r^-1", I=(1e-3, 1e-1), r=(1e-3, 1e-1)),
-    _si("III.12.43 si", 1.0545718e-34, "n", n=(1.0, 1e2)),
-    _si("Kepler si", 2 * PI / math.sqrt(6.6743e-11), "a^1.5 M^-0.5", a=(1e10, 1e12), M=(1e29, 1e31)),
     _c("III.10.19", 2, (1, "mu^2 Bx^2"), (1, "mu^2 By^2"), (1, "mu^2 Bz^2")),
 )
 
 
 def with_dummies(law: Law) -> Law:
     """The law with two columns that are not needed."""
-    return replace(law, name=f"{law.name} +2", kind=f"{law.kind}d", unused=(*law.unused, "dummy1", "dummy2"))
+    return replace(law, name=f"{law.name} +2", kind=f"{law.kind}d", columns=(*law.inputs, "dummy1", "dummy2"))
 
 
 def drawn(seed: int) -> Law:
@@ -171,5 +200,6 @@ def drawn(seed: int) -> Law:
         powers = generator.choice([-2, -1, -0.5, 0.5, 1, 1, 2], size=len(some))
         product = " ".join(f"x{i}^{w:g}" for i, w in sorted(zip(some.tolist(), powers.tolist(), strict=True)))
         products[product] = float(generator.choice([-1, 1]) * 10 ** generator.uniform(-0.5, 0.5))
-    ranges = {f"x{i}": (0.5, 3.0) for i in [*range(inputs), 9]}
-    return Law(f"sum {seed}", "sum", tuple((c, product) for product, c in products.items()), 1.0, ranges, ("x9",))
+    law = Law(f"sum {seed}", "sum", tuple((c, product) for product, c in products.items()))
+    columns = (*law.inputs, "x9")
+    return replace(law, ranges=dict.fromkeys(columns, Range(0.5, 3.0)), columns=columns)

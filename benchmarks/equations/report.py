@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.equations.laws import LAWS, SUMS, with_dummies
 from benchmarks.equations.rivals import RIVALS
+from benchmarks.equations.srsd import SRSD, mixed
 
 Row = dict[str, Any]
 
@@ -18,10 +19,11 @@ NAMES = {"logarithms": "least squares of logarithms"}
 TITLES = {
     "a": "one product", "ad": "one product, two columns more", "b": "sum", "bd": "sum, two columns more",
     "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "drawn sum",
-    "si": "product in SI units",
+    "srsd": "SRSD", "srsdd": "SRSD, dummy columns",
 }  # fmt: skip
+ROUNDING = 0.01  # of criteria
 SEEDS = 10  # of the whole benchmark
-EACH = Counter([law.kind for law in (*LAWS, *map(with_dummies, LAWS)) if law.kind in TITLES] + ["sum"] * SUMS)
+EACH = Counter([law.kind for law in (*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD))] + ["sum"] * SUMS)
 
 # Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who published them.
 PUBLISHED = (
@@ -47,14 +49,16 @@ def incomplete(group: Sequence[Row]) -> bool:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The share found and the median processor time, as Markdown."""
+    """The share found and the median processor time, as Markdown. Rows of other classes than `TITLES` are left out."""
+    rows = [row for row in rows if row["class"] in TITLES]
     sizes = " or ".join(map(str, sorted({row["rows"] for row in rows})))
     seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
     methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
     lines = [
         f"{sizes} rows; seeds: {seeds}; one thread. Planned: the number of equations times {SEEDS} seeds; a star marks",
         "a cell that lacks equations of a seed. In brackets: median processor time in seconds; median size in terms,",
-        "for gplearn and pyoperon in nodes of a tree.",
+        "for gplearn and pyoperon in nodes of a tree. Not told apart: those not found whose criterion (BIC) on these",
+        "rows is no larger than the law's.",
         "",
         "| | noise | planned | " + " | ".join(NAMES.get(m, f"`{m}`") for m in methods) + " |",
         "| --- | --- | --- |" + " --- |" * len(methods),
@@ -65,12 +69,20 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def not_told_apart(row: Row) -> bool:
+    """Whether an equation that was not found is as good as the law; one of the same terms has its criterion."""
+    bic, truth = row.get("bic"), row.get("truth_bic")
+    return bic is not None and truth is not None and bic <= truth + ROUNDING
+
+
 def _cell(group: Sequence[Row]) -> str:
     if not group:
         return ""
     seconds, size = ([row[key] for row in group] for key in ("seconds", "terms"))
     star = "\\*" if incomplete(group) else ""
     found = f"{sum(row['found'] for row in group)} of {len(group)}{star}"
+    alike = sum(map(not_told_apart, group))
+    found += f", {alike} not told apart" if alike else ""
     return f"{found} ({statistics.median(seconds):.2g} s; {statistics.median(size):g})"
 
 

@@ -39,14 +39,21 @@ def monomials(inputs: int, generator: np.random.Generator) -> np.ndarray:
     return table
 
 
+def powers(X: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The products ``[N, M]`` for exponents ``[M, n]``, whole ones of negative inputs; 0 counts as 1e-100."""
+    size = np.exp(np.log(np.maximum(np.abs(X), 1e-100)) @ w.T)
+    return size * (1 - 2 * (((X < 0) @ np.abs(np.round(w)).T) % 2))
+
+
 def pysindy(X: np.ndarray, y: np.ndarray, seed: int) -> Found:
     """Sparse regression on monomials."""
     from pysindy.optimizers import STLSQ
 
     generator = np.random.default_rng(seed)
     w = monomials(X.shape[1], generator)
-    scale = np.exp(np.log(X).mean(0))
-    A = np.exp(np.log(X / scale) @ w.T)
+    scale = np.sqrt(np.mean(X**2, 0))
+    w = w[~((w < 0) & (X == 0).any(0)).any(1)]
+    A = powers(X / scale, w)
     order = generator.permutation(len(y))
     held, known = order[: len(y) // 5], order[len(y) // 5 :]
     size = np.sqrt(np.mean(y**2))
@@ -60,7 +67,7 @@ def pysindy(X: np.ndarray, y: np.ndarray, seed: int) -> Found:
             best, least = c, error
     kept = np.flatnonzero(best)
     text = " + ".join(f"{size * best[k]:.4g} * powers {w[k].tolist()}" for k in kept[:6])
-    return lambda points: size * (np.exp(np.log(points / scale) @ w[kept].T) @ best[kept]), len(kept), text
+    return lambda points: size * (powers(points / scale, w[kept]) @ best[kept]), len(kept), text
 
 
 def gplearn(X: np.ndarray, y: np.ndarray, seed: int) -> Found:
