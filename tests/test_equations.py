@@ -177,17 +177,49 @@ def test_negative_y_of_an_output_power():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_output_power_of_a_y_that_errors_make_cross_zero(sign):
-    X = uniform(3, 1000, low=1, high=5)
+    X = uniform(3, 1000, low=1, high=5)  # some of y are smaller than the errors
     y = sign * np.sqrt(X[:, 0] ** 2 + X[:, 1] ** 2) / X[:, 2] ** 4
     y = y + 0.01 * np.sqrt(np.mean(y**2)) * noise(1000)
     assert 20 < (sign * y < 0).sum() < 200
     check(NPURegressor(random_state=0).fit(X, y), {(2, 0, -8): 1.0, (0, 2, -8): 1.0}, rel=0.05, power=2.0)
 
 
+def test_reciprocal_of_a_y_of_both_signs():
+    X = uniform(3, low=1)
+    X[::2, 1] += 3  # x0 - x1 has both signs and no zero
+    X[1::2, 0] += 3
+    y = X[:, 2] / (X[:, 0] - X[:, 1])
+    model = NPURegressor(random_state=0).fit(X, y)
+    check(model, {(1, 0, -1): 1.0, (0, 1, -1): -1.0}, power=-1.0)
+    np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
+    check(NPURegressor(random_state=0).fit(X, -y), {(1, 0, -1): -1.0, (0, 1, -1): 1.0}, power=-1.0)
+    noisy = NPURegressor(random_state=0).fit(X, y + 0.01 * np.sqrt(np.mean(y**2)) * noise())
+    check(noisy, {(1, 0, -1): 1.0, (0, 1, -1): -1.0}, rel=0.05, power=-1.0)
+
+
+@pytest.mark.parametrize("powers", [(1, -2), (2, 1), (-1, 3)])
+def test_columns_that_are_negative_in_all_rows(powers):
+    X = uniform(2) * [-1e-19, 1]
+    y = 3.7 * np.prod(X ** np.array(powers, float), 1)
+    y = y * (1 + 0.02 * noise())
+    model = NPURegressor(random_state=0).fit(X, y)
+    check(model, {powers: 3.7}, rel=0.02)
+    np.testing.assert_allclose(model.predict(X), y, rtol=0.1)
+    [interval] = model.bootstrap(X, y, draws=20)
+    assert interval.low < 3.7 < interval.high
+
+
+def test_sums_with_columns_that_are_negative_in_all_rows():
+    X = uniform(3) * [-1, 1, -1]
+    expected = {(1, 1, 0): 2.0, (0, 2, 1): -0.5, (-1, 0, 2): 1.5}
+    y = sum(c * np.prod(X ** np.array(w, float), 1) for w, c in expected.items())
+    check(NPURegressor(random_state=0).fit(X, y), expected)
+
+
 def test_output_powers_need_a_y_whose_other_sign_errors_explain():
     y = np.linspace(-0.1, 2, 50)
     columns, free = Columns.of(uniform(2, 50)), Exponents.unrestricted(2)
-    for power in (2.0, -1.0):
+    for power in (2.0, -2.0):
         assert all_rows(columns, y, np.ones(50), power, free, None) is None
         assert all_rows(columns, y, np.ones(50), power, free, None, error=0.01) is None
         crossed = all_rows(columns, y, np.ones(50), power, free, None, error=0.05)
@@ -197,8 +229,10 @@ def test_output_powers_need_a_y_whose_other_sign_errors_explain():
         for rows in (crossed, known):
             z, weight = rows.take(slice(None)).linear()
             assert np.isfinite(z * weight).all()
-            assert ((weight > 0) == (y > (0.05 if power < 0 else -1))).all()
+            assert ((weight > 0) == (y > (0 if power < 0 else -1))).all()
             assert (np.sign(z[weight > 0]) == np.sign(y[weight > 0])).all()
+            if power > 0:  # rows near 0 have the weight of the errors there
+                assert weight[np.abs(y) < 0.05].max() < 1.01 / (2 * rows.floor)
     assert all_rows(columns, np.maximum(y, 0), np.ones(50), 2.0, free, None) is None
 
 

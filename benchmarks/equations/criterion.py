@@ -43,7 +43,11 @@ def _cost(
     assert rows is not None
     if abs(power) == 1:  # the target is rows.sign * y
         sign = sign * rows.sign
-    c = sign * np.exp(log_coef + exponents @ columns.log_mean - power * math.log(rows.scale))
+    c = (
+        sign
+        * rows.outer_signs(exponents)
+        * np.exp(log_coef + exponents @ columns.log_mean - power * math.log(rows.scale))
+    )
     parity = np.where(columns.negative, np.round(exponents) % 2, 0.0)
     cost = refit(replace(rows, power=power), Sum(exponents, parity, free, c), iterations=iterations).cost
     return cost if math.isfinite(cost) else None

@@ -22,14 +22,15 @@ def resampled(one: Equation, X: Array, y: Array, weight: Array, loss: str, seed:
     root = np.sqrt(weight / weight.mean())
     if one.relative:
         root = root / sizes(one.predict(X))
-    whole = all_rows(columns, y, root, one.power, one.constraint, None)
+    error = one.rms * float(np.sqrt(np.average(y**2, weights=root**2)))
+    whole = all_rows(columns, y, root, one.power, one.constraint, None, error)
     if whole is None:
         raise ValueError(f"bootstrap: y must be greater than 0 for the output power {one.power:g}")
     free = one.free[:, one.constraint.free]
     u = one.exponents[:, one.constraint.free]
     shift = np.exp(-one.exponents @ columns.log_mean) * whole.scale**one.power
-    factor = whole.sign if one.power == 1 else 1.0
-    start = Sum(u, np.where(whole.signed, np.abs(u) % 2, 0.0), free, one.coef / shift * factor)
+    factor = whole.outer_signs(u) * (whole.sign if abs(one.power) == 1 else 1.0)
+    start = Sum(u, np.where(whole.mixed, np.abs(u) % 2, 0.0), free, one.coef / shift * factor)
     start = refine.refit(whole, start, loss)
     generator = np.random.default_rng(seed)
     found: list[Array] = []

@@ -45,8 +45,8 @@ class Interval:
 class Equation:
     """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
 
-    names: of the inputs. output: name of y. power: of y. sign: of y where power is not 1. coef ``[K]`` and exponents
-    ``[K, n]``, with coef_std and exponents_std, their standard errors; 0 for an exponent that is a simple fraction.
+    names: of the inputs. output: name of y. power: of y. sign: of y where power is neither 1 nor -1. coef ``[K]`` and
+    exponents ``[K, n]``, with coef_std and exponents_std, standard errors; 0 for an exponent that is a simple fraction.
     free ``[K, n]``: the exponents that are not. terms: K. rms: root mean square of the residuals of all rows over that
     of y. error: the same on rows that were not fitted, or where there are too few rows by leaving one out; held_out:
     how many rows were not fitted, 0 for the latter. bic: the criterion (see `NPURegressor`). exact: whether the

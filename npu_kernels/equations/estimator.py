@@ -55,8 +55,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
     Args:
         max_terms: the greatest number of terms.
-        output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2, those other than 1 if y has one sign
-            but for its errors, and no sum with p = 1 is exact, or simple and not improved by a further term.
+        output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1 are tried if no sum
+            with p = 1 is exact, or simple and not improved by a further term; those other than 1 and -1 if y has one
+            sign but for its errors.
         exponents: "fractions" (free where no fraction fits), "integers" or "real".
         max_denominator: of the fractions.
         units: of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names; needs pint. With y_units, every

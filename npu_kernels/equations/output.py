@@ -106,7 +106,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     if not found.sums:
         raise ValueError(
             f"NPURegressor: no sum of products of powers could be fitted to {rows.output}; output_powers other than 1 "
-            "need a y of one sign without zeros"
+            "need a y of one sign without zeros, -1 one without zeros"
         )
     if not found.complete:  # what comes now is no part of the whole fit
         settings = replace(settings, steps=Steps())
@@ -157,8 +157,7 @@ def _finished(
     fits: list[tuple[AllRows, Sum, Sum]] = []
     for terms in sorted(best):
         training, one = best[terms]
-        error = training.scale * training.error
-        whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise, error)
+        whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise, math.inf)
         assert whole is not None
         [fitted] = settings.steps.sums(partial(_refitted, whole, one, settings.rules))
         fits.append((whole, one, fitted if math.isfinite(fitted.rss) else one))
@@ -210,7 +209,7 @@ def _equation(rows: Rows, columns: Columns, whole: AllRows, one: Sum, error: flo
     matrix, p = whole.exponents.matrix, whole.power
     with np.errstate(over="ignore", under="ignore"):
         shift = np.exp(-full @ columns.log_mean + p * math.log(whole.scale))
-    factor = whole.sign if p == 1 else 1.0
+    factor = whole.outer_signs(one.u) * (whole.sign if abs(p) == 1 else 1.0)
     C = _covariance(whole, one)
     K = len(one.c)
     k, i = np.nonzero(one.free)
@@ -229,7 +228,7 @@ def _equation(rows: Rows, columns: Columns, whole: AllRows, one: Sum, error: flo
     order = np.argsort(-np.sum([squares.sum(0) for squares in parts], axis=0), kind="stable")
     positive = tuple(bool(v) for v in ~columns.negative)
     return Equation(
-        names=rows.names, output=rows.output, power=p, sign=whole.sign if p != 1 else 1.0,
+        names=rows.names, output=rows.output, power=p, sign=whole.sign if abs(p) != 1 else 1.0,
         coef=(one.c * shift * factor)[order], coef_std=coef_std[order], exponents=full[order],
         exponents_std=spread[order], free=free[order], positive=positive,
         rms=_relative(whole, one.rss), error=error, held_out=held, bic=one.cost, exact=is_exact(whole, one),

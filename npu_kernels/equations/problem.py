@@ -34,25 +34,28 @@ def blocks(rows: int) -> Iterator[slice]:
 @dataclass(frozen=True)
 class Columns:
     """The inputs X ``[N, n]`` of all outputs and powers; of each column the mean of ``log |x|``, and whether it is
-    negative and 0 somewhere.
+    negative somewhere, 0 somewhere, and of both signs.
     """
 
     X: Array
     log_mean: Array
     negative: Array
     zero: Array
+    mixed: Array
 
     @classmethod
     def of(cls, X: Array) -> Columns:
         total, count = np.zeros(X.shape[1]), np.zeros(X.shape[1])
         negative = np.zeros(X.shape[1], dtype=bool)
+        positive = np.zeros(X.shape[1], dtype=bool)
         for rows in blocks(len(X)):
             zero = X[rows] == 0
             total += np.log(np.where(zero, 1.0, np.abs(X[rows]))).sum(0)
             count += (~zero).sum(0)
             negative |= (X[rows] < 0).any(0)
+            positive |= (X[rows] > 0).any(0)
         # Without the zeros; a column of zeros has mean 1.
-        return cls(X, total / np.maximum(count, 1), negative, count < len(X))
+        return cls(X, total / np.maximum(count, 1), negative, count < len(X), negative & positive)
 
     def logs(self, rows: Any) -> Array:
         """``log |x| - mean`` of these rows, `ZERO_LOG` where x is 0."""
@@ -68,8 +71,9 @@ class Problem:
     logs ``[N, m]``: of the effective inputs. negative ``[N, m]`` or None: 1 where one is negative. base ``[N]``: the
     factor of every term. target ``[N]``: ``sign y / scale``. weight ``[N]``: square roots of the rows' weights.
     power: p. low, high ``[m]``: bounds of u. signed ``[m]``: which effective inputs are negative somewhere: their
-    exponents are whole numbers. noise: the known standard deviation of the target's errors, or None. error: an estimate
-    of it that powers of y other than 1 need, 0 before there is one.
+    exponents are whole numbers. mixed ``[m]``: which of them have both signs, so that the signs of the terms follow
+    from the parity of their exponents. noise: the known standard deviation of the target's errors, or None. floor: the
+    root mean square of the weighted targets to which errors gave the other sign; smaller targets are errors mostly.
     """
 
     logs: Array
@@ -83,9 +87,10 @@ class Problem:
     low: Array
     high: Array
     signed: Array
+    mixed: Array
     exponents: Exponents
     noise: float | None
-    error: float
+    floor: float
 
     @property
     def rows(self) -> int:
@@ -139,14 +144,11 @@ class Problem:
         if p == 1:
             z, weight = y, self.weight
         else:
-            floor = np.maximum(self.error / self.weight, 1e-12)
-            size = np.maximum(np.abs(y), floor)
-            z, slope = size**p, size ** (1 - p) / abs(p)
+            size = np.maximum(np.abs(y), np.maximum(self.floor / self.weight if p > 0 else 0, 1e-12))
+            z, slope = np.copysign(size**p if p < 0 else np.abs(y) ** p, y), size ** (1 - p) / abs(p)
             weight = self.weight * np.minimum(slope, 100 * np.median(slope))
-            if p > 0:
-                z = np.copysign(np.abs(y) ** p, y)
-            else:  # what is below its error has no reciprocal
-                weight = np.where(y > floor, weight, 0.0)
+            if p < 0 and p != -1:
+                weight = np.where(y > 0, weight, 0.0)
         return z / self.base, weight * np.abs(self.base)
 
 
@@ -166,9 +168,10 @@ class AllRows:
     low: Array
     high: Array
     signed: Array
+    mixed: Array
     exponents: Exponents
     noise: float | None
-    error: float
+    floor: float
     offset: Array
     matrix: Array
 
@@ -189,15 +192,22 @@ class AllRows:
         """The problem with these rows, a slice or indices."""
         logs = self.columns.logs(rows)
         base = np.exp(np.clip(logs @ self.offset, -300, 300))
-        negative, touched = None, self.columns.negative
+        negative, touched = None, self.columns.mixed
         if touched.any():
             below = (self.columns.X[rows] < 0).astype(float)
             base = base * (1 - 2 * ((below @ np.where(touched, self.offset, 0)) % 2))
             negative = (below @ (np.where(touched[:, None], self.matrix, 0) % 2)) % 2
         return Problem(
             logs @ self.matrix, negative, base, self.target[rows], self.weight[rows], self.power, self.sign,
-            self.scale, self.low, self.high, self.signed, self.exponents, self.noise, self.error,
+            self.scale, self.low, self.high, self.signed, self.mixed, self.exponents, self.noise, self.floor,
         )  # fmt: skip
+
+    def outer_signs(self, u: Array) -> Array:
+        """``[K]``: the signs of terms by the columns that are negative in all rows: a `Problem` has their sizes."""
+        one = self.columns.negative & ~self.columns.mixed
+        odd = np.round(u) @ (self.matrix[one] % 2).sum(0) + (self.offset[one] % 2).sum()
+        found: Array = 1.0 - 2.0 * (odd % 2)
+        return found
 
     def blocks(self) -> Iterator[tuple[slice, Problem]]:
         """Every block of rows: where it is, and the problem with these rows."""
@@ -216,25 +226,29 @@ def all_rows(
 ) -> AllRows | None:  # fmt: skip
     """The rows of one output and one output power, or None if the data exclude this power.
 
-    Powers other than 1 need a y of one sign without zeros, but for what errors explain; with negative inputs and units,
-    exponents that are fixed must be whole numbers. error: an estimate of the standard deviation of ``weight * y``.
+    Powers other than 1 and -1 need a y of one sign, and all but 1 one without zeros, but for what errors explain. With
+    negative inputs and units, exponents that are fixed must be whole numbers. error: an estimate of the standard
+    deviation of ``weight * y``.
     """
     scale = float(np.sqrt(np.average(y**2, weights=weight**2))) or 1.0
     sign = -1.0 if weight**2 @ y < 0 else 1.0
-    target, error = sign * y / scale, (error if noise is None else noise) / scale
-    if power != 1 and not ((target > 0) | (weight * target > -_most_errors(len(y)) * error)).all():
+    target, error = sign * y / scale, max(error, noise or 0.0) / scale
+    lost = (target if abs(power) != 1 else np.abs(target)) <= 0
+    wrong = (weight * target)[lost]
+    if power != 1 and lost.any() and wrong.min() <= -_most_errors(len(y)) * error:
         return None
+    floor = math.sqrt(np.mean(wrong**2)) if lost.any() else 0.0
     offset, matrix = exponents.at(power)
     touched = columns.negative
     if (matrix[touched] % 1 != 0).any() or (offset[touched] % 1 != 0).any():
         return None
-    signed = (np.where(touched[:, None], matrix, 0) % 2 != 0).any(0)
+    signed, mixed = ((np.where(some[:, None], matrix, 0) % 2 != 0).any(0) for some in (columns.negative, columns.mixed))
     bound = BOUND * max(1.0, abs(power))
     low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
     low[columns.zero[exponents.free]] = 0.0  # a finite y excludes a negative power of zero
     return AllRows(
-        columns, target, weight, power, sign, scale, low, high, signed, exponents,
-        None if noise is None else noise / scale, error, offset, matrix,
+        columns, target, weight, power, sign, scale, low, high, signed, mixed, exponents,
+        None if noise is None else noise / scale, floor, offset, matrix,
     )  # fmt: skip
 
 

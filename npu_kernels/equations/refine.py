@@ -28,6 +28,7 @@ Data = Problem | AllRows
 
 EXACT = 1e-9  # relative root mean square error below which data count as exact
 NEAR = 1e-12
+LOST = 1e-10  # share of a variance that is rounding: the other exponents determine this one
 
 
 @dataclass(frozen=True)
@@ -268,9 +269,11 @@ def covariance(problem: Data, one: Sum) -> Array:
 
 def options(problem: Data, rules: Rules, value: float, i: int, parity: float) -> list[float]:
     """The simple exponents near a value, the nearest of each denominator."""
-    if problem.signed[i]:
+    if problem.mixed[i]:
         whole = 2 * round((value - parity) / 2) + parity
         found = [float(whole)] + ([0.0] if parity == 0 else [])
+    elif problem.signed[i]:
+        found = [float(round(value)), 0.0]
     else:
         found = [round(value * q) / q for q in rules.denominators] + ([0.0] if abs(value) < 1 else [])
     return [o for o in dict.fromkeys(found) if problem.low[i] <= o <= problem.high[i]]
@@ -350,10 +353,11 @@ def _plan(problem: Data, one: Sum, rules: Rules) -> list[tuple[int, int, float]]
     if not len(k):
         return []
     C = covariance(problem, one)[K:, K:]
+    least = LOST * np.diag(C)
     values, left, rss = one.u[k, i].copy(), list(range(len(k))), one.rss
     found: list[tuple[int, int, float]] = []
     larger = one.press / max(one.rss, 1e-300)  # leave-one-out errors, taken to grow in proportion
-    while left:
+    while left := [j for j in left if C[j, j] > least[j]]:
         best: tuple[float, int, float, float] | None = None
         for j in left:
             known = 2 * freedom(problem, float(C[j, j]), rss * larger)
