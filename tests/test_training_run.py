@@ -202,6 +202,49 @@ def test_rows_that_follow_one_another(k: int | None, own: bool, name: str) -> No
     assert_same(fused, ordinary, 1e-11)
 
 
+SMALL: dict[str, Make] = {
+    "npu": lambda k, dtype: NPU(2, 1, num_models=k, dtype=dtype, init_im="uniform"),
+    "real npu": lambda k, dtype: RealNPU(1, 2, num_models=k, dtype=dtype, eps=1e-3),
+    "naive npu": lambda k, dtype: NaiveNPU(2, 2, num_models=k, dtype=dtype),
+    "straight through": lambda k, dtype: NPU(2, 2, num_models=k, dtype=dtype, gate_gradient="straight_through"),
+}
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("batch", [40, 128, 300, 1100])
+@pytest.mark.parametrize("name", SMALL)
+def test_small_power_units_alone(name: str, batch: int, own: bool, isa: str) -> None:
+    """One kernel has their losses and gradients: of rows that follow one another and others, gates outside [0, 1]."""
+    model = SMALL[name](7, torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    if model.gate is not None:
+        with torch.no_grad():
+            model.gate.copy_(torch.rand(model.gate.shape, generator=generator, dtype=torch.float64) * 1.6 - 0.3)
+    count = 2 * batch + 11
+    shape = (7, count) if own else (count,)
+    x = torch.rand(*shape, model.in_features, generator=generator, dtype=torch.float64) + 0.5
+    x *= torch.where(torch.rand(x.shape, generator=generator) < 0.3, -1, 1)
+    y = torch.rand(*shape, model.out_features, generator=generator, dtype=torch.float64)
+    rows = torch.stack([7 * step + torch.arange(batch) for step in range(6)])
+    rows[1::2] = torch.randint(count, rows[1::2].shape, generator=generator)
+    twin = copy.deepcopy(model)
+    twin.register_forward_hook(lambda *_: None)
+    settings = {"steps": 6, "rows": rows, "lr": 0.01, "every": 2, "progress": False}
+    before = cpu.isa()
+    cpu.set_isa(isa)
+    try:
+        fused = run(model, x, y, **settings)
+    finally:
+        cpu.set_isa(before)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        ordinary = run(twin, x, y, **settings)
+    assert [fused.fused, ordinary.fused] == [True, False]
+    assert_same(fused, ordinary, 1e-11)
+
+
 @needs_library
 @pytest.mark.parametrize("k", [None, 3, 40])
 @pytest.mark.parametrize("own", [False, True])

@@ -104,11 +104,13 @@ BACKWARD = [
             "S::select(x < S::zero(), -dx, dx));",
         ),
     }),
-    *mutants(CORE + "npu_backward_groups.h", KERNELS, {
-        "groups-gate-sum-of-the-first": (
-            "for (int64_t g = 0; g < groups_; ++g) grad += gate_sums",
+    *mutants(CORE + "npu_backward.h", KERNELS, {
+        "gate-sum-of-the-first-group": (
+            "for (int64_t g = 0; g < groups; ++g) grad += gate_sums",
             "for (int64_t g = 0; g < 1; ++g) grad += gate_sums",
         ),
+    }),
+    *mutants(CORE + "npu_backward_groups.h", KERNELS, {
         "groups-model-ignored": (
             "const int64_t at = model * size + o * in_.in + i;",
             "const int64_t at = 0 * model * size + o * in_.in + i;",
@@ -118,14 +120,14 @@ BACKWARD = [
             "for (int64_t g = 0; g < 1; ++g, partial += sums_size())",
         ),
     }),
-    *mutants(CORE + "npu_backward_groups.h", "tests/test_gradients.py tests/test_reference.py -k 'gate or parity or straight'", {
+    *mutants(CORE + "npu_backward.h", "tests/test_gradients.py tests/test_reference.py -k 'gate or parity or straight'", {
         "groups-straight-through-ignored": (
-            "const bool passes = f_.straight_through || (raw >= T(0) && raw <= T(1));",
+            "const bool passes = f.straight_through || (raw >= T(0) && raw <= T(1));",
             "const bool passes = raw >= T(0) && raw <= T(1);",
         ),
         "groups-clip-mask-dropped": (
-            "const bool passes = f_.straight_through || (raw >= T(0) && raw <= T(1));",
-            "const bool passes = f_.straight_through || raw >= T(0) || raw < T(0);",
+            "const bool passes = f.straight_through || (raw >= T(0) && raw <= T(1));",
+            "const bool passes = f.straight_through || raw >= T(0) || raw < T(0);",
         ),
         "groups-clip-at-the-ends": (
             "(raw >= T(0) && raw <= T(1));",
@@ -161,8 +163,17 @@ BACKWARD = [
     *mutants(CORE + "npu_forward_tiny.h", KERNELS, {
         "tiny-forward-model-of-the-weights": ("re_ = in_.weight_re + model * count;", "re_ = in_.weight_re;"),
         "tiny-forward-sign-of-shrink": ("shrink_[n] = -(T(kPi)", "shrink_[n] = (T(kPi)"),
-        "tiny-forward-second-chunk": ("task % chunks * Rows::kChunk;", "0 * (task % chunks) * Rows::kChunk;"),
-        "tiny-forward-shared-x-ignored": ("in_.shared_x ? 0 : first", "in_.shared_x ? first : first"),
+        "tiny-forward-second-chunk": ("first = task % chunks * kChunk,", "first = 0 * (task % chunks) * kChunk,"),
+        "tiny-forward-shared-x-ignored": ("in.shared_x ? row : at", "in.shared_x ? at : at"),
+    }),
+    *mutants(CORE + "npu_step.h", KERNELS, {
+        "step-rows-behind-the-last": ("const Reg y = first(panel_.y[n], valid),", "const Reg y = panel_.y[n],"),
+        "step-distance-of-targets": ("f_.target + model * f_.next_target;", "f_.target + model * in_.rows * in_.out;"),
+        "step-runs-overwrite": ("totals_[n + l] += double(lanes[l]);", "totals_[n + l] = double(lanes[l]);"),
+        "step-imaginary-weight-of-the-gate": (
+            "if constexpr (complex) dl[r] = S::fma(grad_q[r * out + o], im, dl[r]);", "(void)im;",
+        ),
+        "step-loss-of-a-sum": ("f_.loss[model] = T(totals_[loss_at_] / double(in_.rows * in_.out));", "f_.loss[model] = T(totals_[loss_at_] / double(in_.rows));"),
     }),
     *mutants(CORE + "npu_backward_wide.h", KERNELS, {
         "wide-gate-runs-overwrite": (
