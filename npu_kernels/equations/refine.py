@@ -28,6 +28,7 @@ Data = Problem | AllRows
 
 EXACT = 1e-9  # relative root mean square error below which data count as exact
 NEAR = 1e-12
+ROUNDING = 1e-14  # the same error below which no step makes it smaller
 LOST = 1e-10  # share of a variance that is rounding: the other exponents determine this one
 
 
@@ -181,7 +182,7 @@ def refit(problem: Data, one: Sum, loss: str = "squared", iterations: int = 20) 
     rss, down = loss_weights(r, loss)
     mu = 1e-4
     for _ in range(iterations):
-        if not math.isfinite(rss):
+        if not math.isfinite(rss) or rss <= ROUNDING**2 * problem.size:
             break
         R, b = _equations(problem, one, P, r, down)
         if not np.isfinite(R).all():

@@ -159,9 +159,15 @@ def _one_power(whole: AllRows, training: Array, settings: Settings, found: Found
 
 
 def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
-    """The sums with simple exponents, without those whose errors are not finite."""
-    found = [refine.simplified(problem, one, rules) for one in sums]
-    return [one for one in found if math.isfinite(one.cost)]
+    """The sums with simple exponents, without those whose errors are not finite; none behind an exact one."""
+    found: list[Sum] = []
+    for one in sums:
+        simple = refine.simplified(problem, one, rules)
+        if math.isfinite(simple.cost):
+            found.append(simple)
+        if is_exact(problem, simple) and not simple.free.any():
+            break
+    return found
 
 
 def _shortened(problem: Problem, one: Sum, rules: Rules) -> list[Sum]:

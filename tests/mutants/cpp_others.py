@@ -96,7 +96,7 @@ SIBLINGS = [
         "adam-second-correction": ("(std::sqrt(v[n]) * scale + eps)", "(std::sqrt(v[n]) + eps)"),
         "adam-maximize-ignored": ("const T g = sign * grad[n]", "const T g = grad[n]"),
         "adam-decay-without-rate": ("T(1 - step.lr * step.weight_decay)", "T(1 - step.weight_decay)"),
-        "adam-last-chunk": ("n < least(step.count, end * kChunk)", "n < least(step.count / 4 * 4, end * kChunk)"),
+        "adam-last-elements": ("std::memcpy(p + n, some[0], rest), ", ""),
     }),
 ]  # fmt: skip
 
