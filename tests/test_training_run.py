@@ -248,13 +248,14 @@ def test_small_power_units_alone(name: str, batch: int, own: bool, isa: str) -> 
 @needs_library
 @pytest.mark.parametrize("k", [None, 3, 40])
 @pytest.mark.parametrize("own", [False, True])
-def test_weights_of_errors(k: int | None, own: bool) -> None:
+@pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
+def test_weights_of_errors(name: str, k: int | None, own: bool) -> None:
     """Those of the rows that a step takes; losses are weighted too."""
     _, y = data(k, torch.float64, own)
     rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
     for settings in ({}, {"rows": rows}):
         weighted = {"sample_weight": y.abs() + 0.1, **settings}
-        fused, ordinary = both(MODELS["npu nau"], k, torch.float64, own=own, **weighted)
+        fused, ordinary = both(MODELS[name], k, torch.float64, own=own, **weighted)
         assert_same(fused, ordinary, 1e-10)
 
 
