@@ -23,6 +23,7 @@ Array = Any
 FEW = 40  # rows below which none are held out
 HELD_OUT = 0.2
 MOST_HELD_OUT = 5000
+NEAR = 20.0  # difference of the criteria on the rows of the search up to which all rows decide
 CLOSE = 1.1  # ratio of squared errors: see `_reconsidered`
 NOISE_FLOOR = 0.1  # of the median of |y|: below it, errors in proportion to y grow no smaller
 
@@ -150,17 +151,19 @@ def _finished(
     settings: Settings,
 ) -> Laws:  # fmt: skip
     """The best sum of each number of terms, fitted to all rows."""
-    best: dict[int, tuple[Problem, Sum]] = {}
-    for (_, terms), pair in found.sums.items():
-        if terms not in best or pair[1].cost < best[terms][1].cost:
-            best[terms] = pair
-    fits: list[tuple[AllRows, Sum, Sum]] = []
-    for terms in sorted(best):
-        training, one = best[terms]
-        whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise, math.inf)
-        assert whole is not None
-        [fitted] = settings.steps.sums(partial(_refitted, whole, one, settings.rules))
-        fits.append((whole, one, fitted if math.isfinite(fitted.rss) else one))
+    fits = []
+    for terms in sorted({terms for _, terms in found.sums}):
+        same = [pair for (_, count), pair in found.sums.items() if count == terms]
+        least = min(one.cost for _, one in same)
+        tried: list[tuple[AllRows, Sum, Sum]] = []
+        for training, one in same:
+            if one.cost > least + NEAR:  # the rows that were held out may decide between powers that are near
+                continue
+            whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise, math.inf)
+            assert whole is not None
+            [fitted] = settings.steps.sums(partial(_refitted, whole, one, settings.rules))
+            tried.append((whole, one, fitted if math.isfinite(fitted.rss) else one))
+        fits.append(min(tried, key=lambda fit: fit[2].cost))
     if len(rows.y) > MORE_ROWS / (1 - HELD_OUT):
         fits = _reconsidered(fits, settings)
     equations = []

@@ -336,11 +336,12 @@ EQUATIONS = [
         "equations-powers-of-zero": ("low[columns.zero[exponents.free]] = 0.0", "low[:0] = 0.0"),
         "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
     }),
-    *mutants(PACKAGE + "equations/output.py", ("tests/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap'", "tests/test_equations_scale.py", "tests/test_equations_estimator.py -k 'weights or order'", "tests/test_equations.py -k 'three_per_cent'"), {
+    *mutants(PACKAGE + "equations/output.py", ("tests/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap'", "tests/test_equations_scale.py", "tests/test_equations_estimator.py -k 'weights or order'", "tests/test_equations.py -k 'three_per_cent'", "tests/test_equations_benchmark.py -k near"), {
         "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
         "equations-error-of-a-constant": ("= -one.c[k] * (matrix.T @ columns.log_mean)[i]", "= one.c[k] * (matrix.T @ columns.log_mean)[i]"),
         "equations-known-noise": ("variance = whole.noise**2", "variance = one.rss / whole.rows"),
         "equations-held-out-rows": ("training = np.sort(order[held:])", "training = np.sort(order)"),
+        "equations-powers-that-are-near": ("if one.cost > least + NEAR:", "if one.cost > least:"),
         "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
     }),
     *mutants(PACKAGE + "equations/search.py", ("tests/test_equations_search.py", "tests/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/test_equations_estimator.py -k interrupt"), {
