@@ -75,13 +75,14 @@ struct Features {
 };
 bool has_avx512_bf16() { return has_avx512() && (Features(1).a >> 5 & 1) != 0; }
 
-// Tiles of whole padded blocks: 32 rows, 32 inputs, as many outs.
-bool fills_tiles(const NpuInputs<float>& in) {
+// Large enough for tiles, whose work is padded to whole blocks of 32 rows, 32 inputs and 16 outs (RealNPU: 32): at most
+// `most_padding` times the work without.
+bool fills_tiles(const NpuInputs<float>& in, double most_padding) {
   const auto padded = [](int64_t n, int64_t step) { return double((n + step - 1) / step * step); };
   const int64_t outs = in.weight_im != nullptr ? 16 : 32;
   return in.rows >= 64 && in.in >= 32 && in.out >= 16 &&
          padded(in.rows, 32) * padded(in.in, 32) * padded(in.out, outs) <=
-             1.3 * double(in.rows) * double(in.in) * double(in.out);
+             most_padding * double(in.rows) * double(in.in) * double(in.out);
 }
 
 // The AVX-512 kernels with the NPU by tiles where Pays::tiles(inputs).
@@ -104,7 +105,7 @@ constexpr Kernels<float> with_tiles() {
 // A vdpbf16ps does twice the work of a float32 multiply-add: one product of terms instead of a float32 product pays,
 // three or six do not.
 struct Avx512Bf16 {
-  static bool tiles(const NpuInputs<float>& in) { return in.terms == 1 && fills_tiles(in); }
+  static bool tiles(const NpuInputs<float>& in) { return in.terms == 1 && fills_tiles(in, 1.3); }
   static constexpr auto forward = avx512_bf16::npu_forward;
   static constexpr auto backward = avx512_bf16::npu_backward;
 };
@@ -123,10 +124,14 @@ bool has_amx() {
   return (low & kSaved) == kSaved && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// A tile instruction does 16 times the work of a multiply-add's cycle, six of them for a product of float32: what they
-// gain, some two to three times, must not be lost in padding.
+// A tile instruction does 16 times the work of a multiply-add's cycle. A float32 product takes six of them: small
+// layers gain nothing then, and what larger ones gain must not be lost in padding. Fewer terms always gain.
 struct Amx {
-  static bool tiles(const NpuInputs<float>& in) { return fills_tiles(in); }
+  static bool tiles(const NpuInputs<float>& in) {
+    if (in.terms < 3) return fills_tiles(in, 2);
+    const int64_t weights = in.in * in.out;
+    return weights >= 64 * 64 && fills_tiles(in, weights >= 100 * 100 ? 1.5 : 1.3);
+  }
   static constexpr auto forward = amx::npu_forward;
   static constexpr auto backward = amx::npu_backward;
 };

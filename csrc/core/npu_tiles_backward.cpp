@@ -9,19 +9,14 @@
 //   sums, RealNPU   of two tiles of inputs: L' with dP of two tiles of outs gives SP, m' with dQ MQ
 //
 // A chunk's inputs without a negative value leave out their mask products.
-#include "npu_backward_groups.h"
+#include "npu_tiles_backward.h"
+
 #include "npu_tiles.h"
-#include "tiles.h"
 
 namespace npu {
 namespace NPU_ISA {
 namespace {
 
-using tiles::Ranges;
-using tiles::Reg;
-using tiles::S;
-
-constexpr int64_t kPair = 2 * kTile;  // rows, or inputs, of two tiles
 // Rows of a chunk and outs of a block: dP and dQ, packed twice in three terms, are 1.5 MiB then.
 constexpr int64_t kMostRows = 256;
 constexpr int64_t kOutBlock = 256;
@@ -30,7 +25,6 @@ constexpr int64_t kMostSpread = int64_t(1) << 20;  // floats of dL that are kept
 template <int terms, bool complex>
 class Group {
   static constexpr int kUnitOuts = complex ? kTile : 2 * kTile;
-  static constexpr int kUnitTiles = kUnitOuts / kTile;
   static constexpr int kWeights = complex ? 2 : 1;
 
  public:
@@ -60,7 +54,7 @@ class Group {
     // Sums that several chunks add to stay blocks of tiles until the last.
     Scratch<float> kept(task.want_sums && chunks > 1 ? pairs * units() * 2 * kBlockSize : 0);
     for (int64_t row = task.begin; row < task.end; row += chunk_rows) {
-      Chunk c;
+      Panels c;
       c.row = row;
       c.first = row == task.begin;
       c.last = row + chunk_rows >= task.end;
@@ -80,10 +74,7 @@ class Group {
   }
 
  private:
-  struct Chunk {
-    int64_t row, rows;    // the first of the model's rows, and how many
-    bool first, last;     // of the group
-    int64_t out, outs;    // of the block
+  struct Panels : Chunk {
     Bf16* by_rows;        // A panels of dP, and for the NPU of dQ; null: not wanted
     Bf16* by_outs;        // B panels of dP, then of dQ; null: not wanted
     const Bf16* weights;  // of all pairs of inputs; null: to be packed
@@ -112,7 +103,7 @@ class Group {
   }
 
   // dP and dQ of up to 16 outs of a row; zero outside.
-  NPU_INLINE void gradients(const GroupTask<float>& task, const Chunk& c, int64_t b, int64_t o, Reg* dp,
+  NPU_INLINE void gradients(const GroupTask<float>& task, const Panels& c, int64_t b, int64_t o, Reg* dp,
                             Reg* dq) const {
     const int count = int(most<int64_t>(0, least<int64_t>(kTile, c.outs - o)));
     *dp = *dq = S::zero();
@@ -124,7 +115,7 @@ class Group {
   }
 
   // Rows [begin, end) of the chunk, packed in the wanted ways.
-  void gradients(const GroupTask<float>& task, const Chunk& c, int64_t begin, int64_t end) const {
+  void gradients(const GroupTask<float>& task, const Panels& c, int64_t begin, int64_t end) const {
     Ranges::Largest largest;
     for (int64_t b = begin; b < end; b += 2) {
       for (int64_t k = 0; k < c.out_depth(); ++k) {
@@ -152,26 +143,39 @@ class Group {
   }
 
   // The block's part of dL of the inputs of pairs [begin, end), finished after the last block.
-  void spread(const GroupTask<float>& task, const Chunk& c, int64_t begin, int64_t end) const {
+  void spread(const GroupTask<float>& task, const Panels& c, int64_t begin, int64_t end) const {
     const tiles::Engine engine;
+    SideWork side;
+    Fetcher fetcher;
+    Spread finish(f_);
     Ranges::Largest largest;
     Scratch<Bf16> own(c.weights == nullptr ? weights_size() : 0);
-    alignas(64) float block[kBlockSize];
+    alignas(64) float blocks[2][kBlockSize];
+    const bool first = c.out == 0, last = c.out + c.outs == in_.out;
     for (int64_t pair = begin; pair < end; ++pair) {
       if (c.weights == nullptr) pack(task.model, pair, c.out, c.outs, own, largest);
       const Bf16* weights = c.weights == nullptr ? own : c.weights + pair * weights_size();
       weights += c.out / kTileDepth * terms * kTileSize;
-      const bool first = c.out == 0, last = c.out + c.outs == in_.out;
+      fetcher.begin(weights + weights_size(), c.out_depth() * terms * kTileSize, 2 * kWeights, weight_panel());
+      const int64_t fetched = c.weights != nullptr && pair + 1 < end ? fetcher.slices() : 0;
       for (int64_t rows = 0; rows < c.row_pairs(); ++rows) {
-        float* sums = first && last ? block : c.spread_sums + (pair * c.row_pairs() + rows) * kBlockSize;
-        for (int part = 0; part < kWeights; ++part) {
-          const Bf16* const a[2] = {c.of_rows(part, 2 * rows), c.of_rows(part, 2 * rows + 1)};
-          const Bf16* const b[2] = {weights + 2 * part * weight_panel(), weights + (2 * part + 1) * weight_panel()};
-          engine.multiply<terms, terms>(a, b, c.out_depth(), part > 0 || !first, sums);
-        }
-        if (last) finish(task, c, rows * kPair, pair * kPair, sums);
+        float* sums = first && last ? blocks[(pair * c.row_pairs() + rows) % 2]
+                                    : c.spread_sums + (pair * c.row_pairs() + rows) * kBlockSize;
+        side.add_share(fetcher, fetched, rows, c.row_pairs());
+        side.spread_over(kWeights * c.out_depth() * tiles::Engine::steps<terms, terms>);
+        engine.begin(!first, sums);
+        for (int part = 0; part < kWeights; ++part)
+          engine.add<terms, terms>({c.of_rows(part, 2 * rows), c.of_rows(part, 2 * rows + 1)},
+                                   {weights + 2 * part * weight_panel(), weights + (2 * part + 1) * weight_panel()},
+                                   c.out_depth(), sums, side);
+        engine.end(sums);
+        side.finish();
+        if (!last) continue;
+        finish.begin(task, c, rows * kPair, pair * kPair, sums);
+        side.add(finish, finish.slices());
       }
     }
+    side.finish();
     ranges_.operand(task.model, largest);
   }
 
@@ -193,135 +197,69 @@ class Group {
     }
   }
 
-  // dx and the gate's sums of two tiles of rows and of inputs.
-  void finish(const GroupTask<float>& task, const Chunk& c, int64_t b, int64_t i0, const float* sums) const {
-    const Reg one = S::set1(1), eps = S::set1(in_.eps);
-    const int64_t rows = least(kPair, c.rows - b), row = (in_.shared_x ? 0 : task.model * in_.rows) + c.row + b;
-    for (int v = 0; v < 2; ++v) {
-      const int64_t i = i0 + v * kTile;
-      const int count = int(least<int64_t>(kTile, in_.in - i));
-      if (count <= 0) break;
-      const Reg g = S::load_first(task.gate + i, count);
-      Reg gate_sums[2] = {};  // of a tile of rows each: shorter runs round less
-      for (int64_t n = 0; n < rows; ++n) {
-        const Reg dl = S::load(sums + (n / kTile * 2 * kTile + v * kTile + n % kTile) * kTile);
-        const Reg x = S::load_first(in_.x + (row + n) * in_.in + i, count);
-        const Reg dx = spread_to_x<float>(dl, x, g, one, eps, &gate_sums[n / kTile]);
-        if (f_.grad_x == nullptr) continue;
-        S::store_first(f_.grad_x + (task.model * in_.rows + c.row + b + n) * in_.in + i, dx, count);
-      }
-      const Reg gate_sum = gate_sums[0] + gate_sums[1];
-      for (int n = 0; n < count; ++n) task.gate_sums[i + n] += double(gate_sum[n]);
-    }
-  }
-
   // The chunk's part of the weight sums of the block's outs and of the inputs of pairs [begin, end).
-  void sum(const GroupTask<float>& task, const Chunk& c, int64_t begin, int64_t end) const {
+  void sum(const GroupTask<float>& task, const Panels& c, int64_t begin, int64_t end) const {
     const tiles::Engine engine;
-    Ranges::Largest largest;
-    const int64_t depth = c.row_depth(), panel = depth * terms * kTileSize, mask_panel = depth * kTileSize;
-    Scratch<Bf16> log_r(2 * panel), mask(2 * mask_panel);
-    alignas(64) float own[2 * kBlockSize];
-    const Bf16* const logs[2] = {log_r, log_r + panel};
-    const Bf16* const masks[2] = {mask, mask + mask_panel};
+    SideWork side;
+    Fetcher fetcher;
+    Sums<complex> sums(f_);
+    Turned<terms> turned[2] = {{in_, ranges_, c.rows}, {in_, ranges_, c.rows}};
+    alignas(64) float own[2][2 * kBlockSize];
+    turned[0].begin(task, c, begin * kPair);
+    side.add(turned[0], turned[0].slices());
+    side.finish();
+    const int64_t steps = ceil_div(c.outs, kUnitOuts);
     for (int64_t pair = begin; pair < end; ++pair) {
-      bool negative = false;
-      for (int v = 0; v < 2; ++v)
-        negative |= turn(task, c, pair * kPair + v * kTile, log_r + v * panel, mask + v * mask_panel, largest);
-      for (int64_t tile = 0; tile < ceil_div(c.outs, kTile); tile += kUnitTiles) {
-        const Bf16* const p[2] = {c.of_outs(0, tile), c.of_outs(complex ? 1 : 0, complex ? tile : tile + 1)};
-        float* reals =
-            c.kept == nullptr ? own : c.kept + (pair * units() + (c.out / kTile + tile) / kUnitTiles) * 2 * kBlockSize;
-        float* masked = reals + kBlockSize;
-        multiply<terms>(engine, logs, p, c, reals);
-        const Bf16* const q[2] = {c.of_outs(complex ? 0 : 1, tile), c.of_outs(1, complex ? tile : tile + 1)};
-        if (negative) multiply<1>(engine, masks, q, c, masked);
-        else if (c.first) std::memset(masked, 0, size_t(kBlockSize) * sizeof(float));
-        for (int n = 0; c.last && n < kUnitTiles; ++n)
-          write(task, c, (tile + n) * kTile, pair * kPair, n, reals, masked);
+      const Turned<terms>& now = turned[(pair - begin) % 2];
+      Turned<terms>& next = turned[(pair - begin + 1) % 2];
+      if (pair + 1 < end) next.begin(task, c, (pair + 1) * kPair);
+      const int64_t next_slices = pair + 1 < end ? next.slices() : 0;
+      for (int64_t unit = 0; unit < steps; ++unit) {
+        side.add_share(next, next_slices, unit, steps);
+        if (c.kept != nullptr && !c.first) {
+          fetcher.begin(kept(c, pair, unit), 2 * kBlockSize);
+          side.add(fetcher, fetcher.slices());
+        }
+        const auto blocks = multiply(engine, now, c, pair, unit, own[(pair * steps + unit) % 2], side);
+        side.finish();
+        sums.begin(task, c, c.out + unit * kUnitOuts, pair * kPair, blocks);
+        side.add(sums, sums.slices());
       }
     }
-    ranges_.operand(task.model, largest);
+    side.finish();
   }
 
-  // The chunk's products, added to those of the chunks before: an accumulator that went on from chunk to chunk would
-  // round every addition to the growing sum of all rows.
-  template <int a_terms>
-  static void multiply(const tiles::Engine& engine, const Bf16* const (&a)[2], const Bf16* const (&b)[2],
-                       const Chunk& c, float* sums) {
-    alignas(64) float own[kBlockSize];
-    engine.multiply<a_terms, terms>(a, b, c.row_depth(), false, c.first ? sums : own);
-    for (int64_t n = 0; !c.first && n < kBlockSize; n += kTile)
-      S::store(sums + n, S::load(sums + n) + S::load(own + n));
+  float* kept(const Panels& c, int64_t pair, int64_t unit) const {
+    return c.kept == nullptr ? nullptr : c.kept + (pair * units() + c.out / kUnitOuts + unit) * 2 * kBlockSize;
   }
 
-  // L and m of all rows and of up to 16 inputs from i on, turned, as A panels; whether any x is negative.
-  bool turn(const GroupTask<float>& task, const Chunk& c, int64_t i, Bf16* log_r, Bf16* mask,
-            Ranges::Largest& largest) const {
-    const Reg one = S::set1(1), eps = S::set1(in_.eps);
-    const int count = int(most<int64_t>(0, least<int64_t>(kTile, in_.in - i)));
-    const float* x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + c.row) * in_.in + i;
-    bool negative = false;
-    for (int64_t k = 0; k < c.row_depth(); ++k, log_r += terms * kTileSize, mask += kTileSize) {
-      Reg value[kTileDepth] = {};
-      const int rows = int(least<int64_t>(kTileDepth, c.rows - k * kTileDepth));
-      for (int n = 0; n < rows && count > 0; ++n) value[n] = S::load_first(x + (k * kTileDepth + n) * in_.in, count);
-      S::transpose(value);
-      S::transpose(value + kTile);
-      for (int n = 0; n < kTile; ++n) {
-        Reg l[2] = {};
-        S::Mask m[2] = {};
-        const Reg g = S::set1(n < count ? task.gate[i + n] : 0);
-        for (int v = 0; v < 2 && n < count; ++v) {
-          const Reg log = VectorMath<float>::log(S::fma(g, S::abs(value[v * kTile + n]) + eps, one - g));
-          l[v] = tiles::first_lanes(log, rows - v * kTile);
-          negative |= S::store_negative(&m[v], value[v * kTile + n]);
-          largest.see(l[v]);
-        }
-        tiles::split_row<terms>(l[0], l[1], log_r + n * kTileDepth);
-        tiles::mask_row(m[0], m[1], mask + n * kTileDepth);
-      }
+  // The products of a pair of tiles of inputs with a unit of outs.
+  typename Sums<complex>::Blocks multiply(const tiles::Engine& engine, const Turned<terms>& now, const Panels& c,
+                                          int64_t pair, int64_t unit, float* own, SideWork& side) const {
+    float* const kept = this->kept(c, pair, unit);
+    float* const reals = kept != nullptr && c.first ? kept : own;
+    float* const masked = reals + kBlockSize;
+    constexpr int kReal = tiles::Engine::steps<terms, terms>, kMask = tiles::Engine::steps<1, terms>;
+    side.spread_over(c.row_depth() * (kReal + (now.negative() ? kMask : 0)));
+    const int64_t tile = unit * (kUnitOuts / kTile);
+    engine.begin(false, reals);
+    engine.add<terms, terms>({now.log_panel(0), now.log_panel(1)},
+                             {c.of_outs(0, tile), c.of_outs(complex ? 1 : 0, complex ? tile : tile + 1)}, c.row_depth(),
+                             reals, side);
+    engine.end(reals);
+    if (now.negative()) {
+      engine.begin(false, masked);
+      engine.add<1, terms>({now.mask_panel(0), now.mask_panel(1)},
+                           {c.of_outs(complex ? 0 : 1, tile), c.of_outs(1, complex ? tile : tile + 1)}, c.row_depth(),
+                           masked, side);
+      engine.end(masked);
+    } else if (reals == kept) {
+      std::memset(masked, 0, size_t(kBlockSize) * sizeof(float));
     }
-    return negative;
-  }
-
-  // Writes the weight sums of a tile of outs, from o on in this block, and of two of inputs, or their gradients. `unit`
-  // is the tile of the products' unit.
-  void write(const GroupTask<float>& task, const Chunk& c, int64_t o, int64_t i0, int unit, const float* reals,
-             const float* masked) const {
-    const int64_t size = in_.out * in_.in;
-    for (int v = 0; v < 2; ++v) {
-      const int64_t i = i0 + v * kTile;
-      const int count = int(least<int64_t>(kTile, in_.in - i));
-      if (count <= 0) break;
-      constexpr int64_t kSecond = kTile * kTile;  // the second column of tiles
-      const int64_t from = v * 2 * kSecond + unit * kSecond;
-      Reg sums[4][kTile];
-      turn_back(reals + from, sums[kSP]);
-      turn_back(masked + from + (complex ? kSecond : 0), sums[kMQ]);
-      if constexpr (complex) {
-        turn_back(reals + from + kSecond, sums[kSQ]);
-        turn_back(masked + from, sums[kMP]);
-      }
-      for (int64_t n = 0; n < least<int64_t>(kTile, c.outs - o); ++n) {
-        const int64_t at = (c.out + o + n) * in_.in + i;
-        if (task.sums == nullptr) {
-          Reg sum[4];
-          for (int part = 0; part < kParts<complex>; ++part) sum[part] = sums[part][n];
-          weight_gradients<float, complex>(f_, task.model * size + at, count, S::load_first(task.gate + i, count), sum,
-                                           task.phase_sums + i);
-          continue;
-        }
-        for (int part = 0; part < kParts<complex>; ++part) {
-          S::store_first(task.sums + part * size + at, sums[part][n], count);
-        }
-      }
-    }
-  }
-  // A tile of inputs x outs to registers of one out each.
-  static NPU_INLINE void turn_back(const float* tile, Reg* of_out) {
-    for (int n = 0; n < kTile; ++n) of_out[n] = S::load(tile + n * kTile);
-    S::transpose(of_out);
+    if (reals == kept) return {kept, kept + kBlockSize, nullptr, nullptr};
+    const float* const products = now.negative() ? masked : nullptr;
+    if (kept == nullptr) return {nullptr, nullptr, reals, products};
+    return {kept, kept + kBlockSize, reals, products};
   }
 
   const NpuBackward<float>& f_;

@@ -5,6 +5,8 @@
 #include <string>
 
 #include "core/npu_tiles.h"
+#define NPU_ISA baseline
+#include "core/side_work.h"
 #include "npu_cases.h"
 #if defined(NPU_AMX)
 #include <immintrin.h>
@@ -103,7 +105,7 @@ void check_errors(const Shape& n, const Kernels& kernels, double grad_scale, boo
       const long double error = relative_error(found.part[p], expected.part[p]);
       const std::string what = std::string(Results<float>::kNames[p]) + ", terms " + std::to_string(c.terms);
       if (c.terms == 3) compare(what.c_str(), found.part[p], expected.part[p], expected.work(p));
-      else hold(what.c_str(), error, c.terms == 2 ? 6e-5L : 4e-2L);
+      else hold(what.c_str(), error, c.terms == 2 ? 9e-5L : 4e-2L);
       pool.add(c.terms, p, error);
     }
   }
@@ -274,6 +276,48 @@ __attribute__((target("amx-tile,amx-bf16"))) void check_tile_instructions() {
 }
 #endif
 
+// Every slice once, in the order of its job; spread evenly over the steps, and the rest by finish().
+void check_side_work() {
+  struct Job {
+    std::vector<int>* done;
+    int number;
+    void next() { done->push_back(number++); }
+  };
+  for (const int64_t steps : {0, 1, 3, 24, 100}) {
+    for (const int64_t count : {0, 1, 7, 24, 60}) {
+      std::vector<int> done;
+      Job first{&done, 0}, second{&done, 1000};
+      npu::baseline::SideWork side;
+      for (int round = 0; round < 2; ++round) {
+        side.add(first, count);
+        side.add(second, 2);
+        side.spread_over(steps);
+        const size_t before = done.size();
+        for (int64_t i = 0; i < steps; ++i) {
+          side.step();
+          const double even = double(i + 1) * double(count + 2) / double(steps);
+          if (std::fabs(double(done.size() - before) - even) > 1.5 + even * .2) fail("side work: not even");
+        }
+        side.finish();
+      }
+      std::vector<int> expected;
+      for (int round = 0; round < 2; ++round) {
+        for (int n = 0; n < count; ++n) expected.push_back(int(round * count) + n);
+        for (int n = 0; n < 2; ++n) expected.push_back(1000 + round * 2 + n);
+      }
+      if (done != expected) fail("side work: other slices");
+    }
+  }
+  std::vector<int> done;
+  Job shared{&done, 0};
+  npu::baseline::SideWork side;
+  for (int64_t i = 0; i < 7; ++i) {
+    side.add_share(shared, 17, i, 7);
+    side.finish();
+    if (int64_t(done.size()) != 17 * (i + 1) / 7) fail("side work: shares");
+  }
+}
+
 bool prepare(const std::string& isa, Kernels& kernels) {
 #if defined(NPU_AVX512_BF16)
   if (!npu::set_isa("avx512_bf16")) return false;  // the splits need it on either engine
@@ -293,6 +337,7 @@ bool prepare(const std::string& isa, Kernels& kernels) {
 
 int main(int count, char** names) {
   const std::string isa = count > 1 ? names[1] : "avx512_bf16";
+  check_side_work();
   Kernels kernels{};
   if (!prepare(isa, kernels)) {
     std::printf("%s is not supported by this processor, or not compiled\n", isa.c_str());
@@ -300,10 +345,10 @@ int main(int count, char** names) {
   }
   if (count > 2) limit = std::atoll(names[2]);
   // Models, rows, inputs, outs; around the tiles' 16 and 32, 256 inputs, outs or rows of a block, and groups.
-  const int64_t sizes[][4] = {{1, 0, 33, 20},     {1, 1, 1, 1},      {1, 31, 33, 18},  {2, 20, 31, 15},
-                              {1, 64, 64, 64},    {1, 70, 96, 40},   {3, 40, 40, 33},  {1, 200, 130, 47},
-                              {1, 100, 200, 100}, {1, 137, 300, 17}, {1, 40, 33, 290}, {1, 270, 33, 290},
-                              {1, 530, 40, 20},   {2, 1100, 24, 17}};
+  const int64_t sizes[][4] = {{1, 0, 33, 20},     {1, 1, 1, 1},      {1, 31, 33, 18},   {2, 20, 31, 15},
+                              {1, 64, 64, 64},    {1, 70, 96, 40},   {3, 40, 40, 33},   {1, 200, 130, 47},
+                              {1, 100, 200, 100}, {1, 137, 300, 17}, {1, 40, 33, 290},  {1, 270, 33, 290},
+                              {1, 530, 40, 20},   {2, 1100, 24, 17}, {1, 290, 270, 20}, {1, 300, 290, 70}};
   Pool pool;
   for (const auto& size : sizes) {
     const int64_t work = size[0] * size[1] * size[2] * size[3];

@@ -217,35 +217,80 @@ TILES = [
         ),
         "tiles-swapped-row": ("_tile_dpbf16ps(2, 5, 6);", "_tile_dpbf16ps(2, 4, 6);"),
     }, isa="amx"),
+    *mutants(CORE + "side_work.h", TILES_TEST, {
+        "tiles-side-work-left-over": ("    while (waiting_ > 0) next();\n", ""),
+        "tiles-side-work-all-at-once": (
+            "rate_ = steps > 0 ? (waiting_ * kWhole + steps - 1) / steps : 0;",
+            "rate_ = waiting_ * kWhole;",
+        ),
+        "tiles-side-work-share": (
+            "add(job, count * (i + 1) / steps - count * i / steps);",
+            "add(job, count / steps);",
+        ),
+    }, isa="amx"),
+    *mutants(CORE + "npu_tiles_forward.h", TILES_TEST, {
+        "tiles-forward-phase-sign": ("S::set1(turned ? -phase : phase)", "S::set1(phase)"),
+        "tiles-forward-last-negative": ("*negative_row_ |= ", "*negative_row_ = "),
+        "tiles-forward-second-register": (
+            "p_ + (complex ? unit_size_ : kColumn)",
+            "p_ + kColumn",
+        ),
+    }, isa="amx"),
     *mutants(CORE + "npu_tiles_forward.cpp", TILES_TEST, {
-        "tiles-forward-phase-sign": ("S::set1(minus ? -phase : phase)", "S::set1(phase)"),
         "tiles-forward-wild-models": (
             "    if (ranges.tame(model)) continue;\n",
             "    if (ranges.tame(model) || in.rows > 0) continue;\n",
         ),
         "tiles-forward-second-block": (
-            "reals, k_tiles, i0 > 0, sums);",
-            "reals, k_tiles, false, sums);",
+            "const bool resume = !now.place().first,",
+            "const bool resume = false,",
+        ),
+        "tiles-forward-one-unit-of-weights": (
+            "own_units_ + ++units_packed_ % 2 * layout_.size()",
+            "own_units_ + ++units_packed_ % 1 * layout_.size()",
+        ),
+    }, isa="amx"),
+    *mutants(CORE + "npu_tiles_backward.h", TILES_TEST, {
+        "tiles-backward-swapped-masks": (
+            "part == kSQ || part == kMQ",
+            "part == kSQ || part == kMP",
+        ),
+        "tiles-backward-second-chunk-of-rows": (
+            "S::store(to + n, S::load(to + n) + S::load(from + at + n));",
+            "S::store(to + n, S::load(from + at + n));",
+        ),
+        "tiles-backward-last-chunk-alone": (
+            ": S::load(before + at + n * kTile) + sum[n];",
+            ": sum[n];",
+        ),
+        "tiles-backward-gate-sums-of-a-tile": (
+            "    gate_sums_[0] = gate_sums_[1] = S::zero();\n",
+            "",
         ),
     }, isa="amx"),
     *mutants(CORE + "npu_tiles_backward.cpp", TILES_TEST, {
-        "tiles-backward-swapped-masks": (
-            "turn_back(masked + from + (complex ? kSecond : 0), sums[kMQ]);",
-            "turn_back(masked + from, sums[kMQ]);",
-        ),
         "tiles-backward-second-block-of-outs": (
-            "engine.multiply<terms, terms>(a, b, c.out_depth(), part > 0 || !first, sums);",
-            "engine.multiply<terms, terms>(a, b, c.out_depth(), part > 0, sums);",
-        ),
-        "tiles-backward-second-chunk-of-rows": (
-            "S::store(sums + n, S::load(sums + n) + S::load(own + n));",
-            "S::store(sums + n, S::load(own + n));",
+            "engine.begin(!first, sums);",
+            "engine.begin(false, sums);",
         ),
         "tiles-backward-sign-of-dq": (
             "*dq = -grad_y * S::load_first(f_.s + at, count);",
             "*dq = grad_y * S::load_first(f_.s + at, count);",
         ),
     }, isa="amx"),
+    # On AMX side work is done before the products that it must not meet are stored.
+    *mutants(CORE + "npu_tiles_forward.cpp", TILES_TEST, {
+        "tiles-forward-results-of-overwritten-sums": (
+            "    if (results_.sums() == sums) finish_results();\n",
+            "",
+        ),
+    }, isa="avx512_bf16"),
+    *mutants(CORE + "npu_tiles_backward.cpp", TILES_TEST, {
+        "tiles-backward-one-block": (
+            "blocks[(pair * c.row_pairs() + rows) % 2]",
+            "blocks[0]",
+        ),
+    }, isa="avx512_bf16"),
 ]  # fmt: skip
 
 NPU = [*FORWARD, *BACKWARD, *TILES]
