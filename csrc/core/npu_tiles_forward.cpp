@@ -214,9 +214,12 @@ void forward(const NpuForward<float>& f, const Parallel& parallel, const Ranges&
       for (int64_t n = packer.slices(); n > 0; --n) packer.next();
     }
   });
-  parallel.over(in.models * chunks * ranges_of_outs, [&](int64_t begin, int64_t end) {
+  // Runs of tasks: within a run the work of one is prepared during the products of the one before.
+  const int64_t tasks = in.models * chunks * ranges_of_outs;
+  const int64_t runs = least(tasks, int64_t(2 * parallel.threads));
+  parallel.over(runs, [&](int64_t begin, int64_t end) {
     Worker<terms, complex> worker(f, rows, outs, gates, ahead ? static_cast<const Bf16*>(packed) : nullptr, ranges);
-    worker.run(begin, end);
+    worker.run(tasks * begin / runs, tasks * end / runs);
   });
 }
 
