@@ -8,7 +8,8 @@
 //   sums, NPU       of two tiles of inputs: L' with (dP, dQ) of one tile of outs gives (SP, SQ), m' with them (MP, MQ)
 //   sums, RealNPU   of two tiles of inputs: L' with dP of two tiles of outs gives SP, m' with dQ MQ
 //
-// A chunk's inputs without a negative value leave out their mask products.
+// A chunk's inputs without a negative value leave out their mask products. While products are made, side work
+// (side_work.h) turns the dL before into dx, the next inputs into L and m, and the products before into weight sums.
 #include "npu_tiles_backward.h"
 
 #include "npu_tiles.h"
