@@ -37,12 +37,12 @@ class Group {
 
   void run(const GroupTask<float>& task, const Parallel& inner) const {
     std::memset(task.phase_sums, 0, size_t(in_.in) * sizeof(float));
-    const int64_t rows = task.end - task.begin, pairs = ceil_div(in_.in, kPair);
+    const int64_t rows = task.end - task.begin, pairs = ceil_div(in_.in, kTilePair);
     const int64_t chunks = most<int64_t>(1, ceil_div(rows, most_rows(in_)));
-    const int64_t chunk_rows = round_up(ceil_div(rows, chunks), kPair);
-    const int64_t block = chunk_rows * least(kOutBlock, round_up(in_.out, kPair)) * terms;
+    const int64_t chunk_rows = round_up(ceil_div(rows, chunks), kTilePair);
+    const int64_t block = chunk_rows * least(kOutBlock, round_up(in_.out, kTilePair)) * terms;
     Scratch<Bf16> by_rows(task.want_spread ? kWeights * block : 0), by_outs(task.want_sums ? 2 * block : 0);
-    Scratch<float> spread_sums(in_.out > kOutBlock && task.want_spread ? chunk_rows * pairs * kPair : 0);
+    Scratch<float> spread_sums(in_.out > kOutBlock && task.want_spread ? chunk_rows * pairs * kTilePair : 0);
     // Weights that several chunks meet are packed once.
     const bool ahead = task.want_spread && chunks > 1;
     Scratch<Bf16> weights(ahead ? pairs * weights_size() : 0);
@@ -67,7 +67,8 @@ class Group {
       c.spread_sums = spread_sums;
       for (c.out = 0; c.out < in_.out; c.out += kOutBlock) {
         c.outs = least(kOutBlock, in_.out - c.out);
-        inner.over(c.row_pairs(), [&](int64_t begin, int64_t end) { gradients(task, c, begin * kPair, end * kPair); });
+        inner.over(c.row_pairs(),
+                   [&](int64_t begin, int64_t end) { gradients(task, c, begin * kTilePair, end * kTilePair); });
         if (task.want_spread) inner.over(pairs, [&](int64_t begin, int64_t end) { spread(task, c, begin, end); });
         if (task.want_sums) inner.over(pairs, [&](int64_t begin, int64_t end) { sum(task, c, begin, end); });
       }
@@ -84,7 +85,7 @@ class Group {
 
     int64_t out_depth() const { return ceil_div(outs, kTileDepth); }  // k tiles of dL
     int64_t row_depth() const { return ceil_div(rows, kTileDepth); }  // k tiles of the sums
-    int64_t row_pairs() const { return ceil_div(rows, kPair); }
+    int64_t row_pairs() const { return ceil_div(rows, kTilePair); }
     // dP (0) and dQ (1) of a tile of rows, and of a tile of outs.
     Bf16* of_rows(int part, int64_t tile) const {
       return by_rows + (part * 2 * row_pairs() + tile) * out_depth() * terms * kTileSize;
@@ -100,7 +101,7 @@ class Group {
   int64_t units() const { return ceil_div(in_.out, kUnitOuts); }
 
   static int64_t most_rows(const NpuInputs<float>& in) {
-    return most(kPair, least(kMostRows, kMostSpread / most<int64_t>(in.in, 1) / kPair * kPair));
+    return most(kTilePair, least(kMostRows, kMostSpread / most<int64_t>(in.in, 1) / kTilePair * kTilePair));
   }
 
   // dP and dQ of up to 16 outs of a row; zero outside.
@@ -148,7 +149,7 @@ class Group {
     const tiles::Engine engine;
     SideWork side;
     Fetcher fetcher;
-    Spread finish(f_);
+    Spread dx(f_);
     Ranges::Largest largest;
     Scratch<Bf16> own(c.weights == nullptr ? weights_size() : 0);
     alignas(64) float blocks[2][kBlockSize];
@@ -172,8 +173,8 @@ class Group {
         engine.end(sums);
         side.finish();
         if (!last) continue;
-        finish.begin(task, c, rows * kPair, pair * kPair, sums);
-        side.add(finish, finish.slices());
+        dx.begin(task, c, rows * kTilePair, pair * kTilePair, sums);
+        side.add(dx, dx.slices());
       }
     }
     side.finish();
@@ -184,7 +185,7 @@ class Group {
   void pack(int64_t model, int64_t pair, int64_t out, int64_t outs, Bf16* to, Ranges::Largest& largest) const {
     to += out / kTileDepth * terms * kTileSize;
     for (int n = 0; n < kWeights * 2; ++n, to += weight_panel()) {
-      const int64_t i = pair * kPair + n % 2 * kTile;
+      const int64_t i = pair * kTilePair + n % 2 * kTile;
       const float* w = (n < 2 ? in_.weight_re : in_.weight_im) + (model * in_.out + out) * in_.in + i;
       const int count = int(most<int64_t>(0, least<int64_t>(kTile, in_.in - i)));
       for (int64_t o = 0; o < round_up(outs, kTileDepth); o += 2) {
@@ -206,14 +207,14 @@ class Group {
     Sums<complex> sums(f_);
     Turned<terms> turned[2] = {{in_, ranges_, c.rows}, {in_, ranges_, c.rows}};
     alignas(64) float own[2][2 * kBlockSize];
-    turned[0].begin(task, c, begin * kPair);
+    turned[0].begin(task, c, begin * kTilePair);
     side.add(turned[0], turned[0].slices());
     side.finish();
     const int64_t steps = ceil_div(c.outs, kUnitOuts);
     for (int64_t pair = begin; pair < end; ++pair) {
       const Turned<terms>& now = turned[(pair - begin) % 2];
       Turned<terms>& next = turned[(pair - begin + 1) % 2];
-      if (pair + 1 < end) next.begin(task, c, (pair + 1) * kPair);
+      if (pair + 1 < end) next.begin(task, c, (pair + 1) * kTilePair);
       const int64_t next_slices = pair + 1 < end ? next.slices() : 0;
       for (int64_t unit = 0; unit < steps; ++unit) {
         side.add_share(next, next_slices, unit, steps);
@@ -223,7 +224,7 @@ class Group {
         }
         const auto blocks = multiply(engine, now, c, pair, unit, own[(pair * steps + unit) % 2], side);
         side.finish();
-        sums.begin(task, c, c.out + unit * kUnitOuts, pair * kPair, blocks);
+        sums.begin(task, c, c.out + unit * kUnitOuts, pair * kTilePair, blocks);
         side.add(sums, sums.slices());
       }
     }

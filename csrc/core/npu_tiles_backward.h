@@ -13,8 +13,6 @@ using tiles::Ranges;
 using tiles::Reg;
 using tiles::S;
 
-constexpr int64_t kPair = 2 * kTile;  // rows, or inputs, of two tiles
-
 // The rows of a group go in chunks, outs in blocks.
 struct Chunk {
   int64_t row, rows;  // the first of the model's rows, and how many
@@ -30,23 +28,23 @@ class Spread {
   // Rows [b, b + 32) of the chunk and inputs [i, i + 32), as far as they are there.
   void begin(const GroupTask<float>& task, const Chunk& c, int64_t b, int64_t i, const float* sums) {
     task_ = &task, sums_ = sums;
-    rows_ = least(kPair, c.rows - b);
+    rows_ = least(kTilePair, c.rows - b);
     row_ = c.row + b;
     begin_tile(0, i);
   }
-  int64_t slices() const { return ceil_div(least(kPair, in_.in - i_), kTile) * ceil_div(rows_, 2); }
+  int64_t slices() const { return ceil_div(least(kTilePair, in_.in - i_), kTile) * ceil_div(rows_, 2); }
 
   void next() {
     const Reg one = S::set1(1), eps = S::set1(in_.eps), g = S::load_first(task_->gate + i_, count_);
     const float* x = in_.x + ((in_.shared_x ? 0 : task_->model * in_.rows) + row_ + n_) * in_.in + i_;
     for (int64_t end = least(n_ + 2, rows_); n_ < end; ++n_, x += in_.in) {
       // The rows of the next product: they lie too far apart for the processor to guess.
-      __builtin_prefetch(x + kPair * in_.in);
+      __builtin_prefetch(x + kTilePair * in_.in);
       const Reg dl = S::load(sums_ + (n_ / kTile * 2 * kTile + tile_ * kTile + n_ % kTile) * kTile);
       const Reg dx = spread_to_x<float>(dl, S::load_first(x, count_), g, one, eps, &gate_sums_[n_ / kTile]);
       if (f_.grad_x == nullptr) continue;
       float* to = f_.grad_x + (task_->model * in_.rows + row_ + n_) * in_.in + i_;
-      __builtin_prefetch(to + kPair * in_.in, 1);
+      __builtin_prefetch(to + kTilePair * in_.in, 1);
       S::store_first(to, dx, count_);
     }
     if (n_ < rows_) return;

@@ -40,7 +40,7 @@ class Worker {
         outs_(outs),
         packed_(packed),
         layout_(in_),
-        unit_sums_(ceil_div(least(rows, in_.rows), kPairRows) * kPairSums),
+        unit_sums_(ceil_div(least(rows, in_.rows), kTilePair) * kPairSums),
         own_units_(packed == nullptr ? 2 * layout_.size() : 0),
         sums_(slots() * kFinishOuts / Layout::kOuts * unit_sums_),
         packer_(in_, gates, ranges),
@@ -53,7 +53,7 @@ class Worker {
     side_.add(logs_[0], logs_[0].slices());
     if (packed_ == nullptr) {
       begin_pack(logs_[0].place(), logs_[0].place().out);
-      side_.add(packer_, packing_);
+      side_.add(packer_, next_weights_);
     }
     side_.finish();
     for (int64_t n = begin * blocks(); n < end_; ++n) {
@@ -96,7 +96,7 @@ class Worker {
       if (more)
         fetcher_.begin(unit + layout_.size() + place.i0 / kTileDepth * terms * kTileSize,
                        ceil_div(place.ins, kTileDepth) * terms * kTileSize, 4, layout_.panel_size());
-      packing_ = more ? fetcher_.slices() : 0;
+      next_weights_ = more ? fetcher_.slices() : 0;
       return unit;
     }
     const Bf16* unit = own_units_ + units_packed_ % 2 * layout_.size();
@@ -106,13 +106,13 @@ class Worker {
       const Place then = this->place(n + 1);
       begin_pack(then, then.out);
     } else {
-      packing_ = 0;
+      next_weights_ = 0;
     }
     return unit;
   }
   void begin_pack(const Place& place, int64_t o) {
     packer_.begin(place.model, o, place.i0, place.ins, own_units_ + ++units_packed_ % 2 * layout_.size());
-    packing_ = packer_.slices();
+    next_weights_ = packer_.slices();
   }
 
   // The products of outs [o, o + kFinishOuts) with the n-th block of inputs.
@@ -132,8 +132,8 @@ class Worker {
         const int64_t step = unit * pairs + p;
         side_.add_share(results_, results_left_, step, steps);
         side_.add_share(next, next_slices, first + step, all);
-        if (packed_ == nullptr) side_.add_share(packer_, packing_, p, pairs);
-        else side_.add_share(fetcher_, packing_, p, pairs);
+        if (packed_ == nullptr) side_.add_share(packer_, next_weights_, p, pairs);
+        else side_.add_share(fetcher_, next_weights_, p, pairs);
         multiply(now, p, b, sums + unit * unit_sums_ + p * kPairSums);
       }
     }
@@ -185,7 +185,7 @@ class Worker {
   const tiles::Engine engine_{};
   int64_t end_ = 0;  // of the thread's places
   int64_t units_packed_ = 0, groups_ = 0;
-  int64_t packing_ = 0, results_left_ = 0;  // slices
+  int64_t next_weights_ = 0, results_left_ = 0;  // slices
 };
 
 template <int terms, bool complex>
@@ -196,7 +196,7 @@ void forward(const NpuForward<float>& f, const Parallel& parallel, const Ranges&
   int64_t rows = kMostRows, outs = kMostOuts;
   if (parallel.threads > 1) {
     const int64_t wanted = 2 * parallel.threads;
-    rows = least(kMostRows, most(kLeastRows, round_up(ceil_div(in.rows * in.models, wanted), kPairRows)));
+    rows = least(kMostRows, most(kLeastRows, round_up(ceil_div(in.rows * in.models, wanted), kTilePair)));
     const int64_t by_rows = most<int64_t>(1, in.models * ceil_div(in.rows, rows));
     outs = least(kMostOuts,
                  most<int64_t>(Layout::kOuts, round_up(ceil_div(in.out * by_rows, wanted), int64_t(Layout::kOuts))));

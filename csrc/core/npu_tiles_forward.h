@@ -13,7 +13,6 @@ using tiles::Ranges;
 using tiles::Reg;
 using tiles::S;
 
-constexpr int64_t kPairRows = 2 * kTile;
 // Inputs of a block: L and m of a chunk, in three terms and one, are 512 KiB then, the packed weights 96 KiB.
 constexpr int64_t kInBlock = 256;
 // Outs whose P and Q wait for one another, so that results are written in runs of four cache lines.
@@ -137,9 +136,9 @@ class Logs {
         gates_(gates),
         ranges_(ranges),
         most_k_tiles_(ceil_div(least(in.in, kInBlock), kTileDepth)),
-        log_r_(ceil_div(rows, kPairRows) * 2 * most_k_tiles_ * terms * kTileSize),
-        mask_(ceil_div(rows, kPairRows) * 2 * most_k_tiles_ * kTileSize),
-        negative_(ceil_div(rows, kPairRows)) {}
+        log_r_(ceil_div(rows, kTilePair) * 2 * most_k_tiles_ * terms * kTileSize),
+        mask_(ceil_div(rows, kTilePair) * 2 * most_k_tiles_ * kTileSize),
+        negative_(ceil_div(rows, kTilePair)) {}
 
   void begin(const Place& place) {
     place_ = place;
@@ -147,9 +146,9 @@ class Logs {
     begin_row(0);
   }
   const Place& place() const { return place_; }
-  int64_t pairs() const { return ceil_div(place_.end_row - place_.row, kPairRows); }
+  int64_t pairs() const { return ceil_div(place_.end_row - place_.row, kTilePair); }
   int64_t k_tiles() const { return ceil_div(place_.ins, kTileDepth); }
-  int64_t slices() const { return pairs() * kPairRows * k_tiles(); }
+  int64_t slices() const { return pairs() * kTilePair * k_tiles(); }
   // Of the p-th two tiles of rows, its tile h.
   Bf16* log_panel(int64_t p, int64_t h) const { return log_r_ + (p * 2 + h) * most_k_tiles_ * terms * kTileSize; }
   Bf16* mask_panel(int64_t p, int64_t h) const { return mask_ + (p * 2 + h) * most_k_tiles_ * kTileSize; }
@@ -182,7 +181,7 @@ class Logs {
  private:
   void begin_row(int64_t row) {
     row_ = row;
-    const int64_t b = place_.row + row, pair = row / kPairRows, h = row % kPairRows / kTile;
+    const int64_t b = place_.row + row, pair = row / kTilePair, h = row % kTilePair / kTile;
     in_row_ = b < place_.end_row;
     x_ = in_.x + ((in_.shared_x ? 0 : place_.model * in_.rows) + b) * in_.in + place_.i0;
     gate_ = gates_.of(place_.model) + place_.i0;
@@ -192,7 +191,7 @@ class Logs {
     left_ = place_.ins;
   }
   void end_row() {
-    if (row_ + 1 < pairs() * kPairRows) return begin_row(row_ + 1);
+    if (row_ + 1 < pairs() * kTilePair) return begin_row(row_ + 1);
     ranges_.operand(place_.model, largest_);
     largest_ = {};
   }
@@ -249,8 +248,8 @@ class Results {
  private:
   void begin_row(int64_t row) {
     row_ = row;
-    p_ = sums_ + row / kPairRows * (complex ? kBlockSize : 2 * kBlockSize) +
-         (row % kPairRows / kTile * 2 * kTile + row % kTile) * kTile;
+    p_ = sums_ + row / kTilePair * (complex ? kBlockSize : 2 * kBlockSize) +
+         (row % kTilePair / kTile * 2 * kTile + row % kTile) * kTile;
     to_ = (place_.model * f_.inputs.rows + place_.row + row) * f_.inputs.out + out_;
     left_ = end_out_ - out_;
   }

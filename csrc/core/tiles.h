@@ -26,6 +26,7 @@ namespace NPU_ISA {
 using Bf16 = uint16_t;
 
 constexpr int kTile = 16;                          // rows of A and C, columns of B and C
+constexpr int64_t kTilePair = 2 * kTile;           // rows, or columns, of two tiles
 constexpr int kTileDepth = 32;                     // k
 constexpr int64_t kTileSize = kTile * kTileDepth;  // bfloat16 of an A or B tile
 constexpr int64_t kBlockSize = 4 * kTile * kTile;  // floats of the C block of an Engine: [2][2] tiles
@@ -239,13 +240,14 @@ class Engine {
           }
         }
       }
-      if (k % (12 / steps<a_terms, b_terms>) == 0) stay_awake();
+      if (k % (kAwakeSteps / steps<a_terms, b_terms>) == 0) stay_awake();
     }
   }
 
  private:
-  // A tile store takes some 300 ns more if there was none for some 700 ns (measured on Sapphire Rapids, whatever the
+  // A tile store takes some 300 ns more if there was none for some 700 ns (measured on Granite Rapids, whatever the
   // code in between): so there is one after every 48 products, of any tile, to a line that nobody reads.
+  static constexpr int kAwakeSteps = 12;  // of four products each
   NPU_INLINE void stay_awake() const { _tile_stored(4, unread_, 0); }
   static NPU_INLINE void load_a(const Bf16* a0, const Bf16* a1, int term) {
     _tile_loadd(4, a0 + term * kTileSize, 64);

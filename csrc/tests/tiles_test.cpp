@@ -105,7 +105,7 @@ void check_errors(const Shape& n, const Kernels& kernels, double grad_scale, boo
       const long double error = relative_error(found.part[p], expected.part[p]);
       const std::string what = std::string(Results<float>::kNames[p]) + ", terms " + std::to_string(c.terms);
       if (c.terms == 3) compare(what.c_str(), found.part[p], expected.part[p], expected.work(p));
-      else hold(what.c_str(), error, c.terms == 2 ? 9e-5L : 4e-2L);
+      else hold(what.c_str(), error, c.terms == 2 ? 6e-5L : 4e-2L);
       pool.add(c.terms, p, error);
     }
   }
@@ -348,7 +348,7 @@ int main(int count, char** names) {
   const int64_t sizes[][4] = {{1, 0, 33, 20},     {1, 1, 1, 1},      {1, 31, 33, 18},   {2, 20, 31, 15},
                               {1, 64, 64, 64},    {1, 70, 96, 40},   {3, 40, 40, 33},   {1, 200, 130, 47},
                               {1, 100, 200, 100}, {1, 137, 300, 17}, {1, 40, 33, 290},  {1, 270, 33, 290},
-                              {1, 530, 40, 20},   {2, 1100, 24, 17}, {1, 290, 270, 20}, {1, 300, 290, 70}};
+                              {1, 530, 40, 20},   {2, 1100, 24, 17}, {1, 290, 280, 20}, {1, 300, 290, 70}};
   Pool pool;
   for (const auto& size : sizes) {
     const int64_t work = size[0] * size[1] * size[2] * size[3];
