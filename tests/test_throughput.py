@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import sys
 import time
 
@@ -254,6 +256,8 @@ def test_environment():
     json.dumps(where)
     for key in ("processor", "instruction_set", "torch", "npu_kernels", "commit", "cores"):
         assert where[key]
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        assert re.fullmatch(r"\d+/\d+/\d+", where["processor_model"])
     limits = environment.Limits(100.0, 10.0)
     assert limits.seconds((200.0, 10.0)) == 2
     assert limits.seconds((100.0, 50.0)) == 5

@@ -33,6 +33,17 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def processor_model() -> str | None:
+    """Its family, model and stepping, which tell apart what virtual machines give one name; None where unknown."""
+    try:
+        pairs = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    except OSError:
+        return None
+    known = {key.strip(): value.strip() for key, value in reversed(pairs)}
+    numbers = [known.get(key) for key in ("cpu family", "model", "stepping")]
+    return "/".join(str(number) for number in numbers) if all(numbers) else None
+
+
 def cores() -> int:
     """How many this process may run on: `taskset` leaves it some of the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -81,6 +92,7 @@ def describe(device: Device = DEVICES["cpu"]) -> dict[str, Any]:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "processor": processor(),
+        "processor_model": processor_model(),
         "cores": cores(),
         "instruction_set": instruction_set(),
         "torch_instruction_set": torch.backends.cpu.get_cpu_capability(),
