@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
+import time
 
 import pytest
+import torch
 
 from benchmarks.throughput import __main__ as command
 from benchmarks.throughput import peak, rivals, suite, timing
 from benchmarks.throughput.cases import STEP, Case, cost
 from benchmarks.throughput.devices import DEVICES
 from npu_kernels.backends import cpu
+from tests.building import run_python
 from tests.throughput import MODELS
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
@@ -47,12 +51,37 @@ def test_the_share_is_of_the_same_rounds():
 
 
 def test_the_peak_is_work_in_all_threads(peaks):
-    both = peak.peaks(2)[peak.VECTORS]
-    assert both.multiply_adds == both.run() == 2 * peaks[peak.VECTORS].multiply_adds
+    one, both = peaks[peak.VECTORS], peak.peaks(2)[peak.VECTORS]
+    assert both.multiply_adds == 2 * one.multiply_adds
+    alone = _processor_seconds(one)  # before the other thread is there, which spins
+    torch.set_num_threads(2)
+    assert _processor_seconds(both) > 1.5 * alone
     # Faster than one multiply-add a cycle of 5 GHz: the widest unit of the instruction set, not one lane of it.
     if cpu.isa() in ("avx512", "avx512_bf16", "amx"):
         seconds = min(timing._block(peaks[peak.VECTORS].run, 1, lambda: None) for _ in range(20))
         assert peaks[peak.VECTORS].multiply_adds / seconds > 5e9
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in Linux's /proc")
+def test_the_peak_has_no_threads_of_its_own():
+    code = """
+import pathlib
+import torch
+from benchmarks.throughput import peak
+torch.set_num_threads(2)
+torch.randn(1000, 1000).exp()
+threads = lambda: len(list(pathlib.Path("/proc/self/task").iterdir()))
+before = threads()
+for work in peak.peaks(2).values():
+    work.run()
+assert threads() == before, f"{threads()} threads, {before} before"
+"""
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def _processor_seconds(work: peak.Peak) -> float:
+    return timing._block(work.run, 20, lambda: None, time.process_time)
 
 
 def test_without_a_compiler_there_is_no_share(monkeypatch):

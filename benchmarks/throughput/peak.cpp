@@ -59,4 +59,14 @@ int64_t tile_multiply_adds(int64_t rounds) {
 }
 #endif
 
+// The same for each of [begin, end), as torch's threads call it; `rounds` is an int64_t.
+void vector_tasks(int64_t begin, int64_t end, void* rounds) {
+  for (; begin < end; ++begin) vector_multiply_adds(*static_cast<const int64_t*>(rounds));
+}
+#if defined(__AMX_BF16__)
+void tile_tasks(int64_t begin, int64_t end, void* rounds) {
+  for (; begin < end; ++begin) tile_multiply_adds(*static_cast<const int64_t*>(rounds));
+}
+#endif
+
 }  // extern "C"

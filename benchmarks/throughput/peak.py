@@ -1,5 +1,6 @@
 """The processor's peak: multiply-adds in registers alone, timed in the same rounds as the rivals of a case.
 
+They run in torch's own threads. These spin for a while after torch's operations, and would take the cores from others.
 peak.cpp is compiled for the instruction set in use by the compiler that ``CXX`` names, else c++. Without one, rows have
 no share of the peak.
 """
@@ -10,11 +11,14 @@ import ctypes
 import functools
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from npu_kernels.backends import cpu
 
@@ -34,7 +38,7 @@ FLAGS = {  # as in CMakeLists.txt
 
 @dataclass(frozen=True)
 class Peak:
-    """Work in registers alone: `run` makes `multiply_adds` of them, in all threads together."""
+    """Work in registers alone: `run` makes `multiply_adds` of them, in all of torch's threads together."""
 
     run: Callable[[], object]
     multiply_adds: int
@@ -54,23 +58,32 @@ def _library(isa: str) -> ctypes.CDLL:
 def peaks(threads: int) -> dict[str, Peak]:
     """By name: float32 in vector registers, and where the instruction set in use is "amx" bfloat16 in tiles.
 
-    `threads` work at once. Raises OSError or CalledProcessError without a compiler for that instruction set, and
-    RuntimeError without our library.
+    `threads` work at once: torch must have so many when they run. Raises OSError or CalledProcessError without a
+    compiler for that instruction set, and RuntimeError without our library.
     """
     isa = cpu.isa()
     library = _library(isa)
-    kernels = {VECTORS: library.vector_multiply_adds}
+    peaks = {VECTORS: _peak(library.vector_multiply_adds, library.vector_tasks, ROUNDS[VECTORS], threads)}
     if isa == "amx":
-        kernels[TILES] = library.tile_multiply_adds
-    helpers = ThreadPoolExecutor(max(1, threads - 1))
-    return {name: _peak(kernel, ROUNDS[name], threads, helpers) for name, kernel in kernels.items()}
+        peaks[TILES] = _peak(library.tile_multiply_adds, library.tile_tasks, ROUNDS[TILES], threads)
+    return peaks
 
 
-def _peak(kernel: Callable[[int], int], rounds: int, threads: int, helpers: ThreadPoolExecutor) -> Peak:
-    kernel.argtypes, kernel.restype = [ctypes.c_int64], ctypes.c_int64  # type: ignore[attr-defined]
+def _peak(once: Any, tasks: Any, rounds: int, threads: int) -> Peak:
+    once.argtypes, once.restype = [ctypes.c_int64], ctypes.c_int64
+    argument = ctypes.c_int64(rounds)
 
-    def run() -> int:  # ctypes lets other threads run meanwhile
-        others = [helpers.submit(kernel, rounds) for _ in range(threads - 1)]
-        return kernel(rounds) + sum(other.result() for other in others)
+    def run() -> None:
+        if _in_threads()(0, threads, 1, tasks, ctypes.byref(argument)):
+            raise RuntimeError("torch_parallel_for failed")
 
-    return Peak(run, run())
+    return Peak(run, threads * once(rounds))
+
+
+@functools.cache
+def _in_threads() -> Any:
+    """torch's parallel_for(begin, end, the least count for a thread, function, its argument); not 0 where it failed."""
+    name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
+    function = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name)).torch_parallel_for
+    function.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    return function
