@@ -8,6 +8,7 @@
 #include <ctime>
 #include <exception>
 
+#include "core/pieces.h"
 #include "core/retreat.h"
 
 namespace {
@@ -28,17 +29,17 @@ void run_in_threads(int64_t count, npu::Parallel::Body body, void* context) {
     retreat.by_itself(now(CLOCK_MONOTONIC) - begin);
     return;
   }
-  // Small pieces, taken one by one: a thread that comes late, or shares its core with another process, gets fewer.
   const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), count);
-  const int64_t pieces = std::min(4 * threads, count);
-  std::atomic<int64_t> next{0}, worked{0};
+  npu::Pieces pieces(count, threads);
+  std::atomic<int64_t> worked{0};
   std::exception_ptr error;  // torch would pass on no more than that there was one
   std::atomic<bool> failed{false};
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t thread, int64_t) {
     const int64_t before = now(CLOCK_THREAD_CPUTIME_ID);
     try {
-      for (int64_t n; !failed && (n = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
-        body(count * n / pieces, count * (n + 1) / pieces, context);
+      pieces.take(thread, [&](int64_t from, int64_t to) {
+        if (!failed) body(from, to, context);
+      });
     } catch (...) {
       if (!failed.exchange(true)) error = std::current_exception();
     }

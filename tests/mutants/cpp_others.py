@@ -1,4 +1,4 @@
-"""Mutants of the other C++ kernels: siblings, loss, optimiser, time loop."""
+"""Mutants of the other C++ kernels (siblings, loss, optimiser, time loop), and of how threads share work."""
 
 # ruff: noqa: E501 (a text stands on one line where the code has it on one)
 
@@ -162,4 +162,16 @@ TIME_LOOP = [
     }),
 ]  # fmt: skip
 
-OTHERS = [*SIBLINGS, *TIME_LOOP]
+THREADS = [
+    *mutants(CORE + "pieces.h", "threads", {
+        "threads-own-part-first": ("part = (thread + n) % parts_", "part = n"),
+        "threads-last-part": ("n < parts_; ++n", "n + 1 < parts_; ++n"),
+        "threads-end-of-a-piece": ("count_ * (piece + 1) / pieces_);", "count_ * piece / pieces_ + 1);"),
+    }),
+    *mutants(CORE + "retreat.h", "threads", {
+        "threads-time-lost": ("const int64_t lost = wall - worked;", "const int64_t lost = wall;"),
+        "threads-debt-paid": ("std::max<int64_t>(0, debt - worked)", "std::max<int64_t>(0, debt - 2 * worked)"),
+    }),
+]  # fmt: skip
+
+OTHERS = [*SIBLINGS, *TIME_LOOP, *THREADS]

@@ -15,6 +15,7 @@ EXECUTABLES = {
     "ode": "ode_test",
     "ode_adaptive": "ode_adaptive_test",
     "tiles": "tiles_test",
+    "threads": "threads_test",
 }
 
 
