@@ -20,7 +20,11 @@ namespace {
 
 // Rows of a chunk and outs of a block: dP and dQ, packed twice in three terms, are 1.5 MiB then.
 constexpr int64_t kMostRows = 256;
-constexpr int64_t kOutBlock = 256;
+template <int terms>
+constexpr int64_t kOutBlock = terms == 1 ? 512 : 256;
+// With one term a chunk may have twice as many rows. That pays where the weight sums, to which every chunk adds, are
+// larger than half a MiB.
+constexpr int64_t kManySums = int64_t(1) << 17;
 constexpr int64_t kMostSpread = int64_t(1) << 20;  // floats of dL that are kept from block to block
 
 template <int terms, bool complex>
@@ -40,9 +44,9 @@ class Group {
     const int64_t rows = task.end - task.begin, pairs = ceil_div(in_.in, kTilePair);
     const int64_t chunks = most<int64_t>(1, ceil_div(rows, most_rows(in_)));
     const int64_t chunk_rows = round_up(ceil_div(rows, chunks), kTilePair);
-    const int64_t block = chunk_rows * least(kOutBlock, round_up(in_.out, kTilePair)) * terms;
+    const int64_t block = chunk_rows * least(kOutBlock<terms>, round_up(in_.out, kTilePair)) * terms;
     Scratch<Bf16> by_rows(task.want_spread ? kWeights * block : 0), by_outs(task.want_sums ? 2 * block : 0);
-    Scratch<float> spread_sums(in_.out > kOutBlock && task.want_spread ? chunk_rows * pairs * kTilePair : 0);
+    Scratch<float> spread_sums(in_.out > kOutBlock<terms> && task.want_spread ? chunk_rows * pairs * kTilePair : 0);
     // Weights that several chunks meet are packed once.
     const bool ahead = task.want_spread && chunks > 1;
     Scratch<Bf16> weights(ahead ? pairs * weights_size() : 0);
@@ -65,8 +69,8 @@ class Group {
       c.by_outs = task.want_sums ? static_cast<Bf16*>(by_outs) : nullptr;
       c.weights = ahead ? static_cast<const Bf16*>(weights) : nullptr;
       c.spread_sums = spread_sums;
-      for (c.out = 0; c.out < in_.out; c.out += kOutBlock) {
-        c.outs = least(kOutBlock, in_.out - c.out);
+      for (c.out = 0; c.out < in_.out; c.out += kOutBlock<terms>) {
+        c.outs = least(kOutBlock<terms>, in_.out - c.out);
         inner.over(c.row_pairs(),
                    [&](int64_t begin, int64_t end) { gradients(task, c, begin * kTilePair, end * kTilePair); });
         if (task.want_spread) inner.over(pairs, [&](int64_t begin, int64_t end) { spread(task, c, begin, end); });
@@ -101,7 +105,8 @@ class Group {
   int64_t units() const { return ceil_div(in_.out, kUnitOuts); }
 
   static int64_t most_rows(const NpuInputs<float>& in) {
-    return most(kTilePair, least(kMostRows, kMostSpread / most<int64_t>(in.in, 1) / kTilePair * kTilePair));
+    const int64_t rows = terms == 1 && 4 * in.in * in.out > kManySums ? 2 * kMostRows : kMostRows;
+    return most(kTilePair, least(rows, kMostSpread / most<int64_t>(in.in, 1) / kTilePair * kTilePair));
   }
 
   // dP and dQ of up to 16 outs of a row; zero outside.

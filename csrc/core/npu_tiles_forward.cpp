@@ -66,7 +66,7 @@ class Worker {
   }
 
  private:
-  int64_t blocks() const { return most<int64_t>(1, ceil_div(in_.in, kInBlock)); }
+  int64_t blocks() const { return most<int64_t>(1, ceil_div(in_.in, kInBlock<terms>)); }
   // Of sums of kFinishOuts: all outs', where they are kept from block to block, or this one's and the one before's.
   int64_t slots() const { return blocks() == 1 ? 2 : ceil_div(least(outs_, in_.out), kFinishOuts); }
 
@@ -80,8 +80,8 @@ class Worker {
     p.end_row = least(p.row + rows_, in_.rows);
     p.out = task % ranges_of_outs * outs_;
     p.end_out = least(p.out + outs_, in_.out);
-    p.i0 = block * kInBlock;
-    p.ins = least(kInBlock, in_.in - p.i0);
+    p.i0 = block * kInBlock<terms>;
+    p.ins = least(kInBlock<terms>, in_.in - p.i0);
     p.first = block == 0;
     p.last = block + 1 == blocks();
     return p;

@@ -13,8 +13,10 @@ using tiles::Ranges;
 using tiles::Reg;
 using tiles::S;
 
-// Inputs of a block: L and m of a chunk, in three terms and one, are 512 KiB then, the packed weights 96 KiB.
-constexpr int64_t kInBlock = 256;
+// Inputs of a block: L and m of a chunk, in three terms and one, are 512 KiB then, the packed weights 96 KiB. With
+// fewer terms there is room for more.
+template <int terms>
+constexpr int64_t kInBlock = terms == 3 ? 256 : 512;
 // Outs whose P and Q wait for one another, so that results are written in runs of four cache lines.
 constexpr int64_t kFinishOuts = 64;
 
@@ -135,7 +137,7 @@ class Logs {
       : in_(in),
         gates_(gates),
         ranges_(ranges),
-        most_k_tiles_(ceil_div(least(in.in, kInBlock), kTileDepth)),
+        most_k_tiles_(ceil_div(least(in.in, kInBlock<terms>), kTileDepth)),
         log_r_(ceil_div(rows, kTilePair) * 2 * most_k_tiles_ * terms * kTileSize),
         mask_(ceil_div(rows, kTilePair) * 2 * most_k_tiles_ * kTileSize),
         negative_(ceil_div(rows, kTilePair)) {}
