@@ -20,17 +20,17 @@ namespace {
 
 // Rows of a chunk and outs of a block: dP and dQ, packed twice in three terms, are 1.5 MiB then.
 constexpr int64_t kMostRows = 256;
-template <int terms>
-constexpr int64_t kOutBlock = terms == 1 ? 512 : 256;
-// With one term a chunk may have twice as many rows. That pays where the weight sums, to which every chunk adds, are
-// larger than half a MiB.
-constexpr int64_t kManySums = int64_t(1) << 17;
+constexpr int64_t kOutBlock = 256;
+// Floats of the weight sums, to which every chunk adds, from which a chunk has twice as many rows if the terms are
+// fewer.
+constexpr int64_t kManySums = int64_t(1) << 18;
 constexpr int64_t kMostSpread = int64_t(1) << 20;  // floats of dL that are kept from block to block
 
 template <int terms, bool complex>
 class Group {
   static constexpr int kUnitOuts = complex ? kTile : 2 * kTile;
   static constexpr int kWeights = complex ? 2 : 1;
+  using Turns = TurnedPanels<terms>;
 
  public:
   static constexpr bool kShares = true;
@@ -44,9 +44,9 @@ class Group {
     const int64_t rows = task.end - task.begin, pairs = ceil_div(in_.in, kTilePair);
     const int64_t chunks = most<int64_t>(1, ceil_div(rows, most_rows(in_)));
     const int64_t chunk_rows = round_up(ceil_div(rows, chunks), kTilePair);
-    const int64_t block = chunk_rows * least(kOutBlock<terms>, round_up(in_.out, kTilePair)) * terms;
+    const int64_t block = chunk_rows * least(kOutBlock, round_up(in_.out, kTilePair)) * terms;
     Scratch<Bf16> by_rows(task.want_spread ? kWeights * block : 0), by_outs(task.want_sums ? 2 * block : 0);
-    Scratch<float> spread_sums(in_.out > kOutBlock<terms> && task.want_spread ? chunk_rows * pairs * kTilePair : 0);
+    Scratch<float> spread_sums(in_.out > kOutBlock && task.want_spread ? chunk_rows * pairs * kTilePair : 0);
     // Weights that several chunks meet are packed once.
     const bool ahead = task.want_spread && chunks > 1;
     Scratch<Bf16> weights(ahead ? pairs * weights_size() : 0);
@@ -58,6 +58,12 @@ class Group {
     });
     // Sums that several chunks add to stay blocks of tiles until the last.
     Scratch<float> kept(task.want_sums && chunks > 1 ? pairs * units() * 2 * kBlockSize : 0);
+    // L and m that several blocks of outs meet are made for the first.
+    const bool again = task.want_sums && in_.out > kOutBlock;
+    Scratch<Bf16> turned(again ? pairs * Turns::size(chunk_rows) : 0);
+    Scratch<Turns> places(again ? pairs : 0);
+    for (int64_t pair = 0; again && pair < pairs; ++pair)
+      places[pair] = {turned + pair * Turns::size(chunk_rows), 0, false};
     for (int64_t row = task.begin; row < task.end; row += chunk_rows) {
       Panels c;
       c.row = row;
@@ -68,9 +74,10 @@ class Group {
       c.by_rows = task.want_spread ? static_cast<Bf16*>(by_rows) : nullptr;
       c.by_outs = task.want_sums ? static_cast<Bf16*>(by_outs) : nullptr;
       c.weights = ahead ? static_cast<const Bf16*>(weights) : nullptr;
+      c.turned = again ? static_cast<Turns*>(places) : nullptr;
       c.spread_sums = spread_sums;
-      for (c.out = 0; c.out < in_.out; c.out += kOutBlock<terms>) {
-        c.outs = least(kOutBlock<terms>, in_.out - c.out);
+      for (c.out = 0; c.out < in_.out; c.out += kOutBlock) {
+        c.outs = least(kOutBlock, in_.out - c.out);
         inner.over(c.row_pairs(),
                    [&](int64_t begin, int64_t end) { gradients(task, c, begin * kTilePair, end * kTilePair); });
         if (task.want_spread) inner.over(pairs, [&](int64_t begin, int64_t end) { spread(task, c, begin, end); });
@@ -85,6 +92,7 @@ class Group {
     Bf16* by_outs;        // B panels of dP, then of dQ; null: not wanted
     const Bf16* weights;  // of all pairs of inputs; null: to be packed
     float* kept;          // the sums' blocks: [two tiles of inputs][unit of outs][real, mask]; null: the only chunk
+    Turns* turned;        // of all pairs of inputs; null: there is one block of outs
     float* spread_sums;   // dL's blocks: [two tiles of inputs][two tiles of rows]
 
     int64_t out_depth() const { return ceil_div(outs, kTileDepth); }  // k tiles of dL
@@ -105,7 +113,7 @@ class Group {
   int64_t units() const { return ceil_div(in_.out, kUnitOuts); }
 
   static int64_t most_rows(const NpuInputs<float>& in) {
-    const int64_t rows = terms == 1 && 4 * in.in * in.out > kManySums ? 2 * kMostRows : kMostRows;
+    const int64_t rows = terms < 3 && 4 * in.in * in.out >= kManySums ? 2 * kMostRows : kMostRows;
     return most(kTilePair, least(rows, kMostSpread / most<int64_t>(in.in, 1) / kTilePair * kTilePair));
   }
 
@@ -210,19 +218,30 @@ class Group {
     SideWork side;
     Fetcher fetcher;
     Sums<complex> sums(f_);
-    Turned<terms> turned[2] = {{in_, ranges_, c.rows}, {in_, ranges_, c.rows}};
+    Turned<terms> turned(in_, ranges_);
+    Fetcher turned_before;
+    const int64_t size = Turns::size(c.rows);
+    Scratch<Bf16> own_turned(c.turned == nullptr ? 2 * size : 0);
+    Turns own_places[2] = {{own_turned, 0, false}, {own_turned + size, 0, false}};
+    const auto turns = [&](int64_t pair) -> Turns& {
+      return c.turned == nullptr ? own_places[(pair - begin) % 2] : c.turned[pair];
+    };
+    const bool make = c.turned == nullptr || c.out == 0;
     alignas(64) float own[2][2 * kBlockSize];
-    turned[0].begin(task, c, begin * kTilePair);
-    side.add(turned[0], turned[0].slices());
-    side.finish();
+    if (make) {
+      turned.begin(task, c, begin * kTilePair, turns(begin));
+      side.add(turned, turned.slices());
+      side.finish();
+    }
     const int64_t steps = ceil_div(c.outs, kUnitOuts);
     for (int64_t pair = begin; pair < end; ++pair) {
-      const Turned<terms>& now = turned[(pair - begin) % 2];
-      Turned<terms>& next = turned[(pair - begin + 1) % 2];
-      if (pair + 1 < end) next.begin(task, c, (pair + 1) * kTilePair);
-      const int64_t next_slices = pair + 1 < end ? next.slices() : 0;
+      const Turns& now = turns(pair);
+      const bool more = pair + 1 < end;
+      if (more && make) turned.begin(task, c, (pair + 1) * kTilePair, turns(pair + 1));
+      if (more && !make) turned_before.begin(turns(pair + 1).begin, size);
       for (int64_t unit = 0; unit < steps; ++unit) {
-        side.add_share(next, next_slices, unit, steps);
+        if (more && make) side.add_share(turned, turned.slices(), unit, steps);
+        if (more && !make) side.add_share(turned_before, turned_before.slices(), unit, steps);
         if (c.kept != nullptr && !c.first) {
           fetcher.begin(kept(c, pair, unit), 2 * kBlockSize);
           side.add(fetcher, fetcher.slices());
@@ -241,20 +260,20 @@ class Group {
   }
 
   // The products of a pair of tiles of inputs with a unit of outs.
-  typename Sums<complex>::Blocks multiply(const tiles::Engine& engine, const Turned<terms>& now, const Panels& c,
-                                          int64_t pair, int64_t unit, float* own, SideWork& side) const {
+  typename Sums<complex>::Blocks multiply(const tiles::Engine& engine, const Turns& now, const Panels& c, int64_t pair,
+                                          int64_t unit, float* own, SideWork& side) const {
     float* const kept = this->kept(c, pair, unit);
     float* const reals = kept != nullptr && c.first ? kept : own;
     float* const masked = reals + kBlockSize;
     constexpr int kReal = tiles::Engine::steps<terms, terms>, kMask = tiles::Engine::steps<1, terms>;
-    side.spread_over(c.row_depth() * (kReal + (now.negative() ? kMask : 0)));
+    side.spread_over(c.row_depth() * (kReal + (now.negative ? kMask : 0)));
     const int64_t tile = unit * (kUnitOuts / kTile);
     engine.begin(false, reals);
     engine.add<terms, terms>({now.log_panel(0), now.log_panel(1)},
                              {c.of_outs(0, tile), c.of_outs(complex ? 1 : 0, complex ? tile : tile + 1)}, c.row_depth(),
                              reals, side);
     engine.end(reals);
-    if (now.negative()) {
+    if (now.negative) {
       engine.begin(false, masked);
       engine.add<1, terms>({now.mask_panel(0), now.mask_panel(1)},
                            {c.of_outs(complex ? 0 : 1, tile), c.of_outs(1, complex ? tile : tile + 1)}, c.row_depth(),
@@ -264,7 +283,7 @@ class Group {
       std::memset(masked, 0, size_t(kBlockSize) * sizeof(float));
     }
     if (reals == kept) return {kept, kept + kBlockSize, nullptr, nullptr};
-    const float* const products = now.negative() ? masked : nullptr;
+    const float* const products = now.negative ? masked : nullptr;
     if (kept == nullptr) return {nullptr, nullptr, reals, products};
     return {kept, kept + kBlockSize, reals, products};
   }

@@ -71,28 +71,35 @@ class Spread {
   Reg gate_sums_[2];  // of a tile of rows each: shorter runs round less
 };
 
-// L and m of a chunk's rows and of 32 inputs, turned, as A panels. A slice turns 16 rows, or is an input of 32 rows.
+// L and m of a chunk's rows and of 32 inputs, turned, as A panels: where they stand.
+template <int terms>
+struct TurnedPanels {
+  // bfloat16 of them, for a chunk of so many rows.
+  static int64_t size(int64_t rows) { return 2 * ceil_div(rows, kTileDepth) * (terms + 1) * kTileSize; }
+
+  Bf16* begin;
+  int64_t depth;  // k tiles
+  bool negative;  // any x
+
+  Bf16* log_panel(int tile) const { return begin + tile * depth * terms * kTileSize; }
+  Bf16* mask_panel(int tile) const { return begin + (2 * terms + tile) * depth * kTileSize; }
+};
+
+// Makes them. A slice turns 16 rows, or is an input of 32 rows.
 template <int terms>
 class Turned {
  public:
-  Turned(const NpuInputs<float>& in, const Ranges& ranges, int64_t rows)
-      : in_(in),
-        ranges_(ranges),
-        depth_(ceil_div(rows, kTileDepth)),
-        log_r_(2 * depth_ * terms * kTileSize),
-        mask_(2 * depth_ * kTileSize) {}
+  Turned(const NpuInputs<float>& in, const Ranges& ranges) : in_(in), ranges_(ranges) {}
 
   // Inputs from i on.
-  void begin(const GroupTask<float>& task, const Chunk& c, int64_t i) {
-    task_ = &task, first_i_ = i, row_ = c.row, rows_ = c.rows;
+  void begin(const GroupTask<float>& task, const Chunk& c, int64_t i, TurnedPanels<terms>& to) {
+    task_ = &task, first_i_ = i, row_ = c.row, rows_ = c.rows, to_ = &to;
     x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + c.row) * in_.in;
     tile_ = step_ = 0, k_ = 0;
-    negative_ = false;
+    to.depth = ceil_div(rows_, kTileDepth);
+    to.negative = false;
   }
-  int64_t slices() const { return 2 * ceil_div(rows_, kTileDepth) * kSteps; }
-  const Bf16* log_panel(int tile) const { return log_r_ + tile * depth_ * terms * kTileSize; }
-  const Bf16* mask_panel(int tile) const { return mask_ + tile * depth_ * kTileSize; }
-  bool negative() const { return negative_; }  // any x
+  int64_t slices() const { return 2 * to_->depth * kSteps; }
 
   void next() {
     const int64_t i = first_i_ + tile_ * kTile;
@@ -101,7 +108,7 @@ class Turned {
     else turn(step_ - 2, i, count);
     if (++step_ < kSteps) return;
     step_ = 0;
-    if (++k_ < ceil_div(rows_, kTileDepth)) return;
+    if (++k_ < to_->depth) return;
     k_ = 0;
     if (++tile_ == 2) ranges_.operand(task_->model, largest_), largest_ = {};
   }
@@ -129,21 +136,19 @@ class Turned {
       const Reg x = value_[v * kTile + n];
       const Reg log = VectorMath<float>::log(S::fma(g, S::abs(x) + eps, one - g));
       l[v] = tiles::first_lanes(log, int(least<int64_t>(kTileDepth, rows_ - k_ * kTileDepth)) - v * kTile);
-      negative_ |= S::store_negative(&m[v], x);
+      to_->negative |= S::store_negative(&m[v], x);
       largest_.see(l[v]);
     }
-    tiles::split_row<terms>(l[0], l[1], log_r_ + (tile_ * depth_ + k_) * terms * kTileSize + n * kTileDepth);
-    tiles::mask_row(m[0], m[1], mask_ + (tile_ * depth_ + k_) * kTileSize + n * kTileDepth);
+    tiles::split_row<terms>(l[0], l[1], to_->log_panel(tile_) + k_ * terms * kTileSize + n * kTileDepth);
+    tiles::mask_row(m[0], m[1], to_->mask_panel(tile_) + k_ * kTileSize + n * kTileDepth);
   }
 
   const NpuInputs<float>& in_;
   const Ranges& ranges_;
-  const int64_t depth_;
-  Scratch<Bf16> log_r_, mask_;
   const GroupTask<float>* task_ = nullptr;
+  TurnedPanels<terms>* to_ = nullptr;
   int64_t first_i_ = 0, row_ = 0, rows_ = 0;
   const float* x_ = nullptr;
-  bool negative_ = false;
   // The next slice: its tile of inputs, its 32 rows, and its step of kSteps.
   int tile_ = 0, step_ = 0;
   int64_t k_ = 0;

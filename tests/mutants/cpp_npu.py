@@ -273,6 +273,10 @@ TILES = [
             "engine.begin(!first, sums);",
             "engine.begin(false, sums);",
         ),
+        "tiles-backward-inputs-of-the-first-chunk": (
+            "c.turned == nullptr || c.out == 0;",
+            "c.turned == nullptr || (c.out == 0 && c.row == 0);",
+        ),
         "tiles-backward-sign-of-dq": (
             "*dq = -grad_y * S::load_first(f_.s + at, count);",
             "*dq = grad_y * S::load_first(f_.s + at, count);",
