@@ -189,8 +189,9 @@ def _count_ordinary() -> None:
 def _places(call: tuple[Any, ...], known: list[Tensor | None]) -> tuple[Any, ...]:
     """A launch with addresses replaced by what lies there: the place of a known tensor, or "new"."""
     places = {t.data_ptr(): f"tensor {n}" for n, t in enumerate(known) if t is not None and t.numel()}
+    least = 2**20  # sizes and strides are below; the heap may begin soon above
     return tuple(
-        places.get(a, "new" if isinstance(a, int) and a > 2**32 else a) if n > 2 else a for n, a in enumerate(call)
+        places.get(a, "new" if isinstance(a, int) and a >= least else a) if n > 2 else a for n, a in enumerate(call)
     )
 
 
