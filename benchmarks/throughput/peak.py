@@ -1,6 +1,7 @@
 """The processor's peak: multiply-adds in registers alone, timed in the same rounds as the rivals of a case.
 
-They run in torch's own threads. These spin for a while after torch's operations, and would take the cores from others.
+They run in torch's own threads. Torch's threads spin for a while after an operation, and would share the cores with any
+others.
 peak.cpp is compiled for the instruction set in use by the compiler that ``CXX`` names, else c++. Without one, rows have
 no share of the peak.
 """

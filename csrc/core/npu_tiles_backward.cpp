@@ -21,8 +21,8 @@ namespace {
 // Rows of a chunk and outs of a block: dP and dQ, packed twice in three terms, are 1.5 MiB then.
 constexpr int64_t kMostRows = 256;
 constexpr int64_t kOutBlock = 256;
-// Floats of the weight sums, to which every chunk adds, from which a chunk has twice as many rows if the terms are
-// fewer.
+// Every chunk reads and writes the weight sums. Where they are so many floats, and dP and dQ have fewer than three
+// terms, a chunk has twice as many rows.
 constexpr int64_t kManySums = int64_t(1) << 18;
 constexpr int64_t kMostSpread = int64_t(1) << 20;  // floats of dL that are kept from block to block
 
@@ -219,7 +219,7 @@ class Group {
     Fetcher fetcher;
     Sums<complex> sums(f_);
     Turned<terms> turned(in_, ranges_);
-    Fetcher turned_before;
+    Fetcher turned_fetcher;
     const int64_t size = Turns::size(c.rows);
     Scratch<Bf16> own_turned(c.turned == nullptr ? 2 * size : 0);
     Turns own_places[2] = {{own_turned, 0, false}, {own_turned + size, 0, false}};
@@ -238,10 +238,10 @@ class Group {
       const Turns& now = turns(pair);
       const bool more = pair + 1 < end;
       if (more && make) turned.begin(task, c, (pair + 1) * kTilePair, turns(pair + 1));
-      if (more && !make) turned_before.begin(turns(pair + 1).begin, size);
+      if (more && !make) turned_fetcher.begin(turns(pair + 1).begin, size);
       for (int64_t unit = 0; unit < steps; ++unit) {
         if (more && make) side.add_share(turned, turned.slices(), unit, steps);
-        if (more && !make) side.add_share(turned_before, turned_before.slices(), unit, steps);
+        if (more && !make) side.add_share(turned_fetcher, turned_fetcher.slices(), unit, steps);
         if (c.kept != nullptr && !c.first) {
           fetcher.begin(kept(c, pair, unit), 2 * kBlockSize);
           side.add(fetcher, fetcher.slices());
