@@ -14,7 +14,6 @@
 #include <memory>
 #include <vector>
 
-#include "core/scratch.h"
 #include "layers.h"
 #include "threads.h"
 
@@ -269,10 +268,7 @@ class Block {
   // Whether the threads share the kernels of a step; otherwise they have blocks of their own.
   void run(int64_t first, int64_t end, bool shares) {
     model_ = first, models_ = end - first, shares_ = shares;
-    for (int64_t step = 0; step < run_.steps; ++step) {
-      this->step(step);
-      scratch_.fit();
-    }
+    for (int64_t step = 0; step < run_.steps; ++step) this->step(step);
   }
 
  private:
@@ -410,7 +406,6 @@ class Block {
   T* at(int64_t place) const { return begin_ + place; }
 
   const Run<T>& run_;
-  KeptScratch scratch_;
   int64_t model_ = 0, models_ = 0, size_ = 0;
   bool shares_ = false;
   size_t first_;  // the first layer with a trained parameter

@@ -1,4 +1,4 @@
-// What is thrown where memory is missing, which needs none itself; and scratch that is kept between calls.
+// What is thrown where memory is missing, which needs none itself; and scratch that a thread keeps between calls.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -22,12 +22,43 @@ class OutOfMemory : public std::bad_alloc {
   char text_[96];
 };
 
-thread_local ScratchStack stack = {};
-
 void* from_heap(size_t bytes) {
   void* const memory = std::aligned_alloc(64, bytes);
   if (memory == nullptr) out_of_memory(bytes);
   return memory;
+}
+
+// A large layer's scratch comes from the heap, where malloc costs nothing beside the layer's work; and all scratch does
+// with the sanitizers, which watch the ends of each piece.
+#if defined(NPU_SANITIZED)
+constexpr size_t kMostKept = 0;
+#else
+constexpr size_t kMostKept = size_t(1) << 20;
+#endif
+
+// A thread's kept memory, handed out up to `next`. Trivial, so that reading it costs no check of its initialisation.
+struct Kept {
+  char *begin, *next, *end;
+  size_t taken, most;  // bytes at once, of the heap too
+};
+thread_local Kept kept = {};
+
+struct AtExit {
+  bool registered = false;
+  ~AtExit() {
+    std::free(kept.begin);
+    kept = {};
+  }
+};
+
+// While nothing is taken: makes room for the most that was taken at once.
+__attribute__((noinline)) void grow() {
+  static thread_local AtExit at_exit;
+  at_exit.registered = true;
+  char* const memory = static_cast<char*>(from_heap(kept.most));
+  std::free(kept.begin);
+  kept.begin = kept.next = memory;
+  kept.end = memory + kept.most;
 }
 
 }  // namespace
@@ -41,42 +72,24 @@ void* more_memory(void* old, size_t bytes) {
 }
 
 void* take_scratch(size_t bytes) {
-  if (size_t(stack.end - stack.next) < bytes) {
-    stack.missed += bytes;
-    return from_heap(bytes);
+  if (kept.taken == 0 && kept.most > size_t(kept.end - kept.begin) && kept.most <= kMostKept) grow();
+  void* found;
+  if (size_t(kept.end - kept.next) >= bytes) {
+    found = kept.next;
+    kept.next += bytes;
+  } else {
+    found = from_heap(bytes);
   }
-  char* const found = stack.next;
-  stack.next += bytes;
+  kept.taken += bytes;
+  if (kept.taken > kept.most) kept.most = kept.taken;
   return found;
 }
 
-void give_back_scratch(void* taken) {
+void give_back_scratch(void* taken, size_t bytes) {
+  kept.taken -= bytes;
   const uintptr_t at = uintptr_t(taken);
-  if (at >= uintptr_t(stack.begin) && at < uintptr_t(stack.end)) stack.next = static_cast<char*>(taken);
+  if (at >= uintptr_t(kept.begin) && at < uintptr_t(kept.end)) kept.next = static_cast<char*>(taken);
   else std::free(taken);
-}
-
-KeptScratch::KeptScratch() : before_(stack) { stack = {}; }
-KeptScratch::~KeptScratch() {
-  std::free(stack.begin);
-  stack = before_;
-}
-
-void KeptScratch::fit() {
-  if (stack.missed == 0) return;
-  // What the heap gave is at least what is needed at once. A large layer's scratch stays there, since malloc costs
-  // nothing beside its work; and all of it with the sanitizers, which watch the ends of each piece.
-  constexpr size_t kMost = size_t(1) << 22;
-#if defined(NPU_SANITIZED)
-  const size_t size = kMost + 1;
-#else
-  const size_t size = size_t(stack.end - stack.begin) + stack.missed;
-#endif
-  stack.missed = 0;
-  if (size > kMost) return;
-  char* const memory = static_cast<char*>(from_heap(size));
-  std::free(stack.begin);
-  stack = {memory, memory, memory + size, 0};
 }
 
 }  // namespace npu

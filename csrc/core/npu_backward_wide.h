@@ -55,8 +55,8 @@ struct Chunk {
   const T* x;                     // [rows][I]
   int64_t ins, outs;              // strides of a row: whole registers, odd in cache lines, so that rows share no sets
   T* log_r;                       // [rows][ins], zero behind I
-  typename Simd<T>::Mask* mask;   // [rows][ins / width]
-  typename Simd<T>::Bits* index;  // [rows / group size][ins / width], the masks of a group of rows as bits; null: masks
+  typename Simd<T>::Mask* mask;   // [rows][ins / width], or null and
+  typename Simd<T>::Bits* index;  // [rows / group size][ins / width]: the masks of a group of rows as bits
   bool* negative;                 // [rows / kSumRows][ins / width]: any x < 0
   T *grad_p, *grad_q;             // [rows][outs]
 
@@ -73,6 +73,7 @@ class Group {
   static constexpr int kWeights = complex ? 2 : 1;
   static constexpr int kGroup = S::group_size > 0 ? S::group_size : 1;  // rows of a lookup
   static constexpr int kGroups = int(kSumRows) / kGroup;
+  static constexpr typename S::Int kMark[] = {1, 2, 4, 8};  // of a group's rows
   template <int N, int V>
   using TileSums = Reg[N][V][kParts<complex>];  // [outs][registers of inputs][Part]
 
@@ -99,11 +100,12 @@ class Group {
     const bool packs = task.want_spread && task.end - task.begin > kFewRows;
     Scratch<T> packed(packs ? blocks * kBlock * in_.out * kWeights : 0);
     Scratch<T> log_r(chunk_rows * c.ins), grad_p(chunk_rows * c.outs), grad_q(chunk_rows * c.outs);
-    Scratch<Mask> mask(chunk_rows * c.vectors());
-    Scratch<bool> negative(chunk_rows / kSumRows * c.vectors());
     const bool looks_up = S::group_size > 0 && in_.in >= kLookupIns;
+    Scratch<bool> negative(chunk_rows / kSumRows * c.vectors());
+    Scratch<Mask> mask(looks_up ? 0 : chunk_rows * c.vectors());
     Scratch<typename S::Bits> index(looks_up ? chunk_rows / kGroup * c.vectors() : 0);
-    c.log_r = log_r, c.grad_p = grad_p, c.grad_q = grad_q, c.mask = mask, c.negative = negative;
+    c.log_r = log_r, c.grad_p = grad_p, c.grad_q = grad_q, c.negative = negative;
+    c.mask = looks_up ? nullptr : static_cast<Mask*>(mask);
     c.index = looks_up ? static_cast<typename S::Bits*>(index) : nullptr;
     if (packs) {
       inner.over(blocks, [&](int64_t begin, int64_t end) NPU_ONCE {
@@ -152,20 +154,30 @@ class Group {
   // L, m, dP and dQ of rows [begin, end), which are one kSumRows block of the chunk.
   void prepare(const GroupTask<T>& task, const Chunk<T>& c, int64_t begin, int64_t end) const {
     const Reg eps = S::set1(in_.eps), one = S::set1(T(1));
-    bool* negative = c.negative + begin / kSumRows * c.vectors();
-    for (int64_t v = 0; v < c.vectors(); ++v) negative[v] = false;
     for (int64_t i = 0; i < c.ins; i += W) {
       const int count = int(most<int64_t>(0, least<int64_t>(W, in_.in - i)));
       const Reg g = S::load_first(task.gate + i, count);  // zero behind I: r = 1, L = 0
-      for (int64_t b = begin; b < end; ++b) {
+      const Reg rest = one - g;
+      const auto log = [&](int64_t b) __attribute__((always_inline)) {
         const Reg x = S::load_first(c.x + b * in_.in + i, count);
-        S::store(c.log_r + b * c.ins + i, VectorMath<T>::log(S::fma(g, S::abs(x) + eps, one - g)));
-        negative[i / W] |= S::store_negative(c.mask + b * c.vectors() + i / W, x);
-        if (c.index == nullptr) continue;
-        typename S::Bits& index = c.index[b / kGroup * c.vectors() + i / W];
-        const typename S::Bits bit = (x < S::zero()) & S::set1_bits(typename S::Int(1) << (b % kGroup));
-        index = b % kGroup == 0 ? bit : index | bit;
+        S::store(c.log_r + b * c.ins + i, VectorMath<T>::log(S::fma(g, S::abs(x) + eps, rest)));
+        return x;
+      };
+      bool& negative = c.negative[begin / kSumRows * c.vectors() + i / W];
+      if (c.index == nullptr) {
+        negative = false;
+        for (int64_t b = begin; b < end; ++b) negative |= S::store_negative(c.mask + b * c.vectors() + i / W, log(b));
+        continue;
       }
+      typename S::Bits any = {};
+      typename S::Bits* index = c.index + begin / kGroup * c.vectors() + i / W;
+      for (int64_t b = begin; b < end; index += c.vectors()) {
+        typename S::Bits marks = {};
+        for (int r = 0; r < kGroup && b < end; ++r, ++b) marks = S::mark_negative(marks, log(b), kMark[r]);
+        *index = marks;
+        any |= marks;
+      }
+      negative = S::any_mark(any);
     }
     for (int64_t b = begin; b < end; ++b) {
       const int64_t from = (c.row + b) * in_.out;
@@ -374,8 +386,8 @@ class Group {
     constexpr bool reals = products != Products::kMask, masks = products != Products::kReal;
     constexpr bool masked = masks && signs == Signs::kMasked, looked_up = masks && signs == Signs::kLookup;
     const T *log_r = c.log_r + b * c.ins + i, *grad_p = c.grad_p + b * c.outs + o, *grad_q = c.grad_q + b * c.outs + o;
-    const Mask* mask = c.mask + b * c.vectors() + i / W;
-    const typename S::Bits* index = c.index + b / kGroup * c.vectors() + i / W;
+    const Mask* mask = masked ? c.mask + b * c.vectors() + i / W : nullptr;
+    const typename S::Bits* index = looked_up ? c.index + b / kGroup * c.vectors() + i / W : nullptr;
     while (b < end) {
       const int64_t run_end = least(b + kSumRun, end);
       Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
@@ -394,7 +406,8 @@ class Group {
             for (int v = 0; masked && v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], mask[v], dq);
           }
         }
-        log_r += c.ins, grad_p += c.outs, grad_q += c.outs, mask += c.vectors();
+        log_r += c.ins, grad_p += c.outs, grad_q += c.outs;
+        if constexpr (masked) mask += c.vectors();
       };
       const auto add_group = [&]() __attribute__((always_inline)) {
         for (int n = 0; n < N; ++n, tables += 2 * W) {

@@ -59,17 +59,45 @@ struct Phase {
     else *table = *phases;
   }
 
-  // Sets the bit (or the mask) of input i; inputs come in ascending order. Returns whether any lane is negative.
-  static NPU_INLINE bool set(Slot* slots, int64_t i, int r, int registers, Reg x) {
-    Slot& slot = slots[i / inputs * registers + r];
-    if constexpr (lookup) {
-      const typename S::Bits bit = (x < S::zero()) & S::set1_bits(typename S::Int(1) << (i % inputs));
-      slot = i % inputs == 0 ? bit : slot | bit;
-      return S::any_less(x, S::zero());
-    } else {
-      return S::store_negative(&slot, x);
+  // Writes the slots of a register of rows, which are `step` apart; the inputs come in ascending order.
+  class Signs {
+   public:
+    Signs(Slot* first, int64_t step) : next_(first), step_(step) {}
+    NPU_INLINE void add(Reg x) {
+      if constexpr (lookup) {
+        group_ = S::mark_negative(group_, x, kMark[in_group_]);
+        if (++in_group_ == inputs) end_group();
+      } else {
+        negative_ |= S::store_negative(next_, x);
+        next_ += step_;
+      }
     }
-  }
+    // After the last input: whether any was negative.
+    NPU_INLINE bool end() {
+      if constexpr (lookup) {
+        if (in_group_ > 0) end_group();
+        return S::any_mark(all_);
+      }
+      return negative_;
+    }
+
+   private:
+    static constexpr typename S::Int kMark[] = {1, 2, 4, 8};
+    NPU_INLINE void end_group() {
+      if constexpr (lookup) {
+        *next_ = group_;
+        next_ += step_;
+        all_ |= group_;
+        group_ = typename S::Bits{};
+        in_group_ = 0;
+      }
+    }
+    Slot* next_;
+    const int64_t step_;
+    typename S::Bits group_ = {}, all_ = {};
+    int in_group_ = 0;
+    bool negative_ = false;
+  };
 };
 
 // A block of kTileOuts<complex> outs and up to kInBlock inputs of one model, in the order in which the tiles read it:
@@ -213,17 +241,20 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, 
   bool negative = false;
   for (int r = 0; r < registers; ++r) {
     const int valid = int(most<int64_t>(0, least<int64_t>(W, rows - r * W)));
+    typename Phase<T>::Signs signs(slots + r, registers);
     for (int64_t i0 = 0; i0 < in.in; i0 += W) {
       const int count = int(least<int64_t>(W, in.in - i0));
       Reg column[W];
       load_columns_inline<T>(x + r * W * in.in + i0, in.in, valid, count, column);
+      T rest[W];  // 1 - ghat
+      S::store(rest, S::set1(T(1)) - S::load_first(gate + i0, count));
       for (int c = 0; c < count; ++c) {
-        const Reg g = S::set1(gate[i0 + c]);
-        const Reg size = S::fma(g, S::abs(column[c]) + eps, S::set1(T(1)) - g);
+        const Reg size = S::fma(S::set1(gate[i0 + c]), S::abs(column[c]) + eps, S::set1(rest[c]));
         S::store(log_r + ((i0 + c) * registers + r) * W, VectorMath<T>::log(size));
-        negative |= Phase<T>::set(slots, i0 + c, r, registers, column[c]);
+        signs.add(column[c]);
       }
     }
+    negative |= signs.end();
   }
   return negative;
 }

@@ -19,15 +19,16 @@ constexpr int64_t kRun = 24;
 template <typename T>
 class Scratch {
  public:
-  explicit Scratch(int64_t count) : data_(static_cast<T*>(take_scratch(bytes(count)))) {}
-  ~Scratch() { give_back_scratch(data_); }
+  explicit Scratch(int64_t count)
+      : bytes_((size_t(count) * sizeof(T) + 127) / 64 * 64), data_(static_cast<T*>(take_scratch(bytes_))) {}
+  ~Scratch() { give_back_scratch(data_, bytes_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   operator T*() const { return data_; }
 
  private:
-  static size_t bytes(int64_t count) { return (size_t(count) * sizeof(T) + 127) / 64 * 64; }
-  T* data_;
+  const size_t bytes_;
+  T* const data_;
 };
 
 template <typename T>

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -77,6 +78,7 @@ struct Simd {
   using Mask = typename SimdTypes<T>::Mask;
   static constexpr int width = NPU_VECTOR_BYTES / sizeof(T);
   static constexpr bool single = std::is_same<T, float>::value;
+  static constexpr Int kSignBit = std::numeric_limits<Int>::min();
 
   static NPU_INLINE Reg zero() { return Reg{}; }
 
@@ -154,6 +156,26 @@ struct Simd {
 
   static NPU_INLINE Bits set1_bits(Int v) { return Bits{} + v; }
   static NPU_INLINE Reg select(Bits condition, Reg a, Reg b) { return condition ? a : b; }
+  // a where n is odd, b where it is even.
+  static NPU_INLINE Reg select_odd(Bits n, Reg a, Reg b) {
+#if defined(__AVX512F__)
+    const __m512i bits = (__m512i)n;
+    if constexpr (single)
+      return (Reg)_mm512_mask_blend_ps(_mm512_test_epi32_mask(bits, _mm512_set1_epi32(1)), (__m512)b, (__m512)a);
+    else return (Reg)_mm512_mask_blend_pd(_mm512_test_epi64_mask(bits, _mm512_set1_epi64(1)), (__m512d)b, (__m512d)a);
+#else
+    return select((n & set1_bits(1)) != set1_bits(0), a, b);
+#endif
+  }
+  // v, negated where the highest bit of `flip` is set.
+  static NPU_INLINE Reg negate_where(Bits flip, Reg v) {
+#if defined(__AVX512F__)
+    constexpr int kXorOfAnd = 0x78;  // first ^ (second & third), as the truth table of one instruction
+    return (Reg)_mm512_ternarylogic_epi64((__m512i)v, (__m512i)flip, (__m512i)set1_bits(kSignBit), kXorOfAnd);
+#else
+    return (Reg)((Bits)v ^ (flip & set1_bits(kSignBit)));
+#endif
+  }
   // v within [low, high]; nan stays nan.
   static NPU_INLINE Reg bounded(Reg v, Reg low, Reg high) {
 #if defined(__AVX512F__)
@@ -176,8 +198,28 @@ struct Simd {
     if constexpr (single) return (Reg)_mm512_scalef_ps((__m512)a, (__m512)n);
     else return (Reg)_mm512_scalef_pd((__m512d)a, (__m512d)n);
   }
+  // a = 2^e m, m in [3/4, 3/2). inf gives e = inf and m = 1, nan and numbers below 0 give m = nan.
+  static NPU_INLINE void split(Reg a, Reg* e, Reg* m) {
+    if constexpr (single) {
+      const __m512 part = _mm512_getmant_ps((__m512)a, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_nan);
+      const __m512 exponent = _mm512_getexp_ps((__m512)a), one = _mm512_set1_ps(1);
+      *e = (Reg)_mm512_mask_add_ps(exponent, _mm512_cmp_ps_mask(part, one, _CMP_LT_OQ), exponent, one);
+      *m = (Reg)part;
+    } else {
+      const __m512d part = _mm512_getmant_pd((__m512d)a, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_nan);
+      const __m512d exponent = _mm512_getexp_pd((__m512d)a), one = _mm512_set1_pd(1);
+      *e = (Reg)_mm512_mask_add_pd(exponent, _mm512_cmp_pd_mask(part, one, _CMP_LT_OQ), exponent, one);
+      *m = (Reg)part;
+    }
+  }
+  // Lane l is table[index[l] % (2 * width)].
+  static NPU_INLINE Reg lookup_pair(const T* table, Bits index) {
+    if constexpr (single)
+      return (Reg)_mm512_permutex2var_ps(_mm512_loadu_ps(table), (__m512i)index, _mm512_loadu_ps(table + width));
+    else return (Reg)_mm512_permutex2var_pd(_mm512_loadu_pd(table), (__m512i)index, _mm512_loadu_pd(table + width));
+  }
 #endif
-  static NPU_INLINE Reg abs(Reg a) { return (Reg)((Bits)a & set1_bits(~(Int(1) << (8 * sizeof(Int) - 1)))); }
+  static NPU_INLINE Reg abs(Reg a) { return (Reg)((Bits)a & set1_bits(~kSignBit)); }
 
   // Whether a < b, or a == b, in any lane. As masks: of a vector of conditions the compiler makes a masked load of
   // ones. It costs some 10 ns where the mask is empty and nothing has touched the page of the ones yet.
@@ -208,6 +250,28 @@ struct Simd {
     const Bits negative = x < zero();
     std::memcpy(mask->lane, &negative, sizeof negative);
     return any(negative);
+#endif
+  }
+
+  // `marks`, with those of `mark` set where x < 0.
+  static NPU_INLINE Bits mark_negative(Bits marks, Reg x, Int mark) {
+#if defined(__AVX512F__)
+    const __m512i all = (__m512i)marks, more = (__m512i)set1_bits(mark);
+    if constexpr (single)
+      return (Bits)_mm512_mask_or_epi32(all, _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_LT_OQ), all, more);
+    else
+      return (Bits)_mm512_mask_or_epi64(all, _mm512_cmp_pd_mask((__m512d)x, _mm512_setzero_pd(), _CMP_LT_OQ), all,
+                                        more);
+#else
+    return marks | ((x < zero()) & set1_bits(mark));
+#endif
+  }
+  // Whether any lane has any mark.
+  static NPU_INLINE bool any_mark(Bits marks) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)marks, (__m512i)marks) != 0;
+#else
+    return any(marks);
 #endif
   }
 

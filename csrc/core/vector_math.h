@@ -2,7 +2,7 @@
 // (tests/vector_math_test.cpp).
 //
 //   function  valid range                        float max error   double max error   special values
-//   log       from the least normal number on    1.0 ulp           1.0 ulp            log inf = inf, nan -> nan
+//   log       from the least normal number on    1.1 ulp           1.1 ulp            log inf = inf, nan -> nan
 //   exp       every number                       1.1 ulp           1.0 ulp            overflow -> inf, underflow ->
 //                                                                                     subnormals, 0
 //   sincos    |q| <= 1e5 (float), 1e6 (double)   1.5 ulp           1.5 ulp            farther out: the C library, lane
@@ -12,14 +12,56 @@
 // g.
 #pragma once
 
-#include <limits>
-
-#include "simd.h"
+#include "log_table.h"
 
 namespace npu {
 namespace NPU_ISA {
 
 constexpr double kPi = 3.14159265358979323846;
+
+#if defined(__AVX512F__)
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg log_by_table(typename Simd<T>::Reg a) {
+  using S = Simd<T>;
+  using Table = LogTable<T>;
+  typename S::Reg e, m;
+  S::split(a, &e, &m);
+  const auto cell = (typename S::Bits)m >> Table::kShift;
+  const auto z = S::fma(m, S::lookup_pair(Table::kReciprocal, cell), S::set1(T(-1)));
+  constexpr int count = sizeof(Table::kFactors) / sizeof(T);
+  auto p = S::set1(Table::kFactors[count - 1]);
+  for (int n = count - 2; n >= 0; --n) p = S::fma(p, z, S::set1(Table::kFactors[n]));
+  const auto large = S::fma(e, S::set1(Table::kLn2[0]), S::lookup_pair(Table::kLog, cell));
+  return large + S::fma(e, S::set1(Table::kLn2[1]), S::fma(p, z * z, z));
+}
+#endif
+
+// sin(n pi/2 + t) and its cosine, of t's.
+template <typename T>
+NPU_INLINE void place(typename Simd<T>::Bits n, typename Simd<T>::Reg sin_t, typename Simd<T>::Reg cos_t,
+                      typename Simd<T>::Reg* sine, typename Simd<T>::Reg* cosine) {
+  using S = Simd<T>;
+  constexpr int kToTop = 8 * sizeof(T) - 2;  // the second lowest bit to the highest
+  *sine = S::negate_where(n << kToTop, S::select_odd(n, cos_t, sin_t));
+  *cosine = S::negate_where((n + S::set1_bits(1)) << kToTop, S::select_odd(n, sin_t, cos_t));
+}
+
+// `near`, with the C library's function in the lanes where |q| > limit. By value: a result whose address is known
+// elsewhere would go through memory at every call.
+template <typename T, typename Function>
+NPU_NOINLINE typename Simd<T>::Reg far(typename Simd<T>::Reg q, T limit, typename Simd<T>::Reg near,
+                                       Function function) {
+  for (int l = 0; l < Simd<T>::width; ++l)
+    if (std::fabs(q[l]) > limit) near[l] = function(q[l]);
+  return near;
+}
+template <typename T>
+NPU_INLINE void replace_far(typename Simd<T>::Reg q, T limit, typename Simd<T>::Reg* sine,
+                            typename Simd<T>::Reg* cosine) {
+  if (__builtin_expect(!Simd<T>::any_less(Simd<T>::set1(limit), Simd<T>::abs(q)), 1)) return;
+  *sine = far(q, limit, *sine, [](T v) { return std::sin(v); });
+  *cosine = far(q, limit, *cosine, [](T v) { return std::cos(v); });
+}
 
 template <typename T>
 struct VectorMath;
@@ -32,6 +74,9 @@ struct VectorMath<float> {
 
   // log a = e ln 2 + log(1 + f),  a = 2^e (1 + f),  1 + f in [sqrt(1/2), sqrt(2)).
   static NPU_INLINE Reg log(Reg a) {
+#if defined(__AVX512F__)
+    return log_by_table<float>(a);
+#else
     // Subtracting the bits of sqrt(1/2) first centres the significand's interval.
     const Bits offset = (Bits)a - S::set1_bits(0x3f3504f3);
     const Bits exponent = offset >> 23;
@@ -52,6 +97,7 @@ struct VectorMath<float> {
     tail = S::fma(z, S::set1(-0.5f), tail);
     const Reg r = S::fma(e, S::set1(0.693359375f), f + tail);
     return S::select(a < S::set1(std::numeric_limits<float>::infinity()), r, a);  // inf and nan stay
+#endif
   }
 
   // exp p = 2^n exp t,  n = round(p / ln 2); 2^n in two factors where no instruction scales, so that
@@ -98,29 +144,12 @@ struct VectorMath<float> {
     c = S::fma(c, z, S::set1(4.16666456e-2f));
     c = S::fma(c, z, S::set1(-0.5f));
     c = S::fma(c, z, S::set1(1.0f));
-    const Bits quadrant = (Bits)shifted;
-    place(quadrant, s, c, sine, cosine);
-    if (__builtin_expect(S::any_less(S::set1(1e5f), S::abs(q)), 0)) far_sincos(q, sine, cosine);
+    place<float>((Bits)shifted, s, c, sine, cosine);
+    replace_far(q, 1e5f, sine, cosine);
   }
 
  private:
   static NPU_INLINE Reg power_of_two(Bits n) { return (Reg)((n + S::set1_bits(127)) << 23); }
-
-  static NPU_INLINE void place(Bits quadrant, Reg s, Reg c, Reg* sine, Reg* cosine) {
-    const Bits swap = (quadrant & S::set1_bits(1)) != S::set1_bits(0);
-    const Bits sign_s = (quadrant & S::set1_bits(2)) << 30;
-    const Bits sign_c = ((quadrant + S::set1_bits(1)) & S::set1_bits(2)) << 30;
-    *sine = (Reg)((Bits)S::select(swap, c, s) ^ sign_s);
-    *cosine = (Reg)((Bits)S::select(swap, s, c) ^ sign_c);
-  }
-
-  static __attribute__((noinline)) void far_sincos(const Reg& q, Reg* sine, Reg* cosine) {
-    for (int l = 0; l < S::width; ++l) {
-      if (!(std::fabs(q[l]) > 1e5f)) continue;
-      (*sine)[l] = std::sin(q[l]);
-      (*cosine)[l] = std::cos(q[l]);
-    }
-  }
 };
 
 template <>
@@ -132,6 +161,9 @@ struct VectorMath<double> {
 
   // As for float; log(1 + f) = f - f^2/2 + s (f^2/2 + R(s^2)),  s = f / (2 + f).
   static NPU_INLINE Reg log(Reg a) {
+#if defined(__AVX512F__)
+    return log_by_table<double>(a);
+#else
     const Bits centre = S::set1_bits(0x3fe6a09e667f3bcd);
     const Bits offset = (Bits)a - centre;
     const Reg f = (Reg)((offset & S::set1_bits(0x000fffffffffffff)) + centre) - S::set1(1.0);
@@ -156,6 +188,7 @@ struct VectorMath<double> {
     const Reg tail = S::fma(e, S::set1(1.90821492927058770002e-10), s * (half_square + r));
     const Reg result = S::fma(e, S::set1(6.93147180369123816490e-1), f - (half_square - tail));
     return S::select(a < S::set1(std::numeric_limits<double>::infinity()), result, a);  // inf and nan stay
+#endif
   }
 
   static NPU_INLINE Reg exp(Reg p) {
@@ -212,13 +245,8 @@ struct VectorMath<double> {
     const Reg half = S::set1(0.5) * z;
     const Reg w = S::set1(1.0) - half;
     c = w + S::fma(z * z, c, (S::set1(1.0) - w) - half);
-    const Bits quadrant = (Bits)shifted;
-    const Bits swap = (quadrant & S::set1_bits(1)) != S::set1_bits(0);
-    const Bits sign_s = (quadrant & S::set1_bits(2)) << 62;
-    const Bits sign_c = ((quadrant + S::set1_bits(1)) & S::set1_bits(2)) << 62;
-    *sine = (Reg)((Bits)S::select(swap, c, s) ^ sign_s);
-    *cosine = (Reg)((Bits)S::select(swap, s, c) ^ sign_c);
-    if (__builtin_expect(S::any_less(S::set1(1e6), S::abs(q)), 0)) far_sincos(q, sine, cosine);
+    place<double>((Bits)shifted, s, c, sine, cosine);
+    replace_far(q, 1e6, sine, cosine);
   }
 
  private:
@@ -227,14 +255,6 @@ struct VectorMath<double> {
     return ((n + (UnsignedBits)S::set1_bits(4096)) >> 1) - (UnsignedBits)S::set1_bits(2048);
   }
   static NPU_INLINE Reg power_of_two(UnsignedBits n) { return (Reg)((n + (UnsignedBits)S::set1_bits(1023)) << 52); }
-
-  static __attribute__((noinline)) void far_sincos(const Reg& q, Reg* sine, Reg* cosine) {
-    for (int l = 0; l < S::width; ++l) {
-      if (!(std::fabs(q[l]) > 1e6)) continue;
-      (*sine)[l] = std::sin(q[l]);
-      (*cosine)[l] = std::cos(q[l]);
-    }
-  }
 };
 
 }  // namespace NPU_ISA
