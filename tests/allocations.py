@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -164,15 +165,22 @@ def run(case: Case, malloc: Malloc) -> dict[str, Any]:
     want = [t.clone() for t in tensors(prepare()())]
     failures, in_threads, in_ours, wrong = 0, 0, 0, []
     unnamed: set[int] = set()  # the places
-    while True:
-        call, result, said = prepare(), None, "nothing"
+
+    def attempt() -> tuple[Any, str, int]:
+        result, said = None, "nothing"
         malloc.arm(failures + 1)
         try:
             # It is kept until nothing fails any more: torch asks for memory when a graph goes, and may not fail there.
             result = call()
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-        came = malloc.disarm()
+        return result, said, malloc.disarm()
+
+    while True:
+        call = prepare()
+        # Kernels keep scratch in each thread, and in a new one they have none yet.
+        with ThreadPoolExecutor(1) as thread:
+            result, said, came = thread.submit(attempt).result()
         if not came:
             assert result is not None, said
             if len(unnamed) > OF_THE_NODE:

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 from npu_kernels.backends import cpu
-from tests.building import cmake_configure, needs_compiler, one_process_at_a_time, run_core_tests
+from tests.building import ROOT, cmake_configure, needs_compiler, one_process_at_a_time, run_core_tests
+from tools.log_table import FORMATS, numbers
 
 
 @needs_compiler
@@ -27,6 +28,18 @@ def test_core(tmp_path: Path) -> None:
         # The emulator needs no more than this to run AMX's kernels.
         assert re.search(r"kernels_tiles_avx512_bf16 \.+ +Passed", found)
         assert not re.search(r"kernels_tiles\w+ \.+\*+Skipped", found)
+
+
+def test_log_table() -> None:
+    """csrc/core/log_table.h has the numbers that `python -m tools.log_table` computes."""
+    code = (ROOT / "csrc/core/log_table.h").read_text(encoding="utf-8")
+    for form in FORMATS:
+        table = code.split(f"struct LogTable<{form.name}> {{")[1].split("\n};")[0]
+        found = re.findall(r"static constexpr \w+ (k\w+)\[\] = \{([^}]*)\}", table)
+        written = {
+            name: [float.fromhex(number.strip().rstrip("f")) for number in text.split(",")] for name, text in found
+        }
+        assert written == numbers(form)
 
 
 @needs_compiler

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from npu_kernels import NPU
 from npu_kernels.backends import cpu
 from npu_kernels.testing import RECORDS, Sample
+from tests.building import run_python
 from tests.conftest import needs_library
 
 pytestmark = needs_library
@@ -234,3 +235,33 @@ def test_retreat_lasts_while_others_run() -> None:
             begin, before = time.monotonic_ns(), debt()
             layer(x)
             assert 0 < before - debt() <= time.monotonic_ns() - begin
+
+
+KEPT_SCRATCH = """
+import resource, threading
+import torch
+from npu_kernels import NPU
+
+model, x = NPU(100, 100), torch.randn(100, 100)
+
+def work():
+    for _ in range(2):  # what the first call needs, the thread keeps from the second on
+        model(x).sum().backward()
+
+def peak_after(threads):
+    for _ in range(threads):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+before = peak_after(20)
+print(peak_after(200) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has other units elsewhere")
+def test_ended_threads_keep_no_scratch() -> None:
+    run = run_python("-c", KEPT_SCRATCH)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) < 20_000, "KiB more after 200 threads, each of which kept some 400 while it lived"

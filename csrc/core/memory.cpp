@@ -1,4 +1,6 @@
 // What is thrown where memory is missing, which needs none itself; and scratch that a thread keeps between calls.
+#include <pthread.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -43,19 +45,15 @@ struct Kept {
 };
 thread_local Kept kept = {};
 
-struct AtExit {
-  bool registered = false;
-  ~AtExit() {
-    std::free(kept.begin);
-    kept = {};
-  }
-};
-
 // While nothing is taken: makes room for the most that was taken at once.
 __attribute__((noinline)) void grow() {
-  static thread_local AtExit at_exit;
-  at_exit.registered = true;
+  // Frees the memory where a thread ends. Not a thread_local's destructor: to register one may need memory, and the
+  // process ends where there is none.
+  static pthread_key_t key;
+  static const bool made = pthread_key_create(&key, std::free) == 0;
+  if (!made) return;
   char* const memory = static_cast<char*>(from_heap(kept.most));
+  if (pthread_setspecific(key, memory) != 0) return std::free(memory);
   std::free(kept.begin);
   kept.begin = kept.next = memory;
   kept.end = memory + kept.most;

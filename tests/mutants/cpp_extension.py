@@ -68,8 +68,11 @@ EXTENSION = [
         ),
     }),
     *mutants("csrc/core/memory.cpp", ("tests/test_training_run.py", "tests/test_allocations.py -k operators"), {
-        "train-scratch-twice": ("stack.next += bytes;", ""),
-        "train-scratch-given-back": ("stack.next = static_cast<char*>(taken);", ";"),
+        "scratch-twice": ("kept.next += bytes;", ""),
+        "scratch-given-back": ("kept.next = static_cast<char*>(taken);", ";"),
+    }),
+    *mutants("csrc/core/memory.cpp", "tests/test_threads.py -k scratch", {
+        "scratch-of-ended-threads": ("pthread_key_create(&key, std::free)", "pthread_key_create(&key, nullptr)"),
     }),
     *mutants("csrc/training.cpp", "tests/test_training_run.py -k rows", {
         "train-rows-that-ascend": ("return b != a + 1;", "return b <= a;"),

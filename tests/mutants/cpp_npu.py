@@ -60,10 +60,20 @@ FORWARD = [
     }),
     *mutants(CORE + "npu_forward.cpp", ("kernels 25000", "tests/test_edges.py -k 'special_input or minus_zero'"), {
         "forward-without-eps": (
-            "const Reg size = S::fma(g, S::abs(column[c]) + eps, S::set1(T(1)) - g);",
-            "const Reg size = S::fma(g, S::abs(column[c]), S::set1(T(1)) - g + (eps - eps));",
+            "S::abs(column[c]) + eps, S::set1(rest[c]));",
+            "S::abs(column[c]), S::set1(rest[c]) + (eps - eps));",
         ),
     }),
+    *mutants(CORE + "npu_forward.cpp", ("kernels 25000", "kernels", "tests/test_operators.py"), {
+        "forward-signs-of-all-inputs": ("        all_ |= group_;\n", ""),
+        "forward-signs-of-the-last-inputs": ("if (in_group_ > 0) end_group();", ""),
+    }),
+    *mutants(CORE + "vector_math.h", "vector_math", {
+        "log-rest-of-ln2": ("S::fma(e, S::set1(Table::kLn2[1]), ", "S::fma(e - e, S::set1(Table::kLn2[1]), "),
+        "log-cell": ("(typename S::Bits)m >> Table::kShift", "(typename S::Bits)m >> (Table::kShift + 1)"),
+        "sincos-sign-of-the-cosine": ("(n + S::set1_bits(1)) << kToTop", "n << kToTop"),
+        "sincos-far": ("if (std::fabs(q[l]) > limit) near[l] = function(q[l]);", ";"),
+    }, isa="avx512"),
     *mutants(CORE + "npu_forward.h", KERNELS, {
         "forward-sine-without-size": ("*s = size * sine;", "*s = sine;"),
     }),
@@ -198,6 +208,7 @@ BACKWARD = [
             "any |= c.negative[b / kSumRows * c.vectors() + i / W + v];",
             "any |= c.negative[i / W + v];",
         ),
+        "wide-signs-of-all-rows": ("        any |= marks;\n", ""),
         "wide-model-ignored": (
             "c.row = task.model * in_.rows + row;",
             "c.row = row;",

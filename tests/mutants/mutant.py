@@ -16,6 +16,7 @@ EXECUTABLES = {
     "ode_adaptive": "ode_adaptive_test",
     "tiles": "tiles_test",
     "threads": "threads_test",
+    "vector_math": "vector_math_test_avx512",
 }
 
 
