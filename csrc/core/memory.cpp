@@ -41,7 +41,7 @@ constexpr size_t kMostKept = size_t(1) << 20;
 // A thread's kept memory, handed out up to `next`. Trivial, so that reading it costs no check of its initialisation.
 struct Kept {
   char *begin, *next, *end;
-  size_t taken, most;  // bytes at once, of the heap too
+  size_t taken, most;  // bytes at once, of the heap too; the most of these up to kMostKept
 };
 thread_local Kept kept = {};
 
@@ -70,7 +70,7 @@ void* more_memory(void* old, size_t bytes) {
 }
 
 void* take_scratch(size_t bytes) {
-  if (kept.taken == 0 && kept.most > size_t(kept.end - kept.begin) && kept.most <= kMostKept) grow();
+  if (kept.taken == 0 && kept.most > size_t(kept.end - kept.begin)) grow();
   void* found;
   if (size_t(kept.end - kept.next) >= bytes) {
     found = kept.next;
@@ -79,7 +79,7 @@ void* take_scratch(size_t bytes) {
     found = from_heap(bytes);
   }
   kept.taken += bytes;
-  if (kept.taken > kept.most) kept.most = kept.taken;
+  if (kept.taken > kept.most && kept.taken <= kMostKept) kept.most = kept.taken;
   return found;
 }
 

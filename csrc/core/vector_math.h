@@ -42,8 +42,10 @@ NPU_INLINE void place(typename Simd<T>::Bits n, typename Simd<T>::Reg sin_t, typ
                       typename Simd<T>::Reg* sine, typename Simd<T>::Reg* cosine) {
   using S = Simd<T>;
   constexpr int kToTop = 8 * sizeof(T) - 2;  // the second lowest bit to the highest
-  *sine = S::negate_where(n << kToTop, S::select_odd(n, cos_t, sin_t));
-  *cosine = S::negate_where((n + S::set1_bits(1)) << kToTop, S::select_odd(n, sin_t, cos_t));
+  using Bits = typename S::Bits;
+  const auto quadrant = (typename S::UnsignedBits)n;  // unsigned, since n may come of nan
+  *sine = S::negate_where((Bits)(quadrant << kToTop), S::select_odd(n, cos_t, sin_t));
+  *cosine = S::negate_where((Bits)((quadrant + 1) << kToTop), S::select_odd(n, sin_t, cos_t));
 }
 
 // `near`, with the C library's function in the lanes where |q| > limit. By value: a result whose address is known

@@ -71,7 +71,7 @@ FORWARD = [
     *mutants(CORE + "vector_math.h", "vector_math", {
         "log-rest-of-ln2": ("S::fma(e, S::set1(Table::kLn2[1]), ", "S::fma(e - e, S::set1(Table::kLn2[1]), "),
         "log-cell": ("(typename S::Bits)m >> Table::kShift", "(typename S::Bits)m >> (Table::kShift + 1)"),
-        "sincos-sign-of-the-cosine": ("(n + S::set1_bits(1)) << kToTop", "n << kToTop"),
+        "sincos-sign-of-the-cosine": ("(quadrant + 1) << kToTop", "quadrant << kToTop"),
         "sincos-far": ("if (std::fabs(q[l]) > limit) near[l] = function(q[l]);", ";"),
     }, isa="avx512"),
     *mutants(CORE + "npu_forward.h", KERNELS, {
