@@ -73,7 +73,6 @@ class Group {
   static constexpr int kWeights = complex ? 2 : 1;
   static constexpr int kGroup = S::group_size > 0 ? S::group_size : 1;  // rows of a lookup
   static constexpr int kGroups = int(kSumRows) / kGroup;
-  static constexpr typename S::Int kMark[] = {1, 2, 4, 8};  // of a group's rows
   template <int N, int V>
   using TileSums = Reg[N][V][kParts<complex>];  // [outs][registers of inputs][Part]
 
@@ -173,7 +172,7 @@ class Group {
       typename S::Bits* index = c.index + begin / kGroup * c.vectors() + i / W;
       for (int64_t b = begin; b < end; index += c.vectors()) {
         typename S::Bits marks = {};
-        for (int r = 0; r < kGroup && b < end; ++r, ++b) marks = S::mark_negative(marks, log(b), kMark[r]);
+        for (int r = 0; r < kGroup && b < end; ++r, ++b) marks = S::mark_negative(marks, log(b), r);
         *index = marks;
         any |= marks;
       }

@@ -65,7 +65,7 @@ struct Phase {
     Signs(Slot* first, int64_t step) : next_(first), step_(step) {}
     NPU_INLINE void add(Reg x) {
       if constexpr (lookup) {
-        group_ = S::mark_negative(group_, x, kMark[in_group_]);
+        group_ = S::mark_negative(group_, x, in_group_);
         if (++in_group_ == inputs) end_group();
       } else {
         negative_ |= S::store_negative(next_, x);
@@ -82,7 +82,6 @@ struct Phase {
     }
 
    private:
-    static constexpr typename S::Int kMark[] = {1, 2, 4, 8};
     NPU_INLINE void end_group() {
       if constexpr (lookup) {
         *next_ = group_;

@@ -253,17 +253,18 @@ struct Simd {
 #endif
   }
 
-  // `marks`, with those of `mark` set where x < 0.
-  static NPU_INLINE Bits mark_negative(Bits marks, Reg x, Int mark) {
+  // `marks`, with bit n set where x < 0. n is below 4: one of a group (group_size).
+  static NPU_INLINE Bits mark_negative(Bits marks, Reg x, int n) {
+    static constexpr Int kBit[] = {1, 2, 4, 8};  // a load from memory; a shift's result would have to be moved
 #if defined(__AVX512F__)
-    const __m512i all = (__m512i)marks, more = (__m512i)set1_bits(mark);
+    const __m512i all = (__m512i)marks, more = (__m512i)set1_bits(kBit[n]);
     if constexpr (single)
       return (Bits)_mm512_mask_or_epi32(all, _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_LT_OQ), all, more);
     else
       return (Bits)_mm512_mask_or_epi64(all, _mm512_cmp_pd_mask((__m512d)x, _mm512_setzero_pd(), _CMP_LT_OQ), all,
                                         more);
 #else
-    return marks | ((x < zero()) & set1_bits(mark));
+    return marks | ((x < zero()) & set1_bits(kBit[n]));
 #endif
   }
   // Whether any lane has any mark.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/scratch.h"
 #include "npu_cases.h"
 
 namespace {
@@ -462,10 +463,30 @@ void check_all(const Shape& n, int bits, int64_t times) {
                 long(n.rows), long(times), long(n.in), long(n.out), n.shared_x, n.complex, n.gated, n.negative);
 }
 
+// What a thread keeps is one piece: what is taken after one another lies one after the other. The heap has its own
+// bytes between two pieces.
+void check_kept_scratch() {
+#if !defined(NPU_SANITIZED)  // there every piece comes from the heap
+  constexpr size_t kSmall = size_t(1) << 16, kLarge = size_t(1) << 22;
+  const auto both = [](size_t first, size_t second) {
+    char* const a = static_cast<char*>(npu::take_scratch(first));
+    char* const b = static_cast<char*>(npu::take_scratch(second));
+    npu::give_back_scratch(b, second);
+    npu::give_back_scratch(a, first);
+    return b - a;
+  };
+  both(kLarge, kSmall);
+  both(kSmall, kSmall);  // now the thread knows how much it needs
+  if (both(kSmall, kSmall) != ptrdiff_t(kSmall))
+    std::printf("FAILED: no scratch is kept after a large piece\n"), ++failures;
+#endif
+}
+
 }  // namespace
 
 int main(int count, char** names) {
   if (!read_arguments(count, names)) return 77;
+  check_kept_scratch();
   const int64_t sizes[][4] = {{1, 0, 3, 2},     {1, 1, 1, 1},    {1, 7, 2, 6},      {1, 100, 6, 2},   {1, 47, 15, 16},
                               {1, 48, 16, 17},  {1, 49, 17, 1},  {1, 130, 33, 5},   {3, 20, 6, 2},    {2, 65, 9, 31},
                               {1, 1100, 5, 7},  {2, 1030, 3, 4}, {1, 33, 65, 66},   {1, 700, 24, 40}, {1, 50, 400, 18},

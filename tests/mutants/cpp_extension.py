@@ -71,6 +71,9 @@ EXTENSION = [
         "scratch-twice": ("kept.next += bytes;", ""),
         "scratch-given-back": ("kept.next = static_cast<char*>(taken);", ";"),
     }),
+    *mutants("csrc/core/memory.cpp", "kernels 25000", {
+        "scratch-not-kept": ("kept.most = kept.taken;", ";"),
+    }),
     *mutants("csrc/core/memory.cpp", "tests/test_threads.py -k scratch", {
         "scratch-of-ended-threads": ("pthread_key_create(&key, std::free)", "pthread_key_create(&key, nullptr)"),
     }),
