@@ -6,7 +6,8 @@ With L the logarithm, in the notation of `reference.nalu`:
     dW = da' x + dp' L      dG = dh' x      dx = da W + dh G + dp W sign(x) / (|x| + eps)
 
 Autograd through the formula computes more, and makes more tensors. Second derivatives are those of
-`reference.nalu_backward`. No number of a model depends on the other models.
+`reference.nalu_backward`. No number of a model depends on the other models, if torch's products of many matrices round
+like its product of one. On some processors (AMD EPYC, Zen 5) those of some sizes differ in the last bits.
 """
 
 from __future__ import annotations

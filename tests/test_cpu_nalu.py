@@ -58,8 +58,22 @@ def test_other_models_change_no_bit(dtype: torch.dtype, sizes: tuple[int, int, i
         y = layer(x)
         return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
 
+    same_products = batched_products_round_alike(batch, inputs, outs, dtype)
     for many, one in zip(step(together, x), step(alone, x[3:4]), strict=True):
-        assert torch.equal(many[3:4], one)
+        if same_products:
+            assert torch.equal(many[3:4], one)
+        else:
+            assert relative_error(many[3:4], one) < 20 * torch.finfo(dtype).eps
+
+
+def batched_products_round_alike(batch: int, inputs: int, outs: int, dtype: torch.dtype) -> bool:
+    """Whether torch's products of five models and of one have the same bits. On some processors they do not, for some
+    sizes.
+    """
+    x, weight = torch.randn(5, batch, inputs, dtype=dtype), torch.randn(5, outs, inputs, dtype=dtype)
+    grad = torch.randn(5, batch, outs, dtype=dtype)
+    products = [(x, weight.mT), (grad, weight), (grad.mT, x)]
+    return all(torch.equal(torch.bmm(a, b)[3:4], torch.bmm(a[3:4].clone(), b[3:4].clone())) for a, b in products)
 
 
 def test_sigmoid_rounds_the_same_everywhere() -> None:
