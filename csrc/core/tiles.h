@@ -317,6 +317,8 @@ class Engine {
           }
         }
       }
+      // Or GCC loads C before the products, and two of the sums have no register left.
+      __asm__ volatile("" ::: "memory");
       for (int r = 0; r < kRows; ++r)
         for (int n = 0; n < 2; ++n)
           S::store(c + n * tile + r * kTile, S::load(c + n * tile + r * kTile) + (Reg)sum[r][n]);
