@@ -10,10 +10,17 @@
 namespace npu {
 namespace NPU_ISA {
 
-// The weight sums of one model and row group: [part][O][I].
+// The weight sums of one model and row group.
 enum Part { kSP, kMQ, kSQ, kMP };
 template <bool complex>
 constexpr int kParts = complex ? 4 : 2;
+
+// The order of the weight sums, if a Form does not choose its own: [part][O][I]. `at` is asked for whole registers.
+template <typename T, bool complex>
+struct PlainOrder {
+  static int64_t size(const NpuInputs<T>& in) { return kParts<complex> * in.out * in.in; }
+  static int64_t at(const NpuInputs<T>& in, int part, int64_t o, int64_t i) { return (part * in.out + o) * in.in + i; }
+};
 
 // factor times a sum that it was taken out of: 0 where factor is, also if the sum without it has overflowed.
 template <typename T>
@@ -74,10 +81,10 @@ template <typename T>
 struct GroupTask {
   int64_t model, begin, end;  // rows
   const T* gate;              // [I], clamped
-  T* sums;                    // [part][O][I], overwritten; null: gradients are written instead (the span is all rows)
-  double* gate_sums;          // [I], added to: sum_b dr (|x| + eps - 1)
-  T* phase_sums;              // [I], where gradients are written: sum_o wr MQ - wi MP
-  bool want_spread;           // grad_x and gate_sums
+  T* sums;            // in the Form's Order, overwritten; null: gradients are written instead (the span is all rows)
+  double* gate_sums;  // [I], added to: sum_b dr (|x| + eps - 1)
+  T* phase_sums;      // [I], where gradients are written: sum_o wr MQ - wi MP
+  bool want_spread;   // grad_x and gate_sums
   bool want_sums;
 };
 

@@ -22,14 +22,17 @@ class BackwardGroups {
  public:
   BackwardGroups(const NpuBackward<T>& f, const Parallel& parallel) : f_(f), in_(f.inputs), parallel_(parallel) {
     groups_ = most<int64_t>(
-        1, least<int64_t>(in_.rows / 512, least<int64_t>(16, (int64_t(1) << 20) / most<int64_t>(sums_size(), 1))));
+        1,
+        least<int64_t>(in_.rows / 512,
+                       least<int64_t>(16, (int64_t(1) << 20) / most<int64_t>(kParts<complex> * in_.out * in_.in, 1))));
     group_rows_ = ceil_div(in_.rows, groups_);
   }
 
   // `make` gives a Form for spans of at most so many rows, once per thread. A Form
   //   kSpan                    rows of a span at most: fewer would cost time where the sums are large, for their
   //                            additions in double
-  //   run(task, inner)         does a GroupTask; if it kShares, `inner` threads share the work of one
+  //   Order                    the order of the weight sums: their size(inputs), and where a register of one of their
+  //   parts is run(task, inner)         does a GroupTask; if it kShares, `inner` threads share the work of one
   //   writes_gradients(f)      whether the sums of a span that is all rows become gradients at once and are never
   //   stored
   template <typename Make>
@@ -41,13 +44,11 @@ class BackwardGroups {
   }
 
  private:
-  int64_t sums_size() const { return kParts<complex> * in_.out * in_.in; }
-
   // Groups of one span each.
   template <typename Make>
   void run_groups(const Make& make) const {
     using Form = decltype(make(int64_t()));
-    const int64_t tasks = in_.models * groups_, size = sums_size();
+    const int64_t tasks = in_.models * groups_, size = Form::Order::size(in_);
     // One group: its sums become gradients at once, or are never stored. More: all are kept, and added in order.
     const bool together = groups_ > 1, direct = !together && Form::writes_gradients(f_);
     Scratch<T> partial(together ? tasks * size : 0);
@@ -63,17 +64,17 @@ class BackwardGroups {
         std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(double));
         form.run(task, inner);
         if (direct) finish_gate<T>(f_, task.model, task.gate_sums, groups_, phase_sums);
-        else if (!together) finish<T>(task.model, task.sums, task.gate_sums, gate, phase_sums);
+        else if (!together) finish<Form, T>(task.model, task.sums, task.gate_sums, gate, phase_sums);
       }
     });
-    if (together) finish_all<T>(partial, gate_partial);
+    if (together) finish_all<Form, T>(partial, gate_partial);
   }
 
   // Groups of several spans.
   template <typename Make>
   void run_spans(const Make& make) const {
     using Form = decltype(make(int64_t()));
-    const int64_t tasks = in_.models * groups_, size = sums_size();
+    const int64_t tasks = in_.models * groups_, size = Form::Order::size(in_);
     Scratch<double> total(tasks * size), gate_total(tasks * in_.in);
     over_tasks<Form>(tasks, [&](int64_t begin, int64_t end, const Parallel& inner) NPU_ONCE {
       Scratch<T> sums(size), gate(in_.in), phase_sums(in_.in);
@@ -91,7 +92,7 @@ class BackwardGroups {
         }
       }
     });
-    finish_all<double>(total, gate_total);
+    finish_all<Form, double>(total, gate_total);
   }
 
   // run(begin, end, inner) over all tasks: the threads take tasks, or share the work of one.
@@ -121,49 +122,49 @@ class BackwardGroups {
       gate[i] = in_.gate == nullptr ? T(1) : clamp_gate(in_.gate[model * in_.in + i]);
   }
 
-  template <typename Sum>
+  template <typename Form, typename Sum>
   void finish_all(const Sum* partial, const double* gate_partial) const {
     parallel_.over(in_.models, [&](int64_t begin, int64_t end) NPU_ONCE {
       Scratch<T> gate(in_.in), phase(in_.in);
       for (int64_t model = begin; model < end; ++model) {
         load_gate(model, gate);
         const int64_t first = model * groups_;
-        finish<Sum>(model, partial + first * sums_size(), gate_partial + first * in_.in, gate, phase);
+        finish<Form, Sum>(model, partial + first * Form::Order::size(in_), gate_partial + first * in_.in, gate, phase);
       }
     });
   }
 
   // Adds the groups' sums in order and turns them into the gradients of one model.
-  template <typename Sum>
+  template <typename Form, typename Sum>
   void finish(int64_t model, const Sum* partial, const double* gate_sums, const T* gate, T* phase) const {
-    const int64_t size = in_.out * in_.in;
+    const int64_t size = Form::Order::size(in_);
     std::memset(phase, 0, size_t(in_.in) * sizeof(T));
     for (int64_t o = 0; o < in_.out; ++o) {
       for (int64_t i = 0; i < in_.in; i += S::width) {
         const int count = int(least<int64_t>(S::width, in_.in - i));
         Reg sum[4] = {};
         for (int part = 0; part < kParts<complex>; ++part)
-          sum[part] = add_groups<Sum>(partial + part * size + o * in_.in + i, count);
-        const int64_t at = model * size + o * in_.in + i;
+          sum[part] = add_groups<Sum>(partial + Form::Order::at(in_, part, o, i), size, count);
+        const int64_t at = (model * in_.out + o) * in_.in + i;
         weight_gradients<T, complex>(f_, at, count, S::load_first(gate + i, count), sum, phase + i);
       }
     }
     finish_gate<T>(f_, model, gate_sums, groups_, phase);
   }
 
-  // The sum over the groups of up to a register of elements.
+  // The sum over the groups, each of so many sums, of up to a register of elements.
   template <typename Sum>
-  NPU_INLINE Reg add_groups(const Sum* partial, int count) const {
+  NPU_INLINE Reg add_groups(const Sum* partial, int64_t size, int count) const {
     if constexpr (std::is_same<Sum, T>::value)
       if (groups_ == 1) return S::load_first(partial, count);
-    return add_several(partial, count);
+    return add_several(partial, size, count);
   }
   template <typename Sum>
-  __attribute__((noinline)) Reg add_several(const Sum* partial, int count) const {
+  __attribute__((noinline)) Reg add_several(const Sum* partial, int64_t size, int count) const {
     double total[S::width] = {};
     T rounded[S::width];
     const auto add = [&](int lanes) __attribute__((always_inline)) {
-      for (int64_t g = 0; g < groups_; ++g, partial += sums_size())
+      for (int64_t g = 0; g < groups_; ++g, partial += size)
         for (int l = 0; l < lanes; ++l) total[l] += double(partial[l]);
     };
     if (count == S::width) add(S::width);  // a known number: by registers

@@ -290,6 +290,7 @@ class Group {
   static constexpr int W = S::width;
 
  public:
+  using Order = PlainOrder<T, complex>;
   // For spans of at most so many rows.
   Group(const NpuBackward<T>& f, int64_t rows)
       : f_(f),

@@ -1,5 +1,6 @@
 // The backward of layers with many inputs: a register holds `width` inputs of one row, so that nothing is turned and no
-// sum runs over lanes. A chunk keeps L, m, dP and dQ row by row; ranges of I are then independent.
+// sum runs over lanes. A chunk keeps L, m, dP and dQ in the order in which the tiles read them; ranges of I are then
+// independent.
 #pragma once
 
 #include "npu_backward.h"
@@ -8,59 +9,62 @@ namespace npu {
 namespace NPU_ISA {
 namespace wide {
 
-// Register tiles. dL: rows x registers of inputs. Weight sums: outs x registers of inputs, two (RealNPU) or four each:
-// all at once in 32 registers; in 16 the real products first, the mask products then.
-#if defined(__AVX512F__)
-constexpr int kSpreadRows = 12, kSpreadVectors = 2;
-constexpr int kSumVectors = 2, kComplexOuts = 3, kRealOuts = 6;
-#else
-constexpr int kSpreadRows = 6, kSpreadVectors = 2;
-constexpr int kSumVectors = 2, kComplexOuts = 3, kRealOuts = 6;
-#endif
+// Registers of inputs of a tile, which are a block of inputs.
+constexpr int kVectors = 2;
+// Register tiles. dL: so many rows x a block. Weight sums: so many outs x a block, two (RealNPU) or four sums each: all
+// at once in 32 registers; in 16 the real products first, the mask products then.
 template <bool complex>
-constexpr int kSumOuts = complex ? kComplexOuts : kRealOuts;
+constexpr int kSumOuts = complex ? 3 : 6;
 #if defined(__AVX512F__)
+constexpr int kSpreadRows = 12;
 constexpr bool kAtOnce = true;
 #define NPU_PASS NPU_INLINE
 #else
+constexpr int kSpreadRows = 6;
 constexpr bool kAtOnce = false;
 #define NPU_PASS __attribute__((noinline))  // or the sums of one pass would keep registers from the other
 #endif
 
-// Rows that the weight sums of one tile run over before they are stored: more of them store less often, fewer stay
-// closer (measured: 240). A multiple of every group size in simd.h.
-constexpr int64_t kSumRows = 240;
-// Rows that an accumulator of them takes up before it joins the tile's sums in memory: every addition of equal terms
-// rounds the same way, so that errors grow with the length of a run. Twice as many where twice as many accumulators
-// would join (measured). A multiple of every group size too.
+// Rows that the weight sums of a tile run over before they join the total, which lies in the third-level cache or in
+// memory: more of them join less often, fewer stay closer. Within them the rows come in runs, so that what the blocks
+// share, the tables and dP and dQ of a tile, stays in the first-level cache.
+constexpr int64_t kSumRows = 288, kTableRows = 96;
+// Rows that an accumulator takes up before it joins the tile's sums: every addition of equal terms rounds the same way,
+// so that errors grow with the length of a run. Twice as many where twice as many accumulators would join (measured).
 #if defined(__AVX512F__)
 constexpr int64_t kSumRun = 48;
 #else
 constexpr int64_t kSumRun = 24;
 #endif
+// Of these three each is a multiple of the next, and all of every group size in simd.h.
+static_assert(kSumRows % kTableRows == 0 && kTableRows % kSumRun == 0);
 
 // From so many inputs on, mask products are looked up: the signs of a group of rows select one of all partial sums of
-// these rows' dP (dQ). The tables of a few outs serve kSumIns inputs, whose L stays in the second-level cache.
+// these rows' dP (dQ). The tables of a tile serve so many blocks, whose L stays in the second-level cache.
 constexpr int64_t kLookupIns = 64;
-constexpr int64_t kSumIns = 256;
+constexpr int kSumBlocks = 8;
 enum class Signs { kNone, kMasked, kLookup };
 enum class Products { kReal, kMask, kBoth };
 
 // Up to so many rows dL reads the weights as they lie: packing them would cost more than it gains.
 constexpr int64_t kFewRows = 24;
+// Bytes of a chunk's panels at most, if kSumRows rows take no more: for the second-level cache.
+constexpr int64_t kPanels = int64_t(1) << 20;
+// Inputs are fetched so many rows ahead. dP and dQ are made of so many rows at a time, those of the next ones fetched.
+constexpr int64_t kAhead = 32, kGradRows = 4;
 
 template <typename T>
 struct Chunk {
   int64_t rows, row;              // how many, and the first of all models' rows
+  bool first;                     // whether they are the task's first
+  int64_t room;                   // rows that the panels have room for
+  int64_t blocks;                 // of inputs
   const T* x;                     // [rows][I]
-  int64_t ins, outs;              // strides of a row: whole registers, odd in cache lines, so that rows share no sets
-  T* log_r;                       // [rows][ins], zero behind I
-  typename Simd<T>::Mask* mask;   // [rows][ins / width], or null and
-  typename Simd<T>::Bits* index;  // [rows / group size][ins / width]: the masks of a group of rows as bits
-  bool* negative;                 // [rows / kSumRows][ins / width]: any x < 0
-  T *grad_p, *grad_q;             // [rows][outs]
-
-  int64_t vectors() const { return ins / Simd<T>::width; }
+  T* log_r;                       // [blocks][room][kBlock], zero behind I
+  typename Simd<T>::Mask* mask;   // [blocks][room][kVectors], or null and
+  typename Simd<T>::Bits* index;  // [blocks][room / group size][kVectors]: the masks of a group of rows as bits
+  bool* negative;                 // [blocks][room / kSumRows]: any x < 0
+  T* grads;                       // [tiles of outs][room][dP of the outs, dQ of the outs]
 };
 
 template <typename T, bool complex>
@@ -69,14 +73,29 @@ class Group {
   using Reg = typename S::Reg;
   using Mask = typename S::Mask;
   static constexpr int W = S::width;
-  static constexpr int kBlock = kSpreadVectors * W;  // inputs of a packed block of weights
+  static constexpr int kBlock = kVectors * W;  // inputs
   static constexpr int kWeights = complex ? 2 : 1;
+  static constexpr int kOuts = kSumOuts<complex>;                       // of a tile
+  static constexpr int kGrads = 2 * kOuts;                              // dP and dQ of a row and tile
   static constexpr int kGroup = S::group_size > 0 ? S::group_size : 1;  // rows of a lookup
-  static constexpr int kGroups = int(kSumRows) / kGroup;
-  template <int N, int V>
-  using TileSums = Reg[N][V][kParts<complex>];  // [outs][registers of inputs][Part]
+  using TileSums = Reg[kOuts][kVectors][kParts<complex>];
+  static constexpr int kTileSums = kOuts * kBlock * kParts<complex>;
 
  public:
+  // [tiles of outs][blocks of inputs][a tile's sums]: those of a tile and a block lie beside each other.
+  struct Order {
+    static int64_t size(const NpuInputs<T>& in) {
+      return ceil_div(in.out, kOuts) * ceil_div(in.in, kBlock) * kTileSums;
+    }
+    static int64_t tile_at(const NpuInputs<T>& in, int64_t tile, int64_t block) {
+      return (tile * ceil_div(in.in, kBlock) + block) * kTileSums;
+    }
+    static int64_t at(const NpuInputs<T>& in, int part, int64_t o, int64_t i) {
+      const int64_t within = (o % kOuts * kVectors + i % kBlock / W) * kParts<complex> + part;
+      return tile_at(in, o / kOuts, i / kBlock) + within * W;
+    }
+  };
+
   explicit Group(const NpuBackward<T>& f) : f_(f), in_(f.inputs) {}
 
   static constexpr bool kShares = true;
@@ -85,25 +104,21 @@ class Group {
   static bool writes_gradients(const NpuBackward<T>& f) { return f.inputs.rows <= kSumRows; }
 
   void run(const GroupTask<T>& task, const Parallel& inner) const {
-    const int64_t size = in_.out * in_.in, blocks = ceil_div(in_.in, kBlock);
-    if (task.sums != nullptr) std::memset(task.sums, 0, size_t(kParts<complex> * size) * sizeof(T));
+    const int64_t blocks = ceil_div(in_.in, kBlock), tiles = ceil_div(in_.out, kOuts);
     std::memset(task.phase_sums, 0, size_t(in_.in) * sizeof(T));
     Chunk<T> c;
-    c.ins = padded(in_.in);
-    c.outs = padded(in_.out);
-    // 2 MiB of panels at most.
-    const int64_t row_size = (c.ins + 2 * c.outs) * int64_t(sizeof(T));
-    const int64_t chunk_rows = least<int64_t>(most<int64_t>(1, ceil_div(task.end - task.begin, kSumRows)),
-                                              most<int64_t>(1, (int64_t(1) << 21) / row_size / kSumRows)) *
-                               kSumRows;
+    const int64_t row_size = (blocks * kBlock + tiles * kGrads) * int64_t(sizeof(T));
+    c.room = least<int64_t>(most<int64_t>(1, ceil_div(task.end - task.begin, kSumRows)),
+                            most<int64_t>(1, kPanels / row_size / kSumRows)) *
+             kSumRows;
     const bool packs = task.want_spread && task.end - task.begin > kFewRows;
     Scratch<T> packed(packs ? blocks * kBlock * in_.out * kWeights : 0);
-    Scratch<T> log_r(chunk_rows * c.ins), grad_p(chunk_rows * c.outs), grad_q(chunk_rows * c.outs);
+    Scratch<T> log_r(c.room * blocks * kBlock), grads(c.room * tiles * kGrads);
     const bool looks_up = S::group_size > 0 && in_.in >= kLookupIns;
-    Scratch<bool> negative(chunk_rows / kSumRows * c.vectors());
-    Scratch<Mask> mask(looks_up ? 0 : chunk_rows * c.vectors());
-    Scratch<typename S::Bits> index(looks_up ? chunk_rows / kGroup * c.vectors() : 0);
-    c.log_r = log_r, c.grad_p = grad_p, c.grad_q = grad_q, c.negative = negative;
+    Scratch<bool> negative(c.room / kSumRows * blocks);
+    Scratch<Mask> mask(looks_up ? 0 : c.room * blocks * kVectors);
+    Scratch<typename S::Bits> index(looks_up ? c.room / kGroup * blocks * kVectors : 0);
+    c.blocks = blocks, c.log_r = log_r, c.grads = grads, c.negative = negative;
     c.mask = looks_up ? nullptr : static_cast<Mask*>(mask);
     c.index = looks_up ? static_cast<typename S::Bits*>(index) : nullptr;
     if (packs) {
@@ -111,8 +126,9 @@ class Group {
         for (int64_t block = begin; block < end; ++block) pack(task.model, block, packed);
       });
     }
-    for (int64_t row = task.begin; row < task.end; row += chunk_rows) {
-      c.rows = least(chunk_rows, task.end - row);
+    for (int64_t row = task.begin; row < task.end; row += c.room) {
+      c.first = row == task.begin;
+      c.rows = least(c.room, task.end - row);
       c.row = task.model * in_.rows + row;
       c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
       inner.over(ceil_div(c.rows, kSumRows), [&](int64_t begin, int64_t end) NPU_ONCE {
@@ -120,23 +136,15 @@ class Group {
       });
       inner.over(blocks, [&](int64_t begin, int64_t end) NPU_ONCE {
         for (int64_t block = begin; block < end; ++block) {
-          const int64_t i0 = block * kBlock, i1 = least(i0 + kBlock, in_.in);
-          if (packs) spread<true>(task, c, i0, i1, packed + i0 * in_.out * kWeights);
-          else if (task.want_spread) spread<false>(task, c, i0, i1, nullptr);
+          if (packs) spread<true>(task, c, block, packed + block * kBlock * in_.out * kWeights);
+          else if (task.want_spread) spread<false>(task, c, block, nullptr);
         }
-        const int64_t last = least(end * kBlock, in_.in);
-        for (int64_t i = begin * kBlock; task.want_sums && i < last; i += kSumIns)
-          sum(task, c, i, least(i + kSumIns, last));
+        if (task.want_sums) sum(task, c, begin, end);
       });
     }
   }
 
  private:
-  static int64_t padded(int64_t features) {
-    const int64_t line = 64 / int64_t(sizeof(T)), lines = ceil_div(ceil_div(features, W) * W, line);
-    return (lines | 1) * line;
-  }
-
   // Weights for dL: [I / kBlock][O][wr of kBlock inputs, wi], zeros behind I.
   void pack(int64_t model, int64_t block, T* packed) const {
     const int64_t i0 = block * kBlock, count = least<int64_t>(kBlock, in_.in - i0);
@@ -152,55 +160,128 @@ class Group {
 
   // L, m, dP and dQ of rows [begin, end), which are one kSumRows block of the chunk.
   void prepare(const GroupTask<T>& task, const Chunk<T>& c, int64_t begin, int64_t end) const {
-    const Reg eps = S::set1(in_.eps), one = S::set1(T(1));
-    for (int64_t i = 0; i < c.ins; i += W) {
-      const int count = int(most<int64_t>(0, least<int64_t>(W, in_.in - i)));
-      const Reg g = S::load_first(task.gate + i, count);  // zero behind I: r = 1, L = 0
-      const Reg rest = one - g;
-      const auto log = [&](int64_t b) __attribute__((always_inline)) {
-        const Reg x = S::load_first(c.x + b * in_.in + i, count);
-        S::store(c.log_r + b * c.ins + i, VectorMath<T>::log(S::fma(g, S::abs(x) + eps, rest)));
-        return x;
-      };
-      bool& negative = c.negative[begin / kSumRows * c.vectors() + i / W];
-      if (c.index == nullptr) {
-        negative = false;
-        for (int64_t b = begin; b < end; ++b) negative |= S::store_negative(c.mask + b * c.vectors() + i / W, log(b));
-        continue;
-      }
-      typename S::Bits any = {};
-      typename S::Bits* index = c.index + begin / kGroup * c.vectors() + i / W;
-      for (int64_t b = begin; b < end; index += c.vectors()) {
-        typename S::Bits marks = {};
-        for (int r = 0; r < kGroup && b < end; ++r, ++b) marks = S::mark_negative(marks, log(b), r);
-        *index = marks;
-        any |= marks;
-      }
-      negative = S::any_mark(any);
+    for (int64_t block = 0; block < c.blocks; ++block) {
+      bool any = false;
+      for (int v = 0; v < kVectors && block * kBlock + v * W < in_.in; ++v)
+        any |= prepare_logs(task, c, begin, end, block, v);
+      negative(c, block, begin) = any;
     }
-    for (int64_t b = begin; b < end; ++b) {
-      const int64_t from = (c.row + b) * in_.out;
-      for (int64_t o = 0; o < in_.out; o += W) {
-        const int count = int(least<int64_t>(W, in_.out - o));
-        const Reg grad_y = S::load_first(f_.grad_y + from + o, count);
-        S::store(c.grad_p + b * c.outs + o, grad_y * S::load_first(f_.y + from + o, count));
-        S::store(c.grad_q + b * c.outs + o, -grad_y * S::load_first(f_.s + from + o, count));
+    for (int64_t b = begin; b < end; b += kGradRows) {
+      const int rows = int(least<int64_t>(kGradRows, end - b)), next = int(least<int64_t>(kGradRows, end - b - rows));
+      prepare_grads(c, b, rows, next);
+    }
+  }
+
+  // L and m of a register of inputs; returns whether any is negative.
+  bool prepare_logs(const GroupTask<T>& task, const Chunk<T>& c, int64_t begin, int64_t end, int64_t block,
+                    int v) const {
+    const int64_t i = block * kBlock + v * W;
+    const int count = int(least<int64_t>(W, in_.in - i));
+    const Reg g = S::load_first(task.gate + i, count);  // zero behind I: r = 1, L = 0
+    const Reg eps = S::set1(in_.eps), rest = S::set1(T(1)) - g;
+    const T* x_row = c.x + begin * in_.in + i;
+    T* log_row = log_r(c, block, begin) + v * W;
+    const auto log = [&](int64_t b) __attribute__((always_inline)) {
+      if (b + kAhead < end) __builtin_prefetch(x_row + kAhead * in_.in);
+      const Reg x = S::load_first(x_row, count);
+      S::store(log_row, VectorMath<T>::log(S::fma(g, S::abs(x) + eps, rest)));
+      x_row += in_.in, log_row += kBlock;
+      return x;
+    };
+    if (c.index == nullptr) {
+      bool any = false;
+      for (int64_t b = begin; b < end; ++b) any |= S::store_negative(mask(c, block, b) + v, log(b));
+      return any;
+    }
+    typename S::Bits any = {};
+    for (int64_t b = begin; b < end;) {
+      typename S::Bits marks = {};
+      typename S::Bits* const to = index(c, block, b) + v;
+      for (int r = 0; r < kGroup && b < end; ++r, ++b) marks = S::mark_negative(marks, log(b), r);
+      *to = marks;
+      any |= marks;
+    }
+    return S::any_mark(any);
+  }
+
+  // dP and dQ of some rows, tile by tile, which lie in pages of their own. Fetches the next rows'.
+  void prepare_grads(const Chunk<T>& c, int64_t b, int rows, int next) const {
+    constexpr int kTiles = W / kOuts, kStep = most(1, kTiles) * kOuts;  // of a register
+    const int64_t all = in_.models * in_.rows * in_.out;
+    for (int64_t o = 0; o < in_.out; o += kStep) {
+      const int count = int(least<int64_t>(kStep, in_.out - o));
+      T* to = grads(c, o / kOuts, b);
+      for (int r = rows; r < rows + next; ++r)
+        for (const T* p : {f_.grad_y, f_.y, f_.s}) __builtin_prefetch(p + (c.row + b + r) * in_.out + o);
+      for (int r = 0; r < rows; ++r, to += kGrads) {
+        const int64_t from = (c.row + b + r) * in_.out + o;
+        if constexpr (kTiles > 0) {
+          // A whole register, unless it went beyond the last row: what lies behind the outs is never used.
+          const int lanes = from + W <= all ? W : count;
+          const Reg grad_y = S::load_first(f_.grad_y + from, lanes);
+          const Reg p = grad_y * S::load_first(f_.y + from, lanes);
+          const Reg q = -grad_y * S::load_first(f_.s + from, lanes);
+          store_grads(p, q, count, c.room * kGrads, to, std::make_integer_sequence<int, kTiles>{});
+        } else {
+          for (int n = 0; n < count; ++n) {
+            to[n] = f_.grad_y[from + n] * f_.y[from + n];
+            to[kOuts + n] = -f_.grad_y[from + n] * f_.s[from + n];
+          }
+        }
       }
     }
   }
 
-  // dL = dP Wr + dQ Wi of the inputs [i0, i1), and from it dx and the gate's sums: those of a tile's rows join a run of
+  // The dP and dQ of up to a register of outs, tile by tile.
+  template <int... Tile>
+  static NPU_INLINE void store_grads(Reg p, Reg q, int count, int64_t stride, T* to,
+                                     std::integer_sequence<int, Tile...>) {
+    const auto store = [&](auto tile) __attribute__((always_inline)) {
+      constexpr int kFirst = decltype(tile)::value * kOuts;
+      if (kFirst >= count) return;
+      if constexpr (S::stores_masked && kGrads <= W) {
+        S::store_first(to + tile * stride, pick_tile<kFirst>(p, q, std::make_integer_sequence<int, W>{}), kGrads);
+      } else {
+        std::memcpy(to + tile * stride, reinterpret_cast<const T*>(&p) + kFirst, kOuts * sizeof(T));
+        std::memcpy(to + tile * stride + kOuts, reinterpret_cast<const T*>(&q) + kFirst, kOuts * sizeof(T));
+      }
+    };
+    (store(std::integral_constant<int, Tile>{}), ...);
+  }
+  template <int first, int... L>
+  static NPU_INLINE Reg pick_tile(Reg p, Reg q, std::integer_sequence<int, L...>) {
+    return S::pick(p, q, std::integer_sequence<int, (L < kOuts ? first + L : W + first + (L - kOuts) % kOuts)...>{});
+  }
+
+  // Where a row is in the panels.
+  static NPU_INLINE T* log_r(const Chunk<T>& c, int64_t block, int64_t b) {
+    return c.log_r + (block * c.room + b) * kBlock;
+  }
+  static NPU_INLINE T* grads(const Chunk<T>& c, int64_t tile, int64_t b) {
+    return c.grads + (tile * c.room + b) * kGrads;
+  }
+  static NPU_INLINE Mask* mask(const Chunk<T>& c, int64_t block, int64_t b) {
+    return c.mask + (block * c.room + b) * kVectors;
+  }
+  static NPU_INLINE typename S::Bits* index(const Chunk<T>& c, int64_t block, int64_t b) {
+    return c.index + (block * c.room + b) / kGroup * kVectors;
+  }
+  static NPU_INLINE bool& negative(const Chunk<T>& c, int64_t block, int64_t b) {
+    return c.negative[(block * c.room + b) / kSumRows];
+  }
+
+  // dL = dP Wr + dQ Wi of a block of inputs, and from it dx and the gate's sums: those of a tile's rows join a run of
   // some kRun rows, and the runs the total, for the rounding errors' sake.
   template <bool packs>
-  void spread(const GroupTask<T>& task, const Chunk<T>& c, int64_t i0, int64_t i1, const T* w) const {
-    const bool both = i1 - i0 > W;  // registers of inputs
+  void spread(const GroupTask<T>& task, const Chunk<T>& c, int64_t block, const T* w) const {
+    const int64_t i0 = block * kBlock, i1 = least(i0 + kBlock, in_.in);
     T run[kBlock] = {};
     int64_t in_run = 0;
     for (int64_t b = 0; b < c.rows;) {
       const int64_t left = c.rows - b, rows = left >= kSpreadRows ? kSpreadRows : (left >= 3 ? 3 : 1);
-      if (rows == kSpreadRows) spread_rows<packs, kSpreadRows>(task, c, b, i0, i1, w, both, run);
-      else if (rows == 3) spread_rows<packs, 3>(task, c, b, i0, i1, w, both, run);
-      else spread_rows<packs, 1>(task, c, b, i0, i1, w, both, run);
+      if (rows == kSpreadRows) spread_some<packs, kSpreadRows>(task, c, b, i0, i1, w, run);
+      else if (rows == 3) spread_some<packs, 3>(task, c, b, i0, i1, w, run);
+      else spread_some<packs, 1>(task, c, b, i0, i1, w, run);
       b += rows;
       in_run += rows;
       if (in_run < kRun && b < c.rows) continue;
@@ -211,9 +292,9 @@ class Group {
   }
 
   template <bool packs, int R>
-  void spread_rows(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w,
-                   bool both, T* gate_run) const {
-    if (both) spread_tile<packs, R, kSpreadVectors>(task, c, b, i0, i1, w, gate_run);
+  void spread_some(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w,
+                   T* gate_run) const {
+    if (i1 - i0 > W) spread_tile<packs, R, kVectors>(task, c, b, i0, i1, w, gate_run);
     else spread_tile<packs, R, 1>(task, c, b, i0, i1, w, gate_run);
   }
 
@@ -221,29 +302,41 @@ class Group {
   void spread_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t i0, int64_t i1, const T* w,
                    T* gate_run) const {
     Reg dl[R][V] = {};
+    // What finish_rows reads and writes comes near meanwhile.
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < V; ++v) {
+        __builtin_prefetch(c.x + (b + r) * in_.in + i0 + v * W);
+        if (f_.grad_x != nullptr) __builtin_prefetch(f_.grad_x + (c.row + b + r) * in_.in + i0 + v * W, 1);
+      }
+    }
+    const T* grad = grads(c, 0, b);
     int64_t o = 0;
-    const T *grad_p = c.grad_p + b * c.outs, *grad_q = c.grad_q + b * c.outs;
     while (o < in_.out) {
       Reg run[R][V] = {};
-      for (const int64_t end = least(o + kRun, in_.out); o < end; ++o) {
-        const auto add = [&](const T* grad, const T* weight, int part) __attribute__((always_inline)) {
+      // The n-th out of the tile of outs that o begins.
+      const auto add = [&](int n) __attribute__((always_inline)) {
+        for (int part = 0; part < kWeights; ++part) {
           Reg factor[V];
           for (int v = 0; v < V; ++v) {
             if constexpr (packs) {
-              factor[v] = S::load(w + (o * kWeights + part) * kBlock + v * W);
+              factor[v] = S::load(w + ((o + n) * kWeights + part) * kBlock + v * W);
             } else {
-              const int64_t at = (task.model * in_.out + o) * in_.in + i0 + v * W;
-              factor[v] = S::load_first(weight + at, int(least<int64_t>(W, i1 - i0 - v * W)));
+              const int64_t at = (task.model * in_.out + o + n) * in_.in + i0 + v * W;
+              factor[v] =
+                  S::load_first((part ? in_.weight_im : in_.weight_re) + at, int(least<int64_t>(W, i1 - i0 - v * W)));
             }
           }
           for (int r = 0; r < R; ++r) {
-            const Reg d = S::set1(grad[r * c.outs + o]);
-            for (int v = 0; v < V; ++v) run[r][v] = S::fma(d, factor[v], run[r][v]);
+            const Reg d = S::set1(grad[r * kGrads + part * kOuts + n]);
+            for (int v = 0; v < V; ++v) S::accumulate(run[r][v], d, factor[v]);
           }
-        };
-        add(grad_p, in_.weight_re, 0);
-        if constexpr (complex) add(grad_q, in_.weight_im, 1);
-      }
+        }
+      };
+      const int64_t end = least(o + kRun, in_.out);
+      for (; o + kOuts <= end; o += kOuts, grad += c.room * kGrads)
+        for (int n = 0; n < kOuts; ++n) add(n);
+      for (int n = 0; n < end - o; ++n) add(n);
+      o = end;
       for (int r = 0; r < R; ++r)
         for (int v = 0; v < V; ++v) dl[r][v] = dl[r][v] + run[r][v];
     }
@@ -268,152 +361,144 @@ class Group {
     }
   }
 
-  // The weight sums of the inputs [i0, i1).
-  void sum(const GroupTask<T>& task, const Chunk<T>& c, int64_t i0, int64_t i1) const {
+  // The weight sums of the blocks of inputs [first, last): a tile of outs after the other, of some blocks at a time.
+  void sum(const GroupTask<T>& task, const Chunk<T>& c, int64_t first, int64_t last) const {
+    alignas(64) T tables[S::group_size > 0 ? kOuts * (kTableRows / kGroup) * 2 * W : 1];
     for (int64_t b = 0; b < c.rows; b += kSumRows) {
       const int64_t end = least(b + kSumRows, c.rows);
-      if (c.index != nullptr) sum_by_lookup(task, c, b, end, i0, i1);
-      else sum_by_masks(task, c, b, end, i0, i1);
-    }
-  }
-
-  // Whether any input of the registers from i on is negative in the kSumRows block from row b on.
-  bool negative(const Chunk<T>& c, int64_t b, int64_t i, int vectors) const {
-    bool any = false;
-    for (int v = 0; v < vectors; ++v) any |= c.negative[b / kSumRows * c.vectors() + i / W + v];
-    return any;
-  }
-
-  // Inputs outside, outs inside: the rows' L stays in the first-level cache.
-  void sum_by_masks(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i0, int64_t i1) const {
-    for (int64_t i = i0; i < i1; i += kSumVectors * W) {
-      const int vectors = int(least<int64_t>(kSumVectors, ceil_div(i1 - i, W)));
-      const Signs signs = negative(c, b, i, vectors) ? Signs::kMasked : Signs::kNone;
-      for (int64_t o = 0; o < in_.out;) o += sum_tile_of(task, c, b, end, i, i1, o, vectors, signs, nullptr);
-    }
-  }
-
-  // Outs outside, inputs inside: the outs' tables stay there.
-  void sum_by_lookup(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i0,
-                     int64_t i1) const {
-    constexpr int N = kSumOuts<complex>;
-    alignas(64) T tables[N * kGroups * 2 * W];
-    const bool any = negative(c, b, i0, int(ceil_div(i1 - i0, W)));
-    for (int64_t o = 0; o < in_.out;) {
-      const int outs = o + N <= in_.out ? N : 1;
-      if (any) {
-        for (int64_t g = b; g < end; g += kGroup) {
-          const int rows = int(least<int64_t>(kGroup, end - g));
-          T* table = tables + (g - b) / kGroup * outs * 2 * W;
-          for (int n = 0; n < outs; ++n, table += 2 * W) {
-            const int64_t at = g * c.outs + o + n;
-            S::store(table, S::partial_sums(c.grad_q + at, c.outs, rows));
-            if constexpr (complex) S::store(table + W, S::partial_sums(c.grad_p + at, c.outs, rows));
+      for (int64_t block = first; block < last; block += kSumBlocks) {
+        const int64_t blocks = least<int64_t>(kSumBlocks, last - block);
+        const bool looks_up = c.index != nullptr && any_negative(c, b, block, blocks);
+        for (int64_t tile = 0; tile * kOuts < in_.out; ++tile) {
+          TileSums sums[kSumBlocks];
+          std::memset(sums, 0, size_t(blocks) * sizeof(TileSums));
+          for (int64_t row = b; row < end; row += kTableRows) {
+            const int64_t row_end = least(row + kTableRows, end);
+            const bool last_rows = row_end == end;
+            if (looks_up) fill_tables(c, row, row_end, tile, tables);
+            if (last_rows) fetch_sums(task, block, tile);
+            for (int64_t n = 0; n < blocks; ++n) {
+              if (last_rows && n + 1 < blocks) fetch_sums(task, block + n + 1, tile);
+              add_rows_of(signs(c, b, block + n), c, row, row_end, block + n, tile, tables, sums[n]);
+              if (last_rows) finish_sums(task, c.first && b == 0, block + n, tile, sums[n]);
+            }
           }
         }
       }
-      for (int64_t i = i0; i < i1; i += kSumVectors * W) {
-        const int vectors = int(least<int64_t>(kSumVectors, ceil_div(i1 - i, W)));
-        const Signs signs = negative(c, b, i, vectors) ? Signs::kLookup : Signs::kNone;
-        sum_tile_of(task, c, b, end, i, i1, o, vectors, signs, tables);
-      }
-      o += outs;
     }
   }
 
-  // Returns how many outs the tile had: a whole tile's, or 1 behind the last whole one.
-  int sum_tile_of(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1, int64_t o,
-                  int vectors, Signs signs, const T* tables) const {
-    constexpr int N = kSumOuts<complex>;
+  static bool any_negative(const Chunk<T>& c, int64_t b, int64_t block, int64_t blocks) {
+    bool any = false;
+    for (int64_t n = 0; n < blocks; ++n) any |= negative(c, block + n, b);
+    return any;
+  }
+  static Signs signs(const Chunk<T>& c, int64_t b, int64_t block) {
+    if (!any_negative(c, b, block, 1)) return Signs::kNone;
+    return c.index != nullptr ? Signs::kLookup : Signs::kMasked;
+  }
+
+  // The partial sums of every group of rows from b to the one with `end`: [groups][outs][of dQ, of dP]. Sums with rows
+  // behind the last one, which may be anything, are never looked up.
+  static void fill_tables(const Chunk<T>& c, int64_t b, int64_t end, int64_t tile, T* table) {
+    const T* grad = grads(c, tile, b);
+    for (; b < end; b += kGroup, grad += kGroup * kGrads) {
+      for (int n = 0; n < kOuts; ++n, table += 2 * W) {
+        S::store(table, S::partial_sums(grad + kOuts + n, kGrads, kGroup));
+        if constexpr (complex) S::store(table + W, S::partial_sums(grad + n, kGrads, kGroup));
+      }
+    }
+  }
+
+  // The total comes from memory while the rows are added up.
+  void fetch_sums(const GroupTask<T>& task, int64_t block, int64_t tile) const {
+    if (task.sums == nullptr) return;
+    const T* from = task.sums + Order::tile_at(in_, tile, block);
+    for (int n = 0; n < kTileSums; n += 64 / int(sizeof(T))) __builtin_prefetch(from + n, 1);
+  }
+
+  void add_rows_of(Signs signs, const Chunk<T>& c, int64_t b, int64_t end, int64_t block, int64_t tile, const T* tables,
+                   TileSums& sums) const {
     const auto run = [&](auto outs, auto registers) __attribute__((always_inline)) {
       constexpr int n = decltype(outs)::value, v = decltype(registers)::value;
-      if (signs == Signs::kNone) sum_tile<Signs::kNone, n, v>(task, c, b, end, i, i1, o, tables);
-      else if (signs == Signs::kMasked) sum_tile<Signs::kMasked, n, v>(task, c, b, end, i, i1, o, tables);
-      else if constexpr (S::group_size > 0) sum_tile<Signs::kLookup, n, v>(task, c, b, end, i, i1, o, tables);
-      return n;
+      if (signs == Signs::kNone) add_rows<Signs::kNone, n, v>(c, b, end, block, tile, tables, sums);
+      else if (signs == Signs::kMasked) add_rows<Signs::kMasked, n, v>(c, b, end, block, tile, tables, sums);
+      else if constexpr (S::group_size > 0) add_rows<Signs::kLookup, n, v>(c, b, end, block, tile, tables, sums);
     };
     using One = std::integral_constant<int, 1>;
-    using Whole = std::integral_constant<int, N>;
-    using Vectors = std::integral_constant<int, kSumVectors>;
-    if (o + N <= in_.out) return vectors == 1 ? run(Whole{}, One{}) : run(Whole{}, Vectors{});
-    return vectors == 1 ? run(One{}, One{}) : run(One{}, Vectors{});
+    using Whole = std::integral_constant<int, kOuts>;
+    using Vectors = std::integral_constant<int, kVectors>;
+    const bool one = in_.in - block * kBlock <= W;
+    if (in_.out - tile * kOuts > 1) return one ? run(Whole{}, One{}) : run(Whole{}, Vectors{});
+    return one ? run(One{}, One{}) : run(One{}, Vectors{});
+  }
+
+  // Adds a tile's sums to the total, which the first rows begin, or writes the gradients that they become.
+  void finish_sums(const GroupTask<T>& task, bool first_rows, int64_t block, int64_t tile, const TileSums& sums) const {
+    const Reg* sum = &sums[0][0][0];
+    if (task.sums != nullptr) {
+      T* to = task.sums + Order::tile_at(in_, tile, block);
+      for (int n = 0; n < kTileSums / W; ++n, to += W) S::store(to, first_rows ? sum[n] : S::load(to) + sum[n]);
+      return;
+    }
+    for (int64_t o = tile * kOuts; o < least((tile + 1) * kOuts, in_.out); ++o) {
+      for (int64_t i = block * kBlock; i < (block + 1) * kBlock; i += W, sum += kParts<complex>) {
+        const int count = int(least<int64_t>(W, in_.in - i));
+        if (count <= 0) continue;
+        weight_gradients<T, complex>(f_, (task.model * in_.out + o) * in_.in + i, count,
+                                     S::load_first(task.gate + i, count), sum, task.phase_sums + i);
+      }
+    }
   }
 
   template <Signs signs, int N, int V>
-  void sum_tile(const GroupTask<T>& task, const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t i1, int64_t o,
-                const T* tables) const {
-    TileSums<N, V> sums = {};
-    // They come from memory while the rows are added up.
-    for (int n = 0; task.sums != nullptr && n < N; ++n)
-      for (int part = 0; part < kParts<complex>; ++part)
-        for (int v = 0; v < V; ++v) __builtin_prefetch(task.sums + (part * in_.out + o + n) * in_.in + i + v * W, 1);
+  __attribute__((noinline)) void add_rows(const Chunk<T>& c, int64_t b, int64_t end, int64_t block, int64_t tile,
+                                          const T* tables, TileSums& sums) const {
     if constexpr (kAtOnce || signs == Signs::kNone) {
-      add_rows<Products::kBoth, signs, N, V>(c, b, end, i, o, tables, sums);
+      add_products<Products::kBoth, signs, N, V>(c, b, end, block, tile, tables, sums);
     } else {
-      add_rows<Products::kReal, signs, N, V>(c, b, end, i, o, tables, sums);
-      add_rows<Products::kMask, signs, N, V>(c, b, end, i, o, tables, sums);
-    }
-    finish_sums(task, signs, N, V, i, i1, o, &sums[0][0][0]);
-  }
-
-  // Stores a tile's sums ``[outs][vectors][part]``, or the gradients that they become.
-  __attribute__((noinline)) void finish_sums(const GroupTask<T>& task, Signs signs, int outs, int vectors, int64_t i,
-                                             int64_t i1, int64_t o, const Reg* sum) const {
-    for (int n = 0; n < outs; ++n) {
-      for (int v = 0; v < vectors; ++v, sum += kParts<complex>) {
-        const int count = int(least<int64_t>(W, i1 - i - v * W));
-        const int64_t at = (o + n) * in_.in + i + v * W;
-        if (task.sums == nullptr) {
-          const Reg gate = S::load_first(task.gate + i + v * W, count);
-          weight_gradients<T, complex>(f_, task.model * in_.out * in_.in + at, count, gate, sum,
-                                       task.phase_sums + i + v * W);
-          continue;
-        }
-        for (int part = 0; part < kParts<complex>; ++part) {
-          if (signs == Signs::kNone && (part == kMQ || part == kMP)) continue;
-          T* to = task.sums + part * in_.out * in_.in + at;
-          S::store_first(to, S::load_first(to, count) + sum[part], count);
-        }
-      }
+      add_products<Products::kReal, signs, N, V>(c, b, end, block, tile, tables, sums);
+      add_products<Products::kMask, signs, N, V>(c, b, end, block, tile, tables, sums);
     }
   }
 
   // A tile's real products, its mask products, or both, in one pass over rows [b, end).
   template <Products products, Signs signs, int N, int V>
-  NPU_PASS void add_rows(const Chunk<T>& c, int64_t b, int64_t end, int64_t i, int64_t o, const T* tables,
-                         TileSums<N, V>& sums) const {
+  NPU_PASS void add_products(const Chunk<T>& c, int64_t b, int64_t end, int64_t block, int64_t tile, const T* tables,
+                             TileSums& sums) const {
     constexpr bool reals = products != Products::kMask, masks = products != Products::kReal;
     constexpr bool masked = masks && signs == Signs::kMasked, looked_up = masks && signs == Signs::kLookup;
-    const T *log_r = c.log_r + b * c.ins + i, *grad_p = c.grad_p + b * c.outs + o, *grad_q = c.grad_q + b * c.outs + o;
-    const Mask* mask = masked ? c.mask + b * c.vectors() + i / W : nullptr;
-    const typename S::Bits* index = looked_up ? c.index + b / kGroup * c.vectors() + i / W : nullptr;
+    const T *l_row = log_r(c, block, b), *grad = grads(c, tile, b);
+    const Mask* m = masked ? mask(c, block, b) : nullptr;
+    const typename S::Bits* indices = looked_up ? index(c, block, b) : nullptr;
     while (b < end) {
       const int64_t run_end = least(b + kSumRun, end);
       Reg sp[N][V] = {}, sq[N][V] = {}, mp[N][V] = {}, mq[N][V] = {};
       const auto add_row = [&]() __attribute__((always_inline)) {
         Reg l[V];
-        for (int v = 0; reals && v < V; ++v) l[v] = S::load(log_r + v * W);
+        for (int v = 0; reals && v < V; ++v) l[v] = S::load(l_row + v * W);
         for (int n = 0; n < N; ++n) {
           if constexpr (reals || (complex && masked)) {
-            const Reg dp = S::set1(grad_p[n]);
-            for (int v = 0; reals && v < V; ++v) sp[n][v] = S::fma(dp, l[v], sp[n][v]);
-            for (int v = 0; complex && masked && v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], mask[v], dp);
+            const Reg dp = S::set1(grad[n]);
+            for (int v = 0; reals && v < V; ++v) S::accumulate(sp[n][v], dp, l[v]);
+            for (int v = 0; complex && masked && v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], m[v], dp);
           }
           if constexpr ((complex && reals) || masked) {
-            const Reg dq = S::set1(grad_q[n]);
-            for (int v = 0; complex && reals && v < V; ++v) sq[n][v] = S::fma(dq, l[v], sq[n][v]);
-            for (int v = 0; masked && v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], mask[v], dq);
+            const Reg dq = S::set1(grad[kOuts + n]);
+            for (int v = 0; complex && reals && v < V; ++v) S::accumulate(sq[n][v], dq, l[v]);
+            for (int v = 0; masked && v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], m[v], dq);
           }
         }
-        log_r += c.ins, grad_p += c.outs, grad_q += c.outs;
-        if constexpr (masked) mask += c.vectors();
+        l_row += kBlock, grad += kGrads;
+        if constexpr (masked) m += kVectors;
       };
       const auto add_group = [&]() __attribute__((always_inline)) {
-        for (int n = 0; n < N; ++n, tables += 2 * W) {
-          for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(tables), index[v]);
-          for (int v = 0; complex && v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(tables + W), index[v]);
+        for (int n = 0; n < N; ++n) {
+          const T* table = tables + n * 2 * W;
+          for (int v = 0; v < V; ++v) mq[n][v] = mq[n][v] + S::lookup(S::load(table), indices[v]);
+          for (int v = 0; complex && v < V; ++v) mp[n][v] = mp[n][v] + S::lookup(S::load(table + W), indices[v]);
         }
-        index += c.vectors();
+        tables += kOuts * 2 * W, indices += kVectors;
       };
       if constexpr (looked_up) {
         for (; b + kGroup <= run_end; b += kGroup) {

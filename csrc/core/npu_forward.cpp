@@ -116,12 +116,13 @@ struct PackedWeights {
   // Inputs [i0, i0 + ins) of outs [o, o + outs); phases only where an input is negative.
   void pack(const NpuInputs<T>& in, int64_t model, const T* gate, int64_t i0, int64_t ins, int64_t o, int outs,
             bool negative) {
+    const int64_t first = (model * in.out + o) * in.in + i0;
+    const int64_t whole = outs == kTileOuts<complex> ? pack_tile(in, first, ins) : 0;
     for (int n = 0; n < outs; ++n) {
-      const int64_t at = (model * in.out + o + n) * in.in + i0;
-      const T* re = in.weight_re + at;
-      const T* im = complex ? in.weight_im + at : nullptr;
-      T* real = reals + n * parts;
-      for (int64_t i = 0; i < ins; ++i, real += outs * parts) {
+      const T* re = in.weight_re + first + n * in.in;
+      const T* im = complex ? in.weight_im + first + n * in.in : nullptr;
+      T* real = reals + (whole * outs + n) * parts;
+      for (int64_t i = whole; i < ins; ++i, real += outs * parts) {
         real[0] = re[i];
         if constexpr (complex) real[1] = im[i];
       }
@@ -138,6 +139,25 @@ struct PackedWeights {
   }
 
  private:
+  // The reals of a whole tile of outs, whose weights begin at `first`, by registers of inputs. Returns how many inputs.
+  int64_t pack_tile(const NpuInputs<T>& in, int64_t first, int64_t ins) {
+    using S = Simd<T>;
+    constexpr int W = S::width, kRow = kTileOuts<complex> * parts;
+    int64_t i = 0;
+    if constexpr (kRow <= W) {
+      for (; i + W <= ins; i += W) {
+        typename S::Reg rows[kRow];
+        for (int n = 0; n < kRow; ++n)
+          rows[n] = S::load((n % parts == 0 ? in.weight_re : in.weight_im) + first + n / parts * in.in + i);
+        S::template transpose<kRow>(rows);
+        for (int n = 0; n < kRow; ++n)
+          for (int block = 0; block < W; block += kRow)
+            std::memcpy(reals + (i + block + n) * kRow, reinterpret_cast<const T*>(&rows[n]) + block, kRow * sizeof(T));
+      }
+    }
+    return i;
+  }
+
   static NPU_INLINE void pack_group(const T* turn, const T* shrink, int count, T* table) {
     Phase<T>::pack(turn, count, table);
     if constexpr (complex) Phase<T>::pack(shrink, count, table + entries);
@@ -161,10 +181,10 @@ void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t 
     for (int r = 0; r < R; ++r) l[r] = S::load(log_r + r * W);
     for (int n = 0; n < N; ++n) {
       const Reg re = S::set1(reals[n * parts]);
-      for (int r = 0; r < R; ++r) p[r][n] = S::fma(l[r], re, p[r][n]);
+      for (int r = 0; r < R; ++r) S::accumulate(p[r][n], l[r], re);
       if constexpr (complex) {
         const Reg im = S::set1(reals[n * parts + 1]);
-        for (int r = 0; r < R; ++r) q[r][n] = S::fma(l[r], im, q[r][n]);
+        for (int r = 0; r < R; ++r) S::accumulate(q[r][n], l[r], im);
       }
     }
     log_r += R * W;

@@ -33,6 +33,7 @@ class Group {
   using Turns = TurnedPanels<terms>;
 
  public:
+  using Order = PlainOrder<float, complex>;
   static constexpr bool kShares = true;
   static constexpr int64_t kSpan = 2048;
   static bool writes_gradients(const NpuBackward<float>&) { return true; }

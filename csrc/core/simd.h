@@ -103,6 +103,11 @@ struct Simd {
   }
   static NPU_INLINE void store(T* p, Reg r) { std::memcpy(p, &r, sizeof r); }
 
+#if defined(__AVX512F__)
+  static constexpr bool stores_masked = true;
+#else
+  static constexpr bool stores_masked = false;
+#endif
   // The first n <= width lanes; the others read as zero. Never touches memory behind p + n.
   static NPU_INLINE Reg load_first(const T* p, int n) {
     if (n == width) return load(p);
@@ -140,6 +145,16 @@ struct Simd {
     else return (Reg)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 #else
     return a * b + c;
+#endif
+  }
+
+  // acc += a * b. In the inner loop of a product GCC would rather overwrite a factor, and then move or spill sums.
+  static NPU_INLINE void accumulate(Reg& acc, Reg a, Reg b) {
+#if defined(__AVX512F__)
+    if constexpr (single) __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    else __asm__("vfmadd231pd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+#else
+    acc = fma(a, b, acc);
 #endif
   }
 
@@ -318,13 +333,16 @@ struct Simd {
     return table;
   }
 
-  // Lane e is the sum of the terms whose bit is set in e: all partial sums of up to group_size terms, `stride` apart.
+  // Lane e is the sum of the terms whose bit is set in e: all partial sums of 1 to group_size terms, `stride` apart.
   static NPU_INLINE Reg partial_sums(const T* terms, int64_t stride, int count) {
-    Reg sums = zero();
 #if defined(__AVX512F__)
     constexpr Mask kHas[4] = {Mask(0xAAAA), Mask(0xCCCC), Mask(0xF0F0), Mask(0xFF00)};
-    for (int j = 0; j < count; ++j) sums = add_masked(sums, kHas[j], set1(terms[j * stride]));
+    Reg sums;
+    if constexpr (single) sums = (Reg)_mm512_maskz_mov_ps(kHas[0], (__m512)set1(terms[0]));
+    else sums = (Reg)_mm512_maskz_mov_pd(kHas[0], (__m512d)set1(terms[0]));
+    for (int j = 1; j < count; ++j) sums = add_masked(sums, kHas[j], set1(terms[j * stride]));
 #else
+    Reg sums = zero();
     alignas(NPU_VECTOR_BYTES) static constexpr Int kLane[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     Bits lane;
     std::memcpy(&lane, kLane, sizeof lane);
@@ -371,8 +389,12 @@ struct Simd {
     zip_each(columns, rows, std::make_integer_sequence<int, count>{});
   }
 
-  // In place transpose of width registers of width lanes, by log2(width) rounds of 2 x 2 block swaps.
-  static NPU_INLINE void transpose(Reg* r) { transpose_step<1>(r); }
+  // In place transpose of `count` registers, whose lanes are blocks of so many, by log2(count) rounds of 2 x 2 block
+  // swaps: lane l of a block of the n-th register becomes lane n of that block of the l-th.
+  template <int count = width>
+  static NPU_INLINE void transpose(Reg* r) {
+    transpose_step<1, count>(r);
+  }
 
   // Lane n of the result is the sum of the lanes of r[n], for n < width: the same rounds, adding instead of keeping.
   static NPU_INLINE Reg sum_each(Reg* r) { return sum_step<1>(r); }
@@ -446,15 +468,15 @@ struct Simd {
         std::integer_sequence<int, ((row * width + L) % count == column ? width + (row * width + L) / count : L)...>{});
   }
 
-  template <int step>
+  template <int step, int count>
   static NPU_INLINE void transpose_step(Reg* r) {
-    for (int n = 0; n < width; ++n) {
+    for (int n = 0; n < count; ++n) {
       if (n & step) continue;
       const Reg a = r[n], b = r[n + step];
       r[n] = merge_low<step>(a, b, Lanes{});
       r[n + step] = merge_high<step>(a, b, Lanes{});
     }
-    if constexpr (2 * step < width) transpose_step<2 * step>(r);
+    if constexpr (2 * step < count) transpose_step<2 * step, count>(r);
   }
 
   template <int step>

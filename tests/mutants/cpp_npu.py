@@ -21,6 +21,8 @@ FORWARD = [
             "shrink[i] = -(T(kPi) * gate[i0 + i]) * im[i];",
             "shrink[i] = T(kPi) * gate[i0 + i] * im[i];",
         ),
+        "forward-packed-imaginary-weights": ("(n % parts == 0 ? in.weight_re : in.weight_im)", "in.weight_re"),
+        "forward-packed-block": ("&rows[n]) + block, kRow", "&rows[n]), kRow"),
         "forward-second-run-overwrites": (
             "    store(q_out, q);\n    resume = true;",
             "    store(q_out, q);",
@@ -122,12 +124,12 @@ BACKWARD = [
     }),
     *mutants(CORE + "npu_backward_groups.h", KERNELS, {
         "groups-model-ignored": (
-            "const int64_t at = model * size + o * in_.in + i;",
-            "const int64_t at = 0 * model * size + o * in_.in + i;",
+            "const int64_t at = (model * in_.out + o) * in_.in + i;",
+            "const int64_t at = o * in_.in + i;",
         ),
         "groups-sums-of-the-first": (
-            "for (int64_t g = 0; g < groups_; ++g, partial += sums_size())",
-            "for (int64_t g = 0; g < 1; ++g, partial += sums_size())",
+            "for (int64_t g = 0; g < groups_; ++g, partial += size)",
+            "for (int64_t g = 0; g < 1; ++g, partial += size)",
         ),
     }),
     *mutants(CORE + "npu_backward.h", "tests/test_gradients.py tests/test_reference.py -k 'gate or parity or straight'", {
@@ -199,16 +201,23 @@ BACKWARD = [
             "c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin) * in_.in;",
         ),
         "wide-sums-of-the-last-run": ("sum[kSP] = sum[kSP] + sp[n][v];", "sum[kSP] = sp[n][v];"),
-        "wide-swapped-gradient": ("add(grad_q, in_.weight_im, 1);", "add(grad_p, in_.weight_im, 1);"),
+        "wide-swapped-gradient": ("grad[r * kGrads + part * kOuts + n]", "grad[r * kGrads + n]"),
         "wide-model-ignored-for-few-rows": (
-            "const int64_t at = (task.model * in_.out + o) * in_.in + i0 + v * W;",
-            "const int64_t at = o * in_.in + i0 + v * W;",
+            "const int64_t at = (task.model * in_.out + o + n) * in_.in + i0 + v * W;",
+            "const int64_t at = (o + n) * in_.in + i0 + v * W;",
         ),
         "wide-negative-of-the-first-rows": (
-            "any |= c.negative[b / kSumRows * c.vectors() + i / W + v];",
-            "any |= c.negative[i / W + v];",
+            "any |= negative(c, block + n, b);",
+            "any |= negative(c, block + n, 0);",
         ),
-        "wide-signs-of-all-rows": ("        any |= marks;\n", ""),
+        "wide-signs-of-all-rows": ("      any |= marks;\n", ""),
+        "wide-total-begins-anew-in-each-chunk": ("c.first && b == 0", "b == 0"),
+        "wide-total-begins-anew-in-a-chunk": ("c.first && b == 0", "c.first"),
+        "wide-two-outs-of-a-last-tile": ("in_.out - tile * kOuts > 1", "in_.out - tile * kOuts >= kOuts"),
+        "wide-dq-of-the-first-tile": ("W + first + (L - kOuts) % kOuts", "W + (L - kOuts) % kOuts"),
+        "wide-tables-of-the-next-row": ("grad += kGroup * kGrads", "grad += kGrads"),
+        "wide-rows-of-the-next-runs": ("fill_tables(c, row, row_end, tile, tables);", "fill_tables(c, b, b + row_end - row, tile, tables);"),
+        "wide-sums-of-a-part": ("i % kBlock / W) * kParts<complex> + part;", "i % kBlock / W) * kParts<complex>;"),
         "wide-model-ignored": (
             "c.row = task.model * in_.rows + row;",
             "c.row = row;",
