@@ -182,6 +182,15 @@ def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
     assert report.markdown(rows).count("\n### ") == 6  # the page has them all, and the processors side by side
 
 
+def test_generations_of_one_name_are_told_apart():
+    rows = []
+    for model in ("26/2/1", None, "99/9/9"):
+        where = {"processor": "AMD EPYC", "processor_model": model}
+        rows += [made_up(rival, 2.0, report.SHORT[2].size, environment=where) for rival in ("ours", "eager")]
+    for name in ("AMD EPYC (Zen 5)", "AMD EPYC (Zen 4)", "AMD EPYC"):
+        assert f"{name}, kernels for" in report.short(rows, name)
+
+
 def test_processors_side_by_side():
     """The best instruction set and the newest commit of each; only cases that two have, at one thread."""
 

@@ -55,6 +55,13 @@ BAR_NAMES = {
     "linear": "nn.Linear (another function)",
 }
 SIDE_BY_SIDE = ("eager", "compile", "compile-autotune", "jax")
+# What virtual machines give one name, by family, model and stepping. Rows without these are older than this field.
+GENERATIONS = {
+    ("AMD EPYC", None): "Zen 4",
+    ("AMD EPYC", "26/2/1"): "Zen 5",
+    ("Intel(R) Xeon(R) Processor", None): "Sapphire Rapids",
+    ("Intel(R) Xeon(R) Processor", "6/167/1"): "Granite Rapids",
+}
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")  # a processor's best is shown
 # The rows of the short table, in its order; further ones where we lose.
 SHORT = (
@@ -115,6 +122,9 @@ def _machine(row: Row) -> Machine:
             "processor": where["gpu"],
             "instruction_set": f"compute capability {where['compute_capability']}",
         }
+    generation = GENERATIONS.get((where.get("processor"), where.get("processor_model")))
+    if generation is not None:
+        where = where | {"processor": f"{where['processor']} ({generation})"}
     return (*(str(where.get(key, "unknown")) for key in keys), str(row.get("matmul_precision", "highest")))
 
 
