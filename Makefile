@@ -36,7 +36,7 @@ OLD_TRITON := build/triton-$(OLD_TRITON_VERSION)
 OLD_TESTS := version or parity or zero or gradcheck or float32_error or special or budgets
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.
-PROCESSOR ?= AMD EPYC (Zen 5)
+PROCESSOR ?= AMD Zen 5
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/layers/* csrc/fast_path/*)
 # The build finds the cmake and ninja of .venv.
 export PATH := $(abspath $(BIN)):$(PATH)

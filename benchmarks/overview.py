@@ -58,11 +58,9 @@ def _speeds(axis: Any, rows: Sequence[report.Row], processor: str | None) -> Non
         if case.kind == ROLLOUT or not RIVALS.keys() <= group.keys():
             continue
         size = case.size
-        what = {"train": "training step,\nNPU and NAU"}.get(
-            case.kind, f"forward and backward,\nNPU {size.inputs} → {size.outputs}"
-        )
+        what = f"NPU {size.inputs} → {size.outputs}" if case.layer == "npu" else "NPU and NAU"
         models = "" if size.models == 1 else f", {size.models} models"
-        names.append(f"{what}, {size.rows} rows{models}")
+        names.append(f"{report.PASS_NAMES[case.kind]},\n{what}, {size.rows} rows{models}")
         ratios.append([group[rival]["ratio"] for rival in RIVALS])
         doubts.append([doubtful(group[rival]) for rival in RIVALS])
     for n, (label, color) in enumerate(zip(RIVALS.values(), ("0.45", "tab:orange"), strict=True)):
@@ -74,7 +72,7 @@ def _speeds(axis: Any, rows: Sequence[report.Row], processor: str | None) -> Non
     axis.set_yticks([-y for y in range(len(names))], names, fontsize=8)
     note = " (?: doubtful)" if any(map(any, doubts)) else ""
     axis.set(
-        xlabel=f"time divided by npu_kernels' time{note}", title=f"Speed: {machine[0]}, {threads} threads, float32"
+        xlabel=f"time divided by npu_kernels' time{note}", title=f"Speed, {threads} threads, float32\n{machine[0]}"
     )
     axis.set_xlim(0, 1.1 * max(max(pair) for pair in ratios))
     axis.legend(loc="lower right", fontsize=8)

@@ -39,10 +39,20 @@ def test_report_draws_anew_in_the_format_asked_for(suffix, start, tmp_path, caps
     assert f"](fsir_equation.{suffix})" in (tmp_path / "report.md").read_text()
 
 
-def test_overview(tmp_path, capsys):
+def test_overview(tmp_path, capsys, monkeypatch):
     picture = tmp_path / "overview.png"
     words = [*map(str, ROWS), "--out", str(picture)]
-    assert overview.main([*words, "--processor", "AMD EPYC"]) == 0
+    labels = []
+
+    def save(drawing, path):
+        labels.extend(label.get_text() for label in drawing.axes[2].get_yticklabels())
+        drawing.savefig(path)
+
+    monkeypatch.setattr(overview, "save", save)
+    assert overview.main([*words, "--processor", "AMD Zen 5"]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "training step,\nNPU and NAU, 100 rows, 20 models" in labels
+    assert "100 training steps,\nNPU and NAU, 100 rows" in labels
+    assert "forward and backward,\nNPU 6 → 2, 100 rows, 1000 models" in labels
     assert overview.main([*words, "--processor", "Abacus 3"]) == 1
-    assert "overview: --processor must name one of: AMD EPYC" in capsys.readouterr().err
+    assert "overview: --processor must name one of: AMD Zen 4, AMD Zen 5" in capsys.readouterr().err

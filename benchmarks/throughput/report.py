@@ -56,11 +56,11 @@ BAR_NAMES = {
 }
 SIDE_BY_SIDE = ("eager", "compile", "compile-autotune", "jax")
 # What virtual machines give one name, by family, model and stepping. Rows without these are older than this field.
-GENERATIONS = {
-    ("AMD EPYC", None): "Zen 4",
-    ("AMD EPYC", "26/2/1"): "Zen 5",
-    ("Intel(R) Xeon(R) Processor", None): "Sapphire Rapids",
-    ("Intel(R) Xeon(R) Processor", "6/167/1"): "Granite Rapids",
+PROCESSORS = {
+    ("AMD EPYC", None): "AMD Zen 4",
+    ("AMD EPYC", "26/2/1"): "AMD Zen 5",
+    ("Intel(R) Xeon(R) Processor", None): "Intel Sapphire Rapids",
+    ("Intel(R) Xeon(R) Processor", "6/167/1"): "Intel Granite Rapids",
 }
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")  # a processor's best is shown
 # The rows of the short table, in its order; further ones where we lose.
@@ -122,9 +122,9 @@ def _machine(row: Row) -> Machine:
             "processor": where["gpu"],
             "instruction_set": f"compute capability {where['compute_capability']}",
         }
-    generation = GENERATIONS.get((where.get("processor"), where.get("processor_model")))
-    if generation is not None:
-        where = where | {"processor": f"{where['processor']} ({generation})"}
+    name = PROCESSORS.get((where.get("processor"), where.get("processor_model")))
+    if name is not None:
+        where = where | {"processor": name}
     return (*(str(where.get(key, "unknown")) for key in keys), str(row.get("matmul_precision", "highest")))
 
 
@@ -391,7 +391,7 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
     figure.axes[0].legend(fontsize=8, loc="upper right")
     count = f"{threads} thread{'s' if threads > 1 else ''}"
     count += f"; {doubts} doubtful number{'s' if doubts > 1 else ''} left out" if doubts else ""
-    figure.suptitle(f"NPU layer, float32: {machine[0]} ({machine[1]}), {count}")
+    figure.suptitle(f"NPU layer, float32: {machine[0]}, {machine[1]}, {count}")
     figure.savefig(path, dpi=120)
 
 
