@@ -187,6 +187,15 @@ BACKWARD = [
         ),
         "step-loss-of-a-sum": ("f_.loss[model] = T(totals_[loss_at_] / double(in_.rows * in_.out));", "f_.loss[model] = T(totals_[loss_at_] / double(in_.rows));"),
     }),
+    *mutants(CORE + "npu_backward_panels.h", KERNELS, {
+        "wide-second-chunk-of-x": (
+            "x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;",
+            "x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin) * in_.in;",
+        ),
+        "wide-signs-of-all-rows": ("      any |= marks;\n", ""),
+        "wide-dq-of-the-first-tile": ("W + first + (L - kOuts) % kOuts", "W + (L - kOuts) % kOuts"),
+        "wide-model-ignored": ("row_ = task.model * in_.rows + row;", "row_ = row;"),
+    }),
     *mutants(CORE + "npu_backward_wide.h", KERNELS, {
         "wide-gate-runs-overwrite": (
             "task.gate_sums[i] += double(run[i - i0]);",
@@ -196,10 +205,6 @@ BACKWARD = [
             "for (; reals && b < run_end; ++b) add_row();\n          add_group();",
             "for (; reals && b < run_end; ++b) add_row();",
         ),
-        "wide-second-chunk-of-x": (
-            "c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;",
-            "c.x = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin) * in_.in;",
-        ),
         "wide-sums-of-the-last-run": ("sum[kSP] = sum[kSP] + sp[n][v];", "sum[kSP] = sp[n][v];"),
         "wide-swapped-gradient": ("grad[r * kGrads + part * kOuts + n]", "grad[r * kGrads + n]"),
         "wide-model-ignored-for-few-rows": (
@@ -207,21 +212,15 @@ BACKWARD = [
             "const int64_t at = (o + n) * in_.in + i0 + v * W;",
         ),
         "wide-negative-of-the-first-rows": (
-            "any |= negative(c, block + n, b);",
-            "any |= negative(c, block + n, 0);",
+            "any |= c.negative(block + n, b);",
+            "any |= c.negative(block + n, 0);",
         ),
-        "wide-signs-of-all-rows": ("      any |= marks;\n", ""),
-        "wide-total-begins-anew-in-each-chunk": ("c.first && b == 0", "b == 0"),
-        "wide-total-begins-anew-in-a-chunk": ("c.first && b == 0", "c.first"),
+        "wide-total-begins-anew-in-each-chunk": ("c.first() && b == 0", "b == 0"),
+        "wide-total-begins-anew-in-a-chunk": ("c.first() && b == 0", "c.first()"),
         "wide-two-outs-of-a-last-tile": ("in_.out - tile * kOuts > 1", "in_.out - tile * kOuts >= kOuts"),
-        "wide-dq-of-the-first-tile": ("W + first + (L - kOuts) % kOuts", "W + (L - kOuts) % kOuts"),
         "wide-tables-of-the-next-row": ("grad += kGroup * kGrads", "grad += kGrads"),
         "wide-rows-of-the-next-runs": ("fill_tables(c, row, row_end, tile, tables);", "fill_tables(c, b, b + row_end - row, tile, tables);"),
         "wide-sums-of-a-part": ("i % kBlock / W) * kParts<complex> + part;", "i % kBlock / W) * kParts<complex>;"),
-        "wide-model-ignored": (
-            "c.row = task.model * in_.rows + row;",
-            "c.row = row;",
-        ),
         "wide-last-row": (
             "left >= kSpreadRows ? kSpreadRows : (left >= 3 ? 3 : 1);",
             "left >= kSpreadRows ? kSpreadRows : (left >= 3 ? 3 : left);",

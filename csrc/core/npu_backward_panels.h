@@ -1,0 +1,193 @@
+// The panels of the wide backward (npu_backward_wide.h): L, m, dP and dQ of a chunk of rows. A block of inputs, or a
+// tile of outs, has all its rows one after the other, in the order in which the register tiles read them.
+#pragma once
+
+#include "npu_backward.h"
+
+namespace npu {
+namespace NPU_ISA {
+namespace wide {
+
+// Registers of inputs of a block.
+constexpr int kVectors = 2;
+// Outs of a tile.
+template <bool complex>
+constexpr int kSumOuts = complex ? 3 : 6;
+// Rows that the weight sums of a tile run over before they join the total, which lies in the third-level cache or in
+// memory: more of them join less often, fewer stay closer. A multiple of every group size in simd.h.
+constexpr int64_t kSumRows = 288;
+// From so many inputs on, mask products are looked up: the signs of a group of rows select one of all partial sums of
+// these rows' dP (dQ).
+constexpr int64_t kLookupIns = 64;
+// Bytes of the panels at most, if kSumRows rows take no more: for the second-level cache.
+constexpr int64_t kPanels = int64_t(1) << 20;
+// Inputs are fetched so many rows ahead. dP and dQ are made of so many rows at a time, those of the next ones fetched.
+constexpr int64_t kAhead = 32, kGradRows = 4;
+
+template <typename T, bool complex>
+class Chunk {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  using Mask = typename S::Mask;
+  using Bits = typename S::Bits;
+  static constexpr int W = S::width;
+
+ public:
+  static constexpr int kBlock = kVectors * W;                           // inputs
+  static constexpr int kOuts = kSumOuts<complex>;                       // of a tile
+  static constexpr int kGrads = 2 * kOuts;                              // dP and dQ of a row and tile
+  static constexpr int kGroup = S::group_size > 0 ? S::group_size : 1;  // rows of a lookup
+
+  // For so many rows, or for some of them at a time.
+  Chunk(const NpuBackward<T>& f, int64_t rows)
+      : f_(f),
+        in_(f.inputs),
+        blocks_(ceil_div(in_.in, kBlock)),
+        tiles_(ceil_div(in_.out, kOuts)),
+        room_(kSumRows *
+              least(most<int64_t>(1, ceil_div(rows, kSumRows)), most<int64_t>(1, kPanels / (row_size() * kSumRows)))),
+        looks_up_(S::group_size > 0 && in_.in >= kLookupIns),
+        log_r_(room_ * blocks_ * kBlock),
+        grads_(room_ * tiles_ * kGrads),
+        mask_(looks_up_ ? 0 : room_ * blocks_ * kVectors),
+        index_(looks_up_ ? room_ / kGroup * blocks_ * kVectors : 0),
+        negative_(room_ / kSumRows * blocks_) {}
+
+  int64_t room() const { return room_; }
+  int64_t blocks() const { return blocks_; }
+  bool looks_up() const { return looks_up_; }
+
+  // The chunk's rows are those of the task from `row` on.
+  void begin(const GroupTask<T>& task, int64_t row) {
+    first_ = row == task.begin;
+    rows_ = least(room_, task.end - row);
+    row_ = task.model * in_.rows + row;
+    x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;
+  }
+  bool first() const { return first_; }  // whether they are the task's first
+  int64_t rows() const { return rows_; }
+  int64_t row(int64_t b) const { return row_ + b; }  // the b-th one, of all models' rows
+  const T* x(int64_t b, int64_t i) const { return x_ + b * in_.in + i; }
+
+  // L of a row and a block [kBlock], zero behind I; dP and dQ of a row and a tile [kGrads].
+  NPU_INLINE T* log_r(int64_t block, int64_t b) const { return log_r_ + (block * room_ + b) * kBlock; }
+  NPU_INLINE T* grads(int64_t tile, int64_t b) const { return grads_ + (tile * room_ + b) * kGrads; }
+  // m of a row and a block [kVectors]; where it is looked up, of the row's group instead, as bits.
+  NPU_INLINE Mask* mask(int64_t block, int64_t b) const { return mask_ + (block * room_ + b) * kVectors; }
+  NPU_INLINE Bits* index(int64_t block, int64_t b) const { return index_ + (block * room_ + b) / kGroup * kVectors; }
+  // Whether any x of the block is negative, in the kSumRows rows that b is one of.
+  NPU_INLINE bool& negative(int64_t block, int64_t b) const { return negative_[(block * room_ + b) / kSumRows]; }
+
+  // Rows [begin, end), which are such kSumRows rows.
+  void prepare(const GroupTask<T>& task, int64_t begin, int64_t end) const {
+    for (int64_t block = 0; block < blocks_; ++block) {
+      bool any = false;
+      for (int v = 0; v < kVectors && block * kBlock + v * W < in_.in; ++v)
+        any |= prepare_logs(task, begin, end, block, v);
+      negative(block, begin) = any;
+    }
+    for (int64_t b = begin; b < end; b += kGradRows) {
+      const int rows = int(least<int64_t>(kGradRows, end - b)), next = int(least<int64_t>(kGradRows, end - b - rows));
+      prepare_grads(b, rows, next);
+    }
+  }
+
+ private:
+  int64_t row_size() const { return (blocks_ * kBlock + tiles_ * kGrads) * int64_t(sizeof(T)); }
+
+  // L and m of a register of inputs; returns whether any is negative.
+  bool prepare_logs(const GroupTask<T>& task, int64_t begin, int64_t end, int64_t block, int v) const {
+    const int64_t i = block * kBlock + v * W;
+    const int count = int(least<int64_t>(W, in_.in - i));
+    const Reg g = S::load_first(task.gate + i, count);  // zero behind I: r = 1, L = 0
+    const Reg eps = S::set1(in_.eps), rest = S::set1(T(1)) - g;
+    const T* x_row = x(begin, i);
+    T* log_row = log_r(block, begin) + v * W;
+    const auto log = [&](int64_t b) __attribute__((always_inline)) {
+      if (b + kAhead < end) __builtin_prefetch(x_row + kAhead * in_.in);
+      const Reg x = S::load_first(x_row, count);
+      S::store(log_row, VectorMath<T>::log(S::fma(g, S::abs(x) + eps, rest)));
+      x_row += in_.in, log_row += kBlock;
+      return x;
+    };
+    if (!looks_up_) {
+      bool any = false;
+      for (int64_t b = begin; b < end; ++b) any |= S::store_negative(mask(block, b) + v, log(b));
+      return any;
+    }
+    Bits any = {};
+    for (int64_t b = begin; b < end;) {
+      Bits marks = {};
+      Bits* const to = index(block, b) + v;
+      for (int r = 0; r < kGroup && b < end; ++r, ++b) marks = S::mark_negative(marks, log(b), r);
+      *to = marks;
+      any |= marks;
+    }
+    return S::any_mark(any);
+  }
+
+  // dP and dQ of some rows, tile by tile, which lie in pages of their own. Fetches the next rows'.
+  void prepare_grads(int64_t b, int rows, int next) const {
+    constexpr int kTiles = W / kOuts, kStep = most(1, kTiles) * kOuts;  // of a register
+    const int64_t all = in_.models * in_.rows * in_.out;
+    for (int64_t o = 0; o < in_.out; o += kStep) {
+      const int count = int(least<int64_t>(kStep, in_.out - o));
+      T* to = grads(o / kOuts, b);
+      for (int r = rows; r < rows + next; ++r)
+        for (const T* p : {f_.grad_y, f_.y, f_.s}) __builtin_prefetch(p + row(b + r) * in_.out + o);
+      for (int r = 0; r < rows; ++r, to += kGrads) {
+        const int64_t from = row(b + r) * in_.out + o;
+        if constexpr (kTiles > 0) {
+          // A whole register, unless it went beyond the last row: what lies behind the outs is never used.
+          const int lanes = from + W <= all ? W : count;
+          const Reg grad_y = S::load_first(f_.grad_y + from, lanes);
+          const Reg p = grad_y * S::load_first(f_.y + from, lanes);
+          const Reg q = -grad_y * S::load_first(f_.s + from, lanes);
+          store_grads(p, q, count, to, std::make_integer_sequence<int, kTiles>{});
+        } else {
+          for (int n = 0; n < count; ++n) {
+            to[n] = f_.grad_y[from + n] * f_.y[from + n];
+            to[kOuts + n] = -f_.grad_y[from + n] * f_.s[from + n];
+          }
+        }
+      }
+    }
+  }
+
+  // The dP and dQ of up to a register of outs, tile by tile.
+  template <int... Tile>
+  NPU_INLINE void store_grads(Reg p, Reg q, int count, T* to, std::integer_sequence<int, Tile...>) const {
+    const auto store = [&](auto tile) __attribute__((always_inline)) {
+      constexpr int kFirst = decltype(tile)::value * kOuts;
+      if (kFirst >= count) return;
+      T* const at = to + tile * room_ * kGrads;
+      if constexpr (S::stores_masked && kGrads <= W) {
+        S::store_first(at, pick_tile<kFirst>(p, q, std::make_integer_sequence<int, W>{}), kGrads);
+      } else {
+        std::memcpy(at, reinterpret_cast<const T*>(&p) + kFirst, kOuts * sizeof(T));
+        std::memcpy(at + kOuts, reinterpret_cast<const T*>(&q) + kFirst, kOuts * sizeof(T));
+      }
+    };
+    (store(std::integral_constant<int, Tile>{}), ...);
+  }
+  template <int first, int... L>
+  static NPU_INLINE Reg pick_tile(Reg p, Reg q, std::integer_sequence<int, L...>) {
+    return S::pick(p, q, std::integer_sequence<int, (L < kOuts ? first + L : W + first + (L - kOuts) % kOuts)...>{});
+  }
+
+  const NpuBackward<T>& f_;
+  const NpuInputs<T>& in_;
+  const int64_t blocks_, tiles_, room_;
+  const bool looks_up_;
+  Scratch<T> log_r_, grads_;
+  Scratch<Mask> mask_;
+  Scratch<Bits> index_;
+  Scratch<bool> negative_;
+  bool first_ = false;
+  int64_t rows_ = 0, row_ = 0;
+  const T* x_ = nullptr;
+};
+
+}  // namespace wide
+}  // namespace NPU_ISA
+}  // namespace npu
