@@ -55,7 +55,7 @@ def rollout(
             which is what torchdiffeq calls "rk4"); adaptive "dopri5" (of Dormand and Prince, SciPy's RK45) or "tsit5"
             (of Tsitouras).
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean square over the
-            features of error / (atol + rtol |u|) is at most 1.
+            features of ``error / (atol + rtol |u|)`` is at most 1.
         max_steps: of an adaptive method, how many steps a trajectory may try.
         memory: what is kept for the backward pass beside the result. Fixed steps: "full", the stages' layer outputs, or
             "checkpointed", nothing in the fused loop, where every step starts again from the trajectory's own state,
@@ -164,7 +164,7 @@ def integrate(
             which is what torchdiffeq calls "rk4"); adaptive "dopri5" (of Dormand and Prince, SciPy's RK45) or "tsit5"
             (of Tsitouras).
         rtol, atol: of an adaptive method, the bound of each step's estimated error: the root mean square over the
-            features of error / (atol + rtol |u|) is at most 1.
+            features of ``error / (atol + rtol |u|)`` is at most 1.
         max_steps: of an adaptive method, how many steps a trajectory may try.
         memory: what is kept for the backward pass, "full" or, less of it, "checkpointed" (see `rollout`).
         nonfinite: "raise" (`NonFiniteError` names model and step or time) or "keep": trajectories with inf and nan are
