@@ -31,8 +31,8 @@ class BackwardGroups {
   // `make` gives a Form for spans of at most so many rows, once per thread. A Form
   //   kSpan                    rows of a span at most: fewer would cost time where the sums are large, for their
   //                            additions in double
-  //   Order                    the order of the weight sums: their size(inputs), and where a register of one of their
-  //   parts is run(task, inner)         does a GroupTask; if it kShares, `inner` threads share the work of one
+  //   Order                    how many the weight sums are, and where a register of them lies
+  //   run(task, inner)         does a GroupTask; if it kShares, `inner` threads share the work of one
   //   writes_gradients(f)      whether the sums of a span that is all rows become gradients at once and are never
   //   stored
   template <typename Make>

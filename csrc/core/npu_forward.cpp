@@ -139,7 +139,8 @@ struct PackedWeights {
   }
 
  private:
-  // The reals of a whole tile of outs, whose weights begin at `first`, by registers of inputs. Returns how many inputs.
+  // The reals of a whole tile of outs, whose weights begin at `first`, for as many inputs as fill whole registers;
+  // returns how many these are.
   int64_t pack_tile(const NpuInputs<T>& in, int64_t first, int64_t ins) {
     using S = Simd<T>;
     constexpr int W = S::width, kRow = kTileOuts<complex> * parts;
