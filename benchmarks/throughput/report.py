@@ -55,7 +55,7 @@ BAR_NAMES = {
     "linear": "nn.Linear (another function)",
 }
 SIDE_BY_SIDE = ("eager", "compile", "compile-autotune", "jax")
-# What virtual machines give one name, by family, model and stepping. Rows without these are older than this field.
+# Virtual machines give several processors one name. Family, model and stepping tell them apart; old rows lack these.
 PROCESSORS = {
     ("AMD EPYC", None): "AMD Zen 4",
     ("AMD EPYC", "26/2/1"): "AMD Zen 5",

@@ -15,7 +15,8 @@ enum Part { kSP, kMQ, kSQ, kMP };
 template <bool complex>
 constexpr int kParts = complex ? 4 : 2;
 
-// The order of the weight sums, if a Form does not choose its own: [part][O][I]. `at` is asked for whole registers.
+// The order of the weight sums, if a Form does not choose its own: [part][O][I]. `at` is where a register of them
+// begins.
 template <typename T, bool complex>
 struct PlainOrder {
   static int64_t size(const NpuInputs<T>& in) { return kParts<complex> * in.out * in.in; }
