@@ -7,7 +7,7 @@ from pathlib import Path
 
 from npu_kernels.backends import cpu
 from tests.building import ROOT, cmake_configure, needs_compiler, one_process_at_a_time, run_core_tests
-from tools.log_table import FORMATS, numbers
+from tools.tables import FORMATS, TABLES
 
 
 @needs_compiler
@@ -30,16 +30,17 @@ def test_core(tmp_path: Path) -> None:
         assert not re.search(r"kernels_tiles\w+ \.+\*+Skipped", found)
 
 
-def test_log_table() -> None:
-    """csrc/core/log_table.h has the numbers that `python -m tools.log_table` computes."""
-    code = (ROOT / "csrc/core/log_table.h").read_text(encoding="utf-8")
-    for form in FORMATS:
-        table = code.split(f"struct LogTable<{form.name}> {{")[1].split("\n};")[0]
-        found = re.findall(r"static constexpr \w+ (k\w+)\[\] = \{([^}]*)\}", table)
-        written = {
-            name: [float.fromhex(number.strip().rstrip("f")) for number in text.split(",")] for name, text in found
-        }
-        assert written == numbers(form)
+def test_tables() -> None:
+    """csrc/core/tables.h has the numbers that `python -m tools.tables` computes."""
+    code = (ROOT / "csrc/core/tables.h").read_text(encoding="utf-8")
+    for table, numbers in TABLES.items():
+        for form in FORMATS:
+            members = code.split(f"struct {table}<{form.name}> {{")[1].split("\n};")[0]
+            found = re.findall(r"static constexpr \w+ (k\w+)\[\] = \{([^}]*)\}", members)
+            written = {
+                name: [float.fromhex(number.strip().rstrip("f")) for number in text.split(",")] for name, text in found
+            }
+            assert written == numbers(form)
 
 
 @needs_compiler

@@ -208,7 +208,7 @@ struct Simd {
 #endif
   }
 #if defined(__AVX512F__)
-  // a 2^n, rounded once; n is a whole number.
+  // a 2^floor(n), rounded once.
   static NPU_INLINE Reg scale(Reg a, Reg n) {
     if constexpr (single) return (Reg)_mm512_scalef_ps((__m512)a, (__m512)n);
     else return (Reg)_mm512_scalef_pd((__m512d)a, (__m512d)n);

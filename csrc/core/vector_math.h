@@ -5,7 +5,7 @@
 //   log       from the least normal number on    1.0 ulp           1.0 ulp            log inf = inf, nan -> nan
 //     AVX-512                                    1.1 ulp           1.1 ulp
 //   exp       every number                       1.1 ulp           1.0 ulp            overflow -> inf, underflow ->
-//                                                                                     subnormals, 0
+//     AVX-512                                    1.1 ulp           1.1 ulp            subnormals, 0
 //   sincos    |q| <= 1e5 (float), 1e6 (double)   1.5 ulp           1.5 ulp            farther out: the C library, lane
 //                                                                                     by lane
 //
@@ -13,7 +13,7 @@
 // g.
 #pragma once
 
-#include "log_table.h"
+#include "tables.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -34,6 +34,26 @@ NPU_INLINE typename Simd<T>::Reg log_by_table(typename Simd<T>::Reg a) {
   for (int n = count - 2; n >= 0; --n) p = S::fma(p, z, S::set1(Table::kFactors[n]));
   const auto large = S::fma(e, S::set1(Table::kLn2[0]), S::lookup_pair(Table::kLog, cell));
   return large + S::fma(e, S::set1(Table::kLn2[1]), S::fma(p, z * z, z));
+}
+
+// For p within the range of results or not far outside.
+template <typename T>
+NPU_INLINE typename Simd<T>::Reg exp_by_table(typename Simd<T>::Reg p) {
+  using S = Simd<T>;
+  using Table = ExpTable<T>;
+  constexpr int kCells = sizeof(Table::kPowers) / sizeof(T), kDigits = std::numeric_limits<T>::digits;
+  // Adding it rounds to a multiple of 1 / kCells, whose fraction is then in the lowest bits.
+  const auto magic = S::set1(T(1.5) * T(int64_t(1) << (kDigits - 1)) / T(kCells));
+  const auto shifted = S::fma(p, S::set1(T(1.4426950408889634074)), magic);
+  const auto n = shifted - magic;
+  auto t = S::fma_exact(n, S::set1(-LogTable<T>::kLn2[0]), p);
+  t = S::fma_exact(n, S::set1(-LogTable<T>::kLn2[1]), t);
+  constexpr int count = sizeof(Table::kFactors) / sizeof(T);
+  auto r = S::set1(Table::kFactors[count - 1]);
+  for (int k = count - 2; k >= 0; --k) r = S::fma(r, t, S::set1(Table::kFactors[k]));
+  r = S::fma(r, t * t, t);
+  const auto power = S::lookup_pair(Table::kPowers, (typename S::Bits)shifted);
+  return S::scale(S::fma(power, r, power), n);
 }
 #endif
 
@@ -103,10 +123,12 @@ struct VectorMath<float> {
 #endif
   }
 
-  // exp p = 2^n exp t,  n = round(p / ln 2); 2^n in two factors where no instruction scales, so that
-  // subnormal results round once.
+  // exp p = 2^n exp t,  n = round(p / ln 2); 2^n in two factors, so that subnormal results round once.
   static NPU_INLINE Reg exp(Reg p) {
     p = S::bounded(p, S::set1(-104.0f), S::set1(89.0f));
+#if defined(__AVX512F__)
+    return exp_by_table<float>(p);
+#else
     const Reg magic = S::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer and leaves it in the low bits
     const Reg shifted = S::fma(p, S::set1(1.44269504f), magic);
     const Reg n = shifted - magic;
@@ -119,9 +141,6 @@ struct VectorMath<float> {
     r = S::fma(r, t, S::set1(1.66666657e-1f));
     r = S::fma(r, t, S::set1(0.5f));
     r = S::fma(r * t, t, t) + S::set1(1.0f);
-#if defined(__AVX512F__)
-    return S::scale(r, n);
-#else
     const Bits i = (Bits)shifted - S::set1_bits(0x4b400000);
     const Bits half = i >> 1;
     return r * power_of_two(half) * power_of_two(i - half);
@@ -196,6 +215,9 @@ struct VectorMath<double> {
 
   static NPU_INLINE Reg exp(Reg p) {
     p = S::bounded(p, S::set1(-746.0), S::set1(710.0));
+#if defined(__AVX512F__)
+    return exp_by_table<double>(p);
+#else
     const Reg magic = S::set1(6755399441055744.0);
     const Reg shifted = S::fma(p, S::set1(1.4426950408889634074), magic);
     const Reg n = shifted - magic;
@@ -215,9 +237,6 @@ struct VectorMath<double> {
     r = S::fma(r, t, S::set1(1.0 / 6.0));
     r = S::fma(r, t, S::set1(0.5));
     r = S::fma(r * t, t, t) + S::set1(1.0);
-#if defined(__AVX512F__)
-    return S::scale(r, n);
-#else
     const UnsignedBits i = (UnsignedBits)shifted - (UnsignedBits)magic;
     const UnsignedBits half = half_of(i);
     return r * power_of_two(half) * power_of_two(i - half);

@@ -1,8 +1,8 @@
-"""The numbers of csrc/core/log_table.h: `python -m tools.log_table` prints them."""
+"""The numbers of csrc/core/tables.h: `python -m tools.tables` prints them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import mpmath
@@ -17,10 +17,11 @@ class Format:
     digits: int  # bits of a significand
     cells: int
     grid: int  # log c is a multiple of 2^-grid
-    degree: int  # of the polynomial
+    log_degree: int  # of the polynomials
+    exp_degree: int
 
 
-FORMATS = Format("float", 24, 32, 17, 2), Format("double", 53, 16, 43, 8)
+FORMATS = Format("float", 24, 32, 17, 2, 1), Format("double", 53, 16, 43, 8, 5)
 
 
 def ends_of_cells(count: int) -> Iterator[tuple[mpf, mpf]]:
@@ -59,7 +60,7 @@ def cell(low: mpf, high: mpf, form: Format) -> tuple[mpf, mpf]:
 def polynomial(form: Format) -> list[mpf]:
     """(log(1 + z) - z) / z^2 at the Chebyshev nodes of the cells beside 1, where z is largest; constant first."""
     low, high = -mpf(1) / (2 * form.cells), mpf(1) / form.cells
-    count = form.degree + 1
+    count = form.log_degree + 1
     nodes = [
         (low + high) / 2 + (high - low) / 2 * mpmath.cos(mpmath.pi * (2 * n + 1) / (2 * count)) for n in range(count)
     ]
@@ -68,7 +69,7 @@ def polynomial(form: Format) -> list[mpf]:
     return list(mpmath.lu_solve(powers, values))
 
 
-def numbers(form: Format) -> dict[str, list[float]]:
+def log_numbers(form: Format) -> dict[str, list[float]]:
     """The members of LogTable<form.name>."""
     with mp.workprec(300):
         cells = [cell(low, high, form) for low, high in ends_of_cells(form.cells)]
@@ -83,10 +84,22 @@ def numbers(form: Format) -> dict[str, list[float]]:
     }
 
 
+def exp_numbers(form: Format) -> dict[str, list[float]]:
+    """The members of ExpTable<form.name>; the factors are (exp t - 1 - t) / t^2's Taylor series, constant first."""
+    with mp.workprec(300):
+        powers = [float(rounded(mpf(2) ** (mpf(n) / form.cells), form.digits)) for n in range(form.cells)]
+        factors = [float(rounded(1 / mpmath.factorial(n + 2), form.digits)) for n in range(form.exp_degree + 1)]
+    return {"kPowers": powers, "kFactors": factors}
+
+
+TABLES: dict[str, Callable[[Format], dict[str, list[float]]]] = {"LogTable": log_numbers, "ExpTable": exp_numbers}
+
+
 def main() -> None:
-    for form in FORMATS:
-        for name, values in numbers(form).items():
-            print(f"{form.name} {name}:", ", ".join(value.hex() for value in values))
+    for table, numbers in TABLES.items():
+        for form in FORMATS:
+            for name, values in numbers(form).items():
+                print(f"{table}<{form.name}> {name}:", ", ".join(value.hex() for value in values))
 
 
 if __name__ == "__main__":

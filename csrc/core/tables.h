@@ -1,11 +1,20 @@
-// The logarithm by tables, for instruction sets that look up 32 floats or 16 doubles at once (AVX-512).
+// The numbers of log and exp by tables, for instruction sets that look up 32 floats or 16 doubles at once (AVX-512).
+// `python -m tools.tables` computes them.
+//
+// The logarithm:
 //
 //   a = 2^e m,  m in [3/4, 3/2);   log a = e ln 2 + log c + log(1 + z),  z = m / c - 1
 //
 // The first bits of m say in which cell it is, and c is a number near the middle of the cell. ln 2 is the sum of two
 // numbers. The first one and log c are multiples of 2^-17 (float) or 2^-43 (double), so that e ln 2 + log c does not
 // round. c is such that its logarithm is close to a multiple: within 2^-32 or 2^-65. The cells beside m = 1 have c = 1:
-// where log a is near 0 its relative error is that of log(1 + z). `python -m tools.log_table` computes these numbers.
+// where log a is near 0 its relative error is that of log(1 + z).
+//
+// The exponential function:
+//
+//   exp p = 2^n exp t,  n a multiple of 1 / 32 (float) or 1 / 16 (double), |t| <= ln 2 / 64 or ln 2 / 32
+//
+// The table has 2^n for the fractions of n. n times the first part of ln 2 does not round.
 #pragma once
 
 #include "simd.h"
@@ -74,6 +83,46 @@ struct LogTable<double> {
                                         0x1.999999898ca88p-3,  -0x1.55555443d9487p-3, 0x1.2492b09e0fc2dp-3,
                                         -0x1.0009a59a92b8ep-3, 0x1.c5ea4752e2c4ep-4,  -0x1.6a3df3a2d0318p-4};
   static constexpr double kLn2[] = {0x1.62e42fefa38p-1, 0x1.ef35793c7673p-45};
+};
+
+template <typename T>
+struct ExpTable;
+
+template <>
+struct ExpTable<float> {
+  alignas(64) static constexpr float kPowers[] = {
+      0x1p0f,        0x1.059b0ep0f, 0x1.0b5586p0f, 0x1.11301ep0f, 0x1.172b84p0f, 0x1.1d4874p0f, 0x1.2387a6p0f,
+      0x1.29e9ep0f,  0x1.306fep0f,  0x1.371a74p0f, 0x1.3dea64p0f, 0x1.44e086p0f, 0x1.4bfdaep0f, 0x1.5342b6p0f,
+      0x1.5ab07ep0f, 0x1.6247ecp0f, 0x1.6a09e6p0f, 0x1.71f75ep0f, 0x1.7a1148p0f, 0x1.82589ap0f, 0x1.8ace54p0f,
+      0x1.93737cp0f, 0x1.9c4918p0f, 0x1.a5503cp0f, 0x1.ae89fap0f, 0x1.b7f77p0f,  0x1.c199bep0f, 0x1.cb720ep0f,
+      0x1.d5818ep0f, 0x1.dfc974p0f, 0x1.ea4afap0f, 0x1.f50766p0f};
+  static constexpr float kFactors[] = {0x1p-1f, 0x1.555556p-3f};
+};
+
+template <>
+struct ExpTable<double> {
+  alignas(64) static constexpr double kPowers[] = {0x1p0,
+                                                   0x1.0b5586cf9890fp0,
+                                                   0x1.172b83c7d517bp0,
+                                                   0x1.2387a6e756238p0,
+                                                   0x1.306fe0a31b715p0,
+                                                   0x1.3dea64c123422p0,
+                                                   0x1.4bfdad5362a27p0,
+                                                   0x1.5ab07dd485429p0,
+                                                   0x1.6a09e667f3bcdp0,
+                                                   0x1.7a11473eb0187p0,
+                                                   0x1.8ace5422aa0dbp0,
+                                                   0x1.9c49182a3f09p0,
+                                                   0x1.ae89f995ad3adp0,
+                                                   0x1.c199bdd85529cp0,
+                                                   0x1.d5818dcfba487p0,
+                                                   0x1.ea4afa2a490dap0};
+  static constexpr double kFactors[] = {0x1p-1,
+                                        0x1.5555555555555p-3,
+                                        0x1.5555555555555p-5,
+                                        0x1.1111111111111p-7,
+                                        0x1.6c16c16c16c17p-10,
+                                        0x1.a01a01a01a01ap-13};
 };
 
 }  // namespace NPU_ISA
