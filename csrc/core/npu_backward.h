@@ -73,8 +73,7 @@ NPU_INLINE typename Simd<T>::Reg spread_to_x(typename Simd<T>::Reg dl, typename 
   const Reg size = S::abs(x) + eps;
   const Reg dr = dl / S::fma(gate, size, one - gate);
   *gate_sum = S::fma(dr, size - one, *gate_sum);
-  const Reg dx = dr * gate;
-  return S::select(x > S::zero(), dx, S::select(x < S::zero(), -dx, x * dx));  // 0 at 0, nan at nan
+  return S::with_sign_of(dr * gate, x);
 }
 
 // What a span of one model's rows adds up to.

@@ -101,13 +101,14 @@ class Chunk {
     const int count = int(least<int64_t>(W, in_.in - i));
     const Reg g = S::load_first(task.gate + i, count);  // zero behind I: r = 1, L = 0
     const Reg eps = S::set1(in_.eps), rest = S::set1(T(1)) - g;
+    const int64_t step = in_.in;  // read once: the compiler thinks that a store could change it
     const T* x_row = x(begin, i);
     T* log_row = log_r(block, begin) + v * W;
     const auto log = [&](int64_t b) __attribute__((always_inline)) {
-      if (b + kAhead < end) __builtin_prefetch(x_row + kAhead * in_.in);
+      if (b + kAhead < end) __builtin_prefetch(x_row + kAhead * step);
       const Reg x = S::load_first(x_row, count);
       S::store(log_row, VectorMath<T>::log(S::fma(g, S::abs(x) + eps, rest)));
-      x_row += in_.in, log_row += kBlock;
+      x_row += step, log_row += kBlock;
       return x;
     };
     if (!looks_up_) {
@@ -129,40 +130,51 @@ class Chunk {
   // dP and dQ of some rows, tile by tile, which lie in pages of their own. Fetches the next rows'.
   void prepare_grads(int64_t b, int rows, int next) const {
     constexpr int kTiles = W / kOuts, kStep = most(1, kTiles) * kOuts;  // of a register
-    const int64_t all = in_.models * in_.rows * in_.out;
-    for (int64_t o = 0; o < in_.out; o += kStep) {
-      const int count = int(least<int64_t>(kStep, in_.out - o));
-      T* to = grads(o / kOuts, b);
+    using Tiles = std::make_integer_sequence<int, kTiles>;
+    // Read once: the compiler thinks that a store could change them.
+    const int64_t out = in_.out, from = row(b) * out, left = in_.models * in_.rows * out - from, step = room_ * kGrads;
+    const T *const grad_y = f_.grad_y + from, *const y = f_.y + from, *const s = f_.s + from;
+    T* to = grads(0, b);
+    for (int64_t o = 0; o < out; o += kStep, to += kStep / kOuts * step) {
       for (int r = rows; r < rows + next; ++r)
-        for (const T* p : {f_.grad_y, f_.y, f_.s}) __builtin_prefetch(p + row(b + r) * in_.out + o);
-      for (int r = 0; r < rows; ++r, to += kGrads) {
-        const int64_t from = row(b + r) * in_.out + o;
-        if constexpr (kTiles > 0) {
-          // A whole register, unless it went beyond the last row: what lies behind the outs is never used.
-          const int lanes = from + W <= all ? W : count;
-          const Reg grad_y = S::load_first(f_.grad_y + from, lanes);
-          const Reg p = grad_y * S::load_first(f_.y + from, lanes);
-          const Reg q = -grad_y * S::load_first(f_.s + from, lanes);
-          store_grads(p, q, count, to, std::make_integer_sequence<int, kTiles>{});
-        } else {
+        for (const T* p : {grad_y, y, s}) __builtin_prefetch(p + r * out + o);
+      const int count = int(least<int64_t>(kStep, out - o));
+      // Whole registers, unless the last one went beyond the last row: what lies behind the outs is never used.
+      if (kTiles > 0 && count == kStep && (rows - 1) * out + o + W <= left) {
+        for (int r = 0; r < rows; ++r) {
+          const int64_t at = r * out + o;
+          store_grads(S::load(grad_y + at), S::load(y + at), S::load(s + at), kTiles, to + r * kGrads, step, Tiles{});
+        }
+      } else if (kTiles > 0) {
+        const int tiles = int(ceil_div(count, kOuts));
+        for (int r = 0; r < rows; ++r) {
+          const int64_t at = r * out + o;
+          store_grads(S::load_first(grad_y + at, count), S::load_first(y + at, count), S::load_first(s + at, count),
+                      tiles, to + r * kGrads, step, Tiles{});
+        }
+      } else {
+        for (int r = 0; r < rows; ++r) {
           for (int n = 0; n < count; ++n) {
-            to[n] = f_.grad_y[from + n] * f_.y[from + n];
-            to[kOuts + n] = -f_.grad_y[from + n] * f_.s[from + n];
+            const int64_t at = r * out + o + n;
+            to[r * kGrads + n] = grad_y[at] * y[at];
+            to[r * kGrads + kOuts + n] = -grad_y[at] * s[at];
           }
         }
       }
     }
   }
 
-  // The dP and dQ of up to a register of outs, tile by tile.
+  // The dP and dQ of up to a register of outs: so many tiles, `step` apart.
   template <int... Tile>
-  NPU_INLINE void store_grads(Reg p, Reg q, int count, T* to, std::integer_sequence<int, Tile...>) const {
+  static NPU_INLINE void store_grads(Reg grad_y, Reg y, Reg s, int tiles, T* to, int64_t step,
+                                     std::integer_sequence<int, Tile...>) {
+    const Reg p = grad_y * y, q = -grad_y * s;
     const auto store = [&](auto tile) __attribute__((always_inline)) {
       constexpr int kFirst = decltype(tile)::value * kOuts;
-      if (kFirst >= count) return;
-      T* const at = to + tile * room_ * kGrads;
+      if (tile >= tiles) return;
+      T* const at = to + tile * step;
       if constexpr (S::stores_masked && kGrads <= W) {
-        S::store_first(at, pick_tile<kFirst>(p, q, std::make_integer_sequence<int, W>{}), kGrads);
+        S::template store_first<kGrads>(at, pick_tile<kFirst>(p, q, std::make_integer_sequence<int, W>{}));
       } else {
         std::memcpy(at, reinterpret_cast<const T*>(&p) + kFirst, kOuts * sizeof(T));
         std::memcpy(at + kOuts, reinterpret_cast<const T*>(&q) + kFirst, kOuts * sizeof(T));

@@ -191,15 +191,19 @@ class Group {
   __attribute__((noinline)) void finish_rows(const GroupTask<T>& task, const Panels& c, int64_t b, int rows,
                                              int vectors, int64_t i0, int64_t i1, const Reg* dl, T* gate_run) const {
     const Reg one = S::set1(T(1)), eps = S::set1(in_.eps);
+    // Read once: the compiler thinks that a store could change them.
+    const int64_t step = in_.in;
+    const T* x_row = c.x(b, i0);
+    T* grad_row = f_.grad_x == nullptr ? nullptr : f_.grad_x + c.row(b) * step + i0;
     for (int v = 0; v < vectors; ++v) {
       const int64_t i = i0 + v * W;
       const int count = int(least<int64_t>(W, i1 - i));
       const Reg g = S::load_first(task.gate + i, count);
       Reg gate_sum = S::zero();
       for (int r = 0; r < rows; ++r) {
-        const Reg x = S::load_first(c.x(b + r, i), count);
+        const Reg x = S::load_first(x_row + r * step + v * W, count);
         const Reg dx = spread_to_x<T>(dl[r * vectors + v], x, g, one, eps, &gate_sum);
-        if (f_.grad_x != nullptr) S::store_first(f_.grad_x + c.row(b + r) * in_.in + i, dx, count);
+        if (grad_row != nullptr) S::store_first(grad_row + r * step + v * W, dx, count);
       }
       S::store(gate_run + v * W, S::load(gate_run + v * W) + gate_sum);
     }

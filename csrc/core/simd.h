@@ -132,6 +132,16 @@ struct Simd {
 #endif
   }
 
+  // The same for a number that is known: of a shorter register, which crosses fewer cache lines.
+  template <int n>
+  static NPU_INLINE void store_first(T* p, Reg r) {
+#if defined(__AVX512F__)
+    if constexpr (single && n < width / 2)
+      return _mm256_mask_storeu_ps(p, __mmask8((1u << n) - 1), _mm512_castps512_ps256((__m512)r));
+#endif
+    store_first(p, r, n);
+  }
+
   // a * b + c; one rounding where the instruction set has it.
   static NPU_INLINE Reg fma(Reg a, Reg b, Reg c) {
 #if defined(__AVX512F__)
@@ -234,6 +244,21 @@ struct Simd {
     else return (Reg)_mm512_permutex2var_pd(_mm512_loadu_pd(table), (__m512i)index, _mm512_loadu_pd(table + width));
   }
 #endif
+  // v where x > 0, -v where x < 0, x v at 0 and nan.
+  static NPU_INLINE Reg with_sign_of(Reg v, Reg x) {
+#if defined(__AVX512F__)
+    const Reg flipped = negate_where((Bits)x, v);
+    if constexpr (single) {
+      const __mmask16 other = _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_EQ_UQ);
+      return (Reg)_mm512_mask_mul_ps((__m512)flipped, other, (__m512)x, (__m512)v);
+    } else {
+      const __mmask8 other = _mm512_cmp_pd_mask((__m512d)x, _mm512_setzero_pd(), _CMP_EQ_UQ);
+      return (Reg)_mm512_mask_mul_pd((__m512d)flipped, other, (__m512d)x, (__m512d)v);
+    }
+#else
+    return select(x > zero(), v, select(x < zero(), -v, x * v));
+#endif
+  }
   static NPU_INLINE Reg abs(Reg a) { return (Reg)((Bits)a & set1_bits(~kSignBit)); }
 
   // Whether a < b, or a == b, in any lane. As masks: of a vector of conditions the compiler makes a masked load of
