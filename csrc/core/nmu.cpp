@@ -145,16 +145,8 @@ void forward_rows(const NmuForward<T>& f, int64_t model, int64_t row, const T* p
   int64_t o = 0;
   for (; o + kTileOuts <= in.out; o += kTileOuts)
     forward_tile<T, R, kTileOuts, Separate>(f, first, rows, o, panel, packed);
-  switch (in.out - o) {
-    case 1:
-      return forward_tile<T, R, 1, Separate>(f, first, rows, o, panel, packed);
-#if defined(__AVX512F__)
-    case 2:
-      return forward_tile<T, R, 2, Separate>(f, first, rows, o, panel, packed);
-    case 3:
-      return forward_tile<T, R, 3, Separate>(f, first, rows, o, panel, packed);
-#endif
-  }
+  with_constant<1, kTileOuts - 1>(
+      in.out - o, [&](auto n) { forward_tile<T, R, decltype(n)::value, Separate>(f, first, rows, o, panel, packed); });
 }
 
 // One row group of one model.

@@ -13,6 +13,7 @@
 // Rows go in groups, whose number follows from the shape alone, and every sum over rows runs in a fixed order, so that
 // results do not depend on the number of threads (npu_backward_groups.h). Within a group there are two forms, by what a
 // register holds.
+#include "npu_backward_few_outs.h"
 #include "npu_backward_groups.h"
 #include "npu_backward_narrow.h"
 #include "npu_backward_wide.h"
@@ -24,7 +25,9 @@ namespace {
 template <typename T, bool complex>
 void backward(const NpuBackward<T>& f, const Parallel& parallel) {
   const BackwardGroups<T, complex> groups(f, parallel);
-  if (f.inputs.in >= Simd<T>::width) groups.run([&](int64_t) { return wide::Group<T, complex>(f); });
+  if (few_outs::Group<T, complex>::suits(f.inputs))
+    groups.run([&](int64_t rows) { return few_outs::Group<T, complex>(f, rows); });
+  else if (f.inputs.in >= Simd<T>::width) groups.run([&](int64_t) { return wide::Group<T, complex>(f); });
   else groups.run([&](int64_t rows) { return narrow::Group<T, complex>(f, rows); });
 }
 

@@ -189,31 +189,13 @@ void sum_tile(const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T
         sums[(order[part] * in.out + o + b) * in.in + i + a] += totals[(part * NO + b) * NI + a];
 }
 
-template <typename T, bool complex, bool negative, int NI>
-void sum_tile_of(int outs, const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T* sums) {
-  switch (outs) {
-    case 1:
-      return sum_tile<T, complex, negative, NI, 1>(in, c, i, o, sums);
-    case 2:
-      return sum_tile<T, complex, negative, NI, 2>(in, c, i, o, sums);
-    case 3:
-      return sum_tile<T, complex, negative, NI, 3>(in, c, i, o, sums);
-    case 4:
-      if constexpr (SumTile<complex>::outs >= 4) return sum_tile<T, complex, negative, NI, 4>(in, c, i, o, sums);
-  }
-}
-
 template <typename T, bool complex, bool negative>
 void sum_tile_of(int ins, int outs, const NpuInputs<T>& in, const Chunk<T>& c, int64_t i, int64_t o, T* sums) {
-  switch (ins) {
-    case 1:
-      return sum_tile_of<T, complex, negative, 1>(outs, in, c, i, o, sums);
-    case 2:
-      if constexpr (SumTile<complex>::ins >= 2) return sum_tile_of<T, complex, negative, 2>(outs, in, c, i, o, sums);
-      break;
-    case 3:
-      if constexpr (SumTile<complex>::ins >= 3) return sum_tile_of<T, complex, negative, 3>(outs, in, c, i, o, sums);
-  }
+  with_constant<1, SumTile<complex>::ins>(ins, [&](auto ni) {
+    with_constant<1, SumTile<complex>::outs>(outs, [&](auto no) {
+      sum_tile<T, complex, negative, decltype(ni)::value, decltype(no)::value>(in, c, i, o, sums);
+    });
+  });
 }
 
 // x, L and m of `count` <= width features from i on.

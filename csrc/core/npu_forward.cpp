@@ -11,7 +11,7 @@
 // written, none of size [B, O] but the results. A tile without a negative input leaves out its mask products.
 #include <optional>
 
-#include "npu_forward_few.h"
+#include "npu_forward_few_rows.h"
 #include "npu_forward_tiny.h"
 #include "npu_step.h"
 
@@ -168,7 +168,7 @@ struct PackedWeights {
 // p[r][n] = sum_i L[i][r] wr[n][i] - pi m ghat wi,  q likewise;  R registers of rows, N outs. `resume` adds to what
 // p_out and q_out hold.
 template <typename T, bool complex, bool negative, int R, int N>
-void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t in, const T* reals, const T* phases,
+NPU_NOINLINE void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t in, const T* reals, const T* phases,
                   bool resume, T* p_out, T* q_out) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
@@ -233,21 +233,6 @@ void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t 
     store(q_out, q);
     resume = true;
   } while (i < in);
-}
-
-template <typename T, bool complex, bool negative, int R>
-void product_tile_of(int outs, const T* log_r, const typename Phase<T>::Slot* slots, int64_t in, const T* reals,
-                     const T* phases, bool resume, T* p, T* q) {
-  switch (outs) {
-    case 1:
-      return product_tile<T, complex, negative, R, 1>(log_r, slots, in, reals, phases, resume, p, q);
-    case 2:
-      return product_tile<T, complex, negative, R, 2>(log_r, slots, in, reals, phases, resume, p, q);
-  }
-  if constexpr (kTileOuts<complex> == 4) {
-    if (outs == 3) product_tile<T, complex, negative, R, 3>(log_r, slots, in, reals, phases, resume, p, q);
-    else product_tile<T, complex, negative, R, 4>(log_r, slots, in, reals, phases, resume, p, q);
-  }
 }
 
 // L as [I][registers] and m as [groups][registers] of a tile; returns whether any x is negative.
@@ -378,9 +363,7 @@ class Chunk {
   // Adds the packed block, whose inputs begin at i0, to P and Q of `outs` outs, the `at`-th and following of those
   // kept.
   void multiply(const Tile& t, int64_t i0, int64_t ins, int64_t at, int outs) {
-    if (t.registers == 1) multiply_by<1>(t, i0, ins, at, outs);
-    else if (t.registers == 2) multiply_by<2>(t, i0, ins, at, outs);
-    else multiply_by<kTileRows>(t, i0, ins, at, outs);
+    with_constant<1, kTileRows>(t.registers, [&](auto r) { multiply_by<decltype(r)::value>(t, i0, ins, at, outs); });
   }
 
   template <int R>
@@ -388,8 +371,11 @@ class Chunk {
     const T *log_r = t.log_r + i0 * R * W, *reals = weights_.reals, *phases = weights_.phases;
     const Slot* slots = t.slots + i0 / Phase<T>::inputs * R;
     T *p = t.p + at * R * W, *q = t.q + at * R * W;
-    if (t.negative) product_tile_of<T, complex, true, R>(outs, log_r, slots, ins, reals, phases, i0 > 0, p, q);
-    else product_tile_of<T, complex, false, R>(outs, log_r, slots, ins, reals, phases, i0 > 0, p, q);
+    with_constant<1, kTileOuts<complex>>(outs, [&](auto n) {
+      constexpr int N = decltype(n)::value;
+      if (t.negative) product_tile<T, complex, true, R, N>(log_r, slots, ins, reals, phases, i0 > 0, p, q);
+      else product_tile<T, complex, false, R, N>(log_r, slots, ins, reals, phases, i0 > 0, p, q);
+    });
   }
 
   const NpuForward<T>& f_;
@@ -407,6 +393,7 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
   const NpuInputs<T>& in = f.inputs;
   if (TinyRows<T, complex>::suits(in)) return forward_tiny<T, complex>(f, parallel);
   const bool few = FewRows<T, complex>::suits(in);
+  if (!few && has_few_outs(in)) return npu_forward_few_outs<T>(f, parallel);
   // Outputs do not meet one another: how they are cut into tasks may follow from the number of threads. Rows are cut by
   // the cache first, then outs, which costs each task the logarithms anew, then rows again.
   const int64_t tiles = ceil_div(in.rows, Tiles::kTileSize);

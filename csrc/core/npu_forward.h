@@ -1,5 +1,5 @@
-// What the forms of the forward share (npu_forward.cpp, npu_forward_few.h, npu_tiles_forward.cpp); the formulas stand
-// in npu_forward.cpp.
+// What the forms of the forward share (npu_forward.cpp, npu_forward_few_outs.cpp, npu_tiles_forward.cpp); the formulas
+// stand in npu_forward.cpp.
 #pragma once
 
 #include "../layers/npu.h"
@@ -20,6 +20,20 @@ NPU_INLINE void outputs(typename Simd<T>::Reg p, typename Simd<T>::Reg q, typena
   *y = size * cosine;
   *s = size * sine;
 }
+
+// Layers with many inputs and one or two outs have kernels of their own (npu_forward_few_outs.cpp), which gain only
+// with registers of 512 bits.
+#if defined(__AVX512F__)
+constexpr int kFewOuts = 2;
+#else
+constexpr int kFewOuts = 0;
+#endif
+template <typename T>
+bool has_few_outs(const NpuInputs<T>& in) {
+  return in.out > 0 && in.out <= kFewOuts && in.in >= in.out * Simd<T>::width;
+}
+template <typename T>
+void npu_forward_few_outs(const NpuForward<T>& f, const Parallel& parallel);
 
 }  // namespace NPU_ISA
 }  // namespace npu

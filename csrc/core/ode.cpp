@@ -65,22 +65,14 @@ void backward(const OdeBackward<T>& b, const Parallel& parallel) {
 // sanitizers have one.
 template <typename F>
 void by_features(int64_t features, F&& f) {
-  switch (features) {
-#if NPU_VECTOR_BYTES > 16 || defined(NPU_USE_NEON)
-    case 2:
-      return f(std::integral_constant<int, 2>{});
-#if !defined(NPU_SANITIZED)
-    case 1:
-      return f(std::integral_constant<int, 1>{});
-    case 3:
-      return f(std::integral_constant<int, 3>{});
-    case 4:
-      return f(std::integral_constant<int, 4>{});
+#if NPU_VECTOR_BYTES == 16 && !defined(NPU_USE_NEON)
+  constexpr int first = 1, last = 0;
+#elif defined(NPU_SANITIZED)
+  constexpr int first = 2, last = 2;
+#else
+  constexpr int first = 1, last = 4;
 #endif
-#endif
-    default:
-      return f(std::integral_constant<int, 0>{});
-  }
+  if (!with_constant<first, last>(features, f)) f(std::integral_constant<int, 0>{});
 }
 
 }  // namespace

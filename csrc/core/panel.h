@@ -47,31 +47,21 @@ constexpr NPU_INLINE V most(V a, V b) {
   return a < b ? b : a;
 }
 
+// Calls f with n as a type, if it is one of least_n to most_n; returns whether it is.
+template <int least_n, int most_n, typename F>
+NPU_INLINE bool with_constant(int64_t n, F&& f) {
+  if constexpr (least_n <= most_n) {
+    if (n != least_n) return with_constant<least_n + 1, most_n>(n, f);
+    f(std::integral_constant<int, least_n>{});
+    return true;
+  }
+  return false;
+}
+
 // Calls f with the number of columns as a type where they are the rows' only ones and few enough to be zipped.
 template <typename T, typename F>
 NPU_INLINE bool zipped(int64_t row_stride, int count, F&& f) {
-  if (count != row_stride || count > Simd<T>::most_zipped) return false;
-  const auto call = [&](auto c) __attribute__((always_inline)) {
-    if constexpr (decltype(c)::value <= Simd<T>::most_zipped) f(c);
-    return true;
-  };
-  switch (count) {
-    case 2:
-      return call(std::integral_constant<int, 2>{});
-    case 3:
-      return call(std::integral_constant<int, 3>{});
-    case 4:
-      return call(std::integral_constant<int, 4>{});
-    case 5:
-      return call(std::integral_constant<int, 5>{});
-    case 6:
-      return call(std::integral_constant<int, 6>{});
-    case 7:
-      return call(std::integral_constant<int, 7>{});
-    case 8:
-      return call(std::integral_constant<int, 8>{});
-  }
-  return false;
+  return count == row_stride && with_constant<2, Simd<T>::most_zipped>(count, f);
 }
 
 // The elements of the n-th register of `rows` rows.

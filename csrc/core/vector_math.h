@@ -27,13 +27,14 @@ NPU_INLINE typename Simd<T>::Reg log_by_table(typename Simd<T>::Reg a) {
   using Table = LogTable<T>;
   typename S::Reg e, m;
   S::split(a, &e, &m);
-  const auto cell = (typename S::Bits)m >> Table::kShift;
+  const auto cell = (typename S::Bits)a >> Table::kShift;  // m has the bits of a, but for its exponent
   const auto z = S::fma(m, S::lookup_pair(Table::kReciprocal, cell), S::set1(T(-1)));
   constexpr int count = sizeof(Table::kFactors) / sizeof(T);
   auto p = S::set1(Table::kFactors[count - 1]);
   for (int n = count - 2; n >= 0; --n) p = S::fma(p, z, S::set1(Table::kFactors[n]));
   const auto large = S::fma(e, S::set1(Table::kLn2[0]), S::lookup_pair(Table::kLog, cell));
-  return large + S::fma(e, S::set1(Table::kLn2[1]), S::fma(p, z * z, z));
+  const auto small = S::fma(e, S::set1(Table::kLn2[1]), z);  // ready before p
+  return large + S::fma(p, z * z, small);
 }
 
 // For p within the range of results or not far outside.
