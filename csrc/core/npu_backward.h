@@ -4,8 +4,8 @@
 
 #include "../layers/npu.h"
 #include "api.h"
+#include "gate.h"
 #include "panel.h"
-#include "vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -61,19 +61,6 @@ void finish_gate(const NpuBackward<T>& f, int64_t model, const double* gate_sums
     const bool passes = f.straight_through || (raw >= T(0) && raw <= T(1));
     f.grad_gate[model * in + i] = passes ? T(grad) : T(0);
   }
-}
-
-// dx of a register of inputs from their dL; `gate_sum` takes dr (|x| + eps - 1).
-template <typename T>
-NPU_INLINE typename Simd<T>::Reg spread_to_x(typename Simd<T>::Reg dl, typename Simd<T>::Reg x,
-                                             typename Simd<T>::Reg gate, typename Simd<T>::Reg one,
-                                             typename Simd<T>::Reg eps, typename Simd<T>::Reg* gate_sum) {
-  using S = Simd<T>;
-  using Reg = typename S::Reg;
-  const Reg size = S::abs(x) + eps;
-  const Reg dr = dl / S::fma(gate, size, one - gate);
-  *gate_sum = S::fma(dr, size - one, *gate_sum);
-  return S::with_sign_of(dr * gate, x);
 }
 
 // What a span of one model's rows adds up to.

@@ -80,14 +80,13 @@ __attribute__((noinline)) void finish_columns(const NpuInputs<T>& in, const Chun
                                               const typename Simd<T>::Reg* dl, T* gate_lanes) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
-  const Reg one = S::set1(T(1)), eps = S::set1(in.eps);
   for (int n = 0; n < ins; ++n) {
-    const Reg g = S::set1(gate[i + n]);
+    const Gate<T> g(S::set1(gate[i + n]), S::set1(in.eps));
     Reg gate_sum = S::zero();
     for (int r = 0; r < registers; ++r) {
       T* at = c.x + (i + n) * c.stride + (reg + r) * S::width;
       const Reg x = S::load(at);
-      S::store(at, spread_to_x<T>(dl[r * stride + n], x, g, one, eps, &gate_sum));
+      S::store(at, g.spread(dl[r * stride + n], x, &gate_sum));
     }
     T* lanes = gate_lanes + (i + n) * S::width;
     S::store(lanes, S::load(lanes) + gate_sum);
@@ -204,7 +203,7 @@ void turn_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const
   using S = Simd<T>;
   using Reg = typename S::Reg;
   constexpr int W = S::width;
-  const Reg eps = S::set1(in.eps), one = S::set1(T(1));
+  const Reg eps = S::set1(in.eps);
   for (int n = 0; n < count; ++n) c.negative[i + n] = false;
   constexpr int R = 4;  // registers of rows at once: neighbouring logarithms do not wait for one another
   for (int64_t v = 0; v < c.registers; v += R) {
@@ -214,13 +213,13 @@ void turn_inputs(const NpuInputs<T>& in, const T* x, int64_t i, int count, const
       load_columns_inline<T>(x + (v + r) * W * in.in + i, in.in, int(least<int64_t>(W, c.rows - (v + r) * W)), count,
                              column[r]);
     for (int n = 0; n < count; ++n) {
-      const Reg g = S::set1(gate[i + n]), rest = one - g;
+      const Gate<T> g(S::set1(gate[i + n]), eps);
       const int64_t at = (i + n) * c.stride + v * W;
       bool negative = false;
       for (int r = 0; r < registers; ++r) {
         const Reg value = column[r][n];
         S::store(c.x + at + r * W, value);
-        S::store(c.log_r + at + r * W, VectorMath<T>::log(S::fma(g, S::abs(value) + eps, rest)));
+        S::store(c.log_r + at + r * W, g.log(value));
         negative |= S::store_negative(c.mask + (i + n) * c.registers + v + r, value);
       }
       c.negative[i + n] |= negative;

@@ -99,15 +99,14 @@ class Chunk {
   bool prepare_logs(const GroupTask<T>& task, int64_t begin, int64_t end, int64_t block, int v) const {
     const int64_t i = block * kBlock + v * W;
     const int count = int(least<int64_t>(W, in_.in - i));
-    const Reg g = S::load_first(task.gate + i, count);  // zero behind I: r = 1, L = 0
-    const Reg eps = S::set1(in_.eps), rest = S::set1(T(1)) - g;
+    const Gate<T> gate(S::load_first(task.gate + i, count), S::set1(in_.eps));  // 0 behind I: r = 1, L = 0
     const int64_t step = in_.in;  // read once: the compiler thinks that a store could change it
     const T* x_row = x(begin, i);
     T* log_row = log_r(block, begin) + v * W;
     const auto log = [&](int64_t b) __attribute__((always_inline)) {
       if (b + kAhead < end) __builtin_prefetch(x_row + kAhead * step);
       const Reg x = S::load_first(x_row, count);
-      S::store(log_row, VectorMath<T>::log(S::fma(g, S::abs(x) + eps, rest)));
+      S::store(log_row, gate.log(x));
       x_row += step, log_row += kBlock;
       return x;
     };
@@ -139,19 +138,16 @@ class Chunk {
       for (int r = rows; r < rows + next; ++r)
         for (const T* p : {grad_y, y, s}) __builtin_prefetch(p + r * out + o);
       const int count = int(least<int64_t>(kStep, out - o));
-      // Whole registers, unless the last one went beyond the last row: what lies behind the outs is never used.
-      if (kTiles > 0 && count == kStep && (rows - 1) * out + o + W <= left) {
-        for (int r = 0; r < rows; ++r) {
-          const int64_t at = r * out + o;
-          store_grads(S::load(grad_y + at), S::load(y + at), S::load(s + at), kTiles, to + r * kGrads, step, Tiles{});
-        }
-      } else if (kTiles > 0) {
-        const int tiles = int(ceil_div(count, kOuts));
-        for (int r = 0; r < rows; ++r) {
-          const int64_t at = r * out + o;
-          store_grads(S::load_first(grad_y + at, count), S::load_first(y + at, count), S::load_first(s + at, count),
-                      tiles, to + r * kGrads, step, Tiles{});
-        }
+      if constexpr (kTiles > 0) {
+        // Whole registers, unless the last one went beyond the last row: what lies behind the outs is never used.
+        const auto store_rows = [&](int tiles, const auto& load) __attribute__((always_inline)) {
+          for (int r = 0; r < rows; ++r) {
+            const int64_t at = r * out + o;
+            store_grads(load(grad_y + at), load(y + at), load(s + at), tiles, to + r * kGrads, step, Tiles{});
+          }
+        };
+        if (count == kStep && (rows - 1) * out + o + W <= left) store_rows(kTiles, S::load);
+        else store_rows(int(ceil_div(count, kOuts)), [count](const T* p) { return S::load_first(p, count); });
       } else {
         for (int r = 0; r < rows; ++r) {
           for (int n = 0; n < count; ++n) {

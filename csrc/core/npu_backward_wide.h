@@ -188,9 +188,8 @@ class Group {
   }
 
   // dx and the gate's sums of a tile's dL ``[rows][vectors]``.
-  __attribute__((noinline)) void finish_rows(const GroupTask<T>& task, const Panels& c, int64_t b, int rows,
+  NPU_NOINLINE void finish_rows(const GroupTask<T>& task, const Panels& c, int64_t b, int rows,
                                              int vectors, int64_t i0, int64_t i1, const Reg* dl, T* gate_run) const {
-    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps);
     // Read once: the compiler thinks that a store could change them.
     const int64_t step = in_.in;
     const T* x_row = c.x(b, i0);
@@ -198,11 +197,11 @@ class Group {
     for (int v = 0; v < vectors; ++v) {
       const int64_t i = i0 + v * W;
       const int count = int(least<int64_t>(W, i1 - i));
-      const Reg g = S::load_first(task.gate + i, count);
+      const Gate<T> gate(S::load_first(task.gate + i, count), S::set1(in_.eps));
       Reg gate_sum = S::zero();
       for (int r = 0; r < rows; ++r) {
         const Reg x = S::load_first(x_row + r * step + v * W, count);
-        const Reg dx = spread_to_x<T>(dl[r * vectors + v], x, g, one, eps, &gate_sum);
+        const Reg dx = gate.spread(dl[r * vectors + v], x, &gate_sum);
         if (grad_row != nullptr) S::store_first(grad_row + r * step + v * W, dx, count);
       }
       S::store(gate_run + v * W, S::load(gate_run + v * W) + gate_sum);

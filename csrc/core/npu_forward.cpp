@@ -168,8 +168,8 @@ struct PackedWeights {
 // p[r][n] = sum_i L[i][r] wr[n][i] - pi m ghat wi,  q likewise;  R registers of rows, N outs. `resume` adds to what
 // p_out and q_out hold.
 template <typename T, bool complex, bool negative, int R, int N>
-NPU_NOINLINE void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t in, const T* reals, const T* phases,
-                  bool resume, T* p_out, T* q_out) {
+NPU_NOINLINE void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t in, const T* reals,
+                               const T* phases, bool resume, T* p_out, T* q_out) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   constexpr int W = S::width;
@@ -251,11 +251,11 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, 
       const int count = int(least<int64_t>(W, in.in - i0));
       Reg column[W];
       load_columns_inline<T>(x + r * W * in.in + i0, in.in, valid, count, column);
-      T rest[W];  // 1 - ghat
-      S::store(rest, S::set1(T(1)) - S::load_first(gate + i0, count));
+      T rest[W];
+      S::store(rest, Gate<T>::rest(S::load_first(gate + i0, count), eps));
       for (int c = 0; c < count; ++c) {
-        const Reg size = S::fma(S::set1(gate[i0 + c]), S::abs(column[c]) + eps, S::set1(rest[c]));
-        S::store(log_r + ((i0 + c) * registers + r) * W, VectorMath<T>::log(size));
+        const Reg log = Gate<T>::log(column[c], S::set1(gate[i0 + c]), S::set1(rest[c]));
+        S::store(log_r + ((i0 + c) * registers + r) * W, log);
         signs.add(column[c]);
       }
     }

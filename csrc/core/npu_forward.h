@@ -4,8 +4,8 @@
 
 #include "../layers/npu.h"
 #include "api.h"
+#include "gate.h"
 #include "panel.h"
-#include "vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {

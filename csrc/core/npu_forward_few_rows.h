@@ -51,13 +51,13 @@ class FewRows {
  private:
   // L and pi ghat m, zero behind I and behind the last row.
   void prepare(const T* x, const T* gate) {
-    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kPi));
+    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kPi));
     for (int64_t b = 0; b < rows_; ++b) {
       for (int64_t i = 0; i < ins_; i += W) {
         const int count = int(least<int64_t>(W, in_.in - i));
         const Reg g = S::load_first(gate + i, count);
         const Reg v = b < in_.rows ? S::load_first(x + b * in_.in + i, count) : S::zero();
-        S::store(log_r_ + b * ins_ + i, VectorMath<T>::log(S::fma(g, S::abs(v) + eps, one - g)));
+        S::store(log_r_ + b * ins_ + i, Gate<T>(g, eps).log(v));
         S::store(turn_ + b * ins_ + i, S::select(v < S::zero(), pi * g, S::zero()));
       }
     }

@@ -58,8 +58,8 @@ class TinyRows {
       load_few_columns<T>(x + r * W * in, valid(rows, r), in, panel->x + r * in);
     for (int n = 0; n < R * in; ++n) panel->negative |= S::store_negative(panel->mask + n, panel->x[n]);
     for (int i = 0; i < in; ++i) {
-      const Reg g = S::set1(gate_[i]), rest = S::set1(T(1)) - g;
-      for (int n = i; n < R * in; n += in) log_r[n] = VectorMath<T>::log(S::fma(g, S::abs(panel->x[n]) + eps, rest));
+      const Gate<T> gate(S::set1(gate_[i]), eps);
+      for (int n = i; n < R * in; n += in) log_r[n] = gate.log(panel->x[n]);
     }
     for (int o = 0; o < out; ++o) {
       Reg p[R] = {}, q[R] = {};

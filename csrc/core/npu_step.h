@@ -117,9 +117,8 @@ class TinyStep {
   // The gate's sums: dr (|x| + eps - 1).
   void add_gate(const Reg* grad_p, const Reg* grad_q) {
     const int in = int(in_.in), out = int(in_.out);
-    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps);
     for (int i = 0; i < in; ++i) {
-      const Reg gate = S::set1(rows_.gate()[i]);
+      const Gate<T> gate(S::set1(rows_.gate()[i]), S::set1(in_.eps));
       Reg dl[R] = {}, sum = S::zero();
       for (int o = 0; o < out; ++o) {
         const Reg re = S::set1(rows_.re()[o * in + i]);
@@ -129,7 +128,7 @@ class TinyStep {
           if constexpr (complex) dl[r] = S::fma(grad_q[r * out + o], im, dl[r]);
         }
       }
-      for (int r = 0; r < R; ++r) spread_to_x<T>(dl[r], panel_.x[r * in + i], gate, one, eps, &sum);
+      for (int r = 0; r < R; ++r) gate.spread(dl[r], panel_.x[r * in + i], &sum);
       sums_[gate_at_ + i] = sums_[gate_at_ + i] + sum;
     }
   }

@@ -35,13 +35,13 @@ class Spread {
   int64_t slices() const { return ceil_div(least(kTilePair, in_.in - i_), kTile) * ceil_div(rows_, 2); }
 
   void next() {
-    const Reg one = S::set1(1), eps = S::set1(in_.eps), g = S::load_first(task_->gate + i_, count_);
+    const Gate<float> gate(S::load_first(task_->gate + i_, count_), S::set1(in_.eps));
     const float* x = in_.x + ((in_.shared_x ? 0 : task_->model * in_.rows) + row_ + n_) * in_.in + i_;
     for (int64_t end = least(n_ + 2, rows_); n_ < end; ++n_, x += in_.in) {
       // The rows of the next product: they lie too far apart for the processor to guess.
       __builtin_prefetch(x + kTilePair * in_.in);
       const Reg dl = S::load(sums_ + (n_ / kTile * 2 * kTile + tile_ * kTile + n_ % kTile) * kTile);
-      const Reg dx = spread_to_x<float>(dl, S::load_first(x, count_), g, one, eps, &gate_sums_[n_ / kTile]);
+      const Reg dx = gate.spread(dl, S::load_first(x, count_), &gate_sums_[n_ / kTile]);
       if (f_.grad_x == nullptr) continue;
       float* to = f_.grad_x + (task_->model * in_.rows + row_ + n_) * in_.in + i_;
       __builtin_prefetch(to + kTilePair * in_.in, 1);
@@ -128,13 +128,12 @@ class Turned {
   }
 
   void turn(int n, int64_t i, int count) {
-    const Reg one = S::set1(1), eps = S::set1(in_.eps);
     Reg l[2] = {};
     S::Mask m[2] = {};
-    const Reg g = S::set1(n < count ? task_->gate[i + n] : 0);
+    const Gate<float> gate(S::set1(n < count ? task_->gate[i + n] : 0), S::set1(in_.eps));
     for (int v = 0; v < 2 && n < count; ++v) {
       const Reg x = value_[v * kTile + n];
-      const Reg log = VectorMath<float>::log(S::fma(g, S::abs(x) + eps, one - g));
+      const Reg log = gate.log(x);
       l[v] = tiles::first_lanes(log, int(least<int64_t>(kTileDepth, rows_ - k_ * kTileDepth)) - v * kTile);
       to_->negative |= S::store_negative(&m[v], x);
       largest_.see(l[v]);

@@ -158,11 +158,11 @@ class Logs {
 
   // Rows and inputs that are not there are zero in both.
   void next() {
-    const Reg one = S::set1(1), eps = S::set1(in_.eps);
+    const Reg eps = S::set1(in_.eps);
     Reg log_r[2] = {};
     S::Mask mask[2] = {};
     const auto fill = [&](int v, Reg g, Reg x) __attribute__((always_inline)) {
-      log_r[v] = VectorMath<float>::log(S::fma(g, S::abs(x) + eps, one - g));
+      log_r[v] = Gate<float>(g, eps).log(x);
       *negative_row_ |= uint8_t(S::store_negative(&mask[v], x));
       largest_.see(log_r[v]);
     };

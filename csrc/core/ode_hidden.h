@@ -3,9 +3,9 @@
 #pragma once
 
 #include "api.h"
+#include "gate.h"
 #include "ode_loop.h"
 #include "panel.h"
-#include "vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -79,9 +79,9 @@ class HiddenLanes {
   void slope(const Reg* v, Reg* k, const Stage<T, T*>& stage) {
     const int64_t d_count = features(), count = registers();
     const bool complex = in_.complex();
-    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps);
+    const Reg eps = S::set1(in_.eps);
     for (int64_t r = 0; r < count; ++r) {
-      const Reg log = VectorMath<T>::log(S::fma(gate_[r], S::abs(v[r]) + eps, one - gate_[r]));
+      const Reg log = Gate<T>(gate_[r], eps).log(v[r]);
       stage.store(r, v[r]);
       stage.store(log_at() + r, log);
       S::store(log_ + r * W, log);
@@ -125,7 +125,7 @@ class HiddenLanes {
   void pull(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
     const int64_t d_count = features(), count = registers();
     const bool complex = in_.complex();
-    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
+    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
     for (int64_t r = 0; r < count; ++r) {
       S::store(slope_ + r * W, dk[r]);
       S::store(log_ + r * W, stage.load(log_at() + r));
@@ -165,11 +165,8 @@ class HiddenLanes {
       }
     }
     for (int64_t r = 0; r < count; ++r) {
-      const Reg x = stage.load(r), g = gate_[r], size = S::abs(x) + eps;
-      const Reg dr = total(sum, r) / S::fma(g, size, one - g);
-      const Reg of_size = dr * g;
-      dv[r] = S::select(x > S::zero(), of_size, S::select(x < S::zero(), -of_size, of_size * x));
-      grad_gate_[r] = S::fma(dr, size - one, grad_gate_[r]);
+      const Reg x = stage.load(r);
+      dv[r] = Gate<T>(gate_[r], eps).spread(total(sum, r), x, &grad_gate_[r]);
       if (turned) grad_gate_[r] = S::select(x < S::zero(), S::fma(pi, total(phase, r), grad_gate_[r]), grad_gate_[r]);
     }
   }

@@ -12,9 +12,9 @@
 #pragma once
 
 #include "api.h"
+#include "gate.h"
 #include "ode_loop.h"
 #include "panel.h"
-#include "vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {
@@ -93,12 +93,12 @@ class Lanes {
   void slope(const Reg* v, Reg* k, const Stage<T, T*>& stage) {
     const int64_t d_count = features(), h = in_.hidden;
     const bool complex = in_.complex();
-    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
+    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
     Features<Reg, D> log(scratch_), turn(scratch_ + d_count), sum(scratch_ + 2 * d_count);
     bool turned = false;
     for (int64_t d = 0; d < d_count; ++d) {
       const Reg x = v[d], g = gate_[d];
-      log[d] = VectorMath<T>::log(S::fma(g, S::abs(x) + eps, one - g));
+      log[d] = Gate<T>(g, eps).log(x);
       turn[d] = S::select(x < S::zero(), pi * g, S::zero());
       turned |= S::any_less(x, S::zero());
       sum[d] = S::zero();
@@ -139,7 +139,7 @@ class Lanes {
   void pull(const Stage<T, const T*>& stage, const Reg* dk, Reg* dv) {
     const int64_t d_count = features(), h = in_.hidden;
     const bool complex = in_.complex();
-    const Reg one = S::set1(T(1)), eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
+    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kOdePi));
     Features<Reg, D> log(scratch_), turn(scratch_ + d_count), sum(scratch_ + 2 * d_count),
         phase(scratch_ + 3 * d_count);
     bool turned = false;
@@ -184,11 +184,8 @@ class Lanes {
       }
     }
     for (int64_t d = 0; d < d_count; ++d) {
-      const Reg x = stage.load(d), g = gate_[d], size = S::abs(x) + eps;
-      const Reg dr = sum[d] / S::fma(g, size, one - g);
-      const Reg of_size = dr * g;
-      dv[d] = S::select(x > S::zero(), of_size, S::select(x < S::zero(), -of_size, of_size * x));
-      grad_gate_[d] = S::fma(dr, size - one, grad_gate_[d]);
+      const Reg x = stage.load(d);
+      dv[d] = Gate<T>(gate_[d], eps).spread(sum[d], x, &grad_gate_[d]);
       grad_gate_[d] = S::select(x < S::zero(), S::fma(pi, phase[d], grad_gate_[d]), grad_gate_[d]);
     }
   }

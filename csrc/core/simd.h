@@ -31,7 +31,11 @@
 #endif
 
 #define NPU_INLINE inline __attribute__((always_inline))
+#if defined(__clang__)
 #define NPU_NOINLINE __attribute__((noinline))
+#else
+#define NPU_NOINLINE __attribute__((noinline, noclone))  // nor copies for known arguments
+#endif
 
 namespace npu {
 namespace NPU_ISA {

@@ -60,26 +60,39 @@ FORWARD = [
             "const T *log_r = t.log_r + i0 / 2 * R * W,",
         ),
     }),
-    *mutants(CORE + "npu_forward.cpp", ("kernels 25000", "tests/test_edges.py -k 'special_input or minus_zero'"), {
-        "forward-without-eps": (
-            "S::abs(column[c]) + eps, S::set1(rest[c]));",
-            "S::abs(column[c]), S::set1(rest[c]) + (eps - eps));",
-        ),
+    *mutants(CORE + "gate.h", ("kernels 25000", "tests/test_edges.py -k 'special_input or minus_zero or zero_has_no_sign'"), {
+        "gate-without-eps": ("return S::fma(gate, eps, S::set1(T(1)) - gate);", "return S::set1(T(1)) - gate + (eps - eps);"),
+        "gate-size": ("*sum = S::fma(dr, size - one_less_, *sum);", "*sum = S::fma(dr, size, *sum);"),
+        "gate-x-without-gate": ("S::with_sign_of(dr * gate_, x)", "S::with_sign_of(dr, x)"),
+        "gate-sign": ("S::with_sign_of(dr * gate_, x)", "dr * gate_"),
     }),
+    *mutants(CORE + "simd.h", "tests/test_edges.py -k 'zero_has_no_sign or special_input'", {
+        "sign-of-zero": ("_CMP_EQ_UQ);\n      return (Reg)_mm512_mask_mul_ps", "_CMP_UNORD_Q);\n      return (Reg)_mm512_mask_mul_ps"),
+    }, isa="avx512"),
+    *mutants(CORE + "npu_forward_few_outs.cpp", KERNELS, {
+        "few-outs-sign-of-shrink": ("put(-angle * im);", "put(angle * im);"),
+        "few-outs-phase-without-gate": ("put(angle * re);", "put(S::set1(T(kPi)) * re);"),
+        "few-outs-weights-of-the-first-model": ("if (model != loaded) {", "if (loaded < 0) {"),
+        "few-outs-runs-overwrite": ("p[o][b + r] = first ? p_run[o][r] : p[o][b + r] + p_run[o][r];", "p[o][b + r] = p_run[o][r];"),
+        "few-outs-last-row": ("for (; b < rows; ++b) add_rows<O, 1>", "for (; b + 1 < rows; ++b) add_rows<O, 1>"),
+        "few-outs-x-of-the-first-model": ("(in_.shared_x ? 0 : model * in_.rows) + row", "0 * model + row"),
+    }, isa="avx512"),
     *mutants(CORE + "npu_forward.cpp", ("kernels 25000", "kernels", "tests/test_operators.py"), {
         "forward-signs-of-all-inputs": ("        all_ |= group_;\n", ""),
         "forward-signs-of-the-last-inputs": ("if (in_group_ > 0) end_group();", ""),
     }),
     *mutants(CORE + "vector_math.h", "vector_math", {
         "log-rest-of-ln2": ("S::fma(e, S::set1(Table::kLn2[1]), ", "S::fma(e - e, S::set1(Table::kLn2[1]), "),
-        "log-cell": ("(typename S::Bits)m >> Table::kShift", "(typename S::Bits)m >> (Table::kShift + 1)"),
+        "log-cell": ("(typename S::Bits)a >> Table::kShift", "(typename S::Bits)a >> (Table::kShift + 1)"),
+        "exp-rest-of-ln2": ("S::set1(-LogTable<T>::kLn2[1]), t)", "S::zero(), t)"),
+        "exp-power-without-its-part": ("S::fma(power, r, power)", "S::fma(S::set1(T(1)), r, power)"),
         "sincos-sign-of-the-cosine": ("(quadrant + 1) << kToTop", "quadrant << kToTop"),
         "sincos-far": ("if (std::fabs(q[l]) > limit) near[l] = function(q[l]);", ";"),
     }, isa="avx512"),
     *mutants(CORE + "npu_forward.h", KERNELS, {
         "forward-sine-without-size": ("*s = size * sine;", "*s = sine;"),
     }),
-    *mutants(CORE + "npu_forward_few.h", KERNELS, {
+    *mutants(CORE + "npu_forward_few_rows.h", KERNELS, {
         "few-phase-without-gate": (
             "S::select(v < S::zero(), pi * g, S::zero())",
             "S::select(v < S::zero(), pi, S::zero())",
@@ -104,17 +117,15 @@ BACKWARD = [
             "added = added - times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
             "added = added + times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
         ),
-        "backward-gate-size": (
-            "*gate_sum = S::fma(dr, size - one, *gate_sum);",
-            "*gate_sum = S::fma(dr, size, *gate_sum);",
-        ),
-        "backward-x-without-gate": ("const Reg dx = dr * gate;", "const Reg dx = dr;"),
     }),
-    *mutants(CORE + "npu_backward.h", "tests/test_edges.py -k 'zero_has_no_sign or special_input'", {
-        "backward-sign-of-zero": (
-            "S::select(x < S::zero(), -dx, x * dx));",
-            "S::select(x < S::zero(), -dx, dx));",
-        ),
+    *mutants(CORE + "npu_backward_few_outs.h", KERNELS, {
+        "few-outs-sign-of-dq": ("q[n] = -f_.grad_y", "q[n] = f_.grad_y"),
+        "few-outs-model-of-the-weights": ("const int64_t at = (task.model * O + o) * in_.in + i;", "const int64_t at = o * in_.in + i;"),
+        "few-outs-totals-overwritten": ("total[o][part] = total[o][part] + sum[o][part];", "total[o][part] = sum[o][part];"),
+        "few-outs-gate-runs-overwrite": ("task.gate_sums[i + l] += double(lanes[l]);", "task.gate_sums[i + l] = double(lanes[l]);"),
+        "few-outs-swapped-masks": ("S::add_masked(sum[o][kMP], negative, dp)", "S::add_masked(sum[o][kMP], negative, dq)"),
+        "few-outs-rows-of-dx": ("        grad_x += step;\n", ""),
+        "few-outs-order-of-the-sums": ("task.sums + part * O * step + at", "task.sums + part * step + at"),
     }),
     *mutants(CORE + "npu_backward.h", KERNELS, {
         "gate-sum-of-the-first-group": (

@@ -118,10 +118,6 @@ TIME_LOOP = [
             "p = S::fma(-turn[d], w[d_count + d], p);",
             "p = S::fma(turn[d], w[d_count + d], p);",
         ),
-        "lanes-gate-size": (
-            "grad_gate_[d] = S::fma(dr, size - one, grad_gate_[d]);",
-            "grad_gate_[d] = S::fma(dr, size, grad_gate_[d]);",
-        ),
     }),
     *mutants(CORE + "ode_hidden.h", ODE, {
         "hidden-gate-phase": (
