@@ -188,8 +188,8 @@ class Group {
   }
 
   // dx and the gate's sums of a tile's dL ``[rows][vectors]``.
-  NPU_NOINLINE void finish_rows(const GroupTask<T>& task, const Panels& c, int64_t b, int rows,
-                                             int vectors, int64_t i0, int64_t i1, const Reg* dl, T* gate_run) const {
+  NPU_NOINLINE void finish_rows(const GroupTask<T>& task, const Panels& c, int64_t b, int rows, int vectors, int64_t i0,
+                                int64_t i1, const Reg* dl, T* gate_run) const {
     // Read once: the compiler thinks that a store could change them.
     const int64_t step = in_.in;
     const T* x_row = c.x(b, i0);

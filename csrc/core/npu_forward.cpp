@@ -251,11 +251,11 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, 
       const int count = int(least<int64_t>(W, in.in - i0));
       Reg column[W];
       load_columns_inline<T>(x + r * W * in.in + i0, in.in, valid, count, column);
-      T rest[W];
-      S::store(rest, Gate<T>::rest(S::load_first(gate + i0, count), eps));
+      T rest[W];  // 1 - ghat
+      S::store(rest, S::set1(T(1)) - S::load_first(gate + i0, count));
       for (int c = 0; c < count; ++c) {
-        const Reg log = Gate<T>::log(column[c], S::set1(gate[i0 + c]), S::set1(rest[c]));
-        S::store(log_r + ((i0 + c) * registers + r) * W, log);
+        const Gate<T> one(S::set1(gate[i0 + c]), S::set1(rest[c]), eps);
+        S::store(log_r + ((i0 + c) * registers + r) * W, one.log(column[c]));
         signs.add(column[c]);
       }
     }

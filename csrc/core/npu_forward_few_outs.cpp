@@ -20,7 +20,7 @@ class FewOuts {
   explicit FewOuts(const NpuForward<T>& f)
       : f_(f), in_(f.inputs), registers_(ceil_div(in_.in, W)), weights_(registers_ * step(int(in_.out))) {}
 
-  // [registers of inputs][ghat and its rest, and of every out: wr, pi ghat wr (and wi, -pi ghat wi)]
+  // [registers of inputs][ghat, 1 - ghat, and of every out: wr, pi ghat wr (and wi, -pi ghat wi)]
   void load_weights(int64_t model, const T* gate) {
     T* to = weights_;
     const auto put = [&](Reg value) __attribute__((always_inline)) {
@@ -31,7 +31,7 @@ class FewOuts {
       const int count = int(least<int64_t>(W, in_.in - i));
       const Reg g = S::load_first(gate + i, count), angle = S::set1(T(kPi)) * g;
       put(g);  // zero behind I: r = 1, L = 0
-      put(Gate<T>::rest(g, S::set1(in_.eps)));
+      put(S::set1(T(1)) - g);
       for (int64_t o = 0; o < in_.out; ++o) {
         const int64_t at = (model * in_.out + o) * in_.in + i;
         const Reg re = S::load_first(in_.weight_re + at, count);
@@ -78,6 +78,7 @@ class FewOuts {
   // of inputs join a total.
   template <int O, int N>
   NPU_INLINE void add_rows(const T* x, int b, Reg (&p)[O][W], Reg (&q)[O][W]) const {
+    const Reg eps = S::set1(in_.eps);
     const int64_t step_x = in_.in;
     const T* w = weights_;
     for (int64_t v = 0; v < registers_;) {
@@ -85,10 +86,10 @@ class FewOuts {
       const bool first = v == 0;
       for (const int64_t end = least(v + kRun, registers_); v < end; ++v, x += W, w += step(O)) {
         const int count = int(least<int64_t>(W, step_x - v * W));
-        const Reg g = S::load(w), rest = S::load(w + W);
+        const Gate<T> gate(S::load(w), S::load(w + W), eps);
         for (int r = 0; r < N; ++r) {
           const Reg value = S::load_first(x + r * step_x, count);
-          const Reg l = Gate<T>::log(value, g, rest);
+          const Reg l = gate.log(value);
           typename S::Mask negative;
           S::store_negative(&negative, value);
           for (int o = 0; o < O; ++o) {

@@ -61,8 +61,8 @@ FORWARD = [
         ),
     }),
     *mutants(CORE + "gate.h", ("kernels 25000", "tests/test_edges.py -k 'special_input or minus_zero or zero_has_no_sign'"), {
-        "gate-without-eps": ("return S::fma(gate, eps, S::set1(T(1)) - gate);", "return S::set1(T(1)) - gate + (eps - eps);"),
-        "gate-size": ("*sum = S::fma(dr, size - one_less_, *sum);", "*sum = S::fma(dr, size, *sum);"),
+        "gate-without-eps": ("S::fma(gate_, S::abs(x) + eps_, rest_)", "S::fma(gate_, S::abs(x), rest_)"),
+        "gate-size": ("*sum = S::fma(dr, size - S::set1(T(1)), *sum);", "*sum = S::fma(dr, size, *sum);"),
         "gate-x-without-gate": ("S::with_sign_of(dr * gate_, x)", "S::with_sign_of(dr, x)"),
         "gate-sign": ("S::with_sign_of(dr * gate_, x)", "dr * gate_"),
     }),
