@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,7 +145,8 @@ def test_interrupted_processes_give_what_was_found(tmp_path):
     count, *rest = out.split()
     assert 2 <= int(count) < 100
     assert rest == ["False", "True"]
-    assert "Traceback" not in err
+    # Between two jobs a process of joblib's has no handler of ours and says so: "Process LokyProcess-1:", traceback.
+    assert not re.search(r"(?<!Process-\d:\n)Traceback", err)
 
 
 def test_progress(capsys):

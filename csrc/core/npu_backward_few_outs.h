@@ -13,8 +13,6 @@ constexpr int kMostOuts = 4;  // whose sums are 16 registers
 #else
 constexpr int kMostOuts = 2;
 #endif
-// Rows that an accumulator takes up before it joins the total.
-constexpr int64_t kSumRun = 48;
 
 template <typename T, bool complex>
 class Group {
@@ -68,7 +66,7 @@ class Group {
     T* grad_x = f_.grad_x == nullptr ? nullptr : f_.grad_x + (task.model * in_.rows + task.begin) * step + i;
     for (int64_t b = 0; b < rows;) {
       Reg sum[O][P] = {}, gate_sum = S::zero();
-      for (const int64_t end = least(b + kSumRun, rows); b < end; ++b, x += step, p += O, q += O) {
+      for (const int64_t end = least(b + kRun, rows); b < end; ++b, x += step, p += O, q += O) {
         const Reg value = S::load_first(x, count);
         const Reg l = gate.log(value);
         typename S::Mask negative;
