@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.time_series.__main__ import CASES
-from npu_kernels import NAU, NPU, NaiveNPU, RealNPU, least_squares, ode
-from npu_kernels.files import load
+from npu_kernels import NAU, NPU, NaiveNPU, ode
 from npu_kernels.ode.laws import Law, describe, form
 from npu_kernels.ode.matching import matched, smoothed
 from npu_kernels.ode.sensitivity import Shape, Stretches, Trajectories
 from npu_kernels.ode.series import Series, read
 from tests.examples import ROOT
+from tests.time_series import T, known, model, noise, numbers, predators, solution
 
 scipy = pytest.importorskip("scipy", reason="scipy is not installed")
 pytest.importorskip("scipy.optimize")
 pytest.importorskip("scipy.stats")
-
-T = torch.linspace(0, 6, 25, dtype=torch.float64)
-
-
-def numbers(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def model(states: int, terms: int, starts: int | None = None) -> nn.Sequential:
-    return nn.Sequential(RealNPU(states, terms, num_models=starts), NAU(terms, states, num_models=starts))
-
-
-def solution(exponents: list[list[float]], rates: list[list[float]], u0: list[float], t: Tensor) -> Tensor:
-    """The states at irregular times, by many small steps."""
-    weights = torch.tensor(exponents, dtype=torch.float64), torch.tensor(rates, dtype=torch.float64)
-    dt = float(t.max()) / 2000
-    path, slopes = ode.integrate(
-        numbers(*u0), weights[0], None, None, weights[1], steps=2001, dt=dt, method="rk4", derivatives=True, clip=False
-    )
-    return ode.interpolate(path, t, dt=dt, method="hermite", derivatives=slopes)
-
-
-def noise(u: Tensor, share: float, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return u + share * u.square().mean(0).sqrt() * torch.randn(u.shape, generator=generator, dtype=torch.float64)
-
-
-def predators(t: Tensor, u0: tuple[float, float] = (2.0, 1.0)) -> Tensor:
-    """x' = 1.2 x - 0.6 x y, y' = 0.5 x y - 0.8 y."""
-    return solution([[1, 0], [1, 1], [0, 1]], [[1.2, -0.6, 0], [0, 0.5, -0.8]], list(u0), t)
-
-
-def known(data: tuple[float, ...] = (1.2, -0.6, 0.5, -0.8)) -> nn.Sequential:
-    """A model of that form with these coefficients, whose exponents stay."""
-    found = model(2, 3).double()
-    with torch.no_grad():
-        found[0].weight_re.copy_(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
-        found[0].gate.fill_(1.0)
-        a, b, c, d = data
-        found[1].weight.copy_(torch.tensor([[a, b, 0.0], [0.0, c, d]]))
-    found[0].requires_grad_(False)
-    return found
-
 
 LINES = (ROOT / "examples" / "hare_lynx.csv").read_text().splitlines()[3:]
 PELTS = torch.tensor([[float(cell) for cell in line.split(",")[1:]] for line in LINES], dtype=torch.float64)
@@ -348,133 +301,6 @@ def test_errors_that_are_given_or_relative() -> None:
     assert given.sigma is None
     name = "coefficient of x in x'"
     assert twice.standard_errors[name] == pytest.approx(2 * given.standard_errors[name], rel=1e-3)
-
-
-def test_ctrl_c_gives_the_best_law_until_then() -> None:
-    class Keyboard:
-        """Presses at the first step."""
-
-        def __init__(self) -> None:
-            self.steps = 0
-
-        def update(self, done: float, note: str = "", before: float = 0) -> None:
-            self.steps += 1
-            if self.steps == 5:
-                os.kill(os.getpid(), signal.SIGINT)
-
-        def __enter__(self) -> Keyboard:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-    keyboard = Keyboard()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("npu_kernels.ode.time_series.Progress", lambda *_: keyboard)
-        found = ode.fit(known(), T, noise(predators(T), 0.01), start="model")
-    assert not found.complete
-    assert keyboard.steps < 20
-    assert "interrupted" in found.report()
-    assert found.model[0].weight_re.isfinite().all()
-
-
-class Counted:
-    """`least_squares.step` that counts, and calls something before one of the steps."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.step, self.made, self.at, self.call = least_squares.step, 0, 0, lambda: None
-        patch.setattr(least_squares, "step", self)
-
-    def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
-        self.made += 1
-        if self.made == self.at:
-            self.call()
-        return self.step(*arguments)
-
-    def of(self, **options: Any) -> tuple[ode.SeriesFit, int]:
-        """A fit and how many steps it took."""
-        self.made = 0
-        law, u = known((1.0, -0.5, 0.4, -1.0)), noise(predators(T), 0.02)
-        return ode.fit(law, T, u, start="model", **options), self.made
-
-
-@pytest.mark.parametrize("at", [2, 12, 25])
-def test_a_checkpoint_loses_nothing(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted in a step, and continued: the same bits as without, and no step is made twice."""
-    counted = Counted(monkeypatch)
-    path = tmp_path / "law.pt"
-    expected, steps = counted.of()
-    assert at < steps
-    counted.at, counted.call = at, lambda: os.kill(os.getpid(), signal.SIGINT)
-    interrupted, _ = counted.of(checkpoint=path)
-    assert not interrupted.complete
-    assert sum(descent[4] for descent in load(path, ["kept"])["kept"].values()) == at
-    counted.at = 0
-    continued, more = counted.of(checkpoint=path)
-    assert continued.complete
-    assert at + more == steps
-    assert torch.equal(continued.law.x, expected.law.x)
-    assert torch.equal(continued.free.x, expected.free.x)
-    assert continued.bic == expected.bic
-    assert continued.seconds > interrupted.seconds
-    again, more = counted.of(checkpoint=path)
-    assert more == 0
-    assert torch.equal(again.law.x, expected.law.x)
-
-
-def test_a_killed_fit_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Ctrl-C: the file is written while the fit runs."""
-    monkeypatch.setattr("npu_kernels.checkpoints.CHECKPOINT_SECONDS", 0.0)
-    path, earlier = tmp_path / "law.pt", tmp_path / "earlier.pt"
-    counted = Counted(monkeypatch)
-    counted.at, counted.call = 15, lambda: shutil.copyfile(path, earlier)
-    found, steps = counted.of(checkpoint=path)
-    counted.at = 0
-    continued, more = counted.of(checkpoint=earlier)
-    assert 14 + more == steps
-    assert torch.equal(continued.law.x, found.law.x)
-
-
-def test_the_search_is_continued_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    c = solution([[1.5]], [[-0.8]], [1.0], T)
-    options: dict[str, Any] = {"names": ["c"], "checkpoint": tmp_path / "law.pt"}
-    counted = Counted(monkeypatch)
-    counted.at, counted.call = 10, lambda: os.kill(os.getpid(), signal.SIGINT)
-    assert not ode.fit(model(1, 1, 6), T, noise(c, 0.01), **options).complete
-    counted.at = 0
-    continued = ode.fit(model(1, 1, 6), T, noise(c, 0.01), **options)
-    expected = ode.fit(model(1, 1, 6), T, noise(c, 0.01), names=["c"])
-    assert torch.equal(continued.law.x, expected.law.x)
-    assert torch.equal(continued.free.x, expected.free.x)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"u": 1}, r"it is of another fit: other data$"),
-        ({"sigma": 0.1}, r"other data$"),
-        ({"model": 1}, r"other model$"),
-        ({"seed": 4}, r"other seed \(0, here 4\)$"),
-        ({"simplify": True}, r"other simplify \(False, here True\)$"),
-        ({"start": "search"}, r"other model, start \('model', here 'search'\)$"),
-        ({"content": b"nothing"}, r"it is no file that npu_kernels saved$"),
-    ],
-    ids=str,
-)
-def test_a_checkpoint_of_another_fit(change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    path = tmp_path / "law.pt"
-    u = predators(T)
-    options: dict[str, Any] = {"start": "model", "simplify": False, "checkpoint": path}
-    ode.fit(known(), T, u, **options)
-    if "content" in change:
-        path.write_bytes(change["content"])
-    before = path.read_bytes()
-    law = known((1.0, -0.6, 0.5, -0.8)) if "model" in change else known()
-    u = u + 1e-9 if "u" in change else u
-    options |= {name: value for name, value in change.items() if name not in ("u", "model", "content")}
-    with pytest.raises(ValueError, match=rf"^ode.fit: checkpoint must be a new file or one of this same .*{said}"):
-        ode.fit(law, T, u, **options)
-    assert path.read_bytes() == before
 
 
 def test_tables_and_the_picture() -> None:

@@ -68,18 +68,18 @@ TRAINING = [
         "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
         "training-state-of-the-schedule": ('= state["beta"], state["iteration"]', '= state["beta"], 0'),
     }),
-    *mutants(PACKAGE + "training/plan.py", "tests/test_training_run.py", {
+    *mutants(PACKAGE + "training/plan.py", "tests/test_training_run.py tests/test_training_run_errors.py", {
         "run-penalties-of-all-units": (" if whole or name not in ONLY_WHOLE]", "]"),
         "run-hooks": ('return "a module has hooks"', "pass"),
         "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
         "run-version": ("torch.autograd.graph.increment_version([*trained, *kept, self.losses])", "pass"),
         "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
     }),
-    *mutants(PACKAGE + "training/steps.py", "tests/test_training_run.py", {
+    *mutants(PACKAGE + "training/steps.py", "tests/test_training_run.py tests/test_training_run_errors.py", {
         "run-weights-of-errors": ("squares.mean() if self.models is None else squares.mean((1, 2))", "squares.mean()"),
         "run-not-finite": ("parameter.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)", "pass"),
     }),
-    *mutants(PACKAGE + "training/runs.py", "tests/test_training_run.py", {
+    *mutants(PACKAGE + "training/runs.py", "tests/test_training_run.py tests/test_training_run_errors.py", {
         "run-generator-of-a-checkpoint": ("self.rows.generator.set_state(state[\"generator\"])", "pass"),
         "run-schedule-of-a-checkpoint": (".load_state_dict(saved)", ".state_dict()"),
         "run-rate-left-behind": ('group["lr"] = rate[-1].item()', "pass"),

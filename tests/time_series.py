@@ -1,0 +1,50 @@
+"""Series with known laws, for the tests of `ode.fit`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NAU, RealNPU, ode
+
+T = torch.linspace(0, 6, 25, dtype=torch.float64)
+
+
+def numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def model(states: int, terms: int, starts: int | None = None) -> nn.Sequential:
+    return nn.Sequential(RealNPU(states, terms, num_models=starts), NAU(terms, states, num_models=starts))
+
+
+def solution(exponents: list[list[float]], rates: list[list[float]], u0: list[float], t: Tensor) -> Tensor:
+    """The states at irregular times, by many small steps."""
+    weights = torch.tensor(exponents, dtype=torch.float64), torch.tensor(rates, dtype=torch.float64)
+    dt = float(t.max()) / 2000
+    path, slopes = ode.integrate(
+        numbers(*u0), weights[0], None, None, weights[1], steps=2001, dt=dt, method="rk4", derivatives=True, clip=False
+    )
+    return ode.interpolate(path, t, dt=dt, method="hermite", derivatives=slopes)
+
+
+def noise(u: Tensor, share: float, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return u + share * u.square().mean(0).sqrt() * torch.randn(u.shape, generator=generator, dtype=torch.float64)
+
+
+def predators(t: Tensor, u0: tuple[float, float] = (2.0, 1.0)) -> Tensor:
+    """x' = 1.2 x - 0.6 x y, y' = 0.5 x y - 0.8 y."""
+    return solution([[1, 0], [1, 1], [0, 1]], [[1.2, -0.6, 0], [0, 0.5, -0.8]], list(u0), t)
+
+
+def known(data: tuple[float, ...] = (1.2, -0.6, 0.5, -0.8)) -> nn.Sequential:
+    """A model of that form with these coefficients, whose exponents stay."""
+    found = model(2, 3).double()
+    with torch.no_grad():
+        found[0].weight_re.copy_(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
+        found[0].gate.fill_(1.0)
+        a, b, c, d = data
+        found[1].weight.copy_(torch.tensor([[a, b, 0.0], [0.0, c, d]]))
+    found[0].requires_grad_(False)
+    return found
