@@ -1,6 +1,6 @@
 // Vectors of one instruction set, for float and double.
 //
-// This header is compiled once per instruction set (see kernels.cpp); NPU_ISA names the namespace, so that the linker
+// This header is compiled once per instruction set (see dispatch.cpp); NPU_ISA names the namespace, so that the linker
 // can never merge code of two instruction sets. Arithmetic uses the compilers' vector extensions (a + b on registers);
 // only what these lack (fused multiply-add, masks, partial loads) is written per instruction set.
 //
@@ -22,56 +22,10 @@
 #include <arm_neon.h>
 #endif
 
-#if defined(__AVX512F__)
-#define NPU_VECTOR_BYTES 64
-#elif defined(__AVX2__)
-#define NPU_VECTOR_BYTES 32
-#else
-#define NPU_VECTOR_BYTES 16
-#endif
-
-#define NPU_INLINE inline __attribute__((always_inline))
-#if defined(__clang__)
-#define NPU_NOINLINE __attribute__((noinline))
-#else
-#define NPU_NOINLINE __attribute__((noinline, noclone))  // nor copies for known arguments
-#endif
+#include "simd_types.h"
 
 namespace npu {
 namespace NPU_ISA {
-
-template <typename T>
-struct SimdTypes;
-
-template <>
-struct SimdTypes<float> {
-  typedef float Reg __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  typedef int32_t Bits __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  typedef uint32_t UnsignedBits __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  using Int = int32_t;
-#if defined(__AVX512F__)
-  using Mask = uint16_t;
-#else
-  struct Mask {
-    int32_t lane[NPU_VECTOR_BYTES / sizeof(int32_t)];
-  };
-#endif
-};
-
-template <>
-struct SimdTypes<double> {
-  typedef double Reg __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  typedef int64_t Bits __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  typedef uint64_t UnsignedBits __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  using Int = int64_t;
-#if defined(__AVX512F__)
-  using Mask = uint8_t;
-#else
-  struct Mask {
-    int64_t lane[NPU_VECTOR_BYTES / sizeof(int64_t)];
-  };
-#endif
-};
 
 template <typename T>
 struct Simd {

@@ -12,80 +12,9 @@
 #include <vector>
 
 #include "core/scratch.h"
-#include "npu_cases.h"
+#include "npu_checks.h"
 
 namespace {
-
-template <typename T>
-void check_npu(const Shape& n, int64_t times) {
-  const Case<T> once(n), c = once.repeated(times);
-  const Expected<T> expected(once);
-  on_each_isa([&] {
-    const auto& kernels = npu::kernels<T>();
-    const auto run = [&](int threads) {
-      return Results<T>(c, kernels.npu_forward, kernels.npu_backward, workers(threads));
-    };
-    const Results<T> one = run(1), many = run(3);
-    if (!one.same_bits(many)) {
-      std::printf("FAILED: three threads give other bits than one\n");
-      ++failures;
-    }
-    for (int part = times > 1 ? 3 : 0; part < Results<T>::kParts; ++part) {
-      if (times > 1) compare_sum(Results<T>::kNames[part], one.part[part], expected.part[part], times);
-      else compare(Results<T>::kNames[part], one.part[part], expected.part[part], expected.work(part));
-    }
-  });
-}
-
-// A step at once: of the squares of y - target the loss and the gradients. The models' rows are far from one another.
-template <typename T>
-void check_npu_step(const Shape& n) {
-  const T nan = std::numeric_limits<T>::quiet_NaN();
-  Case<T> c(n);
-  const int64_t count = n.rows * n.out, size = n.rows * n.in, apart = 3;
-  std::vector<T> target(size_t(n.models * (count + apart)), nan), x(size_t(n.models * (size + apart)), nan);
-  std::vector<long double> loss(size_t(n.models), 0);
-  {
-    const Expected<T> forward(c);
-    for (int64_t k = 0; k < n.models; ++k) {
-      std::copy_n(c.x.begin() + (n.shared_x ? 0 : k * size), size, x.begin() + k * (size + apart));
-      for (int64_t i = 0; i < count; ++i) {
-        const long double y = forward.part[0][size_t(k * count + i)], error = y - T(-y);  // nothing cancels
-        target[size_t(k * (count + apart) + i)] = T(-y);
-        c.grad_y[size_t(k * count + i)] = T(2 * error / (long double)count);
-        loss[size_t(k)] += error * error / (long double)count;
-      }
-    }
-  }
-  const Expected<T> expected(c);
-  on_each_isa([&] {
-    std::array<std::vector<T>, 4> found;
-    for (size_t part = 0; part < 3; ++part) found[part].assign(expected.part[part + 3].size(), nan);
-    found[3].assign(size_t(n.models), nan);
-    npu::NpuInputs<T> inputs = c.inputs();
-    inputs.x = x.data();
-    const npu::NpuBackward<T> backward{inputs,
-                                       nullptr,
-                                       nullptr,
-                                       nullptr,
-                                       false,
-                                       nullptr,
-                                       found[0].data(),
-                                       n.complex ? found[1].data() : nullptr,
-                                       n.gated ? found[2].data() : nullptr};
-    const auto step = npu::kernels<T>().npu_step;
-    if (!step({backward, size + apart, target.data(), count + apart, found[3].data()})) {
-      if (n.in <= 2 && n.out <= 2 && n.rows > 32) std::printf("FAILED: no step at once\n"), ++failures;
-      return;
-    }
-    for (size_t part = 0; part < 3; ++part)
-      compare(Results<T>::kNames[part + 3], found[part], expected.part[part + 3], expected.work(int(part) + 3));
-    compare("loss", found[3], loss, count);
-    const std::array<std::vector<T>, 4> before = found;
-    step({backward, size + apart, target.data(), count + apart, nullptr});  // without the losses
-    if (found != before) std::printf("FAILED: other bits without the losses\n"), ++failures;
-  });
-}
 
 // Of some factors, the products of all but one, and of all.
 class Products {
@@ -101,35 +30,6 @@ class Products {
  private:
   std::vector<long double> before_, behind_;
 };
-
-// Rows with inf and nan: a nan gives nan, and the rows beside them keep their bits. The sanitizers see the arithmetic
-// on these bits.
-template <typename T>
-void check_special(const Shape& n) {
-  const T inf = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
-  const Case<T> plain(n);
-  Case<T> special = plain;
-  const T values[] = {inf, -inf, nan, -nan, T(0), T(-0.0)};
-  for (int64_t b = 0; b < n.rows; b += 2)
-    for (int64_t i = 0; i < n.in; ++i) special.x[b * n.in + i] = values[b / 2 % 6];
-  const auto& kernels = npu::kernels<T>();
-  const auto run = [&](const Case<T>& c) {
-    return Results<T>(c, kernels.npu_forward, kernels.npu_backward, workers(1));
-  };
-  const Results<T> found = run(special), expected = run(plain);
-  bool right = true;
-  for (int64_t b = 0; b < n.rows; ++b) {
-    const bool is_nan = b % 2 == 0 && std::isnan(special.x[b * n.in]);
-    for (int64_t o = 0; o < n.out; ++o) {
-      const T y = found.part[0][b * n.out + o];
-      if (is_nan) right &= std::isnan(y);
-      if (b % 2 == 1) right &= y == expected.part[0][b * n.out + o];
-    }
-    for (int64_t i = 0; i < n.in && b % 2 == 1; ++i)
-      right &= found.part[2][b * n.in + i] == expected.part[2][b * n.in + i];
-  }
-  if (!right) std::printf("FAILED: rows with inf and nan, or the rows beside them\n"), ++failures;
-}
 
 // y, grad_x and grad_weight of a layer with one weight; nan where nothing was written.
 template <typename T, typename Inputs, typename Forward, typename Backward>
