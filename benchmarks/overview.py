@@ -74,7 +74,7 @@ def _speeds(axis: Any, rows: Sequence[report.Row], processor: str | None) -> Non
     axis.set(
         xlabel=f"time divided by npu_kernels' time{note}", title=f"Speed, {threads} threads, float32\n{machine[0]}"
     )
-    axis.set_xlim(0, 1.1 * max(max(pair) for pair in ratios))
+    axis.set_xlim(0, 1.16 * max(max(pair) for pair in ratios))
     axis.legend(loc="lower right", fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
 
