@@ -11,8 +11,9 @@
 // mask products in all, where autograd through the formula runs twelve with the forward's. RealNPU: no dQ Wi, SQ, MP.
 //
 // Rows go in groups, whose number follows from the shape alone, and every sum over rows runs in a fixed order, so that
-// results do not depend on the number of threads (npu_backward_groups.h). Within a group there are two forms, by what a
-// register holds.
+// results do not depend on the number of threads (npu_backward_groups.h). Within a group there are three forms: a
+// register holds rows of one feature where there are few inputs (npu_backward_narrow.h), else inputs of one row
+// (npu_backward_wide.h; for few outs npu_backward_few_outs.h).
 #include "npu_backward_few_outs.h"
 #include "npu_backward_groups.h"
 #include "npu_backward_narrow.h"

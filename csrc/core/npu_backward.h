@@ -1,5 +1,4 @@
-// Shared by the two forms of the backward (npu_backward_narrow.h, npu_backward_wide.h); npu_backward.cpp has
-// the algebra.
+// Shared by the forms of the backward (npu_backward.cpp, which has the algebra, names them).
 #pragma once
 
 #include "../layers/npu.h"

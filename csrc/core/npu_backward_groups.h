@@ -2,7 +2,7 @@
 // so that results do not depend on the number of threads. A group's rows go in spans: the sums of a span are made in T,
 // and those of spans and of groups added up in double, so that rounding errors do not grow with the number of rows.
 // What happens within a span is the business of a Form (npu_backward_narrow.h, npu_backward_wide.h,
-// npu_tiles_backward.cpp).
+// npu_backward_few_outs.h, npu_tiles_backward.cpp).
 #pragma once
 
 #include "npu_backward.h"

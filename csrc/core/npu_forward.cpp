@@ -166,7 +166,7 @@ struct PackedWeights {
 };
 
 // p[r][n] = sum_i L[i][r] wr[n][i] - pi m ghat wi,  q likewise;  R registers of rows, N outs. `resume` adds to what
-// p_out and q_out hold.
+// p_out and q_out hold. A function of its own: inlined, GCC keeps sums of some tiles on the stack.
 template <typename T, bool complex, bool negative, int R, int N>
 NPU_NOINLINE void product_tile(const T* log_r, const typename Phase<T>::Slot* slots, int64_t in, const T* reals,
                                const T* phases, bool resume, T* p_out, T* q_out) {
@@ -254,8 +254,8 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, 
       T rest[W];  // 1 - ghat
       S::store(rest, S::set1(T(1)) - S::load_first(gate + i0, count));
       for (int c = 0; c < count; ++c) {
-        const Gate<T> one(S::set1(gate[i0 + c]), S::set1(rest[c]), eps);
-        S::store(log_r + ((i0 + c) * registers + r) * W, one.log(column[c]));
+        const Gate<T> g(S::set1(gate[i0 + c]), S::set1(rest[c]), eps);
+        S::store(log_r + ((i0 + c) * registers + r) * W, g.log(column[c]));
         signs.add(column[c]);
       }
     }

@@ -15,7 +15,7 @@
 #if defined(__clang__)
 #define NPU_NOINLINE __attribute__((noinline))
 #else
-#define NPU_NOINLINE __attribute__((noinline, noclone))  // nor copies for known arguments
+#define NPU_NOINLINE __attribute__((noinline, noclone))  // GCC also makes copies of a function for known arguments
 #endif
 
 namespace npu {

@@ -37,7 +37,7 @@ NPU_INLINE typename Simd<T>::Reg log_by_table(typename Simd<T>::Reg a) {
   return large + S::fma(p, z * z, small);
 }
 
-// For p within the range of results or not far outside.
+// For a bounded p: far outside the range of results, n would not be a multiple of 1 / kCells.
 template <typename T>
 NPU_INLINE typename Simd<T>::Reg exp_by_table(typename Simd<T>::Reg p) {
   using S = Simd<T>;
