@@ -54,8 +54,10 @@ struct Phase {
     else return S::add_masked(acc, slot, S::set1(*table));
   }
 
-  static NPU_INLINE void pack(const T* phases, int count, T* table) {
-    if constexpr (lookup) S::store(table, S::partial_sums(phases, 1, count));
+  // The table of a group's phases, and of their S::pair_sums.
+  static NPU_INLINE void pack(const T* phases, const T* pairs, int count, T* table) {
+    if constexpr (S::sums_pairs) S::store(table, S::partial_sums_of_pairs(pairs, phases));
+    else if constexpr (lookup) S::store(table, S::partial_sums(phases, 1, count));
     else *table = *phases;
   }
 
@@ -104,6 +106,9 @@ struct Phase {
 //   phases  [groups of inputs][outs][tables of pi ghat wr, -pi ghat wi]
 template <typename T, bool complex>
 struct PackedWeights {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  static constexpr int W = S::width;
   static constexpr int parts = complex ? 2 : 1;
   static constexpr int group = Phase<T>::inputs;
   static constexpr int entries = Phase<T>::entries;
@@ -126,15 +131,7 @@ struct PackedWeights {
         real[0] = re[i];
         if constexpr (complex) real[1] = im[i];
       }
-      if (!negative) continue;
-      T turn[kInBlock], shrink[complex ? kInBlock : 1];
-      for (int64_t i = 0; i < ins; ++i) turn[i] = T(kPi) * gate[i0 + i] * re[i];
-      for (int64_t i = 0; complex && i < ins; ++i) shrink[i] = -(T(kPi) * gate[i0 + i]) * im[i];
-      T* table = phases + n * parts * entries;
-      int64_t i = 0;
-      for (; i + group <= ins; i += group, table += outs * parts * entries)
-        pack_group(turn + i, shrink + i, group, table);
-      if (i < ins) pack_group(turn + i, shrink + i, int(ins - i), table);
+      if (negative) pack_phases(re, im, gate + i0, ins, phases + n * parts * entries, outs * parts * entries);
     }
   }
 
@@ -142,12 +139,11 @@ struct PackedWeights {
   // The reals of a whole tile of outs, whose weights begin at `first`, for as many inputs as fill whole registers;
   // returns how many these are.
   int64_t pack_tile(const NpuInputs<T>& in, int64_t first, int64_t ins) {
-    using S = Simd<T>;
-    constexpr int W = S::width, kRow = kTileOuts<complex> * parts;
+    constexpr int kRow = kTileOuts<complex> * parts;
     int64_t i = 0;
     if constexpr (kRow <= W) {
       for (; i + W <= ins; i += W) {
-        typename S::Reg rows[kRow];
+        Reg rows[kRow];
         for (int n = 0; n < kRow; ++n)
           rows[n] = S::load((n % parts == 0 ? in.weight_re : in.weight_im) + first + n / parts * in.in + i);
         S::template transpose<kRow>(rows);
@@ -159,9 +155,26 @@ struct PackedWeights {
     return i;
   }
 
-  static NPU_INLINE void pack_group(const T* turn, const T* shrink, int count, T* table) {
-    Phase<T>::pack(turn, count, table);
-    if constexpr (complex) Phase<T>::pack(shrink, count, table + entries);
+  // The tables of an out, `step` apart.
+  static void pack_phases(const T* re, const T* im, const T* gate, int64_t ins, T* table, int64_t step) {
+    alignas(64) T terms[parts][kInBlock], pairs[parts][S::sums_pairs ? kInBlock : 1];
+    for (int64_t i = 0; i < ins; i += W) {
+      const int count = int(least<int64_t>(W, ins - i));
+      const Reg angle = S::set1(T(kPi)) * S::load_first(gate + i, count);
+      for (int part = 0; part < parts; ++part) {
+        const Reg term = part ? -angle * S::load_first(im + i, count) : angle * S::load_first(re + i, count);
+        S::store(terms[part] + i, term);
+        if constexpr (S::sums_pairs) S::store(pairs[part] + i, S::pair_sums(term));
+      }
+    }
+    const auto pack = [&](int64_t i, int count) __attribute__((always_inline)) {
+      for (int part = 0; part < parts; ++part)
+        Phase<T>::pack(terms[part] + i, pairs[part] + (S::sums_pairs ? i : 0), count, table + part * entries);
+      table += step;
+    };
+    int64_t i = 0;
+    for (; i + group <= ins; i += group) pack(i, group);
+    if (i < ins) pack(i, int(ins - i));
   }
 };
 

@@ -274,6 +274,16 @@ struct Simd {
 #endif
   }
 
+  // to = from. For an inner loop: GCC would load by way of a scalar register.
+  static NPU_INLINE void load_mask(Mask& to, const Mask& from) {
+#if defined(__AVX512F__)
+    if constexpr (single) __asm__("kmovw %1, %0" : "=Yk"(to) : "m"(from));
+    else __asm__("kmovb %1, %0" : "=Yk"(to) : "m"(from));
+#else
+    to = from;
+#endif
+  }
+
   // acc + v in the lanes of the mask, acc in the others.
   static NPU_INLINE Reg add_masked(Reg acc, const Mask& mask, Reg v) {
 #if defined(__AVX512F__)
@@ -336,6 +346,22 @@ struct Simd {
 #endif
     return sums;
   }
+
+  // The same in two steps, for many groups of four terms that lie beside each other: of every four lanes 0, the first,
+  // the second, both; and from these, and from the terms, those of four.
+#if defined(__AVX512F__)
+  static constexpr bool sums_pairs = single;
+  static NPU_INLINE Reg pair_sums(Reg terms) {
+    const __m512 t = (__m512)terms, both = _mm512_add_ps(t, _mm512_permute_ps(t, 0xB1));
+    return (Reg)_mm512_mask_permute_ps(_mm512_maskz_permute_ps(0x6666, t, 0x10), 0x8888, both, 0);
+  }
+  static NPU_INLINE Reg partial_sums_of_pairs(const T* pairs, const T* terms) {
+    const Reg sums = (Reg)_mm512_broadcast_f32x4(_mm_loadu_ps(pairs));
+    return add_masked(add_masked(sums, 0xF0F0, set1(terms[2])), 0xFF00, set1(terms[3]));
+  }
+#else
+  static constexpr bool sums_pairs = false;
+#endif
 
   template <int... L>
   static NPU_INLINE Reg pick(Reg a, Reg b, std::integer_sequence<int, L...>) {
