@@ -29,23 +29,22 @@ NPU_INLINE typename Simd<T>::Reg times_sum(typename Simd<T>::Reg factor, typenam
   return S::select(factor == S::zero(), S::zero(), factor * sum);
 }
 
-// The weights' gradients of a register of inputs, from their sums; `phase` takes wr MQ - wi MP. A null output is not
+// The weights' gradients of a register of inputs, from their sums; `phase` takes up wr MQ - wi MP. A null output is not
 // wanted.
 template <typename T, bool complex>
 NPU_INLINE void weight_gradients(const NpuBackward<T>& f, int64_t at, int count, typename Simd<T>::Reg gate,
-                                 const typename Simd<T>::Reg* sum, T* phase) {
+                                 const typename Simd<T>::Reg* sum, typename Simd<T>::Reg& phase) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
   const Reg turn = S::set1(T(kPi)) * gate;
   if (f.grad_weight_re != nullptr)
     S::store_first(f.grad_weight_re + at, sum[kSP] + times_sum<T>(turn, sum[kMQ]), count);
-  Reg added = times_sum<T>(S::load_first(f.inputs.weight_re + at, count), sum[kMQ]);
+  phase = phase + times_sum<T>(S::load_first(f.inputs.weight_re + at, count), sum[kMQ]);
   if constexpr (complex) {
     if (f.grad_weight_im != nullptr)
       S::store_first(f.grad_weight_im + at, sum[kSQ] - times_sum<T>(turn, sum[kMP]), count);
-    added = added - times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);
+    phase = phase - times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);
   }
-  S::store_first(phase, S::load_first(phase, count) + added, count);
 }
 
 // The gate's gradient from the sums over rows of so many groups, [groups][I], and the phase sums.

@@ -95,13 +95,16 @@ class Group {
       S::store(lanes, gate_sum);
       for (int l = 0; l < count; ++l) task.gate_sums[i + l] += double(lanes[l]);
     }
-    for (int o = 0; task.want_sums && o < O; ++o) {
+    if (!task.want_sums) return;
+    Reg phase = S::zero();
+    for (int o = 0; o < O; ++o) {
       const int64_t at = o * step + i;
       if (task.sums == nullptr)
-        weight_gradients<T, complex>(f_, task.model * O * step + at, count, ghat, total[o], task.phase_sums + i);
+        weight_gradients<T, complex>(f_, task.model * O * step + at, count, ghat, total[o], phase);
       else
         for (int part = 0; part < P; ++part) S::store_first(task.sums + part * O * step + at, total[o][part], count);
     }
+    if (task.sums == nullptr) S::store_first(task.phase_sums + i, phase, count);
   }
 
   const NpuBackward<T>& f_;

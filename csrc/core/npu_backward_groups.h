@@ -64,10 +64,10 @@ class BackwardGroups {
         std::memset(task.gate_sums, 0, size_t(in_.in) * sizeof(double));
         form.run(task, inner);
         if (direct) finish_gate<T>(f_, task.model, task.gate_sums, groups_, phase_sums);
-        else if (!together) finish<Form, T>(task.model, task.sums, task.gate_sums, gate, phase_sums);
+        else if (!together) finish<Form>(task.model, task.sums, task.gate_sums, gate, phase_sums);
       }
     });
-    if (together) finish_all<Form, T>(partial, gate_partial);
+    if (together) finish_all<Form>(static_cast<T*>(partial), gate_partial);
   }
 
   // Groups of several spans.
@@ -92,7 +92,7 @@ class BackwardGroups {
         }
       }
     });
-    finish_all<Form, double>(total, gate_total);
+    finish_all<Form>(static_cast<double*>(total), gate_total);
   }
 
   // run(begin, end, inner) over all tasks: the threads take tasks, or share the work of one.
@@ -122,55 +122,68 @@ class BackwardGroups {
       gate[i] = in_.gate == nullptr ? T(1) : clamp_gate(in_.gate[model * in_.in + i]);
   }
 
+  // Adds the groups' sums in order and turns them into the gradients. Sums in T are added in place of the first
+  // group's.
   template <typename Form, typename Sum>
-  void finish_all(const Sum* partial, const double* gate_partial) const {
+  void finish_all(Sum* partial, const double* gate_partial) const {
+    constexpr bool in_place = std::is_same<Sum, T>::value;
+    const int64_t size = Form::Order::size(in_), step = in_place ? groups_ * size : size;
+    Scratch<T> own(in_place ? 0 : in_.models * size);
+    T* sums = own;
+    if constexpr (in_place) sums = partial;
+    add_groups(partial, size, sums, step);
     parallel_.over(in_.models, [&](int64_t begin, int64_t end) NPU_ONCE {
       Scratch<T> gate(in_.in), phase(in_.in);
       for (int64_t model = begin; model < end; ++model) {
         load_gate(model, gate);
-        const int64_t first = model * groups_;
-        finish<Form, Sum>(model, partial + first * Form::Order::size(in_), gate_partial + first * in_.in, gate, phase);
+        finish<Form>(model, sums + model * step, gate_partial + model * groups_ * in_.in, gate, phase);
       }
     });
   }
 
-  // Adds the groups' sums in order and turns them into the gradients of one model.
-  template <typename Form, typename Sum>
-  void finish(int64_t model, const Sum* partial, const double* gate_sums, const T* gate, T* phase) const {
-    const int64_t size = Form::Order::size(in_);
+  // [K][groups][size] -> [K][size], rounded once; those of a model are `step` apart.
+  template <typename Sum>
+  void add_groups(const Sum* partial, int64_t size, T* sums, int64_t step) const {
+    constexpr int64_t kBlock = 512;
+    const int64_t blocks = ceil_div(size, kBlock), groups = groups_;
+    parallel_.over(in_.models * blocks, [&, partial, size, sums, step](int64_t begin, int64_t end) NPU_ONCE {
+      for (int64_t n = begin; n < end; ++n) {
+        const int64_t model = n / blocks, at = n % blocks * kBlock, count = least(kBlock, size - at);
+        const Sum* from = partial + model * groups * size + at;
+        T* const to = sums + model * step + at;
+        if (groups == 2) {
+#pragma GCC ivdep  // `to` is `from`, or far from it
+          for (int64_t l = 0; l < count; ++l) to[l] = T(from[l] + from[size + l]);
+          continue;
+        }
+        double total[kBlock];
+        for (int64_t l = 0; l < count; ++l) total[l] = double(from[l]);
+        for (int64_t g = 1; g < groups; ++g) {
+          from += size;
+          for (int64_t l = 0; l < count; ++l) total[l] += double(from[l]);
+        }
+        for (int64_t l = 0; l < count; ++l) to[l] = T(total[l]);
+      }
+    });
+  }
+
+  // The gradients of one model, from the sums over all its rows.
+  template <typename Form>
+  void finish(int64_t model, const T* sums, const double* gate_sums, const T* gate, T* phase) const {
     std::memset(phase, 0, size_t(in_.in) * sizeof(T));
     for (int64_t o = 0; o < in_.out; ++o) {
       for (int64_t i = 0; i < in_.in; i += S::width) {
         const int count = int(least<int64_t>(S::width, in_.in - i));
         Reg sum[4] = {};
         for (int part = 0; part < kParts<complex>; ++part)
-          sum[part] = add_groups<Sum>(partial + Form::Order::at(in_, part, o, i), size, count);
+          sum[part] = S::load_first(sums + Form::Order::at(in_, part, o, i), count);
         const int64_t at = (model * in_.out + o) * in_.in + i;
-        weight_gradients<T, complex>(f_, at, count, S::load_first(gate + i, count), sum, phase + i);
+        Reg added = S::load_first(phase + i, count);
+        weight_gradients<T, complex>(f_, at, count, S::load_first(gate + i, count), sum, added);
+        S::store_first(phase + i, added, count);
       }
     }
     finish_gate<T>(f_, model, gate_sums, groups_, phase);
-  }
-
-  // The sum over the groups, each of so many sums, of up to a register of elements.
-  template <typename Sum>
-  NPU_INLINE Reg add_groups(const Sum* partial, int64_t size, int count) const {
-    if constexpr (std::is_same<Sum, T>::value)
-      if (groups_ == 1) return S::load_first(partial, count);
-    return add_several(partial, size, count);
-  }
-  template <typename Sum>
-  __attribute__((noinline)) Reg add_several(const Sum* partial, int64_t size, int count) const {
-    double total[S::width] = {};
-    T rounded[S::width];
-    const auto add = [&](int lanes) __attribute__((always_inline)) {
-      for (int64_t g = 0; g < groups_; ++g, partial += size)
-        for (int l = 0; l < lanes; ++l) total[l] += double(partial[l]);
-    };
-    if (count == S::width) add(S::width);  // a known number: by registers
-    else add(count);
-    for (int l = 0; l < S::width; ++l) rounded[l] = T(total[l]);
-    return S::load(rounded);
   }
 
   // The gradients of no rows, for any weights.

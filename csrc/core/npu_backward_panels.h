@@ -13,12 +13,21 @@ constexpr int kVectors = 2;
 // Outs of a tile.
 template <bool complex>
 constexpr int kSumOuts = complex ? 3 : 6;
-// Rows that the weight sums of a tile run over before they join the total, which lies in the third-level cache or in
-// memory: more of them join less often, fewer stay closer. A multiple of every group size in simd.h.
+// Rows that the weight sums of a tile run over before they join the total, which may lie in memory: more of them join
+// less often, fewer stay closer. Twice as many where their panels fit in kPanels. A multiple of every group size in
+// simd.h.
 constexpr int64_t kSumRows = 288;
 // From so many inputs on, mask products are looked up: the signs of a group of rows select one of all partial sums of
-// these rows' dP (dQ).
-constexpr int64_t kLookupIns = 64;
+// these rows' dP (dQ). With fewer, masked additions take less time than making the sums. AMD's processors add in units
+// of their own, beside the multiply-adds, so that lookups pay later there.
+inline int64_t lookup_inputs() {
+#if defined(__AVX512F__)
+  static const int64_t inputs = __builtin_cpu_is("amd") ? 96 : 64;
+  return inputs;
+#else
+  return 64;
+#endif
+}
 // Bytes of the panels at most, if kSumRows rows take no more: for the second-level cache.
 constexpr int64_t kPanels = int64_t(1) << 20;
 // Inputs are fetched so many rows ahead. dP and dQ are made of so many rows at a time, those of the next ones fetched.
@@ -43,15 +52,18 @@ class Chunk {
       : f_(f),
         in_(f.inputs),
         blocks_(ceil_div(in_.in, kBlock)),
-        tiles_(ceil_div(in_.out, kOuts)),
-        room_(kSumRows *
-              least(most<int64_t>(1, ceil_div(rows, kSumRows)), most<int64_t>(1, kPanels / (row_size() * kSumRows)))),
-        looks_up_(S::group_size > 0 && in_.in >= kLookupIns),
+        room_(kSumRows * least(most<int64_t>(1, ceil_div(rows, kSumRows)),
+                               most<int64_t>(1, kPanels / (row_size(in_) * kSumRows)))),
+        looks_up_(S::group_size > 0 && in_.in >= lookup_inputs()),
         log_r_(room_ * blocks_ * kBlock),
-        grads_(room_ * tiles_ * kGrads),
+        grads_(room_ * tiles(in_) * kGrads),
         mask_(looks_up_ ? 0 : room_ * blocks_ * kVectors),
         index_(looks_up_ ? room_ / kGroup * blocks_ * kVectors : 0),
         negative_(room_ / kSumRows * blocks_) {}
+
+  static int64_t sum_rows(const NpuInputs<T>& in) {
+    return 2 * kSumRows * row_size(in) <= kPanels ? 2 * kSumRows : kSumRows;
+  }
 
   int64_t room() const { return room_; }
   int64_t blocks() const { return blocks_; }
@@ -93,7 +105,10 @@ class Chunk {
   }
 
  private:
-  int64_t row_size() const { return (blocks_ * kBlock + tiles_ * kGrads) * int64_t(sizeof(T)); }
+  static int64_t tiles(const NpuInputs<T>& in) { return ceil_div(in.out, kOuts); }
+  static int64_t row_size(const NpuInputs<T>& in) {
+    return (ceil_div(in.in, kBlock) * kBlock + tiles(in) * kGrads) * int64_t(sizeof(T));
+  }
 
   // L and m of a register of inputs; returns whether any is negative.
   bool prepare_logs(const GroupTask<T>& task, int64_t begin, int64_t end, int64_t block, int v) const {
@@ -185,7 +200,7 @@ class Chunk {
 
   const NpuBackward<T>& f_;
   const NpuInputs<T>& in_;
-  const int64_t blocks_, tiles_, room_;
+  const int64_t blocks_, room_;
   const bool looks_up_;
   Scratch<T> log_r_, grads_;
   Scratch<Mask> mask_;

@@ -8,8 +8,9 @@ namespace npu {
 namespace NPU_ISA {
 namespace wide {
 
-// Register tiles. dL: so many rows x a block of inputs. Weight sums: a tile of outs x a block of inputs, two (RealNPU)
-// or four sums each: all at once in 32 registers; in 16 the real products first, the mask products then.
+// Register tiles. dL: kSpreadRows rows x a block of inputs, or kSpreadRest of those that are left. Weight sums: a tile
+// of outs x a block of inputs, two (RealNPU) or four sums each: all at once in 32 registers; in 16 the real products
+// first, the mask products then.
 #if defined(__AVX512F__)
 constexpr int kSpreadRows = 12;
 constexpr bool kAtOnce = true;
@@ -20,19 +21,25 @@ constexpr bool kAtOnce = false;
 #define NPU_PASS __attribute__((noinline))  // or the sums of one pass would keep registers from the other
 #endif
 
+constexpr int kSpreadRest = 4;
+
 // The rows of the weight sums come in runs of so many, for so many blocks after another: what these share, the tables
 // and dP and dQ of a tile, stays in the first-level cache, their L in the second.
 constexpr int64_t kTableRows = 96;
 constexpr int kSumBlocks = 8;
 // Rows that an accumulator takes up before it joins the tile's sums: every addition of equal terms rounds the same way,
-// so that errors grow with the length of a run. Twice as many where twice as many accumulators would join (measured).
+// so that errors grow with the length of a run. More where more accumulators would join (measured).
 #if defined(__AVX512F__)
-constexpr int64_t kSumRun = 48;
+constexpr int64_t kSumRun = 96;
 #else
-constexpr int64_t kSumRun = 24;
+constexpr int64_t kSumRun = 48;
 #endif
 // kSumRun is a multiple of every group size in simd.h too.
 static_assert(kSumRows % kTableRows == 0 && kTableRows % kSumRun == 0);
+
+// Outs that an accumulator of dL takes up: shorter runs cost time and have no smaller errors. Whole tiles of them.
+constexpr int64_t kSpreadRun = 66;
+static_assert(kSpreadRun % kSumOuts<true> == 0 && kSpreadRun % kSumOuts<false> == 0);
 
 enum class Signs { kNone, kMasked, kLookup };
 enum class Products { kReal, kMask, kBoth };
@@ -73,7 +80,7 @@ class Group {
   static constexpr bool kShares = true;
   static constexpr int64_t kSpan = 2048;
   // Where the rows are few enough for one pass of the weight sums.
-  static bool writes_gradients(const NpuBackward<T>& f) { return f.inputs.rows <= kSumRows; }
+  static bool writes_gradients(const NpuBackward<T>& f) { return f.inputs.rows <= Panels::sum_rows(f.inputs); }
 
   void run(const GroupTask<T>& task, const Parallel& inner) const {
     std::memset(task.phase_sums, 0, size_t(in_.in) * sizeof(T));
@@ -122,9 +129,10 @@ class Group {
     T run[kBlock] = {};
     int64_t in_run = 0;
     for (int64_t b = 0; b < c.rows();) {
-      const int64_t left = c.rows() - b, rows = left >= kSpreadRows ? kSpreadRows : (left >= 3 ? 3 : 1);
+      const int64_t left = c.rows() - b,
+                    rows = left >= kSpreadRows ? kSpreadRows : (left >= kSpreadRest ? kSpreadRest : 1);
       if (rows == kSpreadRows) spread_some<packs, kSpreadRows>(task, c, b, i0, i1, w, run);
-      else if (rows == 3) spread_some<packs, 3>(task, c, b, i0, i1, w, run);
+      else if (rows == kSpreadRest) spread_some<packs, kSpreadRest>(task, c, b, i0, i1, w, run);
       else spread_some<packs, 1>(task, c, b, i0, i1, w, run);
       b += rows;
       in_run += rows;
@@ -176,7 +184,7 @@ class Group {
           }
         }
       };
-      const int64_t end = least(o + kRun, in_.out);
+      const int64_t end = least(o + kSpreadRun, in_.out);
       for (; o + kOuts <= end; o += kOuts, grad += c.room() * kGrads)
         for (int n = 0; n < kOuts; ++n) add(n);
       for (int n = 0; n < end - o; ++n) add(n);
@@ -211,11 +219,12 @@ class Group {
   // The weight sums of the blocks of inputs [first, last): a tile of outs after the other, of some blocks at a time.
   void sum(const GroupTask<T>& task, const Panels& c, int64_t first, int64_t last) const {
     alignas(64) T tables[S::group_size > 0 ? kOuts * (kTableRows / kGroup) * 2 * W : 1];
-    for (int64_t b = 0; b < c.rows(); b += kSumRows) {
-      const int64_t end = least(b + kSumRows, c.rows());
+    const int64_t sum_rows = Panels::sum_rows(in_);
+    for (int64_t b = 0; b < c.rows(); b += sum_rows) {
+      const int64_t end = least(b + sum_rows, c.rows());
       for (int64_t block = first; block < last; block += kSumBlocks) {
         const int64_t blocks = least<int64_t>(kSumBlocks, last - block);
-        const bool looks_up = c.looks_up() && any_negative(c, b, block, blocks);
+        const bool looks_up = c.looks_up() && any_negative(c, b, end, block, blocks);
         for (int64_t tile = 0; tile * kOuts < in_.out; ++tile) {
           TileSums sums[kSumBlocks];
           std::memset(sums, 0, size_t(blocks) * sizeof(TileSums));
@@ -226,7 +235,7 @@ class Group {
             if (last_rows) fetch_sums(task, block, tile);
             for (int64_t n = 0; n < blocks; ++n) {
               if (last_rows && n + 1 < blocks) fetch_sums(task, block + n + 1, tile);
-              add_rows_of(signs(c, b, block + n), c, row, row_end, block + n, tile, tables, sums[n]);
+              add_rows_of(signs(c, b, end, block + n), c, row, row_end, block + n, tile, tables, sums[n]);
               if (last_rows) finish_sums(task, c.first() && b == 0, block + n, tile, sums[n]);
             }
           }
@@ -235,13 +244,14 @@ class Group {
     }
   }
 
-  static bool any_negative(const Panels& c, int64_t b, int64_t block, int64_t blocks) {
+  static bool any_negative(const Panels& c, int64_t b, int64_t end, int64_t block, int64_t blocks) {
     bool any = false;
-    for (int64_t n = 0; n < blocks; ++n) any |= c.negative(block + n, b);
+    for (; b < end; b += kSumRows)
+      for (int64_t n = 0; n < blocks; ++n) any |= c.negative(block + n, b);
     return any;
   }
-  static Signs signs(const Panels& c, int64_t b, int64_t block) {
-    if (!any_negative(c, b, block, 1)) return Signs::kNone;
+  static Signs signs(const Panels& c, int64_t b, int64_t end, int64_t block) {
+    if (!any_negative(c, b, end, block, 1)) return Signs::kNone;
     return c.looks_up() ? Signs::kLookup : Signs::kMasked;
   }
 
@@ -282,19 +292,24 @@ class Group {
 
   // Adds a tile's sums to the total, which the first rows begin, or writes the gradients that they become.
   void finish_sums(const GroupTask<T>& task, bool first_rows, int64_t block, int64_t tile, const TileSums& sums) const {
-    const Reg* sum = &sums[0][0][0];
     if (task.sums != nullptr) {
+      const Reg* sum = &sums[0][0][0];
       T* to = task.sums + Order::tile_at(in_, tile, block);
       for (int n = 0; n < kTileSums / W; ++n, to += W) S::store(to, first_rows ? sum[n] : S::load(to) + sum[n]);
       return;
     }
-    for (int64_t o = tile * kOuts; o < least((tile + 1) * kOuts, in_.out); ++o) {
-      for (int64_t i = block * kBlock; i < (block + 1) * kBlock; i += W, sum += kParts<complex>) {
-        const int count = int(least<int64_t>(W, in_.in - i));
-        if (count <= 0) continue;
-        weight_gradients<T, complex>(f_, (task.model * in_.out + o) * in_.in + i, count,
-                                     S::load_first(task.gate + i, count), sum, task.phase_sums + i);
-      }
+    const NpuBackward<T> f = f_;  // read once: the compiler thinks that a store could change it
+    const int64_t in = f.inputs.in, o = tile * kOuts;
+    const int outs = int(least<int64_t>(kOuts, f.inputs.out - o));
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t i = block * kBlock + v * W;
+      const int count = int(least<int64_t>(W, in - i));
+      if (count <= 0) break;
+      const Reg gate = S::load_first(task.gate + i, count);
+      Reg phase = S::load_first(task.phase_sums + i, count);
+      for (int n = 0; n < outs; ++n)
+        weight_gradients<T, complex>(f, (task.model * f.inputs.out + o + n) * in + i, count, gate, sums[n][v], phase);
+      S::store_first(task.phase_sums + i, phase, count);
     }
   }
 
@@ -324,16 +339,18 @@ class Group {
       const auto add_row = [&]() __attribute__((always_inline)) {
         Reg l[V];
         for (int v = 0; reals && v < V; ++v) l[v] = S::load(l_row + v * W);
+        Mask negative[V];
+        for (int v = 0; masked && v < V; ++v) S::load_mask(negative[v], m[v]);
         for (int n = 0; n < N; ++n) {
           if constexpr (reals || (complex && masked)) {
             const Reg dp = S::set1(grad[n]);
             for (int v = 0; reals && v < V; ++v) S::accumulate(sp[n][v], dp, l[v]);
-            for (int v = 0; complex && masked && v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], m[v], dp);
+            for (int v = 0; complex && masked && v < V; ++v) mp[n][v] = S::add_masked(mp[n][v], negative[v], dp);
           }
           if constexpr ((complex && reals) || masked) {
             const Reg dq = S::set1(grad[kOuts + n]);
             for (int v = 0; complex && reals && v < V; ++v) S::accumulate(sq[n][v], dq, l[v]);
-            for (int v = 0; masked && v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], m[v], dq);
+            for (int v = 0; masked && v < V; ++v) mq[n][v] = S::add_masked(mq[n][v], negative[v], dq);
           }
         }
         l_row += kBlock, grad += kGrads;
@@ -360,6 +377,8 @@ class Group {
         for (; b < run_end; ++b) add_row();
       }
       b = run_end;
+      // The compiler would keep the sums in registers for the next run, or, where it has none left, on the stack.
+      __asm__ volatile("" ::: "memory");
       for (int n = 0; n < N; ++n) {
         for (int v = 0; v < V; ++v) {
           Reg* sum = sums[n][v];

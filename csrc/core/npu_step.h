@@ -143,17 +143,19 @@ class TinyStep {
   }
 
   void finish(int64_t model) {
-    T sums[kParts<complex> * Rows::kMostProducts], phase[W] = {};
+    T sums[kParts<complex> * Rows::kMostProducts], phases[W];
     for (int n = 0; n < gate_at_; ++n) sums[n] = T(totals_[n]);
     const int in = int(in_.in);
     const Reg gate = S::load_first(rows_.gate(), in);
+    Reg phase = S::zero();
     for (int o = 0; o < int(in_.out); ++o) {
       Reg sum[4] = {};
       for (int part = 0; part < kParts<complex>; ++part)
         sum[part] = S::load_first(sums + part * products_ + o * in, in);
       weight_gradients<T, complex>(f_.backward, model * products_ + o * in, in, gate, sum, phase);
     }
-    finish_gate<T>(f_.backward, model, totals_ + gate_at_, 1, phase);
+    S::store(phases, phase);
+    finish_gate<T>(f_.backward, model, totals_ + gate_at_, 1, phases);
     if (f_.loss != nullptr) f_.loss[model] = T(totals_[loss_at_] / double(in_.rows * in_.out));
   }
 

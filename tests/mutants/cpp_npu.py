@@ -14,12 +14,12 @@ TILES_TEST = ("tiles 25000", "tiles")
 FORWARD = [
     *mutants(CORE + "npu_forward.cpp", KERNELS, {
         "forward-phase-without-gate": (
-            "turn[i] = T(kPi) * gate[i0 + i] * re[i];",
-            "turn[i] = T(kPi) * re[i];",
+            "const Reg angle = S::set1(T(kPi)) * S::load_first(gate + i, count);",
+            "const Reg angle = S::set1(T(kPi));",
         ),
         "forward-shrink-sign": (
-            "shrink[i] = -(T(kPi) * gate[i0 + i]) * im[i];",
-            "shrink[i] = T(kPi) * gate[i0 + i] * im[i];",
+            "part ? -angle * S::load_first(im + i, count)",
+            "part ? angle * S::load_first(im + i, count)",
         ),
         "forward-packed-imaginary-weights": ("(n % parts == 0 ? in.weight_re : in.weight_im)", "in.weight_re"),
         "forward-packed-block": ("&rows[n]) + block, kRow", "&rows[n]), kRow"),
@@ -28,7 +28,7 @@ FORWARD = [
             "    store(q_out, q);",
         ),
         "forward-phases-of-the-last-inputs": (
-            "      if (i < ins) pack_group(turn + i, shrink + i, int(ins - i), table);",
+            "    if (i < ins) pack(i, int(ins - i));\n",
             "",
         ),
         "forward-tail-without-phases": (
@@ -69,6 +69,20 @@ FORWARD = [
     *mutants(CORE + "simd.h", "tests/test_edges.py -k 'zero_has_no_sign or special_input'", {
         "sign-of-zero": ("_CMP_EQ_UQ);\n      return (Reg)_mm512_mask_mul_ps", "_CMP_UNORD_Q);\n      return (Reg)_mm512_mask_mul_ps"),
     }, isa="avx512"),
+    *mutants(CORE + "simd.h", KERNELS, {
+        "pair-sums-of-the-fourth": ("0xFF00, set1(terms[3]));", "0xFF00, set1(terms[2]));"),
+        "pair-sums-of-both": ("(0x6666, t, 0x10), 0x8888, both, 0);", "(0x6666, t, 0x10), 0x8888, t, 0);"),
+    }, isa="avx512"),
+    *mutants(CORE + "panel.h", KERNELS, {
+        "squares-loaded-as-they-lie": (
+            "block[r] = S::load(p + r * row_stride);\n  S::transpose(block);",
+            "block[r] = S::load(p + r * row_stride);",
+        ),
+        "squares-of-fewer-rows": (
+            "  if (rows == W && count == W)\n    return W < 16 ? store_square_inline",
+            "  if (count == W)\n    return W < 16 ? store_square_inline",
+        ),
+    }),
     *mutants(CORE + "npu_forward_few_outs.cpp", KERNELS, {
         "few-outs-sign-of-shrink": ("put(-angle * im);", "put(angle * im);"),
         "few-outs-phase-without-gate": ("put(angle * re);", "put(S::set1(T(kPi)) * re);"),
@@ -114,8 +128,8 @@ BACKWARD = [
     *mutants(CORE + "npu_backward.h", KERNELS, {
         "backward-weight-im-sign": ("sum[kSQ] - times_sum<T>(turn, sum[kMP])", "sum[kSQ] + times_sum<T>(turn, sum[kMP])"),
         "backward-gate-phase-of-weight-im": (
-            "added = added - times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
-            "added = added + times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
+            "phase = phase - times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
+            "phase = phase + times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
         ),
     }),
     *mutants(CORE + "npu_backward_few_outs.h", KERNELS, {
@@ -139,8 +153,14 @@ BACKWARD = [
             "const int64_t at = o * in_.in + i;",
         ),
         "groups-sums-of-the-first": (
-            "for (int64_t g = 0; g < groups_; ++g, partial += size)",
-            "for (int64_t g = 0; g < 1; ++g, partial += size)",
+            "for (int64_t g = 1; g < groups; ++g) {",
+            "for (int64_t g = 1; g < 1; ++g) {",
+        ),
+        "groups-first-of-two": ("T(from[l] + from[size + l])", "T(from[l])"),
+        "groups-sums-of-the-first-model": ("partial + model * groups * size + at;", "partial + at;"),
+        "groups-sums-of-the-next-model": (
+            "step = in_place ? groups_ * size : size;",
+            "step = size;",
         ),
     }),
     *mutants(CORE + "npu_backward.h", "tests/test_gradients.py tests/test_reference.py -k 'gate or parity or straight'", {
@@ -226,15 +246,21 @@ BACKWARD = [
             "any |= c.negative(block + n, b);",
             "any |= c.negative(block + n, 0);",
         ),
+        "wide-negative-of-some-rows": ("for (; b < end; b += kSumRows)", "for (; b < end; b = end)"),
+        "wide-gradients-of-one-pass": ("f.inputs.rows <= Panels::sum_rows(f.inputs)", "f.inputs.rows <= 2 * kSumRows"),
         "wide-total-begins-anew-in-each-chunk": ("c.first() && b == 0", "b == 0"),
         "wide-total-begins-anew-in-a-chunk": ("c.first() && b == 0", "c.first()"),
         "wide-two-outs-of-a-last-tile": ("in_.out - tile * kOuts > 1", "in_.out - tile * kOuts >= kOuts"),
         "wide-tables-of-the-next-row": ("grad += kGroup * kGrads", "grad += kGrads"),
         "wide-rows-of-the-next-runs": ("fill_tables(c, row, row_end, tile, tables);", "fill_tables(c, b, b + row_end - row, tile, tables);"),
         "wide-sums-of-a-part": ("i % kBlock / W) * kParts<complex> + part;", "i % kBlock / W) * kParts<complex>;"),
+        "wide-phases-of-the-last-out": (
+            "Reg phase = S::load_first(task.phase_sums + i, count);",
+            "Reg phase = S::zero();",
+        ),
         "wide-last-row": (
-            "left >= kSpreadRows ? kSpreadRows : (left >= 3 ? 3 : 1);",
-            "left >= kSpreadRows ? kSpreadRows : (left >= 3 ? 3 : left);",
+            "(left >= kSpreadRest ? kSpreadRest : 1);",
+            "(left >= kSpreadRest ? kSpreadRest : left);",
         ),
     }),
 ]  # fmt: skip
