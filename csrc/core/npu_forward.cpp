@@ -32,6 +32,9 @@ template <bool complex>
 constexpr int kTileOuts = complex ? 2 : 4;
 #endif
 
+// Rows behind the last tile, at most, that the kernel for few rows takes.
+constexpr int64_t kFewBehind = 4;
+
 // Inputs of a block: a multiple of every Phase<T>::inputs.
 constexpr int64_t kInBlock = 384;
 
@@ -407,9 +410,12 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
   if (TinyRows<T, complex>::suits(in)) return forward_tiny<T, complex>(f, parallel);
   const bool few = FewRows<T, complex>::suits(in);
   if (!few && has_few_outs(in)) return npu_forward_few_outs<T>(f, parallel);
+  // A few rows behind the last tile are not worth one.
+  const int64_t behind = in.in >= Simd<T>::width ? in.rows % Tiles::kTileSize : 0;
+  const int64_t few_rows = few ? in.rows : (behind <= kFewBehind ? behind : 0), tile_rows = in.rows - few_rows;
   // Outputs do not meet one another: how they are cut into tasks may follow from the number of threads. Rows are cut by
   // the cache first, then outs, which costs each task the logarithms anew, then rows again.
-  const int64_t tiles = ceil_div(in.rows, Tiles::kTileSize);
+  const int64_t tiles = most<int64_t>(1, ceil_div(tile_rows, Tiles::kTileSize));
   int64_t chunk_tiles = Tiles::tiles_for(in.in), outs = most<int64_t>(in.out, 1);
   if (parallel.threads > 1) {
     const int64_t wanted = 2 * parallel.threads, rows_alone = in.models * ceil_div(tiles, chunk_tiles);
@@ -419,15 +425,15 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
     chunk_tiles = most<int64_t>(1, least(chunk_tiles, tiles * in.models * splits / wanted));
   }
   const int64_t chunk_rows = chunk_tiles * Tiles::kTileSize;
-  const int64_t chunks = few ? least<int64_t>(in.rows, 1) : ceil_div(in.rows, chunk_rows);
+  const int64_t chunks = few ? least<int64_t>(in.rows, 1) : ceil_div(tile_rows, chunk_rows);
   const int64_t out_ranges = ceil_div(in.out, outs);
 
   parallel.over(in.models * chunks * out_ranges, [&](int64_t begin, int64_t end) {
     Scratch<T> gate(in.in);
     std::optional<FewRows<T, complex>> rows;
     std::optional<Tiles> chunk;
-    if (few) rows.emplace(f);
-    else chunk.emplace(f, least(chunk_tiles, tiles), least(outs, in.out));
+    if (few_rows > 0) rows.emplace(f, few_rows);
+    if (!few) chunk.emplace(f, least(chunk_tiles, tiles), least(outs, in.out));
     int64_t gate_model = -1;
     for (int64_t task = begin; task < end; ++task) {
       const int64_t model = task / (chunks * out_ranges), row = task / out_ranges % chunks * chunk_rows;
@@ -435,8 +441,8 @@ void forward(const NpuForward<T>& f, const Parallel& parallel) {
       for (int64_t i = 0; model != gate_model && i < in.in; ++i)
         gate[i] = in.gate == nullptr ? T(1) : clamp_gate(in.gate[model * in.in + i]);
       gate_model = model;
-      if (few) rows->run(model, first_out, end_out, gate);
-      else chunk->run(model, row, least(row + chunk_rows, in.rows), first_out, end_out, gate);
+      if (!few) chunk->run(model, row, least(row + chunk_rows, tile_rows), first_out, end_out, gate);
+      if (rows && row + chunk_rows >= tile_rows) rows->run(model, tile_rows, first_out, end_out, gate);
     }
   });
 }

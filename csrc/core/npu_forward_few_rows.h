@@ -6,8 +6,9 @@
 namespace npu {
 namespace NPU_ISA {
 
-// Outs [first, end) of a few rows, for which packing weights would cost more than their products: a register holds
-// neighbouring inputs, the weights are read as they lie, and every output ends in a sum over lanes.
+// Outs [first, end) of a few rows, for which packing weights would cost more than their products, or a panel of which
+// most lanes would be empty: a register holds neighbouring inputs, the weights are read as they lie, and every output
+// ends in a sum over lanes.
 template <typename T, bool complex>
 class FewRows {
   using S = Simd<T>;
@@ -21,27 +22,29 @@ class FewRows {
   static constexpr int64_t kMostRows = 24;
   static bool suits(const NpuInputs<T>& in) { return in.rows <= kMostRows && in.in >= W; }
 
-  explicit FewRows(const NpuForward<T>& f)
+  // For so many rows.
+  FewRows(const NpuForward<T>& f, int64_t rows)
       : f_(f),
         in_(f.inputs),
         ins_(ceil_div(in_.in, W) * W),
-        rows_(ceil_div(in_.rows, R) * R),
+        count_(rows),
+        rows_(ceil_div(rows, R) * R),
         outs_(ceil_div(in_.out, W) * W),
         log_r_(rows_ * ins_),
         turn_(rows_ * ins_),
         p_(rows_ * outs_),
         q_(rows_ * outs_) {}
 
-  void run(int64_t model, int64_t first_out, int64_t end_out, const T* gate) {
-    prepare(in_.x + (in_.shared_x ? 0 : model * in_.rows) * in_.in, gate);
+  void run(int64_t model, int64_t first_row, int64_t first_out, int64_t end_out, const T* gate) {
+    prepare(in_.x + ((in_.shared_x ? 0 : model * in_.rows) + first_row) * in_.in, gate);
     for (int64_t o = first_out; o < end_out; o += kBatch)
-      for (int64_t b = 0; b < in_.rows; b += R) multiply(model, b, o, int(least<int64_t>(kBatch, end_out - o)));
-    for (int64_t b = 0; b < in_.rows; ++b) {
+      for (int64_t b = 0; b < count_; b += R) multiply(model, b, o, int(least<int64_t>(kBatch, end_out - o)));
+    for (int64_t b = 0; b < count_; ++b) {
       for (int64_t o = first_out; o < end_out; o += W) {
         Reg y, s;
         outputs<T>(S::load(p_ + b * outs_ + o), S::load(q_ + b * outs_ + o), &y, &s);
         const int count = int(least<int64_t>(W, end_out - o));
-        const int64_t at = (model * in_.rows + b) * in_.out + o;
+        const int64_t at = (model * in_.rows + first_row + b) * in_.out + o;
         S::store_first(f_.y + at, y, count);
         if (f_.s != nullptr) S::store_first(f_.s + at, s, count);
       }
@@ -56,7 +59,7 @@ class FewRows {
       for (int64_t i = 0; i < ins_; i += W) {
         const int count = int(least<int64_t>(W, in_.in - i));
         const Reg g = S::load_first(gate + i, count);
-        const Reg v = b < in_.rows ? S::load_first(x + b * in_.in + i, count) : S::zero();
+        const Reg v = b < count_ ? S::load_first(x + b * in_.in + i, count) : S::zero();
         S::store(log_r_ + b * ins_ + i, Gate<T>(g, eps).log(v));
         S::store(turn_ + b * ins_ + i, S::select(v < S::zero(), pi * g, S::zero()));
       }
@@ -99,7 +102,7 @@ class FewRows {
 
   const NpuForward<T>& f_;
   const NpuInputs<T>& in_;
-  const int64_t ins_, rows_, outs_;  // padded to whole registers and tiles
+  const int64_t ins_, count_, rows_, outs_;  // but for the count, padded to whole registers and tiles
   Scratch<T> log_r_, turn_, p_, q_;
 };
 

@@ -52,8 +52,12 @@ FORWARD = [
             "const int64_t first_out = task % out_ranges * (outs / 2),",
         ),
         "forward-rows-of-a-task": (
-            "least(row + chunk_rows, in.rows), first_out, end_out, gate);",
-            "least(row + chunk_rows, in.rows) - (row > 0 ? 1 : 0), first_out, end_out, gate);",
+            "least(row + chunk_rows, tile_rows), first_out, end_out, gate);",
+            "least(row + chunk_rows, tile_rows) - (row > 0 ? 1 : 0), first_out, end_out, gate);",
+        ),
+        "forward-rows-behind-the-last-tile": (
+            "if (rows && row + chunk_rows >= tile_rows) rows->run(model, tile_rows,",
+            "if (rows && row + chunk_rows >= tile_rows) rows->run(model, 0,",
         ),
         "forward-second-block-of-inputs": (
             "const T *log_r = t.log_r + i0 * R * W,",
@@ -112,7 +116,8 @@ FORWARD = [
             "S::select(v < S::zero(), pi, S::zero())",
         ),
         "few-shrink-sign": ("p[r] = S::fma(-t, im, p[r]);", "p[r] = S::fma(t, im, p[r]);"),
-        "few-last-rows": ("b < in_.rows; b += R) multiply(", "b + R <= in_.rows; b += R) multiply("),
+        "few-last-rows": ("b < count_; b += R) multiply(", "b + R <= count_; b += R) multiply("),
+        "few-first-row-of-x": ("model * in_.rows) + first_row) * in_.in", "model * in_.rows)) * in_.in"),
         "few-q-is-p": (
             "q_[(b + r) * outs_ + o + n] = totals[n * 2 * R + R + r];",
             "q_[(b + r) * outs_ + o + n] = totals[n * 2 * R + r];",
