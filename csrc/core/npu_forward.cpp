@@ -251,9 +251,21 @@ NPU_NOINLINE void product_tile(const T* log_r, const typename Phase<T>::Slot* sl
   } while (i < in);
 }
 
-// L as [I][registers] and m as [groups][registers] of a tile; returns whether any x is negative.
+// Fetches a line of up to a register of rows, `step` elements apart, from or (writes) for memory.
+template <typename T, bool writes>
+NPU_INLINE void fetch_rows(const T* first, int64_t rows, int64_t step) {
+  for (int64_t r = 0; r < least<int64_t>(rows, Simd<T>::width); ++r) __builtin_prefetch(first + r * step, writes);
+}
+// Whether so many rows are worth it: if they are few, they are in a cache already.
 template <typename T>
-bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, const T* gate, T* log_r,
+bool fetches(int64_t rows, int64_t features) {
+  return rows * features * int64_t(sizeof(T)) >= int64_t(1) << 20;
+}
+
+// L as [I][registers] and m as [groups][registers] of a tile; returns whether any x is negative. `ahead` rows from x
+// on, of any tile, are worth fetching.
+template <typename T>
+bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, int64_t ahead, const T* gate, T* log_r,
                typename Phase<T>::Slot* slots) {
   using S = Simd<T>;
   using Reg = typename S::Reg;
@@ -266,6 +278,7 @@ bool log_panel(const NpuInputs<T>& in, const T* x, int64_t rows, int registers, 
     for (int64_t i0 = 0; i0 < in.in; i0 += W) {
       const int count = int(least<int64_t>(W, in.in - i0));
       Reg column[W];
+      fetch_rows<T, false>(x + (r + 1) * W * in.in + i0, ahead - (r + 1) * W, in.in);
       load_columns_inline<T>(x + r * W * in.in + i0, in.in, valid, count, column);
       T rest[W];  // 1 - ghat
       S::store(rest, S::set1(T(1)) - S::load_first(gate + i0, count));
@@ -290,13 +303,17 @@ struct Panel {
   typename Phase<T>::Slot* slots;
 };
 
-// y and s of `outs` outs from o on; `first` is the first of those kept.
+// y and s of `outs` outs from o on; `first` is the first of those kept. `ahead` rows from the tile's first on are worth
+// fetching.
 template <typename T>
-void finish(const NpuForward<T>& f, const Panel<T>& t, int64_t first, int64_t o, int outs) {
+void finish(const NpuForward<T>& f, const Panel<T>& t, int64_t first, int64_t o, int outs, int64_t ahead) {
   using S = Simd<T>;
   constexpr int W = S::width;
   T* const to[2] = {f.y, f.s};
   for (int r = 0; r < t.registers; ++r) {
+    const int64_t next = (t.row + (r + 1) * W) * f.inputs.out + o;
+    for (T* const result : to)
+      if (result != nullptr) fetch_rows<T, true>(result + next, ahead - (r + 1) * W, f.inputs.out);
     typename S::Reg column[2][W];  // y and s
     for (int n = 0; n < outs; ++n) {
       const int64_t from = ((o - first + n) * t.registers + r) * W;
@@ -334,6 +351,8 @@ class Chunk {
   Chunk(const NpuForward<T>& f, int64_t tiles, int64_t outs)
       : f_(f),
         in_(f.inputs),
+        fetches_x_(fetches<T>(in_.shared_x ? in_.rows : in_.models * in_.rows, in_.in)),
+        fetches_y_(fetches<T>(in_.models * in_.rows, in_.out)),
         weights_(least(in_.in, kInBlock)),
         log_r_(tiles * in_.in * kTileSize),
         slots_(tiles * Phase<T>::groups(in_.in) * kTileRows),
@@ -355,7 +374,7 @@ class Chunk {
       t.p = p_ + count * outs_at_once_ * kTileSize;
       t.q = q_ + count * outs_at_once_ * kTileSize;
       const T* x = in_.x + ((in_.shared_x ? 0 : model * in_.rows) + row) * in_.in;
-      t.negative = log_panel<T>(in_, x, t.rows, t.registers, gate, t.log_r, t.slots);
+      t.negative = log_panel<T>(in_, x, t.rows, t.registers, fetches_x_ ? in_.rows - row : 0, gate, t.log_r, t.slots);
       negative |= t.negative;
     }
     for (int64_t first = first_out; first < end_out; first += outs_at_once_) {
@@ -371,7 +390,9 @@ class Chunk {
         i0 += kInBlock;
       } while (i0 < in_.in);
       for (int64_t o = first; o < end; o += W)
-        for (int t = 0; t < count; ++t) finish(f_, tiles[t], first, o, int(least<int64_t>(W, end - o)));
+        for (int t = 0; t < count; ++t)
+          finish(f_, tiles[t], first, o, int(least<int64_t>(W, end - o)),
+                 fetches_y_ ? (model + 1) * in_.rows - tiles[t].row : 0);
     }
   }
 
@@ -396,6 +417,7 @@ class Chunk {
 
   const NpuForward<T>& f_;
   const NpuInputs<T>& in_;
+  const bool fetches_x_, fetches_y_;
   PackedWeights<T, complex> weights_;
   Scratch<T> log_r_;
   Scratch<Slot> slots_;
