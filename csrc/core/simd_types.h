@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__AVX512F__)
 #define NPU_VECTOR_BYTES 64
@@ -22,34 +23,17 @@ namespace npu {
 namespace NPU_ISA {
 
 template <typename T>
-struct SimdTypes;
-
-template <>
-struct SimdTypes<float> {
-  typedef float Reg __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  typedef int32_t Bits __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  typedef uint32_t UnsignedBits __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  using Int = int32_t;
+struct SimdTypes {
+  using Int = std::conditional_t<sizeof(T) == sizeof(int32_t), int32_t, int64_t>;
+  using Unsigned = std::make_unsigned_t<Int>;
+  typedef T Reg __attribute__((vector_size(NPU_VECTOR_BYTES)));
+  typedef Int Bits __attribute__((vector_size(NPU_VECTOR_BYTES)));
+  typedef Unsigned UnsignedBits __attribute__((vector_size(NPU_VECTOR_BYTES)));
 #if defined(__AVX512F__)
-  using Mask = uint16_t;
+  using Mask = std::conditional_t<sizeof(T) == sizeof(int32_t), uint16_t, uint8_t>;
 #else
   struct Mask {
-    int32_t lane[NPU_VECTOR_BYTES / sizeof(int32_t)];
-  };
-#endif
-};
-
-template <>
-struct SimdTypes<double> {
-  typedef double Reg __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  typedef int64_t Bits __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  typedef uint64_t UnsignedBits __attribute__((vector_size(NPU_VECTOR_BYTES)));
-  using Int = int64_t;
-#if defined(__AVX512F__)
-  using Mask = uint8_t;
-#else
-  struct Mask {
-    int64_t lane[NPU_VECTOR_BYTES / sizeof(int64_t)];
+    Int lane[NPU_VECTOR_BYTES / sizeof(Int)];
   };
 #endif
 };
