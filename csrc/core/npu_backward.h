@@ -29,8 +29,8 @@ NPU_INLINE typename Simd<T>::Reg times_sum(typename Simd<T>::Reg factor, typenam
   return S::select(factor == S::zero(), S::zero(), factor * sum);
 }
 
-// The weights' gradients of a register of inputs, from their sums; `phase` takes up wr MQ - wi MP. A null output is not
-// wanted.
+// The weights' gradients of a register of inputs, from their sums; wr MQ - wi MP is added to `phase`. A null output is
+// not wanted.
 template <typename T, bool complex>
 NPU_INLINE void weight_gradients(const NpuBackward<T>& f, int64_t at, int count, typename Simd<T>::Reg gate,
                                  const typename Simd<T>::Reg* sum, typename Simd<T>::Reg& phase) {

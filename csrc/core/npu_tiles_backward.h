@@ -223,19 +223,20 @@ class Sums {
   // Outs [o + n, o + n + 2).
   void write(int n, int64_t o, int64_t i, int count) {
     const int64_t size = in_.out * in_.in;
-    Reg phase = S::load_first(task_->phase_sums + i, count);
+    const bool direct = task_->sums == nullptr;
+    Reg phase = direct ? S::load_first(task_->phase_sums + i, count) : S::zero();
     for (const int end = n + 2; n < end && o + n < end_out_; ++n) {
       const int64_t at = (o + n) * in_.in + i;
       Reg sum[4];
       for (int part = 0; part < kParts<complex>; ++part) sum[part] = sums_[part][n];
-      if (task_->sums == nullptr)
+      if (direct)
         weight_gradients<float, complex>(f_, task_->model * size + at, count, S::load_first(task_->gate + i, count),
                                          sum, phase);
       else
         for (int part = 0; part < kParts<complex>; ++part)
           S::store_first(task_->sums + part * size + at, sum[part], count);
     }
-    S::store_first(task_->phase_sums + i, phase, count);
+    if (direct) S::store_first(task_->phase_sums + i, phase, count);
   }
 
   const NpuBackward<float>& f_;

@@ -70,8 +70,9 @@ NPU_INLINE int elements(int rows, int columns, int n) {
   return most(0, least(rows * columns - n * Simd<T>::width, Simd<T>::width));
 }
 
-// The columns of `width` rows of as many, and the reverse. Without a condition for each row and column the compiler
-// keeps the transposition in registers: 16 of them in a function of its own, fewer within what calls it (measured).
+// The columns of a whole block, `width` rows of as many columns, and the reverse. Without a condition for each row and
+// column the compiler transposes it in registers. A block of 16 x 16 needs a function of its own for that, smaller ones
+// are faster inlined (measured).
 template <typename T>
 NPU_INLINE void load_square_inline(const T* p, int64_t row_stride, typename Simd<T>::Reg* columns) {
   using S = Simd<T>;

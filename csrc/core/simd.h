@@ -349,8 +349,8 @@ struct Simd {
 
   // The same in two steps, for many groups of four terms that lie beside each other: of every four lanes 0, the first,
   // the second, both; and from these, and from the terms, those of four.
+  static constexpr bool sums_pairs = group_size == 4;
 #if defined(__AVX512F__)
-  static constexpr bool sums_pairs = single;
   static NPU_INLINE Reg pair_sums(Reg terms) {
     const __m512 t = (__m512)terms, both = _mm512_add_ps(t, _mm512_permute_ps(t, 0xB1));
     return (Reg)_mm512_mask_permute_ps(_mm512_maskz_permute_ps(0x6666, t, 0x10), 0x8888, both, 0);
@@ -359,8 +359,6 @@ struct Simd {
     const Reg sums = (Reg)_mm512_broadcast_f32x4(_mm_loadu_ps(pairs));
     return add_masked(add_masked(sums, 0xF0F0, set1(terms[2])), 0xFF00, set1(terms[3]));
   }
-#else
-  static constexpr bool sums_pairs = false;
 #endif
 
   template <int... L>
