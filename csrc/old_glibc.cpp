@@ -21,6 +21,21 @@ __asm__(".symver npu_old_pow, pow@GLIBC_2.17");
 extern "C" NPU_LOCAL double __wrap_pow(double base, double exponent);
 double __wrap_pow(double base, double exponent) { return npu_old_pow(base, exponent); }
 
+// These two have a new version since they moved from libpthread to libc (glibc 2.34).
+extern "C" int npu_old_key_create(unsigned* key, void (*destroy)(void*));
+extern "C" int npu_old_setspecific(unsigned key, const void* value);
+#if defined(__x86_64__)
+__asm__(".symver npu_old_key_create, pthread_key_create@GLIBC_2.2.5");
+__asm__(".symver npu_old_setspecific, pthread_setspecific@GLIBC_2.2.5");
+#elif defined(__aarch64__)
+__asm__(".symver npu_old_key_create, pthread_key_create@GLIBC_2.17");
+__asm__(".symver npu_old_setspecific, pthread_setspecific@GLIBC_2.17");
+#endif
+extern "C" NPU_LOCAL int __wrap_pthread_key_create(unsigned* key, void (*destroy)(void*));
+int __wrap_pthread_key_create(unsigned* key, void (*destroy)(void*)) { return npu_old_key_create(key, destroy); }
+extern "C" NPU_LOCAL int __wrap_pthread_setspecific(unsigned key, const void* value);
+int __wrap_pthread_setspecific(unsigned key, const void* value) { return npu_old_setspecific(key, value); }
+
 extern "C" [[noreturn]] NPU_LOCAL void npu_throw_bad_array_new_length() __asm__("_ZSt28__throw_bad_array_new_lengthv");
 void npu_throw_bad_array_new_length() { throw std::bad_array_new_length(); }
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+import npu_kernels
 from npu_kernels import files
+from npu_kernels.progress import Progress
 
 CHECKPOINT_SECONDS = 30.0  # between two savings
+SLICE_SECONDS = 0.2  # of work, between which progress, Ctrl-C and checkpoints have their turn
 LONG = 200  # characters: values that are longer are not shown
 
 
@@ -102,8 +107,68 @@ class Checkpoint:
                 f"{self.work.function}: checkpoint {str(self.path)!r} could not be written "
                 f"({error.strerror or error}); the {self.work.function} goes on without",
                 RuntimeWarning,
-                stacklevel=5,  # the caller of the function
+                stacklevel=users_level(),
             )
+
+
+class Job(Resumable, Protocol):
+    """Work in steps."""
+
+    done: int
+    total: int
+
+    def advance(self, steps: int) -> None: ...
+
+
+def drive(
+    job: Job,
+    progress: bool | None,
+    checkpoint: str | os.PathLike[str] | None,
+    *,
+    note: Callable[[], str] = str,
+    limit: Callable[[], int] | None = None,
+    ended: Callable[[], bool] = bool,
+) -> None:
+    """Do a job to its end, or until Ctrl-C, a fraction of a second at a time.
+
+    Args:
+        job: the work.
+        progress: show it on stderr; None: if that is a terminal.
+        checkpoint: the file from which it continues and in which it is kept.
+        note: what the progress says beside the share that is done.
+        limit: the most steps of the next slice.
+        ended: called after each slice; True ends the job.
+    """
+    file = None if checkpoint is None else Checkpoint(job, checkpoint)
+    steps, before = 1, job.done
+    shown = sys.stderr.isatty() if progress is None else progress
+    with interruptible() as pressed, Progress(job.function, job.total, sys.stderr, shown) as bar:
+        while job.done < job.total and not pressed:
+            steps = min(steps, job.total - job.done, job.total if limit is None else limit())
+            begin = time.monotonic()
+            job.advance(steps)
+            bar.update(job.done, note(), before)
+            if ended():
+                break
+            if file is not None:
+                file.keep()
+            seconds = max(time.monotonic() - begin, 1e-6)
+            steps = max(1, min(8 * steps, int(steps * SLICE_SECONDS / seconds)))
+        if file is not None:
+            file.save()
+
+
+def users_level() -> int:
+    """The `stacklevel` with which a warning points to the user's code, from however deep within this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("npu_kernels"):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def fingerprint(**facts: str) -> dict[str, str]:
+    """What decides the numbers of some work: these facts, and the versions."""
+    return {"npu_kernels": npu_kernels.__version__, "torch": str(torch.__version__), **facts}
 
 
 def check_same(saved: Any, own: dict[str, str], what: str = "fit") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def check_tensor(function: str, name: str, value: Any) -> None:
 
 def check_whole(function: str, name: str, value: Any, least: int = 1) -> None:
     """ValueError unless it is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{function}: {name} must be an integer of at least {least}, got {value!r}")
 
 

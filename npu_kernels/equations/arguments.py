@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 
 from npu_kernels.checkpoints import digest
+from npu_kernels.checks import check_whole
 from npu_kernels.equations.refine import Rules
 from npu_kernels.equations.search import Settings
 from npu_kernels.equations.units import Exponents, constrain
@@ -30,9 +31,7 @@ def _real(value: Any) -> bool:
 def check_parameters(model: Any) -> None:
     """ValueError for a parameter that cannot be."""
     for name in ("max_terms", "max_denominator", "starts"):
-        value = getattr(model, name)
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise ValueError(f"NPURegressor: {name} must be an integer of at least 1, got {value!r}")
+        check_whole("NPURegressor", name, getattr(model, name))
     for name, choices in CHOICES.items():
         value = getattr(model, name)
         if value not in choices:

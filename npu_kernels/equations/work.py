@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import npu_kernels
-from npu_kernels.checkpoints import Checkpoint, check_same
+from npu_kernels.checkpoints import Checkpoint, check_same, fingerprint
 from npu_kernels.equations.refine import Sum
 from npu_kernels.equations.varpro import Points
 
@@ -34,14 +33,10 @@ class Work:
 
     def __init__(self, seed: int, drawn: bool, determined: dict[str, str]) -> None:
         self.seed = seed
-        self.fingerprint = {
-            "format": str(FORMAT),
-            "npu_kernels": npu_kernels.__version__,
-            "torch": str(torch.__version__),
-            "numpy": np.__version__,
-            **determined,
-            "random_state": "None" if drawn else str(seed),
-        }
+        random_state = "None" if drawn else str(seed)
+        self.fingerprint = fingerprint(
+            format=str(FORMAT), numpy=np.__version__, **determined, random_state=random_state
+        )
         self.checkpoint: Checkpoint | None = None
         self.kept: dict[str, Any] = {}
 

@@ -5,7 +5,6 @@ data.py      rows from tensors or batches, split into training and held-out ones
 batch.py     the parameters of a batch of models: starts, intervals, rounding, one model out of many
 search.py    many starts under Adam, fewer and fewer of them
 refine.py    L-BFGS in float64, with some parameters held
-identity.py  what decides the numbers, for checkpoints
 run.py       the stages in their order; saved and resumed
 result.py    what comes out
 fit.py       `fit` and `fit_many`

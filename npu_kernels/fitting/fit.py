@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.checkpoints import Checkpoint, interruptible
+from npu_kernels.checkpoints import drive
 from npu_kernels.checks import check_whole
 from npu_kernels.fitting.data import Batches, check, collect, table
 from npu_kernels.fitting.recipe import Recipe
@@ -23,14 +21,12 @@ from npu_kernels.fitting.run import Run
 from npu_kernels.fitting.scale import with_coefficient, without_coefficient
 from npu_kernels.fitting.validation import cross_validated
 from npu_kernels.formula.models import select
-from npu_kernels.progress import Progress
 
 ROWS = 2048  # taken from batches
 FEW = 5  # held-out rows below which their error says little
 LEAST = 4  # rows of which a cross-validation can be made
 HELD_ENOUGH = 10  # held-out rows from which on their error is the score
 SPOILT = 1e-3  # error in float32 that is warned of where it is small in float64
-SLICE_SECONDS = 0.25  # between looks at the clock
 
 
 def fit(
@@ -161,20 +157,7 @@ def fit_many(
 
 
 def _complete(run: Run, progress: bool | None, checkpoint: str | os.PathLike[str] | None) -> Fits:
-    shown = sys.stderr.isatty() if progress is None else progress
-    file = None if checkpoint is None else Checkpoint(run, checkpoint)
-    rounds, before = 1, run.done
-    with interruptible() as pressed, Progress(run.function, run.total, sys.stderr, shown) as bar:
-        while run.done < run.total and not pressed:
-            begin = time.monotonic()
-            run.advance(rounds)
-            seconds = max(time.monotonic() - begin, 1e-6)
-            bar.update(run.done, _note(run), before)
-            if file is not None:
-                file.keep()
-            rounds = max(1, min(4 * rounds, int(rounds * SLICE_SECONDS / seconds)))
-        if file is not None:
-            file.save()
+    drive(run, progress, checkpoint, note=lambda: _note(run))
     return run.result()
 
 

@@ -15,16 +15,16 @@ import functools
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.checkpoints import check_same
+from npu_kernels.checkpoints import check_same, digest, fingerprint
 from npu_kernels.checks import check_whole
 from npu_kernels.fitting.batch import COEFFICIENT, FREE, GATE, LINEAR, POWER, Template
 from npu_kernels.fitting.data import Data, Rows, check, stream
-from npu_kernels.fitting.identity import fingerprint
 from npu_kernels.fitting.pool import Pool, ranks
 from npu_kernels.fitting.recipe import Recipe
 from npu_kernels.fitting.refine import Refinement
@@ -33,6 +33,7 @@ from npu_kernels.fitting.scale import LastSum, Scale
 from npu_kernels.fitting.search import Search
 from npu_kernels.layers.base import Unit
 
+FORMAT = 2  # of a saved state
 NEAR = 0.15  # of the distance between two fractions of a denominator: a power so close to one is set first
 LOOK = 100  # evaluations of refine after which it is seen what is solved
 LINEAR_ROWS = 2048  # of the least squares for the weights of a sum
@@ -422,7 +423,16 @@ class Run:
     def fingerprint(self) -> dict[str, str]:
         """Everything that decides the numbers."""
         given = [self.scale.restored(rows) for rows in (self.data.training, self.data.held_out)]
-        return fingerprint(self.template, given, self._dtypes, self.seeds, self.recipe)
+        shapes = list(zip(self.template.names, self.template.shapes, strict=True))
+        return fingerprint(
+            format=str(FORMAT),
+            model=f"{self.template.model}, {shapes}",
+            dtypes=self._dtypes,
+            device=self.template.device.type,
+            seeds=repr(self.seeds),
+            data=digest(*(tensor for pair in given for tensor in pair)),
+            **{f"recipe.{name}": repr(value) for name, value in asdict(self.recipe).items()},
+        )
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from npu_kernels.checks import check_tensor
+from npu_kernels.checks import check_tensor, check_whole
 
 # From here on the numbers of float64 are at least 1/128 apart: too far to distinguish fractions.
 _WHOLE = 2.0**45
@@ -13,9 +13,8 @@ _WHOLE = 2.0**45
 
 def check_max_denominator(function: str, value: object) -> int:
     """The value, a positive int; raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{function}: max_denominator must be an integer of at least 1, got {value!r}")
-    return value
+    check_whole(function, "max_denominator", value)
+    return int(value)  # type: ignore[call-overload]
 
 
 @torch.no_grad()

@@ -11,11 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-import npu_kernels
-from npu_kernels.checkpoints import Checkpoint, check_same, digest
+from npu_kernels.checkpoints import Checkpoint, check_same, digest, fingerprint
 from npu_kernels.progress import Progress
 
 FORMAT = 1  # of a saved state
@@ -38,12 +36,7 @@ class Work:
     def __init__(self, function: str, total: int, determined: dict[str, str]) -> None:
         self.function = function
         self.total = total
-        self.fingerprint = {
-            "format": str(FORMAT),
-            "npu_kernels": npu_kernels.__version__,
-            "torch": str(torch.__version__),
-            **determined,
-        }
+        self.fingerprint = fingerprint(format=str(FORMAT), **determined)
         self.checkpoint: Checkpoint | None = None
         self.bar: Progress | None = None
         self.pressed: Sequence[bool] = ()

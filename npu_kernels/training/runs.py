@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-import sys
-import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -16,18 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import npu_kernels
 from npu_kernels import optim
-from npu_kernels.checkpoints import Checkpoint, check_same, interruptible
+from npu_kernels.checkpoints import check_same, digest, drive, fingerprint
 from npu_kernels.checks import check_module, check_tensor, check_whole
 from npu_kernels.layers.base import Unit
-from npu_kernels.progress import Progress
 from npu_kernels.training import captured, plan
 from npu_kernels.training.captured import Captured
 from npu_kernels.training.functions import SteppedSchedule, regularizer
 from npu_kernels.training.steps import Ordinary
 
-SLICE_SECONDS = 0.2  # of a call, between which Ctrl-C, progress and checkpoints have their turn
 MOST_DRAWN = 2**22  # rows drawn at once
 RECORDS = 1000  # losses of a run unless `every` says otherwise
 
@@ -167,8 +161,20 @@ def run(
         every=every,
     )
     task = _Task(loop, steps, drawn, lr, wanted)
-    file = None if checkpoint is None else Checkpoint(task, checkpoint)
-    return _complete(task, called, stretch, file, sys.stderr.isatty() if progress is None else progress)
+    between = stretch or -(-steps // 100)
+    most = steps if batch_size is None else max(1, MOST_DRAWN // batch_size)
+
+    def limit() -> int:
+        return min(most, between - task.done % between) if called else most
+
+    def ended() -> bool:
+        if not called or (task.done % between and task.done < steps):
+            return False
+        answers = [callback(task.result(task.done == steps)) for callback in called]  # all are called
+        return any(answer is True for answer in answers)
+
+    drive(task, progress, checkpoint, limit=limit, ended=ended)
+    return task.result(task.done == steps)
 
 
 def loop_for(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> tuple[type[plan.Loop], str | None]:
@@ -324,7 +330,7 @@ class _Task:
         lr: float | Callable[[int], float] | None,
         penalties: Mapping[str, Schedule],
     ) -> None:
-        self.loop, self.steps, self.rows, self.done = loop, steps, rows, 0
+        self.loop, self.total, self.rows, self.done = loop, steps, rows, 0
         self.lr, self.penalties = lr, penalties
 
     def advance(self, steps: int) -> None:
@@ -355,24 +361,20 @@ class _Task:
     def _fingerprint(self) -> dict[str, str]:
         """What decides the numbers, but for the functions that give rates and weights of penalties."""
         loop, rows = self.loop, self.rows
-        digest = hashlib.blake2b(digest_size=16)
-        for tensor in (loop.x, loop.y, *(given for given in (rows.given, loop.weight) if given is not None)):
-            digest.update(repr(tuple(tensor.shape)).encode() + tensor.cpu().numpy().tobytes())
         shapes = [(name, tuple(p.shape)) for name, p in loop.model.named_parameters()]
-        return {
-            "npu_kernels": npu_kernels.__version__,
-            "torch": str(torch.__version__),
-            "model": f"{loop.model}, {shapes}",
-            "dtype": str(loop.x.dtype),
-            "optimizer": type(loop.optimizer).__name__,
-            "steps": str(self.steps),
-            "batch_size": str(rows.batch),
-            "every": str(loop.every),
-            "penalties": str(list(loop.penalties)),
-            "project": str((loop.gates, loop.bound)),
-            "nonfinite": str(loop.finite),
-            "data": digest.hexdigest(),
-        }
+        return fingerprint(
+            model=f"{loop.model}, {shapes}",
+            dtype=str(loop.x.dtype),
+            optimizer=type(loop.optimizer).__name__,
+            steps=str(self.total),
+            batch_size=str(rows.batch),
+            every=str(loop.every),
+            lr=_told(self.lr),
+            penalties=str({name: _told(weight) for name, weight in self.penalties.items()}),
+            project=str((loop.gates, loop.bound)),
+            nonfinite=str(loop.finite),
+            data=digest(loop.x, loop.y, rows.given, loop.weight),
+        )
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
@@ -409,6 +411,11 @@ class _Task:
         self.done = state["done"]
 
 
+def _told(schedule: Schedule | None) -> str:
+    """A number, or that it is something else: what functions give cannot be compared."""
+    return repr(float(schedule)) if isinstance(schedule, Real) else type(schedule).__name__
+
+
 def _values(schedule: Schedule, done: int, steps: int) -> Tensor:
     """The schedule's values at these steps."""
     if isinstance(schedule, SteppedSchedule):
@@ -416,28 +423,3 @@ def _values(schedule: Schedule, done: int, steps: int) -> Tensor:
     if callable(schedule):
         return torch.tensor([float(schedule(done + n + 1)) for n in range(steps)], dtype=torch.float64)
     return torch.full((steps,), float(schedule), dtype=torch.float64)
-
-
-def _complete(
-    task: _Task, callbacks: Sequence[Callback], stretch: int | None, file: Checkpoint | None, shown: bool
-) -> Run:
-    """The steps, a fraction of a second at a time."""
-    between = stretch or -(-task.steps // 100)
-    most = task.steps if task.rows.batch is None else max(1, MOST_DRAWN // task.rows.batch)
-    count, before, ended = 16, task.done, False
-    with interruptible() as pressed, Progress("run", task.steps, sys.stderr, shown) as bar:
-        while task.done < task.steps and not pressed and not ended:
-            begin, last = time.monotonic(), between - task.done % between if callbacks else task.steps
-            now = min(count, most, last, task.steps - task.done)
-            task.advance(now)
-            bar.update(task.done, before=before)
-            if callbacks and (task.done % between == 0 or task.done == task.steps):
-                answers = [callback(task.result(task.done == task.steps)) for callback in callbacks]
-                ended = any(answer is True for answer in answers)
-            if file is not None:
-                file.keep()
-            seconds = max(time.monotonic() - begin, 1e-6)
-            count = max(1, min(8 * count, int(now * SLICE_SECONDS / seconds)))
-        if file is not None:
-            file.save()
-    return task.result(task.done == task.steps)
