@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import signal
 import subprocess
 import sys
 import warnings
@@ -22,7 +23,6 @@ from npu_kernels.fitting.scale import with_coefficient
 from npu_kernels.training import SteppedSchedule, run
 from tests.conftest import needs_library
 from tests.fits import SHORT, hard
-from tests.laws import uniform
 from tests.time_series import T, known, predators
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*makes its steps one by one")
@@ -395,6 +395,7 @@ class Equations(Work):
     def begin(self) -> None:
         pytest.importorskip("sklearn", reason="scikit-learn is not installed")
         from npu_kernels.equations import NPURegressor
+        from tests.laws import uniform
 
         self.x = uniform(2, 60)
         self.regressor = NPURegressor(random_state=0, max_terms=1, output_powers=(1,), starts=4)
@@ -657,3 +658,151 @@ def test_an_unchanged_file_is_none(kind: type[Work], works: Callable[[type[Work]
     work = works(kind)
     files.save(work.path, files.load(work.path, []))
     copy.copy(work).go_on()
+
+
+# ---- the driver ------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Work of ten steps, of which each takes a second of a clock that stands still otherwise."""
+
+    function, fingerprint, total = "counting", {"a": "1"}, 10
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, press_at: int | None = None) -> None:
+        self.done, self.now, self.press_at, self.sizes = 0, 0.0, press_at, list[int]()
+        monkeypatch.setattr(checkpoints.time, "monotonic", lambda: self.now)
+
+    def advance(self, steps: int) -> None:
+        self.done += steps
+        self.now += steps
+        self.sizes.append(steps)
+        if self.done == self.press_at:
+            signal.raise_signal(signal.SIGINT)
+
+    def state(self) -> dict[str, Any]:
+        return {"fingerprint": self.fingerprint, "done": self.done}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        checkpoints.check_same(state["fingerprint"], self.fingerprint, "count")
+        self.done = state["done"]
+
+
+def test_how_often_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last time is longer ago than that, and at the end."""
+    saved: list[int] = []
+    write = files.save
+    monkeypatch.setattr(files, "save", lambda path, state: (saved.append(state["done"]), write(path, state)))
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 3.0)
+    checkpoints.drive(Counting(monkeypatch), False, tmp_path / "file")
+    assert saved == [4, 8, 10]
+    saved.clear()
+    checkpoints.drive(Counting(monkeypatch), False, tmp_path / "file")
+    assert saved == [10]
+    saved.clear()
+    checkpoints.drive(Counting(monkeypatch), False, tmp_path / "other", ended=lambda: True)
+    assert saved == [1]
+
+
+def test_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They grow eightfold at most, to what takes that long, and a limit holds."""
+    monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 3.0)
+    work = Counting(monkeypatch)
+    checkpoints.drive(work, False, None)
+    assert work.sizes == [1, 3, 3, 3]
+    monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 100.0)
+    work = Counting(monkeypatch)
+    checkpoints.drive(work, False, None)
+    assert work.sizes == [1, 8, 1]
+    work = Counting(monkeypatch)
+    checkpoints.drive(work, False, None, limit=lambda: 4)
+    assert work.sizes == [1, 4, 4, 1]
+
+
+def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 0.0)
+    work = Counting(monkeypatch, press_at=4)
+    checkpoints.drive(work, False, tmp_path / "file")
+    assert work.done == 4
+    assert files.load(tmp_path / "file", ["done"])["done"] == 4
+    before = signal.getsignal(signal.SIGINT)
+    with checkpoints.interruptible() as pressed:
+        assert not pressed
+        signal.raise_signal(signal.SIGINT)
+        assert pressed
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_handler_that_is_not_pythons_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it was replaced"))
+    with checkpoints.interruptible() as pressed:
+        assert not pressed
+
+
+@pytest.mark.parametrize(("asked", "terminal", "shown"), [(None, True, True), (None, False, False), (True, False, True), (False, True, False)])  # fmt: skip
+def test_whether_progress_is_shown(asked: Any, terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Bar:
+        def __init__(self, function: str, total: int, stream: Any, shown: bool) -> None:
+            seen.extend((function, total, shown))
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def update(self, done: float, note: str, before: float) -> None:
+            seen.append((done, note, before))
+
+    monkeypatch.setattr(checkpoints, "Progress", Bar)
+    monkeypatch.setattr(checkpoints.sys.stderr, "isatty", lambda: terminal, raising=False)
+    work = Counting(monkeypatch)
+    work.done = 7
+    checkpoints.drive(work, asked, None, note=lambda: "note", limit=lambda: 1)
+    assert seen == ["counting", 10, shown, (8, "note", 7), (9, "note", 7), (10, "note", 7)]
+
+
+def test_what_differs_is_said() -> None:
+    """Values where they are short; of model and data only that they differ."""
+    check = checkpoints.check_same
+    own = {"model": "a", "data": "b", "x": "1", "long": "c"}
+    check(dict(own), own)
+    for change, said in (
+        ({"x": "2"}, r"^it is of another fit: other x \(2, here 1\)$"),
+        ({"model": "2", "data": "3"}, "^it is of another fit: other model, data$"),
+        ({"long": "d" * 200}, "^it is of another fit: other long$"),
+        ({"more": "4"}, r"^it is of another fit: other more \(4, here None\)$"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check({**own, **change}, own)
+    with pytest.raises(ValueError, match=r"^it is of another run: other x \(None, here 1\)$"):
+        check({name: own[name] for name in ("model", "data", "long")}, own, "run")
+    for nothing in (None, "x", []):
+        with pytest.raises(ValueError, match="^it is of an earlier version of npu_kernels$"):
+            check(nothing, own)
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Counting(monkeypatch)
+    with pytest.raises(TypeError, match="^counting: checkpoint must be a path, got int$"):
+        checkpoints.Checkpoint(work, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^counting: checkpoint must be a file that can be written, got .*udcff"):
+        checkpoints.Checkpoint(work, str(tmp_path / "\udcff\ud800"))
+    checkpoints.Checkpoint(work, str(tmp_path / "new")).save()
+    assert files.load(tmp_path / "new", ["done"])["done"] == 0
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Counting(monkeypatch)
+    checkpoints.Checkpoint(work, tmp_path / "file").save()
+
+    def failing(*_: Any) -> Any:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(files, "load", failing)
+    with pytest.raises(PermissionError, match="^counting: checkpoint must be a new file or one of this same counting"):
+        checkpoints.Checkpoint(work, tmp_path / "file")

@@ -202,11 +202,13 @@ def _models(model: nn.Module) -> int | None:
 
 def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
     parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError(f"run: model must have parameters, got {type(model).__name__} without any")
     for name, tensor in (("x", x), ("y", y)):
         check_tensor("run", name, tensor)
-        if parameter is not None and tensor.dtype is not parameter.dtype:
+        if tensor.dtype is not parameter.dtype:
             raise TypeError(f"run: {name} must have the dtype of model, {parameter.dtype}, got {tensor.dtype}")
-        if parameter is not None and tensor.device != parameter.device:
+        if tensor.device != parameter.device:
             raise ValueError(f"run: {name} must be on the device of model, {parameter.device}, got {tensor.device}")
         if tensor.requires_grad:
             raise ValueError(f"run: {name} must not require a gradient")
@@ -219,7 +221,7 @@ def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
         )
     layers = plan.chain(model)
     ends = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
-    for name, tensor, layer, size in ends if layers else ():
+    for name, tensor, layer, size in ends:
         if isinstance(layer, Unit) and tensor.shape[-1] != getattr(layer, size):
             raise ValueError(
                 f"run: {name} must have last dimension {getattr(layer, size)} ({size} of model), "
