@@ -190,7 +190,7 @@ class LBFGS:
         return {name: getattr(self, name).clone() for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of problems of the same sizes; ValueError, before anything changes, for another."""
+        """Continue from a `state_dict` of problems of the same sizes; ValueError for another, which changes nothing."""
         highest = {"purpose": _ZOOM, "status": max(Status), "low": 1}
         own = {name: getattr(self, name) for name in self._STATE}
         read = {}

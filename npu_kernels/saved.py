@@ -56,7 +56,8 @@ def integer(value: Any, name: str, low: int = 0, high: float = math.inf) -> int:
 def number(value: Any, name: str, low: float = -math.inf, finite: bool = True) -> Any:
     """A number of at least `low`; not finite: any."""
     if type(value) not in (int, float) or (finite and not (math.isfinite(value) and value >= low)):
-        raise _wrong(name, "a number" + (" that is finite" if low == -math.inf else f" of at least {low}"), value)
+        finer = "" if not finite else " that is finite" if low == -math.inf else f" of at least {low}"
+        raise _wrong(name, f"a number{finer}", value)
     return value
 
 

@@ -7,8 +7,9 @@ import math
 import signal
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMRU, NPU, RealNPU, checkpoints, files, fit, fitting, ode
+from npu_kernels import NAU, NMRU, NPU, RealNPU, checkpoints, files, fit, fitting, ode, saved
 from npu_kernels.checkpoints import described, digest
 from npu_kernels.fitting.scale import with_coefficient
+from npu_kernels.progress import Progress
 from npu_kernels.training import SteppedSchedule, run
 from tests.conftest import needs_library
 from tests.fits import SHORT, hard
@@ -45,9 +47,9 @@ def test_digest_of_every_dtype(dtype: torch.dtype) -> None:
     changed.view(torch.uint8).view(-1)[-1] ^= 1
     assert digest(tensor) == digest(tensor.clone())
     assert digest(tensor) == digest(tensor.clone().T.contiguous().T)
-    assert len({digest(tensor), digest(changed), digest(tensor.flatten()), digest(tensor.clone().view(torch.uint8))}) == (
-        3 if dtype is torch.uint8 else 4
-    )
+    assert len(
+        {digest(tensor), digest(changed), digest(tensor.flatten()), digest(tensor.clone().view(torch.uint8))}
+    ) == (3 if dtype is torch.uint8 else 4)
     assert digest(tensor[:0]) != digest(tensor[:0].flatten())
 
 
@@ -138,32 +140,101 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     # name: settings of the first call, what the second one changes, what is said
     "lr": ({}, {"lr": 0.1}, r"other optimizer.lr \(0.01, here 0.1\)$"),
     "lr, a function": ({}, {"lr": lambda step: 0.01}, r"other optimizer.lr \(0.01, here a function\)$"),
-    "lr of an optimiser": ({"lr": None, "make": lambda p: ADAM(p, 0.01)}, {"make": lambda p: ADAM(p, 0.1)}, r"other optimizer.lr"),
+    "lr of an optimiser": (
+        {"lr": None, "make": lambda p: ADAM(p, 0.01)},
+        {"make": lambda p: ADAM(p, 0.1)},
+        r"other optimizer.lr",
+    ),
+    "lr, a tensor": (
+        {"make": lambda p: ADAM(p, torch.tensor(0.01))},
+        {"make": lambda p: ADAM(p, torch.tensor(0.1))},
+        r"other optimizer.lr \(0.0\d+, here 0.1\d*\)$",
+    ),
     "optimiser": ({}, {"optimizer": "rmsprop"}, "other optimizer"),
-    "betas": ({"make": ADAM}, {"make": lambda p: ADAM(p, betas=(0.5, 0.9))}, r"other optimizer.betas \(\(0.9, 0.999\), here \(0.5, 0.9\)\)$"),
+    "betas": (
+        {"make": ADAM},
+        {"make": lambda p: ADAM(p, betas=(0.5, 0.9))},
+        r"other optimizer.betas \(\(0.9, 0.999\), here \(0.5, 0.9\)\)$",
+    ),
     "eps": ({"make": ADAM}, {"make": lambda p: ADAM(p, eps=0.1)}, r"other optimizer.eps \(1e-08, here 0.1\)$"),
-    "weight decay": ({"make": ADAM}, {"make": lambda p: ADAM(p, weight_decay=1)}, r"other optimizer.weight_decay \(0.0, here 1.0\)$"),
-    "maximize": ({"make": ADAM}, {"make": lambda p: ADAM(p, maximize=True)}, r"other optimizer.maximize \(False, here True\)$"),
+    "weight decay": (
+        {"make": ADAM},
+        {"make": lambda p: ADAM(p, weight_decay=1)},
+        r"other optimizer.weight_decay \(0.0, here 1.0\)$",
+    ),
+    "maximize": (
+        {"make": ADAM},
+        {"make": lambda p: ADAM(p, maximize=True)},
+        r"other optimizer.maximize \(False, here True\)$",
+    ),
     "alpha": ({"make": RMS}, {"make": lambda p: RMS(p, alpha=0.5)}, r"other optimizer.alpha \(0.99, here 0.5\)$"),
-    "momentum": ({"make": RMS}, {"make": lambda p: RMS(p, momentum=0.5)}, r"other optimizer.momentum \(0.0, here 0.5\)$"),
-    "centered": ({"make": RMS}, {"make": lambda p: RMS(p, centered=True)}, r"other optimizer.centered \(False, here True\)$"),
+    "momentum": (
+        {"make": RMS},
+        {"make": lambda p: RMS(p, momentum=0.5)},
+        r"other optimizer.momentum \(0.0, here 0.5\)$",
+    ),
+    "centered": (
+        {"make": RMS},
+        {"make": lambda p: RMS(p, centered=True)},
+        r"other optimizer.centered \(False, here True\)$",
+    ),
     "parameters": ({"make": ADAM}, {"make": lambda p: ADAM(list(p)[1:])}, r"other optimizer.params"),
-    "groups": ({"make": ADAM}, {"make": lambda p: ADAM([{"params": [q]} for q in p])}, r"other optimizer.params.*, optimizer.betas"),
-    "penalty": ({}, {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=15), "madsen": 0.2}}, r"other penalties \(.*'madsen': '0.1'"),
+    "groups": (
+        {"make": ADAM},
+        {"make": lambda p: ADAM([{"params": [q]} for q in p])},
+        r"other optimizer.params.*, optimizer.betas",
+    ),
+    "penalty": (
+        {},
+        {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=15), "madsen": 0.2}},
+        r"other penalties \(.*'madsen': '0.1'",
+    ),
     "penalties": ({}, {"penalties": {}}, r"other penalties"),
-    "schedule's start": ({}, {"penalties": {"l1": SteppedSchedule(1e-4, 1.0, step=15), "madsen": 0.1}}, r"other penalties"),
-    "schedule's end": ({}, {"penalties": {"l1": SteppedSchedule(1e-3, 2.0, step=15), "madsen": 0.1}}, r"other penalties"),
-    "schedule's step": ({}, {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=16), "madsen": 0.1}}, r"other penalties"),
-    "schedule's growth": ({}, {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, 15, 9.0), "madsen": 0.1}}, r"other penalties"),
+    "schedule's start": (
+        {},
+        {"penalties": {"l1": SteppedSchedule(1e-4, 1.0, step=15), "madsen": 0.1}},
+        r"other penalties",
+    ),
+    "schedule's end": (
+        {},
+        {"penalties": {"l1": SteppedSchedule(1e-3, 2.0, step=15), "madsen": 0.1}},
+        r"other penalties",
+    ),
+    "schedule's step": (
+        {},
+        {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=16), "madsen": 0.1}},
+        r"other penalties",
+    ),
+    "schedule's growth": (
+        {},
+        {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, 15, 9.0), "madsen": 0.1}},
+        r"other penalties",
+    ),
     "frozen": ({}, {"model": frozen}, r"other requires_grad \(.*, here \['0.weight_re', '0.weight_im', '0.gate'\]\)$"),
     "model": ({}, {"model": lambda: chain(eps=1e-3)}, "other model$"),
-    "dtype": ({}, {"model": lambda: chain().double(), "x": X.double(), "y": Y.double()}, r"other dtype \(torch.float32, here torch.float64\), data$"),
+    "dtype": (
+        {},
+        {"model": lambda: chain().double(), "x": X.double(), "y": Y.double()},
+        r"other dtype \(torch.float32, here torch.float64\), data$",
+    ),
     "steps": ({}, {"steps": 61}, r"other steps \(60, here 61\)$"),
     "every": ({}, {"every": 2}, r"other every \(1, here 2\)$"),
     "batch": ({}, {"batch_size": 9}, r"other batch_size \(8, here 9\)$"),
-    "rows": ({}, {"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)}, r"other batch_size \(8, here None\), generator"),
-    "other rows": ({"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)}, {"rows": torch.ones(60, 8, dtype=torch.long)}, r"other data$"),
-    "generator's seed": ({}, {"generator": torch.Generator().manual_seed(4)}, r"other generator \(cpu, seed 3, here cpu, seed 4\)$"),
+    "rows": (
+        {},
+        {"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)},
+        r"other batch_size \(8, here None\), generator",
+    ),
+    "other rows": (
+        {"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)},
+        {"rows": torch.ones(60, 8, dtype=torch.long)},
+        r"other data$",
+    ),
+    "generator's seed": (
+        {},
+        {"generator": torch.Generator().manual_seed(4)},
+        r"other generator \(cpu, seed 3, here cpu, seed 4\)$",
+    ),
     "no generator": ({}, {"generator": None}, r"other generator \(cpu, seed 3, here None\)$"),
     "gates": ({}, {"project": False}, r"other project \(\(True, None\), here \(False, None\)\)$"),
     "bound": ({}, {"project": 2.0}, r"other project \(\(True, None\), here \(True, 2.0\)\)$"),
@@ -171,7 +242,7 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "x": ({}, {"x": X + 1e-6}, r"other data$"),
     "y": ({}, {"y": Y + 1e-6}, r"other data$"),
     "sample weight": ({}, {"sample_weight": torch.ones_like(Y)}, r"other data$"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -195,12 +266,17 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
     "stretch": ({}, {"stretch": 7}),
     "how the optimiser computes": ({"lr": None, "make": ADAM}, {"make": lambda p: ADAM(p, foreach=False)}),
-    "numbers of other types": ({"make": lambda p: ADAM(p, weight_decay=1), "lr": 1}, {"make": lambda p: ADAM(p, weight_decay=1.0), "lr": 1.0}),
+    "numbers of other types": (
+        {"make": lambda p: ADAM(p, weight_decay=1), "lr": 1},
+        {"make": lambda p: ADAM(p, weight_decay=1.0), "lr": 1.0},
+    ),
+    "a tensor as rate": ({"lr": None, "make": lambda p: ADAM(p, torch.tensor(0.01))}, {}),
+    "all rows": ({"batch_size": None}, {"generator": None}),
     "torch's generator": ({"generator": None}, {}),
     "functions": ({"lr": lambda step: 0.01 / step, "penalties": {"l1": lambda step: step / 100}}, {}),
     "a generator that was used": ({}, {"generator": "used"}),
     "a schedule that was used": ({}, {"penalties": "used"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
@@ -228,7 +304,7 @@ def test_what_moves_comes_from_the_file(name: str, fused: bool, tmp_path: Path) 
         change = {"penalties": {"l1": schedule, "madsen": 0.1}}
     torch.manual_seed(2)
     rest = trained(path, model=model(), **{**copy.deepcopy(first), **change})
-    assert rest.fused is fused
+    assert rest.fused is (fused and name != "a tensor as rate")
     assert torch.equal(whole.losses, rest.losses)
     assert all(map(torch.equal, whole.model.parameters(), rest.model.parameters()))
     assert whole.optimizer.param_groups[0]["lr"] == rest.optimizer.param_groups[0]["lr"]
@@ -249,6 +325,125 @@ def test_settings_that_callbacks_change_continue(tmp_path: Path) -> None:
     assert whole.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
     for name, value in whole.optimizer.param_groups[0].items():
         assert name == "params" or rest.optimizer.param_groups[0][name] == value
+
+
+class Noted(torch.optim.Optimizer):
+    """An optimiser of its user's, whose state has numbers, text and tensors."""
+
+    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr, "name": "noted", "amount": None})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("note", "begun")
+                state["count"] = state.get("count", 0) + 1
+                state["sum"] = 0.5 * state.get("sum", torch.zeros_like(parameter)) + parameter.grad
+                parameter -= group["lr"] * self.factor() * state["sum"] / state["count"]
+
+    def factor(self) -> float:
+        return 1.0
+
+
+class Own(Noted):
+    """One whose step needs what no state of torch's has."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.given = 0.5
+
+    def factor(self) -> float:
+        return self.given
+
+
+@pytest.mark.parametrize("make", [Noted, Own])
+def test_an_own_optimiser(make: Any, tmp_path: Path) -> None:
+    path, settings = tmp_path / "run", {"make": make, "lr": None}
+    whole = trained(None, **settings)
+    trained(path, 20, **settings)
+    content = path.read_bytes()
+    assert torch.equal(trained(path, **settings).losses, whole.losses)
+    for key, value in (("note", 3), ("count", "x"), ("count", True), ("sum", torch.zeros(1))):
+        path.write_bytes(content)
+        state = files.load(path, [])
+        state["optimizer"]["state"][0][key] = value
+        files.save(path, state)
+        if make is Noted:
+            with pytest.raises(ValueError, match=rf"its optimizer's state of parameter 0, {key}, must be "):
+                trained(path, **settings)
+    state["optimizer"]["state"][0] = [1]
+    files.save(path, state)
+    with pytest.raises(ValueError, match=r"its optimizer's state of parameter 0 must be a dict"):
+        trained(path, **settings)
+
+
+@pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
+def test_ended_at_the_beginning(fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C before the first step: the optimiser has no state yet."""
+    models = [chain() if fused else chain().append(nn.Identity()) for _ in range(3)]
+    whole, enter = trained(None, model=models[0]), Progress.__enter__
+
+    def press(bar: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return enter(bar)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "__enter__", press)
+        assert trained(tmp_path / "run", model=models[1]).steps == 0
+    assert torch.equal(trained(tmp_path / "run", model=models[2]).losses, whole.losses)
+
+
+def test_a_generator_where_no_rows_are_drawn(tmp_path: Path) -> None:
+    path, settings = tmp_path / "run", {"batch_size": None, "generator": None}
+    trained(path, 20, **settings)
+    state = files.load(path, [])
+    state["generator"] = torch.Generator().get_state()
+    files.save(path, state)
+    with pytest.raises(ValueError, match=r"its generator must be None, since no rows are drawn"):
+        trained(path, **settings)
+
+
+def test_tensors_of_a_file_get_memory_of_their_own() -> None:
+    """Whatever strides, signs and records of gradients they have there: kernels write to them."""
+    for value in (
+        torch.ones(1).expand(5),
+        torch.ones(10)[::2],
+        nn.Parameter(torch.ones(5)),
+        torch._neg_view(-torch.ones(5)),
+    ):
+        read = saved.tensor(value, "x", (5,), torch.float32)
+        assert read.is_contiguous()
+        assert not (read.requires_grad)
+        assert not (read.is_neg())
+        assert read.untyped_storage().nbytes() == 20
+        assert read.data_ptr() != value.data_ptr()
+    for wrong in (torch.ones(5, device="meta"), torch.ones(5).to_sparse(), torch.ones(5).to_mkldnn(), [1.0] * 5):
+        with pytest.raises(ValueError, match=r"^its x must be a tensor of torch.float32 and shape \(5\), got"):
+            saved.tensor(wrong, "x", (5,), torch.float32)
+    bounds: tuple[Any, ...] = ("x", (2,), torch.float32, "cpu", 0.0, 1.0)
+    assert len(saved.tensor(torch.tensor([0.0, 1.0]), *bounds)) == 2
+    for wrong in ([-0.1, 1.0], [0.0, 1.1], [0.0, math.nan]):
+        with pytest.raises(ValueError, match=r"^its x must lie within \[0.0, 1.0\]"):
+            saved.tensor(torch.tensor(wrong), *bounds)
+
+
+def test_numbers_of_a_file() -> None:
+    assert [saved.integer(n, "n", 2, 4) for n in (2, 4)] == [2, 4]
+    assert [saved.number(n, "n", 2.0) for n in (2, 2.0, 1e300)] == [2, 2.0, 1e300]
+    assert saved.number(math.inf, "n", finite=False) == math.inf
+    for wrong in (1, 5, 2.0, True, "2", None, torch.tensor(2)):
+        with pytest.raises(ValueError, match=r"^its n must be an integer of at least 2, at most 4, got"):
+            saved.integer(wrong, "n", 2, 4)
+    for wrong in (1.9, math.inf, math.nan, True, "2", None, torch.tensor(2.0)):
+        with pytest.raises(ValueError, match=r"^its n must be a number of at least 2.0, got"):
+            saved.number(wrong, "n", 2.0)
+    for wrong in (True, "2", None):
+        with pytest.raises(ValueError, match=r"^its n must be a number, got"):
+            saved.number(wrong, "n", finite=False)
+    with pytest.raises(ValueError, match=r"got 'a{99}[.]{3}$"):
+        saved.number("a" * 1000, "n")
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "negative bit", "conjugate bit"])
@@ -284,12 +479,12 @@ def test_what_cannot_be_saved_fails_before_any_step(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(f"npu_kernels.{module}.digest", failing)
     model = chain()
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match="no digest"):
+    with pytest.raises(RuntimeError, match=r"no digest"):
         trained(tmp_path / "run", model=model)
     assert all(map(torch.equal, before, model.parameters()))
     monkeypatch.setattr(fitting.Run, "advance", lambda *_: pytest.fail("work was done"))
     x, y = hard()
-    with pytest.raises(RuntimeError, match="no digest"):
+    with pytest.raises(RuntimeError, match=r"no digest"):
         fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=tmp_path / "fit")
     assert len(calls) == 2
 
@@ -585,7 +780,9 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "points of another dtype": of("kept", "0.0", to=item(0, item(0, torch.Tensor.float))),
         "points of other coefficients": of("kept", "0.0", to=item(0, item(2, longer))),
         "points of other inputs": of("kept", "0.0", to=item(0, lambda old: [*(t[..., :1] for t in old[:2]), *old[2:]])),
-        "points of other terms": of("kept", "0.0", to=item(0, lambda old: [*(t.repeat(1, 2, 1) for t in old[:2]), old[2].repeat(1, 2), old[3]])),
+        "points of other terms": of(
+            "kept", "0.0", to=item(0, lambda old: [*(t.repeat(1, 2, 1) for t in old[:2]), old[2].repeat(1, 2), old[3]])
+        ),
         "no state of a generator": of("kept", "0.0", to=item(1, "{}")),
         "a generator's state that is no JSON": of("kept", "0.0", to=item(1, "{")),
         "sums instead of points": lambda state: state["kept"].update({"0.0": state["kept"]["0.1"]}),
@@ -615,11 +812,11 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         **{f"steps are {name}": of("kept", 0, to=item(4, value)) for name, value in COUNTS.items()},
         **{f"steps without a gain are {name}": of("kept", 0, to=item(3, value)) for name, value in COUNTS.items()},
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
-def works(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[type[Work]], Work]]:
+def works(tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[Work]], Work]:
     """Each kind of work, begun once."""
     begun: dict[type[Work], tuple[Work, bytes]] = {}
 
@@ -633,7 +830,7 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[type[W
         one.path.write_bytes(content)
         return one
 
-    yield work
+    return work
 
 
 @pytest.mark.parametrize(
@@ -670,7 +867,7 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, press_at: int | None = None) -> None:
         self.done, self.now, self.press_at, self.sizes = 0, 0.0, press_at, list[int]()
-        monkeypatch.setattr(checkpoints.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
     def advance(self, steps: int) -> None:
         self.done += steps
@@ -689,18 +886,18 @@ class Counting:
 
 def test_how_often_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the last time is longer ago than that, and at the end."""
-    saved: list[int] = []
+    counts: list[int] = []
     write = files.save
-    monkeypatch.setattr(files, "save", lambda path, state: (saved.append(state["done"]), write(path, state)))
+    monkeypatch.setattr(files, "save", lambda path, state: (counts.append(state["done"]), write(path, state)))
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 3.0)
     checkpoints.drive(Counting(monkeypatch), False, tmp_path / "file")
-    assert saved == [4, 8, 10]
-    saved.clear()
+    assert counts == [4, 8, 10]
+    counts.clear()
     checkpoints.drive(Counting(monkeypatch), False, tmp_path / "file")
-    assert saved == [10]
-    saved.clear()
+    assert counts == [10]
+    counts.clear()
     checkpoints.drive(Counting(monkeypatch), False, tmp_path / "other", ended=lambda: True)
-    assert saved == [1]
+    assert counts == [1]
 
 
 def test_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -741,7 +938,10 @@ def test_a_handler_that_is_not_pythons_stays(monkeypatch: pytest.MonkeyPatch) ->
         assert not pressed
 
 
-@pytest.mark.parametrize(("asked", "terminal", "shown"), [(None, True, True), (None, False, False), (True, False, True), (False, True, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "terminal", "shown"),
+    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
+)
 def test_whether_progress_is_shown(asked: Any, terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
@@ -759,7 +959,7 @@ def test_whether_progress_is_shown(asked: Any, terminal: bool, shown: bool, monk
             seen.append((done, note, before))
 
     monkeypatch.setattr(checkpoints, "Progress", Bar)
-    monkeypatch.setattr(checkpoints.sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     work = Counting(monkeypatch)
     work.done = 7
     checkpoints.drive(work, asked, None, note=lambda: "note", limit=lambda: 1)
@@ -782,13 +982,13 @@ def test_what_differs_is_said() -> None:
     with pytest.raises(ValueError, match=r"^it is of another run: other x \(None, here 1\)$"):
         check({name: own[name] for name in ("model", "data", "long")}, own, "run")
     for nothing in (None, "x", []):
-        with pytest.raises(ValueError, match="^it is of an earlier version of npu_kernels$"):
+        with pytest.raises(ValueError, match=r"^it is of an earlier version of npu_kernels$"):
             check(nothing, own)
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Counting(monkeypatch)
-    with pytest.raises(TypeError, match="^counting: checkpoint must be a path, got int$"):
+    with pytest.raises(TypeError, match=r"^counting: checkpoint must be a path, got int$"):
         checkpoints.Checkpoint(work, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^counting: checkpoint must be a file that can be written, got .*udcff"):
         checkpoints.Checkpoint(work, str(tmp_path / "\udcff\ud800"))
@@ -804,5 +1004,5 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise PermissionError("no")
 
     monkeypatch.setattr(files, "load", failing)
-    with pytest.raises(PermissionError, match="^counting: checkpoint must be a new file or one of this same counting"):
+    with pytest.raises(PermissionError, match=r"^counting: checkpoint must be a new file or one of this same counting"):
         checkpoints.Checkpoint(work, tmp_path / "file")

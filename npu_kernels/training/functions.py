@@ -236,7 +236,7 @@ class SteppedSchedule:
             raise ValueError(f"SteppedSchedule: state must be one of state_dict(), got {state!r}")
         check_whole("SteppedSchedule", "iteration", state["iteration"], 0)
         beta = state["beta"]
-        if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 <= beta <= self.end:
+        if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta <= self.end:
             raise ValueError(f"SteppedSchedule: beta must be a number within [0, {self.end}], got {beta!r}")
         self.beta, self.iteration = state["beta"], state["iteration"]
 

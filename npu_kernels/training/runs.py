@@ -308,7 +308,9 @@ class _Rows:
         if batch is not None:
             check_whole("run", "batch_size", batch)
         self.seeded = generator is None  # by torch's generator
-        if generator is None and batch is not None:
+        if batch is None:  # none is used, so none is saved
+            generator = None
+        elif generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         self.generator = generator
 
@@ -371,7 +373,7 @@ class _Task:
     def fingerprint(self) -> dict[str, str]:
         """What decides the numbers: not what moves, which the file brings, nor the values of functions."""
         loop, rows = self.loop, self.rows
-        generator = rows.generator if rows.batch is not None and not rows.seeded else None
+        generator = None if rows.seeded else rows.generator
         return fingerprint(
             model=described(loop.model),
             dtype=str(loop.x.dtype),
