@@ -51,6 +51,7 @@ def test_digest_of_every_dtype(dtype: torch.dtype) -> None:
         {digest(tensor), digest(changed), digest(tensor.flatten()), digest(tensor.clone().view(torch.uint8))}
     ) == (3 if dtype is torch.uint8 else 4)
     assert digest(tensor[:0]) != digest(tensor[:0].flatten())
+    assert digest(tensor.flatten()[::3]) == digest(tensor.flatten()[::3].clone())
 
 
 def test_digest_of_lazy_signs() -> None:
