@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["integer", "mapping", "number", "record", "sequence", "tensor"]
-
 
 def _wrong(name: str, rule: str, value: Any) -> ValueError:
     text = repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

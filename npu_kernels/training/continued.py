@@ -76,7 +76,7 @@ def optimizer_state(value: Any, optimizer: torch.optim.Optimizer, needed: bool) 
     kept = {}
     for number, entries in found.items():
         name = f"optimizer's state of parameter {number}"
-        like = expected.get(number, entries)
+        like: Any = expected.get(number, entries)
         entries = saved.record(entries, name, like.keys() if isinstance(like, Mapping) else ())
         kept[number] = {key: _entry(entries[key], f"{name}, {key},", like[key]) for key in entries}
     return {"state": kept, "param_groups": taken}
