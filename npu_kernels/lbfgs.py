@@ -33,6 +33,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from npu_kernels import saved
+
 __all__ = ["LBFGS", "Result", "Status", "lbfgs"]
 
 Closure = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -188,14 +190,19 @@ class LBFGS:
         return {name: getattr(self, name).clone() for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of problems of the same sizes."""
-        for name in self._STATE:
-            tensor, kept = getattr(self, name), state[name]
-            if tensor.shape != kept.shape:
-                raise ValueError(
-                    f"lbfgs: {name} must have shape {tuple(tensor.shape)} in the state, got {tuple(kept.shape)}"
-                )
-            tensor.copy_(kept)
+        """Continue from a `state_dict` of problems of the same sizes; ValueError for another, which changes nothing."""
+        highest = {"purpose": _ZOOM, "status": max(Status), "low": 1}
+        own = {name: getattr(self, name) for name in self._STATE}
+        read = {}
+        try:
+            saved.record(state, "state", own.keys())
+            for name, tensor in own.items():
+                bounds = () if tensor.is_floating_point() else (0, highest.get(name, math.inf))
+                read[name] = saved.tensor(state[name], name, tensor.shape, tensor.dtype, tensor.device, *bounds)
+        except ValueError as error:
+            raise ValueError(f"lbfgs: {error}") from None
+        for name, tensor in own.items():
+            tensor.copy_(read[name])
 
     @torch.no_grad()
     def round(self) -> bool:

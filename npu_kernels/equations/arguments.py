@@ -57,11 +57,11 @@ def settings_of(model: Any, seed: int) -> Settings:
     return Settings(int(model.max_terms), rules, int(model.starts), seed, show)
 
 
-def work_of(model: Any, seed: int, *data: Array) -> Work:
+def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work:
     """The work of a fit to these data."""
     options = {k: repr(v) for k, v in model.get_params().items() if k not in ("random_state", "n_jobs", "verbose")}
     found = digest(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
-    return Work(seed, model.random_state is None, {"data": found, **options})
+    return Work(seed, model.random_state is None, {"data": found, "names": repr(names), **options})
 
 
 def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:

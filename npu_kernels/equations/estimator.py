@@ -165,7 +165,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         if checkpoint is None:
             found = self._all(work, settings)
         else:
-            found = self._resumed(work, settings, work_of(self, settings.seed, X, targets, weight), checkpoint)
+            found = self._resumed(work, settings, work_of(self, settings.seed, names, X, targets, weight), checkpoint)
         tables = [EquationTable(one) for one in found]
         self._single = y.ndim == 1
         self._set(tables)
@@ -183,7 +183,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
                 for o, rows in enumerate(outputs)
             ]
         finally:
-            work.checkpoint.save()
+            if work.checkpoint is not None:
+                work.checkpoint.save()
 
     def _all(self, work: list[Rows], settings: Settings) -> list[Laws]:
         powers = self._powers()

@@ -161,7 +161,7 @@ def _finished(
                 continue
             whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise, math.inf)
             assert whole is not None
-            [fitted] = settings.steps.sums(partial(_refitted, whole, one, settings.rules))
+            [fitted] = settings.steps.sums(whole.inputs, partial(_refitted, whole, one, settings.rules), 1)
             tried.append((whole, one, fitted if math.isfinite(fitted.rss) else one))
         fits.append(min(tried, key=lambda fit: fit[2].cost))
     if len(rows.y) > MORE_ROWS / (1 - HELD_OUT):
@@ -184,7 +184,7 @@ def _reconsidered(fits: list[tuple[AllRows, Sum, Sum]], settings: Settings) -> l
     found = []
     for whole, one, fitted in fits:
         if len(fitted.c) <= len(best.c) and fitted.press < CLOSE * best.press:
-            [fitted] = settings.steps.sums(partial(_other_exponents, whole, fitted, settings.rules))
+            [fitted] = settings.steps.sums(whole.inputs, partial(_other_exponents, whole, fitted, settings.rules), 1)
         found.append((whole, one, fitted))
     return found
 

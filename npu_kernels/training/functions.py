@@ -216,7 +216,7 @@ class SteppedSchedule:
             raise ValueError(f"SteppedSchedule: step must be a positive integer, got {step!r}")
         if not 1 < growth < math.inf:
             raise ValueError(f"SteppedSchedule: growth must be finite and greater than 1, got {growth!r}")
-        self.end, self.interval, self.growth = end, step, growth
+        self.start, self.end, self.interval, self.growth = start, end, step, growth
         self.beta, self.iteration = start, 0
 
     def step(self) -> float:
@@ -234,6 +234,10 @@ class SteppedSchedule:
         """Continue from a `state_dict`; raises ValueError for another dictionary."""
         if not isinstance(state, dict) or not {"beta", "iteration"} <= state.keys():
             raise ValueError(f"SteppedSchedule: state must be one of state_dict(), got {state!r}")
+        check_whole("SteppedSchedule", "iteration", state["iteration"], 0)
+        beta = state["beta"]
+        if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta <= self.end:
+            raise ValueError(f"SteppedSchedule: beta must be a number within [0, {self.end}], got {beta!r}")
         self.beta, self.iteration = state["beta"], state["iteration"]
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import warnings
@@ -13,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import optim
-from npu_kernels.checkpoints import check_same, digest, drive, fingerprint
+from npu_kernels import optim, saved
+from npu_kernels.checkpoints import check_same, described, digest, drive, fingerprint
 from npu_kernels.checks import check_module, check_tensor, check_whole
 from npu_kernels.layers.base import Unit
 from npu_kernels.training import captured, plan
 from npu_kernels.training.captured import Captured
+from npu_kernels.training.continued import generator_state, optimizer_state, schedule_states, settings, told
 from npu_kernels.training.functions import SteppedSchedule, regularizer
 from npu_kernels.training.steps import Ordinary
 
@@ -112,7 +114,11 @@ def run(
         callbacks: a function or several, called with a `Run` after every stretch; one that returns True ends the run.
         stretch: steps between calls of the callbacks; None: a hundredth of the steps.
         checkpoint: a file. If it exists, the run continues from it with the same numbers as without an interruption.
-            It is written every half a minute and at the end.
+            It is written every half a minute and at the end. It brings all that moves: parameters, buffers, the
+            optimiser's state, schedules, the generator. All settings must be those of the first call, also steps,
+            `every`, the optimiser's, the generator's seed and which parameters require gradients; but what functions
+            give for lr or a penalty cannot be compared. A model that draws random numbers itself, such as by dropout,
+            draws others.
         progress: show how far it is, on stderr; None: if that is a terminal.
 
     Ctrl-C ends the run after the current call, saves it if there is a checkpoint, and returns what there is (`complete`
@@ -196,11 +202,13 @@ def _models(model: nn.Module) -> int | None:
 
 def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
     parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError(f"run: model must have parameters, got {type(model).__name__} without any")
     for name, tensor in (("x", x), ("y", y)):
         check_tensor("run", name, tensor)
-        if parameter is not None and tensor.dtype is not parameter.dtype:
+        if tensor.dtype is not parameter.dtype:
             raise TypeError(f"run: {name} must have the dtype of model, {parameter.dtype}, got {tensor.dtype}")
-        if parameter is not None and tensor.device != parameter.device:
+        if tensor.device != parameter.device:
             raise ValueError(f"run: {name} must be on the device of model, {parameter.device}, got {tensor.device}")
         if tensor.requires_grad:
             raise ValueError(f"run: {name} must not require a gradient")
@@ -213,7 +221,7 @@ def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
         )
     layers = plan.chain(model)
     ends = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
-    for name, tensor, layer, size in ends if layers else ():
+    for name, tensor, layer, size in ends:
         if isinstance(layer, Unit) and tensor.shape[-1] != getattr(layer, size):
             raise ValueError(
                 f"run: {name} must have last dimension {getattr(layer, size)} ({size} of model), "
@@ -299,7 +307,10 @@ class _Rows:
             self.given = rows.contiguous()
         if batch is not None:
             check_whole("run", "batch_size", batch)
-        if generator is None and batch is not None:
+        self.seeded = generator is None  # by torch's generator
+        if batch is None:  # none is used, so none is saved
+            generator = None
+        elif generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         self.generator = generator
 
@@ -358,19 +369,21 @@ class _Task:
 
     # ---- saved and continued -----------------------------------------------------------------------------------------
 
-    def _fingerprint(self) -> dict[str, str]:
-        """What decides the numbers, but for the functions that give rates and weights of penalties."""
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """What decides the numbers: not what moves, which the file brings, nor the values of functions."""
         loop, rows = self.loop, self.rows
-        shapes = [(name, tuple(p.shape)) for name, p in loop.model.named_parameters()]
+        generator = None if rows.seeded else rows.generator
         return fingerprint(
-            model=f"{loop.model}, {shapes}",
+            model=described(loop.model),
             dtype=str(loop.x.dtype),
-            optimizer=type(loop.optimizer).__name__,
+            requires_grad=str([name for name, p in loop.model.named_parameters() if p.requires_grad]),
+            **settings(loop.optimizer, loop.model, self.lr),
             steps=str(self.total),
             batch_size=str(rows.batch),
+            generator="None" if generator is None else f"{generator.device}, seed {generator.initial_seed()}",
             every=str(loop.every),
-            lr=_told(self.lr),
-            penalties=str({name: _told(weight) for name, weight in self.penalties.items()}),
+            penalties=str({name: told(weight) for name, weight in self.penalties.items()}),
             project=str((loop.gates, loop.bound)),
             nonfinite=str(loop.finite),
             data=digest(loop.x, loop.y, rows.given, loop.weight),
@@ -380,7 +393,7 @@ class _Task:
         """All that `restore` needs, in tensors and numbers."""
         loop = self.loop
         return {
-            "fingerprint": self._fingerprint(),
+            "fingerprint": self.fingerprint,
             "done": self.done,
             "parameters": [p.detach() for p in loop.model.parameters()],
             "buffers": list(loop.model.buffers()),
@@ -394,26 +407,30 @@ class _Task:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`; raises ValueError, which says what differs, if it is another run's."""
-        check_same(state["fingerprint"], self._fingerprint(), "run")
-        loop = self.loop
-        for own, saved in zip(
-            [*loop.model.parameters(), *loop.model.buffers(), loop.losses],
-            [*state["parameters"], *state["buffers"], state["losses"]],
-            strict=True,
-        ):
-            own.copy_(saved)
-        loop.optimizer.load_state_dict(state["optimizer"])
-        if self.rows.generator is not None:
-            self.rows.generator.set_state(state["generator"])
-        for name, saved in state["schedules"].items():
-            self.penalties[name].load_state_dict(saved)  # type: ignore[union-attr]
-        self.done = state["done"]
-
-
-def _told(schedule: Schedule | None) -> str:
-    """A number, or that it is something else: what functions give cannot be compared."""
-    return repr(float(schedule)) if isinstance(schedule, Real) else type(schedule).__name__
+        """Continue from a `state`; ValueError, before anything changes, if it is another run's or a wrong one."""
+        check_same(state["fingerprint"], self.fingerprint, "run")
+        loop, generator = self.loop, self.rows.generator
+        own = self.state()
+        saved.record(state, "content", own.keys())
+        done = saved.integer(state["done"], "done", 0, self.total)
+        moved: list[tuple[Tensor, Tensor]] = []
+        for name in ("parameters", "buffers", "losses"):
+            targets = [loop.losses] if name == "losses" else own[name]
+            values = [state[name]] if name == "losses" else saved.sequence(state[name], name, len(targets))
+            for target, value in zip(targets, values, strict=True):
+                moved.append((target, saved.tensor(value, name, target.shape, target.dtype, target.device)))
+        needed = done > 0 and isinstance(loop, plan.Fused)
+        optimizer = optimizer_state(state["optimizer"], loop.optimizer, needed)
+        drawn = generator_state(state["generator"], generator)
+        schedules = schedule_states(state["schedules"], self.penalties)
+        for target, value in moved:
+            target.copy_(value)
+        loop.optimizer.load_state_dict(optimizer)
+        if generator is not None and drawn is not None:
+            generator.set_state(drawn)
+        for name, schedule in schedules.items():
+            self.penalties[name].load_state_dict(schedule)  # type: ignore[union-attr]
+        self.done = done
 
 
 def _values(schedule: Schedule, done: int, steps: int) -> Tensor:
