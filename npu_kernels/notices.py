@@ -7,7 +7,7 @@ import warnings
 from types import FrameType
 
 # What lies between a user's line and a warning: this package, and the code of others that calls it for the user.
-BETWEEN = ("npu_kernels", "torch", "contextlib", "functools", "joblib", "sklearn")
+BETWEEN = ("npu_kernels", "torch", "contextlib", "joblib", "sklearn")
 
 
 def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
