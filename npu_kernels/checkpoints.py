@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 import npu_kernels
 from npu_kernels import files
 from npu_kernels.layers.base import Unit
+from npu_kernels.notices import warn
 from npu_kernels.progress import Progress
 
 CHECKPOINT_SECONDS = 30.0  # between two savings
@@ -115,11 +115,10 @@ class Checkpoint:
         try:
             files.save(self.path, self.work.state())
         except OSError as error:
-            warnings.warn(
+            warn(
                 f"{self.work.function}: checkpoint {str(self.path)!r} could not be written "
                 f"({error.strerror or error}); the {self.work.function} goes on without",
                 RuntimeWarning,
-                stacklevel=users_level(),
             )
 
 
@@ -173,14 +172,6 @@ def drive(
             steps = max(1, min(8 * steps, int(steps * SLICE_SECONDS / seconds)))
         if file is not None:
             file.save()
-
-
-def users_level() -> int:
-    """The `stacklevel` with which a warning points to the user's code, from however deep within this package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("npu_kernels"):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def fingerprint(**facts: str) -> dict[str, str]:

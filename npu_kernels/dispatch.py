@@ -26,6 +26,7 @@ from torch.nn import Parameter
 
 from npu_kernels import ops, reference
 from npu_kernels.backends import cpu
+from npu_kernels.notices import warn
 
 BACKENDS = ("reference", "cpu", "triton")
 
@@ -141,16 +142,14 @@ def _choose(device_type: str) -> str:
             _launchers.update(triton().repeated())
         if _chosen[device_type] == "reference" and device_type != "meta":  # meta tensors compute nothing
             command = f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
-            warnings.warn(
+            warn(
                 f"npu_kernels: {device_type} tensors are computed by the slower eager formulas "
-                f"({_explain(device_type)}){command}",
-                stacklevel=2,
+                f"({_explain(device_type)}){command}"
             )
         elif _chosen[device_type] == "cpu" and _no_fast_path:
-            warnings.warn(
+            warn(
                 f"npu_kernels: small layers on the CPU take longer than they need, because the fast path from Python "
-                f"to the kernels is missing: {_no_fast_path}. To build it for this torch: `{cpu.BUILD_COMMAND}`",
-                stacklevel=2,
+                f"to the kernels is missing: {_no_fast_path}. To build it for this torch: `{cpu.BUILD_COMMAND}`"
             )
     return _chosen[device_type]
 

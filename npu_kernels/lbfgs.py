@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import saved
+from npu_kernels.checks import check_number, check_whole
 
 __all__ = ["LBFGS", "Result", "Status", "lbfgs"]
 
@@ -139,20 +140,16 @@ class LBFGS:
             raise ValueError(f"lbfgs: x0 must have shape (K, N), got {tuple(x0.shape)}")
         if x0.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"lbfgs: x0 must be float32 or float64, got {x0.dtype}")
-        counts = {"history": history, "max_iterations": max_iterations, "max_line_search": max_line_search}
+        self.history = check_whole("lbfgs", "history", history)
+        self.max_iterations = check_whole("lbfgs", "max_iterations", max_iterations)
+        self.max_line_search = check_whole("lbfgs", "max_line_search", max_line_search)
+        self.max_evaluations = None
         if max_evaluations is not None:
-            counts["max_evaluations"] = max_evaluations
-        for name, count in counts.items():
-            if count < 1:
-                raise ValueError(f"lbfgs: {name} must be at least 1, got {count!r}")
-        tolerances = {"gradient_tolerance": gradient_tolerance, "x_tolerance": x_tolerance, "f_tolerance": f_tolerance}
-        for name, tolerance in tolerances.items():
-            if not 0 <= tolerance < math.inf:
-                raise ValueError(f"lbfgs: {name} must be finite and at least 0, got {tolerance!r}")
-        self.closure, self.history, self.restart, self.compact = closure, history, restart, compact
-        self.max_iterations, self.max_line_search = max_iterations, max_line_search
-        self.max_evaluations = max_evaluations
-        self.gradient_tolerance, self.x_tolerance, self.f_tolerance = gradient_tolerance, x_tolerance, f_tolerance
+            self.max_evaluations = check_whole("lbfgs", "max_evaluations", max_evaluations)
+        self.gradient_tolerance = check_number("lbfgs", "gradient_tolerance", gradient_tolerance, minimum=0)
+        self.x_tolerance = check_number("lbfgs", "x_tolerance", x_tolerance, minimum=0)
+        self.f_tolerance = check_number("lbfgs", "f_tolerance", f_tolerance, minimum=0)
+        self.closure, self.restart, self.compact = closure, restart, compact
 
         models, size = x0.shape
 
@@ -170,8 +167,8 @@ class LBFGS:
         self.end_t, self.end_f, self.end_slope = zeros(2), zeros(2), zeros(2)  # of the bracket; `low`: its better end
         self.end_g = zeros(2, size, dtype=x0.dtype)
         self.low = zeros(dtype=torch.long)
-        self.steps, self.changes = zeros(history, size, dtype=x0.dtype), zeros(history, size, dtype=x0.dtype)
-        self.rho = zeros(history)
+        self.steps, self.changes = (zeros(self.history, size, dtype=x0.dtype) for _ in range(2))
+        self.rho = zeros(self.history)
 
     # ---- from outside --------------------------------------------------------------------------------------------
 

@@ -237,7 +237,7 @@ class OperatorRecord:
         if self.name in ops.LAYERS and "eps" in ops.LAYERS[self.name].options:
             zero = "eps" in ops.LAYERS[self.name].may_be_zero
             rule = "eps must be " + ("0, or finite" if zero else "finite") + " and greater than 0 in "
-            for value in (-1e-3, float("nan"), float("inf"), 1e-320, "small", *(() if zero else (0.0,))):
+            for value in (-1e-3, float("nan"), float("inf"), 1e-320, "small", True, *(() if zero else (0.0,))):
                 bad(f"eps {value}", rule + "float64, got ", eps=value)
             single = {name: None if t is None else t.float() for name, t in good.tensors.items()}
             bad("eps of float32", rule + "float32, got 1e-50$", x=good.x.float(), **single, eps=1e-50)

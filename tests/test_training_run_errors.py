@@ -31,7 +31,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
         "run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 'sgd'",
     ),
     ({"lr": None}, ValueError, "run: lr must be given with optimizer 'adam'"),
-    ({"lr": -1.0}, ValueError, "run: lr must be a finite number of at least 0 or a function of the step, got -1.0"),
+    ({"lr": -1.0}, ValueError, "run: lr must be a function of the step, or finite and at least 0, got -1.0"),
     (
         {"penalties": {"l2": 1.0}},
         ValueError,
@@ -39,7 +39,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"penalties": ["l1"]}, TypeError, "run: penalties must be a dict of names and weights, got list"),
     ({"penalties": {"l1": "1"}}, TypeError, "run: the weight of penalty 'l1' must be a number, .*, got str"),
-    ({"project": 0.0}, ValueError, "run: project must be True, False or a bound greater than 0, got 0.0"),
+    ({"project": 0.0}, ValueError, "run: project must be True, False, or greater than 0, got 0.0"),
     ({"nonfinite": "skip"}, ValueError, "run: nonfinite must be 'keep' or 'zero', got 'skip'"),
     ({"sample_weight": 1.0}, TypeError, "run: sample_weight must be a torch.Tensor, got float"),
     (

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from npu_kernels.checks import is_number
 from npu_kernels.equations import refine
 from npu_kernels.equations.equation import Equation
 from npu_kernels.equations.problem import AllRows, Columns, Problem, all_rows, blocks
@@ -78,7 +79,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     if not rows.y.any():
         rows = replace(rows, noise=None)
     root = np.sqrt(rows.weight / rows.weight.mean())
-    known = float(rows.noise) if isinstance(rows.noise, (int, float)) else None
+    known = float(rows.noise) if is_number(rows.noise) else None
     order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
     held = min(MOST_HELD_OUT, int(HELD_OUT * len(order))) if len(order) >= FEW else 0
     training = np.sort(order[held:])

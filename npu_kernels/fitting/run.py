@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from npu_kernels import saved
 from npu_kernels.checkpoints import check_same, described, digest, fingerprint
-from npu_kernels.checks import check_whole
+from npu_kernels.checks import check_whole, is_whole
 from npu_kernels.fitting.batch import COEFFICIENT, FREE, GATE, LINEAR, POWER, Template
 from npu_kernels.fitting.data import Data, Rows, check, stream
 from npu_kernels.fitting.pool import Pool, ranks
@@ -48,9 +48,9 @@ def _seeds(function: str, seeds: Sequence[int], problems: int) -> list[int]:
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
         raise TypeError(f"{function}: seeds must be a sequence of integers, got {type(seeds).__name__}")
     found = list(seeds)
-    if len(found) != problems or not all(type(s) is int and s >= 0 for s in found):
+    if len(found) != problems or not all(is_whole(s) and s >= 0 for s in found):
         raise ValueError(f"{function}: seeds must be {problems} integers of at least 0, one per problem, got {seeds!r}")
-    return found
+    return [int(seed) for seed in found]
 
 
 class Run:
@@ -159,7 +159,7 @@ class Run:
     @torch.no_grad()
     def advance(self, rounds: int) -> None:
         """Make so many rounds, a step of Adam or an evaluation of L-BFGS of all models, or end before."""
-        check_whole(self.function, "rounds", rounds, 0)
+        rounds = check_whole(self.function, "rounds", rounds, 0)
         begin = time.perf_counter()
         while rounds > 0 and self.stage < len(self._lengths):
             length = self._lengths[self.stage]

@@ -13,8 +13,7 @@ _WHOLE = 2.0**45
 
 def check_max_denominator(function: str, value: object) -> int:
     """The value, a positive int; raises ValueError."""
-    check_whole(function, "max_denominator", value)
-    return int(value)  # type: ignore[call-overload]
+    return check_whole(function, "max_denominator", value)
 
 
 @torch.no_grad()
@@ -39,7 +38,7 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
         got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
         raise TypeError(f"as_fraction: weights must be a floating-point tensor, got {got}")
     check_tensor("as_fraction", "weights", weights)
-    check_max_denominator("as_fraction", max_denominator)
+    max_denominator = check_max_denominator("as_fraction", max_denominator)
     exact = weights.detach().double()
     numerator, denominator = exact.round(), torch.ones_like(exact)
     error = (exact - numerator).abs()

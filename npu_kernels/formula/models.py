@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from npu_kernels.checks import is_whole
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
 POWER_UNITS = (NPU, RealNPU, NaiveNPU)
@@ -59,9 +60,9 @@ def check_model(function: str, layers: dict[str, Layer], model: int | None) -> i
             raise ValueError(f"{function}: model must be None where no layer has num_models, got {model!r}")
         return None
     (count,) = counts
-    if isinstance(model, bool) or not isinstance(model, int) or not -count <= model < count:
+    if not is_whole(model) or not -count <= model < count:
         raise ValueError(f"{function}: model must be an index into the {count} models, got {model!r}")
-    return model % count
+    return int(model) % count
 
 
 def value(layer: Layer, name: str, model: int | None) -> Tensor | None:

@@ -52,7 +52,7 @@ class Formula:
         """One line per output; decimals with so many significant digits, None for all."""
         from npu_kernels.formula import printing
 
-        _check_digits("text", digits)
+        digits = _check_digits("text", digits)
         rows = zip(self.names, self.expressions, strict=True)
         return "\n".join(f"{name} = {printing.text(expression, digits)}" for name, expression in rows)
 
@@ -60,7 +60,7 @@ class Formula:
         """One equation per output, without dollars; decimals with so many significant digits, None for all."""
         from npu_kernels.formula import printing
 
-        _check_digits("latex", digits)
+        digits = _check_digits("latex", digits)
         sympy = require_sympy()
         left = [sympy.latex(sympy.Symbol(name)) for name in self.names]
         return [f"{name} = {printing.latex(e, digits)}" for name, e in zip(left, self.expressions, strict=True)]
@@ -82,9 +82,8 @@ class Formula:
         return self.text()
 
 
-def _check_digits(function: str, digits: int | None) -> None:
-    if digits is not None:
-        check_whole(function, "digits", digits)
+def _check_digits(function: str, digits: int | None) -> int | None:
+    return None if digits is None else check_whole(function, "digits", digits)
 
 
 def _note(layers: dict[str, Layer], eps: bool) -> str:

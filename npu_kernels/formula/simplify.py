@@ -15,13 +15,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.checks import check_module
+from npu_kernels.checks import check_module, check_number, check_whole
 from npu_kernels.formula.fractions import check_max_denominator, nearest_fraction
 from npu_kernels.formula.models import layers_of, select
 from npu_kernels.formula.record import Change, Simplified, Step
@@ -207,10 +206,10 @@ def _begin(
     score: Score | None,
     refit: int | Refit,
 ) -> _Work:
-    if tolerance not in (None, "auto") and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
-        raise ValueError(f"simplify: tolerance must be 'auto', None or at least 0, got {tolerance!r}")
-    if not callable(refit) and (isinstance(refit, bool) or not isinstance(refit, int) or refit < 0):
-        raise ValueError(f"simplify: refit must be a number of iterations of at least 0 or a function, got {refit!r}")
+    if tolerance not in (None, "auto"):
+        tolerance = check_number("simplify", "tolerance", tolerance, minimum=0, finite=False, other="'auto', None")
+    if not callable(refit):
+        refit = check_whole("simplify", "refit", refit, 0, other="a function")
     copy = select(module, model)
     measure, loss = scorer(copy, x, y, score)
     clip_(copy)
@@ -316,9 +315,8 @@ def simplify(
     unknown = [name for name in steps if name not in ("gates", "prune", "round")]
     if unknown:
         raise ValueError(f"simplify: steps must be of 'gates', 'prune' and 'round', got {steps!r}")
-    if not isinstance(threshold, Real) or not threshold > 0:
-        raise ValueError(f"simplify: threshold must be greater than 0, got {threshold!r}")
-    check_max_denominator("simplify", max_denominator)
+    threshold = check_number("simplify", "threshold", threshold, above=0, finite=False)
+    max_denominator = check_max_denominator("simplify", max_denominator)
     work = _begin(module, x, y, tolerance=tolerance, model=model, score=score, refit=refit)
     error, parameters = work.error, work.parameters()
     for name in steps:

@@ -13,7 +13,6 @@ number of its steps on the device; afterwards they are as before.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -22,6 +21,7 @@ from torch.compiler import is_compiling
 
 from npu_kernels import layers
 from npu_kernels.layers.base import Unit
+from npu_kernels.notices import warn
 from npu_kernels.training import plan
 from npu_kernels.training.steps import Ordinary
 
@@ -97,10 +97,9 @@ class Captured(Ordinary):
         except RuntimeError as problem:
             self.works = False
             first = str(problem).partition("\n")[0]
-            warnings.warn(
+            warn(
                 f"npu_kernels: training.run makes its steps one by one, because no CUDA graph can be captured of them "
-                f"({type(problem).__name__}: {first})",
-                stacklevel=2,
+                f"({type(problem).__name__}: {first})"
             )
             return made
         for step in range(made, schedules.shape[1]):

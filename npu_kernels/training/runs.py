@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
@@ -16,8 +14,9 @@ from torch import Tensor, nn
 
 from npu_kernels import optim, saved
 from npu_kernels.checkpoints import check_same, described, digest, drive, fingerprint
-from npu_kernels.checks import check_module, check_tensor, check_whole
+from npu_kernels.checks import check_module, check_number, check_tensor, check_whole, is_number
 from npu_kernels.layers.base import Unit
+from npu_kernels.notices import warn
 from npu_kernels.training import captured, plan
 from npu_kernels.training.captured import Captured
 from npu_kernels.training.continued import generator_state, optimizer_state, schedule_states, settings, told
@@ -130,7 +129,7 @@ def run(
     Source of penalties and schedule: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020.
     """
     check_module("run", "model", model)
-    check_whole("run", "steps", steps)
+    steps = check_whole("run", "steps", steps)
     if loss != "mse":
         raise ValueError(f"run: loss must be 'mse', got {loss!r}")
     models = _models(model)
@@ -143,14 +142,14 @@ def run(
     gates, bound = _projection(project)
     maker = _optimizer(model, optimizer, lr)
     every = -(-steps // RECORDS) if every is None else every
-    check_whole("run", "every", every)
+    every = check_whole("run", "every", every)
     if stretch is not None:
-        check_whole("run", "stretch", stretch)
+        stretch = check_whole("run", "stretch", stretch)
     called = [callbacks] if callable(callbacks) else list(callbacks or ())
     kind, reason = loop_for(model, maker, x)
     if reason is not None and reason not in _noticed:
         _noticed.add(reason)
-        warnings.warn(f"npu_kernels: training.run makes its steps one by one, because {reason}", stacklevel=2)
+        warn(f"npu_kernels: training.run makes its steps one by one, because {reason}")
     losses = x.new_full((-(-steps // every), *(() if models is None else (models,))), math.nan)
     loop = kind(
         model=model,
@@ -168,7 +167,7 @@ def run(
     )
     task = _Task(loop, steps, drawn, lr, wanted)
     between = stretch or -(-steps // 100)
-    most = steps if batch_size is None else max(1, MOST_DRAWN // batch_size)
+    most = steps if batch_size is None else max(1, MOST_DRAWN // drawn.batch)
 
     def limit() -> int:
         return min(most, between - task.done % between) if called else most
@@ -240,10 +239,6 @@ def _check_weight(weight: Any, y: Tensor) -> None:
         )
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
     if penalties is None:
         return {}
@@ -252,7 +247,7 @@ def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
     for name, weight in penalties.items():
         if name not in plan.PENALTIES:
             raise ValueError(f"run: penalties must be of {', '.join(map(repr, plan.PENALTIES))}, got {name!r}")
-        if not (_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)):
+        if not (is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)):
             raise TypeError(
                 f"run: the weight of penalty {name!r} must be a number, a SteppedSchedule or a function of the step, "
                 f"got {type(weight).__name__}"
@@ -265,14 +260,12 @@ def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
 def _projection(project: Any) -> tuple[bool, float | None]:
     if isinstance(project, bool):
         return project, None
-    if not _number(project) or not project > 0:
-        raise ValueError(f"run: project must be True, False or a bound greater than 0, got {project!r}")
-    return True, float(project)
+    return True, check_number("run", "project", project, above=0, finite=False, other="True, False")
 
 
 def _optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimizer:
-    if lr is not None and not callable(lr) and not (_number(lr) and 0 <= lr < math.inf):
-        raise ValueError(f"run: lr must be a finite number of at least 0 or a function of the step, got {lr!r}")
+    if lr is not None and not callable(lr):
+        lr = check_number("run", "lr", lr, minimum=0, other="a function of the step")
     if isinstance(optimizer, torch.optim.Optimizer):
         if lr is not None and not callable(lr):
             for group in optimizer.param_groups:
@@ -283,7 +276,7 @@ def _optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimiz
         raise ValueError(f"run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got {optimizer!r}")
     if lr is None:
         raise ValueError(f"run: lr must be given with optimizer {optimizer!r}")
-    first = lr(1) if callable(lr) else lr
+    first = float(lr(1)) if callable(lr) else lr
     made: torch.optim.Optimizer = makers[optimizer](model.parameters(), lr=first)
     return made
 
@@ -306,7 +299,7 @@ class _Rows:
                 raise ValueError(f"run: rows must lie within [0, {count}), got {int(rows.min())} to {int(rows.max())}")
             self.given = rows.contiguous()
         if batch is not None:
-            check_whole("run", "batch_size", batch)
+            self.batch = check_whole("run", "batch_size", batch)
         self.seeded = generator is None  # by torch's generator
         if batch is None:  # none is used, so none is saved
             generator = None

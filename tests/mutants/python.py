@@ -286,7 +286,7 @@ FITTING = [
 LAYERS = [
     *mutants(PACKAGE + "layers/base.py", ("tests/test_layers.py", "tests/test_errors.py"), {
         "layers-glorot-of-models": ("parameter.shape[-1] + parameter.shape[-2]", "parameter.shape[-1] + parameter.shape[0]"),
-        "layers-sizes-are-checked": ("isinstance(size, bool) or not", "not"),
+        "layers-sizes-are-checked": ('check_whole(unit, "num_models", num_models)', "int(num_models)"),
     }),
     *mutants(PACKAGE + "layers/npu.py", "tests/test_layers.py", {
         "layers-gate-start": ("nn.init.constant_(self.gate, 0.5)", "nn.init.constant_(self.gate, 1.0)"),
@@ -411,4 +411,57 @@ EQUATIONS = [
     }),
 ]  # fmt: skip
 
-PYTHON = [*REFERENCE, *TRAINING, *TIME_LOOP, *FORMULA, *FITTING, *LAYERS, *CALLS, *EQUATIONS]
+FILES = [
+    *mutants(PACKAGE + "files.py", "tests/test_files.py", {
+        "files-name-can-be-guessed": ("secrets.token_hex(_TOKEN)", "'0' * 2 * _TOKEN"),
+        "files-follow-links": ('open(path, "xb"', 'open(path, "wb"'),
+        "files-link-becomes-a-file": ("target = Path(os.path.realpath(path))", "target = Path(path)"),
+        "files-circle-of-links": ("if target.is_symlink():", "if False:"),
+        "files-folder": ("if target.is_dir():", "if False:"),
+        "files-device": ("if target.exists() and not target.is_file():", "if False:"),
+        "files-lock-is-not-taken": ("if _lock(file.fileno(), wait=True) and not", "if not"),
+        "files-taken-before-the-lock": ("and not path.exists():  # was", "and False:  # was"),
+        "files-nothing-is-removed": ("            path.unlink(missing_ok=True)\n\n\ndef _lock", "            pass\n\n\ndef _lock"),
+        "files-waits-for-the-other": ("(0 if wait else fcntl.LOCK_NB)", "0"),
+        "files-disk-without-locks": ("    except OSError:\n        return False\n    return True", "    except OSError:\n        return True\n    return True"),
+        "files-removed-without-the-lock": ("            if _lock(descriptor):\n", "            if _lock(descriptor) or True:\n"),
+        "files-leftover-link": ("os.O_RDWR | os.O_NOFOLLOW)", "os.O_RDWR)"),
+        "files-leftover-of-another-file": ("'.+' if name is None else re.escape(name)", "'.+'"),
+        "files-leftover-pattern": ("re.escape(name)", "name"),
+        "files-leftover-of-another-host": ("\\.{_host()}\\.[0-9a-f]", "\\..*\\.[0-9a-f]"),
+        "files-leftovers-stay": ("    remove_leftovers(target.parent, target.name)\n", ""),
+        "files-leftovers-beside-the-link": ("remove_leftovers(target.parent, target.name)", "remove_leftovers(path.parent, path.name)"),
+        "files-mode-is-lost": ("os.fchmod(file.fileno(), mode)", "pass"),
+        "files-mode-while-writing": ("mode & 0o777 | 0o600)", "0o666)"),
+        "files-mode-that-cannot-be-locked": ("mode & 0o777 | 0o600)", "mode & 0o777)"),
+        "files-mode-of-a-new-file": ("0o666 if mode is None else", "0o600 if mode is None else"),
+        "files-disk-without-modes": ("elif mode not in (None, stat.S_IMODE(os.fstat(file.fileno()).st_mode)):", "elif mode is not None:"),
+        "files-open-on-windows": ("            file.close()\n", "            pass\n"),
+        "files-checksum": ("if found != _checksum(content):", "if False:"),
+    }),
+    *mutants(PACKAGE + "checks.py", "tests/test_numbers.py", {
+        "checks-bool-is-an-integer": ("isinstance(value, Integral) and not isinstance(value, bool)", "isinstance(value, Integral)"),
+        "checks-only-pythons-integers": ("isinstance(value, Integral) and", "isinstance(value, int) and"),
+        "checks-bool-is-a-number": ("if isinstance(value, bool) or not isinstance(value, Real):", "if not isinstance(value, Real):"),
+        "checks-only-pythons-numbers": ("not isinstance(value, Real):", "not isinstance(value, (int, float)):"),
+        "checks-too-large": ("    except OverflowError:  # an integer\n        return math.nan", "    except OverflowError:  # an integer\n        return 0.0"),
+        "checks-least": ("or value < least:", "or value <= least:"),
+        "checks-integer-as-it-is": ("    return int(value)\n", "    return value\n"),
+        "checks-minimum": ("number >= minimum and", "number > minimum and"),
+        "checks-above": ("number > above and", "number >= above and"),
+        "checks-infinity": ("(not finite or number < math.inf)", "True"),
+        "checks-infinity-allowed": ("(not finite or number < math.inf)", "number < math.inf"),
+        "checks-level": ("if not 0 < level < 1:", "if not 0 <= level <= 1:"),
+        "checks-layout": ("value.is_nested or value.layout is not torch.strided", "value.is_nested"),
+        "checks-module": ("if not isinstance(value, torch.nn.Module):", "if False:"),
+    }),
+    *mutants(PACKAGE + "notices.py", "tests/test_notices.py", {
+        "notices-name-that-begins-alike": ('name.partition(".")[0] in BETWEEN', "name.startswith(BETWEEN)"),
+        "notices-torch-is-the-user": ('"torch", ', ""),
+        "notices-generated-code": ("return name is None or", "return name is not None and"),
+        "notices-no-user": ("frame.f_back is not None and _is_between", "_is_between"),
+        "notices-each-time": ('registry=variables.setdefault("__warningregistry__", {}),', "registry={},"),
+    }),
+]  # fmt: skip
+
+PYTHON = [*REFERENCE, *TRAINING, *TIME_LOOP, *FORMULA, *FITTING, *LAYERS, *CALLS, *EQUATIONS, *FILES]
