@@ -1,4 +1,4 @@
-"""Every kind of vmap over a layer's function, and how often it reaches the operators; many upstream gradients at once."""
+"""Every kind of vmap over a layer's function, and how often it reaches the operators; many gradients at once."""
 
 from __future__ import annotations
 
