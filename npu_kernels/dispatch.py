@@ -194,6 +194,9 @@ def launch(name: str, *args: Any) -> Any:
 
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _profiled, _wrapped = torch.autograd._profiler_enabled, torch._C._functorch.is_functorch_wrapped_tensor
+# Whether a gradient stands for many, without storage: torch.autograd.grad(is_grads_batched=True) runs a backward with
+# such ones. Torch's dispatcher takes them apart for a registered operator; nothing else of ours can read them.
+is_batched_gradient: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
@@ -209,6 +212,8 @@ def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
         if tensor is not None:
             kind = type(tensor)
             if not (kind is Parameter or (kind is Tensor and not _wrapped(tensor))) or tensor.is_neg():
+                return None
+            if is_batched_gradient(tensor):
                 return None
     return None if tensors[0].is_cpu and not _interprets() else _launchers[name]  # type: ignore[union-attr]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, ode, use_backend
+from tests.vmapped import check_batched_gradients
 
 D, H = 3, 5
 LAYERS = {"NPU": NPU, "RealNPU": RealNPU, "NaiveNPU": NaiveNPU}
@@ -154,6 +155,26 @@ def test_gradcheck(layer: str, method: str, models: int | None) -> None:
 
     parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
     torch.autograd.gradcheck(function, (u0, *parameters))
+
+
+@pytest.mark.parametrize("models", [None, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps": 2, "dt": 0.05, "derivatives": True},
+        {"steps": 2, "dt": 0.05, "memory": "checkpointed"},
+        {"t": (0.0, 0.1), "method": "tsit5", "rtol": 1e-2},
+    ],
+    ids=["full", "checkpointed", "adaptive"],
+)
+def test_batched_upstream_gradients(options: dict[str, Any], models: int | None, backend: str) -> None:
+    model, u0 = make("NPU", models, h=2), away_from_zero(*(() if models is None else (models,)), 2, D)
+
+    def function(*tensors: Tensor) -> Tensor:
+        result = ode.integrate(*tensors, **options)
+        return torch.stack(result) if isinstance(result, tuple) else result
+
+    check_batched_gradients(function, [u0.requires_grad_(), *model.parameters()])
 
 
 # ---- between the steps ----------------------------------------------------------------------------------------------

@@ -404,10 +404,18 @@ EQUATIONS = [
         "equations-kept-at-once": ("                self._work.checkpoint.keep()", "                pass"),
     }),
     *mutants(PACKAGE + "equations/many.py", "tests/test_equations_many.py", {
-        "equations-share-of-a-rank": ("mine = list(range(rank, len(work), ranks))", "mine = list(range(len(work)))"),
-        "equations-order-of-problems": ("for at in sorted(every)]", "for at in sorted(every, reverse=True)]"),
+        "equations-share-of-a-rank": ("range(exchange.rank, len(work), exchange.size)", "range(len(work))"),
+        "equations-order-of-problems": ("for index in sorted(outcomes)]", "for index in sorted(outcomes, reverse=True)]"),
         "equations-after-an-interrupt": ("            if not outcome.complete:\n                return", "            if False:\n                return"),
         "equations-file-of-a-problem": ("{digest(*map(torch.from_numpy, parts))}.pt", "{name}.pt"),
+        "equations-missing-share": ("complete = all(share is not None and share[1]", "complete = all(share is None or share[1]"),
+        "equations-batches": ("range(0, len(jobs), size)", "range(0, len(jobs), size + 1)"),
+    }),
+    *mutants(PACKAGE + "equations/ranks.py", "tests/test_equations_many.py", {
+        "equations-silence": ("elif now - heard[rank] > SILENCE:", "elif False:"),
+        "equations-beat": ("self.store.add(f\"beat/{self.rank}\", 1)", "pass"),
+        "equations-pieces": ("range(0, len(data), PIECE)", "range(0, len(data), PIECE + 1)"),
+        "equations-failed-rank": ("                self._send(None)", "                pass"),
     }),
 ]  # fmt: skip
 
