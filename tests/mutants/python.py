@@ -183,7 +183,7 @@ TIME_LOOP = [
         "ode-formula-straight-through": ("gate_gradient=loop.gate_gradient)", "gate_gradient=CLIP)"),
     }),
     *mutants(PACKAGE + "ode/adaptive_reference.py", ("tests/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
-        "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(0.1, 5.0)", "(factor * before**BETA).clamp(0.1, 5.0)"),
+        "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(min=0.1)", "(factor * before**BETA).clamp(min=0.1)"),
         "ode-adaptive-error": ("h_column * combine(k, pair.error) / scale", "combine(k, pair.error) / scale"),
         "ode-adaptive-gradient-of-the-first-time": ("- (exact[0] - at[0])  #", "+ 0 * (exact[0] - at[0])  #"),
         "ode-adaptive-direction": ("time + sign * size)", "time + size)"),
