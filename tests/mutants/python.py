@@ -343,7 +343,7 @@ CALLS = [
     *mutants(PACKAGE + "operands.py", ("tests/test_functional.py", "tests/test_errors.py", "tests/test_arguments.py"), {
         "operands-dtype-of-the-result": ("return y.to(x.dtype) if half else y", "return y"),
         "operands-rows-of-models": ("return x.flatten(weight.dim() - 2, -2)", "return x.flatten(0, -2)"),
-        "operands-least-positive-number": ("(info.smallest_normal <= value <= info.max or", "(0 < value <= info.max or"),
+        "operands-least-positive-number": ("info.smallest_normal <= number <= info.max", "0 < number <= info.max"),
         "operands-models-of-x": ("(len(rows) == 2 or rows[0] == shape[0])", "len(rows) >= 2"),
     }),
     *mutants(PACKAGE + "sharding.py", "tests/test_distributed.py", {
