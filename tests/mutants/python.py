@@ -49,7 +49,7 @@ TRAINING = [
         "captured-numbers-that-vary": ("varies = (schedules != schedules[:, :1]).any(1)", "varies = (schedules != schedules[:, :1]).all(1)"),
         "captured-rate-afterwards": ('group["capturable"], group["lr"] = before, rate', 'group["capturable"] = before'),
         "captured-number-of-steps": ("= count.copy_(state[\"step\"])", "= count"),
-        "captured-gradients": ("        self.optimizer.zero_grad()  # they", "        pass  # they"),
+        "captured-gradients": ("        self.clear()  # they", "        pass  # they"),
         "captured-recorded-steps": ("if (done + step) % self.every == 0:", "if step % self.every == 0:"),
         "captured-hooks": ("if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:", "if parameter._backward_hooks:"),
         "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
@@ -72,7 +72,7 @@ TRAINING = [
         "run-penalties-of-all-units": (" if whole or name not in ONLY_WHOLE]", "]"),
         "run-hooks": ('return "a module has hooks"', "pass"),
         "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
-        "run-version": ("torch.autograd.graph.increment_version([*trained, *kept, self.losses])", "pass"),
+        "run-version": ("torch.autograd.graph.increment_version([*written, *kept, self.losses])", "pass"),
         "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
     }),
     *mutants(PACKAGE + "training/steps.py", "tests/test_training_run.py tests/test_training_run_errors.py", {
