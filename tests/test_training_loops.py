@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU
+from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, backend_for, use_backend
 from npu_kernels.training import Run, captured, plan, run, runs
 from npu_kernels.training.steps import Ordinary
 from tests.conftest import needs_library
@@ -165,7 +165,7 @@ def test_calls_that_are_replaced(name: str, path: str, monkeypatch: pytest.Monke
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
             optimizer = torch.optim.Adam(model.parameters())
-            if tensor is CUDA or plan.dispatch.backend_for(x) == "cpu":
+            if tensor is CUDA or backend_for(x) == "cpu":
                 assert obstacle(model, optimizer, tensor) == reason.format(type(part).__name__)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f".*{NOTICE}")
@@ -286,7 +286,7 @@ def test_obstacles_of_the_surroundings() -> None:
     model = _model()
     assert _why(model, x=torch.rand(5, 2).half()) == "torch.float16 is neither float32 nor float64"
     assert "C++ kernels are not used" in str(_why(model, x=torch.rand(5, 2, device="meta")))
-    with plan.dispatch.use_backend("reference"):
+    with use_backend("reference"):
         assert "C++ kernels are not used" in str(_why(model))
     with torch.autocast("cpu"):
         assert "autocast" in str(_why(model))
@@ -299,12 +299,12 @@ def test_obstacles_of_the_surroundings() -> None:
         assert _why(model) == "a module has hooks"
     finally:
         handle.remove()
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    torch.set_float32_matmul_precision("medium")
     try:
         assert "precision of float32 products" in str(_why(model))
         assert _why(model.double(), x=torch.rand(5, 2).double()) is None
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
     assert _why(model.float()) is None
 
 

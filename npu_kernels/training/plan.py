@@ -311,8 +311,8 @@ class Fused(Loop):
         torch.ops.npu_kernels.train(
             values, kept, self.losses, self.x, self.y, weight, rows, schedules, plan.integers, plan.numbers
         )
-        for parameter in trained:
-            self.optimizer.state[parameter]["step"] += steps
+        for changed in trained:
+            self.optimizer.state[changed]["step"] += steps
         for parameter in parameters:
             parameter.grad = None
         torch.autograd.graph.increment_version([*written, *kept, self.losses])
@@ -396,4 +396,5 @@ def _formula(layer: Unit, index: Mapping[int, int], dtype: torch.dtype) -> tuple
             clip=layer.clip,
             separate=layer.sign == "separate",
         )
+    assert isinstance(layer, (NAU, NMU))
     return records.Nau(weight, layer.clip) if isinstance(layer, NAU) else records.Nmu(weight, layer.clip)
