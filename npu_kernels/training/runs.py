@@ -106,8 +106,8 @@ def run(
         penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and "paper" of the weights of
             NAU, NMU and NMRU (`regularizer`), "whole" as "madsen" but of all parameters. A weight is a number, a
             `SteppedSchedule` or a function of the step (from 1).
-        project: clamp after each step (`project_`): True the gates, a number w also the weights, power units' to
-            [-w, w]; False nothing.
+        project: clamp after each step (`project_`), parameters that are not trained as well: True the gates, a number
+            w also the weights, power units' to [-w, w]; False nothing.
         nonfinite: "keep", or "zero": an entry of a gradient that is not finite counts as 0.
         every: steps between two recorded losses; None: so that there are at most 1,000.
         callbacks: a function or several, called with a `Run` after every stretch; one that returns True ends the run.
@@ -135,6 +135,7 @@ def run(
     models = _models(model)
     _check_data(model, x, y, models)
     _check_weight(sample_weight, y)
+    plan.check_memory(model, x=x, y=y, sample_weight=sample_weight, rows=rows)
     if nonfinite not in ("keep", "zero"):
         raise ValueError(f"run: nonfinite must be 'keep' or 'zero', got {nonfinite!r}")
     drawn = _Rows(x.shape[-2], steps, batch_size, rows, generator)

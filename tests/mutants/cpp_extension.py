@@ -55,6 +55,11 @@ EXTENSION = [
         "train-not-finite": ("if (!std::isfinite(grad[n])) grad[n] = 0;", ";"),
         "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
     }),
+    *mutants("csrc/training.h", "tests/test_training_loops.py", {
+        "train-clamp-of-frozen-parameters": ("step == 0 ? clamp(p.low, p.high, count, values) : void();", "void();"),
+        "train-rmsprop-maximizes": ("o.maximize ? -grad[n] : grad[n]", "o.maximize ? grad[n] : grad[n]"),
+        "train-rmsprop-decay": ("(decay != 0 ? decay * p[n] : T(0))", "T(0)"),
+    }),
     *mutants("csrc/core/ode_adaptive_backward.h", ("ode_adaptive", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'"), {
         "adaptive-slope-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
         "adaptive-last-slope": ("last_slope_[d] = step_.k(0)[d];", "last_slope_[d] = step_.k(1)[d];"),
@@ -83,6 +88,18 @@ EXTENSION = [
     *mutants("csrc/training.cpp", "tests/test_training_run_errors.py -k plan", {
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
         "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),
+    }),
+    *mutants("csrc/training.cpp", "tests/test_training_plan.py", {
+        "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
+        "train-sizes-that-overflow": (
+            "(!__builtin_mul_overflow(value, int64_t(sizes), &value) && ...);",
+            "((value = int64_t(uint64_t(value) * uint64_t(sizes)), true) && ...);",
+        ),
+        "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(size)", "bytes >= 0"),
+        "train-memory-of-two-tensors": ("other == nullptr || other->end <= piece.begin,", "true || other->end <= piece.begin,"),
+        "train-nan-in-a-plan": ("check(!std::isnan(value), ", "check(value == value || true, "),
+        "train-columns-of-schedules": ("t.dim() == 2 && t.size(1) == run.steps", "t.dim() == 2"),
+        "train-steps-before-that-overflow": ("call.before <= std::numeric_limits<int64_t>::max() - run.steps", "true"),
     }),
     *mutants(FAST_PATH + "common.h", "tests/test_allocations.py -k fast", {
         "fast-path-memory-not-named": (

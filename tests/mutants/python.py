@@ -49,7 +49,7 @@ TRAINING = [
         "captured-numbers-that-vary": ("varies = (schedules != schedules[:, :1]).any(1)", "varies = (schedules != schedules[:, :1]).all(1)"),
         "captured-rate-afterwards": ('group["capturable"], group["lr"] = before, rate', 'group["capturable"] = before'),
         "captured-number-of-steps": ("= count.copy_(state[\"step\"])", "= count"),
-        "captured-gradients": ("        self.optimizer.zero_grad()  # they", "        pass  # they"),
+        "captured-gradients": ("        self.clear()  # they", "        pass  # they"),
         "captured-recorded-steps": ("if (done + step) % self.every == 0:", "if step % self.every == 0:"),
         "captured-hooks": ("if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:", "if parameter._backward_hooks:"),
         "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
@@ -69,11 +69,41 @@ TRAINING = [
         "training-state-of-the-schedule": ('= state["beta"], state["iteration"]', '= state["beta"], 0'),
     }),
     *mutants(PACKAGE + "training/plan.py", "tests/test_training_run.py tests/test_training_run_errors.py", {
-        "run-penalties-of-all-units": (" if whole or name not in ONLY_WHOLE]", "]"),
-        "run-hooks": ('return "a module has hooks"', "pass"),
+        "run-penalties-of-all-units": ("                if whole or name not in ONLY_WHOLE\n", ""),
+        "run-hooks": ("if any(getattr(part, name) for name in _HOOKS):", "if False:"),
         "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
-        "run-version": ("torch.autograd.graph.increment_version([*trained, *kept, self.losses])", "pass"),
+        "run-version": ("torch.autograd.graph.increment_version([*written, *kept, self.losses])", "pass"),
         "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
+    }),
+    *mutants(PACKAGE + "training/plan.py", "tests/test_training_loops.py", {
+        "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
+        "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
+        "run-calls-that-are-replaced": ("        if replaced:", "        if False:"),
+        "run-compiled-modules": ("if part._compiled_call_impl is not None:", "if False:"),
+        "run-shape-of-a-parameter": ("if parameter.shape != shape:", "if False:"),
+        "run-memory-of-two-parameters": ("if parameter.data_ptr() in seen:", "if False:"),
+        "run-parameters-of-no-layer": (" or any(layer._modules for layer in layers)", ""),
+        "run-state-of-other-settings": ('if state.keys() != {"step", *names}:', "if False:"),
+        "run-order-of-a-state": (
+            "kept += [state[name] for name in names[group]]",
+            'kept += [v for n, v in state.items() if n != "step"]',
+        ),
+        "run-version-of-clamped-parameters": (
+            "if group is not None or id(parameter) in intervals:",
+            "if group is not None:",
+        ),
+    }),
+    *mutants(PACKAGE + "training/plan.py", "tests/test_training_run_errors.py -k storage", {
+        "run-freed-storages": ("    if storage < needed:", "    if False:"),
+        "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
+    }),
+    *mutants(PACKAGE + "training/records.py", "tests/test_training_plan.py -k fields", {
+        "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
+        "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
+    }),
+    *mutants(PACKAGE + "training/steps.py", "tests/test_training_loops.py", {
+        "run-gradients-that-add-up": ("        self.model.zero_grad()", "        pass"),
+        "run-nothing-trained": ("            if error.requires_grad:", "            if True:"),
     }),
     *mutants(PACKAGE + "training/steps.py", "tests/test_training_run.py tests/test_training_run_errors.py", {
         "run-weights-of-errors": ("squares.mean() if self.models is None else squares.mean((1, 2))", "squares.mean()"),
