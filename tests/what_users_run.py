@@ -75,10 +75,10 @@ COMMANDS = [
             "tests/test_build.py::test_check_of_an_installation_passes_on_the_wheel",
             "tests/test_release.py::test_an_interrupted_matrix_goes_on_where_it_stopped",
         ),
-        "2026-11-24 36a7032",
+        "2026-11-23 ecf339e",
     ),
     Entry("make test-arm-wheel", ("tests/test_what_users_run.py::test_help",), "2026-11-22 6e29343"),
-    Entry("make test-sdist", ("tests/test_sdist.py::test_it_holds_what_git_holds",), "2026-11-24 36a7032"),
+    Entry("make test-sdist", ("tests/test_sdist.py::test_it_holds_what_git_holds",), "2026-11-23 ecf339e"),
     # ---- python -m
     Entry("python -m npu_kernels.env", ("tests/test_env.py::test_command",), WHOLE),
     Entry(
@@ -134,7 +134,7 @@ COMMANDS = [
     ),
     Entry("torchrun", ("tests/test_distributed.py::test_example",), WHOLE),
     # ---- installations
-    Entry("pip install .", ("tests/test_build.py::test_wheel_works_outside_the_tree",), "2026-11-24 36a7032"),
+    Entry("pip install .", ("tests/test_build.py::test_wheel_works_outside_the_tree",), "2026-11-23 ecf339e"),
     Entry("pip install npu_kernels[formula]", ("tests/test_what_users_run.py::test_extras",), NO_RECORD),
     Entry("pip install npu_kernels[ode]", ("tests/test_what_users_run.py::test_extras",), NO_RECORD),
     Entry("pip install npu_kernels[sklearn]", ("tests/test_what_users_run.py::test_extras",), NO_RECORD),
