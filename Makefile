@@ -155,23 +155,23 @@ $(VENV)/.created:
 	@touch $@
 
 # What the build needs.
-$(VENV)/.tools: $(VENV)/.created requirements.txt
-	$(BIN)/pip install -c requirements.txt torch setuptools cmake ninja
+$(VENV)/.tools: $(VENV)/.created requirements.txt constraints.txt
+	$(BIN)/pip install -c constraints.txt torch setuptools cmake ninja
 	@touch $@
 
 $(VENV)/.requirements: $(VENV)/.tools
 	$(BIN)/pip install -r requirements.txt
 	@touch $@
 
-$(VENV)/.lint: $(VENV)/.created requirements-lint.txt
+$(VENV)/.lint: $(VENV)/.created requirements-lint.txt constraints.txt
 	$(BIN)/pip install -r requirements-lint.txt
 	@touch $@
 
-$(VENV)/.release: $(VENV)/.created requirements-release.txt
+$(VENV)/.release: $(VENV)/.created requirements-release.txt constraints.txt
 	$(BIN)/pip install -r requirements-release.txt
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.created requirements-docs.txt
+$(VENV)/.docs: $(VENV)/.created requirements-docs.txt constraints.txt
 	$(BIN)/pip install -r requirements-docs.txt
 	@touch $@
 

@@ -10,6 +10,7 @@ The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an acce
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from npu_kernels import fitting, formula, functional, interop, layers, ode, optim, reference, trace, training
@@ -19,14 +20,16 @@ from npu_kernels.fitting import fit as fit
 from npu_kernels.fitting import fit_many as fit_many
 from npu_kernels.layers import *  # noqa: F403
 
+if TYPE_CHECKING:
+    from npu_kernels.equations import NPURegressor as NPURegressor
+
 try:
     __version__ = version("npu_kernels")
 except PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
 
-if not TYPE_CHECKING:  # type checkers know the names by the imports
+if not TYPE_CHECKING:  # type checkers know the names by the imports, and report one that is not there
     __all__ = [
-        "NPURegressor",  # noqa: F405  # by __getattr__
         "__version__",
         "backend_for",
         "fit",
@@ -44,12 +47,13 @@ if not TYPE_CHECKING:  # type checkers know the names by the imports
         "use_backend",
         *layers.__all__,
     ]
+    if find_spec("numpy"):
+        __all__ += ["NPURegressor"]  # by __getattr__
 
+    def __getattr__(name: str) -> Any:
+        """Import `NPURegressor` at its first use: scikit-learn takes a second to import, and may be missing."""
+        if name == "NPURegressor":
+            from npu_kernels.equations import NPURegressor
 
-def __getattr__(name: str) -> Any:
-    """Import `NPURegressor` at its first use: scikit-learn takes a second to import, and may be missing."""
-    if name == "NPURegressor":
-        from npu_kernels.equations import NPURegressor
-
-        return NPURegressor
-    raise AttributeError(f"module 'npu_kernels' has no attribute {name!r}")
+            return NPURegressor
+        raise AttributeError(f"module 'npu_kernels' has no attribute {name!r}")

@@ -1,5 +1,6 @@
 """The build: from nothing to a wheel, what the library links, and what a build that cannot work says."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -85,6 +86,21 @@ def test_wheel_works_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     assert str(site) in run.stdout
     assert "warnings 0" in run.stdout
     assert "'baseline'" in run.stdout
+
+
+@needs_compiler
+def test_check_of_an_installation_passes_on_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """What `make test-wheels` runs in an empty environment, on the wheel of this build."""
+    site = unpack(wheel, tmp_path / "site")
+    run = run_python(
+        str(ROOT / "release" / "check_install.py"), "--fast-path", "--row", "row.jsonl",
+        env={"PYTHONPATH": str(site)}, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    row = json.loads((tmp_path / "row.jsonl").read_text())
+    assert row["fast path"]
+    assert row["wheel"].startswith("py3-none-")
+    assert f"{row['calls']} calls agree with the eager formulas" in run.stdout
 
 
 @needs_compiler

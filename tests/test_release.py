@@ -10,16 +10,20 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from release import pairs, support, try_install
-from tests.building import ROOT
+from tests.building import ROOT, needs_compiler, one_process_at_a_time
 
 # What the library takes from a newer glibc or libstdc++ where old_glibc.cpp does not replace it.
 USES_NEW_SYMBOLS = """
+#include <pthread.h>
+
 #include <cmath>
 #include <exception>
 #include <memory>
@@ -58,6 +62,11 @@ extern "C" int pass_on(int length) {  // how many exceptions are destroyed: one,
     return destroyed;
   } catch (const std::bad_array_new_length&) { return 100 + destroyed; }
 }
+extern "C" void count_the_end_of_a_thread(int* ends) {
+  pthread_key_t key;
+  pthread_key_create(&key, [](void* count) { ++*static_cast<int*>(count); });
+  pthread_setspecific(key, ends);
+}
 extern "C" long references(long number) {
   const auto made = std::make_shared<long>(number);
   const std::shared_ptr<long> copies[] = {made, made};
@@ -69,24 +78,34 @@ extern "C" long references(long number) {
 def library(folder: Path) -> Path:
     source, made = folder / "use.cpp", folder / "use.so"
     source.write_text(USES_NEW_SYMBOLS)
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,--wrap=pow", "-o", made, source]
+    (wrapped,) = re.findall(r"-Wl,--wrap=[^)\s]+", (ROOT / "CMakeLists.txt").read_text())
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", wrapped, "-o", made, source]
     subprocess.run([str(word) for word in (*command, ROOT / "csrc" / "old_glibc.cpp")], check=True)
     return made
 
 
-def newer(library: Path) -> set[str]:
-    """The versions that it needs beyond manylinux_2_28's."""
-    needed = subprocess.run(["readelf", "-V", str(library)], capture_output=True, text=True, check=True).stdout
-    limits = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
-    found = re.findall(r"(GLIBC|GLIBCXX|CXXABI)_([\d.]+)", needed)
-    return {f"{name}_{version}" for name, version in found if tuple(map(int, version.split("."))) > limits[name]}
+LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}  # manylinux_2_28's
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-@pytest.mark.skipif(not (shutil.which("g++") and shutil.which("readelf")), reason="needs g++ and readelf")
-def test_wheels_need_no_newer_symbols_than_their_tag_says(tmp_path: Path) -> None:
+def newer(library: Path) -> list[str]:
+    """The symbols that it takes from a newer glibc or libstdc++ than manylinux_2_28's, with their versions."""
+    command = ["readelf", "-W", "--dyn-syms", str(library)]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    versions = re.findall(r" UND ((\S+)@(GLIBC|GLIBCXX|CXXABI)_([\d.]+))", symbols)
+    assert versions
+    return [symbol for symbol, _, name, version in versions if tuple(map(int, version.split("."))) > LIMITS[name]]
+
+
+on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+needs_readelf = pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf (binutils)")
+
+
+@on_glibc
+@needs_readelf
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_replaced_functions_do_what_those_of_glibc_and_libstdcxx_do(tmp_path: Path) -> None:
     made = library(tmp_path)
-    assert newer(made) == set()
+    assert newer(made) == []
     use = ctypes.CDLL(str(made))
     use.power.restype, use.power.argtypes = ctypes.c_double, [ctypes.c_double, ctypes.c_double]
     assert use.power(2.0, 0.5) == 2**0.5
@@ -94,6 +113,45 @@ def test_wheels_need_no_newer_symbols_than_their_tag_says(tmp_path: Path) -> Non
     assert use.pass_on(1) == 1
     assert use.pass_on(-1) == 101
     assert use.references(1) == 3
+    ends = ctypes.c_int(0)
+    thread = threading.Thread(target=use.count_the_end_of_a_thread, args=(ctypes.byref(ends),))
+    thread.start()
+    thread.join()
+    deadline = time.monotonic() + 10
+    while ends.value == 0 and time.monotonic() < deadline:  # the thread ends after Python has left it
+        time.sleep(0.01)
+    assert ends.value == 1
+
+
+@pytest.fixture(scope="module")
+def build() -> Path:
+    """The build that `make install` has made, with its objects linked once more as a wheel has them."""
+    folder = os.environ.get("NPU_KERNELS_BUILD")
+    if not folder:
+        pytest.skip("needs NPU_KERNELS_BUILD, the build that `make` keeps")
+    with one_process_at_a_time(Path(folder)):
+        for old in Path(folder, "old_glibc").glob("*.so"):
+            old.unlink()
+        subprocess.run(["ninja", "-C", folder, "old_glibc_libraries"], check=True)
+    return Path(folder)
+
+
+@on_glibc
+@needs_readelf
+@needs_compiler
+def test_the_libraries_of_a_wheel_need_no_newer_symbols_than_its_tag_says(build: Path) -> None:
+    libraries = sorted((build / "old_glibc").glob("*.so"))
+    assert len(libraries) == 1 + len(list(build.glob("fast_path-*.so")))
+    assert {library.name: newer(library) for library in libraries} == {library.name: [] for library in libraries}
+
+
+@on_glibc
+@needs_readelf
+@needs_compiler
+@pytest.mark.skipif(platform.libc_ver()[1] < "2.34", reason="glibc is older than the symbols")
+def test_newer_symbols_are_noticed(build: Path) -> None:
+    """In the library for this machine, which is linked without our own versions of them."""
+    assert {"pthread_key_create@GLIBC_2.34", "pow@GLIBC_2.29"} <= set(newer(build / "libnpu_kernels_cpu.so"))
 
 
 def test_table_says_what_was_run_and_what_was_only_built(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The source distribution: complete, and made without torch.
 
-That a wheel can be built from it alone is tested by `make test-sdist` (release/check_sdist.py), which compiles
+That a wheel can be built from it alone is tested by `make test-sdist` (release/try_install.py), which compiles
 everything and takes minutes.
 """
 
