@@ -161,20 +161,20 @@ TIME_LOOP = [
 
 FORMULA = [
     *mutants(PACKAGE + "formula/fractions.py", "tests/test_formula_fractions.py", {
-        "fractions-lowest-terms": ("better = (off < error)", "better = (off <= error)"),
-        "fractions-large-numbers": (" & (exact.abs() < _WHOLE)", ""),
+        "fractions-lowest-terms": ("better = (distance < error)", "better = (distance <= error)"),
+        "fractions-large-numbers": (" & (exact.abs() < _FRACTION_LIMIT)", ""),
         "fractions-minus-zero": ("return numerator + 0.0, denominator", "return numerator, denominator"),
         "fractions-greatest-denominator": ("range(2, max_denominator + 1)", "range(2, max_denominator)"),
     }),
     *mutants(PACKAGE + "formula/simplify.py", "tests/test_formula_simplify.py", {
-        "simplify-share": ("error <= min(share, self.most(place, number))", "error <= self.most(place, number)"),
+        "simplify-share": ("error <= min(share, self.error_limit(entry, number))", "error <= self.error_limit(entry, number)"),
         "simplify-fractions-of-constants": ("number in (0.0, 1.0, -1.0)", "number is not None"),
         "simplify-worse-refit": ("        if refitted <= error:\n", "        if refitted < 1e300:\n"),
-        "simplify-refused-is-free": ("            self.fix(place, accepted)\n", "            self.fix(place, True)\n"),
+        "simplify-refused-is-free": ("            self.fix(entry, accepted)\n", "            self.fix(entry, True)\n"),
         "simplify-farther-gate": ("return (near,) if self.limit is None else (near, 1.0 - near)", "return (near,)"),
-        "simplify-cheapest-first": ("return sorted(found, key=lambda pair: pair[0])", "return found"),
-        "simplify-restores": ("            self.set(place, before)\n            found.append", "            found.append"),
-        "simplify-fixed-entries": ("                self.fix(place)\n            else:", "                pass\n            else:"),
+        "simplify-cheapest-first": ("return sorted(ranked, key=lambda pair: pair[0])", "return ranked"),
+        "simplify-restores": ("            self.set(entry, before)\n            ranked.append", "            ranked.append"),
+        "simplify-fixed-entries": ("                        self.fix(entry)\n                    else:", "                        pass\n                    else:"),
     }),
     *mutants(PACKAGE + "formula/weights.py", "tests/test_formula_simplify.py", {
         "simplify-behind-closed-gates": ("                dead[:, layer.gate == 0] = True\n", "                pass\n"),
