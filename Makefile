@@ -109,7 +109,8 @@ gpu:
 tables: install
 	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --page docs/performance.md --readme README.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
-	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md
+	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \
+	  docs/choosing-a-layer.md
 	$(BIN)/python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png
 	$(BIN)/python -m benchmarks.time_series --report docs/time-series.md
 	$(BIN)/python -m benchmarks.overview $(THROUGHPUT) --processor "$(PROCESSOR)" --out docs/images/overview.png

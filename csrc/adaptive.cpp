@@ -160,7 +160,10 @@ std::vector<Tensor> backward(const Tensor& grad_path, const Operands<T>& n, cons
   const int64_t* found = read<int64_t>("counts", counts, ScalarType::Long, 4 * n.rows);
   std::vector<int64_t> steps_at{0}, states_at{0};
   for (int64_t row = 0; row < n.rows; ++row) {
-    check(found[4 * row] >= 0, "ode_adaptive: counts must not be negative");
+    // No more than there are, so that the sum of many does not overflow.
+    check(found[4 * row] >= 0 && found[4 * row] <= times.numel(),
+          "ode_adaptive: counts must not be negative, nor above ", times.numel(), ", the number of times, got ",
+          found[4 * row]);
     steps_at.push_back(steps_at.back() + found[4 * row]);
     states_at.push_back(states_at.back() + found[4 * row] / every + 1);
   }

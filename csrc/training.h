@@ -48,8 +48,10 @@ struct Rows {
 // What the loop knows of a layer, made of its record.
 template <typename T>
 struct Kind {
-  size_t weights, options;
-  std::array<const char*, kMostOperands> shapes;
+  const char* name;
+  size_t weights, options;  // how many
+  const Weight* weight;
+  const Option* option;
   bool keeps;       // one tensor of y's shape
   int64_t factors;  // columns of a weight for each input
   void (*forward)(const Pass<T>&, const Parallel&);
@@ -61,8 +63,16 @@ struct Kind {
 template <typename L, typename T>
 Kind<T> kind_of() {
   static_assert(L::weights.size() < kMostOperands && L::options.size() <= kMostOptions && L::kept.size() <= 1);
-  Kind<T> kind{L::weights.size(), L::options.size(), {}, L::kept.size() == 1, doubles_inputs<L>() ? 2 : 1, {}, {}, {}};
-  for (size_t w = 0; w < L::weights.size(); ++w) kind.shapes[w] = L::weights[w].shape;
+  Kind<T> kind{L::name,
+               L::weights.size(),
+               L::options.size(),
+               L::weights.data(),
+               L::options.data(),
+               L::kept.size() == 1,
+               doubles_inputs<L>() ? 2 : 1,
+               {},
+               {},
+               {}};
   kind.forward = [](const Pass<T>& p, const Parallel& parallel) {
     void* kept[1] = {p.kept};
     const ForwardCall<T> call{{p.n, p.operands.data(), p.options.data()}, p.y, kept};
@@ -79,13 +89,18 @@ Kind<T> kind_of() {
   return kind;
 }
 
-// In the order of npu_kernels/training/plan.py.
+// A plan names a kind by its index here.
 template <typename T>
 std::array<Kind<T>, 4> kinds() {
   return {kind_of<NpuLayer, T>(), kind_of<NmuLayer, T>(), kind_of<NmruLayer, T>(), kind_of<NauLayer, T>()};
 }
 
-enum PenaltyKind { kL1, kFrobenius, kMadsen, kPaper };
+// A plan names a penalty by its index here.
+#define NPU_PENALTIES(X) X(kL1, "l1") X(kFrobenius, "frobenius") X(kMadsen, "madsen") X(kPaper, "paper")
+#define NPU_PENALTY_KIND(kind, name) kind,
+#define NPU_PENALTY_NAME(kind, name) name,
+enum PenaltyKind { NPU_PENALTIES(NPU_PENALTY_KIND) };
+constexpr const char* kPenaltyNames[] = {NPU_PENALTIES(NPU_PENALTY_NAME)};
 
 struct Penalty {
   PenaltyKind kind;
@@ -105,7 +120,7 @@ struct Parameter {
   bool trained;
   const double* rate;  // [steps]
   std::vector<Penalty> penalties;
-  double low, high;         // the interval that it is clamped into
+  double low, high;         // the interval that it is clamped into, trained or not
   std::array<T*, 3> state;  // [K][size] each: exp_avg, exp_avg_sq; or square_avg, grad_avg, momentum_buffer
   double number;            // of the steps before
   AdamOptions adam;         // lr: in `rate`
@@ -170,6 +185,16 @@ void penalise(const Penalty& penalty, int64_t step, const T* values, int64_t mod
       for (int64_t n = 0; n < size; ++n) grad[n] += beta * slope(values[n], penalty.kind == kMadsen);
     }
   }
+}
+
+inline bool bounded(double low, double high) { return low > -HUGE_VAL || high < HUGE_VAL; }
+
+// nan stays nan
+template <typename T>
+void clamp(double lowest, double highest, int64_t count, T* values) {
+  if (!bounded(lowest, highest)) return;
+  const T low = T(lowest), high = T(highest);
+  for (int64_t n = 0; n < count; ++n) values[n] = values[n] < low ? low : (values[n] > high ? high : values[n]);
 }
 
 // torch.optim.RMSprop's step, in its order of operations.
@@ -277,7 +302,6 @@ class Block {
     const bool records = number % run_.every == 0;
     T* losses = records ? run_.losses + number / run_.every * run_.models + model_ : nullptr;
     if (!at_once(step, losses)) one_by_one(step, losses);
-    if (first_ == run_.layers.size()) return;
     for (size_t n = 0; n < run_.parameters.size(); ++n) update(run_.parameters[n], at(grads_[n]), step);
   }
 
@@ -375,9 +399,9 @@ class Block {
   }
 
   void update(const Parameter<T>& p, T* grad, int64_t step) const {
-    if (!p.trained) return;
     T* values = p.values + model_ * p.size;
     const int64_t count = models_ * p.size;
+    if (!p.trained) return step == 0 ? clamp(p.low, p.high, count, values) : void();  // it stays there
     std::array<T*, 3> state = p.state;
     for (T*& s : state) s = s == nullptr ? nullptr : s + model_ * p.size;
     for (const Penalty& penalty : p.penalties) penalise(penalty, step, values, models_, p.size, grad);
@@ -390,10 +414,7 @@ class Block {
     } else {
       rmsprop(p.rmsprop, p.rate[step], count, values, grad, state);
     }
-    if (p.low == -HUGE_VAL && p.high == HUGE_VAL) return;
-    const T low = T(p.low), high = T(p.high);
-    for (int64_t n = 0; n < count; ++n)  // nan stays nan
-      values[n] = values[n] < low ? low : (values[n] > high ? high : values[n]);
+    clamp(p.low, p.high, count, values);
   }
 
   // Places in one piece of memory, each on a cache line of its own.

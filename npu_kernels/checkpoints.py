@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import npu_kernels
 from npu_kernels import files
+from npu_kernels.layers.base import Unit
+from npu_kernels.notices import warn
 from npu_kernels.progress import Progress
 
 CHECKPOINT_SECONDS = 30.0  # between two savings
 SLICE_SECONDS = 0.2  # of work, between which progress, Ctrl-C and checkpoints have their turn
+PIECE = 2**24  # elements hashed at once
 LONG = 200  # characters: values that are longer are not shown
 
 
@@ -52,14 +55,21 @@ def interruptible() -> Iterator[list[bool]]:
 
 
 class Resumable(Protocol):
-    """Work with a state of tensors and numbers, a dict that has a "fingerprint"."""
+    """Work with a state of tensors and numbers, a dict that has its fingerprint."""
 
     function: str  # what the user has called
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What decides its numbers, as it was before the first step."""
 
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state; ValueError, which says what differs, for that of other work."""
+        """Continue from a state; ValueError, which says what differs, for that of other work or a wrong one.
+
+        All is checked before anything changes.
+        """
 
 
 class Checkpoint:
@@ -72,43 +82,49 @@ class Checkpoint:
         function = work.function
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"{function}: checkpoint must be a path, got {type(path).__name__}")
+        work.fingerprint  # noqa: B018  what cannot be had fails before any step, and later settings are not in it
         self.work, self.path, self._saved = work, Path(path), time.monotonic()
         try:
             files.check_writable(self.path)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise type(error)(
+            raise _kind(error)(
                 f"{function}: checkpoint must be a file that can be written, got {str(path)!r}: {reason}"
             ) from None
         if self.path.exists():
             try:
                 work.restore(files.load(self.path, ["fingerprint"]))
             except (OSError, ValueError) as error:
-                raise type(error)(
-                    f"{function}: checkpoint must be a new file or one of this same {function}, got {str(path)!r}: "
-                    f"{error}"
-                ) from None
+                raise self.refused(error) from None
+
+    def refused(self, error: OSError | ValueError) -> Exception:
+        """The error of a file that cannot be read or is not this work's."""
+        function = self.work.function
+        return _kind(error)(
+            f"{function}: checkpoint must be a new file or one of this same {function}, got {str(self.path)!r}: {error}"
+        )
 
     def keep(self) -> None:
         """Save if the last time is long ago."""
         if time.monotonic() - self._saved > CHECKPOINT_SECONDS:
-            self._write()
+            self.save()
 
     def save(self) -> None:
         """Save the work. If the disk is full or gone, it continues without a checkpoint."""
-        self._write()
-
-    def _write(self) -> None:
         self._saved = time.monotonic()
         try:
             files.save(self.path, self.work.state())
         except OSError as error:
-            warnings.warn(
+            warn(
                 f"{self.work.function}: checkpoint {str(self.path)!r} could not be written "
                 f"({error.strerror or error}); the {self.work.function} goes on without",
                 RuntimeWarning,
-                stacklevel=users_level(),
             )
+
+
+def _kind(error: OSError | ValueError) -> type[Exception]:
+    """The class of the error that is raised instead; ValueErrors of Unicode take more than a message."""
+    return type(error) if isinstance(error, OSError) else ValueError
 
 
 class Job(Resumable, Protocol):
@@ -158,14 +174,6 @@ def drive(
             file.save()
 
 
-def users_level() -> int:
-    """The `stacklevel` with which a warning points to the user's code, from however deep within this package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("npu_kernels"):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
 def fingerprint(**facts: str) -> dict[str, str]:
     """What decides the numbers of some work: these facts, and the versions."""
     return {"npu_kernels": npu_kernels.__version__, "torch": str(torch.__version__), **facts}
@@ -184,21 +192,44 @@ def check_same(saved: Any, own: dict[str, str], what: str = "fit") -> None:
         raise ValueError(f"it is of another {what}: other {', '.join(said)}")
 
 
+def described(model: nn.Module) -> str:
+    """What of a model decides its numbers, but for the values and dtypes of its parameters and buffers."""
+    tensors = [(name, tuple(t.shape)) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    options = [(name, part.training, _options(part)) for name, part in model.named_modules()]
+    return f"{model}, {tensors}, {options}"
+
+
+def _options(part: nn.Module) -> dict[str, Any]:
+    """The settings of a unit, of which its `repr` has only some."""
+    kept = vars(part).items() if isinstance(part, Unit) else ()
+    return {name: value for name, value in kept if isinstance(value, (str, int, float, type(None)))}
+
+
 def digest(*parts: Any) -> str:
-    """Of tensors, records of such, and other values by their `repr`."""
-    found = hashlib.blake2b(digest_size=16)
+    """The digest of tensors, of records of such, and of other values by their `repr`."""
+    total = hashlib.blake2b(digest_size=16)
 
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
-            part = part.detach().cpu()
-            found.update(f"{part.dtype} {tuple(part.shape)} ".encode() + part.contiguous().numpy().tobytes())
+            total.update(f"{part.dtype} {tuple(part.shape)} ".encode())
+            for piece in _pieces(part):
+                total.update(piece)
         elif is_dataclass(part):
-            found.update(type(part).__name__.encode())
+            total.update(type(part).__name__.encode())
             for field in fields(part):
                 add(getattr(part, field.name))
         else:
-            found.update(repr(part).encode())
+            text = repr(part).encode()
+            total.update(f"{len(text)} ".encode() + text)
 
     for part in parts:
         add(part)
-    return found.hexdigest()
+    return total.hexdigest()
+
+
+def _pieces(tensor: Tensor) -> Iterator[ctypes.Array[ctypes.c_uint8]]:
+    """Yield the bytes of a tensor of any dtype, some at a time, without NumPy, which lacks dtypes."""
+    flat = tensor.detach().reshape(-1)
+    for part in flat.split(PIECE) if len(flat) else ():
+        plain = part.resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8)
+        yield (ctypes.c_uint8 * len(plain)).from_address(plain.data_ptr())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-from typing import Any
+import math
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -19,10 +20,64 @@ def check_tensor(function: str, name: str, value: Any) -> None:
         raise TypeError(f"{function}: {name} must be a dense tensor, got {kind}")
 
 
-def check_whole(function: str, name: str, value: Any, least: int = 1) -> None:
-    """ValueError unless it is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{function}: {name} must be an integer of at least {least}, got {value!r}")
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether it is an integer, Python's or another library's such as NumPy's, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def as_number(value: Any) -> float:
+    """A real number, Python's or another library's such as NumPy's, as a float; nan for what is none or too large."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # an integer
+        return math.nan
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether it is a real number, and neither nan nor a bool."""
+    return not math.isnan(as_number(value))
+
+
+def check_whole(function: str, name: str, value: Any, least: int = 1, *, other: str = "") -> int:
+    """The integer as an int; ValueError unless it is at least `least`. other: what the argument may also be."""
+    if not is_whole(value) or value < least:
+        rule = f"{other}, or " if other else ""
+        raise ValueError(f"{function}: {name} must be {rule}an integer of at least {least}, got {value!r}")
+    return int(value)
+
+
+def check_number(
+    function: str,
+    name: str,
+    value: Any,
+    *,
+    minimum: float = -math.inf,
+    above: float = -math.inf,
+    finite: bool = True,
+    other: str = "",
+) -> float:
+    """The real number as a float; ValueError unless it is at least `minimum`, greater than `above` and finite.
+
+    finite: false allows infinity too. other: what the argument may also be.
+    """
+    number = as_number(value)
+    if not (number >= minimum and number > above and (not finite or number < math.inf)):
+        rules = ["finite"] if finite else []
+        rules += [f"at least {minimum}"] if minimum > -math.inf else []
+        rules += [f"greater than {above}"] if above > -math.inf else []
+        rule = (f"{other}, or " if other else "") + " and ".join(rules)
+        raise ValueError(f"{function}: {name} must be {rule}, got {value!r}")
+    return number
+
+
+def check_level(function: str, value: Any) -> float:
+    """The level of confidence; ValueError unless it is between 0 and 1."""
+    level = as_number(value)
+    if not 0 < level < 1:
+        raise ValueError(f"{function}: level must be between 0 and 1, got {value!r}")
+    return level
 
 
 def check_module(function: str, name: str, value: Any) -> None:

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from npu_kernels import reference
 from npu_kernels.autograd import eager_only
-from npu_kernels.dispatch import backend_for
+from npu_kernels.dispatch import backend_for, is_batched_gradient
 
 _PLAIN = (Tensor, Parameter, type(None))
 _VECTORS = 64  # elements: whole vectors of any processor, also where its loops take several at once
@@ -86,7 +86,7 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """Of x, weight, mask, gate_weight and gate_bias, None where it is not needed."""
     x, weight, mask, gate_weight, gate_bias, log, tanh, share, w, m, a, g = saved
-    if torch.is_grad_enabled() or eager_only():
+    if torch.is_grad_enabled() or eager_only() or is_batched_gradient(grad_y):
         bits = sum(1 << bit for bit, needed in enumerate(needs) if needed)
         found = reference.nalu_backward(
             grad_y, x, weight, mask, gate_weight, gate_bias, None, None, None, eps, needs=bits

@@ -26,6 +26,7 @@ from torch.nn import Parameter
 
 from npu_kernels import ops, reference
 from npu_kernels.backends import cpu
+from npu_kernels.notices import warn
 
 BACKENDS = ("reference", "cpu", "triton")
 
@@ -141,16 +142,14 @@ def _choose(device_type: str) -> str:
             _launchers.update(triton().repeated())
         if _chosen[device_type] == "reference" and device_type != "meta":  # meta tensors compute nothing
             command = f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
-            warnings.warn(
+            warn(
                 f"npu_kernels: {device_type} tensors are computed by the slower eager formulas "
-                f"({_explain(device_type)}){command}",
-                stacklevel=2,
+                f"({_explain(device_type)}){command}"
             )
         elif _chosen[device_type] == "cpu" and _no_fast_path:
-            warnings.warn(
+            warn(
                 f"npu_kernels: small layers on the CPU take longer than they need, because the fast path from Python "
-                f"to the kernels is missing: {_no_fast_path}. To build it for this torch: `{cpu.BUILD_COMMAND}`",
-                stacklevel=2,
+                f"to the kernels is missing: {_no_fast_path}. To build it for this torch: `{cpu.BUILD_COMMAND}`"
             )
     return _chosen[device_type]
 
@@ -195,6 +194,9 @@ def launch(name: str, *args: Any) -> Any:
 
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _profiled, _wrapped = torch.autograd._profiler_enabled, torch._C._functorch.is_functorch_wrapped_tensor
+# Whether a gradient stands for many, without storage: torch.autograd.grad(is_grads_batched=True) runs a backward with
+# such ones. Torch's dispatcher takes them apart for a registered operator; nothing else of ours can read them.
+is_batched_gradient: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
@@ -210,6 +212,8 @@ def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
         if tensor is not None:
             kind = type(tensor)
             if not (kind is Parameter or (kind is Tensor and not _wrapped(tensor))) or tensor.is_neg():
+                return None
+            if is_batched_gradient(tensor):
                 return None
     return None if tensors[0].is_cpu and not _interprets() else _launchers[name]  # type: ignore[union-attr]
 

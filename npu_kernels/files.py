@@ -1,7 +1,8 @@
 """Files of results and checkpoints that outlast a kill and a full disk.
 
-A file is written under another name beside its own (``NAME.HOST.PID.tmp``), flushed to the disk and renamed: at any
-moment there is the whole old file or the whole new one.
+A file is written under a new name in its folder (``NAME.HOST.RANDOM.tmp``), flushed to the disk and renamed: at any
+moment there is the whole old file or the whole new one. The new file is locked until it has its name; so one that no
+process has locked was left by a killed one.
 """
 
 from __future__ import annotations
@@ -13,54 +14,92 @@ import io
 import os
 import platform
 import re
-from collections.abc import Collection
+import secrets
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked there, and what killed processes left stays
+    fcntl = None  # type: ignore[assignment]
+
 _HEAD, _SIZE = b"npu_kernels state 1\n", 32  # before the content of a saved state: this, and the bytes of a checksum
+_TOKEN = 8  # random bytes in the name of a temporary file: nobody can put a link there before it is opened
 
 
 def _host() -> str:
     return re.sub(r"[^A-Za-z0-9-]", "-", platform.node()) or "host"
 
 
-def _aside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{_host()}.{os.getpid()}.tmp")
+def _target(path: Path) -> Path:
+    """The file itself that a path names, perhaps by links. Raises OSError where no file can be."""
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket", str(path))
+    return target
 
 
-def _lives(pid: int) -> bool:
-    """Whether a process of this machine has that number; true where that cannot be asked."""
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
+@contextmanager
+def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new, locked file in the folder of another; removed afterwards, unless it was renamed. mode: of a new file."""
+    while True:
+        path = target.with_name(f"{target.name}.{_host()}.{secrets.token_hex(_TOKEN)}.tmp")
+        file = open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115  # closed below
+        try:
+            with file:
+                if _lock(file.fileno(), wait=True) and not path.exists():  # was taken for a leftover before
+                    continue
+                yield path, file
+                return
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _lock(descriptor: int, wait: bool = False) -> bool:
+    """Lock an open file until it is closed; whether that worked: another process may have it, or the disk no locks."""
+    if fcntl is None:
         return False
-    except PermissionError:
-        return True  # another user's
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
     return True
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove what killed processes of this machine left in a folder, of one file or of all: their ``*.tmp`` files."""
-    names = rf".+\.{_host()}" if name is None else rf"{re.escape(name)}(\.{_host()})?"
+    if fcntl is None:
+        return
+    pattern = rf"{'.+' if name is None else re.escape(name)}\.{_host()}\.[0-9a-f]{{{2 * _TOKEN}}}\.tmp"
     for path in folder.glob("*.tmp"):
-        found = re.fullmatch(rf"{names}\.(?P<pid>\d+)\.tmp", path.name)
-        if found is not None and not _lives(int(found["pid"])):
-            path.unlink(missing_ok=True)
+        if re.fullmatch(pattern, path.name) is None:
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # a link, another user's, or gone
+            continue
+        try:
+            if _lock(descriptor):
+                path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
 
 
 def check_writable(path: Path) -> None:
     """Raise OSError if the file could not be written; nothing is left behind, and an existing file stays as it is."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-    aside = _aside(path)
-    with open(aside, "wb"):
+    target = _target(path)
+    with _temporary(target, 0o600):
         pass
-    aside.unlink()
-    remove_leftovers(path.parent, path.name)
+    remove_leftovers(target.parent, target.name)
 
 
 def output(text: str) -> Path:
@@ -74,17 +113,21 @@ def output(text: str) -> Path:
 
 
 def write(path: Path, content: bytes | str) -> None:
-    """Replace a file as a whole. Raises OSError, and leaves the old file then."""
-    aside = _aside(path)
-    try:
-        with open(aside, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    """Replace a file as a whole, with its mode; through a link, the file that it names.
+
+    Raises OSError, and leaves the old file then.
+    """
+    target = _target(path)
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+    with _temporary(target, 0o666 if mode is None else mode & 0o777 | 0o600) as (aside, file):
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+        if fcntl is None:  # Windows renames no open file
+            file.close()
+        elif mode not in (None, stat.S_IMODE(os.fstat(file.fileno()).st_mode)):
+            os.fchmod(file.fileno(), mode)
+        os.replace(aside, target)
 
 
 def save(path: Path, state: Any) -> None:

@@ -94,10 +94,7 @@ def _npu(
     eps: float | None,
     gate_gradient: str,
 ) -> Tensor:
-    if eps is None:
-        eps = EPS[x.dtype]
-    else:
-        check_positive("npu", "eps", eps, x.dtype)
+    eps = EPS[x.dtype] if eps is None else check_positive("npu", "eps", eps, x.dtype)
     if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
         raise ValueError(f"npu: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}")
     straight_through = gate_gradient == STRAIGHT_THROUGH
@@ -291,7 +288,7 @@ def nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign
     y = _by_fast_path(fast_path.nmru, x, weight, eps, clip, sign)
     if y is not NotImplemented:
         return y
-    check_positive("nmru", "eps", eps, getattr(x, "dtype", torch.float32))
+    eps = check_positive("nmru", "eps", eps, getattr(x, "dtype", torch.float32))
     if sign != "product" and sign != "separate":
         raise ValueError(f"nmru: sign must be 'product' or 'separate', got {sign!r}")
     return call("nmru", _nmru, x, (weight,), eps=eps, clip=clip, sign=sign, fused=True)
@@ -337,7 +334,7 @@ def nalu(
 
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
     """
-    check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
+    eps = check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
     return call("nalu", _nalu, x, (weight, mask, gate_weight, gate_bias), eps=eps, fused=True)
 
 
@@ -376,7 +373,7 @@ def inalu(
     if y is not NotImplemented:
         return y
     dtype = getattr(x, "dtype", torch.float32)
-    check_positive("inalu", "eps", eps, dtype)
-    check_positive("inalu", "omega", omega, dtype)
+    eps = check_positive("inalu", "eps", eps, dtype)
+    omega = check_positive("inalu", "omega", omega, dtype)
     weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
     return call("inalu", _inalu, x, weights, eps=eps, omega=omega, fused=True)

@@ -30,14 +30,13 @@ Build the optimizer after the swap: parameters may be new ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from npu_kernels import ops, reference, reference_layers
-from npu_kernels.checks import check_module, check_tensor
+from npu_kernels.checks import check_module, check_number, check_tensor
 from npu_kernels.layers import NPU, NaiveNPU, RealNPU, Unit
 from npu_kernels.ode import reference as time_loop
 from npu_kernels.reference_layers import EAGER, LAYOUTS, PublishedNPU
@@ -282,8 +281,8 @@ def swap(
             gate_gradient=getattr(module, "gate_gradient", gate_gradient),
         )
 
-    if eps is not None and (isinstance(eps, bool) or not isinstance(eps, Real)):
-        raise TypeError(f"swap: eps must be None or a number, got {eps!r}")
+    if eps is not None:
+        check_number("swap", "eps", eps, above=0, other="None")
     _check_lost("swap", model, allow, kind)
     return _replace(model, change)
 

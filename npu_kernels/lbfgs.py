@@ -27,6 +27,7 @@ A problem ends (`Status`) when
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from enum import IntEnum
@@ -34,6 +35,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from npu_kernels import saved
+from npu_kernels.checks import check_number, check_whole
 
 __all__ = ["LBFGS", "Result", "Status", "lbfgs"]
 
@@ -138,19 +142,17 @@ class LBFGS:
             raise ValueError(f"lbfgs: x0 must have shape (K, N), got {tuple(x0.shape)}")
         if x0.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"lbfgs: x0 must be float32 or float64, got {x0.dtype}")
-        self.closure, self.history, self.restart, self.compact = closure, history, restart, compact
-        self.max_iterations, self.max_evaluations = max_iterations, max_evaluations
-        self.max_line_search = max_line_search
-        self.gradient_tolerance, self.x_tolerance = gradient_tolerance, x_tolerance
-        self.f_tolerance = f_tolerance
-        for name in ("history", "max_iterations", "max_line_search", "max_evaluations"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise ValueError(f"lbfgs: {name} must be at least 1, got {count!r}")
-        for name in ("gradient_tolerance", "x_tolerance", "f_tolerance"):
-            tolerance = getattr(self, name)
-            if not 0 <= tolerance < math.inf:
-                raise ValueError(f"lbfgs: {name} must be finite and at least 0, got {tolerance!r}")
+        self.history = check_whole("lbfgs", "history", history)
+        self.max_iterations = check_whole("lbfgs", "max_iterations", max_iterations)
+        self.max_line_search = check_whole("lbfgs", "max_line_search", max_line_search)
+        self.max_evaluations = None
+        if max_evaluations is not None:
+            self.max_evaluations = check_whole("lbfgs", "max_evaluations", max_evaluations)
+        tolerance = functools.partial(check_number, "lbfgs", minimum=0)
+        self.gradient_tolerance = tolerance("gradient_tolerance", gradient_tolerance)
+        self.x_tolerance = tolerance("x_tolerance", x_tolerance)
+        self.f_tolerance = tolerance("f_tolerance", f_tolerance)
+        self.closure, self.restart, self.compact = closure, restart, compact
 
         # Line searches compute in float64 for every dtype of x, because they compare values that
         # differ in their last digits.
@@ -160,7 +162,7 @@ class LBFGS:
         def counts() -> Tensor:
             return zeros(dtype=torch.long)
 
-        pairs = history, x0.shape[1]
+        pairs = self.history, x0.shape[1]
         self.x = x0.detach().clone(memory_format=torch.contiguous_format)  # the last accepted point
         self.f, self.g = zeros(), torch.zeros_like(self.x)  # value and gradient at x
         self.direction, self.slope = torch.zeros_like(self.x), zeros()  # slope: along it at x
@@ -172,7 +174,10 @@ class LBFGS:
         self.end_g = zeros(2, x0.shape[1], dtype=x0.dtype)
         self.low = counts()  # the bracket's better end
         self.steps, self.changes = zeros(*pairs, dtype=x0.dtype), zeros(*pairs, dtype=x0.dtype)
-        self.rho, self.pairs = zeros(history), counts()  # 1 / y s of the pairs; how many there were
+        self.rho, self.pairs = (
+            zeros(self.history),
+            counts(),
+        )  # 1 / y s of the pairs; how many there were
         self.scale = zeros()  # y s / y y of the last pair
 
     # ---- from outside --------------------------------------------------------------------------
@@ -192,13 +197,22 @@ class LBFGS:
         return {name: getattr(self, name).clone() for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of problems of the same sizes."""
-        for name in self._STATE:
-            tensor, saved = getattr(self, name), state[name]
-            if tensor.shape != saved.shape:
-                rule = f"must have shape {tuple(tensor.shape)} in the state"
-                raise ValueError(f"lbfgs: {name} {rule}, got {tuple(saved.shape)}")
-            tensor.copy_(saved)
+        """Continue from a `state_dict` of problems of the same sizes.
+
+        ValueError for another state, which changes nothing.
+        """
+        highest = {"purpose": _ZOOM, "status": max(Status), "low": 1}
+        tensors = {name: getattr(self, name) for name in self._STATE}
+        read = {}
+        try:
+            saved.record(state, "state", tensors.keys())
+            for name, t in tensors.items():
+                bounds = () if t.is_floating_point() else (0, highest.get(name, math.inf))
+                read[name] = saved.tensor(state[name], name, t.shape, t.dtype, t.device, *bounds)
+        except ValueError as error:
+            raise ValueError(f"lbfgs: {error}") from None
+        for name, t in tensors.items():
+            t.copy_(read[name])
 
     @torch.no_grad()
     def round(self) -> bool:

@@ -15,7 +15,7 @@ from torch.jit import is_tracing
 
 from npu_kernels import ops
 from npu_kernels.autograd import eager_only
-from npu_kernels.checks import check_tensor
+from npu_kernels.checks import as_number, check_tensor
 from npu_kernels.dispatch import backend_for
 
 _Result = TypeVar("_Result")
@@ -145,15 +145,16 @@ def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
         pause(state)
 
 
-def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> None:
-    """Raise ValueError for a number that is not finite, or not greater than 0 in the dtype of the computation.
+def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> float:
+    """The number as a float; ValueError unless it is finite, and greater than 0 in the dtype of the computation.
 
     0 is valid where the layer's record says so.
     """
     info = _INFO.get(dtype, _INFO[torch.float32])
     zero = layer in ops.LAYERS and name in ops.LAYERS[layer].may_be_zero
-    if isinstance(value, (int, float)) and (info.smallest_normal <= value <= info.max or (zero and value == 0)):
-        return
+    number = as_number(value)
+    if info.smallest_normal <= number <= info.max or (zero and number == 0):
+        return number
     rule = "0, or finite and greater than 0" if zero else "finite and greater than 0"
     raise ValueError(f"{layer}: {name} must be {rule} in {info.dtype}, got {value!r}")
 

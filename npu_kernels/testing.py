@@ -232,7 +232,8 @@ class OperatorRecord:
         if self.name in ops.LAYERS and "eps" in ops.LAYERS[self.name].options:
             zero = "eps" in ops.LAYERS[self.name].may_be_zero
             rule = f"eps must be {'0, or finite' if zero else 'finite'} and greater than 0 in "
-            for value in (-1e-3, math.nan, math.inf, 1e-320, "small", *(() if zero else (0.0,))):
+            values = -1e-3, math.nan, math.inf, 1e-320, "small", True, *(() if zero else (0.0,))
+            for value in values:
                 yield bad(f"eps {value}", rule + "float64, got ", eps=value)
             single = good.map(lambda tensor: tensor.float())
             message = rule + "float32, got 1e-50$"

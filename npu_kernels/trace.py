@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +36,7 @@ from npu_kernels import reference
 from npu_kernels.autograd import eager_only
 from npu_kernels.layers import Unit
 from npu_kernels.layers.npu import PowerUnit
+from npu_kernels.notices import warn
 
 ACTIONS = ("raise", "warn", "record")
 
@@ -156,7 +156,7 @@ def non_finite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFini
         if action == "raise":
             raise NonFiniteError(record)
         if action == "warn":
-            warnings.warn(record.message, RuntimeWarning, stacklevel=3)
+            warn(record.message, RuntimeWarning)
 
     def watch(name: str, unit: Unit) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:

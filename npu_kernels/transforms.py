@@ -3,7 +3,7 @@
 A vmap over the weights, which is what a vmap over stacked modules is, becomes one call with a model dimension, with the
 gradient taken inside, outside or by plain autograd; a vmap over the rows alone becomes one call with more rows. Two
 levels become one call too. The Functions here are of the style that `torch.func` can see into. torch makes a class
-at every call, which takes half a millisecond; `num_models` does the same work without it.
+at every call, which takes time; `num_models` does the same work without it.
 
 `fused` says when they are used. The eager formulas are used where they are faster (a gradient inside a vmap over rows:
 torch's overhead, and per-sample gradients of one weight) and where only they are correct: under other transforms, in

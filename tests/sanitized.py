@@ -32,6 +32,8 @@ NAMES = (
     "optim",
     "rows",
     "training",
+    "training_loops",
+    "training_plan",
     "training_run",
     "transforms",
 )

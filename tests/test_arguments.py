@@ -164,13 +164,13 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: project_(W), TypeError, r"project_: model must be a torch.nn.Module, got Tensor"),  # type: ignore[arg-type]
     (lambda: project_(nn.Linear(2, 2)), ValueError, r"project_: model must have units of npu_kernels, got Linear .*"),
     (lambda: project_(_model(), weights="a"), ValueError,  # type: ignore[arg-type]
-     r"project_: weights must be None or a bound greater than 0, got 'a'"),
+     r"project_: weights must be None, or greater than 0, got 'a'"),
     (lambda: l1(None), TypeError, r"l1: parameters must be a module, a tensor or tensors, got NoneType"),  # type: ignore[arg-type]
     (lambda: l1([W, 1.0]), TypeError, r"l1: parameters must be a torch.Tensor, got float"),  # type: ignore[list-item]
     (lambda: regularizer(W.int()), TypeError, r"regularizer: parameters must have a floating-point dtype, got .*"),
     (lambda: l1(W, num_models=-1), ValueError, r"l1: num_models must be an integer of at least 1, got -1"),
-    (lambda: l1(W, "a"), TypeError, r"l1: beta must be a number, got str"),  # type: ignore[arg-type]
-    (lambda: SteppedSchedule("a", 1, 1), TypeError, r"SteppedSchedule: start must be a number, got str"),  # type: ignore[arg-type]
+    (lambda: l1(W, "a"), ValueError, r"l1: beta must be a tensor, or finite, got 'a'"),  # type: ignore[arg-type]
+    (lambda: SteppedSchedule("a", 1, 1), ValueError, r"SteppedSchedule: start must be finite, got 'a'"),  # type: ignore[arg-type]
     (lambda: SteppedSchedule(0, 1, 1).load_state_dict({}), ValueError, r"SteppedSchedule: state must be one of .*"),
     # layers
     (lambda: functional.inalu(X, W, None, W, W, W), TypeError,  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: formula.relative_error(X, X[:3]), ValueError, r"relative_error: prediction and target must have one .*"),
     # interop
     (lambda: interop.swap(None), TypeError, r"swap: model must be a torch.nn.Module, got NoneType"),  # type: ignore[arg-type]
-    (lambda: interop.swap(_model(), eps="a"), TypeError, r"swap: eps must be None or a number, got 'a'"),  # type: ignore[arg-type]
+    (lambda: interop.swap(_model(), eps="a"), ValueError, r"swap: eps must be None, or finite .*, got 'a'"),  # type: ignore[arg-type]
     (lambda: interop.swap(_model(), allow="g"), TypeError, r"swap: allow must be a collection of names, got 'g'"),
     (lambda: interop.to_reference(_model(), ["julia"]), ValueError, r"to_reference: layout must be .*"),  # type: ignore[arg-type]
     (lambda: interop.from_parameters(None), TypeError, r"from_parameters: parameters must be a dictionary, .*"),  # type: ignore[arg-type]

@@ -33,6 +33,15 @@ def test_quick_checks_pass() -> None:
     assert cpu.isa() == before
 
 
+def test_the_quick_form_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every layer and every backend of this machine, the interpreted kernels too."""
+    assert certify.main(["--quick", "--json", str(tmp_path / "quick.json")]) == 0, capsys.readouterr().out
+    results = json.loads((tmp_path / "quick.json").read_text())["results"]
+    assert {result["column"] for result in results} == {column.name for column in certify.columns(quick=True)}
+    checks = [title for title in certify.CHECKS if not title.startswith(certify.matrix.SLOW)]
+    assert list(dict.fromkeys(result["check"] for result in results)) == checks
+
+
 def test_all_of_the_table_is_measured() -> None:
     """The documentation has every check, a measured cell for each, and nothing that failed."""
     rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]

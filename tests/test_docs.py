@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import doctest
 import enum
 import importlib
 import inspect
 import io
 import re
-import statistics
 
 import pytest
 import torch
 
-from benchmarks.paper import report as paper
-from benchmarks.throughput import report
 from tests import examples
 from tests.examples import ROOT, Example
 
@@ -81,40 +77,6 @@ def test_code_in_docstrings_is_an_example_that_runs():
 def test_unmarked_code_is_noticed():
     assert examples.unmarked_code("Text\n\n    y = f(x)\n    print(y)\n") == ["y = f(x)\nprint(y)"]
     assert examples.unmarked_code("Text\n\n    y = A x\n\n    >>> f(1)\n") == []
-
-
-def test_table_of_choosing_a_layer_is_that_of_the_results():
-    text = (ROOT / "docs" / "choosing-a-layer.md").read_text()
-    lines = (ROOT / "benchmarks" / "results" / "paper" / "simple.csv").read_text().splitlines()
-    runs = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    for label, model in {"RealNPU → NAU": "RealNPU", "NMU → NAU": "NMU", "dense network": "Dense"}.items():
-        (row,) = re.findall(rf"^\| {label} \|(.*)\|$", text, re.M)
-        said = [float(cell.replace("*", "").split()[0]) for cell in row.split("|")]
-        found = [
-            statistics.median(float(run[op]) for run in runs if run["model"] == model)
-            for op in ("add", "mul", "div", "sqrt")
-        ]
-        assert said == pytest.approx(found, rel=5e-3)
-
-
-# ---- tables that generators write -----------------------------------------------------------------------------------
-
-
-def test_throughput_tables_are_those_of_the_results():
-    rows = report.read(sorted((ROOT / "benchmarks" / "results").glob("throughput-*.jsonl")))
-    page, readme = (ROOT / "docs" / "performance.md").read_text(), (ROOT / "README.md").read_text()
-    assert page == report.replace_block(page, report.markdown(rows))
-    (processor,) = re.findall(rf"{report.BEGIN}\n(.*?), kernels for", readme)
-    assert readme == report.replace_block(readme, report.short(rows, processor))
-
-
-def test_paper_tables_are_those_of_the_results(tmp_path):
-    page = ROOT / "docs" / "paper.md"
-    copy = tmp_path / page.name
-    copy.write_text(page.read_text())
-    short = {table.name for table in paper.TABLES.values() if table.short is not None}
-    assert set(paper.insert(ROOT / "benchmarks" / "results" / "paper", copy)) == short | {"text-and-code", "overview"}
-    assert copy.read_text() == page.read_text()
 
 
 def test_readme_is_short():

@@ -100,16 +100,16 @@ def test_the_generator_of_a_step_that_was_kept_is_as_after_it():
     """The next step draws the same numbers."""
 
     def points(draw):
-        return Points(*torch.from_numpy(draw.random((4, 3))))
+        return Points(*(torch.from_numpy(draw.random(size)) for size in ((4, 3, 2), (4, 3, 2), (4, 3), 4)))
 
     def refuse():
         pytest.fail("made again")
 
     first, again = Work(0, False, {}), Work(0, False, {})
     one, two = np.random.default_rng(1), np.random.default_rng(1)
-    made = first.steps(0).points(one, lambda: points(one))
+    made = first.steps(0).points(one, 3, 2, lambda: points(one))
     again.restore(first.state())
-    kept = again.steps(0).points(two, refuse)
+    kept = again.steps(0).points(two, 3, 2, refuse)
     assert torch.equal(kept.u, made.u)
     assert one.random() == two.random()
 

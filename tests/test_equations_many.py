@@ -9,17 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-from npu_kernels.equations import NPURegressor, fit_many, many, search
+import joblib
+
+from npu_kernels.equations import NPURegressor, fit_many, many, ranks, search
 from tests.building import ROOT
 from tests.laws import uniform
-from tests.test_distributed import _spawn
+from tests.test_distributed import _free_port, _spawn
 
 X = uniform(2, 60)
 MODEL = NPURegressor(random_state=0, max_terms=1, starts=4, output_powers=(1,))
@@ -178,3 +182,90 @@ def on_a_rank(rank, ranks):
 @pytest.mark.skipif(sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS")
 def test_ranks_share_the_problems():
     _spawn(2, on_a_rank)
+
+
+def _process(rank, store_port):
+    """One of two ranks of a group whose collectives end after five seconds."""
+    store = dist.TCPStore("127.0.0.1", store_port, 2, rank == 0, timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=5))
+    for check in (_a_slow_rank, _a_rank_that_fails, _a_rank_that_dies):
+        check(rank)
+    os._exit(0)  # see `tests.test_distributed._child`
+
+
+def _a_slow_rank(rank):
+    """It is waited for, with more silence than the group's timeout, and its results come in pieces."""
+    plain, pieces = many._one, ranks.PIECE
+    many._one = lambda *arguments: (time.sleep(7 * rank), plain(*arguments))[1]
+    ranks.PIECE = 100
+    found = fit_many(dict(list(PROBLEMS.items())[:2]), MODEL)
+    assert found.complete
+    assert [str(outcome)[:7] for outcome in found] == ["quotien", "text: V"]
+    many._one, ranks.PIECE = plain, pieces
+
+
+def _a_rank_that_fails(rank):
+    """Its error is raised there, at once; the other rank has its own results."""
+    plain = many._fitted
+    if rank == 1:
+        many._fitted = lambda *arguments: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            fit_many(PROBLEMS, MODEL)
+        many._fitted = plain
+        return
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match=r"^fit_many: the results of 1 of 2 ranks are missing, .*: 1$"):
+        found = fit_many(PROBLEMS, MODEL)
+    assert [outcome.name for outcome in found] == ["quotient", "square"]
+    assert not found.complete
+    assert time.monotonic() - start < ranks.SILENCE / 2
+
+
+def _a_rank_that_dies(rank):
+    if rank == 1:
+        many._fitted = lambda *arguments: os._exit(0)
+    ranks.SILENCE = 3
+    with pytest.warns(UserWarning, match=r"gave no sign of life for 3 seconds: 1$"):
+        found = fit_many(PROBLEMS, MODEL)
+    assert [outcome.name for outcome in found] == ["quotient", "square"]
+
+
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
+@pytest.mark.skipif(sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS")
+def test_results_survive_slow_and_lost_ranks():
+    torch.multiprocessing.spawn(_process, (_free_port(),), nprocs=2)
+
+
+class _Lists(joblib.parallel.ThreadingBackend):
+    """As ray's backend: no generators."""
+
+    supports_return_generator = False
+
+
+@pytest.fixture
+def _lists():
+    joblib.register_parallel_backend("lists", _Lists)
+    with joblib.parallel_config(backend="lists"):
+        yield
+    del joblib.parallel.BACKENDS["lists"]
+
+
+@pytest.mark.usefixtures("_lists")
+def test_a_backend_without_generators(monkeypatch):
+    """Some problems at a time; Ctrl-C keeps those that were done before."""
+    plain, sizes = joblib.Parallel.__call__, []
+
+    def call(self, jobs):
+        sizes.append(len(jobs))
+        if len(sizes) == 4:
+            raise KeyboardInterrupt
+        return plain(self, jobs)
+
+    monkeypatch.setattr(joblib.Parallel, "__call__", call)
+    assert same(fit_many(PROBLEMS, MODEL, n_jobs=2))
+    monkeypatch.setattr(many, "BATCH", 1)
+    assert len(fit_many(dict(list(PROBLEMS.items())[:1]), MODEL, n_jobs=2)) == 1
+    found = fit_many(PROBLEMS, MODEL, n_jobs=2)
+    assert sizes == [4, 1, 2, 2]
+    assert [outcome.name for outcome in found] == ["quotient", "text"]
+    assert not found.complete

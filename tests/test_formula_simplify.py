@@ -294,8 +294,8 @@ def test_errors():
     expect(r"steps must be of 'gates', 'prune' and 'round', got \('tidy',\)", x, steps=("tidy",))
     expect("threshold must be greater than 0, got 0", x, threshold=0)
     expect("max_denominator must be an integer of at least 1, got 0", x, max_denominator=0)
-    expect("tolerance must be 'auto', None or at least 0, got -1", x, tolerance=-1)
-    expect("refit must be a number of iterations of at least 0 or a function, got -1", x, refit=-1)
+    expect("tolerance must be 'auto', None, or at least 0, got -1", x, tolerance=-1)
+    expect("refit must be a function, or an integer of at least 0, got -1", x, refit=-1)
     expect("refit must be a function where score is given", score=lambda module: 0.0, refit=3)
     with pytest.raises(ValueError, match="select: model must be an index into the 2 models, got None"):
         simplify(NAU(2, 1, num_models=2), torch.rand(3, 2))

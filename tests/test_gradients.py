@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from npu_kernels import functional, reference
 from npu_kernels.testing import LAYOUTS, RECORDS, Sample, normwise_error, with_layout
 from tests.conftest import needs_library
+from tests.vmapped import check_batched_gradients
 
 SETTINGS = [(None, False), (2, False), (2, True)]  # models, whether they share x
 ROUNDING = 5e-13
@@ -232,18 +233,13 @@ def test_second_derivative_in_training(backend: str) -> None:
         assert normwise_error(actual, expected) < ROUNDING  # type: ignore[arg-type]
 
 
-def test_batched_upstream_gradients(backend: str) -> None:
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize(("num_models", "shared"), SETTINGS)
+def test_batched_upstream_gradients(name: str, num_models: int | None, shared: bool, backend: str) -> None:
     """torch.autograd.grad(is_grads_batched=True) runs the backward under vmap."""
-    for name in ("npu", "nmu"):
-        sample = RECORDS[name].sample(3, 4, 2).requires_grad()
-        y = sample.call(RECORDS[name].function)
-        basis = torch.eye(y.numel(), dtype=y.dtype).reshape(-1, *y.shape)
-        batched = torch.autograd.grad(y, sample.leaves(), basis, is_grads_batched=True, retain_graph=True)
-        for row, grad_y in enumerate(basis):
-            for grad, want in zip(
-                batched, torch.autograd.grad(y, sample.leaves(), grad_y, retain_graph=True), strict=True
-            ):
-                torch.testing.assert_close(grad[row], want)
+    for without in RECORDS[name].variants():
+        sample = RECORDS[name].sample(3, 4, 2, num_models=num_models, shared=shared, without=without).requires_grad()
+        check_batched_gradients(_function(sample, RECORDS[name].function), sample.leaves())
 
 
 @needs_library

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, ode, use_backend
+from tests.vmapped import check_batched_gradients
 
 D, H = 3, 5
 LAYERS = {"NPU": NPU, "RealNPU": RealNPU, "NaiveNPU": NaiveNPU}
@@ -156,6 +157,26 @@ def test_gradcheck(layer: str, method: str, models: int | None) -> None:
     torch.autograd.gradcheck(function, (u0, *parameters))
 
 
+@pytest.mark.parametrize("models", [None, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps": 2, "dt": 0.05, "derivatives": True},
+        {"steps": 2, "dt": 0.05, "memory": "checkpointed"},
+        {"t": (0.0, 0.1), "method": "tsit5", "rtol": 1e-2},
+    ],
+    ids=["full", "checkpointed", "adaptive"],
+)
+def test_batched_upstream_gradients(options: dict[str, Any], models: int | None, backend: str) -> None:
+    model, u0 = make("NPU", models, h=2), away_from_zero(*(() if models is None else (models,)), 2, D)
+
+    def function(*tensors: Tensor) -> Tensor:
+        result = ode.integrate(*tensors, **options)
+        return torch.stack(result) if isinstance(result, tuple) else result
+
+    check_batched_gradients(function, [u0.requires_grad_(), *model.parameters()])
+
+
 # ---- between the steps ----------------------------------------------------------------------------------------------
 
 
@@ -278,9 +299,9 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NAU(4, 2)), starts(D), steps=3, dt=1.0), ValueError,
      r"rollout: model must map D to h to D features for the same models, got NPU\(in_features=3, out_"),
     (lambda: ode.rollout(make(), starts(D), steps=0, dt=1.0), ValueError,
-     r"rollout: steps must be a positive integer, got 0$"),
+     r"rollout: steps must be an integer of at least 1, got 0$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=float("nan")), ValueError,
-     r"rollout: dt must be a finite number other than 0, got nan$"),
+     r"rollout: dt must be finite and other than 0, got nan$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, method="rk5"), ValueError,
      r"rollout: method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', got 'rk5'$"),
     (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, memory="none"), ValueError,

@@ -199,3 +199,17 @@ def test_wrong_operands_of_the_operator() -> None:
             ops.ode_adaptive_backward(path, *operands, *kept, *end)
     with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
         ops.ode_adaptive_backward(path, *operands, counts, times, states, rest[0], 1e-16, False, 0, False, 63)
+
+
+def test_counts_whose_sum_overflows() -> None:
+    """Four times 2^62 steps are none modulo 2^64; they must not be looked for."""
+    model = power_law(*PREDATOR)
+    weights = [p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)]
+    u0, t = torch.ones(1, 4, 2).double(), torch.tensor([0.0, 1.0]).double()
+    counts, times, states = torch.full((1, 4, 4), 2**62), torch.zeros(0).double(), torch.ones(4, 2).double()
+    operands: list[Any] = [u0, weights[0], None, weights[1], weights[2], t, counts, times, states]
+    end: list[Any] = [PAIRS["dopri5"].numbers, 1e-16, False, 1, False, 63]
+    with pytest.raises(
+        RuntimeError, match="counts must not be negative, nor above 0, the number of times, got 46116860"
+    ):
+        ops.ode_adaptive_backward(torch.ones(1, 4, 2, 2).double(), *operands, *end)

@@ -26,7 +26,7 @@ from benchmarks.paper.simple import task as simple
         (["simple", "--jobs", "-1"], "argument --jobs: must be a whole number of at least 1, got '-1'"),
         (["simple", "--device", "nowhere"], "argument --device: 'nowhere' does not work here"),
         (["simple", "--variant", "draft"], "invalid choice: 'draft'"),
-        (["simple", "--insert", "README.md"], "argument --insert: must be an existing file, and the experiment report"),
+        (["simple", "--insert", "README.md"], "argument --insert: must be existing files, and the experiment report"),
     ],
 )
 def test_bad_arguments_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,11 @@ def test_simple_quick_from_end_to_end(
 
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- paper: simple -->\nold\n<!-- end -->\nafter\n<!-- paper: large -->\n<!-- end -->\n")
-    assert main(["report", "--out", str(tmp_path), "--insert", str(readme)]) == 0
+    guide = tmp_path / "guide.md"
+    guide.write_text("<!-- paper: simple, guide -->\nold\n<!-- end -->\n")
+    assert main(["report", "--out", str(tmp_path), "--insert", str(readme), str(guide)]) == 0
+    assert guide.read_text().startswith("<!-- paper: simple, guide -->\n| median error")
+    assert "old" not in guide.read_text()
     inserted = readme.read_text()
     assert inserted.startswith("before\n<!-- paper: simple -->\n| task | model |")
     assert "old" not in inserted

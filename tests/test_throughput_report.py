@@ -136,6 +136,10 @@ def test_machines_and_precisions_have_their_own_tables():
     assert 'matmul precision "high"' in text
 
 
+BEGIN, END = "<!-- throughput:begin -->", "<!-- throughput:end -->"
+SUMMARY_BEGIN, SUMMARY_END = "<!-- throughput-summary:begin -->", "<!-- throughput-summary:end -->"
+
+
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -144,12 +148,13 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
 @pytest.mark.parametrize("option", ["--page", "--readme"])
 def test_a_block_is_replaced_and_nothing_else(option, tmp_path):
     file, page = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "page.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    summary = f"{SUMMARY_BEGIN}\n\n{SUMMARY_END}"  # of one processor: nothing to compare
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n{summary}")
     for _ in range(2):  # again gives the same
         assert report.main([str(file), option, str(page)]) == 0
         text = page.read_text()
-        assert text.startswith(f"before\n{report.BEGIN}\n" + ("A rival's" if option == "--page" else "Abacus 3"))
-        assert text.endswith(f"{report.END}\nafter\n")
+        assert text.startswith(f"before\n{BEGIN}\n" + ("A rival's" if option == "--page" else "Abacus 3"))
+        assert text.endswith(f"{END}\nafter\n{summary}")
         assert "old" not in text
         assert text.count("| --- |\n") == 1
 
@@ -208,15 +213,20 @@ def test_processors_side_by_side():
     assert lines[0] == "| layer | pass | B, I, O, K | eager: Abacus 3 | eager: Slide rule |"
     assert lines[2:] == ["| NPU | step | 5, 3, 2, 1 | 3.00 | **0.50** |"]
     assert report.side_by_side(on("Abacus 3", "avx512", 3.0)) == []
+    main = report.SHORT[4].size
+    rows += on("Abacus 3", "avx512", 2.0, main) + on("Slide rule", "amx", 4.0, main)
+    lines = [line for line in report.summary(rows).splitlines() if line.startswith("|")]
+    assert lines[2:] == ["| NPU | step | 100, 6, 2, 1 | 2.00 | 4.00 |"]  # only cases of the summary
+    assert report.summary(on("Abacus 3", "avx512", 3.0, main)) == ""
 
 
-@pytest.mark.parametrize("text", ["", f"{report.END} {report.BEGIN}", f"{report.BEGIN}{report.BEGIN}{report.END}"])
+@pytest.mark.parametrize("text", ["", f"{END} {BEGIN}", f"{BEGIN}{BEGIN}{END}"])
 def test_a_readme_without_markers_is_left_alone(text, tmp_path, capsys):
     file, readme = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "README.md"
     readme.write_text(text)
     assert report.main([str(file), "--readme", str(readme)]) == 1
     assert readme.read_text() == text
-    assert f"report: {readme} needs {report.BEGIN}" in capsys.readouterr().err
+    assert f"report: {readme} needs {BEGIN}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x", "--report", str(page), "--out", str(file)])
     benchmark.main()
     assert "| rate law of order 3/2 | 1 % | 1 | search | 1 | 1 | 2 of 2 (100 %) | 1 |" in page.read_text()
-    assert "| rate law of order 3/2 | 1 % | 1 | 1 | 1 | 2 of 2 (100 %) | 1 |" in page.read_text()
+    assert "| rate law of order 3/2 | 1 % | 1 | 1 | 1 | 2 of 2 (100 %) | 2 of 2 (100 %) | 1 |" in page.read_text()
     assert "| --- |\n<!-- time-series-wrong:end -->" in page.read_text()
 
 

@@ -102,11 +102,11 @@ def test_regularizer_takes_nau_and_nmu_only() -> None:
         ),
         (
             lambda: project_(_model(), weights=0.0),
-            r"^project_: weights must be None or a bound greater than 0, got 0.0$",
+            r"^project_: weights must be None, or greater than 0, got 0.0$",
         ),
         (lambda: SteppedSchedule(2, 1, 5), r"0 <= start <= end must hold, got start=2, end=1"),
         (lambda: SteppedSchedule(-1, 1, 5), r"0 <= start <= end must hold, got start=-1, end=1"),
-        (lambda: SteppedSchedule(0, 1, 0), r"step must be a positive integer, got 0"),
+        (lambda: SteppedSchedule(0, 1, 0), r"step must be an integer of at least 1, got 0"),
         (lambda: SteppedSchedule(0, 1, 5, 1), r"growth must be finite and greater than 1, got 1"),
     ],
 )

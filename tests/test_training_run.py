@@ -336,7 +336,8 @@ def test_what_is_not_trained_stays() -> None:
     assert run(model, x, y, steps=3, optimizer=optimizer).fused
     changed = [not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
     assert changed == [False, True, False, False, True]
-    assert changed == [p._version > old for p, old in zip(model.parameters(), versions, strict=True)]
+    written = [p._version > old for p, old in zip(model.parameters(), versions, strict=True)]
+    assert written == [False, True, True, False, True]  # the gate is clamped
     twin.register_forward_hook(lambda *_: None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f".*{NOTICE}")

@@ -31,7 +31,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
         "run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 'sgd'",
     ),
     ({"lr": None}, ValueError, "run: lr must be given with optimizer 'adam'"),
-    ({"lr": -1.0}, ValueError, "run: lr must be a finite number of at least 0 or a function of the step, got -1.0"),
+    ({"lr": -1.0}, ValueError, "run: lr must be a function of the step, or finite and at least 0, got -1.0"),
     (
         {"penalties": {"l2": 1.0}},
         ValueError,
@@ -39,7 +39,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"penalties": ["l1"]}, TypeError, "run: penalties must be a dict of names and weights, got list"),
     ({"penalties": {"l1": "1"}}, TypeError, "run: the weight of penalty 'l1' must be a number, .*, got str"),
-    ({"project": 0.0}, ValueError, "run: project must be True, False or a bound greater than 0, got 0.0"),
+    ({"project": 0.0}, ValueError, "run: project must be True, False, or greater than 0, got 0.0"),
     ({"nonfinite": "skip"}, ValueError, "run: nonfinite must be 'keep' or 'zero', got 'skip'"),
     ({"sample_weight": 1.0}, TypeError, "run: sample_weight must be a torch.Tensor, got float"),
     (
@@ -70,35 +70,27 @@ def test_madsen_needs_whole_weights() -> None:
         run(RealNPU(2, 1), torch.rand(3, 2), torch.rand(3, 1), steps=1, lr=0.1, penalties={"madsen": 1.0})
 
 
-@needs_library
-def test_a_wrong_plan_is_an_error() -> None:
-    """The operator reads and writes by the plan, and checks every size in it before."""
-    x, y, weight = torch.rand(5, 2), torch.rand(5, 1), torch.rand(1, 2)
-    rows, losses, rates = torch.empty(0, dtype=torch.int64), torch.zeros(1), torch.full((1, 1), 0.1).double()
-    none = torch.empty(0)
-    plan = [0, 1, 1, 0, 1, 1, 1, 0, 1, 3, 2, 1, 0, 1, 0, 0, 0, 0]
-    numbers = [1.0, -1.0, 1.0, 0.9, 0.999, 1e-8, 0.0, 0.0]
-    state = [torch.zeros(1, 2), torch.zeros(1, 2)]
-    good = [[weight], state, losses, x, y, none, rows, rates, plan, numbers]
-    train = torch.ops.npu_kernels.train
-    train(*good)
-    assert losses[0] > 0
-    wrong = [
-        (0, [torch.rand(1, 3)], "a parameter must have 2 elements"),
-        (0, [weight.double()], "a parameter has another dtype"),
-        (1, state[:1], "the plan ends too early"),
-        (1, [*state, weight], "the plan has more than its layers take"),
-        (2, torch.zeros(0), "losses must have 1 rows"),
-        (4, torch.rand(4, 1), "y must have 5 elements"),
-        (5, torch.rand(4, 1), "weight must have 5 elements"),
-        (6, torch.tensor([5]), r"rows must lie within \[0, 5\)"),
-        (7, rates.float(), "schedules has another dtype"),
-        (8, [*plan[:9], 4, *plan[10:]], "there is no kind of layer 4"),
-        (8, [*plan[:12], 1, *plan[13:]], "parameter 1 is not there"),
-        (8, [*plan[:14], 1, *plan[15:]], "there is no schedule 1"),
-        (8, plan[:-1], "the plan ends too early"),
-        (9, [*numbers, 1.0], "the plan has more than its layers take"),
-    ]
-    for place, value, message in wrong:
-        with pytest.raises(RuntimeError, match=f"train: {message}"):
-            train(*good[:place], value, *good[place + 1 :])
+@pytest.mark.parametrize("name", ["x", "y", "sample_weight", "rows", "a parameter of model"])
+@pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
+def test_a_storage_that_was_freed(name: str, fused: bool) -> None:
+    model = MODELS["npu nau"](None, torch.float32)
+    if not fused:
+        model.append(torch.nn.Identity())  # type: ignore[operator]
+    tensors = {"x": torch.rand(5, 2), "y": torch.rand(5, 3), "sample_weight": torch.rand(5, 3)}
+    tensors["rows"] = torch.zeros(3, 2, dtype=torch.int64)
+    tensors["a parameter of model"] = model[0].gate.detach()  # type: ignore[index]
+    message = rf"run: {name} must have memory for its shape \(.*\), \d+ bytes, got a storage of {{}} bytes"
+    for size in (tensors[name].nbytes - 1, 0):
+        tensors[name].untyped_storage().resize_(size)
+        with pytest.raises(ValueError, match=message.format(size)):
+            run(
+                model, tensors["x"], tensors["y"], steps=3, lr=0.1, sample_weight=tensors["sample_weight"],
+                rows=tensors["rows"],
+            )  # fmt: skip
+
+
+def test_parts_of_storages_have_memory() -> None:
+    """Views with offsets, strides and sizes 0 strided are no freed storages."""
+    x, y = torch.rand(9, 3)[2:7, ::2], torch.rand(3).expand(5, 3)
+    model = MODELS["npu nau"](None, torch.float32)
+    assert run(model, x, y, steps=1, lr=0.1, sample_weight=torch.rand(4, 5).t()[:, :3]).complete

@@ -21,6 +21,12 @@ from tests.building import run_python
 GRID = {"BLOCK_B": (16, 32, 64, 128), "num_warps": (1, 2, 4, 8), "num_stages": (1, 2, 3)}
 
 
+@pytest.fixture(autouse=True)
+def _compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers and other processes compile, also where the tests' own process interprets."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
 def _grid() -> list[tune.Config]:
     return [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
 

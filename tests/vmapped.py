@@ -1,8 +1,8 @@
-"""Every kind of vmap over a layer's function, and how often it reaches the operators."""
+"""Every kind of vmap over a layer's function, and how often it reaches the operators; many gradients at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -87,3 +87,16 @@ def check_one_call(name: str) -> None:
             assert count.calls[f"{name}_backward"] == (over_weights and gradient)
             for a, e in zip(*(v if isinstance(v, tuple) else (v,) for v in (actual, expected)), strict=True):
                 assert normwise_error(a, e) < ROUNDING, (outer, inner)
+
+
+def check_batched_gradients(call: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:
+    """Many upstream gradients at once (`is_grads_batched`) give what each gives alone, differentiable or not."""
+    y = call(*leaves)
+    upstream = torch.randn(3, *y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(y)
+    single = [torch.autograd.grad(y, leaves, grad_y, retain_graph=True) for grad_y in upstream]
+    for create_graph in (False, True):
+        batched = torch.autograd.grad(
+            y, leaves, upstream, is_grads_batched=True, retain_graph=True, create_graph=create_graph
+        )
+        for grads, want in zip(batched, zip(*single, strict=True), strict=True):
+            assert normwise_error(grads, torch.stack(want)) < ROUNDING

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.blocks import insert
 from benchmarks.equations.laws import LAWS, SUMS, with_dummies
 from benchmarks.equations.rivals import RIVALS
 from benchmarks.equations.srsd import SRSD, mixed
@@ -127,16 +128,6 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     drawing.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
     headline(drawing, "Equations found in data", "bars: 95 % intervals; wide where only few equations were run")
     save(drawing, path)
-
-
-def insert(text: str, block: str, mark: str) -> str:
-    """The text with the block between the marks of this name."""
-    begin, end = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
-    before, _, rest = text.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise ValueError(f"needs {begin} and behind it {end}")
-    return f"{before}{begin}\n{block}\n{end}{after}"
 
 
 def page(text: str, rows: Sequence[Row]) -> str:

@@ -83,7 +83,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=_writable, default=str(DEFAULT_FOLDER), metavar="DIR", help="default %(default)s")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes; default: one per core, on a GPU one")
     parser.add_argument("--format", choices=SUFFIXES, default="png", help="of the pictures; default %(default)s")
-    parser.add_argument("--insert", type=Path, metavar="FILE", help="with report: also renew the tables in FILE")
+    parser.add_argument(
+        "--insert",
+        type=Path,
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="with report: also renew the tables in FILE",
+    )
     for name, owners in _owners().items():
         of_each = {e.name: next(option for option in e.options if option.name == name) for e in owners}
         first = next(iter(of_each.values()))
@@ -139,8 +146,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(wrong)
     if Place.find().size > 1 and options.jobs is not None:
         parser.error("argument --jobs: torchrun starts the processes; use its --nproc-per-node")
-    if options.insert is not None and (options.experiment != "report" or not options.insert.is_file()):
-        parser.error("argument --insert: must be an existing file, and the experiment report")
+    pages_exist = all(page.is_file() for page in options.insert)
+    if options.insert and (options.experiment != "report" or not pages_exist):
+        parser.error("argument --insert: must be existing files, and the experiment report")
     if options.jobs is None:
         options.jobs = cores() if torch.device(options.device).type == "cpu" else 1
     return options
@@ -192,8 +200,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.experiment == "report":
         pictures.draw_all(options.out, options.format)
         print(report.write(options.out))
-        if options.insert is not None:
-            print(f"{options.insert}: {', '.join(report.insert(options.out, options.insert)) or 'no marks'}")
+        for page in options.insert:
+            print(f"{page}: {', '.join(report.insert(options.out, page)) or 'no marks'}")
         return 0
     try:
         folder.create()

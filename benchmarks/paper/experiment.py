@@ -44,6 +44,7 @@ class Table:
         checks: the verdict on a table of full runs.
         short: the table that `--insert` puts into another file.
         beside: the name of another table, whose rows these three get as a second argument; empty: they get none.
+        guide: the table that `--insert` puts into the guide to the layers.
         key: the order of the rows; without it that of the batches.
         keep: writes the models that pictures and report need, from the finished batches.
         models_section: what the report says of these models.
@@ -59,6 +60,7 @@ class Table:
     checks: Callable[..., list[Check]]
     short: Callable[..., str] | None = None
     beside: str = ""
+    guide: Callable[..., str] | None = None
     key: Callable[[dict[str, Any]], Any] | None = None
     keep: Callable[[Results, Path], None] | None = None
     models_section: Callable[[Path], str] | None = None

@@ -1,16 +1,19 @@
 """The Markdown report: the paper and ours, difference, verdict, pictures. Made only from the tables in the folder.
 
-`insert` puts the short tables into another Markdown file, between ``<!-- paper: NAME -->`` and ``<!-- end -->``.
+`insert` puts the short tables into another Markdown file, between ``<!-- paper: NAME -->`` and ``<!-- end -->``,
+and those of the guide to the layers between ``<!-- paper: NAME, guide -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.paper import pictures, published
 from benchmarks.paper.checks import Check
+from benchmarks.paper.experiment import Table
 from benchmarks.paper.markdown import table
 from benchmarks.paper.overview import contents, is_of_full_runs, overview
 from benchmarks.paper.registry import TABLES
@@ -72,16 +75,27 @@ def text_and_code() -> str:
     return table(names, ([str(row[name]) for name in names] for row in published.load("text_and_code")))
 
 
+def _block(folder: Path, one: Table, made: Callable[..., str]) -> str:
+    return made(*contents(folder, one)[1])
+
+
+def _blocks(folder: Path) -> dict[str, Callable[[], str]]:
+    """The functions that make blocks, by the names in the marks."""
+    blocks: dict[str, Callable[[], str]] = {}
+    for one in TABLES.values():
+        for name, made in ((one.name, one.short), (f"{one.name}, guide", one.guide)):
+            if made is not None and (folder / one.file).exists():
+                blocks[name] = partial(_block, folder, one, made)
+    return {**blocks, "text-and-code": text_and_code, "overview": lambda: overview(folder)}
+
+
 def insert(folder: Path, target: Path) -> list[str]:
     """Put the tables into a Markdown file, between its marks; returns the names of those it has marks for."""
     text, names = target.read_text(encoding="utf-8"), []
-    known = {one.name: one for one in TABLES.values() if one.short is not None and (folder / one.file).exists()}
-    others = {"text-and-code": text_and_code, "overview": lambda: overview(folder)}
-    for name in [*known, *others]:
+    for name, made in _blocks(folder).items():
         pattern = re.compile(rf"(<!-- paper: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if pattern.search(text):
-            one = known.get(name)
-            content = one.short(*contents(folder, one)[1]) if one and one.short else others[name]()
+            content = made()
             text = pattern.sub(lambda match, content=content: match[1] + content + match[2], text)  # type: ignore[misc]
             names.append(name)
     files.write(target, text)

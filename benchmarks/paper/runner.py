@@ -13,7 +13,6 @@ has, it takes from the folder what it can use.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
@@ -24,8 +23,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-import npu_kernels
 from npu_kernels import files
+from npu_kernels.checkpoints import digest, fingerprint
 
 FORMAT = 3  # raise it when the same settings give other numbers than before
 SLICE_SECONDS = 0.5  # between looks at the clock and at requests to stop
@@ -68,10 +67,9 @@ class Batch:
 
     @property
     def name(self) -> str:
-        versions = {"format": FORMAT, "torch": torch.__version__, "npu_kernels": npu_kernels.__version__}
-        decisive = [self.experiment, self.settings, self.runs, versions]
-        digest = hashlib.blake2b(json.dumps(decisive, sort_keys=True).encode(), digest_size=6).hexdigest()
-        return f"{self.experiment}-{self.label}-{digest}"
+        decisive = json.dumps([self.experiment, self.settings, self.runs], sort_keys=True)
+        facts = fingerprint(format=str(FORMAT), decisive=decisive)
+        return f"{self.experiment}-{self.label}-{digest(facts)[:12]}"
 
 
 def chunks(items: Iterable[T], largest: int) -> list[list[T]]:

@@ -1,7 +1,8 @@
 """``python -m benchmarks.throughput.report FILE...``: Markdown tables and a picture out of the suite's JSON lines.
 
 --markdown FILE     write all tables there; without any option they are printed
---page FILE         all tables, one per processor, between the two throughput markers
+--page FILE         all tables, one per processor, between the two throughput markers; the main cases on several
+                    processors between those of the summary
 --readme FILE       a short table of one processor between the two throughput markers
 --picture FILE      bars of each rival's time divided by ours, by size, PNG, SVG or PDF (needs matplotlib)
 --processor NAME    whose rows the short table and the picture show; needed where the files have several
@@ -12,10 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.blocks import MarksError, insert
 from benchmarks.throughput.cases import ADAPTIVE, ROLLOUT, RUN, STEP, TRAIN, UNITS, Case, Size
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels import files
@@ -25,7 +27,7 @@ Group = dict[str, Row]  # rival -> row
 Machine = tuple[str, ...]  # processor, instruction set, torch, npu_kernels, commit, matmul precision
 Groups = dict[tuple[Case, int], Group]  # case, threads
 
-BEGIN, END = "<!-- throughput:begin -->", "<!-- throughput:end -->"
+MARK, SUMMARY_MARK = "throughput", "throughput-summary"
 NEEDED = ("layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads", "rival", "median_us", "ratio")
 COLUMNS = {
     "eager": "eager",
@@ -75,6 +77,8 @@ SHORT = (
     Case("npu", STEP, Size(2048, 1024, 1024)),
     Case("npu-nau", ROLLOUT, Size(200, 3, 9, 1), "positive"),
 )
+# The rows of the summary of several processors.
+SUMMARY = (*SHORT, Case("npu", STEP, Size(100, 100, 1)), Case("npu", STEP, Size(4096, 256, 256)))
 PASS_NAMES = {
     "forward": "forward",
     STEP: "forward and backward",
@@ -260,19 +264,32 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def side_by_side(rows: Sequence[Row]) -> list[str]:
     """A section with the ratios of several processors beside one another, at one thread; none for one processor."""
+    text = _compared_processors(rows, SIDE_BY_SIDE)
+    return [f"### Processors side by side, one thread\n\n{text}"] if text else []
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The main cases on several processors, at one thread; nothing for one processor."""
+    return _compared_processors(rows, ("eager", "compile", "jax"), SUMMARY)
+
+
+def _compared_processors(rows: Sequence[Row], rivals: Sequence[str], only: Collection[Case] | None = None) -> str:
+    """A table of the cases that several processors have, all of them or those of `only`."""
     names = dict.fromkeys(machine[0] for machine in grouped(rows) if machine[-1] == "highest")
     found = {name: chosen(rows, name) for name in names}
     cases = {case: None for _, groups in found.values() for case, threads in groups if threads == 1}
     shared = [case for case in cases if sum((case, 1) in groups for _, groups in found.values()) > 1]
+    shared = [case for case in shared if only is None or case in only]
     if not shared:
-        return []
+        return ""
     columns = [
         (rival, name)
-        for rival in SIDE_BY_SIDE
+        for rival in rivals
         for name, (_, groups) in found.items()
         if any(rival in groups.get((case, 1), {}) for case in shared)
     ]
-    machines = "; ".join(_where(machine) for machine, _ in found.values())
+    compared = {name for _, name in columns}
+    machines = "; ".join(_where(found[name][0]) for name in found if name in compared)
     head = ["layer", "pass", "B, I, O, K", *(f"{COLUMNS[rival]}: {name}" for rival, name in columns)]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for case in shared:
@@ -282,7 +299,7 @@ def side_by_side(rows: Sequence[Row]) -> list[str]:
         cells.append(f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}")
         cells += [_ratio(found[name][1].get((case, 1), {}).get(rival)) for rival, name in columns]
         lines.append("| " + " | ".join(cells) + " |")
-    return [f"### Processors side by side, one thread\n\n{machines}:\n\n" + "\n".join(lines)]
+    return f"{machines}:\n\n" + "\n".join(lines)
 
 
 def short(rows: Sequence[Row], processor: str | None = None) -> str:
@@ -322,12 +339,14 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
     return "\n".join([where, "", *lines]) + "\n"
 
 
-def replace_block(text: str, block: str) -> str:
-    """The text with the block between the markers; ReportError unless each stands there once, in order."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
-        raise ReportError(f"needs {BEGIN} and behind it {END}, each once")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{block.strip()}\n{END}{rest.split(END)[1]}"
+def page(text: str, rows: Sequence[Row]) -> str:
+    """The page with all tables and the summary of these rows."""
+    return insert(insert(text, summary(rows), SUMMARY_MARK), markdown(rows).strip(), MARK)
+
+
+def readme(text: str, rows: Sequence[Row], processor: str | None = None) -> str:
+    """The README with the short table of these rows."""
+    return insert(text, short(rows, processor).strip(), MARK)
 
 
 def _drawn(groups: Groups, kind: str, threads: int) -> Groups:
@@ -399,17 +418,17 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput.report")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
-    parser.add_argument("--page", type=Path, metavar="FILE", help=f"put all tables between {BEGIN} and {END}")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="put a short table there, between the same marks")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="put all tables and the summary there")
+    parser.add_argument("--readme", type=Path, metavar="FILE", help="put a short table there")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
     parser.add_argument("--processor", metavar="NAME", help="whose rows the short table and the picture show")
     return parser.parse_args(argv)
 
 
-def _insert(path: Path, block: str) -> None:
+def _rewrite(path: Path, renewed: Callable[[str], str]) -> None:
     try:
-        files.write(path, replace_block(path.read_text(), block))
-    except ReportError as error:
+        files.write(path, renewed(path.read_text()))
+    except MarksError as error:
         raise ReportError(f"{path} {error}") from None
 
 
@@ -420,9 +439,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = read(options.files)
         text = markdown(rows)
         if options.page:
-            _insert(options.page, text)
+            _rewrite(options.page, lambda old: page(old, rows))
         if options.readme:
-            _insert(options.readme, short(rows, options.processor))
+            _rewrite(options.readme, lambda old: readme(old, rows, options.processor))
         if options.markdown:
             files.write(options.markdown, text)
         if options.picture:

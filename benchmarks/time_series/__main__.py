@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.blocks import insert
 from benchmarks.equations.__main__ import processor, read
-from benchmarks.equations.report import insert
 from npu_kernels import NAU, RealNPU, files, ode
 from npu_kernels.ode.alternatives import WINDOW
 
@@ -170,18 +170,20 @@ def table(rows: list[Row]) -> str:
 def table_of_laws(rows: list[Row]) -> str:
     """The same for the law and its alternatives, of the searches that have them."""
     head = ["law", "noise", "draws", "form right", "form right of one of the laws", "true exponents in its intervals"]
-    head += ["all of a draw", "laws: mean", "most", "seconds for them"]
+    head += ["in those of the law found alone", "all of a draw", "laws: mean", "most", "seconds for them"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     searched = [row for row in rows if "laws" in row and (row["case"], row["noise"], row["seed"]) not in DESIGN]
     order = list(CASES)
     for case, noise in sorted({(r["case"], r["noise"]) for r in searched}, key=lambda k: (order.index(k[0]), k[1])):
         group = [r for r in searched if (r["case"], r["noise"]) == (case, noise)]
-        n, inside, every = len(group), sum(r["inside_among"] for r in group), sum(r["exponents"] for r in group)
+        n, every = len(group), sum(r["exponents"] for r in group)
+        inside, alone = (sum(r[key] for r in group) for key in ("inside_among", "inside"))
         whole = sum(r["inside_among"] == r["exponents"] for r in group)
         laws = [r["laws"] for r in group]
         lines.append(
             f"| {TITLES[case]} | {100 * noise:g} % | {n} | {sum(r['form'] for r in group)} | "
-            f"{sum(r['among'] for r in group)} | {inside} of {every} ({100 * inside / every:.0f} %) | {whole} | "
+            f"{sum(r['among'] for r in group)} | {inside} of {every} ({100 * inside / every:.0f} %) | "
+            f"{alone} of {every} ({100 * alone / every:.0f} %) | {whole} | "
             f"{sum(laws) / n:.1f} | {max(laws)} | {statistics.median(r['seconds_among'] for r in group):.2g} |"
         )
     return "\n".join(lines)

@@ -43,7 +43,7 @@ class StepControl {
     const double d2 = bend / h0_, most = d1_ > d2 ? d1_ : d2;
     double h1 = most <= 1e-15 ? std::fmax(1e-6, h0_ * 1e-3) : std::pow(0.01 / most, 0.2);
     if (!std::isfinite(d2)) h1 = h0_ * 1e-3;
-    size = std::fmin(std::fmin(100 * h0_, h1), span_);
+    size = std::fmin(100 * h0_, h1);  // next() ends at the last time
   }
 
   double sign() const { return end_ > time ? 1 : -1; }
@@ -66,14 +66,14 @@ class StepControl {
   // Whether the step tried is accepted. error: in units of the tolerance; bound: it is as long as stability allows.
   bool judge(double error, bool bound) {
     broken_ = !std::isfinite(error);
-    const double factor = broken_ ? kMost : std::pow(error, 0.2 - 0.75 * kBeta) / kSafety, length = std::fabs(h);
+    const double factor = std::pow(error, 0.2 - 0.75 * kBeta) / kSafety, length = std::fabs(h);
     if (!(error <= 1)) {
       ++rejected;
-      size = length / std::fmin(factor, kMost);
+      size = length / std::fmin(factor, kMost);  // kMost also where the factor is nan
       shrunk_ = true;
       return false;
     }
-    const double grown = length / std::fmin(std::fmax(factor / std::pow(before_, kBeta), kLeast), kMost);
+    const double grown = length / std::fmax(factor / std::pow(before_, kBeta), kLeast);
     size = shrunk_ ? std::fmin(grown, length) : grown;
     shrunk_ = false;
     before_ = std::fmax(error, 1e-4);

@@ -49,7 +49,7 @@ class AdamUpdate {
     PyObject* found = PyDict_GetItemString(dict, name);
     if (found == nullptr || !(PyFloat_CheckExact(found) || PyLong_CheckExact(found))) return false;
     value = PyFloat_AsDouble(found);
-    return true;
+    return value != -1 || PyErr_Occurred() == nullptr;  // an integer may be beyond the floats
   }
   // A missing flag is false; any other value than True or False is not plain.
   static bool flag(PyObject* dict, const char* name, bool& value) {

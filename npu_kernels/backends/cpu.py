@@ -89,3 +89,13 @@ def set_isa(name: str) -> None:
     """Use the kernels of another instruction set, process-wide; ValueError when this processor does not have it."""
     if _loaded().npu_kernels_set_isa(name.encode()) != 0:
         raise ValueError(f"unknown or unsupported instruction set {name!r}, this processor has {supported_isas()}")
+
+
+def plan_fields() -> str:
+    """The fields of the plan that the operator `train` reads, one record a line; "" from a library without them."""
+    function = getattr(_loaded(), "npu_kernels_plan_fields", None)
+    if function is None:
+        return ""
+    function.restype = ctypes.c_char_p
+    names: str = function().decode()
+    return names

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from npu_kernels import files
-from npu_kernels.certify.matrix import CHECKS, Result, columns, measure, not_run
+from npu_kernels.certify.matrix import CHECKS, SLOW, Result, columns, measure, not_run
 from npu_kernels.certify.report import markdown, versions
 
 JSON, MARKDOWN = Path("npu_kernels_certificate.json"), Path("npu_kernels_certificate.md")  # of all checks
@@ -23,14 +23,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--markdown", type=files.output, help=f"and Markdown; default: {MARKDOWN}")
     parser.add_argument("--only", default="", help="checks whose title has this in it; writes only into files named")
     parser.add_argument("--column", default="", help="columns whose name has this in it; likewise")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"one size of each layer on every backend, without {', '.join(SLOW)}; likewise",
+    )
     options = parser.parse_args(arguments)
-    titles = [title for title in CHECKS if options.only in title]
-    where = [column for column in columns() if options.column in column.name]
+    titles = [title for title in CHECKS if options.only in title and not (options.quick and title.startswith(SLOW))]
+    where = [column for column in columns(options.quick) if options.column in column.name]
     if not titles or not where:
         parser.error(f"nothing to run: {len(titles)} checks, columns {[column.name for column in columns()]}")
     for name, default in (("json", JSON), ("markdown", MARKDOWN)):
         path = getattr(options, name)
-        if not (options.only or options.column):
+        if not (options.only or options.column or options.quick):
             setattr(options, name, path or _default(parser, default))
         elif path is not None and path.resolve() == default.resolve():
             parser.error(f"--{name} {path} is the file of whole certificates; name another one for a part of it")

@@ -14,11 +14,17 @@ from npu_kernels.testing import RECORDS
 TIGHT: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-7}
 
 
+def _tight(column: Column) -> dict[str, Any]:
+    return {**TIGHT, "fast_mode": column.quick}
+
+
 @check("gradcheck, batched and undefined upstream gradients")
 def _gradcheck(column: Column) -> None:
     for name in FUSED:
         require(
-            torch.autograd.gradcheck(RECORDS[name].function, leaves_of(name, column), check_batched_grad=True, **TIGHT),
+            torch.autograd.gradcheck(
+                RECORDS[name].function, leaves_of(name, column), check_batched_grad=True, **_tight(column)
+            ),
             name,
         )
 
@@ -26,16 +32,18 @@ def _gradcheck(column: Column) -> None:
 @check("gradgradcheck")
 def _gradgradcheck(column: Column) -> None:
     for name in FUSED:
-        require(torch.autograd.gradgradcheck(RECORDS[name].function, leaves_of(name, column), **TIGHT), name)
+        require(torch.autograd.gradgradcheck(RECORDS[name].function, leaves_of(name, column), **_tight(column)), name)
 
 
 @check("forward-mode AD, and over reverse")
 def _forward_mode(column: Column) -> None:
     for name in FUSED:
         f, leaves = RECORDS[name].function, leaves_of(name, column, rows=2)
-        require(torch.autograd.gradcheck(f, leaves, check_forward_ad=True, check_backward_ad=False, **TIGHT), name)
+        require(
+            torch.autograd.gradcheck(f, leaves, check_forward_ad=True, check_backward_ad=False, **_tight(column)), name
+        )
         over: dict[str, Any] = {"check_fwd_over_rev": True, "check_rev_over_rev": False, "check_undefined_grad": False}
-        require(torch.autograd.gradgradcheck(f, leaves, **over, **TIGHT), name)
+        require(torch.autograd.gradgradcheck(f, leaves, **over, **_tight(column)), name)
 
 
 @check("float32 gradients")

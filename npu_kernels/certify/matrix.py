@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,8 @@ from npu_kernels import dispatch, use_backend
 from npu_kernels.backends import cpu
 
 _INTERPRET = "TRITON_INTERPRET"
+# Checks that `--quick` leaves out: they start compilers or processes, and no kernel of ours takes part in more of them.
+SLOW = ("torch.compile, inductor", "AOTInductor", "ONNX", "two processes")
 
 
 class Unavailable(Exception):
@@ -25,11 +27,12 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Column:
-    """Where a check runs: a backend, a device and, on the CPU, an instruction set."""
+    """Where a check runs: a backend, a device and, on the CPU, an instruction set; and how much of it."""
 
     backend: str
     device: str = "cpu"
     isa: str | None = None
+    quick: bool = False  # one size of each layer, derivatives along one direction
 
     @property
     def interpreted(self) -> bool:
@@ -87,18 +90,18 @@ def _interpreter_problem() -> str:
     return "" if runs or _INTERPRET in reason else reason  # that it is not set here is no problem
 
 
-def columns() -> list[Column]:
-    """What can run here."""
+def columns(quick: bool = False) -> list[Column]:
+    """What can run here; quick: every backend, the CPU's with the instruction set in use."""
     found = [Column("reference")]
     if cpu.available()[0]:
-        found += [Column("cpu", isa=isa) for isa in cpu.supported_isas()]
+        found += [Column("cpu", isa=isa) for isa in ([cpu.isa()] if quick else cpu.supported_isas())]
     if not _interpreter_problem():
         found.append(Column("triton"))
     if torch.cuda.is_available():
         found.append(Column("reference", "cuda"))
         if dispatch.reasons("cuda")["triton"][0]:
             found.append(Column("triton", "cuda"))
-    return found
+    return [replace(column, quick=quick) for column in found]
 
 
 def not_run() -> dict[str, str]:

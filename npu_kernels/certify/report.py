@@ -21,13 +21,13 @@ NOTES = """
   with `TRITON_INTERPRET=1`: it shows what they compute and how they fit into torch, not what a GPU's compiler makes of
   them.
 - **When not to compile.** A fused layer by itself: `torch.compile` leaves the operator as it is and adds the guards and
-  the wrapper of its call, which makes a small layer slower (about twice, at 100 rows of 6 features) and changes nothing
-  for a large one. Compile a model that has other layers to fuse around it.
+  the wrapper of its call, which makes a small layer slower and changes nothing for a large one. Compile a model that
+  has other layers to fuse around it.
 - **Double backward** through a compiled callable is not supported by torch itself and raises its error (the row above).
   Compile the computation of the gradient instead: `torch.compile(torch.func.grad(...))`.
 - **vmap over stacked modules** is one call of the fused operators, with the gradient inside, outside or by plain
-  autograd. torch makes a class for each such call, about half a millisecond; `num_models` is the same without. Other
-  `torch.func` transforms, and per-sample gradients, compute by the eager formulas.
+  autograd. torch makes a class for each such call; `num_models` is the same without. Other `torch.func` transforms, and
+  per-sample gradients, compute by the eager formulas.
 - **Exported programs** hold the fused operators and need `import npu_kernels` where they run; so does an AOTInductor
   package. `program.run_decompositions(npu_kernels.interop.decompositions())` leaves plain aten, for ONNX and for C++.
 - **torch.jit.trace** records the eager formulas: a traced program has the right derivatives, needs no `npu_kernels`

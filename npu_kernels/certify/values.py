@@ -61,7 +61,13 @@ def _ulp64(column: Column) -> str:
 def _parity(column: Column) -> str | None:
     every = 4 if column.interpreted else 1  # the interpreter is slow
     for name in FUSED:
-        for sample in list(RECORDS[name].samples(torch.float64, column.device))[::every]:
+        record = RECORDS[name]
+        samples = (
+            [record.sample(17, 5, 3, num_models=models, device=column.device) for models in (None, 2)]
+            if column.quick
+            else list(record.samples(torch.float64, column.device))[::every]
+        )
+        for sample in samples:
             leaves = sample.map(lambda t: t.detach().requires_grad_())
             before = [leaf.detach().clone() for leaf in leaves.leaves()]
             expected = leaves.call(RECORDS[name].reference)
@@ -80,6 +86,8 @@ def _parity(column: Column) -> str | None:
                 equal(actual, want, 5e-13, sample.name)
             for leaf, old in zip(leaves.leaves(), before, strict=True):
                 require(torch.equal(leaf, old), f"{sample.name} changed an input")
+    if column.quick:
+        return "ok (one size)"
     return f"ok (every {every}th of them)" if every > 1 else None
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 
 from npu_kernels.checkpoints import digest
-from npu_kernels.checks import check_whole
+from npu_kernels.checks import as_number, check_whole
 from npu_kernels.equations.refine import Rules
 from npu_kernels.equations.search import Settings
 from npu_kernels.equations.units import Exponents, constrain
@@ -21,11 +20,6 @@ from npu_kernels.equations.work import Work
 Array = Any
 
 CHOICES = {"exponents": ("fractions", "integers", "real"), "loss": ("squared", "huber", "soft_l1")}
-
-
-def _real(value: Any) -> bool:
-    """Whether it is a finite number."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
 
 
 def check_parameters(model: Any) -> None:
@@ -37,8 +31,7 @@ def check_parameters(model: Any) -> None:
         if value not in choices:
             raise ValueError(f"NPURegressor: {name} must be one of {', '.join(choices)}, got {value!r}")
     noise, powers = model.noise, model.output_powers
-    number = _real(noise) and noise > 0
-    if noise is not None and noise not in ("constant", "relative") and not number:
+    if noise is not None and noise not in ("constant", "relative") and not 0 < as_number(noise) < math.inf:
         raise ValueError(
             f"NPURegressor: noise must be None, 'constant', 'relative' or a number greater than 0, got {noise!r}"
         )
@@ -46,7 +39,7 @@ def check_parameters(model: Any) -> None:
         return
     if isinstance(powers, str) or not isinstance(powers, (Sequence, np.ndarray)) or not len(powers):
         raise ValueError(f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}")
-    if not all(_real(p) and p != 0 for p in powers):
+    if not all(math.isfinite(as_number(p)) and p != 0 for p in powers):
         raise ValueError(f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}")
 
 
@@ -57,11 +50,11 @@ def settings_of(model: Any, seed: int) -> Settings:
     return Settings(int(model.max_terms), rules, int(model.starts), seed, show)
 
 
-def work_of(model: Any, seed: int, *data: Array) -> Work:
+def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work:
     """The work of a fit to these data."""
     options = {k: repr(v) for k, v in model.get_params().items() if k not in ("random_state", "n_jobs", "verbose")}
     found = digest(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
-    return Work(seed, model.random_state is None, {"data": found, **options})
+    return Work(seed, model.random_state is None, {"data": found, "names": repr(names), **options})
 
 
 def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:

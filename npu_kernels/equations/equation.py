@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npu_kernels.checks import check_level
 from npu_kernels.equations.problem import blocks
 from npu_kernels.equations.units import Exponents
 
@@ -189,8 +190,7 @@ class Equation:
         """
         from scipy import stats
 
-        if not 0 < level < 1:
-            raise ValueError(f"intervals: level must be between 0 and 1, got {level!r}")
+        level = check_level("intervals", level)
         t = float(stats.t.ppf(0.5 + level / 2, self.degrees)) if self.degrees > 0 else math.inf
         found = []
         for k in range(self.terms):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from npu_kernels.checkpoints import Checkpoint
+from npu_kernels.checks import check_level, check_whole, is_whole
 from npu_kernels.equations.arguments import check_parameters, exponents_of, settings_of, units_of, work_of
 from npu_kernels.equations.bootstrap import intervals as percentiles
 from npu_kernels.equations.bootstrap import resampled
@@ -19,6 +19,7 @@ from npu_kernels.equations.plot import draw
 from npu_kernels.equations.search import Settings
 from npu_kernels.equations.table import EquationTable, report
 from npu_kernels.equations.work import Work
+from npu_kernels.notices import warn
 
 Array = Any
 INSTALL = "NPURegressor needs scikit-learn: pip install 'npu_kernels[sklearn]' (or: pip install scikit-learn)"
@@ -165,7 +166,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         if checkpoint is None:
             found = self._all(work, settings)
         else:
-            found = self._resumed(work, settings, work_of(self, settings.seed, X, targets, weight), checkpoint)
+            found = self._resumed(work, settings, work_of(self, settings.seed, names, X, targets, weight), checkpoint)
         tables = [EquationTable(one) for one in found]
         self._single = y.ndim == 1
         self._set(tables)
@@ -183,7 +184,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
                 for o, rows in enumerate(outputs)
             ]
         finally:
-            work.checkpoint.save()
+            if work.checkpoint is not None:
+                work.checkpoint.save()
 
     def _all(self, work: list[Rows], settings: Settings) -> list[Laws]:
         powers = self._powers()
@@ -206,24 +208,21 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     def _warn(self, X: Array, names: tuple[str, ...], constants_matter: bool) -> None:
         constant = [name for name, same in zip(names, (X[0] == X).all(0), strict=True) if same]
         if constant and not constants_matter and len(X) > 1:
-            warnings.warn(
+            warn(
                 f"NPURegressor: constant columns tell nothing and are left out: {', '.join(constant)}",
                 EquationWarning,
-                stacklevel=3,
             )
         if len(X) <= X.shape[1] + 1:
-            warnings.warn(
+            warn(
                 f"NPURegressor: {len(X)} rows are not more than the {X.shape[1] + 1} parameters of one term with "
                 f"{X.shape[1]} free exponents; many equations fit them",
                 EquationWarning,
-                stacklevel=3,
             )
         elif len(X) < FEW:
-            warnings.warn(
+            warn(
                 f"NPURegressor: {len(X)} rows are too few to hold some out (from {FEW} rows on): the error is that of "
                 "leaving out one row at a time, with the form of the equation kept, and may be too small",
                 EquationWarning,
-                stacklevel=3,
             )
 
     # ---- what comes out -----------------------------------------------------------------------------------------
@@ -238,7 +237,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         found = []
         for table in self._tables():
             at = table.best if index is None else index
-            if not isinstance(at, int) or not -len(table) <= at < len(table):
+            if not is_whole(at) or not -len(table) <= at < len(table):
                 raise ValueError(f"NPURegressor: index must be one of the {len(table)} candidates, got {index!r}")
             found.append(table[at])
         return found
@@ -254,11 +253,10 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         X = validate_data(self, X, reset=False, dtype=np.float64)
         found = np.column_stack([equation.predict(X) for equation in equations])
         if not np.isfinite(found).all():
-            warnings.warn(
+            warn(
                 f"NPURegressor: {int((~np.isfinite(found)).any(1).sum())} predictions are infinite or undefined, where "
                 "an input with a negative exponent is 0 or a number is too large",
                 EquationWarning,
-                stacklevel=2,
             )
         return found[:, 0] if self._single else found
 
@@ -298,8 +296,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         from sklearn.utils import check_random_state
         from sklearn.utils.validation import _check_sample_weight, validate_data
 
-        if not isinstance(draws, int) or draws < 10:
-            raise ValueError(f"bootstrap: draws must be an integer of at least 10, got {draws!r}")
+        draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
         equations = self._pick(None)
         X, y = validate_data(self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64)
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))

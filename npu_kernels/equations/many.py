@@ -16,7 +16,10 @@ import torch.distributed as dist
 
 from npu_kernels.checkpoints import digest
 from npu_kernels.equations.estimator import NPURegressor
+from npu_kernels.equations.ranks import Exchange
 from npu_kernels.progress import Progress
+
+BATCH = 4  # problems for each process at once, where joblib's backend gives results as a list only
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,9 @@ def fit_many(
         progress: true shows it on stderr, None does so on a terminal.
 
     In a process group of `torch.distributed`, as torchrun makes it, every rank fits its share of the problems, and all
-    ranks return all outcomes. Ctrl-C ends it with what was found until then. Raises TypeError and ValueError for
-    arguments that cannot be used, OSError for a folder that cannot be made.
+    ranks return all outcomes. However long a rank takes, the others wait; one without a sign of life for five minutes
+    is lost, which a warning says, and its problems are missing. Ctrl-C ends it with what was found until then. Raises
+    TypeError and ValueError for arguments that cannot be used, OSError for a folder that cannot be made.
 
         >>> import numpy as np
         >>> from npu_kernels.equations import NPURegressor, fit_many
@@ -94,25 +98,40 @@ def fit_many(
     if folder is not None:
         folder.mkdir(exist_ok=True)
     grouped = dist.is_available() and dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
-    mine = list(range(rank, len(work), ranks))
-    shown = (sys.stderr.isatty() if progress is None else progress) and rank == 0
-    found: dict[int, Outcome] = {}
+    shown = sys.stderr.isatty() if progress is None else progress
+    if not grouped:
+        shares: list[Any] = [_share(list(range(len(work))), work, model, folder, n_jobs, shown)]
+    else:
+        with Exchange("fit_many") as exchange:
+            share = list(range(exchange.rank, len(work), exchange.size))
+            mine = _share(share, work, model, folder, n_jobs, shown and exchange.rank == 0)
+            shares = exchange.gather(mine)
+    outcomes = {index: outcome for share in shares if share is not None for index, outcome in share[0].items()}
+    complete = all(share is not None and share[1] for share in shares)
+    return Outcomes([outcomes[index] for index in sorted(outcomes)], complete)
+
+
+def _share(
+    share: list[int],
+    work: list[tuple[Any, tuple[Any, ...]]],
+    model: NPURegressor,
+    folder: Path | None,
+    n_jobs: int | None,
+    shown: bool,
+) -> tuple[dict[int, Outcome], bool]:
+    """The outcomes of some of the problems by their index, and whether all are complete."""
+    outcomes: dict[int, Outcome] = {}
     complete = True
-    with Progress("fit_many", max(1, len(mine)), sys.stderr, shown) as bar:
+    with Progress("fit_many", max(1, len(share)), sys.stderr, shown) as bar:
         try:
-            for at, outcome in zip(mine, _fitted([work[at] for at in mine], model, folder, n_jobs), strict=False):
-                found[at] = outcome
-                bar.update(len(found))
+            fitted = _fitted([work[index] for index in share], model, folder, n_jobs)
+            for index, outcome in zip(share, fitted, strict=False):
+                outcomes[index] = outcome
+                bar.update(len(outcomes))
                 complete = complete and outcome.complete
         except KeyboardInterrupt:
             complete = False
-    shares: list[Any] = [(found, complete)]
-    if grouped:
-        shares = [None] * ranks
-        dist.all_gather_object(shares, (found, complete))
-    every = {at: outcome for share, _ in shares for at, outcome in share.items()}
-    return Outcomes([every[at] for at in sorted(every)], all(whole for _, whole in shares))
+    return outcomes, complete
 
 
 def _problems(problems: Any) -> list[tuple[Any, tuple[Any, ...]]]:
@@ -142,10 +161,18 @@ def _fitted(
             if not outcome.complete:
                 return
         return
-    from joblib import Parallel, delayed
+    from joblib import Parallel, delayed, effective_n_jobs
 
-    jobs = (delayed(_one)(name, data, model, folder) for name, data in work)
-    with contextlib.closing(Parallel(n_jobs=n_jobs, return_as="generator")(jobs)) as outcomes:
+    jobs = [delayed(_one)(name, data, model, folder) for name, data in work]
+    try:
+        parallel = Parallel(n_jobs=n_jobs, return_as="generator")
+    except ValueError:  # the backend gives results as a list only, as ray's does: some at a time, for Ctrl-C
+        with Parallel(n_jobs=n_jobs) as parallel:
+            size = BATCH * effective_n_jobs(n_jobs)
+            for start in range(0, len(jobs), size):
+                yield from parallel(jobs[start : start + size])
+        return
+    with contextlib.closing(parallel(jobs)) as outcomes:
         yield from outcomes
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from npu_kernels.checks import is_number
 from npu_kernels.equations import refine
 from npu_kernels.equations.equation import Equation
 from npu_kernels.equations.problem import AllRows, Columns, Problem, all_rows, blocks
@@ -78,7 +79,7 @@ def laws(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> La
     if not rows.y.any():
         rows = replace(rows, noise=None)
     root = np.sqrt(rows.weight / rows.weight.mean())
-    known = float(rows.noise) if isinstance(rows.noise, (int, float)) else None
+    known = float(rows.noise) if is_number(rows.noise) else None
     order = np.random.default_rng([settings.seed, 1]).permutation(len(rows.y))
     held = min(MOST_HELD_OUT, int(HELD_OUT * len(order))) if len(order) >= FEW else 0
     training = np.sort(order[held:])
@@ -161,7 +162,7 @@ def _finished(
                 continue
             whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise, math.inf)
             assert whole is not None
-            [fitted] = settings.steps.sums(partial(_refitted, whole, one, settings.rules))
+            [fitted] = settings.steps.sums(whole.inputs, partial(_refitted, whole, one, settings.rules), 1)
             tried.append((whole, one, fitted if math.isfinite(fitted.rss) else one))
         fits.append(min(tried, key=lambda fit: fit[2].cost))
     if len(rows.y) > MORE_ROWS / (1 - HELD_OUT):
@@ -184,7 +185,7 @@ def _reconsidered(fits: list[tuple[AllRows, Sum, Sum]], settings: Settings) -> l
     found = []
     for whole, one, fitted in fits:
         if len(fitted.c) <= len(best.c) and fitted.press < CLOSE * best.press:
-            [fitted] = settings.steps.sums(partial(_other_exponents, whole, fitted, settings.rules))
+            [fitted] = settings.steps.sums(whole.inputs, partial(_other_exponents, whole, fitted, settings.rules), 1)
         found.append((whole, one, fitted))
     return found
 

@@ -135,15 +135,16 @@ def _one_power(whole: AllRows, training: Array, settings: Settings, found: Found
     most = min(settings.max_terms, max(1, len(training) - 1)) if whole.inputs else 1
     for terms in range(1, most + 1):
         fitted = partial(_fitted, solver, large, library, beam, terms, starts, generator)
-        beam = settings.steps.points(generator, fitted)
+        beam = settings.steps.points(generator, terms, whole.inputs, fitted)
         if terms == 1 and not first and most > 1:  # single products are the same with every power
             errors.append(math.inf)
             continue
-        tried = settings.steps.sums(partial(_simplified, more, _distinct(beam, tries), settings.rules))
+        tried = settings.steps.sums(whole.inputs, partial(_simplified, more, _distinct(beam, tries), settings.rules))
         if not tried:
             break
         best_one = min(tried, key=lambda s: s.cost)
-        for one in [*tried, *settings.steps.sums(partial(_shortened, more, best_one, settings.rules))]:
+        shortened = settings.steps.sums(whole.inputs, partial(_shortened, more, best_one, settings.rules))
+        for one in [*tried, *shortened]:
             found.add(more, one)
         errors.append(min(one.rss for one in tried))
         cost = min(one.cost for one in tried)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from npu_kernels import saved
 from npu_kernels.checkpoints import Checkpoint, check_same, fingerprint
 from npu_kernels.equations.refine import Sum
 from npu_kernels.equations.varpro import Points
@@ -32,7 +33,7 @@ class Work:
     function = "NPURegressor.fit"
 
     def __init__(self, seed: int, drawn: bool, determined: dict[str, str]) -> None:
-        self.seed = seed
+        self.seed, self.drawn = seed, drawn
         random_state = "None" if drawn else str(seed)
         self.fingerprint = fingerprint(
             format=str(FORMAT), numpy=np.__version__, **determined, random_state=random_state
@@ -50,11 +51,12 @@ class Work:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`; raises ValueError, which says what differs, if it is another fit's."""
-        missing = self.state().keys() - state.keys()
-        if missing:
-            raise ValueError(f"it is no state of {self.function}: without {', '.join(sorted(missing))}")
         check_same(state["fingerprint"], self.fingerprint)
-        self.seed, self.kept = state["seed"], state["kept"]
+        saved.record(state, "content", self.state().keys())
+        low, high = (0, 2**31 - 1) if self.drawn else (self.seed, self.seed)
+        seed = saved.integer(state["seed"], "seed", low, high)
+        kept = {key: _read(value, f"step {key}") for key, value in saved.mapping(state["kept"], "kept").items()}
+        self.seed, self.kept = seed, kept
 
 
 class Steps:
@@ -66,8 +68,8 @@ class Steps:
     def __init__(self, work: Work | None = None, output: int = 0) -> None:
         self._work, self._output, self._made = work, output, 0
 
-    def points(self, generator: Any, compute: Callable[[], Points]) -> Points:
-        """The points that `compute` gives, which draws from the generator."""
+    def points(self, generator: Any, terms: int, inputs: int, compute: Callable[[], Points]) -> Points:
+        """The points that `compute` gives, which draws from the generator: of so many terms and effective inputs."""
 
         def pack() -> Any:
             found = compute()
@@ -76,18 +78,23 @@ class Steps:
 
         if self._work is None:
             return compute()
-        tensors, state = self._step(pack)
+        tensors, state = self._step(pack, lambda step: _is_points(step) and step[0][0].shape[1:] == (terms, inputs))
         generator.bit_generator.state = json.loads(state)
         return Points(*tensors)
 
-    def sums(self, compute: Callable[[], list[Sum]]) -> list[Sum]:
-        """The sums that `compute` gives."""
+    def sums(self, inputs: int, compute: Callable[[], list[Sum]], count: int | None = None) -> list[Sum]:
+        """The sums that `compute` gives, of so many effective inputs; count: how many, if that is known."""
         if self._work is None:
             return compute()
-        return [_unpacked(parts) for parts in self._step(lambda: [_packed(one) for one in compute()])]
 
-    def _step(self, compute: Callable[[], Any]) -> Any:
-        """The next step: kept, or computed now."""
+        def fits(step: Any) -> bool:
+            sizes = [parts[0].shape[1] for parts in step] if not _is_points(step) else [-1]
+            return count in (None, len(sizes)) and all(size == inputs for size in sizes)
+
+        return [_unpacked(parts) for parts in self._step(lambda: [_packed(one) for one in compute()], fits)]
+
+    def _step(self, compute: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
+        """The next step: kept, or computed now; ValueError for one of a file that does not fit."""
         assert self._work is not None
         key = f"{self._output}.{self._made}"
         self._made += 1
@@ -95,7 +102,40 @@ class Steps:
             self._work.kept[key] = compute()
             if self._work.checkpoint is not None:
                 self._work.checkpoint.keep()
+        elif not fits(self._work.kept[key]) and self._work.checkpoint is not None:
+            file, self._work.checkpoint = self._work.checkpoint, None  # the file stays as it is
+            raise file.refused(ValueError(f"its step {key} is another one"))
         return self._work.kept[key]
+
+
+def _is_points(step: Any) -> bool:
+    """Whether a step has points, and else sums."""
+    return len(step) == 2 and isinstance(step[1], str)
+
+
+def _read(step: Any, name: str) -> Any:
+    """A step that was saved."""
+    saved.sequence(step, name)
+    if _is_points(step):
+        u, parity, c, rss = saved.sequence(step[0], name, 4)
+        u = saved.tensor(u, name, (None, None, None), torch.float64)
+        shapes = ((parity, u.shape), (c, u.shape[:2]), (rss, u.shape[:1]))
+        try:
+            np.random.default_rng(0).bit_generator.state = json.loads(step[1])
+        except Exception:  # of any kind, by what is wrong in it
+            raise ValueError(f"its {name} has no state of a generator") from None
+        return [[u, *(saved.tensor(part, name, shape, torch.float64) for part, shape in shapes)], step[1]]
+    return [_read_sum(parts, name) for parts in step]
+
+
+def _read_sum(parts: Any, name: str) -> list[Any]:
+    """A sum that was saved."""
+    u, parity, free, c, *errors = saved.sequence(parts, name, len(fields(Sum)))
+    most = torch.finfo(torch.float64).max
+    u = saved.tensor(u, name, (None, None), torch.float64, low=-most, high=most)
+    shapes = ((parity, u.shape, torch.float64), (free, u.shape, torch.bool), (c, u.shape[:1], torch.float64))
+    tensors = [saved.tensor(part, name, shape, dtype) for part, shape, dtype in shapes]
+    return [u, *tensors, *(saved.number(error, name, finite=False) for error in errors)]
 
 
 def _packed(one: Sum) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from npu_kernels.fitting.run import Run
 from npu_kernels.fitting.scale import with_coefficient, without_coefficient
 from npu_kernels.fitting.validation import cross_validated
 from npu_kernels.formula.models import select
+from npu_kernels.notices import warn
 
 ROWS = 2048  # taken from batches
 FEW = 5  # held-out rows below which their error says little
@@ -84,8 +84,7 @@ def fit(
         >>> found.model.weight_re.tolist()
         [[1.0, -1.0]]
     """
-    check_whole("fit", "rows", rows, 2)
-    check_whole("fit", "seed", seed, 0)
+    rows, seed = check_whole("fit", "rows", rows, 2), check_whole("fit", "seed", seed, 0)
     known, targets = _rows(x, y, rows, seed)
     check("fit", known, targets, 2)
     trained = with_coefficient(model)
@@ -165,26 +164,20 @@ def _warn_of_score(run: Run, score: float, folds: int) -> None:
     """What a reader of the score should know."""
     held = run.data.held_out.y.shape[1]
     if held < FEW and not folds:
-        warnings.warn(
+        warn(
             f"{run.function}: the score is that of {held} held-out row{'' if held == 1 else 's'}, which the model was "
             f"chosen by: it may be far too small; from {FEW} on it says more",
-            UserWarning,
-            stacklevel=3,  # the caller of fit
         )
     elif held < FEW:
-        warnings.warn(
+        warn(
             f"{run.function}: {run.data.training.y.shape[1] + held} rows are few: the model was chosen by {held} of "
             f"them, and the score is cross-validated in {folds} parts, each predicted by a fit to the others",
-            UserWarning,
-            stacklevel=3,
         )
     best = float(run.pool.best(run.problems).max())
     if run.template.dtype == torch.float32 and best < math.inf and (score > SPOILT and best < score * 1e-4):
-        warnings.warn(
+        warn(
             f"{run.function}: the model's error is {best:.1e} in float64 and {score:.1e} in its own float32, whose "
             "range is too small for the constants or powers of these units: fit model.double()",
-            UserWarning,
-            stacklevel=3,
         )
 
 

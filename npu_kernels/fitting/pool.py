@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from npu_kernels import saved
 from npu_kernels.fitting.batch import GATE, POWER, Template
 from npu_kernels.fitting.result import Candidate
 
@@ -142,15 +144,29 @@ class Pool:
         return Candidate(kind, int(self.denominator[index]), int(self.start[index]), score, score - base)
 
     def copy(self) -> Pool:
-        found = object.__new__(Pool)
-        found.parameter_kind = self.parameter_kind
-        found.restore(self.state())
-        return found
+        return copy.copy(self)  # tensors are replaced, not changed
 
     def state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._NAMES}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        device = getattr(self, "flat", state["flat"]).device
-        for name in self._NAMES:
-            setattr(self, name, state[name].to(device))
+    @classmethod
+    def restored(cls, template: Template, state: Any, problems: int, starts: int, denominators: Sequence[int]) -> Pool:
+        """One of a state; ValueError for a wrong one."""
+        saved.record(state, "pool", cls._NAMES)
+        result = cls(template)
+        highest = {
+            "problem": problems - 1,
+            "start": starts - 1,
+            "kind": len(KINDS) - 1,
+            "denominator": max(denominators, default=0),
+            "score": torch.finfo(torch.float64).max,
+        }
+        rows: int | None = None
+        for name in cls._NAMES:
+            like: Tensor = getattr(result, name)
+            bounds = (0, highest[name]) if name in highest else ()
+            shape = (rows, *like.shape[1:])
+            value = saved.tensor(state[name], f"pool's {name}", shape, like.dtype, template.device, *bounds)
+            setattr(result, name, value)
+            rows = len(value)
+        return result

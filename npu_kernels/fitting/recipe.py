@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+from npu_kernels.checks import as_number, is_whole
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,10 @@ class Recipe:
                 raise ValueError(f"Recipe: {name} must {rule}, got {getattr(self, name)!r}")
 
         def whole(value: Any, least: int) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and value >= least
+            return is_whole(value) and value >= least
 
         def number(value: Any, low: float, high: float = math.inf) -> bool:
-            return (
-                isinstance(value, (int, float))
-                and not isinstance(value, bool)
-                and low <= value <= high
-                and value < math.inf
-            )
+            return low <= as_number(value) <= high and as_number(value) < math.inf
 
         def several(values: Any) -> bool:
             return isinstance(values, (tuple, list)) and len(values) > 0
@@ -113,3 +110,14 @@ class Recipe:
             and list(self.denominators) == sorted(set(self.denominators)),
             "be increasing integers of at least 1",
         )
+        for setting in fields(self):
+            object.__setattr__(self, setting.name, _plain(getattr(self, setting.name)))
+
+
+def _plain(value: Any) -> Any:
+    """The value with Python's own numbers."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(_plain(part) for part in value)
+    if isinstance(value, str):
+        return value
+    return int(value) if is_whole(value) else float(value)

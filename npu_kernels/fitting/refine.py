@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels import saved
 from npu_kernels.fitting.batch import Template
 from npu_kernels.fitting.data import Rows
 from npu_kernels.lbfgs import LBFGS, Status
@@ -75,8 +76,13 @@ class Refinement:
         return {"start": self.start, "held": self.held, "problem": self.problem, "solver": self.solver.state_dict()}
 
     @classmethod
-    def restored(cls, template: Template, rows: Rows, state: dict[str, Any]) -> Refinement:
-        device = template.device
-        found = cls(template, rows, *(state[name].to(device) for name in ("start", "held", "problem")))
-        found.solver.load_state_dict(state["solver"])
-        return found
+    def restored(cls, template: Template, rows: Rows, state: Any, problems: int) -> Refinement:
+        """One of a state; ValueError for a wrong one."""
+        saved.record(state, "refinement", ("start", "held", "problem", "solver"))
+        device, count = template.device, len(template.kind)
+        start = saved.tensor(state["start"], "refinement's start", (None, count), torch.float64, device)
+        held = saved.tensor(state["held"], "refinement's held", start.shape, torch.bool, device)
+        owners = (state["problem"], "refinement's problem", (len(start),), torch.long, device)
+        result = cls(template, rows, start, held, saved.tensor(*owners, 0, problems - 1))
+        result.solver.load_state_dict(state["solver"])
+        return result

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.checkpoints import check_same, digest, fingerprint
-from npu_kernels.checks import check_whole
+from npu_kernels import saved
+from npu_kernels.checkpoints import check_same, described, digest, fingerprint
+from npu_kernels.checks import check_whole, is_whole
 from npu_kernels.fitting.batch import COEFFICIENT, FREE, GATE, LINEAR, POWER, Template
 from npu_kernels.fitting.data import Data, Rows, check, stream
 from npu_kernels.fitting.pool import Pool, ranks
@@ -34,6 +35,8 @@ from npu_kernels.fitting.search import Search
 from npu_kernels.layers.base import Unit
 
 FORMAT = 2  # of a saved state
+_TENSORS = ("scores", "retired", "solved", "rows")  # of a saved state, and the entries of its history
+_HISTORY = ("stage", "rounds", "models", "solved", "best", "worst", "rows")
 NEAR = 0.15  # of the distance between two fractions of a denominator: a power so close to one is set first
 LOOK = 100  # evaluations of refine after which it is seen what is solved
 LINEAR_ROWS = 2048  # of the least squares for the weights of a sum
@@ -45,9 +48,9 @@ def _seeds(function: str, seeds: Sequence[int], problems: int) -> list[int]:
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
         raise TypeError(f"{function}: seeds must be a sequence of integers, got {type(seeds).__name__}")
     found = list(seeds)
-    if len(found) != problems or not all(type(s) is int and s >= 0 for s in found):
+    if len(found) != problems or not all(is_whole(s) and s >= 0 for s in found):
         raise ValueError(f"{function}: seeds must be {problems} integers of at least 0, one per problem, got {seeds!r}")
-    return found
+    return [int(seed) for seed in found]
 
 
 class Run:
@@ -100,8 +103,8 @@ class Run:
         self._check_output(function, tensors)
         self.search: Search | None = Search(template, recipe, tensors, self.starts)
         self.refinement: Refinement | None = None
-        self._rounding = torch.empty(0)  # the denominator and the start of each model of the refinement
-        self._origin = torch.empty(0)
+        # The denominator and the start of each model of the refinement:
+        self._rounding, self._origin = (torch.empty(0, dtype=torch.long) for _ in range(2))
 
         self._denominators = recipe.denominators if template.has(GATE, POWER, LINEAR, COEFFICIENT) else ()
         rounds = [steps for steps, _ in recipe.rungs]
@@ -156,7 +159,7 @@ class Run:
     @torch.no_grad()
     def advance(self, rounds: int) -> None:
         """Make so many rounds, a step of Adam or an evaluation of L-BFGS of all models, or end before."""
-        check_whole(self.function, "rounds", rounds, 0)
+        rounds = check_whole(self.function, "rounds", rounds, 0)
         begin = time.perf_counter()
         while rounds > 0 and self.stage < len(self._lengths):
             length = self._lengths[self.stage]
@@ -311,12 +314,12 @@ class Run:
         held = held.expand_as(flat).clone()
         self._rounding = torch.as_tensor(rounding, device=flat.device).expand(len(flat)).clone()
         self._origin = start
-        rows = self._polish(0 if self.search is not None else 1)
+        rows = self._polish(0 if self.search is not None else 1, self._moved)
         self.refinement = Refinement(self.template, rows, flat, held, problem)
 
-    def _polish(self, which: int) -> Rows:
-        """The rows of refine (0) and of settle (1)."""
-        least = 4 * self._moved // self.data.training.y.shape[2]
+    def _polish(self, which: int, moved: int) -> Rows:
+        """The rows of refine (0) and of settle (1); moved: the most parameters of a model that have."""
+        least = 4 * moved // self.data.training.y.shape[2]
         return self.data.training.first(max(self.recipe.rows[which], least))
 
     def _end_refine(self) -> None:
@@ -423,10 +426,9 @@ class Run:
     def fingerprint(self) -> dict[str, str]:
         """Everything that decides the numbers."""
         given = [self.scale.restored(rows) for rows in (self.data.training, self.data.held_out)]
-        shapes = list(zip(self.template.names, self.template.shapes, strict=True))
         return fingerprint(
             format=str(FORMAT),
-            model=f"{self.template.model}, {shapes}",
+            model=described(self.template.model),
             dtypes=self._dtypes,
             device=self.template.device.type,
             seeds=repr(self.seeds),
@@ -436,7 +438,7 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
-        names = ("done", "stage", "at", "_moved", "scores", "retired", "solved", "rows", "history", "seconds")
+        names = ("done", "stage", "at", "_moved", *_TENSORS, "history", "seconds")
         state = {name: getattr(self, name) for name in names}
         state["fingerprint"] = self.fingerprint
         state["pool"] = self.pool.state()
@@ -447,23 +449,47 @@ class Run:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`; raises ValueError, which says what differs, if it is another fit's."""
-        missing = self.state().keys() - state.keys() if isinstance(state, dict) else {"fingerprint"}
-        if missing:
-            raise ValueError(f"it is no state of a fit: without {', '.join(sorted(missing)[:3])}")
+        if not isinstance(state, dict) or "fingerprint" not in state:
+            raise ValueError("it is no state of a fit: without fingerprint")
         check_same(state["fingerprint"], self.fingerprint)
-        device = self.template.device
-        for name in ("done", "stage", "at", "seconds", "_moved"):
-            setattr(self, name, state[name])
-        for name in ("scores", "retired", "solved", "rows"):
-            setattr(self, name, state[name].to(device).clone())
-        self.history = list(state["history"])
-        self.pool.restore(state["pool"])
-        self._rounding, self._origin = state["rounding"].to(device), state["origin"].to(device)
-        if state["search"] is None:
-            self.search = None
-        else:
-            assert self.search is not None
-            self.search.restore(state["search"])
-        if state["refinement"] is not None:
-            rows = self._polish(int(self.stage > self._rungs))
-            self.refinement = Refinement.restored(self.template, rows, state["refinement"])
+        saved.record(state, "content", self.state().keys())
+        template, problems, starts = self.template, self.problems, self.starts
+        stage = saved.integer(state["stage"], "stage", 0, len(self._lengths))
+        ahead = [*self._lengths, 1][stage]
+        at = saved.integer(state["at"], "at", 0, max(0, ahead - 1))
+        done = sum(self._lengths[:stage]) + at
+        saved.integer(state["done"], "done", done, done)
+        moved = saved.integer(state["_moved"], "_moved", 0, len(template.kind))
+        seconds = saved.number(state["seconds"], "seconds", 0.0)
+        history = [_told(entry) for entry in saved.sequence(state["history"], "history", stage)]
+        tensors = {
+            name: saved.tensor(state[name], name, like.shape, like.dtype, template.device)
+            for name, like in ((name, getattr(self, name)) for name in _TENSORS)
+        }
+        pool = Pool.restored(template, state["pool"], problems, starts, self._denominators)
+        search = refinement = None
+        models: int | None = None
+        if stage < self._rungs:
+            search = Search.restored(template, self.recipe, state["search"], problems, starts, done)
+        elif stage < len(self._lengths):
+            rows = self._polish(int(stage > self._rungs), moved)
+            refinement = Refinement.restored(template, rows, state["refinement"], problems)
+            models = len(refinement.start)
+        for name, part in (("search", search), ("refinement", refinement)):
+            if part is None and state[name] is not None:
+                raise ValueError(f"its {name} must be None in stage {stage}, got {type(state[name]).__name__}")
+        most = {"rounding": max(self._denominators, default=0), "origin": starts - 1}
+        self._rounding, self._origin = (
+            saved.tensor(state[name], name, (models,), torch.long, template.device, 0, high)
+            for name, high in most.items()
+        )
+        self.stage, self.at, self.done, self._moved, self.seconds = stage, at, done, moved, seconds
+        self.history, self.pool, self.search, self.refinement = history, pool, search, refinement
+        for name, tensor in tensors.items():
+            setattr(self, name, tensor)
+
+
+def _told(entry: Any) -> dict[str, Any]:
+    """An entry of a saved history."""
+    saved.record(entry, "history", _HISTORY)
+    return {name: saved.number(entry[name], f"history's {name}", finite=False) for name in _HISTORY}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels import saved
 from npu_kernels.fitting.batch import Template
 from npu_kernels.fitting.data import Rows, stream
 from npu_kernels.fitting.recipe import Recipe
@@ -31,6 +32,8 @@ class Search:
 
     A model whose gradient is not finite makes no step of that entry; what becomes of it shows when it is scored.
     """
+
+    _STATE = ("tensors", "moments", "squares", "problem", "start", "step")
 
     def __init__(self, template: Template, recipe: Recipe, tensors: list[Tensor], starts: int) -> None:
         self.template, self.recipe = template, recipe
@@ -110,12 +113,27 @@ class Search:
         return self.template.flatten(self.tensors).double()
 
     def state(self) -> dict[str, Any]:
-        names = ("tensors", "moments", "squares", "problem", "start", "step")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in self._STATE}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        device = self.template.device
+    @classmethod
+    def restored(cls, template: Template, recipe: Recipe, state: Any, problems: int, starts: int, done: int) -> Search:
+        """One of a state; ValueError for a wrong one."""
+        saved.record(state, "search", cls._STATE)
+        places = [
+            saved.tensor(state[name], f"search's {name}", (None,), torch.long, template.device, 0, count - 1)
+            for name, count in (("problem", problems), ("start", starts))
+        ]
+        models = len(places[0])
+        if len(places[1]) != models:
+            raise ValueError(f"its search's start must have {models} numbers, got {len(places[1])}")
+        result = cls(template, recipe, [torch.empty(0)], starts)
         for name in ("tensors", "moments", "squares"):
-            setattr(self, name, [t.to(device).clone() for t in state[name]])
-        self.problem, self.start = state["problem"].to(device).clone(), state["start"].to(device).clone()
-        self.step = state["step"]
+            parts = saved.sequence(state[name], f"search's {name}", len(template.shapes))
+            tensors = [
+                saved.tensor(part, f"search's {name}", (models, *shape), template.dtype, template.device)
+                for part, shape in zip(parts, template.shapes, strict=True)
+            ]
+            setattr(result, name, tensors)
+        result.problem, result.start = places
+        result.step = saved.integer(state["step"], "search's step", 0, done)
+        return result

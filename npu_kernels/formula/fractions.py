@@ -35,7 +35,7 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
         got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
         raise TypeError(f"as_fraction: weights must be a floating-point tensor, got {got}")
     check_tensor("as_fraction", "weights", weights)
-    check_whole("as_fraction", "max_denominator", max_denominator)
+    max_denominator = check_whole("as_fraction", "max_denominator", max_denominator)
     exact = weights.detach().double()
     numerator, denominator = exact.round(), torch.ones_like(exact)
     error = (exact - numerator).abs()

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.checks import check_module
+from npu_kernels.checks import check_module, is_whole
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
 POWER_UNITS = (NPU, RealNPU, NaiveNPU)
@@ -64,8 +64,8 @@ def check_model(function: str, layers: dict[str, Layer], model: int | None) -> i
         rule = "None where no layer has num_models"
     else:
         (count,) = counts
-        if isinstance(model, int) and not isinstance(model, bool) and -count <= model < count:
-            return model % count
+        if is_whole(model) and -count <= model < count:
+            return int(model) % count
         rule = f"an index into the {count} models"
     raise ValueError(f"{function}: model must be {rule}, got {model!r}")
 

@@ -50,17 +50,15 @@ class Formula:
         """One line per output; decimals with `digits` significant digits, None for all."""
         from npu_kernels.formula import printing
 
-        _check_digits("text", digits)
+        digits = _check_digits("text", digits)
         rows = zip(self.names, self.expressions, strict=True)
-        return "\n".join(
-            f"{name} = {printing.text(expression, digits)}" for name, expression in rows
-        )
+        return "\n".join(f"{name} = {printing.text(e, digits)}" for name, e in rows)
 
     def latex(self, digits: int | None = 4) -> list[str]:
         """One equation per output, without dollars; `digits` as for `text`."""
         from npu_kernels.formula import printing
 
-        _check_digits("latex", digits)
+        digits = _check_digits("latex", digits)
         sympy = require_sympy()
         names = [sympy.latex(sympy.Symbol(name)) for name in self.names]
         rows = zip(names, self.expressions, strict=True)
@@ -83,9 +81,8 @@ class Formula:
         return self.text()
 
 
-def _check_digits(function: str, digits: int | None) -> None:
-    if digits is not None:
-        check_whole(function, "digits", digits)
+def _check_digits(function: str, digits: int | None) -> int | None:
+    return None if digits is None else check_whole(function, "digits", digits)
 
 
 def _note(layers: dict[str, Layer], eps: bool) -> str:
@@ -206,7 +203,7 @@ def read(
     sympy = require_sympy()
     layers = layers_of("read", module)
     index = check_model("read", layers, model)
-    check_whole("read", "max_denominator", max_denominator)
+    max_denominator = check_whole("read", "max_denominator", max_denominator)
     chain = list(layers.values())
     symbols = _symbols(sympy, inputs, chain[0].in_features, positive)
     count = chain[-1].out_features

@@ -15,13 +15,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.checks import check_module, check_whole
+from npu_kernels.checks import check_module, check_number, check_whole
 from npu_kernels.formula.fractions import nearest_fraction
 from npu_kernels.formula.models import layers_of, select
 from npu_kernels.formula.record import Change, Simplified, Step
@@ -319,16 +318,13 @@ def simplify(
     check_module("simplify", "module", module)
     if not isinstance(steps, (tuple, list)) or any(name not in STEPS for name in steps):
         raise ValueError(f"simplify: steps must be of 'gates', 'prune' and 'round', got {steps!r}")
-    if not isinstance(threshold, Real) or not threshold > 0:
-        raise ValueError(f"simplify: threshold must be greater than 0, got {threshold!r}")
-    check_whole("simplify", "max_denominator", max_denominator)
-    is_limit = isinstance(tolerance, (int, float)) and tolerance >= 0
-    if not is_limit and tolerance not in (None, "auto"):
-        rule = "'auto', None or at least 0"
-        raise ValueError(f"simplify: tolerance must be {rule}, got {tolerance!r}")
-    if not callable(refit) and (isinstance(refit, bool) or not isinstance(refit, int) or refit < 0):
-        rule = "a number of iterations of at least 0 or a function"
-        raise ValueError(f"simplify: refit must be {rule}, got {refit!r}")
+    threshold = check_number("simplify", "threshold", threshold, above=0, finite=False)
+    max_denominator = check_whole("simplify", "max_denominator", max_denominator)
+    if tolerance not in (None, "auto"):
+        rules: dict[str, Any] = {"minimum": 0, "finite": False, "other": "'auto', None"}
+        tolerance = check_number("simplify", "tolerance", tolerance, **rules)
+    if not callable(refit):
+        refit = check_whole("simplify", "refit", refit, 0, other="a function")
     simplifier = _simplifier(select(module, model), x, y, tolerance, score, refit)
     error, parameters = simplifier.error, simplifier.parameters()
     for name in steps:

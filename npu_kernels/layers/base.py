@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from npu_kernels.checks import check_whole
 
 Device = torch.device | str | int | None
 
@@ -26,7 +27,7 @@ class Unit(nn.Module):
         out_features: number of outputs O.
         num_models: K independent models in one call; None for one model without a leading dimension.
 
-    Raises ValueError for sizes that are no positive integers.
+    Raises ValueError for sizes that are no integers of at least 1.
     """
 
     # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the bound.
@@ -35,13 +36,10 @@ class Unit(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, num_models: int | None = None) -> None:
         super().__init__()
-        sizes = {"in_features": in_features, "out_features": out_features}
-        for name, size in {**sizes, **({} if num_models is None else {"num_models": num_models})}.items():
-            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
-                raise ValueError(f"{type(self).__name__}: {name} must be a positive integer, got {size!r}")
-        self.in_features = int(in_features)
-        self.out_features = int(out_features)
-        self.num_models = None if num_models is None else int(num_models)
+        unit = type(self).__name__
+        self.in_features = check_whole(unit, "in_features", in_features)
+        self.out_features = check_whole(unit, "out_features", out_features)
+        self.num_models = None if num_models is None else check_whole(unit, "num_models", num_models)
 
     def _create(self, shapes: dict[str, str], device: Device, dtype: torch.dtype | None) -> None:
         """Register uninitialised parameters; shapes are in sizes, O, I and J for 2 I, and get the leading K here."""

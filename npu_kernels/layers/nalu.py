@@ -8,15 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import functional
+from npu_kernels.checks import check_number
 from npu_kernels.layers.base import Device, Unit, glorot_
 
 __all__ = ["NAC", "NALU", "iNALU"]
-
-
-def _positive(unit: str, name: str, value: object) -> float:
-    if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{unit}: {name} must be finite and greater than 0, got {value!r}")
-    return value
 
 
 class NAC(Unit):
@@ -111,7 +106,7 @@ class NALU(Unit):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(in_features, out_features, num_models)
-        self.eps = _positive("NALU", "eps", eps)
+        self.eps = check_number("NALU", "eps", eps, above=0)
         shapes = {"weight": "OI", "mask": "OI", "gate_weight": "OI"}
         if bias:
             shapes["gate_bias"] = "O"
@@ -186,7 +181,8 @@ class iNALU(Unit):
         omega: float = 20.0,
     ) -> None:
         super().__init__(in_features, out_features, num_models)
-        self.eps, self.omega = _positive("iNALU", "eps", eps), _positive("iNALU", "omega", omega)
+        self.eps = check_number("iNALU", "eps", eps, above=0)
+        self.omega = check_number("iNALU", "omega", omega, above=0)
         names = ("weight_add", "mask_add", "weight_mul", "mask_mul", "gate_weight")
         self._create(dict.fromkeys(names, "OI"), device, dtype)
 

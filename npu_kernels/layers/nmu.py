@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from npu_kernels import functional
+from npu_kernels.checks import check_number
 from npu_kernels.layers.base import Device, Unit
 
 __all__ = ["NMRU", "NMU"]
@@ -117,11 +117,10 @@ class NMRU(Unit):
         eps: float = torch.finfo(torch.float32).eps,
     ) -> None:
         super().__init__(in_features, out_features, num_models)
-        if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
-            raise ValueError(f"NMRU: eps must be finite and at least 0, got {eps!r}")
+        self.eps = check_number("NMRU", "eps", eps, minimum=0)
         if sign not in ("product", "separate"):
             raise ValueError(f"NMRU: sign must be 'product' or 'separate', got {sign!r}")
-        self.clip, self.sign, self.eps = clip, sign, float(eps)
+        self.clip, self.sign = clip, sign
         self._create({"weight": "OJ"}, device, dtype)
 
     def reset_parameters(self) -> None:

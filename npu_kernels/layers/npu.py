@@ -5,13 +5,13 @@ Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 an
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from npu_kernels import functional
+from npu_kernels.checks import check_number
 from npu_kernels.layers.base import Device, Unit, glorot_
 
 __all__ = ["NPU", "NaiveNPU", "RealNPU"]
@@ -33,15 +33,13 @@ class PowerUnit(Unit):
 
     def _options(self, eps: float | None, init_im: str | float = "zeros", gate_gradient: str = "clip") -> None:
         unit = type(self).__name__
-        if eps is not None and not (isinstance(eps, (int, float)) and 0 < eps < math.inf):
-            raise ValueError(f"{unit}: eps must be finite and greater than 0, got {eps!r}")
+        self.eps = None if eps is None else check_number(unit, "eps", eps, above=0)
         if gate_gradient not in ("clip", "straight_through"):
             raise ValueError(f"{unit}: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}")
-        scale = {"zeros": 0.0, "uniform": 1.0}.get(init_im) if isinstance(init_im, str) else init_im
-        if not isinstance(scale, (int, float)) or not 0 <= scale < math.inf:
-            raise ValueError(f"{unit}: init_im must be 'zeros', 'uniform' or a scale of at least 0, got {init_im!r}")
-        self.eps, self.init_im, self.gate_gradient = eps, init_im, gate_gradient
-        self._scale_im = float(scale)
+        scale: object = {"zeros": 0.0, "uniform": 1.0}.get(init_im, init_im) if isinstance(init_im, str) else init_im
+        self._scale_im = check_number(unit, "init_im", scale, minimum=0, other="'zeros', 'uniform'")
+        self.init_im = init_im if isinstance(init_im, str) else self._scale_im
+        self.gate_gradient = gate_gradient
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, in place: Glorot uniform, `init_im`, gate 0.5."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,8 @@ from torch.jit import is_tracing
 
 from npu_kernels import dispatch, functional
 from npu_kernels.autograd import eager_only
-from npu_kernels.checks import check_tensor, check_whole
+from npu_kernels.checks import check_number, check_tensor, check_whole
+from npu_kernels.notices import warn
 from npu_kernels.ode import accuracy, checks
 from npu_kernels.ode import adaptive_reference as reference
 from npu_kernels.ode.adaptive_function import AdaptiveFunction, Call, forward
@@ -72,9 +72,7 @@ def check_options(function: str, t: Any, method: Any, of_fixed: dict[str, Any], 
     if t is None:
         raise ValueError(f"{function}: t must be given for method {method!r}: the times of the result, u0's first")
     for name in ("rtol", "atol"):
-        value = options[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(f"{function}: {name} must be a finite number greater than 0, got {value!r}")
+        check_number(function, name, options[name], above=0)
     check_whole(function, "max_steps", options["max_steps"])
     checks.check_choice(function, "memory", options["memory"], ("full", "checkpointed"))
     checks.check_choice(function, "nonfinite", options["nonfinite"], ("raise", "keep"))
@@ -138,7 +136,7 @@ def integrate(
     if rtol < (least := 4 * torch.finfo(u0.dtype).eps):
         raise ValueError(f"{function}: rtol must be at least {least:.2g} in {u0.dtype}, got {rtol!r}")
     times = check_times(function, t)
-    call = Call(method, float(rtol), float(atol), max_steps, eps, gate_gradient, clip, memory, many)
+    call = Call(method, float(rtol), float(atol), int(max_steps), eps, gate_gradient, clip, memory, many)
     run = _fused if dispatch.backend_for(weights[0]) == "cpu" and not eager_only() else _eager
     found, counts, clock, last = run(call, times, u0, *weights)
     report(function, call, found, counts, clock, last, weights, nonfinite == "raise")
@@ -239,4 +237,4 @@ def report(
                 f"allows, whatever the tolerance, the first at t = {float(clock[at][2]):g}{others}{why}"
             )
             steps = stiff.clone() if call.many else stiff.squeeze(-1)
-            warnings.warn(accuracy.StiffWarning(message, steps), stacklevel=5 if function == "rollout" else 4)
+            warn(accuracy.StiffWarning(message, steps))

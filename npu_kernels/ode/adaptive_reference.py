@@ -6,7 +6,7 @@ their sizes as constants. Shapes: ``u0 [..., D]``, and ``[...]`` for what every 
 Step control: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4 and IV.2. With q the root
 mean square of error / (atol + rtol max(|u|, |u_new|)), a step is accepted where q <= 1, and the next one's size is
 
-    h / clamp(q^0.17 / q_before^0.04 / 0.9, 0.1, 5) after an accepted step, h / min(5, q^0.17 / 0.9) after another
+    h / max(0.1, q^0.17 / q_before^0.04 / 0.9) after an accepted step, h / min(5, q^0.17 / 0.9) after another
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _rms(x: Tensor) -> Tensor:
 
 
 def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, atol: float) -> Tensor:
-    """Hairer's starting step (II.4), positive, at most the whole time."""
+    """Hairer's starting step (II.4), positive."""
     scale = atol + rtol * u.abs()
     d0, d1 = _rms(u / scale), _rms(k / scale)
     h0 = torch.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * d0 / d1).clamp(max=abs(span))
@@ -77,7 +77,7 @@ def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, ato
     most = torch.maximum(d1, d2)
     h1 = torch.where(most <= 1e-15, torch.clamp(h0 * 1e-3, min=1e-6), (0.01 / most) ** 0.2)
     h1 = torch.where(d2.isfinite(), h1, h0 * 1e-3)
-    return torch.minimum(100 * h0, h1).clamp(max=abs(span))
+    return torch.minimum(100 * h0, h1)
 
 
 def find_steps(f: Function, u0: Tensor, t: Tensor, pair: Pair, rtol: float, atol: float, max_steps: int) -> Steps:
@@ -117,7 +117,7 @@ def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Pair, rtol: float, atol
         broken = ~q.isfinite()
         good = active & (q <= 1)
         factor = torch.where(broken, 5.0, q ** (0.2 - 0.75 * BETA) / 0.9)
-        grown = h.abs() / (factor / before**BETA).clamp(0.1, 5.0)
+        grown = h.abs() / (factor / before**BETA).clamp(min=0.1)
         grown = torch.where(shrunk, torch.minimum(grown, h.abs()), grown)
         size = torch.where(good, grown, torch.where(active, h.abs() / factor.clamp(max=5.0), size))
         before = torch.where(good, q.clamp(min=1e-4), before)

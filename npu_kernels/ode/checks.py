@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.jit import is_tracing
 
 from npu_kernels import operands
-from npu_kernels.checks import check_tensor
+from npu_kernels.checks import as_number, check_tensor, check_whole
 from npu_kernels.layers import NAU
 from npu_kernels.layers.npu import PowerUnit
 from npu_kernels.ode.pairs import PAIRS
@@ -36,22 +35,26 @@ def check_choice(function: str, name: str, value: Any, choices: Sequence[str]) -
         raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_grid(function: str, steps: Any, dt: Any) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
-        raise ValueError(f"{function}: steps must be a positive integer, got {steps!r}")
-    check_dt(function, dt)
+def check_grid(function: str, steps: Any, dt: Any) -> tuple[int, float]:
+    """The steps and their size; ValueError for what is no such number."""
+    return check_whole(function, "steps", steps), check_dt(function, dt)
 
 
-def check_dt(function: str, dt: Any) -> None:
-    if isinstance(dt, bool) or not isinstance(dt, Real) or not math.isfinite(dt) or dt == 0:
-        raise ValueError(f"{function}: dt must be a finite number other than 0, got {dt!r}")
+def check_dt(function: str, dt: Any) -> float:
+    """The size of a step, which may be negative; ValueError for what is no such number."""
+    size = as_number(dt)
+    if not math.isfinite(size) or size == 0:
+        raise ValueError(f"{function}: dt must be finite and other than 0, got {dt!r}")
+    return size
 
 
-def check_options(function: str, steps: Any, dt: Any, method: Any, memory: Any, nonfinite: Any) -> None:
-    check_grid(function, steps, dt)
+def check_options(function: str, steps: Any, dt: Any, method: Any, memory: Any, nonfinite: Any) -> tuple[int, float]:
+    """The steps and their size; ValueError for an option that is not valid."""
+    grid = check_grid(function, steps, dt)
     check_choice(function, "method", method, (*METHODS, *PAIRS))
     check_choice(function, "memory", memory, ("full", "checkpointed"))
     check_choice(function, "nonfinite", nonfinite, ("raise", "keep"))
+    return grid
 
 
 def layers_of(
@@ -162,10 +165,7 @@ def check_operands(
     if is_tracing() or not fits(u0, *weights):
         names = "weight_re", "weight_im", "gate", "weight"
         operands.unrecorded(check_tensors, function, u0, dict(zip(names, weights, strict=True)))
-    if eps is None:
-        eps = operands.EPS[u0.dtype]
-    else:
-        operands.check_positive(function, "eps", eps, u0.dtype)
+    eps = operands.EPS[u0.dtype] if eps is None else operands.check_positive(function, "eps", eps, u0.dtype)
     check_choice(function, "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
     return eps, operands.unrecorded(has_starts, function, u0, weights[0])
 

@@ -31,7 +31,7 @@ def interpolate(
     At a step's own time the result is that state, to the bit. What is not finite stays where it is: times before it
     are not touched. Raises ValueError for times outside of the trajectory.
     """
-    checks.check_dt("interpolate", dt)
+    dt = checks.check_dt("interpolate", dt)
     checks.check_choice("interpolate", "method", method, ("linear", "hermite"))
     checks.check_trajectory("interpolate", trajectory, 2)
     if (method == "hermite") != (derivatives is not None):

@@ -120,7 +120,7 @@ def minimise(
     inf, low = torch.full_like(x[:, 0], math.inf), lowest(problem)
     exact = DONE * (EXACT * float(problem.data.weight.amax())) ** 2
     key = "" if work is None else work.key(problem, x, free, steps, tolerance)
-    kept = work.kept(key) if work is not None and key else None
+    kept = work.kept(key, x, steps, CALM) if work is not None and key else None
     now = Descent(x, torch.full_like(inf, least_squares.FIRST_DAMPING), inf, 0, 0) if kept is None else kept
     while now.steps < steps and now.calm < CALM:
         x, damping, error = least_squares.step(now.x, now.damping, free, problem.residual, problem.jacobian, low)

@@ -31,7 +31,7 @@ def rollout_any(model: Model, u0: Tensor, *, steps: int, dt: float, method: str 
     methods, such as "dopri5", which chooses its own steps and is read at the times n dt. `options` go to
     ``torchdiffeq.odeint``.
     """
-    checks.check_grid("rollout_any", steps, dt)
+    steps, dt = checks.check_grid("rollout_any", steps, dt)
     slope = _slope(model)
     check_tensor("rollout_any", "u0", u0)
     if not u0.is_floating_point() or u0.dim() < 1:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels.checks import is_whole
+
 NAME = "ode.fit"
 FAR = 2.0  # times the median distance: samples farther apart than that get nodes in between
 MOST_NODES = 4  # for each sample
@@ -176,7 +178,7 @@ def check_observed(observed: Any, features: int) -> None:
     if observed is None:
         return
     good = isinstance(observed, Sequence) and not isinstance(observed, str) and len(observed) > 0
-    if not good or any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < features for i in observed):
+    if not good or not all(is_whole(i) and 0 <= i < features for i in observed):
         raise ValueError(f"{NAME}: observed must be numbers of states, 0 to {features - 1}, got {observed!r}")
     if len(set(observed)) != len(observed):
         raise ValueError(f"{NAME}: observed must name every state once, got {observed!r}")

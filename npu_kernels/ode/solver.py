@@ -199,9 +199,7 @@ def integrate(
         )
         return found
     adaptive.refuse(_name, method, rtol, atol, max_steps, statistics)
-    checks.check_options(_name, steps, dt, method, memory, nonfinite)
-    assert steps is not None
-    assert dt is not None
+    steps, dt = checks.check_options(_name, steps, dt, method, memory, nonfinite)
     if error is not False:
         options = {"derivatives": derivatives, "eps": eps, "gate_gradient": gate_gradient, "clip": clip, "_name": _name}
         options |= {"steps": steps, "dt": dt, "method": method, "memory": memory, "nonfinite": nonfinite}
@@ -220,7 +218,7 @@ def integrate(
             "torch.jit.trace cannot; say nonfinite='keep'"
         )
 
-    loop = Loop(METHODS[method], int(steps), float(dt), eps, gate_gradient, clip, memory, derivatives, many)
+    loop = Loop(METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives, many)
     run = _fused if has_time_loop(weight_re) and not eager_only() else _eager
     trajectory, slopes = run(loop, u0, weight_re, weight_im, gate, weight)
     if nonfinite == "raise":

@@ -107,7 +107,9 @@ def fit(
         import scipy  # noqa: F401
     except ImportError as error:
         raise ImportError(INSTALL) from error
-    _check(start, simplify, max_denominator, seed)
+    _check(start, simplify)
+    max_denominator = check_whole(NAME, "max_denominator", max_denominator)
+    seed = check_whole(NAME, "seed", seed, 0)
     power, nau = _layers(model)
     series.check_observed(observed, power.in_features)
     data = series.read(t, u, u0, sigma, observed, names, power.in_features)
@@ -154,13 +156,11 @@ def _layers(model: Any) -> tuple[RealNPU, NAU]:
     return power, nau
 
 
-def _check(start: Any, simplify: Any, max_denominator: Any, seed: Any) -> None:
+def _check(start: Any, simplify: Any) -> None:
     if start not in ("search", "model"):
         raise ValueError(f"{NAME}: start must be 'search' or 'model', got {start!r}")
     if not isinstance(simplify, bool):
         raise TypeError(f"{NAME}: simplify must be True or False, got {simplify!r}")
-    check_whole(NAME, "max_denominator", max_denominator)
-    check_whole(NAME, "seed", seed, 0)
 
 
 class Search:

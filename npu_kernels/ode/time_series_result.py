@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels.checks import check_level
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode.laws import Law
 from npu_kernels.ode.profile import ends
@@ -125,8 +126,7 @@ class SeriesFit:
 
         from npu_kernels.equations import Interval
 
-        if not 0 < level < 1:
-            raise ValueError(f"intervals: level must be between 0 and 1, got {level!r}")
+        level = check_level("intervals", level)
         degrees = math.inf if self.sigma is None else self.degrees
         t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
         limits = {one.name: (-math.inf, math.inf) for one in self.estimates}

@@ -11,8 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from npu_kernels import saved
 from npu_kernels.checkpoints import Checkpoint, check_same, digest, fingerprint
 from npu_kernels.progress import Progress
 
@@ -63,10 +65,14 @@ class Work:
         """Of a minimisation; empty where nothing is kept."""
         return "" if self.checkpoint is None else digest(*determined)
 
-    def kept(self, key: str) -> Descent | None:
-        """How far it got before."""
+    def kept(self, key: str, x: Tensor, steps: int, calm: int) -> Descent | None:
+        """How far it got before: laws like x, at most so many steps and so many of them without a gain."""
         found = self._kept.get(key)
         if found is not None:
+            if found.x.shape != x.shape or found.steps > steps or found.calm > calm:
+                assert self.checkpoint is not None
+                file, self.checkpoint = self.checkpoint, None  # the file stays as it is
+                raise file.refused(ValueError(f"its minimisation {key} is another one"))
             self._before = min(self._before + found.steps, self.total - 1)
             self._done = min(self._done + found.steps, self.total - 1)
         return found
@@ -88,9 +94,20 @@ class Work:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`; raises ValueError, which says what differs, if it is another fit's."""
-        missing = self.state().keys() - state.keys()
-        if missing:
-            raise ValueError(f"it is no state of {self.function}: without {', '.join(sorted(missing))}")
         check_same(state["fingerprint"], self.fingerprint)
-        self._seconds = state["seconds"]
-        self._kept = {key: Descent(*parts) for key, parts in state["kept"].items()}
+        saved.record(state, "content", self.state().keys())
+        seconds = saved.number(state["seconds"], "seconds", 0.0)
+        kept = saved.mapping(state["kept"], "kept")
+        descents = {key: _descent(parts, f"minimisation {key}") for key, parts in kept.items()}
+        self._seconds, self._kept = seconds, descents
+
+
+def _descent(parts: Any, name: str) -> Descent:
+    """One that was saved."""
+    x, damping, error, calm, steps = saved.sequence(parts, name, 5)
+    x = saved.tensor(x, f"{name}, x,", (None, None), torch.float64)
+    damping, error = (
+        saved.tensor(part, f"{name}, {word},", (len(x),), torch.float64)
+        for part, word in ((damping, "damping"), (error, "error"))
+    )
+    return Descent(x, damping, error, saved.integer(calm, f"{name}, calm,"), saved.integer(steps, f"{name}, steps,"))

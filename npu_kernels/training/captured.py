@@ -13,7 +13,6 @@ number of its steps on the device; afterwards they are as before.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -22,6 +21,7 @@ from torch.compiler import is_compiling
 
 from npu_kernels import layers
 from npu_kernels.layers.base import Unit
+from npu_kernels.notices import warn
 from npu_kernels.training import plan
 from npu_kernels.training.steps import Ordinary
 
@@ -40,8 +40,9 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return "of torch.compile, autocast or inference mode"
     if torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured already"
-    if plan.has_hooks(model):
-        return "a module has hooks"
+    problem = plan.call_obstacle(model)
+    if problem is not None:
+        return problem
     for layer in plan.chain(model):
         if type(layer) not in (*UNITS, *OTHERS):
             return f"{type(layer).__name__} may do something else at each step, which a CUDA graph would not"
@@ -67,7 +68,7 @@ class Captured(Ordinary):
             made = self._begin(done, rows, schedules)
             with capturable(self.optimizer, self.x.device):
                 made = self._capture_and_replay(done, made, rows, schedules)
-        self.optimizer.zero_grad()  # they lie in the graph's memory
+        self.clear()  # they lie in the graph's memory
         if made < steps:
             super().advance(done + made, None if rows is None else rows[made:], schedules[:, made:])
 
@@ -97,10 +98,9 @@ class Captured(Ordinary):
         except RuntimeError as problem:
             self.works = False
             first = str(problem).partition("\n")[0]
-            warnings.warn(
+            warn(
                 f"npu_kernels: training.run makes its steps one by one, because no CUDA graph can be captured of them "
-                f"({type(problem).__name__}: {first})",
-                stacklevel=2,
+                f"({type(problem).__name__}: {first})"
             )
             return made
         for step in range(made, schedules.shape[1]):

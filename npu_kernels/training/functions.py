@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from numbers import Real
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from npu_kernels import dispatch, operands
 from npu_kernels.backends import fast_path
-from npu_kernels.checks import check_module, check_tensor, check_whole
+from npu_kernels.checks import check_module, check_number, check_tensor, check_whole
 from npu_kernels.layers.base import Unit
 
 __all__ = ["SteppedSchedule", "l1", "mse_loss", "project_", "regularizer"]
@@ -35,7 +34,7 @@ def _collect(
 ) -> tuple[list[Tensor], int | None]:
     """The tensors to sum over, and the number of models that they belong to."""
     if num_models is not None:
-        check_whole(name, "num_models", num_models)
+        num_models = check_whole(name, "num_models", num_models)
     if isinstance(parameters, nn.Module):
         num_models = _models(name, parameters) if num_models is None else num_models
         modules = [m for m in parameters.modules() if not only_whole or (isinstance(m, Unit) and m.whole_weights)]
@@ -96,8 +95,8 @@ def l1(parameters: Parameters, beta: float = 1.0, *, norm: str = "l1", num_model
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, appendix and published code.
     """
-    if isinstance(beta, bool) or not isinstance(beta, (Real, Tensor)):
-        raise TypeError(f"l1: beta must be a number, got {type(beta).__name__}")
+    if not isinstance(beta, Tensor):
+        beta = check_number("l1", "beta", beta, other="a tensor")
     tensors, num_models = _collect("l1", parameters, num_models)
     if norm == "l1":
         return beta * _total((t.abs() for t in tensors), num_models)
@@ -154,7 +153,10 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
         fast_path.mse is not None
         and not is_compiling()
         and dispatch.forced() in dispatch.FAST_PATH
-        and (num_models is None or (isinstance(y, Tensor) and not y.is_nested and y.shape[:1] == (num_models,)))
+        and (
+            num_models is None
+            or (type(num_models) is int and isinstance(y, Tensor) and not y.is_nested and y.shape[:1] == (num_models,))
+        )
     ):
         loss = fast_path.mse(y, target, num_models is not None)
         if loss is not NotImplemented:
@@ -166,6 +168,8 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
 
 
 def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
+    if num_models is not None and not isinstance(num_models, torch.SymInt):
+        check_whole("mse_loss", "num_models", num_models, 0)
     for name, tensor in (("y", y), ("target", target)):
         check_tensor("mse_loss", name, tensor)
         if not tensor.is_floating_point():
@@ -207,17 +211,13 @@ class SteppedSchedule:
     """
 
     def __init__(self, start: float, end: float, step: int, growth: float = 10.0) -> None:
-        for name, value in (("start", start), ("end", end), ("growth", growth)):
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(f"SteppedSchedule: {name} must be a number, got {type(value).__name__}")
-        if not 0 <= start <= end < math.inf:
+        self.beta = check_number("SteppedSchedule", "start", start)
+        self.end = check_number("SteppedSchedule", "end", end)
+        if not 0 <= self.beta <= self.end:
             raise ValueError(f"SteppedSchedule: 0 <= start <= end must hold, got start={start!r}, end={end!r}")
-        if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-            raise ValueError(f"SteppedSchedule: step must be a positive integer, got {step!r}")
-        if not 1 < growth < math.inf:
-            raise ValueError(f"SteppedSchedule: growth must be finite and greater than 1, got {growth!r}")
-        self.end, self.interval, self.growth = end, step, growth
-        self.beta, self.iteration = start, 0
+        self.interval = check_whole("SteppedSchedule", "step", step)
+        self.growth = check_number("SteppedSchedule", "growth", growth, above=1)
+        self.start, self.iteration = self.beta, 0
 
     def step(self) -> float:
         """Begin the next iteration; returns its beta."""
@@ -234,6 +234,10 @@ class SteppedSchedule:
         """Continue from a `state_dict`; raises ValueError for another dictionary."""
         if not isinstance(state, dict) or not {"beta", "iteration"} <= state.keys():
             raise ValueError(f"SteppedSchedule: state must be one of state_dict(), got {state!r}")
+        check_whole("SteppedSchedule", "iteration", state["iteration"], 0)
+        beta = state["beta"]
+        if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta <= self.end:
+            raise ValueError(f"SteppedSchedule: beta must be a number within [0, {self.end}], got {beta!r}")
         self.beta, self.iteration = state["beta"], state["iteration"]
 
     def __repr__(self) -> str:
@@ -260,8 +264,8 @@ def project_(model: nn.Module, *, gates: bool = True, weights: float | None = No
     a parameter that cannot be projected, such as one with a parametrization without right_inverse.
     """
     check_module("project_", "model", model)
-    if weights is not None and (isinstance(weights, bool) or not isinstance(weights, Real) or not weights > 0):
-        raise ValueError(f"project_: weights must be None or a bound greater than 0, got {weights!r}")
+    if weights is not None:
+        weights = check_number("project_", "weights", weights, above=0, finite=False, other="None")
     units = [(path, unit) for path, unit in model.named_modules() if isinstance(unit, Unit)]
     if not units:
         raise ValueError(f"project_: model must have units of npu_kernels, got {type(model).__name__} without any")

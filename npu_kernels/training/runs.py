@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import optim
-from npu_kernels.checkpoints import check_same, digest, drive, fingerprint
-from npu_kernels.checks import check_module, check_tensor, check_whole
+from npu_kernels import optim, saved
+from npu_kernels.checkpoints import check_same, described, digest, drive, fingerprint
+from npu_kernels.checks import check_module, check_number, check_tensor, check_whole, is_number
 from npu_kernels.layers.base import Unit
+from npu_kernels.notices import warn
 from npu_kernels.training import captured, plan
 from npu_kernels.training.captured import Captured
+from npu_kernels.training.continued import generator_state, optimizer_state, schedule_states, settings, told
 from npu_kernels.training.functions import SteppedSchedule, regularizer
 from npu_kernels.training.steps import Ordinary
 
@@ -105,14 +106,18 @@ def run(
         penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and "paper" of the weights of
             NAU, NMU and NMRU (`regularizer`), "whole" as "madsen" but of all parameters. A weight is a number, a
             `SteppedSchedule` or a function of the step (from 1).
-        project: clamp after each step (`project_`): True the gates, a number w also the weights, power units' to
-            [-w, w]; False nothing.
+        project: clamp after each step (`project_`), parameters that are not trained as well: True the gates, a number
+            w also the weights, power units' to [-w, w]; False nothing.
         nonfinite: "keep", or "zero": an entry of a gradient that is not finite counts as 0.
         every: steps between two recorded losses; None: so that there are at most 1,000.
         callbacks: a function or several, called with a `Run` after every stretch; one that returns True ends the run.
         stretch: steps between calls of the callbacks; None: a hundredth of the steps.
         checkpoint: a file. If it exists, the run continues from it with the same numbers as without an interruption.
-            It is written every half a minute and at the end.
+            It is written every half a minute and at the end. It brings all that moves: parameters, buffers, the
+            optimiser's state, schedules, the generator. All settings must be those of the first call, also steps,
+            `every`, the optimiser's, the generator's seed and which parameters require gradients; but what functions
+            give for lr or a penalty cannot be compared. A model that draws random numbers itself, such as by dropout,
+            draws others.
         progress: show how far it is, on stderr; None: if that is a terminal.
 
     Ctrl-C ends the run after the current call, saves it if there is a checkpoint, and returns what there is (`complete`
@@ -124,12 +129,13 @@ def run(
     Source of penalties and schedule: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020.
     """
     check_module("run", "model", model)
-    check_whole("run", "steps", steps)
+    steps = check_whole("run", "steps", steps)
     if loss != "mse":
         raise ValueError(f"run: loss must be 'mse', got {loss!r}")
     models = _models(model)
     _check_data(model, x, y, models)
     _check_weight(sample_weight, y)
+    plan.check_memory(model, x=x, y=y, sample_weight=sample_weight, rows=rows)
     if nonfinite not in ("keep", "zero"):
         raise ValueError(f"run: nonfinite must be 'keep' or 'zero', got {nonfinite!r}")
     drawn = _Rows(x.shape[-2], steps, batch_size, rows, generator)
@@ -137,14 +143,14 @@ def run(
     gates, bound = _projection(project)
     maker = _optimizer(model, optimizer, lr)
     every = -(-steps // RECORDS) if every is None else every
-    check_whole("run", "every", every)
+    every = check_whole("run", "every", every)
     if stretch is not None:
-        check_whole("run", "stretch", stretch)
+        stretch = check_whole("run", "stretch", stretch)
     called = [callbacks] if callable(callbacks) else list(callbacks or ())
     kind, reason = loop_for(model, maker, x)
     if reason is not None and reason not in _noticed:
         _noticed.add(reason)
-        warnings.warn(f"npu_kernels: training.run makes its steps one by one, because {reason}", stacklevel=2)
+        warn(f"npu_kernels: training.run makes its steps one by one, because {reason}")
     losses = x.new_full((-(-steps // every), *(() if models is None else (models,))), math.nan)
     loop = kind(
         model=model,
@@ -162,7 +168,7 @@ def run(
     )
     task = _Task(loop, steps, drawn, lr, wanted)
     between = stretch or -(-steps // 100)
-    most = steps if batch_size is None else max(1, MOST_DRAWN // batch_size)
+    most = steps if batch_size is None else max(1, MOST_DRAWN // drawn.batch)
 
     def limit() -> int:
         return min(most, between - task.done % between) if called else most
@@ -196,11 +202,13 @@ def _models(model: nn.Module) -> int | None:
 
 def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
     parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError(f"run: model must have parameters, got {type(model).__name__} without any")
     for name, tensor in (("x", x), ("y", y)):
         check_tensor("run", name, tensor)
-        if parameter is not None and tensor.dtype is not parameter.dtype:
+        if tensor.dtype is not parameter.dtype:
             raise TypeError(f"run: {name} must have the dtype of model, {parameter.dtype}, got {tensor.dtype}")
-        if parameter is not None and tensor.device != parameter.device:
+        if tensor.device != parameter.device:
             raise ValueError(f"run: {name} must be on the device of model, {parameter.device}, got {tensor.device}")
         if tensor.requires_grad:
             raise ValueError(f"run: {name} must not require a gradient")
@@ -213,7 +221,7 @@ def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
         )
     layers = plan.chain(model)
     ends = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
-    for name, tensor, layer, size in ends if layers else ():
+    for name, tensor, layer, size in ends:
         if isinstance(layer, Unit) and tensor.shape[-1] != getattr(layer, size):
             raise ValueError(
                 f"run: {name} must have last dimension {getattr(layer, size)} ({size} of model), "
@@ -232,10 +240,6 @@ def _check_weight(weight: Any, y: Tensor) -> None:
         )
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
     if penalties is None:
         return {}
@@ -244,7 +248,7 @@ def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
     for name, weight in penalties.items():
         if name not in plan.PENALTIES:
             raise ValueError(f"run: penalties must be of {', '.join(map(repr, plan.PENALTIES))}, got {name!r}")
-        if not (_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)):
+        if not (is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)):
             raise TypeError(
                 f"run: the weight of penalty {name!r} must be a number, a SteppedSchedule or a function of the step, "
                 f"got {type(weight).__name__}"
@@ -257,14 +261,12 @@ def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
 def _projection(project: Any) -> tuple[bool, float | None]:
     if isinstance(project, bool):
         return project, None
-    if not _number(project) or not project > 0:
-        raise ValueError(f"run: project must be True, False or a bound greater than 0, got {project!r}")
-    return True, float(project)
+    return True, check_number("run", "project", project, above=0, finite=False, other="True, False")
 
 
 def _optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimizer:
-    if lr is not None and not callable(lr) and not (_number(lr) and 0 <= lr < math.inf):
-        raise ValueError(f"run: lr must be a finite number of at least 0 or a function of the step, got {lr!r}")
+    if lr is not None and not callable(lr):
+        lr = check_number("run", "lr", lr, minimum=0, other="a function of the step")
     if isinstance(optimizer, torch.optim.Optimizer):
         if lr is not None and not callable(lr):
             for group in optimizer.param_groups:
@@ -275,7 +277,7 @@ def _optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimiz
         raise ValueError(f"run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got {optimizer!r}")
     if lr is None:
         raise ValueError(f"run: lr must be given with optimizer {optimizer!r}")
-    first = lr(1) if callable(lr) else lr
+    first = float(lr(1)) if callable(lr) else lr
     made: torch.optim.Optimizer = makers[optimizer](model.parameters(), lr=first)
     return made
 
@@ -298,8 +300,11 @@ class _Rows:
                 raise ValueError(f"run: rows must lie within [0, {count}), got {int(rows.min())} to {int(rows.max())}")
             self.given = rows.contiguous()
         if batch is not None:
-            check_whole("run", "batch_size", batch)
-        if generator is None and batch is not None:
+            self.batch = check_whole("run", "batch_size", batch)
+        self.seeded = generator is None  # by torch's generator
+        if batch is None:  # none is used, so none is saved
+            generator = None
+        elif generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         self.generator = generator
 
@@ -358,19 +363,21 @@ class _Task:
 
     # ---- saved and continued -----------------------------------------------------------------------------------------
 
-    def _fingerprint(self) -> dict[str, str]:
-        """What decides the numbers, but for the functions that give rates and weights of penalties."""
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """What decides the numbers: not what moves, which the file brings, nor the values of functions."""
         loop, rows = self.loop, self.rows
-        shapes = [(name, tuple(p.shape)) for name, p in loop.model.named_parameters()]
+        generator = None if rows.seeded else rows.generator
         return fingerprint(
-            model=f"{loop.model}, {shapes}",
+            model=described(loop.model),
             dtype=str(loop.x.dtype),
-            optimizer=type(loop.optimizer).__name__,
+            requires_grad=str([name for name, p in loop.model.named_parameters() if p.requires_grad]),
+            **settings(loop.optimizer, loop.model, self.lr),
             steps=str(self.total),
             batch_size=str(rows.batch),
+            generator="None" if generator is None else f"{generator.device}, seed {generator.initial_seed()}",
             every=str(loop.every),
-            lr=_told(self.lr),
-            penalties=str({name: _told(weight) for name, weight in self.penalties.items()}),
+            penalties=str({name: told(weight) for name, weight in self.penalties.items()}),
             project=str((loop.gates, loop.bound)),
             nonfinite=str(loop.finite),
             data=digest(loop.x, loop.y, rows.given, loop.weight),
@@ -380,7 +387,7 @@ class _Task:
         """All that `restore` needs, in tensors and numbers."""
         loop = self.loop
         return {
-            "fingerprint": self._fingerprint(),
+            "fingerprint": self.fingerprint,
             "done": self.done,
             "parameters": [p.detach() for p in loop.model.parameters()],
             "buffers": list(loop.model.buffers()),
@@ -394,26 +401,30 @@ class _Task:
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`; raises ValueError, which says what differs, if it is another run's."""
-        check_same(state["fingerprint"], self._fingerprint(), "run")
-        loop = self.loop
-        for own, saved in zip(
-            [*loop.model.parameters(), *loop.model.buffers(), loop.losses],
-            [*state["parameters"], *state["buffers"], state["losses"]],
-            strict=True,
-        ):
-            own.copy_(saved)
-        loop.optimizer.load_state_dict(state["optimizer"])
-        if self.rows.generator is not None:
-            self.rows.generator.set_state(state["generator"])
-        for name, saved in state["schedules"].items():
-            self.penalties[name].load_state_dict(saved)  # type: ignore[union-attr]
-        self.done = state["done"]
-
-
-def _told(schedule: Schedule | None) -> str:
-    """A number, or that it is something else: what functions give cannot be compared."""
-    return repr(float(schedule)) if isinstance(schedule, Real) else type(schedule).__name__
+        """Continue from a `state`; ValueError, before anything changes, if it is another run's or a wrong one."""
+        check_same(state["fingerprint"], self.fingerprint, "run")
+        loop, generator = self.loop, self.rows.generator
+        own = self.state()
+        saved.record(state, "content", own.keys())
+        done = saved.integer(state["done"], "done", 0, self.total)
+        moved: list[tuple[Tensor, Tensor]] = []
+        for name in ("parameters", "buffers", "losses"):
+            targets = [loop.losses] if name == "losses" else own[name]
+            values = [state[name]] if name == "losses" else saved.sequence(state[name], name, len(targets))
+            for target, value in zip(targets, values, strict=True):
+                moved.append((target, saved.tensor(value, name, target.shape, target.dtype, target.device)))
+        needed = done > 0 and isinstance(loop, plan.Fused)
+        optimizer = optimizer_state(state["optimizer"], loop.optimizer, needed)
+        drawn = generator_state(state["generator"], generator)
+        schedules = schedule_states(state["schedules"], self.penalties)
+        for target, value in moved:
+            target.copy_(value)
+        loop.optimizer.load_state_dict(optimizer)
+        if generator is not None and drawn is not None:
+            generator.set_state(drawn)
+        for name, schedule in schedules.items():
+            self.penalties[name].load_state_dict(schedule)  # type: ignore[union-attr]
+        self.done = done
 
 
 def _values(schedule: Schedule, done: int, steps: int) -> Tensor:

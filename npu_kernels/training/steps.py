@@ -50,13 +50,14 @@ class Ordinary(Loop):
 
     def step(self, rows: Tensor | None, betas: Sequence[float | Tensor]) -> Tensor:
         """One step; betas: the weights of the penalties. Returns the loss before it, without them."""
-        self.optimizer.zero_grad()
+        self.clear()
         with torch.enable_grad():
             error = self._error(rows)
             found = error.detach()
             for name, beta in zip(self.penalties, betas, strict=True):
                 error = error + TERMS[name](self.model, beta)
-            error.sum().backward()
+            if error.requires_grad:  # not where no parameter is trained
+                error.sum().backward()
         if self.finite:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -69,6 +70,11 @@ class Ordinary(Loop):
         elif (self.gates or self.bound is not None) and any(isinstance(part, Unit) for part in self.model.modules()):
             project_(self.model, gates=self.gates, weights=self.bound)
         return found
+
+    def clear(self) -> None:
+        """Remove the gradients, also those that the optimiser does not know of."""
+        self.optimizer.zero_grad()
+        self.model.zero_grad()
 
     def _error(self, rows: Tensor | None) -> Tensor:
         y, target = self.model(chosen(self.x, rows)), chosen(self.y, rows)

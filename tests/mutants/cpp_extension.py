@@ -55,6 +55,11 @@ EXTENSION = [
         "train-not-finite": ("if (!std::isfinite(grad[n])) grad[n] = 0;", ";"),
         "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
     }),
+    *mutants("csrc/training.h", "tests/test_training_loops.py", {
+        "train-clamp-of-frozen-parameters": ("step == 0 ? clamp(p.low, p.high, count, values) : void();", "void();"),
+        "train-rmsprop-maximizes": ("o.maximize ? -grad[n] : grad[n]", "o.maximize ? grad[n] : grad[n]"),
+        "train-rmsprop-decay": ("(decay != 0 ? decay * p[n] : T(0))", "T(0)"),
+    }),
     *mutants("csrc/core/ode_adaptive_backward.h", ("ode_adaptive", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'"), {
         "adaptive-slope-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
         "adaptive-last-slope": ("last_slope_[d] = step_.k(0)[d];", "last_slope_[d] = step_.k(1)[d];"),
@@ -83,6 +88,18 @@ EXTENSION = [
     *mutants("csrc/training.cpp", "tests/test_training_run_errors.py -k plan", {
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
         "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),
+    }),
+    *mutants("csrc/training.cpp", "tests/test_training_plan.py", {
+        "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
+        "train-sizes-that-overflow": (
+            "(!__builtin_mul_overflow(value, int64_t(sizes), &value) && ...);",
+            "((value = int64_t(uint64_t(value) * uint64_t(sizes)), true) && ...);",
+        ),
+        "train-freed-storage": ("t.storage_offset() + count <= bytes / int64_t(size)", "bytes >= 0"),
+        "train-memory-of-two-tensors": ("other == nullptr || other->end <= piece.begin,", "true || other->end <= piece.begin,"),
+        "train-nan-in-a-plan": ("check(!std::isnan(value), ", "check(value == value || true, "),
+        "train-columns-of-schedules": ("t.dim() == 2 && t.size(1) == run.steps", "t.dim() == 2"),
+        "train-steps-before-that-overflow": ("call.before <= std::numeric_limits<int64_t>::max() - run.steps", "true"),
     }),
     *mutants(FAST_PATH + "common.h", "tests/test_allocations.py -k fast", {
         "fast-path-memory-not-named": (
@@ -147,5 +164,44 @@ EXTENSION = [
         ),
         "fast-path-ode-divergence-of-the-slopes": ("ends_finite<T>(found[0], r) && ends_finite<T>(found[1], r)", "ends_finite<T>(found[0], r)"),
         "fast-path-ode-clip-forgotten": ("r.clip = options[2] != 0,", "r.clip = options[2] < 0,"),
+    }),
+    *mutants(FAST_PATH + "adam.h", "tests/test_optim_checks.py", {
+        "fast-path-adam-size-of-a-mean": (" || one.exp_avg.sizes() != parameter.sizes() ||", " ||"),
+        "fast-path-adam-size-of-the-squares": ("one.exp_avg_sq.sizes() != parameter.sizes() || ", ""),
+        "fast-path-adam-size-of-a-gradient": (" || grad.sizes() != parameter.sizes() ||", " ||"),
+        "fast-path-adam-gradient-with-a-graph": (" || grad.requires_grad() ||", " ||"),
+        "fast-path-adam-other-than-two-betas": ("PyTuple_GET_SIZE(betas) != 2 || ", ""),
+        "fast-path-adam-flags-set": ("if (!flag(group, name, set) || set) return false;", "if (!flag(group, name, set)) return false;"),
+        "fast-path-adam-flags-of-other-kinds": ("return found == nullptr || found == Py_True || found == Py_False;", "return true;"),
+        "fast-path-adam-rate-beyond-the-floats": ("return value != -1 || PyErr_Occurred() == nullptr;", "return true;"),
+        "fast-path-adam-strides-of-a-state": (" && changeable(value);", ";"),
+    }),
+    *mutants(FAST_PATH + "layer.h", "tests/test_fast_path_checks.py", {
+        "fast-path-weight-of-another-shape": ("if (sizes != operands[1].sizes()) return false;", ";"),
+        "fast-path-length-of-a-gate": ("sizes.back() != (L::weights[w].shape[0] == 'I' ? n.in : n.out) ||", "sizes.back() < 0 ||"),
+        "fast-path-more-arguments": ("if (at != count || !fit", "if (!fit"),
+    }),
+    *mutants(FAST_PATH + "ode.h", "tests/test_fast_path_ode_checks.py", {
+        "fast-path-ode-shape-of-the-imaginary-weight": ("return is(weight_im, hidden, features) && ", "return "),
+        "fast-path-ode-shape-of-a-gate": ("&& is(gate, 0, features) && ", "&& "),
+        "fast-path-ode-shape-of-a-weight": ("&& is(weight, features, hidden);", ";"),
+        "fast-path-ode-steps-beyond-integers": ("if (overflow || r.steps < 1", "if (r.steps < 1"),
+    }),
+    *mutants("csrc/adaptive.cpp", "tests/test_ode_adaptive_kernel.py -k overflows", {
+        "adaptive-sum-of-counts": (" && found[4 * row] <= times.numel(),", ","),
+    }),
+    *mutants("csrc/core/ode_adaptive.h", "tests/test_ode_adaptive_steps.py", {
+        "adaptive-guess-without-a-state": ("d0 < 1e-5 || d1 < 1e-5 ?", "d1 < 1e-5 ?"),
+        "adaptive-guess-without-a-slope": ("d0 < 1e-5 || d1 < 1e-5 ?", "d0 < 1e-5 ?"),
+        "adaptive-guess-beyond-the-end": ("if (!(h0_ <= span_)) h0_ = span_;", ""),
+        "adaptive-zero-slope": ("most <= 1e-15 ? std::fmax(1e-6, h0_ * 1e-3) :", "most <= 1e-15 ? h0_ * 1e-3 :"),
+        "adaptive-bend-that-is-not-finite": ("if (!std::isfinite(d2)) h1 = h0_ * 1e-3;", ""),
+        "adaptive-first-step-of-a-hundred-guesses": ("size = std::fmin(100 * h0_, h1);", "size = h1;"),
+        "adaptive-least-size-at-time-zero": ("std::fmax(std::fabs(time), kEps * span_)", "std::fabs(time)"),
+        "adaptive-growth-after-a-rejection": ("size = shrunk_ ? std::fmin(grown, length) : grown;", "size = grown;"),
+        "adaptive-growth-of-one-step": ("std::fmax(factor / std::pow(before_, kBeta), kLeast);", "(factor / std::pow(before_, kBeta));"),
+        "adaptive-least-error-before": ("before_ = std::fmax(error, 1e-4);", "before_ = error;"),
+        "adaptive-last-step-stretched": ("last_ = 1.01 * size >=", "last_ = size >="),
+        "adaptive-first-time-at-the-bound": ("if (bound && at_bound++ == 0)", "if (bound && at_bound++ >= 0)"),
     }),
 ]  # fmt: skip

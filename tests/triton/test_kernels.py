@@ -24,6 +24,7 @@ from npu_kernels.testing import (
     with_layout,
 )
 from tests.kernels import ALL, EPS, backward, errors, forward, outputs, with_zero_factors
+from tests.vmapped import check_batched_gradients
 
 FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")
 # All but the NPU have one set of kernels for all sizes.
@@ -199,6 +200,16 @@ def test_gradcheck(name: str, num_models: int | None, shared: bool, route: str, 
             torch.autograd.gradcheck(call, sample.leaves(), fast_mode=True)
             if num_models is None and not without:
                 torch.autograd.gradgradcheck(call, sample.leaves(), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
+def test_batched_upstream_gradients(name: str, num_models: int | None, shared: bool, device: str) -> None:
+    """torch.autograd.grad(is_grads_batched=True) runs the backward under vmap."""
+    record = RECORDS[name]
+    leaves = record.sample(3, 2, 2, num_models=num_models, shared=shared, device=device).requires_grad().leaves()
+    with use_backend("triton"):
+        check_batched_gradients(record.function, leaves)
 
 
 def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> None:

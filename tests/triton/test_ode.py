@@ -14,6 +14,7 @@ from npu_kernels.ode import reference as reference_ode
 from npu_kernels.testing import error_bound, fill_uninitialized_with_nan, normwise_error, rms_error
 from tests.test_ode import LAYERS, D, away_from_zero, make
 from tests.test_ode_kernel import outputs_and_gradients
+from tests.vmapped import check_batched_gradients
 
 pytest.importorskip("triton")
 
@@ -71,6 +72,19 @@ def test_float32_error(method: str, device: str) -> None:
         errors.append([[float(rms_error(*pair)) for pair in zip(found, exact, strict=True)] for found in (own, their)])
     for of_own, of_their in zip(*torch.tensor(errors, dtype=torch.float64).log().mean(0).exp(), strict=True):
         assert of_own <= error_bound(float(of_their), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"steps": 1, "dt": 0.01}, {"t": (0.0, 0.01), "method": "tsit5", "rtol": 1e-2}],
+    ids=["one launch", "step by step"],
+)
+def test_batched_upstream_gradients(options: dict[str, Any], device: str) -> None:
+    model, u0 = case(device, d=2, h=2)
+    with use_backend("triton"):
+        check_batched_gradients(
+            lambda *tensors: ode.integrate(*tensors, **options), [u0.requires_grad_(), *model.parameters()]
+        )
 
 
 @pytest.mark.parametrize("method", ["euler", "rk4_38"])

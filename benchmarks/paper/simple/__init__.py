@@ -27,6 +27,7 @@ EXPERIMENT = Experiment(
             report.section,
             report.checks,
             report.short_table,
+            guide=report.guide_table,
             key=task.key,
             keep=task.keep_best,
             picture=picture.picture,

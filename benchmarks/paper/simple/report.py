@@ -23,6 +23,14 @@ from benchmarks.paper.tables import Rows
 
 DIFFERS = 0.05  # a probability below which means differ
 PAPER_RUNS = 20
+# The models of the guide to the layers. The NPU's numbers are those of the RealNPU: see `section`.
+GUIDE = {
+    "RealNPU": "RealNPU → NAU",
+    "NMU": "NMU → NAU",
+    "NALU": "NALU",
+    "iNALU": "iNALU",
+    "Dense": "dense network",
+}
 SOLVED = 0.01  # of the mean size of the right answers on the test grid
 
 
@@ -63,6 +71,26 @@ def short_table(rows: Rows) -> str:
         "solved",
     ]
     return table(header, lines(rows)) + "\n" + differences(rows)
+
+
+def guide_table(rows: Rows) -> str:
+    """The medians and the shares of solved seeds; the least median of a column is bold."""
+    errors = {
+        (model, task): [row[task] for row in rows if row["model"] == model]
+        for model in GUIDE
+        for task in simple.TASKS
+    }  # fmt: skip
+    least = {task: min(median(errors[model, task]) for model in GUIDE) for task in simple.TASKS}
+    cells = []
+    for model, title in GUIDE.items():
+        cells.append([title])
+        for task in simple.TASKS:
+            values = errors[model, task]
+            solved = mean([value < solved_below(task) for value in values])
+            text = f"{number(median(values))} ({100 * solved:.0f} %)"
+            cells[-1].append(f"**{text}**" if median(values) == least[task] else text)
+    header = ["median error (share of seeds that solved it)", *(SIGNS[task] for task in simple.TASKS)]
+    return table(header, cells)
 
 
 def differences(rows: Rows) -> str:

@@ -16,6 +16,7 @@ EXPERIMENT = Experiment(
             report.section,
             report.checks,
             report.short_table,
+            guide=report.guide_table,
             key=report.key,
             picture=picture.picture,
         ),
