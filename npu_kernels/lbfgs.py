@@ -1,23 +1,25 @@
 """L-BFGS with a strong-Wolfe line search for K independent problems at once.
 
-`lbfgs` runs them to their end; `LBFGS` does one round at a time, and can be saved and resumed.
+`lbfgs` runs the problems to their end; `LBFGS` does one round at a time, and can be saved and
+resumed.
 
-All problems advance in lockstep, one evaluation at a time: a round evaluates one trial point of every problem that is
-still running. Each problem has its own line search, so none waits for another. Finished ones drop out of the
-batch; `active` says which problems the rows belong to. If the closure treats problems independently, each problem
-gives the same bits as it does alone.
+All problems advance in lockstep: a round evaluates one trial point of every running problem. Each
+problem has a separate line search, so none waits for another. Finished problems drop out of the
+batch; `active` has the numbers of the problems that the rows belong to. If the closure treats
+problems independently, each problem gives the same bits as it does in a batch of one.
 
-For one problem it is `torch.optim.LBFGS(line_search_fn="strong_wolfe")`: first step ``min(1, 1 / |g|_1)`` along the
-negative gradient, later ones 1; the last `history` pairs with ``y s > 1e-10``; Nocedal and Wright's algorithms 7.4,
-3.5 and 3.6 with cubic interpolation. In addition, where f or its gradient is not finite, f counts as infinite, and the
-step is halved until it is finite again.
+For one problem it is `torch.optim.LBFGS(line_search_fn="strong_wolfe")`: first step
+``min(1, 1 / |g|_1)`` along the negative gradient, later steps 1; the last `history` pairs with
+``y s > 1e-10``; Nocedal and Wright's algorithms 7.4, 3.5 and 3.6 with cubic interpolation. In
+addition, where f or its gradient is not finite, f counts as infinite, and the step is halved until
+f is finite.
 
 A problem ends (`Status`) when
 
     CONVERGED     |g|_inf <= gradient_tolerance
     SMALL_STEP    |x - previous x|_inf <= x_tolerance
     SMALL_CHANGE  |f - previous f| <= f_tolerance
-    NO_DECREASE   its line search finds no lower point, or its direction does not descend: x never gets worse
+    NO_DECREASE   its line search finds no lower point, or its direction does not descend
     ITERATIONS    it has made max_iterations
     EVALUATIONS   it has made max_evaluations, or more by its last line search
     NOT_FINITE    f or g is not finite at x0
@@ -25,6 +27,7 @@ A problem ends (`Status`) when
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from enum import IntEnum
@@ -40,8 +43,8 @@ __all__ = ["LBFGS", "Result", "Status", "lbfgs"]
 
 Closure = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-LEAST_CURVATURE = 1e-10  # of a pair that is kept: y s
-ARMIJO, WOLFE = 1e-4, 0.9
+LEAST_CURVATURE = 1e-10  # y s of a pair that enters the history
+ARMIJO, WOLFE = 1e-4, 0.9  # constants of the conditions for the decrease and for the slope
 
 
 class Status(IntEnum):
@@ -58,21 +61,17 @@ class Status(IntEnum):
 
 
 class Result(NamedTuple):
-    """Where the problems ended.
+    """Where the problems ended."""
 
-    x: the last points ``[K, N]``. f, gradient: the value and ``|g|_inf`` there. iterations, evaluations: how many.
-    status: why, a `Status`. All but x are ``[K]``.
-    """
-
-    x: Tensor
-    f: Tensor
-    gradient: Tensor
-    iterations: Tensor
-    evaluations: Tensor
-    status: Tensor
+    x: Tensor  #: the last points ``[K, N]``
+    f: Tensor  #: the values at x ``[K]``
+    gradient: Tensor  #: ``|g|_inf`` at x ``[K]``
+    iterations: Tensor  #: their numbers ``[K]``
+    evaluations: Tensor  #: their numbers ``[K]``
+    status: Tensor  #: why each problem ended, a `Status` ``[K]``
 
 
-_START, _BRACKET, _ZOOM = range(3)  # what the next evaluation of a problem is for
+_START, _BRACKET, _ZOOM = range(3)  # the purpose of a problem's next evaluation
 
 
 def _dot(a: Tensor, b: Tensor, keep: bool = False) -> Tensor:
@@ -80,45 +79,48 @@ def _dot(a: Tensor, b: Tensor, keep: bool = False) -> Tensor:
 
 
 def _cubic_minimum(t: Tensor, f: Tensor, slope: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The minimum of the cubic through two points ``[A, 2]`` within [low, high]; the middle where it has none."""
+    """Return the minimum in [low, high] of the cubic by two points ``[A, 2]``; else the middle."""
     t0, t1 = t.unbind(1)
     s0, s1 = slope.unbind(1)
     first = s0 + s1 - 3 * (f[:, 0] - f[:, 1]) / (t0 - t1)
     square = first * first - s0 * s1
     root = square.sqrt()
     ordered = t0 <= t1
-    left = torch.where(ordered, t0, t1)
-    right = torch.where(ordered, t1, t0)
-    slope_left, slope_right = torch.where(ordered, s0, s1), torch.where(ordered, s1, s0)
-    place = right - (right - left) * ((slope_right + root - first) / (slope_right - slope_left + 2 * root))
-    usable = (square >= 0) & f.isfinite().all(1) & place.isfinite()
-    return torch.where(usable, torch.minimum(torch.maximum(place, low), high), (low + high) / 2)
+    lower, upper = torch.where(ordered, t0, t1), torch.where(ordered, t1, t0)
+    lower_slope, upper_slope = torch.where(ordered, s0, s1), torch.where(ordered, s1, s0)
+    share = (upper_slope + root - first) / (upper_slope - lower_slope + 2 * root)
+    minimum = upper - (upper - lower) * share
+    usable = (square >= 0) & f.isfinite().all(1) & minimum.isfinite()
+    return torch.where(usable, torch.minimum(torch.maximum(minimum, low), high), (low + high) / 2)
 
 
 class LBFGS:
     """K problems in progress: `lbfgs` in steps that can be interrupted, saved and continued.
 
     Args:
-        closure: gets points ``[A, N]`` and the numbers of their problems ``[A]`` (int64, ascending), gives f ``[A]``
-            and the gradient ``[A, N]``; its tensors are not kept.
+        closure: gets points ``[A, N]`` and the numbers of their problems ``[A]`` (int64,
+            ascending), gives f ``[A]`` and the gradient ``[A, N]``; the solver copies both.
         x0: ``[K, N]``, float32 or float64, not changed.
-        history: how many of the last pairs of steps and changes of the gradient a direction is made from.
+        history: the number of pairs (step, change of the gradient) that a direction is made from.
         max_iterations: of one problem.
-        gradient_tolerance, x_tolerance, f_tolerance: a problem ends where the greatest number of its gradient, the
-            greatest change of x, or the change of f is not above it.
+        gradient_tolerance, x_tolerance, f_tolerance: a problem ends where the greatest number of
+            its gradient, the greatest change of x, or the change of f is not above it.
         max_evaluations: of one problem; None for any number.
         max_line_search: evaluations of one line search after its first.
-        restart: where a line search finds no lower point, discard the pairs and continue along the negative gradient;
-            the problem ends when that finds none either. For functions with kinks.
-        compact: False: the closure always gets all K rows, also of finished problems, for closures of a fixed shape.
+        restart: where a line search finds no lower point, discard the pairs and continue along
+            the negative gradient; the problem ends when that finds none either. For functions with
+            kinks.
+        compact: False: the closure always gets all K rows, also of finished problems, for closures
+            of a fixed shape.
 
-    Raises ValueError for an x0 that is not ``[K, N]``, for counts below 1, tolerances below 0 and wrong shapes from the
-    closure; TypeError for another dtype.
+    Raises ValueError for an x0 that is not ``[K, N]``, for counts below 1, tolerances below 0 and
+    wrong shapes from the closure; TypeError for another dtype.
     """
 
     _STATE = (
-        "x", "f", "g", "direction", "slope", "t", "purpose", "status", "iterations", "evaluations", "searched",
-        "hesitant", "end_t", "end_f", "end_slope", "end_g", "low", "steps", "changes", "rho", "pairs", "scale",
+        "x", "f", "g", "direction", "slope", "t", "purpose", "status", "iterations", "evaluations",
+        "searched", "hesitant", "end_t", "end_f", "end_slope", "end_g", "low", "steps", "changes",
+        "rho", "pairs", "scale",
     )  # fmt: skip
 
     def __init__(
@@ -146,31 +148,39 @@ class LBFGS:
         self.max_evaluations = None
         if max_evaluations is not None:
             self.max_evaluations = check_whole("lbfgs", "max_evaluations", max_evaluations)
-        self.gradient_tolerance = check_number("lbfgs", "gradient_tolerance", gradient_tolerance, minimum=0)
-        self.x_tolerance = check_number("lbfgs", "x_tolerance", x_tolerance, minimum=0)
-        self.f_tolerance = check_number("lbfgs", "f_tolerance", f_tolerance, minimum=0)
+        tolerance = functools.partial(check_number, "lbfgs", minimum=0)
+        self.gradient_tolerance = tolerance("gradient_tolerance", gradient_tolerance)
+        self.x_tolerance = tolerance("x_tolerance", x_tolerance)
+        self.f_tolerance = tolerance("f_tolerance", f_tolerance)
         self.closure, self.restart, self.compact = closure, restart, compact
 
-        models, size = x0.shape
-
+        # Line searches compute in float64 for every dtype of x, because they compare values that
+        # differ in their last digits.
         def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.zeros(models, *shape, dtype=dtype, device=x0.device)
+            return torch.zeros(len(x0), *shape, dtype=dtype, device=x0.device)
 
-        # Line searches compute in float64 for every dtype of x: they compare values that differ in their last digits.
-        self.x = x0.detach().clone(memory_format=torch.contiguous_format)
-        self.g, self.direction = torch.zeros_like(self.x), torch.zeros_like(self.x)
-        self.f, self.slope, self.t, self.scale = zeros(), zeros(), zeros(), zeros()
-        self.purpose, self.status = zeros(dtype=torch.long), zeros(dtype=torch.long)
-        self.iterations, self.evaluations = zeros(dtype=torch.long), zeros(dtype=torch.long)
-        self.searched, self.pairs = zeros(dtype=torch.long), zeros(dtype=torch.long)
-        self.hesitant = zeros(dtype=torch.bool)
-        self.end_t, self.end_f, self.end_slope = zeros(2), zeros(2), zeros(2)  # of the bracket; `low`: its better end
-        self.end_g = zeros(2, size, dtype=x0.dtype)
-        self.low = zeros(dtype=torch.long)
-        self.steps, self.changes = (zeros(self.history, size, dtype=x0.dtype) for _ in range(2))
-        self.rho = zeros(self.history)
+        def counts() -> Tensor:
+            return zeros(dtype=torch.long)
 
-    # ---- from outside --------------------------------------------------------------------------------------------
+        pairs = self.history, x0.shape[1]
+        self.x = x0.detach().clone(memory_format=torch.contiguous_format)  # the last accepted point
+        self.f, self.g = zeros(), torch.zeros_like(self.x)  # value and gradient at x
+        self.direction, self.slope = torch.zeros_like(self.x), zeros()  # slope: along it at x
+        self.t, self.purpose = zeros(), counts()  # the trial point is x + t direction
+        self.status, self.iterations, self.evaluations = counts(), counts(), counts()
+        self.searched = counts()  # evaluations of the line search after its first
+        self.hesitant = zeros(dtype=torch.bool)  # whether the last trial point was close to an end
+        self.end_t, self.end_f, self.end_slope = zeros(2), zeros(2), zeros(2)  # of the bracket
+        self.end_g = zeros(2, x0.shape[1], dtype=x0.dtype)
+        self.low = counts()  # the bracket's better end
+        self.steps, self.changes = zeros(*pairs, dtype=x0.dtype), zeros(*pairs, dtype=x0.dtype)
+        self.rho, self.pairs = (
+            zeros(self.history),
+            counts(),
+        )  # 1 / y s of the pairs; how many there were
+        self.scale = zeros()  # y s / y y of the last pair
+
+    # ---- from outside --------------------------------------------------------------------------
 
     @property
     def running(self) -> Tensor:
@@ -178,7 +188,7 @@ class LBFGS:
         return (self.status == Status.RUNNING).nonzero().squeeze(1)
 
     def result(self) -> Result:
-        """Where the problems stand."""
+        """The state of all problems, running or not."""
         gradient = self.g.abs().amax(1) if self.g.shape[1] else self.g.new_zeros(len(self.g))
         return Result(self.x, self.f, gradient, self.iterations, self.evaluations, self.status)
 
@@ -187,23 +197,26 @@ class LBFGS:
         return {name: getattr(self, name).clone() for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of problems of the same sizes; ValueError for another, which changes nothing."""
+        """Continue from a `state_dict` of problems of the same sizes.
+
+        ValueError for another state, which changes nothing.
+        """
         highest = {"purpose": _ZOOM, "status": max(Status), "low": 1}
-        own = {name: getattr(self, name) for name in self._STATE}
+        tensors = {name: getattr(self, name) for name in self._STATE}
         read = {}
         try:
-            saved.record(state, "state", own.keys())
-            for name, tensor in own.items():
-                bounds = () if tensor.is_floating_point() else (0, highest.get(name, math.inf))
-                read[name] = saved.tensor(state[name], name, tensor.shape, tensor.dtype, tensor.device, *bounds)
+            saved.record(state, "state", tensors.keys())
+            for name, t in tensors.items():
+                bounds = () if t.is_floating_point() else (0, highest.get(name, math.inf))
+                read[name] = saved.tensor(state[name], name, t.shape, t.dtype, t.device, *bounds)
         except ValueError as error:
             raise ValueError(f"lbfgs: {error}") from None
-        for name, tensor in own.items():
-            tensor.copy_(read[name])
+        for name, t in tensors.items():
+            t.copy_(read[name])
 
     @torch.no_grad()
     def round(self) -> bool:
-        """One evaluation of every running problem; False if none is running."""
+        """Evaluate every running problem once; return False if none is running."""
         active = self.running
         if not len(active):
             return False
@@ -222,25 +235,23 @@ class LBFGS:
         self._begin(active, f, g, bad, purpose == _START)
         return True
 
-    # ---- one round -----------------------------------------------------------------------------------------------
+    # ---- one round -----------------------------------------------------------------------------
 
     def _evaluate(self, active: Tensor) -> tuple[Tensor, Tensor]:
-        """f ``[A]`` float64 and g ``[A, N]`` at the trial points."""
-        every = torch.arange(len(self.x), device=self.x.device)
-        rows = active if self.compact else every
+        """Return f ``[A]`` float64 and g ``[A, N]`` at the trial points."""
+        rows = active if self.compact else torch.arange(len(self.x), device=self.x.device)
         t = torch.where(self.status[rows] == Status.RUNNING, self.t[rows], 0.0)
         points = torch.addcmul(self.x[rows], t.to(self.x.dtype).unsqueeze(1), self.direction[rows])
         f, g = self.closure(points, rows)
         if f.shape != rows.shape or g.shape != points.shape:
-            raise ValueError(
-                f"lbfgs: the closure must give f of shape {tuple(rows.shape)} and a gradient of shape "
-                f"{tuple(points.shape)}, got {tuple(f.shape)} and {tuple(g.shape)}"
-            )
+            rule = f"f of shape {tuple(rows.shape)} and a gradient of shape {tuple(points.shape)}"
+            got = f"{tuple(f.shape)} and {tuple(g.shape)}"
+            raise ValueError(f"lbfgs: the closure must give {rule}, got {got}")
         f, g = f.detach().double(), g.detach()
         return (f, g) if self.compact else (f[active], g[active])
 
     def _begin(self, active: Tensor, f: Tensor, g: Tensor, bad: Tensor, mask: Tensor) -> None:
-        """The first evaluation of a problem: at x0."""
+        """Take the first evaluations of problems, at x0."""
         if not mask.any():
             return
         new = active[mask]
@@ -250,191 +261,202 @@ class LBFGS:
         self.status[new[bad[mask]]] = Status.NOT_FINITE
         self._search(new[self.status[new] == Status.RUNNING])
 
-    def _search(self, which: Tensor, afresh: bool = False) -> None:
-        """A new direction from x, and its first step."""
-        if not len(which):
+    def _search(self, index: Tensor, along_gradient: bool = False) -> None:
+        """Begin a line search from x: its direction, and its first step."""
+        if not len(index):
             return
-        direction = self._direction(which)
-        g = self.g[which]
+        direction = self._direction(index)
+        g = self.g[index]
         slope = _dot(g, direction)
-        least = (1 / g.abs().sum(1).double()).clamp(max=1.0)
-        self.direction[which], self.slope[which] = direction, slope
-        self.t[which] = torch.where((self.iterations[which] == 0) | afresh, least, 1.0)
-        self.purpose[which] = _BRACKET
-        self.searched[which] = 0
-        self.hesitant[which] = False
-        self._set_end(which, 0, torch.zeros_like(slope), self.f[which], slope, g)
-        self.status[which[~(slope < 0)]] = Status.NO_DECREASE  # also nan
+        short = (1 / g.abs().sum(1).double()).clamp(max=1.0)
+        self.direction[index], self.slope[index] = direction, slope
+        self.t[index] = torch.where((self.iterations[index] == 0) | along_gradient, short, 1.0)
+        self.purpose[index] = _BRACKET
+        self.searched[index] = 0
+        self.hesitant[index] = False
+        self._set_end(index, 0, torch.zeros_like(slope), self.f[index], slope, g)
+        self.status[index[~(slope < 0)]] = Status.NO_DECREASE  # also nan
 
-    def _direction(self, which: Tensor) -> Tensor:
-        """Minus the inverse Hessian's estimate times the gradient: the two-loop recursion over each one's own pairs."""
-        direction = self.g[which].neg()
-        pairs = self.pairs[which]
+    def _direction(self, index: Tensor) -> Tensor:
+        """Return minus the estimated inverse Hessian times the gradient: the two-loop recursion."""
+        direction = self.g[index].neg()
+        pairs = self.pairs[index]
         depth = int(pairs.clamp(max=self.history).max())
         if depth == 0:
             return direction
-        # Youngest first; places without a pair have rho 0 and contribute nothing.
-        place = (pairs.unsqueeze(1) - torch.arange(1, depth + 1, device=pairs.device)) % self.history
-        rows = which.unsqueeze(1)
-        steps, changes = self.steps[rows, place].unbind(1), self.changes[rows, place].unbind(1)
-        rho = self.rho[rows, place].unsqueeze(2).unbind(1)  # depth times [A, 1]
-        alphas = []
-        for step, change, factor in zip(steps, changes, rho, strict=True):
+        # Youngest first; slots without a pair have rho 0 and contribute nothing.
+        ages = torch.arange(1, depth + 1, device=pairs.device)
+        slots = (pairs.unsqueeze(1) - ages) % self.history
+        rows = index.unsqueeze(1)
+        steps, changes = self.steps[rows, slots].unbind(1), self.changes[rows, slots].unbind(1)
+        rho = self.rho[rows, slots].unsqueeze(2).unbind(1)  # depth times [A, 1]
+        alphas, stored = [], list(zip(steps, changes, rho, strict=True))
+        for step, change, factor in stored:
             alpha = _dot(step, direction, True) * factor
             direction = torch.addcmul(direction, alpha.to(direction.dtype), change, value=-1)
             alphas.append(alpha)
-        scale = torch.where(pairs > 0, self.scale[which], 1.0)
+        scale = torch.where(pairs > 0, self.scale[index], 1.0)
         direction = direction * scale.to(direction.dtype).unsqueeze(1)
-        for step, change, factor, alpha in reversed(list(zip(steps, changes, rho, alphas, strict=True))):
+        for (step, change, factor), alpha in zip(stored[::-1], alphas[::-1], strict=True):
             beta = _dot(change, direction, True) * factor
             direction = torch.addcmul(direction, (alpha - beta).to(direction.dtype), step)
         return direction
 
-    def _set_end(self, which: Tensor, end: int | Tensor, t: Tensor, f: Tensor, slope: Tensor, g: Tensor) -> None:
-        """Make a point one end of the bracket."""
-        self.end_t[which, end], self.end_f[which, end], self.end_slope[which, end] = t, f, slope
-        self.end_g[which, end] = g
+    def _set_end(self, index: Tensor, end: int | Tensor, *point: Tensor) -> None:
+        """Make a point (t, f, slope, gradient) one end of the bracket."""
+        tensors = self.end_t, self.end_f, self.end_slope, self.end_g
+        for tensor, value in zip(tensors, point, strict=True):
+            tensor[index, end] = value
 
     def _bracket(self, active: Tensor, f: Tensor, g: Tensor, slope: Tensor, mask: Tensor) -> Tensor:
-        """The search for a bracket: end 0 is the point before, the trial point becomes end 1. Which have ended."""
+        """Continue the search for a bracket; return which line searches ended.
+
+        End 0 is the point before, the trial point becomes end 1.
+        """
         ended = torch.zeros_like(mask)
         if not mask.any():
             return ended
-        at, f, g, slope = active[mask], f[mask], g[mask], slope[mask]
-        t, start, start_slope, searched = self.t[at], self.f[at], self.slope[at], self.searched[at]
-        self._set_end(at, 1, t, f, slope, g)
+        index, f, g, slope = active[mask], f[mask], g[mask], slope[mask]
+        t, start, start_slope = self.t[index], self.f[index], self.slope[index]
+        searched = self.searched[index]
+        self._set_end(index, 1, t, f, slope, g)
         exhausted = searched >= self.max_line_search
-        high = ((f > start + ARMIJO * t * start_slope) | ((searched > 1) & (f >= self.end_f[at, 0]))) & ~exhausted
+        risen = (f > start + ARMIJO * t * start_slope) | (
+            (searched > 1) & (f >= self.end_f[index, 0])
+        )
+        high = risen & ~exhausted
         good = (slope.abs() <= -WOLFE * start_slope) & ~high & ~exhausted
-        found = (high | (slope >= 0)) & ~good & ~exhausted
-        further = ~(found | good | exhausted)
+        bracketed = (high | (slope >= 0)) & ~good & ~exhausted
+        further = ~(bracketed | good | exhausted)
 
         if exhausted.any():  # the start, or the last point where it is lower
-            lost = at[exhausted]
-            self._set_end(lost, 0, torch.zeros_like(self.f[lost]), self.f[lost], self.slope[lost], self.g[lost])
-        self.low[at] = torch.where(good, 1, (self.end_f[at, 0] > self.end_f[at, 1]).long())
+            lost = index[exhausted]
+            zero = torch.zeros_like(self.f[lost])
+            self._set_end(lost, 0, zero, self.f[lost], self.slope[lost], self.g[lost])
+        self.low[index] = torch.where(good, 1, (self.end_f[index, 0] > self.end_f[index, 1]).long())
         ended[mask] = good | exhausted
-        places = mask.nonzero().squeeze(1)
-        ended[places[found]] = self._interpolate(at[found])
+        ended[mask.nonzero().squeeze(1)[bracketed]] = self._interpolate(index[bracketed])
 
         if further.any():
-            more = at[further]
-            before, now = self.end_t[more, 0], t[further]
-            self.t[more] = _cubic_minimum(
-                self.end_t[more], self.end_f[more], self.end_slope[more], now + 0.01 * (now - before), now * 10
-            )
-            self._set_end(more, 0, now, f[further], slope[further], g[further])
+            more, near = index[further], t[further]
+            points = self.end_t[more], self.end_f[more], self.end_slope[more]
+            low = near + 0.01 * (near - self.end_t[more, 0])
+            self.t[more] = _cubic_minimum(*points, low, near * 10)
+            self._set_end(more, 0, near, f[further], slope[further], g[further])
             self.searched[more] += 1
         return ended
 
     def _zoom(self, active: Tensor, f: Tensor, g: Tensor, slope: Tensor, mask: Tensor) -> Tensor:
-        """A trial point within the bracket replaces one of its ends. Which have ended."""
+        """Replace an end of the bracket by the trial point; return which line searches ended."""
         ended = torch.zeros_like(mask)
         if not mask.any():
             return ended
-        at, f, g, slope = active[mask], f[mask], g[mask], slope[mask]
-        t, low = self.t[at], self.low[at]
+        index, f, g, slope = active[mask], f[mask], g[mask], slope[mask]
+        t, low = self.t[index], self.low[index]
         high = 1 - low
-        worse = (f > self.f[at] + ARMIJO * t * self.slope[at]) | (f >= self.end_f[at, low])
-        good = ~worse & (slope.abs() <= -WOLFE * self.slope[at])
-        turn = ~worse & ~good & (slope * (self.end_t[at, high] - self.end_t[at, low]) >= 0)
+        limit = self.f[index] + ARMIJO * t * self.slope[index]
+        worse = (f > limit) | (f >= self.end_f[index, low])
+        good = ~worse & (slope.abs() <= -WOLFE * self.slope[index])
+        width = self.end_t[index, high] - self.end_t[index, low]
+        turn = ~worse & ~good & (slope * width >= 0)
 
         if turn.any():  # the better end so far becomes the other one
-            old, place = at[turn], low[turn]
-            self._set_end(
-                old, high[turn], self.end_t[old, place], self.end_f[old, place], self.end_slope[old, place],
-                self.end_g[old, place],
-            )  # fmt: skip
-        self._set_end(at, torch.where(worse, high, low), t, f, slope, g)
-        better = (self.end_f[at, 0] > self.end_f[at, 1]).long()
-        self.low[at] = torch.where(worse, better, low)
-        done = good | (self.searched[at] >= self.max_line_search)
+            old, end = index[turn], low[turn]
+            tensors = self.end_t, self.end_f, self.end_slope, self.end_g
+            self._set_end(old, high[turn], *(tensor[old, end] for tensor in tensors))
+        self._set_end(index, torch.where(worse, high, low), t, f, slope, g)
+        better = (self.end_f[index, 0] > self.end_f[index, 1]).long()
+        self.low[index] = torch.where(worse, better, low)
+        done = good | (self.searched[index] >= self.max_line_search)
         ended[mask] = done
-        ended[mask.nonzero().squeeze(1)[~done]] = self._interpolate(at[~done])
+        ended[mask.nonzero().squeeze(1)[~done]] = self._interpolate(index[~done])
         return ended
 
-    def _interpolate(self, at: Tensor) -> Tensor:
-        """The next trial point within the bracket; True where the bracket is too small for one."""
-        if not len(at):
-            return at.bool()
-        ends = self.end_t[at]
-        left, right = ends.amin(1), ends.amax(1)
-        t = _cubic_minimum(ends, self.end_f[at], self.end_slope[at], left, right)
+    def _interpolate(self, index: Tensor) -> Tensor:
+        """Set the next trial point within the bracket; return where the bracket is too small."""
+        if not len(index):
+            return index.bool()
+        end_t = self.end_t[index]
+        lower, upper = end_t.amin(1), end_t.amax(1)
+        t = _cubic_minimum(end_t, self.end_f[index], self.end_slope[index], lower, upper)
         # Close to an end twice in a row, or on it: a tenth of the bracket away from it.
-        margin = 0.1 * (right - left)
-        close = torch.minimum(right - t, t - left) < margin
-        moved = close & (self.hesitant[at] | (t >= right) | (t <= left))
-        inside = torch.where((t - right).abs() < (t - left).abs(), right - margin, left + margin)
-        self.hesitant[at] = close & ~moved
-        self.t[at] = torch.where(moved, inside, t)
-        self.purpose[at] = _ZOOM
-        self.searched[at] += 1
-        length = self.direction[at].abs().amax(1).double() * (right - left)
-        return (length < self.x_tolerance) | (right <= left)
+        margin = 0.1 * (upper - lower)
+        close = torch.minimum(upper - t, t - lower) < margin
+        moved = close & (self.hesitant[index] | (t >= upper) | (t <= lower))
+        inside = torch.where((t - upper).abs() < (t - lower).abs(), upper - margin, lower + margin)
+        self.hesitant[index] = close & ~moved
+        self.t[index] = torch.where(moved, inside, t)
+        self.purpose[index] = _ZOOM
+        self.searched[index] += 1
+        length = self.direction[index].abs().amax(1).double() * (upper - lower)
+        return (length < self.x_tolerance) | (upper <= lower)
 
-    def _accept(self, at: Tensor) -> None:
+    def _accept(self, index: Tensor) -> None:
         """End a line search: go to the bracket's better end, keep the pair, check the rules."""
-        if not len(at):
+        if not len(index):
             return
-        low = self.low[at]
-        t, f, g = self.end_t[at, low], self.end_f[at, low], self.end_g[at, low]
-        before = self.f[at]
+        low = self.low[index]
+        t, f, g = self.end_t[index, low], self.end_f[index, low], self.end_g[index, low]
+        before = self.f[index]
         decreased = (t > 0) & (f <= before)
-        self._stuck(at[~decreased])
-        at, t, f, g, before = at[decreased], t[decreased], f[decreased], g[decreased], before[decreased]
-        if not len(at):
+        self._restart(index[~decreased])
+        index, before = index[decreased], before[decreased]
+        t, f, g = t[decreased], f[decreased], g[decreased]
+        if not len(index):
             return
-        step = self.direction[at] * t.to(self.x.dtype).unsqueeze(1)
-        change = g - self.g[at]
-        self.x[at] = torch.addcmul(self.x[at], t.to(self.x.dtype).unsqueeze(1), self.direction[at])
-        self.f[at], self.g[at] = f, g
-        self.iterations[at] += 1
+        length = t.to(self.x.dtype).unsqueeze(1)
+        step = self.direction[index] * length
+        change = g - self.g[index]
+        self.x[index] = torch.addcmul(self.x[index], length, self.direction[index])
+        self.f[index], self.g[index] = f, g
+        self.iterations[index] += 1
 
         curvature = _dot(change, step)
         keep = curvature > LEAST_CURVATURE
-        kept = at[keep]
-        place = self.pairs[kept] % self.history
-        self.steps[kept, place], self.changes[kept, place] = step[keep], change[keep]
-        self.rho[kept, place] = 1 / curvature[keep]
-        self.scale[kept] = curvature[keep] / _dot(change[keep], change[keep])
-        self.pairs[kept] += 1
+        kept_index = index[keep]
+        slot = self.pairs[kept_index] % self.history
+        self.steps[kept_index, slot], self.changes[kept_index, slot] = step[keep], change[keep]
+        self.rho[kept_index, slot] = 1 / curvature[keep]
+        self.scale[kept_index] = curvature[keep] / _dot(change[keep], change[keep])
+        self.pairs[kept_index] += 1
 
-        status = self.status[at]
+        status = self.status[index]
         for rule, holds in (
             (Status.SMALL_CHANGE, (f - before).abs() <= self.f_tolerance),
             (Status.SMALL_STEP, step.abs().amax(1) <= self.x_tolerance),
             (Status.CONVERGED, g.abs().amax(1) <= self.gradient_tolerance),
         ):
             status = torch.where(holds, int(rule), status)
-        status = torch.where(
-            (status == 0) & (self.iterations[at] >= self.max_iterations), int(Status.ITERATIONS), status
-        )
+        spent = (status == 0) & (self.iterations[index] >= self.max_iterations)
+        status = torch.where(spent, int(Status.ITERATIONS), status)
         if self.max_evaluations is not None:
-            spent = (status == 0) & (self.evaluations[at] >= self.max_evaluations)
+            spent = (status == 0) & (self.evaluations[index] >= self.max_evaluations)
             status = torch.where(spent, int(Status.EVALUATIONS), status)
-        self.status[at] = status
-        self._search(at[self.status[at] == Status.RUNNING])
+        self.status[index] = status
+        self._search(index[self.status[index] == Status.RUNNING])
 
-    def _stuck(self, at: Tensor) -> None:
-        """No lower point along the direction: the end, or with `restart` once more along the negative gradient."""
-        again = at[self.pairs[at] > 0] if self.restart else at[:0]
-        self.status[at] = int(Status.NO_DECREASE)
-        self.status[again] = int(Status.RUNNING)
-        self.pairs[again] = 0
-        self.rho[again] = 0.0
-        self._search(again, afresh=True)
+    def _restart(self, index: Tensor) -> None:
+        """End problems without a lower point, or with `restart` try the negative gradient once."""
+        self.status[index] = int(Status.NO_DECREASE)
+        if self.restart:
+            restarted = index[self.pairs[index] > 0]
+            self.status[restarted] = int(Status.RUNNING)
+            self.pairs[restarted] = 0
+            self.rho[restarted] = 0.0
+            self._search(restarted, along_gradient=True)
 
 
 def lbfgs(closure: Closure, x0: Tensor, **options: Any) -> Result:
     """Minimise K functions of N variables, to the end.
 
     Args:
-        closure: ``closure(x [A, N], active [A])`` gives the values ``[A]`` and gradients ``[A, N]`` of the problems
-            that are still running; `active` has their numbers.
-        x0: where to start, ``[K, N]``, float32 or float64.
+        closure: ``closure(x [A, N], active [A])`` gives the values ``[A]`` and gradients ``[A, N]``
+            of the problems that are still running; `active` has their numbers.
+        x0: the starts, ``[K, N]``, float32 or float64.
         options: the other arguments of `LBFGS`, which has their meanings and defaults.
 
-    Returns a `Result`. Raises ValueError and TypeError for arguments outside of the ranges that `LBFGS` names.
+    Returns a `Result`. Raises ValueError and TypeError for arguments outside of the ranges that
+    `LBFGS` names.
 
     >>> import torch
     >>> from npu_kernels.lbfgs import lbfgs

@@ -1,14 +1,17 @@
 """Neural Power Unit, a layer: the formulas of the paper in eager torch.
 
-This file is the specification and the oracle. Every function is plain tensor algebra: any floating dtype, any device,
-differentiable to any order and in every mode (``torch.func``, forward mode, ``torch.compile``).
+This file is the specification and the oracle. Every function is plain tensor algebra: any floating
+dtype, any device, differentiable to any order and in every mode (``torch.func``, forward mode,
+``torch.compile``).
 
-Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020 (numbers of equations and definitions are the paper's).
+Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020 (numbers of equations and definitions
+are the paper's).
 
-Shapes, for all layers: weights ``[O, I]`` with ``x [..., I]`` give ``[..., O]``; weights with a leading model dimension
-``[K, O, I]`` take ``x [K, B, I]``, or ``x [B, I]`` shared by all models, and give ``[K, B, O]``.
+Shapes, for all layers: weights ``[O, I]`` with ``x [..., I]`` give ``[..., O]``; weights with a
+leading model dimension ``[K, O, I]`` take ``x [K, B, I]``, or ``x [B, I]`` shared by all models,
+and give ``[K, B, O]``.
 
-The functions at the end have the signatures of the registered operators, so that this module is also a backend.
+The functions at the end have the signatures of the registered operators: this module is a backend.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ CLIP, STRAIGHT_THROUGH = "clip", "straight_through"
 
 
 def clip_gate(gate: Tensor, gate_gradient: str = CLIP) -> Tensor:
-    """``min(max(gate, 0), 1)``.
+    """Return ``min(max(gate, 0), 1)``.
 
-    Its gradient is that of ``torch.clamp`` ("clip": passes where 0 <= gate <= 1) or passes everywhere
+    The gradient passes where 0 <= gate <= 1 ("clip", as that of ``torch.clamp``) or everywhere
     ("straight_through").
     """
     clipped = gate.clamp(0, 1)
@@ -38,19 +41,24 @@ def clip_gate(gate: Tensor, gate_gradient: str = CLIP) -> Tensor:
 
 
 def _rows(vector: Tensor) -> Tensor:
-    """A per-feature vector, ``[I]`` or ``[K, I]``, so that it broadcasts against ``[..., I]`` or ``[K, B, I]``."""
+    """Return a vector ``[I]`` or ``[K, I]`` that broadcasts over rows, ``[I]`` or ``[K, 1, I]``."""
     return vector if vector.dim() == 1 else vector.unsqueeze(-2)
 
 
 def _apply(x: Tensor, weight: Tensor) -> Tensor:
-    """``x W'`` for one weight matrix or one per model."""
+    """Return ``x W'`` for one weight matrix or one per model."""
     return linear(x, weight) if weight.dim() == 2 else x @ weight.mT
+
+
+def _for_shared(grad_x: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of x: summed over the models if they share x."""
+    return grad_x.sum(0) if grad_x.dim() > x.dim() else grad_x
 
 
 def exponents(
     x: Tensor, weight_re: Tensor, weight_im: Tensor | None, g: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``(P, Q, r, log r, m)`` for an already clipped gate; m is 1 where x < 0, else 0."""
+    """Return ``(P, Q, r, log r, m)`` for an already clipped gate; m is 1 where x < 0, else 0."""
     r, m = x.abs() + eps, (x < 0).to(x.dtype)
     k = m
     if g is not None:
@@ -78,18 +86,20 @@ def npu(
         k = g where x < 0, else 0        (-0.0 is not negative)
         y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)
 
-    weight_re, weight_im: real and imaginary part of the exponents. gate: relevance of the inputs. eps: the machine
-    epsilon of the dtype unless given. gate_gradient: "clip" or "straight_through".
+    weight_re, weight_im: real and imaginary part of the exponents. gate: relevance of the inputs.
+    eps: the machine epsilon of the dtype unless given. gate_gradient: "clip" or "straight_through".
     """
     g = None if gate is None else clip_gate(gate, gate_gradient)
-    p, q, *_ = exponents(x, weight_re, weight_im, g, torch.finfo(x.dtype).eps if eps is None else eps)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    p, q, *_ = exponents(x, weight_re, weight_im, g, eps)
     return p.exp() * q.cos()
 
 
 def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
-    """Neural Addition Unit (equation 5): ``y = A x``, with ``A = min(max(weight, -1), 1)`` when `clip` is true.
+    """Neural Addition Unit (equation 5): ``y = A x``.
 
-    The paper clips; the authors' code does not.
+    ``A = min(max(weight, -1), 1)`` when `clip` is true, as in the paper; else ``A = weight``, as in
+    the authors' code.
     """
     return _apply(x, weight.clamp(-1, 1) if clip else weight)
 
@@ -97,7 +107,7 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 def nau_backward(
     grad_y: Tensor, x: Tensor, weight: Tensor, clip: bool, needs: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and weight, None without their bit in `needs`, for any leading dimensions."""
+    """Return the gradients of x and weight, None without their bit in `needs`, for any rows."""
     grad_rows = grad_y.reshape(*weight.shape[:-2], -1, weight.shape[-2])
     grad_x = grad_weight = None
     if needs & 1:
@@ -106,7 +116,8 @@ def nau_backward(
             grad_x = grad_x.sum(0)
         grad_x = grad_x.reshape(x.shape)
     if needs & 2:
-        rows = x.reshape(*grad_rows.shape[:-1], x.shape[-1]) if x.dim() == grad_y.dim() else x  # else shared
+        is_shared = x.dim() < grad_y.dim()
+        rows = x if is_shared else x.reshape(*grad_rows.shape[:-1], x.shape[-1])
         grad_weight = grad_rows.mT @ rows
         if clip:
             grad_weight = torch.where((weight >= -1) & (weight <= 1), grad_weight, 0)
@@ -116,8 +127,8 @@ def nau_backward(
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     """Neural Multiplication Unit (equation 4): ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 
-    ``M = min(max(weight, 0), 1)`` when `clip` is true. The sum is formed as ``M x + (1 - M)``, which is exact in the
-    second term for M in [1/2, 1] and loses nothing when x is small.
+    ``M = min(max(weight, 0), 1)`` when `clip` is true. The sum is formed as ``M x + (1 - M)``,
+    which is exact in the second term for M in [1/2, 1] and loses nothing when x is small.
     """
     m = weight.clamp(0, 1) if clip else weight
     if m.dim() > 2:
@@ -126,28 +137,40 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
 
 def _with_reciprocals(x: Tensor, eps: float) -> Tensor:
-    """``[x, 1 / (x + eps)]``; x itself is inverted where eps is 0, so that 1 / -0 is -inf."""
+    """Return ``[x, 1 / (x + eps)]``; with eps 0, ``1 / x``, so that 1 / -0 is -inf."""
     return torch.cat([x, (x + eps if eps else x).reciprocal()], -1)
 
 
-def nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product") -> Tensor:
-    """Neural Multiplicative Reciprocal Unit (Mistry, Farrahi, Hare 2022): the NMU of ``x' = [x, 1 / (x + eps)]``.
+def nmru(
+    x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product"
+) -> Tensor:
+    """Neural Multiplicative Reciprocal Unit: the NMU of ``x' = [x, 1 / (x + eps)]``.
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)
-        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi),  n_i = 1 where x'_i < 0, else 0
+        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi)
+                     n_i = 1 where x'_i < 0, else 0
 
-    weight: ``[O, 2 I]`` or ``[K, O, 2 I]``. ``M = min(max(weight, 0), 1)`` when `clip` is true; the cosine has the
-    weight as it is. sign: "product" or "separate".
+    weight: ``[O, 2 I]`` or ``[K, O, 2 I]``. ``M = min(max(weight, 0), 1)`` when `clip` is true; the
+    cosine has the unclipped weight. sign: "product" or "separate". (Mistry, Farrahi, Hare 2022.)
     """
     both = _with_reciprocals(x, eps)
     if sign == "product":
         return nmu(both, weight, clip=clip)
-    return nmu(both.abs(), weight, clip=clip) * (math.pi * _apply((both < 0).to(x.dtype), weight)).cos()
+    product = nmu(both.abs(), weight, clip=clip)
+    return product * (math.pi * _apply((both < 0).to(x.dtype), weight)).cos()
+
+
+def nac_weight(weight: Tensor, mask: Tensor) -> Tensor:
+    """Return ``W = tanh(weight) * sigmoid(mask)``, the weight of a NAC and of NALUs."""
+    return weight.tanh() * mask.sigmoid()
 
 
 def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
-    """Neural Accumulator, the additive path of the NALU (equation 1): ``y = (tanh(weight) * sigmoid(mask)) x``."""
-    return _apply(x, weight.tanh() * mask.sigmoid())
+    """Neural Accumulator, the additive path of the NALU (equation 1).
+
+    ``y = (tanh(weight) * sigmoid(mask)) x``
+    """
+    return _apply(x, nac_weight(weight, mask))
 
 
 def nalu(
@@ -164,14 +187,14 @@ def nalu(
         a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(G x + bias)
         y = g a + (1 - g) m
 
-    weight, mask: of both `nac`, ``[O, I]``. gate_weight, gate_bias: G and bias; the paper's gate has no bias, the
-    authors' code has one.
+    weight, mask: of both `nac`, ``[O, I]``. gate_weight, gate_bias: G and bias; the paper's gate
+    has no bias, the authors' code has one.
     """
     gate = _apply(x, gate_weight)
     if gate_bias is not None:
         gate = gate + _rows(gate_bias)
     g = gate.sigmoid()
-    w = weight.tanh() * mask.sigmoid()  # of both `nac`
+    w = nac_weight(weight, mask)
     return g * _apply(x, w) + (1 - g) * _apply((x.abs() + eps).log(), w).exp()
 
 
@@ -195,24 +218,30 @@ def inalu(
         s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(G x)
         y = g a + (1 - g) m s
 
-    gate_weight: G. Weight and gradient clipping, regularisation and re-initialisation belong to the training loop and
-    are not here. `product` computes ``prod_i (w_oi x_i + 1 - w_oi)``, `nmu_forward` unless given.
+    gate_weight: G. Weight and gradient clipping, regularisation and re-initialisation belong to the
+    training loop. `product` computes ``prod_i (w_oi x_i + 1 - w_oi)``, `nmu_forward` unless given.
     """
-    w = weight_mul.tanh() * mask_mul.sigmoid()
+    w = nac_weight(weight_mul, mask_mul)
     m = _apply(x.abs().clamp(min=eps).log(), w).clamp(max=omega).exp()
     s = (product or nmu_forward)(x.detach().sign(), w.abs())
     g = _apply(x, gate_weight).sigmoid()
     return g * nac(x, weight_add, mask_add) + (1 - g) * m * s
 
 
-# ---- the operators' signatures -------------------------------------------------------------------------------------
+# ---- the operators' signatures -------------------------------------------------------------------
 
 
 def npu_forward(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, eps: float, save_sin: bool
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    eps: float,
+    save_sin: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``(y, s)`` with ``y = exp(P) cos(Q)`` and ``s = exp(P) sin(Q)``; s is empty when `save_sin` is false."""
-    p, q, *_ = exponents(x, weight_re, weight_im, None if gate is None else gate.clamp(0, 1), eps)
+    """Return ``y = exp(P) cos(Q)`` and ``s = exp(P) sin(Q)``, empty unless `save_sin` is true."""
+    g = None if gate is None else gate.clamp(0, 1)
+    p, q, *_ = exponents(x, weight_re, weight_im, g, eps)
     return p.exp() * q.cos(), p.exp() * q.sin() if save_sin else x.new_empty(0)
 
 
@@ -228,10 +257,11 @@ def npu_backward(
     straight_through: bool,
     needs: int = 15,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``(grad_x, grad_weight_re, grad_weight_im, grad_gate)``, itself differentiable when y and s are None.
+    """Return the gradients of ``(x, weight_re, weight_im, gate)``, x ``[B, I]`` or ``[K, B, I]``.
 
-    With saved y and s their exponentials are not recomputed. `needs` is a bit mask (1: x, 2: weight_re, 4: weight_im,
-    8: gate); what is not needed, or absent, comes back as an empty tensor. Takes ``x [B, I]`` or ``[K, B, I]``.
+    They are differentiable when y and s are None. With saved y and s the exponentials are not
+    recomputed. `needs` is a bit mask (1, 2, 4, 8); a gradient that is not needed, or whose tensor
+    is absent, is an empty tensor.
 
         dP = grad_y y             dQ = -grad_y s
         dWr = dP' L + pi dQ' k    dWi = dQ' L - pi dP' k
@@ -255,9 +285,7 @@ def npu_backward(
         if weight_im is not None:
             d_log = d_log + d_q @ weight_im
         d_r = d_log / r  # [K, B, I]
-        grad_x = (d_r if g is None else d_r * _rows(g)) * x.sign()
-        if grad_x.dim() > x.dim():  # x is shared by the models
-            grad_x = grad_x.sum(0)
+        grad_x = _for_shared((d_r if g is None else d_r * _rows(g)) * x.sign(), x)
         if needs & 8 and gate is not None:
             phase = weight_re * phase_re
             if weight_im is not None:
@@ -271,45 +299,52 @@ def npu_backward(
 
 
 def nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
-    """``y_o = prod_i (weight_oi x_i + (1 - weight_oi))``, the weight as it is."""
+    """Return ``y_o = prod_i (weight_oi x_i + (1 - weight_oi))`` for the unclipped weight."""
     return nmu(x, weight, clip=False)
 
 
-def nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int = 3) -> tuple[Tensor, Tensor]:
-    """``(grad_x, grad_weight)``, differentiable; `needs` is 1 for x, 2 for weight, 3 for both.
+def nmu_backward(
+    grad_y: Tensor, x: Tensor, weight: Tensor, needs: int = 3
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x (bit 1 of `needs`) and weight (bit 2), differentiable.
 
-    f = weight x + (1 - weight)      e_i = prod_{j != i} f_j     (products of the others: right where a factor is 0)
+    f = weight x + (1 - weight)      e_i = prod_{j != i} f_j     (right where a factor is 0)
     dx_i = sum_o grad_y_o e_oi weight_oi       dweight_oi = sum_b grad_y_o e_oi (x_i - 1)
     """
     m = weight.unsqueeze(-3)  # [K, 1, O, I]
     rows = x.unsqueeze(-2)  # [K, B, 1, I]
     f = m * rows + (1 - m)  # [K, B, O, I]
-    one = torch.ones_like(f[..., :1])
-    before = torch.cat([one, f[..., :-1]], -1).cumprod(-1)
-    after = torch.cat([f[..., 1:], one], -1).flip(-1).cumprod(-1).flip(-1)
+    ones = torch.ones_like(f[..., :1])
+    before = torch.cat([ones, f[..., :-1]], -1).cumprod(-1)
+    after = torch.cat([f[..., 1:], ones], -1).flip(-1).cumprod(-1).flip(-1)
     d_f = grad_y.unsqueeze(-1) * before * after
-    grad_x = (d_f * m).sum(-2) if needs & 1 else x.new_empty(0)
-    if needs & 1 and grad_x.dim() > x.dim():
-        grad_x = grad_x.sum(0)
+    grad_x = _for_shared((d_f * m).sum(-2), x) if needs & 1 else x.new_empty(0)
     return grad_x, (d_f * (rows - 1)).sum(-3) if needs & 2 else x.new_empty(0)
 
 
 def nmru_forward(x: Tensor, weight: Tensor, eps: float, clip: bool, separate: bool) -> Tensor:
-    """`nmru` with the option `sign` as a bool."""
+    """Return `nmru`; separate: whether its `sign` is "separate"."""
     return nmru(x, weight, eps=eps, clip=clip, sign="separate" if separate else "product")
 
 
 def nmru_backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, eps: float, clip: bool, separate: bool, needs: int = 3
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    clip: bool,
+    separate: bool,
+    needs: int = 3,
 ) -> tuple[Tensor, Tensor]:
-    """``(grad_x, grad_weight)``, differentiable; `needs` is 1 for x, 2 for weight, 3 for both.
+    """Return the gradients of x (bit 1 of `needs`) and weight (bit 2), differentiable.
 
     With the gradients of `nmu_backward` for x' and M, and m its product, r the reciprocals:
 
         dx_i = dx'_i - r_i**2 dx'_{I + i}      dweight_oi = dM_oi, 0 where the clip bounds
 
-    Separate signs: those gradients are of ``grad_y cos(pi q)`` and ``|x'|``, whose derivative is sign(x'); and
-    ``dweight_oi`` has ``-pi sum_b grad_y_o m_o sin(pi q_o) n_i`` beside it, q the sum in the cosine.
+    Separate signs: dx' and dM follow from ``grad_y cos(pi q)`` and ``|x'|``, whose derivative is
+    sign(x'), with q the sum in the cosine; ``-pi sum_b grad_y_o m_o sin(pi q_o) n_i`` adds to
+    ``dweight_oi``.
     """
     m, both = weight.clamp(0, 1) if clip else weight, _with_reciprocals(x, eps)
     sizes, upstream, by_signs = both, grad_y, None
@@ -324,15 +359,23 @@ def nmru_backward(
     if by_signs is not None:
         d_both, grad_weight = d_both * both.sign(), grad_weight + by_signs
     d_x, d_r = d_both.chunk(2, -1)
-    return _needed([d_x - d_r * both.chunk(2, -1)[1].square(), grad_weight], needs, x)  # type: ignore[return-value]
+    grad_x = d_x - d_r * both.chunk(2, -1)[1].square()
+    return _needed([grad_x, grad_weight], needs, x)  # type: ignore[return-value]
 
 
 def nalu_forward(
-    x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None, eps: float, save: bool
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    eps: float,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``(y, h, a, t)`` with the gate's argument ``h = G x + bias``, ``a = nac(x)``, ``t = exp(nac(log(|x| + eps)))``.
+    """Return ``(y, h, a, t)``; all but y are empty when `save` is false.
 
-    ``y = g a + (1 - g) t``, ``g = sigmoid(h)``. All but y are empty when `save` is false.
+    h = G x + bias      a = nac(x)      t = exp(nac(log(|x| + eps)))
+    g = sigmoid(h)      y = g a + (1 - g) t
     """
     h = _apply(x, gate_weight)
     if gate_bias is not None:
@@ -355,9 +398,10 @@ def nalu_backward(
     eps: float,
     needs: int = 31,
 ) -> tuple[Tensor, ...]:
-    """Gradients of ``(x, weight, mask, gate_weight, gate_bias)``, itself differentiable when h, a and t are None.
+    """Return the gradients of ``(x, weight, mask, gate_weight, gate_bias)``.
 
-    `needs` is a bit mask (1, 2, 4, 8, 16); what is not needed, or absent, comes back as an empty tensor.
+    They are differentiable when h, a and t are None. `needs` is a bit mask (1, 2, 4, 8, 16); a
+    gradient that is not needed, or whose tensor is absent, is an empty tensor.
 
         da = grad_y g      dt = grad_y (1 - g) t      dh = grad_y g (1 - g) (a - t)
         dW = da' x + dt' L      dG = dh' x      dx = da W + dh G + dt W sign(x) / (|x| + eps)
@@ -367,21 +411,23 @@ def nalu_backward(
     g, rest = h.sigmoid(), (-h).sigmoid()
     d_a, d_t, d_h = grad_y * g, grad_y * rest * t, grad_y * g * rest * (a - t)
     log_x = (x.abs() + eps).log()
-    w = weight.tanh() * mask.sigmoid()
+    w = nac_weight(weight, mask)
     d_w = d_a.mT @ x + d_t.mT @ log_x
     grad_x = d_a @ w + d_h @ gate_weight + d_t @ w * (x.sign() / (x.abs() + eps))
-    grads = [grad_x.sum(0) if grad_x.dim() > x.dim() else grad_x, *_nac_gradients(d_w, weight, mask), d_h.mT @ x]
+    grads = [_for_shared(grad_x, x), *_nac_gradients(d_w, weight, mask), d_h.mT @ x]
     return _needed([*grads, None if gate_bias is None else d_h.sum(-2)], needs, x)
 
 
 def _nac_gradients(d_w: Tensor, weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Of weight and mask, from that of ``W = tanh(weight) sigmoid(mask)``."""
+    """Return the gradients of weight and mask, from that of `nac_weight`."""
     turn, share = weight.tanh(), mask.sigmoid()
     return d_w * share * (1 - turn * turn), d_w * turn * share * (1 - share)
 
 
 def _needed(grads: Sequence[Tensor | None], needs: int, x: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(0) if g is None or not needs >> bit & 1 else g for bit, g in enumerate(grads))
+    """Return the gradients; for each that is None or not in `needs` a fresh empty tensor."""
+    needed = (g if needs >> bit & 1 else None for bit, g in enumerate(grads))
+    return tuple(x.new_empty(0) if g is None else g for g in needed)
 
 
 def inalu_forward(
@@ -395,12 +441,13 @@ def inalu_forward(
     omega: float,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``(y, h, a, t, flags)`` with ``h = G x``, ``a = nac(x)`` and t the product m s of `inalu`, without factors 0.
+    """Return ``(y, h, a, t, flags)``; all but y are empty when `save` is false.
 
-    flags (int32): 1 where omega bounds the exponent, plus twice the number of factors of s that are 0: 0, 1, or 2 for
-    more. So ``y = g a + (1 - g) t`` where that number is 0, else ``g a``. All but y are empty when `save` is false.
+    ``h = G x``, ``a = nac(x)``, and t is the product m s of `inalu` without factors that are 0.
+    flags (int32): 1 where omega bounds the exponent, plus twice the number of factors of s that are
+    0, with 2 for more. ``y = g a + (1 - g) t`` where that number is 0, else ``g a``.
     """
-    w = weight_mul.tanh() * mask_mul.sigmoid()
+    w = nac_weight(weight_mul, mask_mul)
     e = _apply(x.abs().clamp(min=eps).log(), w)
     sizes = w.abs() if w.dim() == 2 else w.abs().unsqueeze(-3)  # [K, 1, O, I]
     factors = sizes * x.sign().unsqueeze(-2) + (1 - sizes)  # [K, B, O, I]
@@ -430,16 +477,18 @@ def inalu_backward(
     omega: float,
     needs: int = 63,
 ) -> tuple[Tensor, ...]:
-    """Gradients of x and the five weights in their order, differentiable; h, a, t and flags are computed anew.
+    """Return the gradients of x and the five weights in their order, differentiable.
 
-    `needs` is a bit mask (1, 2, 4, 8, 16, 32); what is not needed comes back as an empty tensor. In the notation of
-    `inalu`, with L the logarithm, and s of a sign that has no gradient:
+    h, a, t and flags are computed anew. `needs` is a bit mask (1, 2, 4, 8, 16, 32); a gradient that
+    is not needed is an empty tensor. In the notation of `inalu`, with L the logarithm, and s of a
+    sign that has no gradient:
 
-        da = grad_y g      dm = grad_y (1 - g) m s      dh = grad_y g (1 - g) (a - m s)      ds = grad_y (1 - g) m
-        dWa = da' x        dWm = dm' L (0 where omega bounds) + sign(W) ds/d|W|              dG = dh' x
+        da = grad_y g            dm = grad_y (1 - g) m s
+        ds = grad_y (1 - g) m    dh = grad_y g (1 - g) (a - m s)
+        dWa = da' x    dWm = dm' L (0 where omega bounds) + sign(W) ds/d|W|    dG = dh' x
         dx = da Wa + dh G + dm Wm / x (the last where |x| >= eps)
     """
-    w_add, w = weight_add.tanh() * mask_add.sigmoid(), weight_mul.tanh() * mask_mul.sigmoid()
+    w_add, w = nac_weight(weight_add, mask_add), nac_weight(weight_mul, mask_mul)
     log_x = x.abs().clamp(min=eps).log()
     e = _apply(log_x, w)
     m, signs = e.clamp(max=omega).exp(), x.detach().sign()
@@ -451,5 +500,6 @@ def inalu_backward(
     d_w = d_e.mT @ log_x + w.sign() * nmu_backward(grad_y * rest * m, signs, w.abs(), 2)[1]
     slope = torch.where(x.abs() >= eps, x.sign() / x.abs().clamp(min=eps), 0)
     grad_x = d_a @ w_add + d_h @ gate_weight + d_e @ w * slope
-    grads = [grad_x.sum(0) if grad_x.dim() > x.dim() else grad_x, *_nac_gradients(d_a.mT @ x, weight_add, mask_add)]
-    return _needed([*grads, *_nac_gradients(d_w, weight_mul, mask_mul), d_h.mT @ x], needs, x)
+    of_add = _nac_gradients(d_a.mT @ x, weight_add, mask_add)
+    of_mul = _nac_gradients(d_w, weight_mul, mask_mul)
+    return _needed([_for_shared(grad_x, x), *of_add, *of_mul, d_h.mT @ x], needs, x)

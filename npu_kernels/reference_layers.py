@@ -1,13 +1,14 @@
 """The eager modules, with the parameters of the fused ones, and the published layouts.
 
-Same names, arguments, checks and state dicts as `npu_kernels.layers`; they compute by the formulas of
-`npu_kernels.reference`, on any device. `PublishedNPU` has the parameters of published code, for weights that go back
-there.
+Names, arguments, checks and state dicts are those of `npu_kernels.layers`; the modules compute by
+the formulas of `npu_kernels.reference`, on any device. `PublishedNPU` has the parameters of
+published code, for weights that return to that code.
 """
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from npu_kernels import layers, ops, reference
 from npu_kernels.operands import call
 
-__all__ = ["NAC", "NALU", "NAU", "NMRU", "NMU", "NPU", "NaiveNPU", "PublishedNPU", "RealNPU", "iNALU"]
+__all__ = [
+    "NAC", "NALU", "NAU", "NMRU", "NMU", "NPU", "NaiveNPU", "PublishedNPU", "RealNPU", "iNALU",
+]  # fmt: skip
 
 # layout -> its names of weight_re, weight_im and gate, and whether its weights are [I, O]
 LAYOUTS: dict[str, tuple[tuple[str, str, str], bool]] = {
@@ -33,7 +36,6 @@ class NPU(layers.NPU):
     """Neural Power Unit, a layer, eager: `npu_kernels.NPU` by `reference.npu`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the fused layer."""
         return _power(self, x)
 
 
@@ -41,7 +43,6 @@ class RealNPU(layers.RealNPU):
     """Real Neural Power Unit, a layer, eager: `npu_kernels.RealNPU` by `reference.npu`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the fused layer."""
         return _power(self, x)
 
 
@@ -49,7 +50,6 @@ class NaiveNPU(layers.NaiveNPU):
     """Naive Neural Power Unit, a layer, eager: `npu_kernels.NaiveNPU` by `reference.npu`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the fused layer."""
         return _power(self, x)
 
 
@@ -57,29 +57,27 @@ class NMU(layers.NMU):
     """Neural Multiplication Unit, a layer, eager: `npu_kernels.NMU` by `reference.nmu`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the fused layer."""
         return call("nmu", reference.nmu, x, (self.weight,), clip=self.clip)
 
 
 class NMRU(layers.NMRU):
-    """Neural Multiplicative Reciprocal Unit, a layer, eager: `npu_kernels.NMRU` by `reference.nmru`."""
+    """Neural Multiplicative Reciprocal Unit, a layer, eager, by `reference.nmru`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the fused layer."""
         eps = self.eps if self.training else 0.0
-        return call("nmru", reference.nmru, x, (self.weight,), eps=eps, clip=self.clip, sign=self.sign)
+        options: dict[str, Any] = {"eps": eps, "clip": self.clip, "sign": self.sign}
+        return call("nmru", reference.nmru, x, (self.weight,), **options)
 
 
 class iNALU(layers.iNALU):
-    """Improved Neural Arithmetic Logic Unit, a layer, eager: `npu_kernels.iNALU` by `reference.inalu`."""
+    """Improved Neural Arithmetic Logic Unit, a layer, eager, by `reference.inalu`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the fused layer."""
         weights = [getattr(self, name) for name in ops.WEIGHTS["inalu"]]
         return call("inalu", reference.inalu, x, weights, eps=self.eps, omega=self.omega)
 
 
-# Of these the fused modules are plain torch already.
+# The package's modules of these three are plain torch.
 NAU, NAC, NALU = layers.NAU, layers.NAC, layers.NALU
 
 EAGER: dict[type[nn.Module], type[nn.Module]] = {
@@ -100,9 +98,10 @@ class PublishedNPU(nn.Module):
 
     Args:
         layout: "julia": ``Re, Im [O, I], g [I]``; "pytorch": ``W_real, W_im [I, O], g [I]``.
-        weight_re, weight_im, gate: ``[O, I]``, ``[O, I]`` or None (RealNPU), ``[I]`` or None (NaiveNPU).
-        eps: added to ``|x|``. The Julia package has the machine epsilon of the dtype (None), the PyTorch code that of
-            float32 in any dtype.
+        weight_re, weight_im, gate: ``[O, I]``, ``[O, I]`` or None (RealNPU), ``[I]`` or None
+            (NaiveNPU).
+        eps: added to ``|x|``. The Julia package has the machine epsilon of the dtype (None), the
+            PyTorch code that of float32 in any dtype.
         gate_gradient: "clip" or "straight_through" (the Julia package from 1.0.3).
     """
 
@@ -118,15 +117,16 @@ class PublishedNPU(nn.Module):
     ) -> None:
         super().__init__()
         if layout not in LAYOUTS:
-            raise ValueError(f"PublishedNPU: layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
+            names = ", ".join(map(repr, LAYOUTS))
+            raise ValueError(f"PublishedNPU: layout must be one of {names}, got {layout!r}")
         self.layout, self.gate_gradient = layout, gate_gradient
         self.eps = torch.finfo(torch.float32).eps if eps is None and layout == "pytorch" else eps
-        names, transposed = LAYOUTS[layout]
-        for name, tensor in zip(names, (weight_re, weight_im, gate), strict=True):
+        keys, transposed = LAYOUTS[layout]
+        for key, tensor in zip(keys, (weight_re, weight_im, gate), strict=True):
             if tensor is not None and transposed and tensor.dim() == 2:
-                tensor = nn.Parameter(tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad)
+                tensor = nn.Parameter(tensor.detach().t().contiguous(), tensor.requires_grad)
             if tensor is not None:
-                self.register_parameter(name, tensor)
+                self.register_parameter(key, tensor)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [..., I]`` to ``[..., O]``."""
@@ -135,7 +135,8 @@ class PublishedNPU(nn.Module):
         weight_im, gate = (getattr(self, name, None) for name in names[1:])
         if transposed:
             weight_re, weight_im = weight_re.t(), None if weight_im is None else weight_im.t()
-        return reference.npu(x, weight_re, weight_im, gate, eps=self.eps, gate_gradient=self.gate_gradient)
+        eps, gate_gradient = self.eps, self.gate_gradient
+        return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
 
     def extra_repr(self) -> str:
         return f"layout={self.layout!r}, eps={self.eps}"

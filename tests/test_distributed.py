@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NMU, NPU, dispatch, functional, use_backend
-from npu_kernels.testing import RECORDS, CountCalls, relative_error
+from npu_kernels.testing import RECORDS, CountCalls, normwise_error
 from tests.conftest import needs_library
 
 pytestmark = [
@@ -77,7 +77,7 @@ def _data_parallel(rank: int, ranks: int) -> None:
     replicated = nn.parallel.DistributedDataParallel(_model())
     replicated(own).square().mean().backward()
     for parameter, want in zip(replicated.parameters(), expected, strict=True):
-        assert relative_error(parameter.grad, want) < ROUNDING  # type: ignore[arg-type]
+        assert normwise_error(parameter.grad, want) < ROUNDING  # type: ignore[arg-type]
 
     torch.manual_seed(1)
     sharded = _model()
@@ -88,7 +88,7 @@ def _data_parallel(rank: int, ranks: int) -> None:
     sharded(own).square().mean().backward()
     for parameter, want in zip(sharded.parameters(), expected, strict=True):
         assert isinstance(parameter.grad, DTensor)
-        assert relative_error(parameter.grad.full_tensor(), want) < ROUNDING
+        assert normwise_error(parameter.grad.full_tensor(), want) < ROUNDING
 
 
 _TWO = ((None, False), (4, True))
@@ -151,12 +151,12 @@ def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[s
                 slopes = torch.autograd.grad(found, leaves, upstream)
                 for actual, want in zip((found, *slopes), expected, strict=True):
                     whole = actual.full_tensor()  # type: ignore[attr-defined]
-                    assert relative_error(whole, want) < ROUNDING, f"{name} {num_models} {shared} {choice}"
+                    assert normwise_error(whole, want) < ROUNDING, f"{name} {num_models} {shared} {choice}"
                 if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
                     *frozen, last = (leaf.detach() for leaf in leaves)
                     found = function(*frozen, last.requires_grad_(), **sample.options)
                     (slope,) = torch.autograd.grad(found, [last], upstream)
-                    assert relative_error(slope.full_tensor(), expected[-1]) < ROUNDING, f"{name} {choice}"  # type: ignore[attr-defined]
+                    assert normwise_error(slope.full_tensor(), expected[-1]) < ROUNDING, f"{name} {choice}"  # type: ignore[attr-defined]
 
 
 def _on_a_line(rank: int, ranks: int) -> None:
@@ -202,7 +202,7 @@ def _models(rank: int, ranks: int) -> None:
             y.square().mean((1, 2)).sum().backward()
             optimizer.step()
     for parameter, want in zip(spread.parameters(), whole.parameters(), strict=True):
-        assert relative_error(parameter.full_tensor(), want) < 1e-10  # type: ignore[attr-defined]
+        assert normwise_error(parameter.full_tensor(), want) < 1e-10  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"units with one num_models, got \['None'\]"):
         shard_models(_model(), init_device_mesh("cpu", (ranks,)))
     with pytest.raises(ValueError, match=r"units with one num_models, got \['2', '4'\]"):

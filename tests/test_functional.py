@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from npu_kernels import NAU, NPU, backend_for, dispatch, functional, ode, ops, reference, use_backend
 from npu_kernels.backends import cpu, fast_path
 from npu_kernels.operands import fits
-from npu_kernels.testing import RECORDS, Sample, relative_error
+from npu_kernels.testing import RECORDS, Sample, normwise_error
 from tests.conftest import needs_library
 
 every_operator = pytest.mark.parametrize("name", list(RECORDS))
@@ -33,7 +33,7 @@ def test_batch_shapes(name: str, batch: tuple[int, ...], backend: str) -> None:
     y = record.function(x, *sample.tensors.values())
     assert y.shape == (*batch, 3)
     flat = record.function(x.reshape(-1, 4) if x.numel() else x.new_empty(0, 4), *sample.tensors.values())
-    assert relative_error(y.reshape(-1, 3) if y.numel() else y.new_empty(0, 3), flat) < 1e-14
+    assert normwise_error(y.reshape(-1, 3) if y.numel() else y.new_empty(0, 3), flat) < 1e-14
 
 
 @every_operator
@@ -46,7 +46,7 @@ def test_batch_shapes_of_models(name: str, batch: tuple[int, ...], backend: str)
     assert y.shape == (2, *batch, 3)
     for k in range(2):
         tensors = [None if t is None else t[k] for t in sample.tensors.values()]
-        assert relative_error(y[k], record.function(x[k], *tensors)) < 1e-14
+        assert normwise_error(y[k], record.function(x[k], *tensors)) < 1e-14
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_options_reach_every_backend(name: str, options: dict[str, Any], backend
     sample = RECORDS[name].sample(5, 4, 3)
     inputs = sample.x, *sample.tensors.values()
     expected = getattr(reference, name)(*inputs, **options)
-    assert relative_error(getattr(functional, name)(*inputs, **options), expected) < 1e-13
+    assert normwise_error(getattr(functional, name)(*inputs, **options), expected) < 1e-13
     for option in options:  # each of them matters here
         others = {other: value for other, value in options.items() if other != option}
-        assert relative_error(getattr(reference, name)(*inputs, **others), expected) > 1e-3, option
+        assert normwise_error(getattr(reference, name)(*inputs, **others), expected) > 1e-3, option
 
 
 def test_two_dimensional_rows_are_shared_even_when_their_number_is_k(backend: str) -> None:
@@ -120,7 +120,7 @@ def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
     assert double.dtype == torch.float64
     plain = sample.call(record.function)
     if name == "nau" and backend == "cpu":  # under autocast torch's product, otherwise its own kernel
-        assert relative_error(y, plain) < 1e-6
+        assert normwise_error(y, plain) < 1e-6
     else:
         assert torch.equal(y, plain)
     outside = torch.autograd.grad(out.sum(), leaves.leaves())
@@ -143,7 +143,7 @@ def test_autocast_of_the_second_derivative() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = second()
     for a, b in zip(actual, expected, strict=True):
-        assert relative_error(a, b) < 1e-5
+        assert normwise_error(a, b) < 1e-5
 
 
 def test_autocast_of_another_device_changes_nothing() -> None:
@@ -325,8 +325,8 @@ def test_operators_run_where_nothing_is_compiled() -> None:
     with use_backend("reference"):
         y, s = dispatch._run("npu_forward", sample.x, *sample.tensors.values(), 1e-3, True)
     expected = ops.npu_forward(sample.x, *sample.tensors.values(), 1e-3, True)
-    assert relative_error(y, expected[0]) < 1e-14
-    assert relative_error(s, expected[1]) < 1e-14
+    assert normwise_error(y, expected[0]) < 1e-14
+    assert normwise_error(s, expected[1]) < 1e-14
 
 
 def test_one_tensor_in_two_places_is_checked_in_both() -> None:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels import NAU, env, functional, reference
 from npu_kernels.backends import cpu, fast_path
-from npu_kernels.testing import RECORDS, Sample, relative_error
+from npu_kernels.testing import RECORDS, Sample, normwise_error
 from tests.building import run_python
 from tests.conftest import needs_library
 
@@ -72,9 +72,9 @@ def test_errors(isa: str, size: tuple[int, int, int], options: dict[str, object]
     cpu.set_isa(isa)
     full, high, medium = outcome(case), outcome(case, "high"), outcome(case, "medium")
     for whole, two, one, want in zip(full, high, medium, expected, strict=True):
-        assert relative_error(whole, want) < 3e-6
-        assert relative_error(two, want) < 6e-5
-        assert 3e-4 < relative_error(one, want) < 3e-2
+        assert normwise_error(whole, want) < 3e-6
+        assert normwise_error(two, want) < 6e-5
+        assert 3e-4 < normwise_error(one, want) < 3e-2
 
 
 @needs_bfloat16
@@ -220,7 +220,7 @@ def test_nau_has_one_precision(models: int | None, size: tuple[int, int, int], p
         plain = layer(x)
         with Watching():
             other = layer(x)
-    assert relative_error(plain, other) < 1e-6
+    assert normwise_error(plain, other) < 1e-6
     small = rows * features * outputs * (models or 1) <= 4096
     assert ("FastPath<npu::N" in layer(x).grad_fn.name()) == (small or precision == "highest")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from npu_kernels.testing import RECORDS, CountCalls, relative_error
+from npu_kernels.testing import RECORDS, CountCalls, normwise_error
 
 ROUNDING = 1e-11
 
@@ -86,7 +86,7 @@ def check_one_call(name: str) -> None:
             assert count.calls[f"{name}_forward"] == (over_weights or not gradient)
             assert count.calls[f"{name}_backward"] == (over_weights and gradient)
             for a, e in zip(*(v if isinstance(v, tuple) else (v,) for v in (actual, expected)), strict=True):
-                assert relative_error(a, e) < ROUNDING, (outer, inner)
+                assert normwise_error(a, e) < ROUNDING, (outer, inner)
 
 
 def check_batched_gradients(call: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:
@@ -99,4 +99,4 @@ def check_batched_gradients(call: Callable[..., Tensor], leaves: Sequence[Tensor
             y, leaves, upstream, is_grads_batched=True, retain_graph=True, create_graph=create_graph
         )
         for grads, want in zip(batched, zip(*single, strict=True), strict=True):
-            assert relative_error(grads, torch.stack(want)) < ROUNDING
+            assert normwise_error(grads, torch.stack(want)) < ROUNDING

@@ -30,7 +30,7 @@ from benchmarks.throughput.cases import Size
 from benchmarks.throughput.devices import DEVICES
 from benchmarks.throughput.orders import Order, Task, order, tasks
 from benchmarks.throughput.precompile import Pool
-from npu_kernels.testing import relative_error
+from npu_kernels.testing import normwise_error
 
 SECONDS = 20.0  # for one kernel at one size
 GAIN = 0.02  # less is noise
@@ -158,7 +158,7 @@ def tune(
                 try:
                     outputs = order.launch()
                     tolerance = TOLERANCE[max(config.get("PASSES", 0), 0)]
-                    worst = max(relative_error(o, e) for o, e in zip(outputs, expected, strict=True))
+                    worst = max(normwise_error(o, e) for o, e in zip(outputs, expected, strict=True))
                     if worst <= tolerance:
                         found = timer(order.launch, min(times, default=math.inf))
                     else:

@@ -3,7 +3,8 @@
 Runs one matrix on this torch, every device and every instruction set of this machine: values against mpmath, gradients
 to second order, transforms, compile, export, autocast, special values, copies, threads, processes. Prints it, and
 writes a report as JSON and Markdown with the versions. Ends with 1 if anything fails, else 0. Under two minutes on two
-cores. ``--quick`` is a part of it on one size, with every layer and every backend of this machine; it writes only files that are named.
+cores. ``--quick`` is a part of it on one size, with every layer and every backend of this machine; it writes only files
+that are named.
 
 A cell is what was measured: "ok", a number, or "n/a" with the reason why it cannot run here (no C++ compiler, a package
 that is not installed); a check that fails says how. Nothing is taken from another run. What has no column here, such

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from npu_kernels import NAU, NMU, NPU, iNALU, ops
 from npu_kernels.certify.matrix import Column
-from npu_kernels.testing import RECORDS, relative_error
+from npu_kernels.testing import RECORDS, normwise_error
 
 ROUNDING = 1e-11  # of float64
 FUSED = tuple(name for name, layer in ops.LAYERS.items() if {"cpu", "triton"} <= set(layer.backends))
@@ -18,7 +18,7 @@ FUSED = tuple(name for name, layer in ops.LAYERS.items() if {"cpu", "triton"} <=
 
 def equal(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> float:
     """Raise AssertionError unless the relative error is at most the tolerance; returns it."""
-    error = relative_error(actual.cpu(), expected.cpu())
+    error = normwise_error(actual.cpu(), expected.cpu())
     if not error <= tolerance:
         raise AssertionError(f"{what}: relative error {error:.2g}, at most {tolerance:.2g} allowed")
     return error

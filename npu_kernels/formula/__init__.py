@@ -3,10 +3,11 @@
     >>> import torch
     >>> from npu_kernels import RealNPU, formula
     >>> layer = RealNPU(2, 1)
-    >>> layer.weight_re.data, layer.gate.data = torch.tensor([[1.001, -0.998]]), torch.tensor([1.0, 0.999])
+    >>> layer.weight_re.data = torch.tensor([[1.001, -0.998]])
+    >>> layer.gate.data = torch.tensor([1.0, 0.999])
     >>> x = torch.rand(200, 2) + 1
-    >>> result = formula.simplify(layer, x, x[:, :1] / x[:, 1:], tolerance=1e-3)  # print(result) has each step's cost
-    >>> print(formula.read(result.module, ["a", "b"]))
+    >>> result = formula.simplify(layer, x, x[:, :1] / x[:, 1:], tolerance=1e-3)
+    >>> print(formula.read(result.module, ["a", "b"]))  # print(result) has each step's cost
     y = a/b
 
 `read` needs sympy, ``pip install 'npu_kernels[formula]'``; the rest does not.

@@ -14,77 +14,97 @@ from torch import Tensor
 
 from npu_kernels.checks import check_tensor
 
-Expression = Any
+Expression = Any  # sympy's classes have no types that mypy could check
 
-_CALLS = {"Abs": "torch.abs", "exp": "torch.exp", "log": "torch.log", "cos": "torch.cos", "sign": "torch.sign"}
+_FUNCTIONS = ("Abs", "exp", "log", "cos", "sign")  # sympy's names; torch has the same in lower case
 
 
 @dataclass(frozen=True)
 class TorchFunction:
     """A formula as plain torch code: ``x [..., I]`` to ``[..., O]``, in x's dtype, differentiable.
 
-    It needs neither sympy nor this package's layers, and pickles. ``str()`` is its source, a function of the single
-    variables that can be copied elsewhere.
-
-    source: that text. names: of the variables, in the order of x's columns.
+    A call needs neither sympy nor this package's layers. The object pickles, and ``str()`` of it is
+    `source`.
     """
 
-    source: str
-    names: tuple[str, ...]
+    source: str  #: a Python function of the single variables, which can be copied elsewhere
+    names: tuple[str, ...]  #: of the variables, in the order of x's columns
     _compiled: Callable[..., tuple[Any, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        space: dict[str, Any] = {"torch": torch}
-        exec(self.source, space)
-        object.__setattr__(self, "_compiled", space["formula"])
+        namespace: dict[str, Any] = {"torch": torch}
+        exec(self.source, namespace)
+        object.__setattr__(self, "_compiled", namespace["formula"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self.names)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if isinstance(x, Tensor):
+        is_tensor, count = isinstance(x, Tensor), len(self.names)
+        if is_tensor:
             check_tensor("formula", "x", x)
-        if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != len(self.names) or not x.is_floating_point():
-            got = f"{x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        if not is_tensor or not x.dim() or x.shape[-1] != count or not x.is_floating_point():
+            got = f"{x.dtype}, shape {tuple(x.shape)}" if is_tensor else type(x).__name__
             raise ValueError(
-                f"formula: x must be a floating-point tensor with last dimension {len(self.names)} "
+                f"formula: x must be a floating-point tensor with last dimension {count} "
                 f"({', '.join(self.names)}), got {got}"
             )
         columns = x.unbind(-1)
-        like = torch.zeros_like(columns[0])  # an output may be constant
-        return torch.stack([like + y for y in self._compiled(*columns)], -1)
+        zeros = torch.zeros_like(columns[0])  # an output may be constant
+        return torch.stack([zeros + y for y in self._compiled(*columns)], -1)
 
     def __str__(self) -> str:
         return self.source
 
 
 def identifiers(names: Sequence[str]) -> list[str]:
-    """Names that are valid in Python code and all different there. Python treats a ligature as its letters (NFKC)."""
-    taken = {"torch", "formula", "__debug__"}
-    result = []
+    """Return a valid Python identifier for each name, all different."""
+    reserved = {"torch", "formula", "__debug__"}
+    result: list[str] = []
     for name in names:
-        plain = "".join(c if f"x{c}".isidentifier() else "_" for c in unicodedata.normalize("NFKC", name))
-        if not plain.isidentifier() or keyword.iskeyword(plain):
-            plain = f"x_{plain}"
-        while plain in taken:
-            plain += "_"
-        taken.add(plain)
-        result.append(plain)
+        letters = unicodedata.normalize("NFKC", name)  # Python treats a ligature as its letters
+        identifier = "".join(c if f"x{c}".isidentifier() else "_" for c in letters)
+        if not identifier.isidentifier() or keyword.iskeyword(identifier):
+            identifier = f"x_{identifier}"
+        while identifier in reserved or identifier in result:
+            identifier += "_"
+        result.append(identifier)
     return result
+
+
+def comparison(step: Expression) -> tuple[Expression, str]:
+    """Return ``(x, relation)``: ``x relation 0`` holds where ``Heaviside(+-x, 0 or 1)`` is 1."""
+    x, at_zero = step.args
+    if x.could_extract_minus_sign():
+        return -x, "<" if at_zero == 0 else "<="
+    return x, ">" if at_zero == 0 else ">="
+
+
+def _sigmoid_argument(e: Expression) -> Expression | None:
+    """Return z where the expression is ``sigmoid(z)``, written ``1 / (1 + c exp(z'))``; else None.
+
+    The gradient of the quotient is nan where the exponential overflows, the sigmoid's is not.
+    """
+    if e.is_Pow and e.exp == -1 and e.base.is_Add and len(e.base.args) == 2:
+        constant, term = sorted(e.base.args, key=lambda part: not part.is_number)
+        scale, power = term.as_coeff_Mul()
+        if constant == 1 and scale > 0 and type(power).__name__ == "exp":
+            return -power.args[0] - math.log(scale)
+    return None
 
 
 class _Writer:
     """Writes an expression as torch code. `names` maps symbols to code."""
 
-    def __init__(self, names: dict[Expression, str], first: str) -> None:
-        self.names, self.first = names, first  # first: a variable, for its dtype
+    def __init__(self, names: dict[Expression, str], variable: str) -> None:
+        self.names, self.variable = names, variable  # variable: one that has the dtype of all
 
     def write(self, e: Expression) -> str:
-        """Code that can be an operand of any operator."""
+        """Return code that can be an operand of any operator."""
         if e.is_Symbol:
             return self.names[e]
         if e.is_number:  # no variables: a constant, with all of float64's digits
-            return repr(int(e)) if e.is_Integer else f"{float(e)!r}"
+            return repr(int(e) if e.is_Integer else float(e))
         if e.is_Add:
             return f"({self.total(e)})"
         if e.is_Mul:
@@ -93,21 +113,16 @@ class _Writer:
             return self.power(e)
         name = type(e).__name__
         if name == "Heaviside":
-            x, at_zero = e.args
-            flipped = x.could_extract_minus_sign()
-            relation = (">", "<") if at_zero == 0 else (">=", "<=")
-            inner = self.bare(-x if flipped else x)
-            return f"({inner} {relation[flipped]} 0).to({self.first}.dtype)"
+            x, relation = comparison(e)
+            return f"({self.bare(x)} {relation} 0).to({self.variable}.dtype)"
         if name in ("Min", "Max"):
             return self.extremum(e)
-        if name == "exp":
-            return f"torch.exp({self.bare(e.args[0])})"
-        if name in _CALLS:
-            return f"{_CALLS[name]}({self.bare(e.args[0])})"
+        if name in _FUNCTIONS:
+            return f"torch.{name.lower()}({self.bare(e.args[0])})"
         raise NotImplementedError(f"no torch code for {name}: {e}")
 
     def bare(self, e: Expression) -> str:
-        """Code that needs no brackets: it is in brackets or on a separate line."""
+        """Return code for an expression that stands in brackets or on a separate line."""
         return self.total(e) if e.is_Add else self.write(e)
 
     def total(self, e: Expression) -> str:
@@ -119,62 +134,54 @@ class _Writer:
 
     def product(self, e: Expression) -> str:
         number, rest = e.as_coeff_Mul()
-        above, below = [], []
+        numerators, denominators = [], []
         for factor in rest.args if rest.is_Mul else (rest,):
             base, exponent = factor.as_base_exp()
-            if factor.is_Pow and exponent == -1 and not self.sigmoid(factor):
-                below.append(self.write(base))
+            if factor.is_Pow and exponent == -1 and not _sigmoid_argument(factor):
+                denominators.append(self.write(base))
             else:
-                above.append(self.write(factor))
+                numerators.append(self.write(factor))
         sign = "-" if number.is_negative else ""
         if abs(number) != 1:
-            above.insert(0, self.write(abs(number)))
-        result = " * ".join(above) or "1"
-        if below:
-            result += " / " + (below[0] if len(below) == 1 else f"({' * '.join(below)})")
+            numerators.insert(0, self.write(abs(number)))
+        result = " * ".join(numerators) or "1"
+        if denominators:
+            divisor = " * ".join(denominators)
+            result += f" / {divisor}" if len(denominators) == 1 else f" / ({divisor})"
         return f"{sign}{result}"
 
     def power(self, e: Expression) -> str:
         base, exponent = e.as_base_exp()
-        inner = self.sigmoid(e)
-        if inner is not None:
-            return f"torch.sigmoid({self.bare(inner)})"
+        argument = _sigmoid_argument(e)
+        if argument is not None:
+            return f"torch.sigmoid({self.bare(argument)})"
         if exponent == -1:
             return f"(1 / {self.write(base)})"
         if exponent == 0.5:
             return f"torch.sqrt({self.bare(base)})"
-        text = self.write(base)
+        text, exponent_text = self.write(base), self.write(exponent)
         if base.is_Mul or base.is_Pow or base.is_number:
             text = f"({text})"
-        return f"{text} ** {self.write(exponent) if exponent.is_nonnegative else f'({self.write(exponent)})'}"
-
-    def sigmoid(self, e: Expression) -> Expression | None:
-        """z where the expression is ``1 / (1 + c exp(-z'))``, whose gradient is nan where the exponential overflows."""
-        if e.is_Pow and e.exp == -1 and e.base.is_Add and len(e.base.args) == 2:
-            one, other = sorted(e.base.args, key=lambda part: not part.is_number)
-            scale, power = other.as_coeff_Mul()
-            if one == 1 and scale > 0 and type(power).__name__ == "exp":
-                return -power.args[0] - math.log(scale)
-        return None
+        return f"{text} ** {exponent_text if exponent.is_nonnegative else f'({exponent_text})'}"
 
     def extremum(self, e: Expression) -> str:
-        """`clamp` takes one number and any tensor; maximum and minimum take two tensors."""
+        """Return a call of `clamp`, which takes a number; maximum and minimum take two tensors."""
         tensor, limit = sorted(e.args, key=lambda part: part.is_number)
         name = "max" if type(e).__name__ == "Min" else "min"
         return f"torch.clamp({self.bare(tensor)}, {name}={self.write(limit)})"
 
 
 def torch_function(symbols: Sequence[Expression], outputs: Sequence[Expression]) -> TorchFunction:
-    """The outputs as a function of the symbols; what several of them share is computed once."""
+    """Return the outputs as a function of the symbols; common subexpressions are computed once."""
     import sympy
 
     names = [str(symbol) for symbol in symbols]
-    plain = identifiers(names)
-    code = dict(zip(symbols, plain, strict=True))
-    fresh = (sympy.Symbol(name) for n in range(10**6) if (name := f"t{n}") not in plain)
+    arguments = identifiers(names)
+    code = dict(zip(symbols, arguments, strict=True))
+    fresh = (sympy.Symbol(name) for n in range(10**6) if (name := f"t{n}") not in arguments)
     shared, results = sympy.cse(list(outputs), symbols=fresh, order="none")
-    writer = _Writer(code, plain[0])
-    lines = [f"def formula({', '.join(plain)}):"]
+    writer = _Writer(code, arguments[0])
+    lines = [f"def formula({', '.join(arguments)}):"]
     for symbol, expression in shared:
         lines.append(f"    {symbol} = {writer.bare(expression)}")
         code[symbol] = str(symbol)
@@ -183,7 +190,8 @@ def torch_function(symbols: Sequence[Expression], outputs: Sequence[Expression])
     return TorchFunction("\n".join(lines) + "\n", tuple(names))
 
 
-def with_head(function: TorchFunction, head: str) -> TorchFunction:
-    """The function with a text as comments at its beginning."""
-    first, rest = function.source.split("\n", 1)
-    return TorchFunction("\n".join([first, *(f"    # {line}" for line in head.splitlines()), rest]), function.names)
+def with_comment(function: TorchFunction, text: str) -> TorchFunction:
+    """Return the function with a text as comments at its beginning."""
+    signature, body = function.source.split("\n", 1)
+    comments = (f"    # {line}" for line in text.splitlines())
+    return TorchFunction("\n".join([signature, *comments, body]), function.names)

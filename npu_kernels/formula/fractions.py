@@ -7,27 +7,24 @@ from torch import Tensor
 
 from npu_kernels.checks import check_tensor, check_whole
 
-# From here on the numbers of float64 are at least 1/128 apart: too far to distinguish fractions.
-_WHOLE = 2.0**45
-
-
-def check_max_denominator(function: str, value: object) -> int:
-    """The value, a positive int; raises ValueError."""
-    return check_whole(function, "max_denominator", value)
+# From this size on the numbers of float64 are at least 1/128 apart: too far for fractions.
+_FRACTION_LIMIT = 2.0**45
 
 
 @torch.no_grad()
 def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Tensor]:
-    """The nearest fraction of every weight, in lowest terms: ``(numerator, denominator)``, whole numbers in float64.
+    """The nearest fraction of every weight, in lowest terms: ``(numerator, denominator)``.
 
-    Of two fractions that are equally near, the one with the smaller denominator. inf and nan keep their value, over 1.
-    Weights from 2^45 on get the nearest whole number: float64 does not distinguish fractions of that size.
+    Both are whole numbers in float64. Of two fractions that are equally near, the result is the one
+    with the smaller denominator. inf and nan keep their value, over 1. Weights from 2^45 on get the
+    nearest whole number: float64 does not distinguish fractions of that size.
 
     Args:
         weights: a tensor of any shape, floating-point.
         max_denominator: the greatest denominator, 1 for whole numbers.
 
-    Raises TypeError for weights that are no floating-point tensor, ValueError for a denominator below 1.
+    Raises TypeError for weights that are no floating-point tensor, ValueError for a denominator
+    below 1.
 
         >>> import torch
         >>> from npu_kernels.formula import as_fraction
@@ -38,28 +35,29 @@ def as_fraction(weights: Tensor, max_denominator: int = 12) -> tuple[Tensor, Ten
         got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
         raise TypeError(f"as_fraction: weights must be a floating-point tensor, got {got}")
     check_tensor("as_fraction", "weights", weights)
-    max_denominator = check_max_denominator("as_fraction", max_denominator)
+    max_denominator = check_whole("as_fraction", "max_denominator", max_denominator)
     exact = weights.detach().double()
     numerator, denominator = exact.round(), torch.ones_like(exact)
     error = (exact - numerator).abs()
-    for q in range(2, max_denominator + 1):  # a smaller denominator is tried first, so the result is in lowest terms
+    # Smaller denominators come first, so the result is in lowest terms.
+    for q in range(2, max_denominator + 1):
         p = (exact * q).round()
-        off = (exact - p / q).abs()
-        better = (off < error) & (exact.abs() < _WHOLE)
-        numerator, error = torch.where(better, p, numerator), torch.where(better, off, error)
+        distance = (exact - p / q).abs()
+        better = (distance < error) & (exact.abs() < _FRACTION_LIMIT)
+        numerator, error = torch.where(better, p, numerator), torch.where(better, distance, error)
         denominator = denominator.masked_fill(better, q)
     return numerator + 0.0, denominator  # no -0
 
 
 def nearest_fraction(weights: Tensor, max_denominator: int = 12) -> Tensor:
-    """Every weight replaced by the nearest fraction with at most this denominator, as a new tensor without gradient.
+    """Each weight's nearest fraction with at most this denominator: a new tensor without gradient.
 
     Args:
         weights: a floating-point tensor.
         max_denominator: the greatest denominator, at least 1.
 
-    Returns a tensor of the same shape, dtype and device. Raises TypeError for weights that are no floating-point
-    tensor, ValueError for a denominator below 1.
+    Returns a tensor of the same shape, dtype and device. Raises TypeError for weights that are no
+    floating-point tensor, ValueError for a denominator below 1.
 
         >>> import torch
         >>> from npu_kernels.formula import nearest_fraction

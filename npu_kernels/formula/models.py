@@ -8,68 +8,74 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.checks import is_whole
+from npu_kernels.checks import check_module, is_whole
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
 POWER_UNITS = (NPU, RealNPU, NaiveNPU)
 Layer = Unit | nn.Linear
-KNOWN = (*POWER_UNITS, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
+KINDS = (*POWER_UNITS, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
 
 
 def layers_of(function: str, module: nn.Module) -> dict[str, Layer]:
-    """The layers in the order in which they are applied, by their names in the module ("" for the module itself).
+    """Return the layers in the order in which they are applied, by their names in the module.
 
-    Raises TypeError for what is neither one of our layers, a Linear, an Identity, nor a Sequential of these.
+    The name of the module itself is "". Raises TypeError for what is neither one of our layers, a
+    Linear, an Identity, nor a Sequential of such modules.
     """
-    found: dict[str, Layer] = {}
+    layers: dict[str, Layer] = {}
 
     def visit(name: str, part: nn.Module) -> None:
         if isinstance(part, nn.Sequential):
             for child, inner in part.named_children():
                 visit(f"{name}.{child}" if name else child, inner)
-        elif isinstance(part, KNOWN):
-            found[name] = part
+        elif isinstance(part, KINDS):
+            layers[name] = part
         elif not isinstance(part, nn.Identity):
-            at = f" {name!r}" if name else ""
-            names = ", ".join(kind.__name__ for kind in KNOWN)
-            raise TypeError(f"{function}: module{at} must be a Sequential of {names}, got {type(part).__name__}")
+            title, got = f"module {name!r}" if name else "module", type(part).__name__
+            names = ", ".join(kind.__name__ for kind in KINDS)
+            raise TypeError(f"{function}: {title} must be a Sequential of {names}, got {got}")
 
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"{function}: module must be a torch.nn.Module, got {type(module).__name__}")
+    check_module(function, "module", module)
     visit("", module)
-    if not found:
+    if not layers:
         raise ValueError(f"{function}: module must have at least one layer, got {module}")
-    sizes = list(found.items())
-    for (before, one), (after, two) in pairwise(sizes):
-        if one.out_features != two.in_features:
+    for (name, layer), (next_name, next_layer) in pairwise(layers.items()):
+        size = layer.out_features
+        if size != next_layer.in_features:
             raise ValueError(
-                f"{function}: {after!r} must have in_features {one.out_features} (out_features of {before!r}), "
-                f"got {two.in_features}"
+                f"{function}: {next_name!r} must have in_features {size} "
+                f"(out_features of {name!r}), got {next_layer.in_features}"
             )
-    return found
+    return layers
 
 
 def check_model(function: str, layers: dict[str, Layer], model: int | None) -> int | None:
-    """The index of the model to read, counted from 0; None where the layers hold a single one. Raises ValueError."""
-    found = (layer.num_models for layer in layers.values() if isinstance(layer, Unit))
-    counts = {count for count in found if count is not None}
+    """Return the index of the model to read, at least 0; None where the layers hold a single model.
+
+    Raises ValueError.
+    """
+    sizes = {layer.num_models for layer in layers.values() if isinstance(layer, Unit)}
+    counts = sorted(size for size in sizes if size is not None)
     if len(counts) > 1:
-        raise ValueError(f"{function}: the layers must have one num_models, got {sorted(counts)}")
+        raise ValueError(f"{function}: the layers must have one num_models, got {counts}")
     if not counts:
-        if model is not None:
-            raise ValueError(f"{function}: model must be None where no layer has num_models, got {model!r}")
-        return None
-    (count,) = counts
-    if not is_whole(model) or not -count <= model < count:
-        raise ValueError(f"{function}: model must be an index into the {count} models, got {model!r}")
-    return int(model) % count
+        if model is None:
+            return None
+        rule = "None where no layer has num_models"
+    else:
+        (count,) = counts
+        if is_whole(model) and -count <= model < count:
+            return int(model) % count
+        rule = f"an index into the {count} models"
+    raise ValueError(f"{function}: model must be {rule}, got {model!r}")
 
 
 def value(layer: Layer, name: str, model: int | None) -> Tensor | None:
-    """A layer's parameter for one model, detached; None where the layer has none of this name."""
+    """Return a layer's parameter for one model, detached; None where it has none of this name."""
+    tensor: Tensor | None = getattr(layer, name, None)
     original = layer._parameters.get(f"{name}_orig")
-    # The attribute of a pruned layer dates from its last forward pass.
-    tensor = getattr(layer, name, None) if original is None else original * layer.get_buffer(f"{name}_mask")
+    if original is not None:  # the attribute of a pruned layer dates from its last forward pass
+        tensor = original * layer.get_buffer(f"{name}_mask")
     if tensor is None:
         return None
     if isinstance(layer, Unit) and layer.num_models is not None and model is not None:
@@ -78,7 +84,7 @@ def value(layer: Layer, name: str, model: int | None) -> Tensor | None:
 
 
 def epsilon(layer: Layer) -> float:
-    """What a unit adds to ``|x|``: its own, or the machine epsilon of the dtype that it computes in."""
+    """Return what a unit adds to ``|x|``: its `eps`, or the machine epsilon where it computes."""
     eps: float | None = getattr(layer, "eps", None)
     if eps is not None:
         return float(eps)
@@ -87,13 +93,14 @@ def epsilon(layer: Layer) -> float:
 
 
 def select(module: nn.Module, model: int | None = None) -> nn.Module:
-    """One model of a batch of models, as a separate module: a copy, without the leading model dimension.
+    """One model of a batch of models, as a separate module: a copy without the model dimension.
 
     Args:
         module: a layer of ours, a Linear, or a Sequential of these, nested or not.
         model: its index; None where the layers have no `num_models`, to copy the module as it is.
 
-    Raises TypeError for other modules, ValueError for an index out of range or layers of different `num_models`.
+    Raises TypeError for other modules, ValueError for an index out of range or layers of different
+    `num_models`.
 
         >>> import torch
         >>> from npu_kernels import NAU, RealNPU
@@ -107,15 +114,16 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
     for name, layer in layers.items():
         if hasattr(layer, "parametrizations"):
             raise ValueError(f"select: layer {name!r} must not be parametrized")
-        if any(parameter.endswith("_orig") for parameter, _ in layer.named_parameters(recurse=False)):
+        if any(key.endswith("_orig") for key, _ in layer.named_parameters(recurse=False)):
             raise ValueError(
-                f"select: layer {name!r} must not be pruned; torch.nn.utils.prune.remove makes it permanent"
+                f"select: layer {name!r} must not be pruned; "
+                "torch.nn.utils.prune.remove makes it permanent"
             )
     result = copy.deepcopy(module)
     for layer in layers_of("select", result).values():
         if isinstance(layer, Unit) and layer.num_models is not None and index is not None:
             layer.num_models = None
             for name, parameter in list(layer.named_parameters(recurse=False)):
-                own = nn.Parameter(parameter.detach()[index].clone(), requires_grad=parameter.requires_grad)
-                setattr(layer, name, own)
+                tensor = parameter.detach()[index].clone()
+                setattr(layer, name, nn.Parameter(tensor, parameter.requires_grad))
     return result

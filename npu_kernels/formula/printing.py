@@ -1,36 +1,26 @@
-"""Formulas as text and as LaTeX, with so many digits, and ``[x < 0]`` for signs."""
+"""Formulas as text and as LaTeX, with rounded decimals, and ``[x < 0]`` for signs."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import sympy
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
 
-Expression = Any
+from npu_kernels.formula.code import Expression, comparison
 
 
 def rounded(expression: Expression, digits: int | None) -> Expression:
-    """The expression with its decimals rounded to so many significant digits; None leaves them."""
+    """Return the expression with decimals of so many significant digits; None leaves them."""
     if digits is None:
         return expression
-    return expression.xreplace({number: sympy.Float(number, digits) for number in expression.atoms(sympy.Float)})
-
-
-def condition(step: Expression, less: str, at_least: str) -> tuple[Expression, str]:
-    """``(x, relation)`` with which ``Heaviside(+-x, 0 or 1)`` reads as ``[x relation 0]``."""
-    x, at_zero = step.args
-    flipped = x.could_extract_minus_sign()
-    if at_zero == 0:  # 1 where its argument is greater than 0
-        return (-x, less) if flipped else (x, ">")
-    return (-x, "<=" if at_least == ">=" else r"\leq") if flipped else (x, at_least)
+    decimals = expression.atoms(sympy.Float)
+    return expression.xreplace({number: sympy.Float(number, digits) for number in decimals})
 
 
 class _Text(StrPrinter):  # type: ignore[misc]
     def _print_Heaviside(self, expr: Expression) -> str:
-        x, relation = condition(expr, "<", ">=")
+        x, relation = comparison(expr)
         return f"[{self._print(x)} {relation} 0]"
 
     def _print_Abs(self, expr: Expression) -> str:
@@ -46,18 +36,19 @@ class _Text(StrPrinter):  # type: ignore[misc]
 
 class _Latex(LatexPrinter):  # type: ignore[misc]
     def _print_Heaviside(self, expr: Expression, exp: str | None = None) -> str:
-        x, relation = condition(expr, "<", r"\geq")
+        x, relation = comparison(expr)
+        relation = {"<=": r"\leq", ">=": r"\geq"}.get(relation, relation)
         text = rf"\left[{self._print(x)} {relation} 0\right]"
         return text if exp is None else f"{text}^{{{exp}}}"
 
 
 def text(expression: Expression, digits: int | None = 4) -> str:
-    """The expression as Python-like text."""
+    """Return the expression as Python-like text."""
     result: str = _Text({"full_prec": False}).doprint(rounded(expression, digits))
     return result
 
 
 def latex(expression: Expression, digits: int | None = 4) -> str:
-    """The expression in LaTeX."""
+    """Return the expression in LaTeX."""
     result: str = _Latex().doprint(rounded(expression, digits))
     return result

@@ -1,4 +1,4 @@
-"""What simplifying a model did, and what it cost."""
+"""The record of `simplify`: what it changed, and what each change cost."""
 
 from __future__ import annotations
 
@@ -10,42 +10,33 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Change:
-    """One parameter's change.
+    """The change of one entry of a parameter."""
 
-    parameter: its name in the module. index: its place in the tensor. before, after: its values. alone: error of the
-    model that the step began with, or was refitted to, with this change only. error: with all accepted changes before
-    it, too. accepted: whether it was kept.
-    """
-
-    parameter: str
-    index: tuple[int, ...]
-    before: float
-    after: float
-    alone: float
-    error: float
-    accepted: bool
+    parameter: str  #: the parameter's name in the module
+    index: tuple[int, ...]  #: of the entry in the tensor
+    before: float  #: the entry's value
+    after: float  #: the value that was tried
+    alone: float  #: error with this change only, of the step's first model or its last refit
+    error: float  #: error with this change and all accepted changes before it
+    accepted: bool  #: whether the entry has the value `after` in the result
 
     def __str__(self) -> str:
-        place = f"{self.parameter}[{', '.join(map(str, self.index))}]"
+        entry = f"{self.parameter}[{', '.join(map(str, self.index))}]"
         return (
-            f"{place:<24} {self.before:>12.6g} -> {self.after:<10.6g} alone {self.alone:.3e}  error {self.error:.3e}"
-            f"{'' if self.accepted else '  rejected'}"
+            f"{entry:<24} {self.before:>12.6g} -> {self.after:<10.6g} alone {self.alone:.3e}  "
+            f"error {self.error:.3e}{'' if self.accepted else '  rejected'}"
         )
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of `simplify`.
+    """One step of `simplify`."""
 
-    name: "given", "gates", "prune" or "round". before, after: the model's errors. parameters: how many are not 0 after
-    it. changes: all that were tried, each a `Change`.
-    """
-
-    name: str
-    before: float
-    after: float
-    parameters: int
-    changes: tuple[Change, ...]
+    name: str  #: "gates", "prune", "unused" or "round"
+    before: float  #: the model's error before the step
+    after: float  #: the model's error after the step
+    parameters: int  #: the number of parameters that are not 0 after the step
+    changes: tuple[Change, ...]  #: all that were tried
 
     @property
     def accepted(self) -> tuple[Change, ...]:
@@ -54,34 +45,30 @@ class Step:
 
 @dataclass(frozen=True)
 class Simplified:
-    """A simplified copy of a model, and its record; ``str()`` is a table of the steps, `details` lists every change.
+    """A simplified copy of a model, and its record.
 
-    module: one model, without `num_models`. error: of the given model. parameters: how many of its parameters were not
-    0.
+    ``str()`` is a table of the steps; `details` lists every change.
     """
 
-    module: nn.Module
-    error: float
-    parameters: int
-    steps: tuple[Step, ...]
+    module: nn.Module  #: one model, without `num_models`
+    error: float  #: of the original model
+    parameters: int  #: the number of parameters that were not 0 in the original model
+    steps: tuple[Step, ...]  #: in the order in which they were done
 
     def __str__(self) -> str:
         head = ("step", "parameters", "changed", "rejected", "error", "cost", "most for one")
         rows = [head, ("given", str(self.parameters), "", "", f"{self.error:.3e}", "", "")]
         for step in self.steps:
-            kept, errors = step.accepted, [step.before]
-            errors += [change.error for change in kept]
-            most = max((after - before for before, after in pairwise(errors)), default=0.0)
-            counts = str(step.parameters), str(len(kept)), str(len(step.changes) - len(kept))
-            costs = f"{step.after:.3e}", f"{step.after - step.before:+.1e}", f"{most:+.1e}"
+            errors = [step.before, *(change.error for change in step.accepted)]
+            highest = max((after - before for before, after in pairwise(errors)), default=0.0)
+            accepted = len(step.accepted)
+            counts = str(step.parameters), str(accepted), str(len(step.changes) - accepted)
+            costs = f"{step.after:.3e}", f"{step.after - step.before:+.1e}", f"{highest:+.1e}"
             rows.append((step.name, *counts, *costs))
-        return "\n".join(
-            f"{row[0]:<8}" + "".join(f"{cell:>12}" if i < 5 else f"{cell:>14}" for i, cell in enumerate(row[1:]))
-            for row in rows
-        )
+        return "\n".join("{:<8}{:>12}{:>12}{:>12}{:>12}{:>12}{:>14}".format(*row) for row in rows)
 
     def details(self) -> str:
-        """Every change of every step, one per line."""
+        """All changes of all steps, one per line."""
         lines = []
         for step in self.steps:
             lines.append(f"{step.name}: error {step.before:.3e} -> {step.after:.3e}")

@@ -17,16 +17,17 @@ Refit = Callable[[nn.Module, Mapping[str, Tensor]], object]
 
 
 def relative_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """Root mean square over outputs and rows of the error, each output relative to the root mean square of its target.
+    """The root mean square of the error, over outputs and rows, as a scalar.
 
-    prediction, target: both ``[B, O]``. An output whose target is 0 throughout counts absolutely. The result is a
-    scalar.
+    Each output counts relative to the root mean square of its target, or absolutely where its
+    target is 0 throughout. prediction, target: both ``[B, O]``.
     """
     for name, tensor in (("prediction", prediction), ("target", target)):
         _check_floating("relative_error", name, tensor)
     if prediction.shape != target.shape or target.dim() != 2:
         shapes = f"{tuple(prediction.shape)} and {tuple(target.shape)}"
-        raise ValueError(f"relative_error: prediction and target must have one shape (B, O), got {shapes}")
+        rule = "prediction and target must have one shape (B, O)"
+        raise ValueError(f"relative_error: {rule}, got {shapes}")
     return _relative_error(prediction, target)
 
 
@@ -41,61 +42,62 @@ def _relative_error(prediction: Tensor, target: Tensor) -> Tensor:
     return ((prediction - target).square().mean(0) / scale.where(scale > 0, 1)).mean().sqrt()
 
 
-def scorer(module: nn.Module, x: Tensor | None, y: Tensor | None, score: Score | None) -> tuple[Score, Loss | None]:
-    """The score, and for data its differentiable form."""
-    if (x is None) == (score is None) or (score is not None and y is not None):
-        raise ValueError("simplify: either x (with or without y) or score must be given, got both or neither")
-    if score is not None:
-        own = score
-        if not callable(own):
-            raise TypeError(f"simplify: score must be a function of the model, got {type(own).__name__}")
+def _number(value: Any) -> float:
+    """Return a score as a float; inf for nan."""
+    try:
+        error = float(value)
+    except (TypeError, ValueError):
+        got = type(value).__name__
+        raise TypeError(f"simplify: score must give a number, got {got}") from None
+    return math.inf if math.isnan(error) else error
 
-        def measured(candidate: nn.Module) -> float:
-            with torch.no_grad():
-                found = own(candidate)
-            try:
-                error = float(found)
-            except (TypeError, ValueError):
-                raise TypeError(f"simplify: score must give a number, got {type(found).__name__}") from None
-            return math.inf if math.isnan(error) else error
 
-        return measured, None
+def _data_loss(module: nn.Module, x: Tensor, y: Tensor | None) -> Loss:
+    """Return the differentiable error on data; without y, of the deviation from the module."""
     for name, tensor in (("x", x), ("y", y)):
         if tensor is not None:
             _check_floating("simplify", name, tensor)
             if not tensor.numel() or not tensor.isfinite().all():
-                what = "must not be empty" if not tensor.numel() else "must be finite"
-                raise ValueError(f"simplify: {name} {what}, got shape {tuple(tensor.shape)}")
+                rule = "must not be empty" if not tensor.numel() else "must be finite"
+                raise ValueError(f"simplify: {name} {rule}, got shape {tuple(tensor.shape)}")
     with torch.no_grad():
         prediction: Tensor = module(x)
     target = prediction if y is None else y
     if target.shape != prediction.shape:
-        raise ValueError(
-            f"simplify: y must have the shape of the model's output {tuple(prediction.shape)}, "
-            f"got shape {tuple(target.shape)}"
-        )
+        rule = f"the shape of the model's output {tuple(prediction.shape)}"
+        raise ValueError(f"simplify: y must have {rule}, got shape {tuple(target.shape)}")
     target = target.detach().reshape(-1, target.shape[-1])
+    return lambda candidate: _relative_error(candidate(x).reshape(target.shape), target)
 
-    def loss(candidate: nn.Module) -> Tensor:
-        return _relative_error(candidate(x).reshape(target.shape), target)
+
+def scorer(
+    module: nn.Module, x: Tensor | None, y: Tensor | None, score: Score | None
+) -> tuple[Score, Loss | None]:
+    """Return the score of a model as a float, and for data its differentiable form."""
+    if (x is None) == (score is None) or (score is not None and y is not None):
+        rule = "either x (with or without y) or score must be given"
+        raise ValueError(f"simplify: {rule}, got both or neither")
+    loss = None if x is None else _data_loss(module, x, y)
+    function: Callable[[nn.Module], Any] | None = loss or score
+    if not callable(function):
+        got = type(function).__name__
+        raise TypeError(f"simplify: score must be a function of the model, got {got}")
 
     def error(candidate: nn.Module) -> float:
         with torch.no_grad():
-            found = float(loss(candidate))
-        return math.inf if math.isnan(found) else found
+            return _number(function(candidate))
 
     return error, loss
 
 
 def lbfgs(loss: Loss, iterations: int) -> Refit:
-    """A refit to data by L-BFGS, in which fixed entries have no gradient and so do not move."""
+    """Return a refit by L-BFGS, in which fixed entries have no gradient and do not move."""
 
     def refit(module: nn.Module, fixed: Mapping[str, Tensor]) -> None:
         parameters = dict(module.named_parameters())
-        optimizer = torch.optim.LBFGS(
-            parameters.values(), max_iter=iterations, line_search_fn="strong_wolfe", tolerance_grad=0.0,
-            tolerance_change=0.0,
-        )  # fmt: skip
+        options: dict[str, Any] = {"tolerance_grad": 0.0, "tolerance_change": 0.0}
+        options |= {"max_iter": iterations, "line_search_fn": "strong_wolfe"}
+        optimizer = torch.optim.LBFGS(parameters.values(), **options)
 
         def closure() -> Tensor:
             optimizer.zero_grad()

@@ -1,12 +1,12 @@
 """Simpler weights, step by step, with the error that each change costs. Needs torch only.
 
-    gates     gates that are neither 0 nor 1 become 0 or 1: a power of ``g |x| + 1 - g`` is no power of x
+    gates     gates become 0 or 1, since a power of ``g |x| + 1 - g`` is no power of x
     prune     small weights become 0
     round     weights become simple fractions
 
-With tolerance None a step does all of its changes. With a tolerance it tries the changes in the order of their cost,
-the lowest first, and keeps those with which the error has grown by no more than the tolerance in total. The user's
-module is never modified.
+With tolerance None a step makes all of its changes. With a tolerance it tries the changes in the
+order of their cost, the lowest first, and accepts those with which the error has grown by no more
+than the tolerance in total. The user's module is never modified.
 """
 
 from __future__ import annotations
@@ -21,42 +21,45 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels.checks import check_module, check_number, check_whole
-from npu_kernels.formula.fractions import check_max_denominator, nearest_fraction
+from npu_kernels.formula.fractions import nearest_fraction
 from npu_kernels.formula.models import layers_of, select
 from npu_kernels.formula.record import Change, Simplified, Step
 from npu_kernels.formula.scoring import Refit, Score, lbfgs, scorer
 from npu_kernels.formula.weights import GATES, PRUNED, ROUNDED, clip_, names_of, without_effect
 from npu_kernels.layers import NAU
 
-Place = tuple[str, tuple[int, ...]]  # a parameter's name, and an index into it
-Options = Callable[[Tensor], tuple[float, ...]]  # the values to try for a number, the simplest first
+Table = Mapping[Any, tuple[str, ...]]  # a layer's class -> names of parameters
+Entry = tuple[str, tuple[int, ...]]  # a parameter's name, and an index into the parameter
+Values = tuple[float, ...]  # to try for an entry, the simplest first
+Options = Callable[[Tensor], Values]
+STEPS = ("gates", "prune", "round")
 
 
 @dataclass
-class _Work:
-    """The copy while it is being simplified."""
+class _Simplifier:
+    """The steps of `simplify`, which change the module in place."""
 
-    module: nn.Module
+    module: nn.Module  # a copy of the user's
     score: Score
     refit: Refit | None
-    limit: float | None
-    error: float
-    sums: frozenset[str] = frozenset()  # weights of sums, of which only 0, 1 and -1 may cost anything
-    fixed: dict[str, Tensor] = field(default_factory=dict)  # parameter -> bool, what a refit must not change
+    limit: float | None  # the greatest error allowed; None for any
+    error: float  # of the module
+    sums: frozenset[str]  # weights of sums, of which only 0, 1 and -1 may cost anything
+    fixed: dict[str, Tensor]  # parameter -> bool, the entries that a refit must not change
     steps: list[Step] = field(default_factory=list)
 
     def parameters(self) -> int:
         return sum(int(p.count_nonzero()) for p in self.module.parameters())
 
-    def set(self, place: Place, number: float) -> None:
+    def set(self, entry: Entry, number: float) -> None:
         with torch.no_grad():
-            self.module.get_parameter(place[0])[place[1]] = number
+            self.module.get_parameter(entry[0])[entry[1]] = number
 
-    def get(self, place: Place) -> Tensor:
-        return self.module.get_parameter(place[0])[place[1]].detach()
+    def get(self, entry: Entry) -> Tensor:
+        return self.module.get_parameter(entry[0])[entry[1]].detach()
 
-    def fix(self, place: Place, fixed: bool = True) -> None:
-        self.fixed[place[0]][place[1]] = fixed
+    def fix(self, entry: Entry, fixed: bool = True) -> None:
+        self.fixed[entry[0]][entry[1]] = fixed
 
     def state(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.module.named_parameters()}
@@ -66,195 +69,190 @@ class _Work:
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(state[name])
 
-    def rank(self, places: list[Place], options: Options) -> list[tuple[float, Place]]:
-        """Every place with the error of its best value alone, the cheapest first."""
-        found = []
-        for place in places:
-            before, errors = float(self.get(place)), []
-            for number in options(self.get(place)):
-                self.set(place, number)
+    def rank(self, entries: list[Entry], options: Options) -> list[tuple[float, Entry]]:
+        """Return (error, entry), lowest first; the error is with the entry's best value only."""
+        ranked = []
+        for entry in entries:
+            before, errors = float(self.get(entry)), []
+            for number in options(self.get(entry)):
+                self.set(entry, number)
                 errors.append(self.score(self.module))
-            self.set(place, before)
-            found.append((min(errors), place))
-        return sorted(found, key=lambda pair: pair[0])
+            self.set(entry, before)
+            ranked.append((min(errors), entry))
+        return sorted(ranked, key=lambda pair: pair[0])
 
-    def attempt(self, place: Place, number: float) -> float:
-        """Set a value and refit what is free; returns the error. A refit that makes it greater is undone."""
-        self.set(place, number)
+    def attempt(self, entry: Entry, number: float) -> float:
+        """Set an entry, refit what is free and return the error. Undo a refit that is worse."""
+        self.set(entry, number)
         error = self.score(self.module)
         if self.refit is None:
             return error
-        plain = self.state()
+        state = self.state()
         self.refit(self.module, self.fixed)
         clip_(self.module)
         refitted = self.score(self.module)
         if refitted <= error:
             return refitted
-        self.restore(plain)
+        self.restore(state)
         return error
 
-    def most(self, place: Place, number: float) -> float:
-        """The greatest error with which a place may have a value."""
+    def error_limit(self, entry: Entry, number: float) -> float:
+        """Return the greatest error with which an entry may have a value."""
         assert self.limit is not None
-        if place[0] not in self.sums or number in (0.0, 1.0, -1.0):
+        if entry[0] not in self.sums or number in (0.0, 1.0, -1.0):
             return self.limit
         return min(self.limit, self.error + _rounding(self.module))
 
-    def choose(self, place: Place, values: tuple[float, ...], left: int) -> tuple[float, float, bool]:
-        """Give a place a value, or leave it: (value, error, whether it was accepted).
+    def choose(self, entry: Entry, values: Values, remaining: int) -> tuple[float, float, bool]:
+        """Give an entry a value, or leave it; return (value, error, whether it was accepted).
 
-        The simplest value whose cost is within a fair share of what the tolerance leaves to so many places; else the
-        cheapest, if all that is left allows it.
+        The value is the simplest whose cost is within a fair share of what the tolerance leaves to
+        the `remaining` entries; else the cheapest, if all of that allows it.
         """
         if self.limit is None:
-            return values[-1], self.attempt(place, values[-1]), True
-        state, share, tried = self.state(), self.error + (self.limit - self.error) / left, []
+            return values[-1], self.attempt(entry, values[-1]), True
+        state, trials = self.state(), []
+        share = self.error + (self.limit - self.error) / remaining
         for number in values:
-            error = self.attempt(place, number)
-            if error <= min(share, self.most(place, number)):
+            error = self.attempt(entry, number)
+            if error <= min(share, self.error_limit(entry, number)):
                 return number, error, True
-            tried.append((error, number, self.state()))
+            trials.append((error, number, self.state()))
             self.restore(state)
-        error, number, best = min(tried, key=lambda trial: trial[0])
-        accepted = error <= self.most(place, number)
+        error, number, state = min(trials, key=lambda trial: trial[0])
+        accepted = error <= self.error_limit(entry, number)
         if accepted:
-            self.restore(best)
+            self.restore(state)
         return number, error, accepted
 
-    def step(self, name: str, places: list[Place], options: Options) -> None:
-        """Try the places, the cheapest first, and record them."""
-        if not places and any(step.name == name for step in self.steps):
+    def step(self, name: str, entries: list[Entry], options: Options) -> None:
+        """Try to change the entries, the cheapest first, and record the changes."""
+        if not entries and any(step.name == name for step in self.steps):
             return
         start, changes = self.error, []
-        ranked = self.rank(places, options)
+        ranked = self.rank(entries, options)
         while ranked:
-            alone, place = ranked.pop(0)
-            before = self.get(place).clone()
-            self.fix(place)
-            number, error, accepted = self.choose(place, options(before), 1 + len(ranked))
-            self.fix(place, accepted)
-            changes.append(Change(*place, float(before), number, alone, error, accepted))
+            single_error, entry = ranked.pop(0)
+            before = self.get(entry).clone()
+            self.fix(entry)
+            number, error, accepted = self.choose(entry, options(before), 1 + len(ranked))
+            self.fix(entry, accepted)
+            changes.append(Change(*entry, float(before), number, single_error, error, accepted))
             if accepted:
                 self.error = error
-                if self.refit is not None:  # the others have moved
-                    ranked = self.rank([other for _, other in ranked], options)
+                if self.refit is not None:  # the refit has moved the other entries
+                    ranked = self.rank([pair[1] for pair in ranked], options)
         self.record(name, start, changes)
 
     def record(self, name: str, start: float, changes: list[Change]) -> None:
         self.steps.append(Step(name, start, self.error, self.parameters(), tuple(changes)))
 
-    def places(self, table: Mapping[Any, tuple[str, ...]]) -> list[Place]:
-        """Every entry of these parameters."""
-        found: list[Place] = []
+    def unfinished(self, table: Table, is_simple: Callable[[Tensor], bool]) -> list[Entry]:
+        """Return the entries of a table's parameters that are not simple yet; fix the others."""
+        entries = []
         for path, layer in layers_of("simplify", self.module).items():
             for name in names_of(layer, table):
-                full = f"{path}.{name}" if path else name
-                found += [(full, index) for index in itertools.product(*map(range, getattr(layer, name).shape))]
-        return found
-
-    def free(self, table: Mapping[Any, tuple[str, ...]], done: Callable[[Tensor], bool]) -> list[Place]:
-        """The entries that are not simple yet. Those that are will not be refitted."""
-        places = []
-        for place in self.places(table):
-            if done(self.get(place)):
-                self.fix(place)
-            else:
-                places.append(place)
-        return places
+                shape = getattr(layer, name).shape
+                for index in itertools.product(*map(range, shape)):
+                    entry = _full_name(path, name), index
+                    if is_simple(self.get(entry)):
+                        self.fix(entry)
+                    else:
+                        entries.append(entry)
+        return entries
 
     def gates(self) -> None:
-        """Gates to 0 or 1; with a tolerance, to the nearer one or else to the other."""
+        """Make gates 0 or 1; with a tolerance, the nearer number or else the other."""
 
-        def options(gate: Tensor) -> tuple[float, ...]:
+        def options(gate: Tensor) -> Values:
             near = float(gate >= 0.5)
             return (near,) if self.limit is None else (near, 1.0 - near)
 
-        self.step("gates", self.free(GATES, lambda gate: gate.item() in (0.0, 1.0)), options)
+        self.step("gates", self.unfinished(GATES, lambda gate: gate.item() in (0.0, 1.0)), options)
 
     def prune(self, threshold: float) -> None:
-        """Weights below the threshold to 0, then everything that has no effect any more."""
-        places = [place for place in self.free(PRUNED, lambda w: w.item() == 0) if self.get(place).abs() < threshold]
-        self.step("prune", places, lambda weight: (0.0,))
+        """Make weights below the threshold 0, then everything that has no effect any more."""
+        entries = self.unfinished(PRUNED, lambda weight: weight.item() == 0)
+        small = [entry for entry in entries if self.get(entry).abs() < threshold]
+        self.step("prune", small, lambda weight: (0.0,))
         start, changes = self.error, []
-        for place in without_effect(self.module):
-            before = float(self.get(place))
-            self.set(place, 0.0)
-            self.fix(place)
+        for entry in without_effect(self.module):
+            before = float(self.get(entry))
+            self.set(entry, 0.0)
+            self.fix(entry)
             if before != 0:
                 self.error = self.score(self.module)
-                changes.append(Change(*place, before, 0.0, self.error, self.error, True))
+                changes.append(Change(*entry, before, 0.0, self.error, self.error, True))
         if changes:
             self.record("unused", start, changes)
 
     def round(self, max_denominator: int) -> None:
-        """Weights to fractions; with a tolerance, to the simplest that it allows."""
+        """Make weights fractions; with a tolerance, the simplest that it allows."""
 
-        def options(weight: Tensor) -> tuple[float, ...]:
-            denominators = (max_denominator,) if self.limit is None else range(1, max_denominator + 1)
+        def options(weight: Tensor) -> Values:
+            smallest = max_denominator if self.limit is None else 1
+            denominators = range(smallest, max_denominator + 1)
             return tuple(dict.fromkeys(float(nearest_fraction(weight, q)) for q in denominators))
 
-        self.step("round", self.free(ROUNDED, lambda w: w.item() == nearest_fraction(w, max_denominator)), options)
+        def is_simple(weight: Tensor) -> bool:
+            return weight.item() == float(nearest_fraction(weight, max_denominator))
+
+        self.step("round", self.unfinished(ROUNDED, is_simple), options)
 
 
-def _begin(
+def _simplifier(
     module: nn.Module,
     x: Tensor | None,
     y: Tensor | None,
-    *,
     tolerance: float | str | None,
-    model: int | None,
     score: Score | None,
     refit: int | Refit,
-) -> _Work:
-    if tolerance not in (None, "auto"):
-        tolerance = check_number("simplify", "tolerance", tolerance, minimum=0, finite=False, other="'auto', None")
-    if not callable(refit):
-        refit = check_whole("simplify", "refit", refit, 0, other="a function")
-    copy = select(module, model)
-    measure, loss = scorer(copy, x, y, score)
-    clip_(copy)
-    fit: Refit | None = None
-    if callable(refit):
-        fit = refit
-    elif refit:
+) -> _Simplifier:
+    """Return the simplifier of a module, which it changes."""
+    fit: Refit | None = refit if callable(refit) else None
+    measure, loss = scorer(module, x, y, score)
+    clip_(module)
+    if not callable(refit) and refit:
         if loss is None:
-            raise ValueError("simplify: refit must be a function where score is given, got a number of iterations")
+            rule = "refit must be a function where score is given"
+            raise ValueError(f"simplify: {rule}, got a number of iterations")
         fit = lbfgs(loss, refit)
-    error = measure(copy)
-    fixed = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in copy.named_parameters()}
-    if tolerance == "auto":
-        limit = None if y is None else _limit_of_data(copy, y, error)
-    else:
-        limit = None if tolerance is None else error + float(tolerance)
-    sums = frozenset(fixed) & _sums(copy) if tolerance == "auto" and y is not None else frozenset()
-    return _Work(copy, measure, fit, limit, error, sums, fixed)
+    error = measure(module)
+    fixed = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in module.named_parameters()}
+    limit, sums = None, frozenset[str]()
+    if isinstance(tolerance, (int, float)):
+        limit = error + float(tolerance)
+    elif tolerance == "auto" and y is not None:
+        limit, sums = _limit_of_data(module, y, error), frozenset(fixed) & _sums(module)
+    return _Simplifier(module, measure, fit, limit, error, sums, fixed)
+
+
+def _full_name(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _sums(module: nn.Module) -> set[str]:
-    """The parameters of layers that add up."""
+    """Return the weights of layers that add up."""
     layers = layers_of("simplify", module).items()
-    found = {path: layer for path, layer in layers if isinstance(layer, (NAU, nn.Linear))}
-    return {f"{path}.{name}" if path else name for path, layer in found.items() for name in names_of(layer, ROUNDED)}
+    sums = [(path, layer) for path, layer in layers if isinstance(layer, (NAU, nn.Linear))]
+    return {_full_name(path, name) for path, layer in sums for name in names_of(layer, ROUNDED)}
 
 
 def _rounding(module: nn.Module) -> float:
-    """The relative error that rounding may cause."""
+    """Return the relative error that rounding may cause."""
     return 16 * torch.finfo(next(module.parameters()).dtype).eps
 
 
 def _limit_of_data(module: nn.Module, y: Tensor, error: float) -> float:
-    """The error up to which a model with none of its parameters would be preferred by BIC, at least that of rounding.
+    """Return the error up to which BIC would prefer a model with none of the module's parameters.
 
-    BIC is ``M log(error**2) + P log M`` for M values of y and P parameters. With many rows or without noise the error
-    may hardly grow, so that no true term is lost.
+    BIC is ``M log(error**2) + P log M`` for M values of y and P parameters. With many rows or
+    without noise the error may hardly grow, so that no true term is lost. The limit is at least the
+    error of rounding.
     """
     parameters = sum(int(p.count_nonzero()) for p in module.parameters())
     grown = error * math.exp(min(parameters * math.log(y.numel()) / (2 * y.numel()), 0.5))
     return max(grown, error + _rounding(module))
-
-
-def _end(work: _Work, error: float, parameters: int) -> Simplified:
-    return Simplified(work.module, error, parameters, tuple(work.steps))
 
 
 def simplify(
@@ -275,27 +273,34 @@ def simplify(
     Args:
         module: a layer of ours, a Linear, or a Sequential of these; never modified.
         x: inputs ``[B, I]`` to measure errors on.
-        y: targets ``[B, O]``; None for the model's own output, so that errors are deviations from the model.
-        steps: of "gates", "prune", "round", in the order in which they are done; a gate that is refused at first may
-            be accepted when the rest is simpler. "gates" makes gates 0 or 1. "prune" makes weights below `threshold` 0,
-            and then everything that no output depends on any more ("unused" in the record). "round" makes the weights
-            of power units, NAU, NMU, NMRU and Linear fractions.
+        y: targets ``[B, O]``; None for the model's own output, so that errors are deviations from
+            the model.
+        steps: of "gates", "prune", "round", in the order in which they are done; a gate that is
+            refused at first may be accepted when the rest is simpler. "gates" makes gates 0 or 1.
+            "prune" makes weights below `threshold` 0, and then everything that no output depends on
+            any more ("unused" in the record). "round" makes the weights of power units, NAU, NMU,
+            NMRU and Linear fractions.
         threshold: of "prune"; with a tolerance, ``math.inf`` tries all weights.
         max_denominator: of "round".
-        tolerance: None to make all changes. A number: changes are tried one by one, those of the lowest cost first,
-            and kept while the error is at most that of the model given plus the tolerance. A gate may go to its farther
-            end then, and a weight to the simplest fraction that costs no more than its share of what is left. "auto":
-            with y, as much as the noise and the number of rows allow (by BIC, for all parameters together): hardly
-            anything for an exact fit or many rows; without y, all changes. With y, weights of sums (NAU, Linear) become
-            0, 1 or -1 by this rule, and other fractions only where that costs nothing: a measured constant is none.
+        tolerance: None to make all changes. A number: changes are tried one by one, those of the
+            lowest cost first, and accepted while the error is at most that of the original model
+            plus the tolerance. A gate may then become the farther of 0 and 1, and a weight the
+            simplest fraction that costs no more than its share of the remaining tolerance. "auto":
+            with y, as much as the noise and the number of rows allow (by BIC, for all parameters
+            together): hardly anything for an exact fit or many rows; without y, all changes. With
+            y, weights of sums (NAU, Linear) become 0, 1 or -1 by this rule, and other fractions
+            only where that costs nothing, because a measured constant is no fraction.
         model: index of the model where the layers have `num_models`.
-        score: instead of x and y: a function of the model that gives its error, for example of a trajectory.
-        refit: iterations of L-BFGS on the data after each change, in which what was made simple stays as it is; or a
-            function ``(module, fixed)`` that trains the module in place where ``fixed[name]`` is false. Without, the
-            rest of the weights stays as it was. A refit that makes the error greater is undone.
+        score: instead of x and y: a function of the model that gives its error, for example of a
+            trajectory.
+        refit: iterations of L-BFGS on the data after each change, in which simplified entries stay
+            as they are; or a function ``(module, fixed)`` that trains the module in place where
+            ``fixed[name]`` is false. A refit that makes the error greater is undone. 0: the other
+            weights stay as they are.
 
-    Errors are `relative_error` unless `score` is given; nan counts as inf. Time: about two evaluations of the model per
-    candidate. With a refit, each change adds an evaluation for every candidate left, and the refit itself.
+    Errors are `relative_error` unless `score` is given; nan counts as inf. Time: about two
+    evaluations of the model per candidate. With a refit, each change adds an evaluation for every
+    remaining candidate, and the refit itself.
 
     Raises TypeError and ValueError for arguments outside of these.
 
@@ -306,24 +311,27 @@ def simplify(
         >>> layer.weight_re.data = torch.tensor([[0.998, -0.0004]])
         >>> layer.gate.data = torch.tensor([0.97, 1.0])
         >>> result = simplify(layer, torch.rand(100, 2) + 0.1)
-        >>> [f"{change.before:.4f} -> {change.after:g}" for step in result.steps for change in step.changes]
+        >>> changes = [change for step in result.steps for change in step.changes]
+        >>> [f"{change.before:.4f} -> {change.after:g}" for change in changes]
         ['0.9700 -> 1', '-0.0004 -> 0', '1.0000 -> 0', '0.9980 -> 1']
     """
     check_module("simplify", "module", module)
-    if not isinstance(steps, (tuple, list)):
-        raise ValueError(f"simplify: steps must be of 'gates', 'prune' and 'round', got {steps!r}")
-    unknown = [name for name in steps if name not in ("gates", "prune", "round")]
-    if unknown:
+    if not isinstance(steps, (tuple, list)) or any(name not in STEPS for name in steps):
         raise ValueError(f"simplify: steps must be of 'gates', 'prune' and 'round', got {steps!r}")
     threshold = check_number("simplify", "threshold", threshold, above=0, finite=False)
-    max_denominator = check_max_denominator("simplify", max_denominator)
-    work = _begin(module, x, y, tolerance=tolerance, model=model, score=score, refit=refit)
-    error, parameters = work.error, work.parameters()
+    max_denominator = check_whole("simplify", "max_denominator", max_denominator)
+    if tolerance not in (None, "auto"):
+        rules: dict[str, Any] = {"minimum": 0, "finite": False, "other": "'auto', None"}
+        tolerance = check_number("simplify", "tolerance", tolerance, **rules)
+    if not callable(refit):
+        refit = check_whole("simplify", "refit", refit, 0, other="a function")
+    simplifier = _simplifier(select(module, model), x, y, tolerance, score, refit)
+    error, parameters = simplifier.error, simplifier.parameters()
     for name in steps:
         if name == "gates":
-            work.gates()
+            simplifier.gates()
         elif name == "prune":
-            work.prune(threshold)
+            simplifier.prune(threshold)
         else:
-            work.round(max_denominator)
-    return _end(work, error, parameters)
+            simplifier.round(max_denominator)
+    return Simplified(simplifier.module, error, parameters, tuple(simplifier.steps))

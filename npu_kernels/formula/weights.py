@@ -1,4 +1,4 @@
-"""Which numbers a layer's parameters bring into the formula. Needs torch only."""
+"""The parameters of layers that a formula contains. Needs torch only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from npu_kernels.formula.models import POWER_UNITS, layers_of, select
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, iNALU
 
 GATES: dict[Any, tuple[str, ...]] = dict.fromkeys(POWER_UNITS, ("gate",))
-# The parameters whose 0 takes something out of the formula.
+# The parameters of which a 0 removes something from the formula.
 PRUNED: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys(POWER_UNITS, ("weight_re", "weight_im")),
     NAU: ("weight",),
@@ -23,36 +23,37 @@ PRUNED: dict[Any, tuple[str, ...]] = {
     iNALU: ("weight_add", "weight_mul", "gate_weight"),
     nn.Linear: ("weight", "bias"),
 }
-# Those that appear in the formula unchanged. (A NAC's do not: the formula has tanh(weight) sigmoid(mask).)
+# The parameters that are in the formula unchanged. (A NAC's has tanh(weight) sigmoid(mask).)
 ROUNDED = {kind: names for kind, names in PRUNED.items() if kind not in (NAC, NALU, iNALU)}
 
 
 def names_of(layer: Any, table: Mapping[Any, tuple[str, ...]]) -> list[str]:
-    """The parameters that a table names for a layer, without those that the layer does not have."""
+    """Return the parameters that a table names for a layer and that the layer has."""
     names = next((names for kind, names in table.items() if isinstance(layer, kind)), ())
     return [name for name in names if getattr(layer, name) is not None]
 
 
 @torch.no_grad()
 def clip_(module: nn.Module) -> None:
-    """Gates, and weights of layers that clip them, into their intervals, in place; the function stays the same."""
+    """Clip gates, and weights that the layer clips, in place; the function stays the same."""
     for layer in layers_of("simplify", module).values():
         if isinstance(layer, POWER_UNITS) and layer.gate is not None:
             layer.gate.clamp_(0, 1)
-        # The cosine of an NMRU with separate signs has the weight as it is: clipping it would change the function.
-        elif isinstance(layer, (NAU, NMU, NMRU)) and layer.clip and getattr(layer, "sign", "product") == "product":
+        unclipped = getattr(layer, "sign", "product") != "product"  # an NMRU's cosine has no clip
+        if isinstance(layer, (NAU, NMU, NMRU)) and layer.clip and not unclipped:
             layer.weight.clamp_(*(layer.intervals["weight"] or (None, None)))
 
 
 def _nonzero_columns(layer: Any) -> Tensor:
-    """For which inputs a layer has a weight that is not 0, ``[I]``."""
-    weights: list[Tensor] = [getattr(layer, name) for name in names_of(layer, PRUNED) if "bias" not in name]
+    """Return ``[I]``, true for the inputs with a weight that is not 0."""
+    names = [name for name in names_of(layer, PRUNED) if "bias" not in name]
     # A reciprocal unit has two columns for each input: [O, 2 I].
-    return torch.cat([weight.bool().view(-1, layer.in_features) for weight in weights]).any(0)
+    weights = [getattr(layer, name).bool().view(-1, layer.in_features) for name in names]
+    return torch.cat(weights).any(0)
 
 
-def _reads(layer: Any) -> Tensor:
-    """Which inputs a layer's outputs depend on, ``[I]``."""
+def _inputs_read(layer: Any) -> Tensor:
+    """Return ``[I]``, true for the inputs that the layer's outputs depend on."""
     read = _nonzero_columns(layer)
     if getattr(layer, "gate", None) is not None:
         read = read & (layer.gate != 0)
@@ -61,9 +62,12 @@ def _reads(layer: Any) -> Tensor:
 
 @torch.no_grad()
 def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
-    """Entries of parameters that no output depends on: rows of units that nobody reads, columns behind closed gates."""
-    found: list[tuple[str, tuple[int, ...]]] = []
-    used: Tensor | None = None  # which outputs of this layer are read
+    """Return the entries (parameter, index) that no output depends on.
+
+    They are rows of units that no later layer reads, and columns behind closed gates.
+    """
+    entries: list[tuple[str, tuple[int, ...]]] = []
+    used: Tensor | None = None  # true for the outputs of the layer that the next layer reads
     for path, layer in reversed(layers_of("simplify", module).items()):
         prefix = f"{path}." if path else ""
         for name, parameter in layer.named_parameters(recurse=False):
@@ -74,11 +78,11 @@ def without_effect(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
                 dead[:, layer.gate == 0] = True
             if name == "gate":
                 dead = ~_nonzero_columns(layer)
-            found += [(prefix + name, tuple(index)) for index in dead.nonzero().tolist()]
-        one = select(layer)
+            entries += [(prefix + name, tuple(index)) for index in dead.nonzero().tolist()]
+        remainder = select(layer)
         if used is not None:
-            for name, parameter in one.named_parameters():
+            for name, parameter in remainder.named_parameters():
                 if name != "gate":
                     parameter[~used] = 0
-        used = _reads(one)
-    return found
+        used = _inputs_read(remainder)
+    return entries

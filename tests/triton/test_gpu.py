@@ -10,7 +10,7 @@ from torch import Tensor
 
 import npu_kernels
 from npu_kernels import reference
-from npu_kernels.testing import RECORDS, Sample, relative_error
+from npu_kernels.testing import RECORDS, Sample, normwise_error
 from tests.kernels import ALL, backward, forward, outputs
 
 pytestmark = pytest.mark.gpu
@@ -98,7 +98,7 @@ def test_repeated_calls(layer: str, sizes: tuple[int, int, int], gpu: str) -> No
         for one, two in zip(call, calls[0], strict=True):
             assert torch.equal(one, two)
     for one, two in zip(step(shifted), calls[0], strict=True):  # other instructions, which may add in another order
-        assert relative_error(one, two) < 1e-5
+        assert normwise_error(one, two) < 1e-5
 
 
 @pytest.mark.parametrize("layer", UNITS)
@@ -113,9 +113,9 @@ def test_vmap_over_stacked_modules(layer: str, gpu: str) -> None:
     expected = [
         torch.autograd.grad(one.sum(), list(module.parameters())) for one, module in zip(each, modules, strict=True)
     ]
-    assert relative_error(y, torch.stack(each)) < 1e-6
+    assert normwise_error(y, torch.stack(each)) < 1e-6
     for grad, wanted in zip(grads, zip(*expected, strict=True), strict=True):
-        assert relative_error(grad, torch.stack(wanted)) < 1e-5
+        assert normwise_error(grad, torch.stack(wanted)) < 1e-5
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -161,14 +161,14 @@ def test_more_than_2_31_elements(in_features: int, out_features: int, gpu: str, 
     y, s = kernels.npu_forward(x, weight_re, weight_im, gate, 1e-7, True)
     tail = slice(rows - 500, rows)
     want = reference.npu_forward(x[tail], weight_re, weight_im, gate, 1e-7, True)
-    assert max(relative_error(y[tail], want[0]), relative_error(s[tail], want[1])) < 1e-5
+    assert max(normwise_error(y[tail], want[0]), normwise_error(s[tail], want[1])) < 1e-5
     grad_y = torch.zeros_like(y)
     grad_y[tail] = 1  # only these rows count, so the sums are those of the tail
     found = kernels.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, 1e-7, False, 15)
     wanted = reference.npu_backward(grad_y[tail], x[tail], weight_re, weight_im, gate, *want, 1e-7, False, 15)
-    assert relative_error(found[0][tail], wanted[0]) < 1e-4
+    assert normwise_error(found[0][tail], wanted[0]) < 1e-4
     for grad, expected in zip(found[1:], wanted[1:], strict=True):
-        assert relative_error(grad, expected) < 1e-3
+        assert normwise_error(grad, expected) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["nmu", "nalu", "inalu"])
@@ -186,7 +186,7 @@ def test_more_than_2_31_elements_of_siblings(name: str, gpu: str, kernels: Modul
     found = outputs(Sample(name, x, sample.tensors, sample.options), kernels, large_grad)
     for one, two in zip(found, want, strict=True):
         one = one[-tail:] if len(one) == rows else one
-        assert relative_error(one, two) < 1e-5
+        assert normwise_error(one, two) < 1e-5
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -195,7 +195,7 @@ def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
     sample = RECORDS[name].sample(3, 4, 2, num_models=70000, dtype=torch.float32, device=gpu)
     grad_y = torch.ones_like(forward(sample, reference)[0])
     for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
-        assert relative_error(actual[-100:], expected[-100:]) < 1e-3
+        assert normwise_error(actual[-100:], expected[-100:]) < 1e-3
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from npu_kernels import env, reference
 from npu_kernels.backends.triton import costs
-from npu_kernels.testing import RECORDS, Sample, error_bound, relative_error
+from npu_kernels.testing import RECORDS, Sample, error_bound, normwise_error
 from tests.kernels import EPS, errors, forward, outputs
 
 pytest.importorskip("triton")
@@ -89,7 +89,7 @@ def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> Non
         with use_plan(_on(device)):
             found = outputs(sample, kernels, grad_y)
         for actual, expected in zip(found, outputs(exact, reference, grad_y.double()), strict=True):
-            assert relative_error(actual, expected) < 3e-5
+            assert normwise_error(actual, expected) < 3e-5
 
 
 @pytest.mark.parametrize("imaginary", [True, False])
@@ -105,13 +105,13 @@ def test_gates_at_their_ends_and_zero_inputs(imaginary: bool, device: str, kerne
     with use_plan(_on(device)):
         found = outputs(sample, kernels, grad_y)
     for actual, expected in zip(found, outputs(exact, reference, grad_y.double()), strict=True):
-        assert relative_error(actual, expected) < 3e-5
+        assert normwise_error(actual, expected) < 3e-5
     assert (found[-1] == 0).tolist() == [True, False, False, False, True, False, False, False]
     formula = cast(Any, reference)
     with use_plan(_on(device)):  # the gradient of the gate as if it were not clipped
         straight = kernels.npu_backward(grad_y, *_saved(sample, kernels), EPS, True, 15)[-1]
     want = formula.npu_backward(grad_y.double(), *_saved(exact, formula), EPS, True, 15)[-1]
-    assert relative_error(straight, want) < 3e-5
+    assert normwise_error(straight, want) < 3e-5
     assert (straight != 0).all()
 
 
@@ -129,7 +129,7 @@ def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: Modul
         y = kernels.npu_forward(sample.x, *sample.tensors.values(), EPS, True)[0]
     eager = formula.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
     want = formula.npu_backward(grad_y.double(), *_saved(exact, formula), EPS, True, 15)
-    assert relative_error(y, formula.npu_forward(exact.x, *exact.tensors.values(), EPS, True)[0]) < 1e-3
+    assert normwise_error(y, formula.npu_forward(exact.x, *exact.tensors.values(), EPS, True)[0]) < 1e-3
     for actual, plain, expected in zip(found[:3], eager[:3], want[:3], strict=True):
         norm = expected.norm(dim=1)
         error, usual = (((t - expected).norm(dim=1) / norm).max().item() for t in (actual, plain))
@@ -160,7 +160,7 @@ def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: Modul
     finite = [output for output in range(9) if output not in (4, 5, 6)]
     for row, value in enumerate(SPECIAL):
         for found, expected in zip((y, s), want, strict=True):
-            assert relative_error(found[row, finite], expected[row, finite]) < 1e-4, value
+            assert normwise_error(found[row, finite], expected[row, finite]) < 1e-4, value
     # An infinite weight meets a mask that is 0; the formula's product with it is NaN.
     positive = 7
     assert y[positive, 4].item() == math.inf or not imaginary or y[positive, 4].isnan()
@@ -192,7 +192,7 @@ def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: Module
         actual = outputs(sample, kernels, grad_y)
     for found, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
         assert found.dtype is dtype
-        assert relative_error(found, want) < 6 * torch.finfo(dtype).eps
+        assert normwise_error(found, want) < 6 * torch.finfo(dtype).eps
 
 
 # ---- which layers take them ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from npu_kernels import ode, ops, use_backend
 from npu_kernels.ode import reference as reference_ode
-from npu_kernels.testing import error_bound, fill_uninitialized_with_nan, relative_error, rms_error
+from npu_kernels.testing import error_bound, fill_uninitialized_with_nan, normwise_error, rms_error
 from tests.test_ode import LAYERS, D, away_from_zero, make
 from tests.test_ode_kernel import outputs_and_gradients
 from tests.vmapped import check_batched_gradients
@@ -44,7 +44,7 @@ def on(backend: str, *args: Any, **options: Any) -> list[Tensor]:
 def test_parity(layer: str, method: str, models: int | None, batch: int | None, device: str) -> None:
     model, u0 = case(device, layer, models, batch)
     for own, want in zip(*(on(name, model, u0, method=method) for name in ("triton", "reference")), strict=True):
-        assert relative_error(own, want) < 5e-13
+        assert normwise_error(own, want) < 5e-13
 
 
 @pytest.mark.parametrize(("d", "h"), [(1, 1), (2, 9), (4, 20), (5, 17), (9, 2), (16, 32)])
@@ -52,7 +52,7 @@ def test_parity(layer: str, method: str, models: int | None, batch: int | None, 
 def test_sizes(d: int, h: int, batch: int | None, device: str) -> None:
     model, u0 = case(device, batch=batch, d=d, h=h)
     for own, want in zip(*(on(name, model, u0) for name in ("triton", "reference")), strict=True):
-        assert relative_error(own, want) < 5e-13
+        assert normwise_error(own, want) < 5e-13
 
 
 @pytest.mark.parametrize("method", ["euler", "rk4"])
@@ -97,7 +97,7 @@ def test_checkpointed(method: str, device: str, monkeypatch: pytest.MonkeyPatch)
     full, again = (on("triton", model, u0, method=method, memory=memory) for memory in ("full", "checkpointed"))
     assert [stages.numel() > 0 for _, _, stages in kept] == [True, False]
     for own, want in zip(again, full, strict=True):
-        assert torch.equal(own, want) if device == "cpu" else relative_error(own, want) < 1e-13
+        assert torch.equal(own, want) if device == "cpu" else normwise_error(own, want) < 1e-13
 
 
 def test_options_of_the_layers(device: str) -> None:
@@ -110,7 +110,7 @@ def test_options_of_the_layers(device: str) -> None:
             model[0].gate[0] = torch.tensor([0.0, 1.0, 1.0 + 1e-15])
         own, want = (on(name, model, u0) for name in ("triton", "reference"))
         for found, expected in zip(own, want, strict=True):
-            assert relative_error(found, expected) < 1e-13
+            assert normwise_error(found, expected) < 1e-13
             assert torch.equal(found == 0, expected == 0)
 
 
@@ -124,7 +124,7 @@ def test_some_programs_for_many_starts(device: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(launcher, "PROGRAMS", programs)
         for memory in ("full", "checkpointed"):
             for found, expected in zip(on("triton", model, u0, memory=memory), want, strict=True):
-                assert relative_error(found, expected) < 5e-13
+                assert normwise_error(found, expected) < 5e-13
 
 
 def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.Monke
         own, want = (on(name, model, u0, steps=1) for name in ("triton", "reference"))
         assert len(calls) == expected
         for found, true in zip(own, want, strict=True):
-            assert relative_error(found, true) < 1e-12
+            assert normwise_error(found, true) < 1e-12
     parameters = (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
     arguments = (u0[None], *(p.detach() for p in parameters))
     options = ([1.0], 2, 0.1, 1e-16, True, False, False)
