@@ -37,7 +37,7 @@ OLD_TESTS := version or parity or zero or gradcheck or float32_error or special 
 THROUGHPUT := $(wildcard benchmarks/results/throughput-*.jsonl)
 # Whose rows the README and the pictures show.
 PROCESSOR ?= AMD Zen 5
-SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/layers/* csrc/fast_path/*)
+SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/core/* csrc/core/*/* csrc/layers/* csrc/fast_path/*)
 # The build finds the cmake and ninja of .venv.
 export PATH := $(abspath $(BIN)):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -71,9 +71,9 @@ $(OLD_TRITON)/.installed: $(VENV)/.requirements
 	$(BIN)/pip install --no-deps --target $(OLD_TRITON) triton==$(OLD_TRITON_VERSION)
 	@touch $@
 
-# All instruction sets; `make test` has a quick part of these two. ARGS="tests/test_optim.py -k states" chooses tests.
+# All instruction sets; `make test` has a quick part of these two. ARGS="tests/training/test_optim.py -k states" chooses tests.
 sanitize: install
-	$(BIN)/python -m tests.sanitized $(ARGS)
+	$(BIN)/python -m tests.backends.sanitized $(ARGS)
 
 tsan: install
 	cmake -S . -B build/thread -G Ninja -DNPU_KERNELS_TESTS=ON -DNPU_KERNELS_SANITIZE=thread
@@ -81,7 +81,7 @@ tsan: install
 	ctest --test-dir build/thread -j2 --output-on-failure $(ARGS)
 
 allocations: install
-	$(BIN)/python -m pytest tests/test_allocations.py $(ARGS)
+	$(BIN)/python -m pytest tests/backends/test_allocations.py $(ARGS)
 
 # Nothing built is needed: CI compiles meanwhile.
 lint: $(VENV)/.requirements $(VENV)/.lint

@@ -1,7 +1,7 @@
 // All layers with CPU kernels, and the table of the kernels.
 #pragma once
 
-#include "core/ode_adaptive_api.h"
+#include "core/ode/adaptive_api.h"
 #include "layers/inalu.h"
 #include "layers/nau.h"
 #include "layers/nmu.h"

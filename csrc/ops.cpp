@@ -1,6 +1,6 @@
 // The operators' CPU implementations for torch. Checks, allocation, registration; the arithmetic
 // is core/'s. LibTorch Stable ABI, target 2.10: one binary serves every torch >= 2.10 and every Python. Schemas and
-// shape functions are registered by npu_kernels/ops.py.
+// shape functions are registered by npu_kernels/_operators/ops.py.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -469,7 +469,7 @@ STABLE_TORCH_LIBRARY_IMPL(npu_kernels, CPU, library) {
   NPU_IMPL(ode_backward);
 }
 
-// For ctypes (npu_kernels/backends/cpu.py).
+// For ctypes (npu_kernels/_backends/cpu.py).
 extern "C" {
 __attribute__((visibility("default"))) const char* npu_kernels_isa() { return npu::isa(); }
 __attribute__((visibility("default"))) const char* npu_kernels_supported_isas() { return npu::supported_isas(); }

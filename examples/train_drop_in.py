@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import interop, reference_layers
+from npu_kernels import interop
+from npu_kernels.interop import reference_layers
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss, project_
 

@@ -13,12 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from npu_kernels import fitting, formula, functional, interop, layers, ode, optim, reference, trace, training
-from npu_kernels.dispatch import backend_for as backend_for
-from npu_kernels.dispatch import use_backend as use_backend
+from npu_kernels import fitting, formula, functional, interop, layers, ode, optim, reference, training
+from npu_kernels._operators.dispatch import backend_for as backend_for
+from npu_kernels._operators.dispatch import use_backend as use_backend
 from npu_kernels.fitting import fit as fit
 from npu_kernels.fitting import fit_many as fit_many
 from npu_kernels.layers import *  # noqa: F403
+from npu_kernels.training import trace
 
 if TYPE_CHECKING:
     from npu_kernels.equations import NPURegressor as NPURegressor

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
-from npu_kernels import __version__, dispatch
-from npu_kernels.backends import cpu, fast_path
-from npu_kernels.backends.triton import costs
-from npu_kernels.precision import float32_matmul_precision
+from npu_kernels import __version__
+from npu_kernels._backends import cpu, fast_path
+from npu_kernels._backends.triton import costs
+from npu_kernels._operators import dispatch
+from npu_kernels._operators.precision import float32_matmul_precision
 
 __all__ = ["environment"]
 
@@ -65,7 +66,7 @@ def _large_layers() -> str:
     """Which of the Triton kernels they take on the device, or on each architecture where there is none."""
     if not torch.cuda.is_available() or torch.version.hip is not None or not dispatch.reasons("cuda")["triton"][0]:
         return "; ".join(map(costs.describe, costs.CHIPS))
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     return costs.describe(tuning.architecture_of(torch.device("cuda", torch.cuda.current_device())))
 

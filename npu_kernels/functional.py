@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from npu_kernels import autograd, cpu_nalu, dispatch, ops, reference, transforms
-from npu_kernels.autograd import eager_only
-from npu_kernels.backends import fast_path
-from npu_kernels.dispatch import backend_for
-from npu_kernels.operands import EPS, call, check_positive
+from npu_kernels import reference
+from npu_kernels._backends import fast_path
+from npu_kernels._operators import autograd, cpu_nalu, dispatch, ops, transforms
+from npu_kernels._operators.autograd import eager_only
+from npu_kernels._operators.dispatch import backend_for
+from npu_kernels._operators.operands import EPS, call, check_positive
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]

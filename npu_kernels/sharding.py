@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import register_sharding
 
-from npu_kernels import ops
+from npu_kernels._operators import ops
 from npu_kernels.layers import Unit
 
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 import npu_kernels
-from npu_kernels import testing
-from npu_kernels.backends import cpu, fast_path
-from npu_kernels.testing import Sample
+from npu_kernels._backends import cpu, fast_path
+from npu_kernels._testing import samples as testing
+from npu_kernels._testing.samples import Sample
 
 ROOT = Path(__file__).resolve().parents[1]
 

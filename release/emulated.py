@@ -1,7 +1,7 @@
 """Tests the wheel for Linux on Arm where there is no such processor: qemu runs the C++ tests, and a Python with torch.
 
     python -m release.emulated dist/npu_kernels-*_aarch64.whl
-    python -m release.emulated dist/npu_kernels-*_aarch64.whl --row release/runs.jsonl --tests tests/test_layers.py
+    python -m release.emulated dist/npu_kernels-*_aarch64.whl --row release/runs.jsonl --tests tests/layers/test_layers.py
 
 Needs Debian with qemu-user-static and g++-aarch64-linux-gnu, and some 6 GB. Debian's Python for that
 processor and torch's wheel for it, with what it needs, stay in build/emulated. The C++ tests are built where
@@ -92,7 +92,9 @@ def main() -> None:
     parser.add_argument("--row", type=Path, help="where to append what was run; see release/check_install.py")
     parser.add_argument("--no-core", action="store_true", help="without the C++ tests")
     parser.add_argument(
-        "--tests", nargs="*", default=["tests/test_layers.py", "tests/test_gradients.py", "tests/test_errors.py"]
+        "--tests",
+        nargs="*",
+        default=["tests/layers/test_layers.py", "tests/operators/test_gradients.py", "tests/operators/test_errors.py"],
     )
     arguments = parser.parse_args()
     wheel = arguments.wheel.resolve(strict=True)

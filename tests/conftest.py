@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from npu_kernels import backend_for, use_backend
-from npu_kernels.backends import cpu, fast_path
+from npu_kernels._backends import cpu, fast_path
 
 with contextlib.suppress(ImportError):  # most tests on a GPU do without it
     import hypothesis

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from benchmarks.demo.picture import error_surface
 from npu_kernels import NAU, NPU, formula, training
+from npu_kernels._jobs.progress import Progress
 from npu_kernels.optim import Adam
-from npu_kernels.progress import Progress
 
 OPERATIONS = ("x + y", "x * y", "x / y", "sqrt(x)")
 LOW, HIGH = 0.1, 2.0

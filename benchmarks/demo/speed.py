@@ -12,7 +12,7 @@ import torch
 from benchmarks.throughput import rivals, suite, timing
 from benchmarks.throughput.cases import ENSEMBLES, LARGE, QUICK_SIZES, STEP, TINY, Case, Size
 from npu_kernels import backend_for
-from npu_kernels.progress import Progress
+from npu_kernels._jobs.progress import Progress
 
 DEMO_SIZES = (*TINY, *LARGE, ENSEMBLES[0])
 SECONDS = 2.0  # per size, for all rivals together

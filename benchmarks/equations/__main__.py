@@ -29,7 +29,7 @@ from benchmarks.equations.laws import LAWS, SUMS, Law, drawn, with_dummies
 from benchmarks.equations.report import METHODS, SEEDS, page, picture
 from benchmarks.equations.rivals import RIVALS, installed, powers
 from benchmarks.equations.srsd import SRSD, mixed
-from npu_kernels import files
+from npu_kernels._jobs import files
 
 OUT = Path(__file__).parents[1] / "results" / "equations.jsonl"
 CLASSES = "a,b,c1,sum,srsd,ad,bd,c1d,srsdd"

@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.equations.laws import Law
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels._laws.table.refine import Sum, refit
 from npu_kernels.equations import Equation
-from npu_kernels.equations.problem import Columns, all_rows
-from npu_kernels.equations.refine import Sum, refit
-from npu_kernels.equations.units import Exponents
 
 
 def of(equation: Equation, X: np.ndarray, y: np.ndarray) -> float | None:

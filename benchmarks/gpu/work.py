@@ -19,10 +19,11 @@ from benchmarks.throughput.cases import STEP, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
 from benchmarks.throughput.orders import Task
 from benchmarks.throughput.precompile import Pool
-from npu_kernels import dispatch, use_backend
-from npu_kernels.ode import reference as ode_reference
-from npu_kernels.testing import RECORDS, error_bound, rms_error
-from tests.kernels import errors, forward, outputs
+from npu_kernels import use_backend
+from npu_kernels._operators import dispatch
+from npu_kernels._testing.samples import RECORDS, error_bound, rms_error
+from npu_kernels.ode import _reference as ode_reference
+from tests.support.kernels import errors, forward, outputs
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]
@@ -158,7 +159,7 @@ def _loop(
     stage: Stage, layer: str, size: Size, dtype: torch.dtype, named: dict[str, str]
 ) -> tuple[Errors, list[Tensor], list[Tensor]]:
     """The time loop of NPU and NAU; the size is starts x D x h."""
-    from npu_kernels.backends import triton as kernels
+    from npu_kernels._backends import triton as kernels
 
     generator = torch.Generator().manual_seed(0)
 
@@ -231,7 +232,7 @@ def bench(stage: Stage, item: str, emit: Emit, tuned: bool = False) -> None:
     """A case of the throughput suite, forward + backward: rows in the suite's own form, in a file of their own."""
     text, named = words(item)
     precision = named.get("precision", "highest")
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     tuning.use_tables(stage.table if tuned and stage.table.exists() else tuning.TABLES)
     torch.set_float32_matmul_precision(precision)

@@ -29,7 +29,7 @@ from benchmarks.paper.runner import Folder
 from benchmarks.paper.session import Session
 from benchmarks.paper.workers import Place, Whole
 from benchmarks.throughput.environment import cores
-from npu_kernels import files
+from npu_kernels._jobs import files
 
 ALL = [experiment.name for experiment in EXPERIMENTS.values() if experiment.published]  # of the paper
 DEFAULT_FOLDER = Path("benchmarks/out/paper")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.cpu_nalu import product, sigmoid
+from npu_kernels._operators.cpu_nalu import product, sigmoid
 
 
 class _Sigmoid(torch.autograd.Function):

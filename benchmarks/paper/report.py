@@ -17,7 +17,7 @@ from benchmarks.paper.experiment import Table
 from benchmarks.paper.markdown import table
 from benchmarks.paper.overview import contents, is_of_full_runs, overview
 from benchmarks.paper.registry import TABLES
-from npu_kernels import files
+from npu_kernels._jobs import files
 
 
 def verdicts(checks: Sequence[Check]) -> str:

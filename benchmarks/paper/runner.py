@@ -7,7 +7,7 @@ everything that decides its numbers:
     NAME.checkpoint   the work in progress, replaced every few seconds
     NAME.done         its rows and tensors; a batch that has this file is never run again
 
-A kill at any moment leaves the old file or the new one (`npu_kernels.files`). Whatever other settings a later command
+A kill at any moment leaves the old file or the new one (`npu_kernels._jobs.files`). Whatever other settings a later command
 has, it takes from the folder what it can use.
 """
 
@@ -23,8 +23,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from npu_kernels import files
-from npu_kernels.checkpoints import digest, fingerprint
+from npu_kernels._jobs import files
+from npu_kernels._jobs.checkpoints import digest, fingerprint
 
 FORMAT = 3  # raise it when the same settings give other numbers than before
 SLICE_SECONDS = 0.5  # between looks at the clock and at requests to stop

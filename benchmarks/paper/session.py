@@ -15,7 +15,7 @@ from benchmarks.paper import pictures, tables
 from benchmarks.paper.drawing import available
 from benchmarks.paper.experiment import Account, Experiment
 from benchmarks.paper.runner import Batch, Folder
-from npu_kernels import files
+from npu_kernels._jobs import files
 from npu_kernels.env import environment
 
 

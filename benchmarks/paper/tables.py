@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from npu_kernels import files
+from npu_kernels._jobs import files
 
 Rows = Sequence[dict[str, Any]]
 

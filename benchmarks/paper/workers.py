@@ -30,7 +30,7 @@ import torch
 import torch.distributed
 
 from benchmarks.paper.runner import Batch, Folder, complete, order
-from npu_kernels.progress import Progress
+from npu_kernels._jobs.progress import Progress
 
 UNITS = 10_000  # of the counters, in one batch of mean cost
 WATCH_SECONDS = 0.5

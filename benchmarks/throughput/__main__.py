@@ -31,8 +31,9 @@ from benchmarks.throughput.cases import (
 )
 from benchmarks.throughput.devices import DEVICES, Device
 from benchmarks.throughput.environment import cores
-from npu_kernels import backend_for, files
-from npu_kernels.progress import Progress
+from npu_kernels import backend_for
+from npu_kernels._jobs import files
+from npu_kernels._jobs.progress import Progress
 
 SECONDS, QUICK_SECONDS = 3.0, 0.3  # for all rivals of a case together
 

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels import layers, ops
+from npu_kernels import layers
+from npu_kernels._operators import ops
 
 FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE = "forward", "step", "train", "run", "rollout", "adaptive"
 PASSES = (FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE)

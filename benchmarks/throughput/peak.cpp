@@ -1,7 +1,7 @@
 // What the processor can do at most: multiply-adds in registers alone, to be timed (peak.py compiles this file).
-#include "core/simd.h"
+#include "core/simd/simd.h"
 #if defined(__AMX_BF16__)
-#include "core/tiles.h"
+#include "core/npu/tiles.h"
 #endif
 
 namespace {

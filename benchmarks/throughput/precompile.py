@@ -62,7 +62,7 @@ def _order(task: Task) -> Order:
 
 def _compile(task: Task, config: Config) -> str:
     """Why the configuration cannot be compiled; empty if it is."""
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     with tuning.use_config(task.kernel, config):
         try:
@@ -74,7 +74,7 @@ def _compile(task: Task, config: Config) -> str:
 
 def _import() -> None:
     """What a worker needs seconds for before its first compilation."""
-    from npu_kernels.backends.triton import launchers
+    from npu_kernels._backends.triton import launchers
 
     launchers()
     time.sleep(0.1)  # so that another worker takes the next such order

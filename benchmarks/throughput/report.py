@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.blocks import MarksError, insert
 from benchmarks.throughput.cases import ADAPTIVE, ROLLOUT, RUN, STEP, TRAIN, UNITS, Case, Size
 from benchmarks.throughput.timing import DOUBT, doubtful
-from npu_kernels import files
+from npu_kernels._jobs import files
 
 Row = dict[str, Any]
 Group = dict[str, Row]  # rival -> row

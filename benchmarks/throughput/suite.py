@@ -13,7 +13,7 @@ from benchmarks.throughput.cases import PRODUCTS, STEP, Case, Operands, cost, dr
 from benchmarks.throughput.devices import DEVICES, Cuda, Device
 from benchmarks.throughput.environment import Limits
 from benchmarks.throughput.peak import TILES, VECTORS, Peak
-from npu_kernels.precision import float32_matmul_precision
+from npu_kernels._operators.precision import float32_matmul_precision
 
 Row = dict[str, Any]
 MEMORY_RIVALS = (rivals.OURS, rivals.EAGER, rivals.COMPILE)

@@ -6,7 +6,7 @@ spread over all. Worker processes compile a step's candidates together (`precomp
 compiled or launched, or that does not compute what the shipped one does, does not count.
 
 What is faster than the shipped entry is added to the table under the sizes' own key
-(`npu_kernels.backends.triton.tuning`) as soon as its search ends, so that nothing changes for other sizes, and the
+(`npu_kernels._backends.triton.tuning`) as soon as its search ends, so that nothing changes for other sizes, and the
 launches of the next process use it. A row of every search goes to a file of its own, by which the next run knows what
 is done. ``python -m tools.aot`` then compiles the new entries too, for machines without the GPU.
 """
@@ -30,7 +30,7 @@ from benchmarks.throughput.cases import Size
 from benchmarks.throughput.devices import DEVICES
 from benchmarks.throughput.orders import Order, Task, order, tasks
 from benchmarks.throughput.precompile import Pool
-from npu_kernels.testing import normwise_error
+from npu_kernels._testing.samples import normwise_error
 
 SECONDS = 20.0  # for one kernel at one size
 GAIN = 0.02  # less is noise
@@ -110,7 +110,7 @@ def device_time(run: Callable[[], object], best: float = math.inf, device: Any =
 
 def shipped(task: Task, device: str) -> Config:
     """The configuration that a launch uses now, as a table's entry."""
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     size, x = task.size, torch.empty(0, device=device)
     found = tuning.lookup(task.kernel, x, size.inputs, size.outputs, size.models)
@@ -134,7 +134,7 @@ def tune(
     pool: Pool | None = None,
 ) -> Found:  # fmt: skip
     """The best configuration of one kernel at one size, within about that many seconds."""
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     task = order.task
     bucket = tuning.bucket(task.size.inputs, task.size.outputs)
@@ -179,7 +179,7 @@ def tune(
 
 def write(found: dict[str, Config], architecture: str, path: Path | None) -> Path:
     """Add entries to a table: to that in the file if there is one, else to a copy of the shipped one."""
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     path = path or tuning.TABLES
     tables: dict[str, Any] = tuning.load_table(path if path.exists() else tuning.TABLES)
@@ -255,7 +255,7 @@ def place() -> tuple[Row, str, tuple[str, Any, int]]:
     import triton
 
     target = triton.runtime.driver.active.get_current_target()
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     return where, tuning.architecture(target), (target.backend, target.arch, target.warp_size)
@@ -265,7 +265,7 @@ def main(
     sizes: Sequence[Size], precision: str, seconds: float, path: Path | None, rows: Path | None = None, jobs: int = 1
 ) -> int:
     """Tune for the current CUDA device; returns the exit status."""
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     where, architecture, target = place()
     print(f"{where['gpu']}: table {architecture}, precision {precision!r}")

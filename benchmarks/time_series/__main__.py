@@ -30,8 +30,9 @@ from torch import Tensor, nn
 
 from benchmarks.blocks import insert
 from benchmarks.equations.__main__ import processor, read
-from npu_kernels import NAU, RealNPU, files, ode
-from npu_kernels.ode.alternatives import WINDOW
+from npu_kernels import NAU, RealNPU, ode
+from npu_kernels._jobs import files
+from npu_kernels._laws.series.alternatives import WINDOW
 
 OUT = Path(__file__).parents[1] / "results" / "time-series.jsonl"
 MARK, LAWS, WRONG = "time-series", "time-series-laws", "time-series-wrong"

@@ -3,13 +3,13 @@
 #include <cstring>
 #include <string>
 
-#include "../layers.h"
+#include "layers.h"
 #if defined(NPU_AVX512_BF16)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "npu_tiles.h"
+#include "npu/tiled.h"
 #endif
 
 namespace npu {

@@ -16,12 +16,12 @@
 // A product without one factor is the product divided by it, or, if that one alone is 0, the product of the rest:
 // whether it is depends on W and m alone, so that the division comes after the sum over rows, and every sum is a matrix
 // product of one kernel, `add_product`.
-#include "../layers/inalu.h"
+#include "layers/inalu.h"
 #include "api.h"
 #include "panel.h"
 #include "product.h"
 #include "row_groups.h"
-#include "vector_math.h"
+#include "simd/vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "ode_adaptive_api.h"
+#include "ode/adaptive_api.h"
 #include "scratch.h"
 
 namespace npu {

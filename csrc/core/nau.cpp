@@ -2,7 +2,7 @@
 // costs mostly its calls.
 //
 //   y = A x    A = min(max(w, -1), 1), or w itself    dx = A' grad_y    dw = grad_y x', 0 where the clip bounds
-#include "../layers/nau.h"
+#include "layers/nau.h"
 #include "api.h"
 #include "panel.h"
 #include "product.h"

@@ -15,13 +15,13 @@
 //
 // and the derivative of |x'| is sign(x'), 0 at 0.
 //
-// Rows are turned into panels as in npu_forward.cpp; the backward keeps the prefixes of a few outs for one register of
+// Rows are turned into panels as in npu/forward.cpp; the backward keeps the prefixes of a few outs for one register of
 // rows in the first-level cache.
-#include "../layers/nmu.h"
+#include "layers/nmu.h"
 #include "api.h"
 #include "panel.h"
 #include "row_groups.h"
-#include "vector_math.h"
+#include "simd/vector_math.h"
 
 namespace npu {
 namespace NPU_ISA {

@@ -6,13 +6,13 @@
 
 #include "api.h"
 #include "scratch.h"
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace npu {
 namespace NPU_ISA {
 
 // Terms that one accumulator adds up before it joins the total: rounding errors then grow with the root of the number
-// of runs, not of the number of terms. A multiple of the group sizes in simd.h.
+// of runs, not of the number of terms. A multiple of the group sizes in simd/simd.h.
 constexpr int64_t kRun = 24;
 
 // Uninitialised scratch, aligned to a cache line.

@@ -4,9 +4,9 @@
 //   tiles_test avx512_bf16 | amx [limit on the work of one case]
 #include <string>
 
-#include "core/npu_tiles.h"
+#include "core/npu/tiled.h"
 #define NPU_ISA baseline
-#include "core/side_work.h"
+#include "core/npu/side_work.h"
 #include "npu_cases.h"
 #if defined(NPU_AMX)
 #include <immintrin.h>

@@ -1,5 +1,5 @@
 // Errors of log, exp and sincos against long double, as the table in core/vector_math.h states them.
-#include "core/vector_math.h"
+#include "core/simd/vector_math.h"
 
 #include <cstdio>
 #include <random>

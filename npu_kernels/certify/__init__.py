@@ -15,18 +15,16 @@ as a missing GPU, is listed below the table with the reason.
     report      Markdown, versions, notes                  command: the command line
 """
 
-from npu_kernels.certify.matrix import CHECKS, Column, Result, columns, measure, not_run, run  # isort: skip
-from npu_kernels.certify import (  # isort: skip
-    values,
-    derivatives,
-    transforms,
-    compiling,
-    training,
-    services,
-    processes,
-)
-from npu_kernels.certify.command import main
-from npu_kernels.certify.report import NOTES, markdown, versions
+from npu_kernels.certify._matrix import CHECKS, Column, Result, columns, measure, not_run, run  # isort: skip
+from npu_kernels.certify import _compiling as compiling
+from npu_kernels.certify import _derivatives as derivatives
+from npu_kernels.certify import _processes as processes
+from npu_kernels.certify import _services as services
+from npu_kernels.certify import _training as training
+from npu_kernels.certify import _transforms as transforms
+from npu_kernels.certify import _values as values
+from npu_kernels.certify._command import main
+from npu_kernels.certify._report import NOTES, markdown, versions
 
 __all__ = [
     "CHECKS",

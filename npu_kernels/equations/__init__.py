@@ -15,10 +15,10 @@ equation.py    what comes out; table.py: the candidates, and a report in words
 It needs numpy and scikit-learn: ``pip install 'npu_kernels[sklearn]'``.
 """
 
-from npu_kernels.equations.equation import Equation, Interval
-from npu_kernels.equations.estimator import EquationWarning, NPURegressor
-from npu_kernels.equations.many import Outcome, Outcomes, fit_many
-from npu_kernels.equations.table import EquationTable
+from npu_kernels._laws.table.equation import Equation, Interval
+from npu_kernels._laws.table.estimator import EquationWarning, NPURegressor
+from npu_kernels._laws.table.many import Outcome, Outcomes, fit_many
+from npu_kernels._laws.table.table import EquationTable
 
 __all__ = [
     "Equation",

@@ -10,9 +10,9 @@ result.py    what comes out
 fit.py       `fit` and `fit_many`
 """
 
-from npu_kernels.fitting.fit import fit, fit_many
-from npu_kernels.fitting.recipe import Recipe
-from npu_kernels.fitting.result import Candidate, Fit, Fits
-from npu_kernels.fitting.run import Run
+from npu_kernels.fitting._fit import fit, fit_many
+from npu_kernels.fitting._recipe import Recipe
+from npu_kernels.fitting._result import Candidate, Fit, Fits
+from npu_kernels.fitting._run import Run
 
 __all__ = ["Candidate", "Fit", "Fits", "Recipe", "Run", "fit", "fit_many"]

@@ -13,13 +13,13 @@
 `read` needs sympy, ``pip install 'npu_kernels[formula]'``; the rest does not.
 """
 
-from npu_kernels.formula.code import TorchFunction
-from npu_kernels.formula.fractions import as_fraction, nearest_fraction
-from npu_kernels.formula.models import select
-from npu_kernels.formula.reading import Formula, read
-from npu_kernels.formula.record import Change, Simplified, Step
-from npu_kernels.formula.scoring import relative_error
-from npu_kernels.formula.simplify import simplify
+from npu_kernels.formula._code import TorchFunction
+from npu_kernels.formula._fractions import as_fraction, nearest_fraction
+from npu_kernels.formula._models import select
+from npu_kernels.formula._reading import Formula, read
+from npu_kernels.formula._record import Change, Simplified, Step
+from npu_kernels.formula._scoring import relative_error
+from npu_kernels.formula._simplify import simplify
 
 __all__ = [
     "Change",

@@ -2,12 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from npu_kernels.layers import nalu, nau, nmu, npu
-from npu_kernels.layers.base import Unit as Unit
-from npu_kernels.layers.nalu import *  # noqa: F403
-from npu_kernels.layers.nau import *  # noqa: F403
-from npu_kernels.layers.nmu import *  # noqa: F403
-from npu_kernels.layers.npu import *  # noqa: F403
+from npu_kernels.layers import _nalu as nalu
+from npu_kernels.layers import _nau as nau
+from npu_kernels.layers import _nmu as nmu
+from npu_kernels.layers import _npu as npu
+from npu_kernels.layers._base import Unit as Unit
+from npu_kernels.layers._nalu import *  # noqa: F403
+from npu_kernels.layers._nau import *  # noqa: F403
+from npu_kernels.layers._nmu import *  # noqa: F403
+from npu_kernels.layers._npu import *  # noqa: F403
 
 if not TYPE_CHECKING:  # type checkers know the names by the imports
     __all__ = [*nalu.__all__, *nau.__all__, *nmu.__all__, *npu.__all__]

@@ -8,15 +8,15 @@ first_nonfinite  where trajectories leave the finite numbers
 rollout_any      any other model, through torchdiffeq
 """
 
-from npu_kernels.ode.accuracy import InaccurateError, StepSizeError, StiffWarning
-from npu_kernels.ode.adaptive import Statistics
-from npu_kernels.ode.checks import NonFiniteError, first_nonfinite
-from npu_kernels.ode.interpolation import interpolate
-from npu_kernels.ode.other import rollout_any
-from npu_kernels.ode.reference import METHODS
-from npu_kernels.ode.solver import integrate, rollout
-from npu_kernels.ode.time_series import fit
-from npu_kernels.ode.time_series_result import Estimate, SeriesFit
+from npu_kernels._laws.series.fit import fit
+from npu_kernels._laws.series.result import Estimate, SeriesFit
+from npu_kernels.ode._accuracy import InaccurateError, StepSizeError, StiffWarning
+from npu_kernels.ode._adaptive import Statistics
+from npu_kernels.ode._checks import NonFiniteError, first_nonfinite
+from npu_kernels.ode._interpolation import interpolate
+from npu_kernels.ode._other import rollout_any
+from npu_kernels.ode._reference import METHODS
+from npu_kernels.ode._solver import integrate, rollout
 
 __all__ = [
     "METHODS",

@@ -28,7 +28,7 @@ The penalties give one number, or one per model (``[K]``) where the units have `
 own data term plus its own penalty, and the sum over the models trains each as if it were alone.
 """
 
-from npu_kernels.training.functions import SteppedSchedule, l1, mse_loss, project_, regularizer
-from npu_kernels.training.runs import Run, run
+from npu_kernels.training._functions import SteppedSchedule, l1, mse_loss, project_, regularizer
+from npu_kernels.training._runs import Run, run
 
 __all__ = ["Run", "SteppedSchedule", "l1", "mse_loss", "project_", "regularizer", "run"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from npu_kernels import reference
-from npu_kernels.testing import RECORDS
+from npu_kernels._testing.samples import RECORDS
 from tests.fuzz.memory import DTYPES, KINDS, LAYOUTS, Memory
 from tests.fuzz.problem import ISAS, Change, Problem, Tensors
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from npu_kernels import use_backend
-from npu_kernels.backends import cpu, fast_path
-from npu_kernels.testing import fill_uninitialized_with_nan
+from npu_kernels._backends import cpu, fast_path
+from npu_kernels._testing.samples import fill_uninitialized_with_nan
 from tests.fuzz.memory import bits
 
 FAST = ("npu", "nmu", "nmru", "nau", "inalu", "mse", "adam", "ode")

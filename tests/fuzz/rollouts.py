@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from npu_kernels import ode, reference
-from npu_kernels.ode import reference as reference_ode
+from npu_kernels.ode import _reference as reference_ode
 from tests.fuzz.layers import SEEDS, SPECIAL, Printed, below, pick, special_in
 from tests.fuzz.memory import LAYOUTS, Memory
 from tests.fuzz.problem import ISAS, Problem, Tensors

@@ -7,13 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.building import ROOT
 from tests.mutants.cpp_extension import EXTENSION
 from tests.mutants.cpp_npu import NPU
 from tests.mutants.cpp_others import OTHERS
 from tests.mutants.python import PYTHON
 from tests.mutants.session import Session
 from tests.mutants.triton import TRITON
+from tests.support.building import ROOT
 
 MUTANTS = [*NPU, *OTHERS, *EXTENSION, *PYTHON, *TRITON]
 

@@ -9,7 +9,7 @@ from tests.mutants.mutant import mutants
 FAST_PATH = "csrc/fast_path/"
 
 EXTENSION = [
-    *mutants("csrc/ops.cpp", ("tests/test_operators.py -k 'needs or absent or parity'", "tests/test_layouts.py"), {
+    *mutants("csrc/ops.cpp", ("tests/operators/test_operators.py -k 'needs or absent or parity'", "tests/layers/test_layouts.py"), {
         "ops-strides-ignored": ("tensor_(t.is_contiguous() ? t : whole(t))", "tensor_(t)"),
         "ops-needs-of-the-next-weight": (
             "const bool wanted = given[i] && needs >> i & 1;",
@@ -21,23 +21,23 @@ EXTENSION = [
         ),
         "ops-shared-x-of-one-model": ("shared_x = batched && x.dim() == 2;", "shared_x = false;"),
     }),
-    *mutants("csrc/ops.cpp", "tests/test_reference.py tests/test_gradients.py -k 'gate or straight or parity'", {
+    *mutants("csrc/ops.cpp", "tests/operators/test_reference.py tests/operators/test_gradients.py -k 'gate or straight or parity'", {
         "ops-options-of-the-backward-ignored": (
             "arguments.options(L::options, npu::kInBackward, options.data());",
             "arguments.options(L::options, npu::kInBackward, options.data());\n    options.back() = 0;",
         ),
     }),
-    *mutants("csrc/ops.cpp", "tests/test_ode_kernel.py -k 'gradients_alone or options or operators or second'", {
+    *mutants("csrc/ops.cpp", "tests/ode/test_ode_kernel.py -k 'gradients_alone or options or operators or second'", {
         "ops-needs-of-the-ode-gate": (
             "needs_gate = gate && needs & 8;",
             "needs_gate = gate && needs & 2;",
         ),
     }),
-    *mutants("csrc/ops.cpp", "tests/test_errors.py -k raw", {
+    *mutants("csrc/ops.cpp", "tests/operators/test_errors.py -k raw", {
         "ops-elements-not-counted": ("check(t.numel() == count, op,", "check(t.numel() == count || op, op,"),
         "ops-dtype-not-checked": ("check(t.scalar_type() == dtype, op,", "check(t.scalar_type() == dtype || op, op,"),
     }),
-    *mutants("csrc/training.h", "tests/test_training_run.py", {
+    *mutants("csrc/training.h", "tests/training/test_training_run.py", {
         "train-model-of-a-block": ("p.operands[1 + w] = parameter.values + model_ * parameter.size;", "p.operands[1 + w] = parameter.values;"),
         "train-number-of-a-step": ("p.number + double(step) + 1}", "p.number + 1}"),
         "train-frozen-layers": ("p.grads[0] = l == first_ ? nullptr", "p.grads[0] = l != first_ ? nullptr"),
@@ -55,41 +55,41 @@ EXTENSION = [
         "train-not-finite": ("if (!std::isfinite(grad[n])) grad[n] = 0;", ";"),
         "train-upper-end": ("(values[n] > high ? high : values[n])", "values[n]"),
     }),
-    *mutants("csrc/training.h", "tests/test_training_loops.py", {
+    *mutants("csrc/training.h", "tests/training/test_training_loops.py", {
         "train-clamp-of-frozen-parameters": ("step == 0 ? clamp(p.low, p.high, count, values) : void();", "void();"),
         "train-rmsprop-maximizes": ("o.maximize ? -grad[n] : grad[n]", "o.maximize ? grad[n] : grad[n]"),
         "train-rmsprop-decay": ("(decay != 0 ? decay * p[n] : T(0))", "T(0)"),
     }),
-    *mutants("csrc/core/ode_adaptive_backward.h", ("ode_adaptive", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'"), {
+    *mutants("csrc/core/ode/adaptive_backward.h", ("ode_adaptive", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or checkpoints'"), {
         "adaptive-slope-at-the-end-of-a-step": ("return S::fma(before, of_last, sum);", "return sum;"),
         "adaptive-last-slope": ("last_slope_[d] = step_.k(0)[d];", "last_slope_[d] = step_.k(1)[d];"),
         "adaptive-gradients-within-a-step": ("g_[d] = sum + inside_[kPowers * count + d] + at_node_[d];", "g_[d] = sum + at_node_[d];"),
         "adaptive-segments": ("own.steps / b_.every + 1 : 0", "(own.steps + b_.every - 1) / b_.every : 0"),
     }),
-    *mutants("csrc/core/ode_adaptive_forward.h", ("ode_adaptive", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits'", "tests/test_ode_adaptive.py -k 'every_model or pole'"), {
+    *mutants("csrc/core/ode/adaptive_forward.h", ("ode_adaptive", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits'", "tests/ode/test_ode_adaptive.py -k 'every_model or pole'"), {
         "adaptive-accepted-lanes": (
             "u_[d] = S::select(good, step_.v(6)[d], u_[d]);",
             "u_[d] = step_.v(6)[d];",
         ),
     }),
-    *mutants("csrc/core/memory.cpp", ("tests/test_training_run.py", "tests/test_allocations.py -k operators"), {
+    *mutants("csrc/core/memory.cpp", ("tests/training/test_training_run.py", "tests/backends/test_allocations.py -k operators"), {
         "scratch-twice": ("kept.next += bytes;", ""),
         "scratch-given-back": ("kept.next = static_cast<char*>(taken);", ";"),
     }),
     *mutants("csrc/core/memory.cpp", "kernels 25000", {
         "scratch-not-kept": ("kept.most = kept.taken;", ";"),
     }),
-    *mutants("csrc/core/memory.cpp", "tests/test_threads.py -k scratch", {
+    *mutants("csrc/core/memory.cpp", "tests/backends/test_threads.py -k scratch", {
         "scratch-of-ended-threads": ("pthread_key_create(&key, std::free)", "pthread_key_create(&key, nullptr)"),
     }),
-    *mutants("csrc/training.cpp", "tests/test_training_run.py -k rows", {
+    *mutants("csrc/training.cpp", "tests/training/test_training_run.py -k rows", {
         "train-rows-that-ascend": ("return b != a + 1;", "return b <= a;"),
     }),
-    *mutants("csrc/training.cpp", "tests/test_training_run_errors.py -k plan", {
+    *mutants("csrc/training.cpp", "tests/training/test_training_run_errors.py -k plan", {
         "train-size-of-a-parameter": ("check(t.numel() == count, \"train: \"", "check(t.numel() >= 0, \"train: \""),
         "train-rows-out-of-bounds": ("*ends.second < run.count, ", "*ends.second <= run.count, "),
     }),
-    *mutants("csrc/training.cpp", "tests/test_training_plan.py", {
+    *mutants("csrc/training.cpp", "tests/training/test_training_plan.py", {
         "train-absent-weight": ("if (index == -1 && weight.optional) return;", "if (index == -1) return;"),
         "train-sizes-that-overflow": (
             "(!__builtin_mul_overflow(value, int64_t(sizes), &value) && ...);",
@@ -101,13 +101,13 @@ EXTENSION = [
         "train-columns-of-schedules": ("t.dim() == 2 && t.size(1) == run.steps", "t.dim() == 2"),
         "train-steps-before-that-overflow": ("call.before <= std::numeric_limits<int64_t>::max() - run.steps", "true"),
     }),
-    *mutants(FAST_PATH + "common.h", "tests/test_allocations.py -k fast", {
+    *mutants(FAST_PATH + "common.h", "tests/backends/test_allocations.py -k fast", {
         "fast-path-memory-not-named": (
             "return npu::naming_memory([&] { return Derived::gradients(ctx, grads); });",
             "return Derived::gradients(ctx, grads);",
         ),
     }),
-    *mutants(FAST_PATH + "common.h", "tests/test_fast_path.py", {
+    *mutants(FAST_PATH + "common.h", "tests/backends/test_fast_path.py", {
         "fast-path-edges-of-absent-tensors": (
             "if (inputs[i].defined() && ctx->needs_input_grad(edge++)) needs",
             "if (inputs[i].defined() && ctx->needs_input_grad(edge + i - edge)) needs",
@@ -119,10 +119,10 @@ EXTENSION = [
         "fast-path-tangents-lost": ("!t._fw_grad(0).defined();", "true;"),
         "fast-path-autocast-not-seen": ("!at::autocast::is_autocast_enabled(at::kCPU) && ", ""),
     }),
-    *mutants(FAST_PATH + "sizes.h", ("tests/test_errors.py", "tests/test_fast_path.py"), {
+    *mutants(FAST_PATH + "sizes.h", ("tests/operators/test_errors.py", "tests/backends/test_fast_path.py"), {
         "fast-path-x-of-other-models": ("(rows.size() < 3 || rows[0] != n.models)", "rows.size() < 3"),
     }),
-    *mutants(FAST_PATH + "layer.h", ("tests/test_gradients.py -k 'straight or parity or subset'", "tests/test_fast_path.py", "tests/test_errors.py"), {
+    *mutants(FAST_PATH + "layer.h", ("tests/operators/test_gradients.py -k 'straight or parity or subset'", "tests/backends/test_fast_path.py", "tests/operators/test_errors.py"), {
         "fast-path-graph-of-a-backward": (
             "if (at::GradMode::is_enabled() || !nothing_watches() || !plain(grad_y, dtype)) return false;",
             "if (!nothing_watches() || !plain(grad_y, dtype)) return false;",
@@ -139,25 +139,25 @@ EXTENSION = [
         ),
         "fast-path-word-ignored": ("value = is(object, option.words[1]);", "value = 0 * is(object, option.words[1]);"),
     }),
-    *mutants("csrc/layers/nmu.h", ("tests/test_fast_path.py -k 'one_weight or nau'", "tests/test_gradients.py -k siblings"), {
+    *mutants("csrc/layers/nmu.h", ("tests/backends/test_fast_path.py -k 'one_weight or nau'", "tests/operators/test_gradients.py -k siblings"), {
         "fast-path-nmu-clip-ignored": (
             "n.shared_x, g.operands[1], g.options[0] != 0};",
             "n.shared_x, g.operands[1], g.options[0] < 0};",
         ),
     }),
-    *mutants("csrc/layers/nmu.h", "tests/test_nmru.py", {
+    *mutants("csrc/layers/nmu.h", "tests/layers/test_nmru.py", {
         "nmru-eps-ignored": ("T(g.options[0])};", "T(0 * g.options[0])};"),
     }),
-    *mutants(FAST_PATH + "mse.h", "tests/test_training.py", {
+    *mutants(FAST_PATH + "mse.h", "tests/training/test_training.py", {
         "fast-path-mse-gradient-of-the-target-lost": ("!target.defined() || target.requires_grad() ||", "!target.defined() ||"),
         "fast-path-mse-count": ("return {count, y.numel() / count,", "return {count, y.numel(),"),
     }),
-    *mutants(FAST_PATH + "adam.h", "tests/test_optim.py", {
+    *mutants(FAST_PATH + "adam.h", "tests/training/test_optim.py", {
         "fast-path-adam-amsgrad-ignored": ('{"amsgrad", ', "{"),
         "fast-path-adam-strides-ignored": ("one.grad = grad.contiguous();", "one.grad = grad;"),
         "fast-path-adam-version-not-bumped": ("changed->unsafeGetTensorImpl()->bump_version();", "(void)changed;"),
     }),
-    *mutants(FAST_PATH + "ode.h", ("tests/test_fast_path_ode.py", "tests/test_ode.py -k nonfinite", "tests/test_ode_kernel.py -k 'gradients_alone or options'"), {
+    *mutants(FAST_PATH + "ode.h", ("tests/ode/test_fast_path_ode.py", "tests/ode/test_ode.py -k nonfinite", "tests/ode/test_ode_kernel.py -k 'gradients_alone or options'"), {
         "fast-path-ode-sum-to-u0": (
             "if (needs & 1) found[0] = at::sum_to(std::move(found[0]), saved[0].sizes());",
             "if (needs & 1) found[0] = found[0].reshape({-1}).slice(0, 0, saved[0].numel()).reshape(saved[0].sizes());",
@@ -165,7 +165,7 @@ EXTENSION = [
         "fast-path-ode-divergence-of-the-slopes": ("ends_finite<T>(found[0], r) && ends_finite<T>(found[1], r)", "ends_finite<T>(found[0], r)"),
         "fast-path-ode-clip-forgotten": ("r.clip = options[2] != 0,", "r.clip = options[2] < 0,"),
     }),
-    *mutants(FAST_PATH + "adam.h", "tests/test_optim_checks.py", {
+    *mutants(FAST_PATH + "adam.h", "tests/training/test_optim_checks.py", {
         "fast-path-adam-size-of-a-mean": (" || one.exp_avg.sizes() != parameter.sizes() ||", " ||"),
         "fast-path-adam-size-of-the-squares": ("one.exp_avg_sq.sizes() != parameter.sizes() || ", ""),
         "fast-path-adam-size-of-a-gradient": (" || grad.sizes() != parameter.sizes() ||", " ||"),
@@ -176,21 +176,21 @@ EXTENSION = [
         "fast-path-adam-rate-beyond-the-floats": ("return value != -1 || PyErr_Occurred() == nullptr;", "return true;"),
         "fast-path-adam-strides-of-a-state": (" && changeable(value);", ";"),
     }),
-    *mutants(FAST_PATH + "layer.h", "tests/test_fast_path_checks.py", {
+    *mutants(FAST_PATH + "layer.h", "tests/backends/test_fast_path_checks.py", {
         "fast-path-weight-of-another-shape": ("if (sizes != operands[1].sizes()) return false;", ";"),
         "fast-path-length-of-a-gate": ("sizes.back() != (L::weights[w].shape[0] == 'I' ? n.in : n.out) ||", "sizes.back() < 0 ||"),
         "fast-path-more-arguments": ("if (at != count || !fit", "if (!fit"),
     }),
-    *mutants(FAST_PATH + "ode.h", "tests/test_fast_path_ode_checks.py", {
+    *mutants(FAST_PATH + "ode.h", "tests/ode/test_fast_path_ode_checks.py", {
         "fast-path-ode-shape-of-the-imaginary-weight": ("return is(weight_im, hidden, features) && ", "return "),
         "fast-path-ode-shape-of-a-gate": ("&& is(gate, 0, features) && ", "&& "),
         "fast-path-ode-shape-of-a-weight": ("&& is(weight, features, hidden);", ";"),
         "fast-path-ode-steps-beyond-integers": ("if (overflow || r.steps < 1", "if (r.steps < 1"),
     }),
-    *mutants("csrc/adaptive.cpp", "tests/test_ode_adaptive_kernel.py -k overflows", {
+    *mutants("csrc/adaptive.cpp", "tests/ode/test_ode_adaptive_kernel.py -k overflows", {
         "adaptive-sum-of-counts": (" && found[4 * row] <= times.numel(),", ","),
     }),
-    *mutants("csrc/core/ode_adaptive.h", "tests/test_ode_adaptive_steps.py", {
+    *mutants("csrc/core/ode/adaptive.h", "tests/ode/test_ode_adaptive_steps.py", {
         "adaptive-guess-without-a-state": ("d0 < 1e-5 || d1 < 1e-5 ?", "d1 < 1e-5 ?"),
         "adaptive-guess-without-a-slope": ("d0 < 1e-5 || d1 < 1e-5 ?", "d0 < 1e-5 ?"),
         "adaptive-guess-beyond-the-end": ("if (!(h0_ <= span_)) h0_ = span_;", ""),

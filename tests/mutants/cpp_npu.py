@@ -12,7 +12,7 @@ KERNELS = ("kernels 25000", "kernels")
 TILES_TEST = ("tiles 25000", "tiles")
 
 FORWARD = [
-    *mutants(CORE + "npu_forward.cpp", KERNELS, {
+    *mutants(CORE + "npu/forward.cpp", KERNELS, {
         "forward-phase-without-gate": (
             "const Reg angle = S::set1(T(kPi)) * S::load_first(gate + i, count);",
             "const Reg angle = S::set1(T(kPi));",
@@ -64,16 +64,16 @@ FORWARD = [
             "const T *log_r = t.log_r + i0 / 2 * R * W,",
         ),
     }),
-    *mutants(CORE + "gate.h", ("kernels 25000", "tests/test_edges.py -k 'special_input or minus_zero or zero_has_no_sign'"), {
+    *mutants(CORE + "npu/gate.h", ("kernels 25000", "tests/layers/test_edges.py -k 'special_input or minus_zero or zero_has_no_sign'"), {
         "gate-without-eps": ("S::fma(gate_, S::abs(x) + eps_, rest_)", "S::fma(gate_, S::abs(x), rest_)"),
         "gate-size": ("*sum = S::fma(dr, size - S::set1(T(1)), *sum);", "*sum = S::fma(dr, size, *sum);"),
         "gate-x-without-gate": ("S::with_sign_of(dr * gate_, x)", "S::with_sign_of(dr, x)"),
         "gate-sign": ("S::with_sign_of(dr * gate_, x)", "dr * gate_"),
     }),
-    *mutants(CORE + "simd.h", "tests/test_edges.py -k 'zero_has_no_sign or special_input'", {
+    *mutants(CORE + "simd/simd.h", "tests/layers/test_edges.py -k 'zero_has_no_sign or special_input'", {
         "sign-of-zero": ("_CMP_EQ_UQ);\n      return (Reg)_mm512_mask_mul_ps", "_CMP_UNORD_Q);\n      return (Reg)_mm512_mask_mul_ps"),
     }, isa="avx512"),
-    *mutants(CORE + "simd.h", KERNELS, {
+    *mutants(CORE + "simd/simd.h", KERNELS, {
         "pair-sums-of-the-fourth": ("0xFF00, set1(terms[3]));", "0xFF00, set1(terms[2]));"),
         "pair-sums-of-both": ("(0x6666, t, 0x10), 0x8888, both, 0);", "(0x6666, t, 0x10), 0x8888, t, 0);"),
     }, isa="avx512"),
@@ -87,7 +87,7 @@ FORWARD = [
             "  if (count == W)\n    return W < 16 ? store_square_inline",
         ),
     }),
-    *mutants(CORE + "npu_forward_few_outs.cpp", KERNELS, {
+    *mutants(CORE + "npu/forward_few_outs.cpp", KERNELS, {
         "few-outs-sign-of-shrink": ("put(-angle * im);", "put(angle * im);"),
         "few-outs-phase-without-gate": ("put(angle * re);", "put(S::set1(T(kPi)) * re);"),
         "few-outs-weights-of-the-first-model": ("if (model != loaded) {", "if (loaded < 0) {"),
@@ -95,11 +95,11 @@ FORWARD = [
         "few-outs-last-row": ("for (; b < rows; ++b) add_rows<O, 1>", "for (; b + 1 < rows; ++b) add_rows<O, 1>"),
         "few-outs-x-of-the-first-model": ("(in_.shared_x ? 0 : model * in_.rows) + row", "0 * model + row"),
     }, isa="avx512"),
-    *mutants(CORE + "npu_forward.cpp", ("kernels 25000", "kernels", "tests/test_operators.py"), {
+    *mutants(CORE + "npu/forward.cpp", ("kernels 25000", "kernels", "tests/operators/test_operators.py"), {
         "forward-signs-of-all-inputs": ("        all_ |= group_;\n", ""),
         "forward-signs-of-the-last-inputs": ("if (in_group_ > 0) end_group();", ""),
     }),
-    *mutants(CORE + "vector_math.h", "vector_math", {
+    *mutants(CORE + "simd/vector_math.h", "vector_math", {
         "log-rest-of-ln2": ("S::fma(e, S::set1(Table::kLn2[1]), ", "S::fma(e - e, S::set1(Table::kLn2[1]), "),
         "log-cell": ("(typename S::Bits)a >> Table::kShift", "(typename S::Bits)a >> (Table::kShift + 1)"),
         "exp-rest-of-ln2": ("S::set1(-LogTable<T>::kLn2[1]), t)", "S::zero(), t)"),
@@ -107,10 +107,10 @@ FORWARD = [
         "sincos-sign-of-the-cosine": ("(quadrant + 1) << kToTop", "quadrant << kToTop"),
         "sincos-far": ("if (std::fabs(q[l]) > limit) near[l] = function(q[l]);", ";"),
     }, isa="avx512"),
-    *mutants(CORE + "npu_forward.h", KERNELS, {
+    *mutants(CORE + "npu/forward.h", KERNELS, {
         "forward-sine-without-size": ("*s = size * sine;", "*s = sine;"),
     }),
-    *mutants(CORE + "npu_forward_few_rows.h", KERNELS, {
+    *mutants(CORE + "npu/forward_few_rows.h", KERNELS, {
         "few-phase-without-gate": (
             "S::select(v < S::zero(), pi * g, S::zero())",
             "S::select(v < S::zero(), pi, S::zero())",
@@ -130,14 +130,14 @@ FORWARD = [
 ]  # fmt: skip
 
 BACKWARD = [
-    *mutants(CORE + "npu_backward.h", KERNELS, {
+    *mutants(CORE + "npu/backward.h", KERNELS, {
         "backward-weight-im-sign": ("sum[kSQ] - times_sum<T>(turn, sum[kMP])", "sum[kSQ] + times_sum<T>(turn, sum[kMP])"),
         "backward-gate-phase-of-weight-im": (
             "phase = phase - times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
             "phase = phase + times_sum<T>(S::load_first(f.inputs.weight_im + at, count), sum[kMP]);",
         ),
     }),
-    *mutants(CORE + "npu_backward_few_outs.h", KERNELS, {
+    *mutants(CORE + "npu/backward_few_outs.h", KERNELS, {
         "few-outs-sign-of-dq": ("q[n] = -f_.grad_y", "q[n] = f_.grad_y"),
         "few-outs-model-of-the-weights": ("const int64_t at = (task.model * O + o) * in_.in + i;", "const int64_t at = o * in_.in + i;"),
         "few-outs-totals-overwritten": ("total[o][part] = total[o][part] + sum[o][part];", "total[o][part] = sum[o][part];"),
@@ -146,13 +146,13 @@ BACKWARD = [
         "few-outs-rows-of-dx": ("        grad_x += step;\n", ""),
         "few-outs-order-of-the-sums": ("task.sums + part * O * step + at", "task.sums + part * step + at"),
     }),
-    *mutants(CORE + "npu_backward.h", KERNELS, {
+    *mutants(CORE + "npu/backward.h", KERNELS, {
         "gate-sum-of-the-first-group": (
             "for (int64_t g = 0; g < groups; ++g) grad += gate_sums",
             "for (int64_t g = 0; g < 1; ++g) grad += gate_sums",
         ),
     }),
-    *mutants(CORE + "npu_backward_groups.h", KERNELS, {
+    *mutants(CORE + "npu/backward_groups.h", KERNELS, {
         "groups-model-ignored": (
             "const int64_t at = (model * in_.out + o) * in_.in + i;",
             "const int64_t at = o * in_.in + i;",
@@ -168,7 +168,7 @@ BACKWARD = [
             "step = size;",
         ),
     }),
-    *mutants(CORE + "npu_backward.h", "tests/test_gradients.py tests/test_reference.py -k 'gate or parity or straight'", {
+    *mutants(CORE + "npu/backward.h", "tests/operators/test_gradients.py tests/operators/test_reference.py -k 'gate or parity or straight'", {
         "groups-straight-through-ignored": (
             "const bool passes = f.straight_through || (raw >= T(0) && raw <= T(1));",
             "const bool passes = raw >= T(0) && raw <= T(1);",
@@ -182,7 +182,7 @@ BACKWARD = [
             "(raw > T(0) && raw < T(1));",
         ),
     }),
-    *mutants(CORE + "npu_backward_narrow.h", KERNELS, {
+    *mutants(CORE + "npu/backward_narrow.h", KERNELS, {
         "narrow-sign-of-dq": ("-column[0][n] * column[2][n]", "column[0][n] * column[2][n]"),
         "narrow-last-registers": (
             "for (int64_t r = 0; r < registers; ++r) spread<T, complex, 1, N>",
@@ -208,13 +208,13 @@ BACKWARD = [
             "in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin + 0 * row) * in_.in;",
         ),
     }),
-    *mutants(CORE + "npu_forward_tiny.h", KERNELS, {
+    *mutants(CORE + "npu/forward_tiny.h", KERNELS, {
         "tiny-forward-model-of-the-weights": ("re_ = in_.weight_re + model * count;", "re_ = in_.weight_re;"),
         "tiny-forward-sign-of-shrink": ("shrink_[n] = -(T(kPi)", "shrink_[n] = (T(kPi)"),
         "tiny-forward-second-chunk": ("first = task % chunks * kChunk,", "first = 0 * (task % chunks) * kChunk,"),
         "tiny-forward-shared-x-ignored": ("in.shared_x ? row : at", "in.shared_x ? at : at"),
     }),
-    *mutants(CORE + "npu_step.h", KERNELS, {
+    *mutants(CORE + "npu/step.h", KERNELS, {
         "step-rows-behind-the-last": ("const Reg y = first(panel_.y[n], valid),", "const Reg y = panel_.y[n],"),
         "step-distance-of-targets": ("f_.target + model * f_.next_target;", "f_.target + model * in_.rows * in_.out;"),
         "step-runs-overwrite": ("totals_[n + l] += double(lanes[l]);", "totals_[n + l] = double(lanes[l]);"),
@@ -223,7 +223,7 @@ BACKWARD = [
         ),
         "step-loss-of-a-sum": ("f_.loss[model] = T(totals_[loss_at_] / double(in_.rows * in_.out));", "f_.loss[model] = T(totals_[loss_at_] / double(in_.rows));"),
     }),
-    *mutants(CORE + "npu_backward_panels.h", KERNELS, {
+    *mutants(CORE + "npu/backward_panels.h", KERNELS, {
         "wide-second-chunk-of-x": (
             "x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + row) * in_.in;",
             "x_ = in_.x + ((in_.shared_x ? 0 : task.model * in_.rows) + task.begin) * in_.in;",
@@ -232,7 +232,7 @@ BACKWARD = [
         "wide-dq-of-the-first-tile": ("W + first + (L - kOuts) % kOuts", "W + (L - kOuts) % kOuts"),
         "wide-model-ignored": ("row_ = task.model * in_.rows + row;", "row_ = row;"),
     }),
-    *mutants(CORE + "npu_backward_wide.h", KERNELS, {
+    *mutants(CORE + "npu/backward_wide.h", KERNELS, {
         "wide-gate-runs-overwrite": (
             "task.gate_sums[i] += double(run[i - i0]);",
             "task.gate_sums[i] = double(run[i - i0]);",
@@ -271,14 +271,14 @@ BACKWARD = [
 ]  # fmt: skip
 
 TILES = [
-    *mutants(CORE + "tiles.h", TILES_TEST, {
+    *mutants(CORE + "npu/tiles.h", TILES_TEST, {
         "tiles-second-term": (
             "b = b - wide(_mm512_maskz_extracti64x4_epi64(0xf, row, 1));",
             "b = b + wide(_mm512_maskz_extracti64x4_epi64(0xf, row, 1));",
         ),
         "tiles-swapped-row": ("_tile_dpbf16ps(2, 5, 6);", "_tile_dpbf16ps(2, 4, 6);"),
     }, isa="amx"),
-    *mutants(CORE + "side_work.h", TILES_TEST, {
+    *mutants(CORE + "npu/side_work.h", TILES_TEST, {
         "tiles-side-work-left-over": ("    while (waiting_ > 0) next();\n", ""),
         "tiles-side-work-all-at-once": (
             "rate_ = steps > 0 ? (waiting_ * kWhole + steps - 1) / steps : 0;",
@@ -289,7 +289,7 @@ TILES = [
             "add(job, count / steps);",
         ),
     }, isa="amx"),
-    *mutants(CORE + "npu_tiles_forward.h", TILES_TEST, {
+    *mutants(CORE + "npu/tiled_forward.h", TILES_TEST, {
         "tiles-forward-phase-sign": ("S::set1(turned ? -phase : phase)", "S::set1(phase)"),
         "tiles-forward-last-negative": ("*negative_row_ |= ", "*negative_row_ = "),
         "tiles-forward-second-register": (
@@ -297,7 +297,7 @@ TILES = [
             "p_ + kColumn",
         ),
     }, isa="amx"),
-    *mutants(CORE + "npu_tiles_forward.cpp", TILES_TEST, {
+    *mutants(CORE + "npu/tiled_forward.cpp", TILES_TEST, {
         "tiles-forward-wild-models": (
             "    if (ranges.tame(model)) continue;\n",
             "    if (ranges.tame(model) || in.rows > 0) continue;\n",
@@ -311,7 +311,7 @@ TILES = [
             "own_units_ + ++units_packed_ % 1 * layout_.size()",
         ),
     }, isa="amx"),
-    *mutants(CORE + "npu_tiles_backward.h", TILES_TEST, {
+    *mutants(CORE + "npu/tiled_backward.h", TILES_TEST, {
         "tiles-backward-swapped-masks": (
             "part == kSQ || part == kMQ",
             "part == kSQ || part == kMP",
@@ -329,7 +329,7 @@ TILES = [
             "",
         ),
     }, isa="amx"),
-    *mutants(CORE + "npu_tiles_backward.cpp", TILES_TEST, {
+    *mutants(CORE + "npu/tiled_backward.cpp", TILES_TEST, {
         "tiles-backward-second-block-of-outs": (
             "engine.begin(!first, sums);",
             "engine.begin(false, sums);",
@@ -344,13 +344,13 @@ TILES = [
         ),
     }, isa="amx"),
     # On AMX side work is done before the products that it must not meet are stored.
-    *mutants(CORE + "npu_tiles_forward.cpp", TILES_TEST, {
+    *mutants(CORE + "npu/tiled_forward.cpp", TILES_TEST, {
         "tiles-forward-results-of-overwritten-sums": (
             "    if (results_.sums() == sums) finish_results();\n",
             "",
         ),
     }, isa="avx512_bf16"),
-    *mutants(CORE + "npu_tiles_backward.cpp", TILES_TEST, {
+    *mutants(CORE + "npu/tiled_backward.cpp", TILES_TEST, {
         "tiles-backward-one-block": (
             "blocks[(pair * c.row_pairs() + rows) % 2]",
             "blocks[0]",

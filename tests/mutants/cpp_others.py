@@ -74,7 +74,7 @@ SIBLINGS = [
         "inalu-sign-of-the-weight": ("S::select(w < zero, -d_size,", "S::select(w < zero, d_size,"),
         "inalu-mask-slope": ("grad * turn * share * (one - share)", "grad * turn * share"),
     }),
-    *mutants(CORE + "inalu.cpp", ("kernels 25000", "tests/test_isa.py -k 'zero or inalu'", "kernels"), {
+    *mutants(CORE + "inalu.cpp", ("kernels 25000", "tests/backends/test_isa.py -k 'zero or inalu'", "kernels"), {
         "inalu-zeros-in-the-last-values": (
             "  for (; seen < values && !zeros; ++seen) zeros = in.x[seen] == T(0);\n",
             "",
@@ -92,7 +92,7 @@ SIBLINGS = [
         ),
         "loss-three-registers": ("(sum[0] + sum[1]) + (sum[2] + sum[3])", "(sum[0] + sum[1]) + sum[2]"),
     }),
-    *mutants(CORE + "adam.cpp", "tests/test_optim.py", {
+    *mutants(CORE + "adam.cpp", "tests/training/test_optim.py", {
         "adam-second-correction": ("(std::sqrt(v[n]) * scale + eps)", "(std::sqrt(v[n]) + eps)"),
         "adam-maximize-ignored": ("const T g = sign * grad[n]", "const T g = grad[n]"),
         "adam-decay-without-rate": ("T(1 - step.lr * step.weight_decay)", "T(1 - step.weight_decay)"),
@@ -101,7 +101,7 @@ SIBLINGS = [
 ]  # fmt: skip
 
 TIME_LOOP = [
-    *mutants(CORE + "ode_lanes.h", ODE, {
+    *mutants(CORE + "ode/lanes.h", ODE, {
         "lanes-upper-clip": (
             "bounded = S::select(a > S::set1(T(1)), S::set1(T(1)), bounded);",
             "",
@@ -119,7 +119,7 @@ TIME_LOOP = [
             "p = S::fma(turn[d], w[d_count + d], p);",
         ),
     }),
-    *mutants(CORE + "ode_hidden.h", ODE, {
+    *mutants(CORE + "ode/hidden.h", ODE, {
         "hidden-gate-phase": (
             "if (turned) grad_gate_[r] =",
             "if (turned && eps[0] < 0) grad_gate_[r] =",
@@ -134,7 +134,7 @@ TIME_LOOP = [
         ),
         "hidden-slope-transposed": ("const T raw = in_.weight[d * h + o];", "const T raw = in_.weight[o * d_count + d];"),
     }),
-    *mutants(CORE + "ode_loop.h", ODE, {
+    *mutants(CORE + "ode/loop.h", ODE, {
         "loop-last-stage": ("for (int64_t j = i + 1; j <= last; ++j)", "for (int64_t j = i + 1; j < last; ++j)"),
         "loop-gradient-of-derivatives": (
             "if (i == 0 && b.grad_derivatives != nullptr) units_.load(",
@@ -145,7 +145,7 @@ TIME_LOOP = [
             "units_.stage(stages, n * in_.stages, stages_kept_, place)",
         ),
     }),
-    *mutants(CORE + "ode_rows.h", ODE, {
+    *mutants(CORE + "ode/rows.h", ODE, {
         "ode-clip-of-the-weight": (
             "b.weight_passes(transposed) ? sum(part + 2 * d_count) : T(0)",
             "sum(part + 2 * d_count)",

@@ -40,7 +40,7 @@ class Mutant:
     def language(self) -> str:
         if self.file.startswith("csrc/"):
             return "cpp"
-        return "triton" if self.file.startswith("npu_kernels/backends/triton/") else "python"
+        return "triton" if self.file.startswith("npu_kernels/_backends/triton/") else "python"
 
     def test_files(self) -> list[str]:
         """The files of its pytest tests."""

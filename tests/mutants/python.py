@@ -7,9 +7,12 @@ from __future__ import annotations
 from tests.mutants.mutant import mutants
 
 PACKAGE = "npu_kernels/"
-FORMULAS = ("tests/test_reference.py", "tests/test_gradients.py -k 'parity or straight or reference'")
-FITS = ("tests/test_fit.py", "tests/test_fit_stages.py", "tests/test_fit_checkpoint.py")
-NALUS = "tests/test_reference.py -k nalu"
+FORMULAS = (
+    "tests/operators/test_reference.py",
+    "tests/operators/test_gradients.py -k 'parity or straight or reference'",
+)
+FITS = ("tests/fitting/test_fit.py", "tests/fitting/test_fit_stages.py", "tests/fitting/test_fit_checkpoint.py")
+NALUS = "tests/operators/test_reference.py -k nalu"
 
 REFERENCE = [
     *mutants(PACKAGE + "reference.py", FORMULAS, {
@@ -24,7 +27,7 @@ REFERENCE = [
         "reference-nmu-products": ("grad_y.unsqueeze(-1) * before * after", "grad_y.unsqueeze(-1) * before"),
         "reference-nmu-axis": ("(d_f * (rows - 1)).sum(-3)", "(d_f * (rows - 1)).mean(-3)"),
     }),
-    *mutants(PACKAGE + "reference.py", "tests/test_edges.py -k minus_zero", {
+    *mutants(PACKAGE + "reference.py", "tests/layers/test_edges.py -k minus_zero", {
         "reference-minus-zero": ("(x < 0).to(x.dtype)", "x.signbit().to(x.dtype)"),
     }),
     *mutants(PACKAGE + "reference.py", NALUS, {
@@ -32,12 +35,12 @@ REFERENCE = [
         "reference-nalu-needs": ("g if needs >> bit & 1 else None for", "g for"),
         "reference-nac-mask": ("d_w * turn * share * (1 - share)", "d_w * turn * share"),
     }),
-    *mutants(PACKAGE + "reference.py", ("tests/test_reference.py -k nalu", "tests/test_isa.py -k 'inalu or zero'", "tests/test_edges.py -k inalu"), {
+    *mutants(PACKAGE + "reference.py", ("tests/operators/test_reference.py -k nalu", "tests/backends/test_isa.py -k 'inalu or zero'", "tests/layers/test_edges.py -k inalu"), {
         "reference-inalu-beyond-omega": (".masked_fill(e > omega, 0)", ""),
         "reference-inalu-count-of-zeros": ("zeros = zero.sum(-1).clamp(max=2)", "zeros = zero.sum(-1).clamp(max=1)"),
         "reference-inalu-eps": ("slope = torch.where(x.abs() >= eps,", "slope = torch.where(x.abs() >= 0,"),
     }),
-    *mutants(PACKAGE + "reference.py", ("tests/test_fast_path.py -k 'nau or one_weight'", "tests/test_reference.py"), {
+    *mutants(PACKAGE + "reference.py", ("tests/backends/test_fast_path.py -k 'nau or one_weight'", "tests/operators/test_reference.py"), {
         "reference-nau-clip-at-the-ends": ("(weight >= -1) & (weight <= 1)", "(weight > -1) & (weight < 1)"),
         "reference-nau-clip-below": ("weight.clamp(-1, 1) if clip else weight)\n\n\ndef", "weight.clamp(0, 1) if clip else weight)\n\n\ndef"),
         "reference-nau-shared-x": ("            grad_x = grad_x.sum(0)\n        grad_x = grad_x.reshape", "            grad_x = grad_x[0]\n        grad_x = grad_x.reshape"),
@@ -45,7 +48,7 @@ REFERENCE = [
 ]  # fmt: skip
 
 TRAINING = [
-    *mutants(PACKAGE + "training/captured.py", "tests/test_training_captured.py", {
+    *mutants(PACKAGE + "training/_captured.py", "tests/training/test_training_captured.py", {
         "captured-numbers-that-vary": ("varies = (schedules != schedules[:, :1]).any(1)", "varies = (schedules != schedules[:, :1]).all(1)"),
         "captured-rate-afterwards": ('group["capturable"], group["lr"] = before, rate', 'group["capturable"] = before'),
         "captured-number-of-steps": ("= count.copy_(state[\"step\"])", "= count"),
@@ -54,7 +57,7 @@ TRAINING = [
         "captured-hooks": ("if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:", "if parameter._backward_hooks:"),
         "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
     }),
-    *mutants(PACKAGE + "training/functions.py", "tests/test_training.py", {
+    *mutants(PACKAGE + "training/_functions.py", "tests/training/test_training.py", {
         "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
         "training-mse-axis": ("math.prod(y.shape[1:])).mean(1)", "math.prod(y.shape[1:])).sum(1)"),
         "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
@@ -68,14 +71,14 @@ TRAINING = [
         "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
         "training-state-of-the-schedule": ('= state["beta"], state["iteration"]', '= state["beta"], 0'),
     }),
-    *mutants(PACKAGE + "training/plan.py", "tests/test_training_run.py tests/test_training_run_errors.py", {
+    *mutants(PACKAGE + "training/_plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
         "run-penalties-of-all-units": ("                if whole or name not in ONLY_WHOLE\n", ""),
         "run-hooks": ("if any(getattr(part, name) for name in _HOOKS):", "if False:"),
         "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
         "run-version": ("torch.autograd.graph.increment_version([*written, *kept, self.losses])", "pass"),
         "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
     }),
-    *mutants(PACKAGE + "training/plan.py", "tests/test_training_loops.py", {
+    *mutants(PACKAGE + "training/_plan.py", "tests/training/test_training_loops.py", {
         "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
         "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
         "run-calls-that-are-replaced": ("        if replaced:", "        if False:"),
@@ -93,29 +96,29 @@ TRAINING = [
             "if group is not None:",
         ),
     }),
-    *mutants(PACKAGE + "training/plan.py", "tests/test_training_run_errors.py -k storage", {
+    *mutants(PACKAGE + "training/_plan.py", "tests/training/test_training_run_errors.py -k storage", {
         "run-freed-storages": ("    if storage < needed:", "    if False:"),
         "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
     }),
-    *mutants(PACKAGE + "training/records.py", "tests/test_training_plan.py -k fields", {
+    *mutants(PACKAGE + "training/_records.py", "tests/training/test_training_plan.py -k fields", {
         "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
         "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
     }),
-    *mutants(PACKAGE + "training/steps.py", "tests/test_training_loops.py", {
+    *mutants(PACKAGE + "training/_steps.py", "tests/training/test_training_loops.py", {
         "run-gradients-that-add-up": ("        self.model.zero_grad()", "        pass"),
         "run-nothing-trained": ("            if error.requires_grad:", "            if True:"),
     }),
-    *mutants(PACKAGE + "training/steps.py", "tests/test_training_run.py tests/test_training_run_errors.py", {
+    *mutants(PACKAGE + "training/_steps.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
         "run-weights-of-errors": ("squares.mean() if self.models is None else squares.mean((1, 2))", "squares.mean()"),
         "run-not-finite": ("parameter.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)", "pass"),
     }),
-    *mutants(PACKAGE + "training/runs.py", "tests/test_training_run.py tests/test_training_run_errors.py", {
+    *mutants(PACKAGE + "training/_runs.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
         "run-generator-of-a-checkpoint": ("generator.set_state(drawn)", "pass"),
         "run-schedule-of-a-checkpoint": (".load_state_dict(schedule)", ".state_dict()"),
         "run-rate-left-behind": ('group["lr"] = rate[-1].item()', "pass"),
         "run-step-of-a-schedule": ("float(schedule(done + n + 1))", "float(schedule(done + n))"),
     }),
-    *mutants(PACKAGE + "training/runs.py", "tests/test_training_run_settings.py", {
+    *mutants(PACKAGE + "training/_runs.py", "tests/training/test_training_run_settings.py", {
         "run-rows-of-every-seed": ("manual_seed(int(torch.randint(2**62, ())))", "manual_seed(0)"),
         "run-rate-beside-an-optimiser": ("                group[\"lr\"] = lr\n", "                pass\n"),
         "run-rate-of-another-group": ("float(group[\"lr\"])", "float(self.groups[0][\"lr\"])"),
@@ -126,7 +129,7 @@ TRAINING = [
         "run-last-callback": ("(task.done % between and task.done < steps)", "(task.done % between)"),
         "run-strides-of-y": ("y=y.contiguous()", "y=y"),
     }),
-    *mutants(PACKAGE + "training/runs.py", "tests/test_checkpoints.py -k 'refused or moves or beginning or once or Training'", {
+    *mutants(PACKAGE + "training/_runs.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or beginning or once or Training'", {
         "run-checkpoint-model": ("            model=described(loop.model),\n", ""),
         "run-checkpoint-requires-grad": ("            requires_grad=str([name for name, p in loop.model.named_parameters() if p.requires_grad]),\n", ""),
         "run-checkpoint-optimiser": ("            **settings(loop.optimizer, loop.model, self.lr),\n", ""),
@@ -140,14 +143,14 @@ TRAINING = [
         "run-checkpoint-lacks-a-state": ("needed = done > 0 and isinstance(loop, plan.Fused)", "needed = False"),
         "run-checkpoint-later-settings": ("    @functools.cached_property\n", "    @property\n"),
     }),
-    *mutants(PACKAGE + "training/continued.py", "tests/test_checkpoints.py -k 'refused or moves or callbacks or own or Training'", {
+    *mutants(PACKAGE + "training/_continued.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or callbacks or own or Training'", {
         "run-checkpoint-group": ("        if group[\"params\"] != mine[\"params\"]:", "        if False:"),
         "run-checkpoint-negative-step": ("low = 0.0 if name.endswith(\" step,\") else -math.inf", "low = -math.inf"),
         "run-checkpoint-schedule-untried": ("copy.deepcopy(schedules[name]).load", "schedules[name].load"),
         "run-checkpoint-growth": (", setting.growth)", ",)"),
         "run-checkpoint-trained-parameters": ("\"optimizer.params\": str(trained)", "\"optimizer.params\": \"\""),
     }),
-    *mutants(PACKAGE + "checkpoints.py", ("tests/test_checkpoints.py -k 'digest or description or how or slices or ctrl or said or before'",), {
+    *mutants(PACKAGE + "_jobs/checkpoints.py", ("tests/jobs/test_checkpoints.py -k 'digest or description or how or slices or ctrl or said or before'",), {
         "checkpoint-negative-bit": (".resolve_neg()", ""),
         "checkpoint-strides": (".contiguous().view", ".view"),
         "checkpoint-parts-of-a-digest": ("f\"{len(text)} \".encode() + text", "text"),
@@ -157,21 +160,21 @@ TRAINING = [
         "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
         "checkpoint-entries-that-are-gone": ("for name in {**own, **saved}:", "for name in own:"),
     }),
-    *mutants(PACKAGE + "saved.py", "tests/test_checkpoints.py -k 'numbers or memory or Training'", {
+    *mutants(PACKAGE + "_jobs/saved.py", "tests/jobs/test_checkpoints.py -k 'numbers or memory or Training'", {
         "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),
         "saved-infinite": ("math.isfinite(value) and ", ""),
         "saved-strides": (".clone(memory_format=torch.contiguous_format)", ""),
         "saved-dtype": ("value.dtype is not dtype or not sizes", "not sizes"),
         "saved-sizes": ("value.dtype is not dtype or not sizes", "value.dtype is not dtype"),
     }),
-    *mutants(PACKAGE + "optim.py", "tests/test_optim.py", {
+    *mutants(PACKAGE + "optim.py", "tests/training/test_optim.py", {
         "optim-hooks-behind-a-step": ("            and not self._optimizer_step_post_hooks\n", ""),
         "optim-global-hooks": ("            and not _global_optimizer_pre_hooks\n", ""),
         "optim-found-inf": ('            and getattr(self, "found_inf", None) is None\n', ""),
         "optim-zero-grad": ("if not set_to_none:\n            super().zero_grad(set_to_none=False)", "if not set_to_none:\n            super().zero_grad(set_to_none=True)"),
         "optim-forced-backend": ("dispatch.forced() in dispatch.FAST_PATH\n", "True\n"),
     }),
-    *mutants(PACKAGE + "lbfgs.py", "tests/test_lbfgs.py", {
+    *mutants(PACKAGE + "optim/lbfgs.py", "tests/training/test_lbfgs.py", {
         "lbfgs-curvature": ("keep = curvature > LEAST_CURVATURE", "keep = curvature > -1"),
         "lbfgs-armijo": ("(f > start + ARMIJO * t * start_slope)", "(f > start)"),
         "lbfgs-wolfe-while-zooming": ("good = ~worse & (slope.abs() <= -WOLFE * self.slope[index])", "good = ~worse"),
@@ -190,20 +193,20 @@ TRAINING = [
 ]  # fmt: skip
 
 TIME_LOOP = [
-    *mutants(PACKAGE + "ode/reference.py", ("tests/test_ode_kernel.py -k 'eager_adjoint or transforms or second or alone or fused'", "tests/test_ode.py -k 'torchdiffeq or order or gradcheck'"), {
+    *mutants(PACKAGE + "ode/_reference.py", ("tests/ode/test_ode_kernel.py -k 'eager_adjoint or transforms or second or alone or fused'", "tests/ode/test_ode.py -k 'torchdiffeq or order or gradcheck'"), {
         "ode-tableau": ('"rk4_38": (1 / 3, -1 / 3, 1.0,', '"rk4_38": (1 / 3, 1 / 3, 1.0,'),
         "ode-coefficients-of-the-adjoint": ("(dt * triangle[j - 1][i]) * dv[j]", "(dt * triangle[j][i]) * dv[j]"),
         "ode-derivatives-of-every-stage": ("if i == 0 and grad_derivatives is not None:", "if grad_derivatives is not None:"),
         "ode-gradient-of-the-states": ("            g = g + grad_trajectory[..., n, :]\n", "            g = g + 0 * grad_trajectory[..., n, :]\n"),
         "ode-adjoint-clip-of-the-weight": ("grads[3].where((weight >= -1) & (weight <= 1), 0)", "grads[3].where(weight <= 1, 0)"),
     }),
-    *mutants(PACKAGE + "ode/solver.py", ("tests/test_ode.py -k 'checkpointed or shapes or nonfinite or euler'", "tests/test_ode_kernel.py -k 'alone or options or checkpointed or fused'"), {
+    *mutants(PACKAGE + "ode/_solver.py", ("tests/ode/test_ode.py -k 'checkpointed or shapes or nonfinite or euler'", "tests/ode/test_ode_kernel.py -k 'alone or options or checkpointed or fused'"), {
         "ode-derivatives-of-every-segment": ("count, dt, last and ends, use_reentrant=False)", "count, dt, last, use_reentrant=False)"),
         "ode-finite-ignored": ('if nonfinite == "raise" and not finite:', 'if nonfinite == "raise" and finite is None:'),
         "ode-clip-of-the-layer": ("        clip=nau.clip,\n", "        clip=True,\n"),
         "ode-last-segment": ("count = min(length, steps - first)", "count = length"),
     }),
-    *mutants(PACKAGE + "ode/function.py", "tests/test_ode_kernel.py -k 'differentiated or alone or second or fused or options or checkpointed'", {
+    *mutants(PACKAGE + "ode/_function.py", "tests/ode/test_ode_kernel.py -k 'differentiated or alone or second or fused or options or checkpointed'", {
         "ode-memory": ('forward(loop, loop.memory == "full", *tensors)', 'forward(loop, loop.memory != "full", *tensors)'),
         "ode-straight-through": ("return self.gate_gradient == STRAIGHT_THROUGH", 'return self.gate_gradient == ""'),
         "ode-shared-start": ("grad_u0.squeeze(-2)).sum_to_size(u0.shape)", "grad_u0.squeeze(-2)).mean(0).expand(u0.shape)"),
@@ -212,25 +215,25 @@ TIME_LOOP = [
         "ode-formula-eps": ("eps=loop.eps, gate_gradient=loop.gate_gradient)", "eps=1e-3, gate_gradient=loop.gate_gradient)"),
         "ode-formula-straight-through": ("gate_gradient=loop.gate_gradient)", "gate_gradient=CLIP)"),
     }),
-    *mutants(PACKAGE + "ode/adaptive_reference.py", ("tests/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
+    *mutants(PACKAGE + "ode/_adaptive_reference.py", ("tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager'", "tests/ode/test_ode_adaptive.py -k 'stiff or pole or scipy or checkpointed'"), {
         "ode-adaptive-size-after-a-step": ("(factor / before**BETA).clamp(min=0.1)", "(factor * before**BETA).clamp(min=0.1)"),
         "ode-adaptive-error": ("h_column * combine(k, pair.error) / scale", "combine(k, pair.error) / scale"),
         "ode-adaptive-gradient-of-the-first-time": ("- (exact[0] - at[0])  #", "+ 0 * (exact[0] - at[0])  #"),
         "ode-adaptive-direction": ("time + sign * size)", "time + size)"),
         "ode-adaptive-interpolant": ("pair.dense[p::4]", "pair.dense[4 * p : 4 * p + 7]"),
     }),
-    *mutants(PACKAGE + "ode/adaptive_function.py", "tests/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
+    *mutants(PACKAGE + "ode/_adaptive_function.py", "tests/ode/test_ode_adaptive_kernel.py -k 'fused_is_eager or bits or bounded or alone'", {
         "ode-adaptive-first-time": ("of_times[0] = -of_times.sum()", "of_times[0] = of_times.sum()"),
         "ode-adaptive-checkpoints": ('"checkpointed": 32}', '"checkpointed": 1}'),
         "ode-adaptive-needs": ("(*needed[1:], needed[0])", "(*needed[1:], needed[1])"),
     }),
-    *mutants(PACKAGE + "ode/interpolation.py", "tests/test_ode.py -k 'hermite or interpol or errors'", {
+    *mutants(PACKAGE + "ode/_interpolation.py", "tests/ode/test_ode.py -k 'hermite or interpol or errors'", {
         "ode-hermite-slope": ("((t - 1) * dt) * k", "((t - 1) * abs(dt)) * k"),
         "ode-step-behind-a-time": ("    right = torch.where(t.squeeze(-1) == 0, left, right)\n", ""),
         "ode-last-step": ("n = at.floor().clamp(0, steps - 1)", "n = at.floor().clamp(0, steps)"),
         "ode-times-outside": ("outside = ~((at >= -slack) & (at <= steps + slack))", "outside = at > steps + slack"),
     }),
-    *mutants(PACKAGE + "ode/checks.py", "tests/test_ode.py -k 'nonfinite or errors or divergence'", {
+    *mutants(PACKAGE + "ode/_checks.py", "tests/ode/test_ode.py -k 'nonfinite or errors or divergence'", {
         "ode-first-step-that-is-not-finite": ("flags.int().argmax(-1), -1)", "flags.int().argmax(-1) - 1, -1)"),
         "ode-finite-derivatives": ("            last = last + derivatives.select(-2, -1).sum()\n", "            last = last + 0\n"),
         "ode-starts-of-other-models": ("found[0] not in (1, k)", "found[0] < 1"),
@@ -239,13 +242,13 @@ TIME_LOOP = [
 ]  # fmt: skip
 
 FORMULA = [
-    *mutants(PACKAGE + "formula/fractions.py", "tests/test_formula_fractions.py", {
+    *mutants(PACKAGE + "formula/_fractions.py", "tests/formula/test_formula_fractions.py", {
         "fractions-lowest-terms": ("better = (distance < error)", "better = (distance <= error)"),
         "fractions-large-numbers": (" & (exact.abs() < _FRACTION_LIMIT)", ""),
         "fractions-minus-zero": ("return numerator + 0.0, denominator", "return numerator, denominator"),
         "fractions-greatest-denominator": ("range(2, max_denominator + 1)", "range(2, max_denominator)"),
     }),
-    *mutants(PACKAGE + "formula/simplify.py", "tests/test_formula_simplify.py", {
+    *mutants(PACKAGE + "formula/_simplify.py", "tests/formula/test_formula_simplify.py", {
         "simplify-share": ("error <= min(share, self.error_limit(entry, number))", "error <= self.error_limit(entry, number)"),
         "simplify-fractions-of-constants": ("number in (0.0, 1.0, -1.0)", "number is not None"),
         "simplify-worse-refit": ("        if refitted <= error:\n", "        if refitted < 1e300:\n"),
@@ -255,17 +258,17 @@ FORMULA = [
         "simplify-restores": ("            self.set(entry, before)\n            ranked.append", "            ranked.append"),
         "simplify-fixed-entries": ("                        self.fix(entry)\n                    else:", "                        pass\n                    else:"),
     }),
-    *mutants(PACKAGE + "formula/weights.py", "tests/test_formula_simplify.py", {
+    *mutants(PACKAGE + "formula/_weights.py", "tests/formula/test_formula_simplify.py", {
         "simplify-behind-closed-gates": ("                dead[:, layer.gate == 0] = True\n", "                pass\n"),
         "simplify-unread-rows": ("                dead[~used] = True\n", "                pass\n"),
         "simplify-gates-of-a-reader": ("        read = read & (layer.gate != 0)\n", "        pass\n"),
     }),
-    *mutants(PACKAGE + "formula/scoring.py", "tests/test_formula_simplify.py", {
+    *mutants(PACKAGE + "formula/_scoring.py", "tests/formula/test_formula_simplify.py", {
         "simplify-fixed-gradients": ("                    parameter.grad[fixed[name]] = 0\n", "                    pass\n"),
         "simplify-scale-of-an-output": ("scale.where(scale > 0, 1)", "1"),
         "simplify-nan-of-a-score": ("return math.inf if math.isnan(error) else error", "return error"),
     }),
-    *mutants(PACKAGE + "formula/expressions.py", "tests/test_formula.py -k 'powers or layer or batch or reciprocals'", {
+    *mutants(PACKAGE + "formula/_expressions.py", "tests/formula/test_formula.py -k 'powers or layer or batch or reciprocals'", {
         "expressions-phase-without-gate": ("phases[n] = phases.get(n, 0) + w * g", "phases[n] = phases.get(n, 0) + w"),
         "expressions-growth-sign": ("growth -= v * g * negative(e)", "growth += v * g * negative(e)"),
         "expressions-even-powers": ("            if p % 2:\n", "            if p:\n"),
@@ -277,28 +280,28 @@ FORMULA = [
 ]  # fmt: skip
 
 FITTING = [
-    *mutants(PACKAGE + "fitting/data.py", FITS, {
+    *mutants(PACKAGE + "fitting/_data.py", FITS, {
         "fit-weights-see-held-out-rows": ("known = y[:, held:]\n", "known = y\n"),
         "fit-held-out-rows": ("order = torch.stack([torch.randperm(count, generator=stream(\"split\", seed)) for seed in seeds])", "order = torch.stack([torch.randperm(count, generator=stream(\"split\", 0)) for seed in seeds])"),
         "fit-too-many-rows": ("torch.cat([x for x, _ in found])[:rows],", "torch.cat([x for x, _ in found]),"),
     }),
-    *mutants(PACKAGE + "fitting/refine.py", FITS, {
+    *mutants(PACKAGE + "fitting/_refine.py", FITS, {
         "fit-held-entries": ("return loss, flat.masked_fill(self.held[active], 0.0)", "return loss, flat"),
         "fit-weights-of-other-problems": ("which = self.problem[active]", "which = self.problem[active] * 0"),
     }),
-    *mutants(PACKAGE + "fitting/search.py", FITS, {
+    *mutants(PACKAGE + "fitting/_search.py", FITS, {
         "fit-rate-of-a-rung": ("self.recipe.rate * 0.5**rung * falling", "self.recipe.rate * falling"),
         "fit-steps-that-are-not-finite": ("finite=True,", "finite=False,"),
         "fit-rows-of-the-problems": ("x, y, weight = (t[:, drawn.flatten()][self.problem] for t in tensors)", "x, y, weight = (t[:, drawn.flatten()][0 * self.problem] for t in tensors)"),
         "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
     }),
-    *mutants(PACKAGE + "fitting/pool.py", FITS, {
+    *mutants(PACKAGE + "fitting/_pool.py", FITS, {
         "fit-standard-errors": ("limit[part] = torch.maximum(limit[part], least[part] + STANDARD_ERRORS * error)", "pass"),
         "fit-slack": ("torch.clamp(least * (1 + slack), min=tolerance)", "torch.clamp(least, min=tolerance)"),
         "fit-simplest-of-the-good": ("order = order[level[order].argsort(stable=True)]", "order = order[level.argsort(stable=True)]"),
         "fit-ranks-of-a-problem": ("found[order] = place - torch.searchsorted(owner, owner)", "found[order] = place"),
     }),
-    *mutants(PACKAGE + "fitting/scale.py", FITS, {
+    *mutants(PACKAGE + "fitting/_scale.py", FITS, {
         "fit-units-of-y": ('found[_join(self._last, "weight")] += y.unsqueeze(2)', "pass"),
         "fit-units-of-x": ('found[_join(self._first, "weight")] -= x.unsqueeze(1)', "pass"),
         "fit-units-of-powers": ("(w * gate.unsqueeze(1)) @ x", "w @ (0 * x)"),
@@ -306,7 +309,7 @@ FITTING = [
         "fit-spare-units": ("while float(used.sum(1).max()) > 1:", "while False:"),
         "fit-coefficient-of-one": ("if not bool((weight == 1).all()):", "if True:"),
     }),
-    *mutants(PACKAGE + "fitting/batch.py", FITS, {
+    *mutants(PACKAGE + "fitting/_batch.py", FITS, {
         "fit-rounded-gates": ("torch.where(self.kind == GATE, flat.round(), result)", "torch.where(self.kind == GATE, flat, result)"),
         "fit-own-generator": ("for g in generators])  # [P, S, ...]", "for g in [generators[0]] * len(generators)])"),
         "fit-nan-scores": ("errors.nan_to_num(nan=math.inf, posinf=math.inf)", "errors"),
@@ -314,31 +317,31 @@ FITTING = [
 ]  # fmt: skip
 
 LAYERS = [
-    *mutants(PACKAGE + "layers/base.py", ("tests/test_layers.py", "tests/test_errors.py"), {
+    *mutants(PACKAGE + "layers/_base.py", ("tests/layers/test_layers.py", "tests/operators/test_errors.py"), {
         "layers-glorot-of-models": ("parameter.shape[-1] + parameter.shape[-2]", "parameter.shape[-1] + parameter.shape[0]"),
         "layers-sizes-are-checked": ('check_whole(unit, "num_models", num_models)', "int(num_models)"),
     }),
-    *mutants(PACKAGE + "layers/npu.py", "tests/test_layers.py", {
+    *mutants(PACKAGE + "layers/_npu.py", "tests/layers/test_layers.py", {
         "layers-gate-start": ("nn.init.constant_(self.gate, 0.5)", "nn.init.constant_(self.gate, 1.0)"),
         "layers-start-of-weight-im": ("glorot_(self.weight_im, self._scale_im)", "glorot_(self.weight_im)"),
         "layers-gate-gradient": ("eps=self.eps, gate_gradient=self.gate_gradient)", "eps=self.eps)"),
     }),
-    *mutants(PACKAGE + "layers/npu.py", ("tests/test_layers.py", "tests/test_serialization.py"), {
+    *mutants(PACKAGE + "layers/_npu.py", ("tests/layers/test_layers.py", "tests/layers/test_serialization.py"), {
         "layers-eps": ("weight_im, gate, eps=self.eps,", "weight_im, gate, eps=None,"),
     }),
-    *mutants(PACKAGE + "layers/nmu.py", "tests/test_layers.py", {
+    *mutants(PACKAGE + "layers/_nmu.py", "tests/layers/test_layers.py", {
         "layers-nmu-start": ("nn.init.uniform_(self.weight, 0, 1)", "nn.init.uniform_(self.weight, 0, 0.5)"),
         "layers-nmu-clip": ("clip=self.clip)", "clip=True)"),
     }),
-    *mutants(PACKAGE + "layers/nau.py", "tests/test_layers.py", {
+    *mutants(PACKAGE + "layers/_nau.py", "tests/layers/test_layers.py", {
         "layers-nau-clip": ("self.weight, clip=self.clip)", "self.weight)"),
     }),
-    *mutants(PACKAGE + "layers/nalu.py", "tests/test_layers.py", {
+    *mutants(PACKAGE + "layers/_nalu.py", "tests/layers/test_layers.py", {
         "layers-nalu-bias-start": ("bound = math.sqrt(6 / (1 + self.out_features))", "bound = math.sqrt(6 / self.out_features)"),
         "layers-nalu-eps": ("self.gate_bias, eps=self.eps)", "self.gate_bias)"),
         "layers-inalu-omega": ("            omega=self.omega,\n", ""),
     }),
-    *mutants(PACKAGE + "trace.py", "tests/test_trace.py", {
+    *mutants(PACKAGE + "training/trace.py", "tests/layers/test_trace.py", {
         "trace-models": ("        model, row = index[0], index[1:-1]\n", "        model, row = 0, index[1:-1]\n"),
         "trace-shared-rows": ("shared = model is not None and x.dim() == 2", "shared = False"),
         "trace-outlived-hooks": ("        active = False\n", "        active = True\n"),
@@ -346,7 +349,7 @@ LAYERS = [
 ]  # fmt: skip
 
 CALLS = [
-    *mutants(PACKAGE + "autograd.py", ("tests/test_gradients.py", "tests/test_functional.py", "tests/test_transforms.py -k 'forward_mode or vmap'"), {
+    *mutants(PACKAGE + "_operators/autograd.py", ("tests/operators/test_gradients.py", "tests/operators/test_functional.py", "tests/operators/test_transforms.py -k 'forward_mode or vmap'"), {
         "autograd-forward-mode": ("return _transforms_active() or forward_ad._current_level >= 0", "return _transforms_active()"),
         "autograd-aliases": ("[None if t is None else t.view_as(t) for t in inputs]", "list(inputs)"),
         "autograd-third-derivatives": ("create_graph = torch.is_grad_enabled()", "create_graph = False"),
@@ -354,7 +357,7 @@ CALLS = [
         "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return backward", "        elif False:\n            return backward"),
         "autograd-bits-of-the-needs": ("sum(flag << bit for bit, flag", "sum(flag << (count - 1 - bit) for bit, flag"),
     }),
-    *mutants(PACKAGE + "transforms.py", "tests/test_transforms.py", {
+    *mutants(PACKAGE + "_operators/transforms.py", "tests/operators/test_transforms.py", {
         "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
         "transforms-own-gradient-of-x": ("dim is None and not own_gradient and (", "dim is None and ("),
         "transforms-tangents": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "torch.compiler.is_compiling()"),
@@ -362,7 +365,7 @@ CALLS = [
         "transforms-models-beside-a-vmap": ("weight.shape[0 if weight_dim != 0 else 1]", "weight.shape[0]"),
         "transforms-place-of-the-vmap": ("(self.size, rows)), len(self.models)", "(self.size, rows)), 0"),
     }),
-    *mutants(PACKAGE + "functional.py", ("tests/test_functional.py", "tests/test_gradients.py", "tests/test_reference.py", "tests/test_transforms.py -k compiled"), {
+    *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
         "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
         "functional-nmu-clip": ("return _nmu(x, weight.clamp(0, 1))", "return _nmu(x, weight)"),
         "functional-forced-backend": ("is_compiling() or dispatch.forced() not in dispatch.FAST_PATH", "is_compiling()"),
@@ -370,13 +373,13 @@ CALLS = [
         "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs) if"),
         "functional-inalu-omega": ("omega=omega, fused=True)", "omega=20.0, fused=True)"),
     }),
-    *mutants(PACKAGE + "operands.py", ("tests/test_functional.py", "tests/test_errors.py", "tests/test_arguments.py"), {
+    *mutants(PACKAGE + "_operators/operands.py", ("tests/operators/test_functional.py", "tests/operators/test_errors.py", "tests/common/test_arguments.py"), {
         "operands-dtype-of-the-result": ("return y.to(x.dtype) if half else y", "return y"),
         "operands-rows-of-models": ("return x.flatten(weight.dim() - 2, -2)", "return x.flatten(0, -2)"),
         "operands-least-positive-number": ("info.smallest_normal <= number <= info.max", "0 < number <= info.max"),
         "operands-models-of-x": ("(len(rows) == 2 or rows[0] == shape[0])", "len(rows) >= 2"),
     }),
-    *mutants(PACKAGE + "sharding.py", "tests/test_distributed.py", {
+    *mutants(PACKAGE + "sharding.py", "tests/layers/test_distributed.py", {
         "sharding-partial-sums": ("dt.Replicate(), dt.Partial() if over else dt.Replicate()", "dt.Replicate(), dt.Replicate()"),
         "sharding-over-inputs": ('for over in ("", "B", "O", "K")[', 'for over in ("", "B", "I", "K")['),
         "sharding-models-of-two-numbers": ("if len(found) != 1 or None in found or", "if None in found or"),
@@ -385,12 +388,12 @@ CALLS = [
 ]  # fmt: skip
 
 EQUATIONS = [
-    *mutants(PACKAGE + "equations/varpro.py", ("tests/test_equations_varpro.py", "tests/test_equations.py -k 'coulomb or kepler or outliers or both_signs'", "tests/test_equations_output.py -k zero"), {
+    *mutants(PACKAGE + "_laws/table/varpro.py", ("tests/laws/test_equations_varpro.py", "tests/laws/test_equations.py -k 'coulomb or kepler or outliers or both_signs'", "tests/laws/test_equations_output.py -k zero"), {
         "equations-varpro-signs": ("found.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))", "pass"),
         "equations-varpro-bounds": ("tried = torch.clamp(u + step, self.low, self.high)", "tried = u - step"),
         "equations-varpro-gradient": ("self.logs * c.unsqueeze(2)).reshape(S, K * m)", "self.logs / c.unsqueeze(2)).reshape(S, K * m)"),
     }),
-    *mutants(PACKAGE + "equations/refine.py", ("tests/test_equations_scale.py", "tests/test_equations_output.py -k 'ten_rows or standard_errors or held_out'", "tests/test_equations.py -k 'outliers or no_fractions or both_signs'"), {
+    *mutants(PACKAGE + "_laws/table/refine.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_output.py -k 'ten_rows or standard_errors or held_out'", "tests/laws/test_equations.py -k 'outliers or no_fractions or both_signs'"), {
         "equations-leverage": ("return loss_weights(r / np.maximum(1 - h, 1e-3), loss)[0], spread", "return loss_weights(r, loss)[0], spread"),
         "equations-huber": ("value = np.where(t <= 1, t * t, 2 * t - 1)", "value = t * t"),
         "equations-signed-exponents": ("forced = problem.signed[None, :] & one.free", "forced = problem.signed[None, :] & ~one.free"),
@@ -398,13 +401,13 @@ EQUATIONS = [
         "equations-blocks-of-the-leverage": ("at += len(part)\n    # R_jj", "pass\n    # R_jj"),
         "equations-freed-exponents": ("same = (free == one.free).all() and (u[~free] == one.u[~free]).all()", "same = True"),
     }),
-    *mutants(PACKAGE + "equations/units.py", "tests/test_equations_output.py -k units", {
+    *mutants(PACKAGE + "_laws/products/units.py", "tests/laws/test_equations_output.py -k units", {
         "equations-units-offset": ("return power * self.offset, self.matrix", "return self.offset, self.matrix"),
         "equations-units-sign": ("= -float(row[j])", "= float(row[j])"),
         "equations-units-refused": ("        if row[-1] != 0:\n            _refuse", "        if row[-1] > 99:\n            _refuse"),
         "equations-units-of-y": ("(wanted,) = dimensions([output_units]", "(wanted,) = dimensions([units[0]]"),
     }),
-    *mutants(PACKAGE + "equations/problem.py", ("tests/test_equations_scale.py", "tests/test_equations.py -k 'units or negative_y or zeros or cross or explain'", "tests/test_equations_estimator.py -k zero", "tests/test_equations_output.py -k zero"), {
+    *mutants(PACKAGE + "_laws/products/problem.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations.py -k 'units or negative_y or zeros or cross or explain'", "tests/laws/test_equations_estimator.py -k zero", "tests/laws/test_equations_output.py -k zero"), {
         "equations-last-row-of-a-block": ("yield slice(begin, min(begin + BLOCK, rows))", "yield slice(begin, min(begin + BLOCK - 1, rows))"),
         "equations-negative-y": ("sign = -1.0 if weight**2 @ y < 0 else 1.0", "sign = 1.0"),
         "equations-other-sign-of-y": ("wrong.min() <= -_most_errors(len(y)) * error", "wrong.min() <= -1"),
@@ -415,7 +418,7 @@ EQUATIONS = [
         "equations-powers-of-zero": ("low[columns.zero[exponents.free]] = 0.0", "low[:0] = 0.0"),
         "equations-zeros-in-the-mean": ("count += (~zero).sum(0)", "count += len(zero)"),
     }),
-    *mutants(PACKAGE + "equations/output.py", ("tests/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap'", "tests/test_equations_scale.py", "tests/test_equations_estimator.py -k 'weights or order'", "tests/test_equations.py -k 'three_per_cent'", "tests/test_equations_benchmark.py -k near"), {
+    *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
         "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
         "equations-error-of-a-constant": ("= -one.c[k] * (matrix.T @ columns.log_mean)[i]", "= one.c[k] * (matrix.T @ columns.log_mean)[i]"),
         "equations-known-noise": ("variance = whole.noise**2", "variance = one.rss / whole.rows"),
@@ -423,17 +426,17 @@ EQUATIONS = [
         "equations-powers-that-are-near": ("if one.cost > least + NEAR:", "if one.cost > least:"),
         "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
     }),
-    *mutants(PACKAGE + "equations/search.py", ("tests/test_equations_search.py", "tests/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/test_equations_estimator.py -k interrupt"), {
+    *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
         "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != gone]", "stay = list(range(1, len(u)))"),
         "equations-output-powers": ("for power in powers:\n            if found.settled():", "for power in powers[:1]:\n            if found.settled():"),
         "equations-interrupted": ("        found.complete = False\n    return found", "    return found"),
     }),
-    *mutants(PACKAGE + "equations/work.py", "tests/test_equations_checkpoint.py", {
+    *mutants(PACKAGE + "_laws/table/work.py", "tests/laws/test_equations_checkpoint.py", {
         "equations-state-of-the-generator": ("        generator.bit_generator.state = json.loads(state)\n", ""),
         "equations-seed-of-a-checkpoint": ("self.seed, self.kept = seed, kept", "self.kept = kept"),
         "equations-kept-at-once": ("                self._work.checkpoint.keep()", "                pass"),
     }),
-    *mutants(PACKAGE + "equations/many.py", "tests/test_equations_many.py", {
+    *mutants(PACKAGE + "_laws/table/many.py", "tests/laws/test_equations_many.py", {
         "equations-share-of-a-rank": ("range(exchange.rank, len(work), exchange.size)", "range(len(work))"),
         "equations-order-of-problems": ("for index in sorted(outcomes)]", "for index in sorted(outcomes, reverse=True)]"),
         "equations-after-an-interrupt": ("            if not outcome.complete:\n                return", "            if False:\n                return"),
@@ -441,7 +444,7 @@ EQUATIONS = [
         "equations-missing-share": ("complete = all(share is not None and share[1]", "complete = all(share is None or share[1]"),
         "equations-batches": ("range(0, len(jobs), size)", "range(0, len(jobs), size + 1)"),
     }),
-    *mutants(PACKAGE + "equations/ranks.py", "tests/test_equations_many.py", {
+    *mutants(PACKAGE + "_laws/table/ranks.py", "tests/laws/test_equations_many.py", {
         "equations-silence": ("elif now - heard[rank] > SILENCE:", "elif False:"),
         "equations-beat": ("self.store.add(f\"beat/{self.rank}\", 1)", "pass"),
         "equations-pieces": ("range(0, len(data), PIECE)", "range(0, len(data), PIECE + 1)"),
@@ -450,7 +453,7 @@ EQUATIONS = [
 ]  # fmt: skip
 
 FILES = [
-    *mutants(PACKAGE + "files.py", "tests/test_files.py", {
+    *mutants(PACKAGE + "_jobs/files.py", "tests/jobs/test_files.py", {
         "files-name-can-be-guessed": ("secrets.token_hex(_TOKEN)", "'0' * 2 * _TOKEN"),
         "files-follow-links": ('open(path, "xb"', 'open(path, "wb"'),
         "files-link-becomes-a-file": ("target = Path(os.path.realpath(path))", "target = Path(path)"),
@@ -477,7 +480,7 @@ FILES = [
         "files-open-on-windows": ("            file.close()\n", "            pass\n"),
         "files-checksum": ("if found != _checksum(content):", "if False:"),
     }),
-    *mutants(PACKAGE + "checks.py", "tests/test_numbers.py", {
+    *mutants(PACKAGE + "_common/checks.py", "tests/common/test_numbers.py", {
         "checks-bool-is-an-integer": ("isinstance(value, Integral) and not isinstance(value, bool)", "isinstance(value, Integral)"),
         "checks-only-pythons-integers": ("isinstance(value, Integral) and", "isinstance(value, int) and"),
         "checks-bool-is-a-number": ("if isinstance(value, bool) or not isinstance(value, Real):", "if not isinstance(value, Real):"),
@@ -493,7 +496,7 @@ FILES = [
         "checks-layout": ("value.is_nested or value.layout is not torch.strided", "value.is_nested"),
         "checks-module": ("if not isinstance(value, torch.nn.Module):", "if False:"),
     }),
-    *mutants(PACKAGE + "notices.py", "tests/test_notices.py", {
+    *mutants(PACKAGE + "_common/notices.py", "tests/common/test_notices.py", {
         "notices-name-that-begins-alike": ('name.partition(".")[0] in BETWEEN', "name.startswith(BETWEEN)"),
         "notices-torch-is-the-user": ('"torch", ', ""),
         "notices-generated-code": ("return name is None or", "return name is not None and"),

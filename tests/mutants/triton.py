@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import mutants
 
-TRITON_FOLDER = "npu_kernels/backends/triton/"
+TRITON_FOLDER = "npu_kernels/_backends/triton/"
 KERNELS = "tests/triton/test_kernels.py -k "
 TILES = (KERNELS + "'on_tiles or straight'", KERNELS + "'float64_parity and npu'")
 SMALL = (

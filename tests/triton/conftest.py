@@ -11,8 +11,8 @@ import numpy
 import pytest
 import torch
 
-from npu_kernels.backends import triton as kernels_module
-from npu_kernels.precision import float32_matmul_precision
+from npu_kernels._backends import triton as kernels_module
+from npu_kernels._operators.precision import float32_matmul_precision
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
     from tests.triton.interpreter import quicken
@@ -50,7 +50,7 @@ def kernels() -> ModuleType:
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both sets of NPU kernels for layers that are small enough for either."""
     pytest.importorskip("triton")
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     if request.param == "tiles":
         monkeypatch.setattr(tuning, "SMALL", 0)

@@ -26,12 +26,12 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 import npu_kernels
-from npu_kernels import autograd, dispatch, ops
-from npu_kernels.backends import fast_path
-from npu_kernels.backends import triton as backend
-from npu_kernels.backends.triton import tape, tuning
-from npu_kernels.testing import RECORDS
-from tests.kernels import options
+from npu_kernels._backends import fast_path
+from npu_kernels._backends import triton as backend
+from npu_kernels._backends.triton import tape, tuning
+from npu_kernels._operators import autograd, dispatch, ops
+from npu_kernels._testing.samples import RECORDS
+from tests.support.kernels import options
 from tools.aot.compiling import StubDriver
 
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")

@@ -16,7 +16,7 @@ from tools.aot import compiling as aot
 from tools.aot import report as aot_report
 
 pytest.importorskip("triton")
-from npu_kernels.backends.triton import tuning
+from npu_kernels._backends.triton import tuning
 
 ROW: dict[str, Any] = {
     "target": "sm_90",

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from npu_kernels import dispatch
-from npu_kernels.backends import triton as backend
+from npu_kernels._backends import triton as backend
+from npu_kernels._operators import dispatch
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def _python(code: str, interpret: bool = False) -> str:
 
 
 def test_importing_imports_no_triton() -> None:
-    assert _python("import sys, npu_kernels.backends.triton; print('triton' in sys.modules)") == "False"
+    assert _python("import sys, npu_kernels._backends.triton; print('triton' in sys.modules)") == "False"
 
 
 def test_cpu_tensors_only_where_triton_interprets() -> None:
     pytest.importorskip("triton")
-    code = "from npu_kernels.backends.triton import available; print(available('cpu'))"
+    code = "from npu_kernels._backends.triton import available; print(available('cpu'))"
     assert _python(code, interpret=True) == "(True, '')"
     assert "runs on cpu tensors only in a process started with TRITON_INTERPRET=1" in _python(code)
 
@@ -95,9 +95,9 @@ def test_registration() -> None:
     pytest.importorskip("triton")
     code = """
 import torch, npu_kernels
-from npu_kernels.backends import triton
+from npu_kernels._backends import triton
 assert triton.register() is triton.register()
-print([name for name in npu_kernels.ops.NAMES
+print([name for name in npu_kernels._operators.ops.NAMES
        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"npu_kernels::{name}", "CUDA")])
 """
     assert _python(code) == "[]"

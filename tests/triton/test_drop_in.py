@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NALU, NMU, NPU, functional, iNALU, ops, use_backend
-from npu_kernels.backends import triton as backend
-from npu_kernels.testing import normwise_error
-from tests.vmapped import check_one_call
+from npu_kernels import NALU, NMU, NPU, functional, iNALU, use_backend
+from npu_kernels._backends import triton as backend
+from npu_kernels._operators import ops
+from npu_kernels._testing.samples import normwise_error
+from tests.support.vmapped import check_one_call
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +127,7 @@ def test_vmap_over_stacked_modules_is_one_launch(
 
 
 def test_vmap_over_anything_is_one_call() -> None:
-    """Of the layer that has no C++ kernel; the others' are in `tests/test_transforms.py`."""
+    """Of the layer that has no C++ kernel; the others' are in `tests/operators/test_transforms.py`."""
     with use_backend("triton"):
         check_one_call("nalu")
 

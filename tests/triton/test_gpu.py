@@ -10,8 +10,8 @@ from torch import Tensor
 
 import npu_kernels
 from npu_kernels import reference
-from npu_kernels.testing import RECORDS, Sample, normwise_error
-from tests.kernels import ALL, backward, forward, outputs
+from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
+from tests.support.kernels import ALL, backward, forward, outputs
 
 pytestmark = pytest.mark.gpu
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")
@@ -201,7 +201,7 @@ def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_a_ragged_last_batch(precision: str, gpu: str, kernels: ModuleType) -> None:
     """Rows of a smaller batch have the bits that they have in a larger one, and nothing is compiled for it."""
-    from npu_kernels.backends.triton import npu, reduction
+    from npu_kernels._backends.triton import npu, reduction
 
     torch.set_float32_matmul_precision(precision)
     sample = RECORDS["npu"].sample(1024, 256, 256, dtype=torch.float32, device=gpu)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from npu_kernels import reference_layers, use_backend
-from npu_kernels.testing import RECORDS, Sample, normwise_error
+from npu_kernels import use_backend
+from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
+from npu_kernels.interop import reference_layers
 
 pytest.importorskip("triton")
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels import functional, reference, use_backend
-from npu_kernels.testing import (
+from npu_kernels._testing.samples import (
     LAYOUTS,
     RECORDS,
     Sample,
@@ -23,8 +23,8 @@ from npu_kernels.testing import (
     normwise_error,
     with_layout,
 )
-from tests.kernels import ALL, EPS, backward, errors, forward, outputs, with_zero_factors
-from tests.vmapped import check_batched_gradients
+from tests.support.kernels import ALL, EPS, backward, errors, forward, outputs, with_zero_factors
+from tests.support.vmapped import check_batched_gradients
 
 FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")
 # All but the NPU have one set of kernels for all sizes.
@@ -146,7 +146,7 @@ def test_needs(name: str, shared: bool, route: str, device: str, kernels: Module
 @both_routes
 def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: ModuleType) -> None:
     """Rows split among programs and added up again: the same bits every time."""
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     # Two programs for each model, the first with three tiles of rows, one after the other.
     splits = {"npu_small_backward": {"BLOCK_B": 16, "num_warps": 4, "programs": 4}}
@@ -303,7 +303,7 @@ def test_special_input(dtype: torch.dtype, gate: float | None, imaginary: bool, 
 @pytest.mark.parametrize("passes", [6, 3, 1])
 def test_infinite_input_in_split_products(passes: int, device: str, kernels: ModuleType) -> None:
     """Sums of planes of an infinity would be nan everywhere; the forward gives what the formula gives."""
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     x = torch.rand(len(SPECIAL), 20, device=device) + 0.5
     x[:, 3] = torch.tensor(SPECIAL)
@@ -325,7 +325,7 @@ def test_infinite_input_in_split_products(passes: int, device: str, kernels: Mod
 @pytest.mark.parametrize("passes", [0, 6])
 def test_special_input_of_the_nalus(name: str, passes: int, device: str, kernels: ModuleType) -> None:
     """Rows with one special input give what the formula gives, also in split products."""
-    from npu_kernels.backends.triton import tuning
+    from npu_kernels._backends.triton import tuning
 
     sample = RECORDS[name].sample(len(SPECIAL), 5, 3, dtype=torch.float32, device=device)
     sample.x[:, 1] = torch.tensor(SPECIAL)

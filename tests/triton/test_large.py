@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from npu_kernels import env, reference
-from npu_kernels.backends.triton import costs
-from npu_kernels.testing import RECORDS, Sample, error_bound, normwise_error
-from tests.kernels import EPS, errors, forward, outputs
+from npu_kernels._backends.triton import costs
+from npu_kernels._testing.samples import RECORDS, Sample, error_bound, normwise_error
+from tests.support.kernels import EPS, errors, forward, outputs
 
 pytest.importorskip("triton")
-from npu_kernels.backends.triton import npu, npu_large, tuning
-from npu_kernels.backends.triton.launch import Sizes
-from npu_kernels.backends.triton.npu_large import PLANS, use_plan
+from npu_kernels._backends.triton import npu, npu_large, tuning
+from npu_kernels._backends.triton.launch import Sizes
+from npu_kernels._backends.triton.npu_large import PLANS, use_plan
 
 # Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of the newer kind does.
 PLAN = PLANS["sm_90"]._replace(programs=3)

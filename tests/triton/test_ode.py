@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import ode, ops, use_backend
-from npu_kernels.ode import reference as reference_ode
-from npu_kernels.testing import error_bound, fill_uninitialized_with_nan, normwise_error, rms_error
-from tests.test_ode import LAYERS, D, away_from_zero, make
-from tests.test_ode_kernel import outputs_and_gradients
-from tests.vmapped import check_batched_gradients
+from npu_kernels import ode, use_backend
+from npu_kernels._operators import ops
+from npu_kernels._testing.samples import error_bound, fill_uninitialized_with_nan, normwise_error, rms_error
+from npu_kernels.ode import _reference as reference_ode
+from tests.ode.test_ode import LAYERS, D, away_from_zero, make
+from tests.ode.test_ode_kernel import outputs_and_gradients
+from tests.support.vmapped import check_batched_gradients
 
 pytest.importorskip("triton")
 
@@ -116,7 +117,7 @@ def test_options_of_the_layers(device: str) -> None:
 
 def test_some_programs_for_many_starts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the starts are divided, all are counted, and each once."""
-    from npu_kernels.backends.triton import ode as launcher
+    from npu_kernels._backends.triton import ode as launcher
 
     model, u0 = case(device, batch=11, d=2, h=3)  # 4 starts a program
     want = on("reference", model, u0)
@@ -225,7 +226,7 @@ def test_gradcheck(device: str) -> None:
 
 
 def test_wrong_operands_reach_no_kernel(device: str) -> None:
-    from npu_kernels.backends.triton import ode as launcher
+    from npu_kernels._backends.triton import ode as launcher
 
     model, u0 = case(device, batch=2)
     parameters = [p.detach() for p in (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)]

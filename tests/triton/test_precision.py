@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from npu_kernels import reference
-from npu_kernels.testing import RECORDS, error_bound
-from tests.kernels import errors, outputs
+from npu_kernels._testing.samples import RECORDS, error_bound
+from tests.support.kernels import errors, outputs
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from npu_kernels.backends.triton import npu, tuning  # noqa: E402
-from npu_kernels.backends.triton.device_math import exp_accurate, sincos, split  # noqa: E402
+from npu_kernels._backends.triton import npu, tuning  # noqa: E402
+from npu_kernels._backends.triton.device_math import exp_accurate, sincos, split  # noqa: E402
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 
 import npu_kernels
 from npu_kernels.training import run
-from tests.test_training_captured import SETTINGS, assert_same, data, model_of, ordinary
+from tests.training.test_training_captured import SETTINGS, assert_same, data, model_of, ordinary
 
 pytestmark = pytest.mark.gpu
 

@@ -14,13 +14,13 @@ import torch
 
 from benchmarks.throughput import orders, tune
 from benchmarks.throughput.cases import Size
-from npu_kernels.testing import RECORDS
-from tests.kernels import ALL, backward, forward
+from npu_kernels._testing.samples import RECORDS
+from tests.support.kernels import ALL, backward, forward
 
 pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 
-from npu_kernels.backends.triton import nalu, nmu, npu, npu_small, reduction, tuning
+from npu_kernels._backends.triton import nalu, nmu, npu, npu_small, reduction, tuning
 
 KEY = re.compile(r"(\w+) (float16|bfloat16|float32|float64) (highest|high|medium|any) (\w+( odd)?|i\d+ o\d+ k\d+)")
 ARCHITECTURES = ("gfx942", "sm_100", "sm_80", "sm_90")

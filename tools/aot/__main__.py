@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from npu_kernels import files
+from npu_kernels._jobs import files
 from tools.aot.cases import compile_target
 from tools.aot.compiling import TARGETS
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from npu_kernels import files
+from npu_kernels._jobs import files
 
 Row = dict[str, Any]
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from benchmarks.paper.experiment import Results
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.summary import number
-from npu_kernels import NAU, NPU, RealNPU, files
+from npu_kernels import NAU, NPU, RealNPU
+from npu_kernels._jobs import files
 
 FEW = 20  # parameters; what counts as a very sparse model
 

@@ -40,7 +40,7 @@ from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Rows
 from npu_kernels import ode
-from npu_kernels.lbfgs import LBFGS
+from npu_kernels.optim.lbfgs import LBFGS
 
 COLUMNS = ("model", "h", "beta", "run", "mse", "n_params", "first_mse", "iterations")
 MODELS = ("NPU", "RealNPU", "Dense")

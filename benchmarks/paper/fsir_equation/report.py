@@ -14,7 +14,7 @@ from benchmarks.paper.fsir_equation import search
 from benchmarks.paper.markdown import table
 from benchmarks.paper.summary import number
 from benchmarks.paper.tables import Rows
-from npu_kernels import files
+from npu_kernels._jobs import files
 
 
 def fits(row: dict[str, Any]) -> bool:

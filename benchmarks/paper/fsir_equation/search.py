@@ -33,8 +33,8 @@ from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Rows
-from npu_kernels import least_squares
-from npu_kernels.least_squares import FIRST_DAMPING
+from npu_kernels.optim import least_squares
+from npu_kernels.optim.least_squares import FIRST_DAMPING
 
 COLUMNS = ("h", "start", "fitted", "error", "n_params", "found", "exponent_error", "rate_error")
 WIDTHS = (1, 2, 3, 4)

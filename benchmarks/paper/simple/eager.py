@@ -19,7 +19,7 @@ from benchmarks.paper.experiment import Account
 from benchmarks.paper.runner import Folder
 from benchmarks.paper.simple import task as simple
 from benchmarks.throughput.timing import CROWDED, Crowd
-from npu_kernels import files
+from npu_kernels._jobs import files
 
 FILE = "eager.json"
 

@@ -32,7 +32,7 @@ from benchmarks.paper.optimizers import Adam, Optimizer, RMSProp
 from benchmarks.paper.runner import Batch, chunks
 from benchmarks.paper.streams import stream
 from benchmarks.paper.training import Buffer, Rows, Training
-from npu_kernels import files
+from npu_kernels._jobs import files
 from npu_kernels.env import environment
 
 TASKS = ("add", "mul", "div", "sqrt")

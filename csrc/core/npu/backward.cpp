@@ -1,0 +1,47 @@
+// Backward of the Neural Power Unit family; npu/forward.cpp has the forward and the notation.
+//
+//   dP = grad_y y                 dQ = -grad_y s
+//   SP = dP' L    SQ = dQ' L      real products    [O, I]
+//   MP = dP' m    MQ = dQ' m      mask products    [O, I]
+//   dWr = SP + pi MQ ghat         dWi = SQ - pi MP ghat
+//   dL  = dP Wr + dQ Wi           dr = dL / r,  dx = dr ghat sign(x)
+//   dghat = sum_b dr (|x| + eps - 1) + pi sum_o (Wr MQ - Wi MP)
+//
+// The last line takes the gate's phase gradient from the mask products that dW needs anyway: six real products and two
+// mask products in all, where autograd through the formula runs twelve with the forward's. RealNPU: no dQ Wi, SQ, MP.
+//
+// Rows go in groups, whose number follows from the shape alone, and every sum over rows runs in a fixed order, so that
+// results do not depend on the number of threads (npu/backward_groups.h). Within a group there are three forms: a
+// register holds rows of one feature where there are few inputs (npu/backward_narrow.h), else inputs of one row
+// (npu/backward_wide.h; for few outs npu/backward_few_outs.h).
+#include "npu/backward_few_outs.h"
+#include "npu/backward_groups.h"
+#include "npu/backward_narrow.h"
+#include "npu/backward_wide.h"
+
+namespace npu {
+namespace NPU_ISA {
+namespace {
+
+template <typename T, bool complex>
+void backward(const NpuBackward<T>& f, const Parallel& parallel) {
+  const BackwardGroups<T, complex> groups(f, parallel);
+  if (few_outs::Group<T, complex>::suits(f.inputs))
+    groups.run([&](int64_t rows) { return few_outs::Group<T, complex>(f, rows); });
+  else if (f.inputs.in >= Simd<T>::width) groups.run([&](int64_t) { return wide::Group<T, complex>(f); });
+  else groups.run([&](int64_t rows) { return narrow::Group<T, complex>(f, rows); });
+}
+
+}  // namespace
+
+template <typename T>
+void npu_backward(const NpuBackward<T>& f, const Parallel& parallel) {
+  if (f.inputs.weight_im != nullptr) backward<T, true>(f, parallel);
+  else backward<T, false>(f, parallel);
+}
+
+template void npu_backward<float>(const NpuBackward<float>&, const Parallel&);
+template void npu_backward<double>(const NpuBackward<double>&, const Parallel&);
+
+}  // namespace NPU_ISA
+}  // namespace npu

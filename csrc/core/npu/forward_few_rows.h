@@ -1,0 +1,110 @@
+// The forward of a few rows.
+#pragma once
+
+#include "npu/forward.h"
+
+namespace npu {
+namespace NPU_ISA {
+
+// Outs [first, end) of a few rows, for which packing weights would cost more than their products, or a panel of which
+// most lanes would be empty: a register holds neighbouring inputs, the weights are read as they lie, and every output
+// ends in a sum over lanes.
+template <typename T, bool complex>
+class FewRows {
+  using S = Simd<T>;
+  using Reg = typename S::Reg;
+  static constexpr int W = S::width;
+  static constexpr int R = 4;                                 // rows of a tile
+  static constexpr int kBatch = 2 * R < W ? W / (2 * R) : 1;  // outs whose P and Q fill registers for the sums
+  static constexpr int kSums = (kBatch * 2 * R + W - 1) / W;  // registers of them
+
+ public:
+  static constexpr int64_t kMostRows = 24;
+  static bool suits(const NpuInputs<T>& in) { return in.rows <= kMostRows && in.in >= W; }
+
+  // For so many rows.
+  FewRows(const NpuForward<T>& f, int64_t rows)
+      : f_(f),
+        in_(f.inputs),
+        ins_(ceil_div(in_.in, W) * W),
+        count_(rows),
+        rows_(ceil_div(rows, R) * R),
+        outs_(ceil_div(in_.out, W) * W),
+        log_r_(rows_ * ins_),
+        turn_(rows_ * ins_),
+        p_(rows_ * outs_),
+        q_(rows_ * outs_) {}
+
+  void run(int64_t model, int64_t first_row, int64_t first_out, int64_t end_out, const T* gate) {
+    prepare(in_.x + ((in_.shared_x ? 0 : model * in_.rows) + first_row) * in_.in, gate);
+    for (int64_t o = first_out; o < end_out; o += kBatch)
+      for (int64_t b = 0; b < count_; b += R) multiply(model, b, o, int(least<int64_t>(kBatch, end_out - o)));
+    for (int64_t b = 0; b < count_; ++b) {
+      for (int64_t o = first_out; o < end_out; o += W) {
+        Reg y, s;
+        outputs<T>(S::load(p_ + b * outs_ + o), S::load(q_ + b * outs_ + o), &y, &s);
+        const int count = int(least<int64_t>(W, end_out - o));
+        const int64_t at = (model * in_.rows + first_row + b) * in_.out + o;
+        S::store_first(f_.y + at, y, count);
+        if (f_.s != nullptr) S::store_first(f_.s + at, s, count);
+      }
+    }
+  }
+
+ private:
+  // L and pi ghat m, zero behind I and behind the last row.
+  void prepare(const T* x, const T* gate) {
+    const Reg eps = S::set1(in_.eps), pi = S::set1(T(kPi));
+    for (int64_t b = 0; b < rows_; ++b) {
+      for (int64_t i = 0; i < ins_; i += W) {
+        const int count = int(least<int64_t>(W, in_.in - i));
+        const Reg g = S::load_first(gate + i, count);
+        const Reg v = b < count_ ? S::load_first(x + b * in_.in + i, count) : S::zero();
+        S::store(log_r_ + b * ins_ + i, Gate<T>(g, eps).log(v));
+        S::store(turn_ + b * ins_ + i, S::select(v < S::zero(), pi * g, S::zero()));
+      }
+    }
+  }
+
+  void multiply(int64_t model, int64_t b, int64_t o, int outs) {
+    Reg sums[kSums * W] = {};
+    for (int n = 0; n < outs; ++n) {
+      const int64_t at = (model * in_.out + o + n) * in_.in;
+      Reg p[R] = {}, q[R] = {};
+      for (int64_t i = 0; i < in_.in; i += W) {
+        const int count = int(least<int64_t>(W, in_.in - i));
+        const Reg re = S::load_first(in_.weight_re + at + i, count);
+        const Reg im = complex ? S::load_first(in_.weight_im + at + i, count) : S::zero();
+        for (int r = 0; r < R; ++r) {
+          const Reg l = S::load(log_r_ + (b + r) * ins_ + i), t = S::load(turn_ + (b + r) * ins_ + i);
+          p[r] = S::fma(l, re, p[r]);
+          q[r] = S::fma(t, re, q[r]);
+          if constexpr (complex) {
+            q[r] = S::fma(l, im, q[r]);
+            p[r] = S::fma(-t, im, p[r]);
+          }
+        }
+      }
+      for (int r = 0; r < R; ++r) {
+        sums[n * 2 * R + r] = p[r];
+        sums[n * 2 * R + R + r] = q[r];
+      }
+    }
+    T totals[kSums * W];
+    for (int n = 0; n < kSums; ++n) S::store(totals + n * W, S::sum_each(sums + n * W));
+    for (int n = 0; n < outs; ++n) {
+      for (int r = 0; r < R; ++r) {
+        p_[(b + r) * outs_ + o + n] = totals[n * 2 * R + r];
+        q_[(b + r) * outs_ + o + n] = totals[n * 2 * R + R + r];
+      }
+    }
+  }
+
+  const NpuForward<T>& f_;
+  const NpuInputs<T>& in_;
+  const int64_t ins_, count_, rows_, outs_;  // but for the count, padded to whole registers and tiles
+  Scratch<T> log_r_, turn_, p_, q_;
+};
+
+}  // namespace NPU_ISA
+}  // namespace npu

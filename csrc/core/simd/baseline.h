@@ -1,0 +1,13 @@
+// Registers of a processor of which nothing is known: what the compiler makes of its vector extensions.
+#pragma once
+
+#include "simd/generic.h"
+
+namespace npu {
+namespace NPU_ISA {
+
+template <typename T>
+struct Simd : GenericSimd<T, Simd<T>> {};
+
+}  // namespace NPU_ISA
+}  // namespace npu

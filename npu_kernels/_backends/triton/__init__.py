@@ -1,0 +1,130 @@
+"""The Triton backend, for NVIDIA GPUs from compute capability 8.0 on and AMD's CDNA GPUs.
+
+The functions named like the operators launch the kernels; they take CUDA tensors, or CPU tensors in a process started
+with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels. Importing this module imports no triton.
+
+    npu           forward and backward on matrix tiles        npu_small    the same for layers with I, O < 16
+    npu_large     large layers: *_kernels, npu_planes         costs        which layers are large
+    nmu           the multiplication unit                      reduction    sums of partial results in a fixed order
+    nalu          NALU, iNALU: nalu_*_kernels, nac             tuning       configurations: tables.json
+    ode           the time loop: ode_kernels                   launch       what launchers share
+    device_math   arithmetic inside kernels                  tape         repeated calls in less processor time
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from npu_kernels._operators import ops
+
+__all__ = ["available", "launchers", "ode_fits", "register", "repeated"]  # and the launchers' names
+
+_INTERPRET = "TRITON_INTERPRET"
+_MODULES = ("npu", "nmu", "nalu", "ode")  # with launchers
+
+
+@functools.cache
+def _load() -> dict[str, ModuleType]:
+    """The modules with the kernels; imports triton."""
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in _MODULES}
+
+
+@functools.cache
+def launchers() -> dict[str, Callable[..., Any]]:
+    """The functions named like the operators; imports triton."""
+    found = {name: value for module in _load().values() for name, value in vars(module).items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if name.endswith(("_forward", "_backward")) and not name.startswith("_") and callable(value)
+    }
+
+
+def __getattr__(name: str) -> Any:
+    if name.endswith(("_forward", "_backward")) and not name.startswith("_") and name in launchers():
+        return launchers()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def _import_problem() -> str:
+    """Why the kernels cannot be imported; empty if they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (`pip install triton`)"
+    try:
+        _load()
+    except Exception as error:  # an installation can be broken in many ways, and any of them is the reason
+        return f"triton does not load: {type(error).__name__}: {error}"
+    return ""
+
+
+@functools.cache
+def _device_problem() -> str:
+    """Why no CUDA device can run the kernels; empty if all can."""
+    if not torch.cuda.is_available():
+        if torch.version.cuda is None and torch.version.hip is None:
+            return f"this torch ({torch.__version__}) is built without CUDA"
+        return "torch finds no CUDA device or no working driver"
+    if torch.version.hip is None:
+        for index in range(torch.cuda.device_count()):
+            major, minor = torch.cuda.get_device_capability(index)
+            if major < 8:
+                return f"device {index} has compute capability {major}.{minor}, the kernels need 8.0"
+    return ""
+
+
+def available(device_type: str = "cuda") -> tuple[bool, str]:
+    """Whether the kernels run on tensors of that device type, and if not, why."""
+    if device_type not in ("cuda", "cpu"):
+        return False, "runs on cuda tensors only (on cpu tensors with TRITON_INTERPRET=1)"
+    problem = _import_problem()
+    if problem:
+        return False, problem
+    import triton
+
+    interprets = bool(triton.knobs.runtime.interpret)
+    if device_type == "cpu":
+        return interprets, "" if interprets else f"runs on cpu tensors only in a process started with {_INTERPRET}=1"
+    problem = _device_problem()
+    if not problem and interprets:
+        problem = f"in a process started with {_INTERPRET}=1 triton interprets, on cpu tensors"
+    return not problem, problem
+
+
+def ode_fits(d: int, h: int, dtype: torch.dtype) -> bool:
+    """Whether the time loop of such a model runs in one launch: see `ode`."""
+    return bool(_load()["ode"].fits(d, h, dtype))
+
+
+@functools.cache
+def repeated() -> dict[str, Callable[..., Any]]:
+    """The layers' launchers, with what is the same at every call left out: see `tape`."""
+    return {name: repeat(name, launchers()[name]) for name in ops.NAMES}
+
+
+def repeat(name: str, launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """A launcher of that name so; imports triton."""
+    layer_name, _, direction = name.rpartition("_")
+    layer = ops.LAYERS[layer_name]
+    operands = layer.operands + (0 if direction == "forward" else 1 + len(layer.saved))
+    found: Callable[..., Any] = importlib.import_module(f"{__name__}.tape").Repeated(launcher, operands)
+    return found
+
+
+@functools.cache
+def register() -> torch.library.Library:
+    """Register the launchers as the operators' CUDA kernels, once; call it where `available` says that they run.
+
+    Those of the time loop are left out: `dispatch` decides whether a model fits one launch.
+    """
+    library = torch.library.Library("npu_kernels", "IMPL", "CUDA")
+    for name, launcher in repeated().items():
+        library.impl(name, launcher)
+    return library

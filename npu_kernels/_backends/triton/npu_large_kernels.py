@@ -1,0 +1,437 @@
+"""The products of planes of large layers: kernels; `npu_large` has the design and the launchers."""
+
+# ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant stands alone, see device_math)
+
+import triton
+import triton.language as tl
+
+from npu_kernels._backends.triton.device_math import clamp_gate, exp_accurate, loop_end, magnitude, signum, sincos
+from npu_kernels._backends.triton.npu_planes import LOG_SCALE, STEP, TILE
+from npu_kernels._backends.triton.weight_gradients import store_weight_gradients
+
+BLOCK = tl.constexpr(TILE)
+_LIST_STEP = tl.constexpr(STEP)
+
+
+@triton.jit
+def _load(planes, row, col, pitch, ROWS: tl.constexpr, COLS: tl.constexpr, DESCRIPTORS: tl.constexpr):
+    """``planes[row : row + ROWS, col : col + COLS]``."""
+    if DESCRIPTORS:
+        tile = planes.load([row.to(tl.int32), col])
+    else:
+        offs = tl.arange(0, ROWS)[:, None] * pitch + tl.arange(0, COLS)[None, :]
+        tile = tl.load(planes + row.to(tl.int64) * pitch + col + offs)
+    return tile
+
+
+@triton.jit
+def _multiply(left_hi, left_lo, right_hi, right_lo, PRODUCTS: tl.constexpr):
+    """The product of two sums of planes, smallest terms first."""
+    step = tl.zeros([BLOCK, BLOCK], tl.float32)
+    if PRODUCTS == 3:
+        step = tl.dot(left_lo, right_hi, step)
+        step = tl.dot(left_hi, right_lo, step)
+    return tl.dot(left_hi, right_hi, step)
+
+
+@triton.jit
+def _forward_sums(
+    logs,
+    weights,
+    blocks_ptr,
+    count,
+    scale_ptr,
+    row,  # of the tile in a plane of x
+    packed,  # of the tile in a plane of the weights
+    steps,
+    rows_x,  # of a plane
+    rows_w,
+    pitch,
+    HAS_IM: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """The sums with log r, and with the mask; with an imaginary weight the second has both: P and Q, packed."""
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for step in range(loop_end(steps)):
+        i = step * DEPTH
+        scale = tl.load(scale_ptr + i // BLOCK) * (1.0 / LOG_SCALE)
+        left_hi = _load(logs, row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+        right_hi = tl.trans(_load(weights, packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
+        if PRODUCTS == 3:
+            left_lo = _load(logs, rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+            right_lo = tl.trans(_load(weights, rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
+            acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale, acc)
+        else:
+            acc = tl.fma(_multiply(left_hi, left_hi, right_hi, right_hi, 1), scale, acc)
+    if HAS_IM:
+        other = acc
+    else:
+        other = tl.zeros([BLOCK, BLOCK], tl.float32)
+    PARTS: tl.constexpr = _LIST_STEP // DEPTH  # steps of a listed one
+    for turn in range(loop_end(count * PARTS)):
+        i = (tl.load(blocks_ptr + turn // PARTS) - turn // PARTS) * _LIST_STEP + turn * DEPTH
+        scale = tl.load(scale_ptr + i // BLOCK)
+        mask = _load(logs, 2 * rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+        right_hi = tl.trans(_load(weights, 2 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
+        product = tl.zeros([BLOCK, BLOCK], tl.float32)
+        if PRODUCTS == 3:
+            right_lo = tl.trans(_load(weights, 3 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
+            product = tl.dot(mask, right_lo, product)
+        other = tl.fma(tl.dot(mask, right_hi, product), scale, other)
+    return acc, other
+
+
+@triton.jit
+def _alternate(packed, COLS: tl.constexpr):
+    """The even and the odd ones of COLS columns."""
+    return tl.split(tl.reshape(packed, [BLOCK, COLS // 2, 2]))
+
+
+@triton.jit
+def _store_outputs(
+    p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
+    OUTPUTS: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
+):  # fmt: skip
+    """y and s of some outputs from P and Q, with REPAIR only where there is NaN; whether a NaN was stored."""
+    offs_o = first_o + tl.arange(0, OUTPUTS)
+    mask = mask_b[:, None] & (offs_o < O)[None, :]
+    offs = offs_b[:, None] * O + offs_o[None, :]
+    e = exp_accurate(p)
+    sin_q, cos_q = sincos(q)
+    if REPAIR:
+        before = tl.load(y_ptr + offs, mask=mask, other=0.0)
+        mask = mask & (before != before)
+    y = e * cos_q
+    tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+    if SAVE_SIN:
+        tl.store(s_ptr + offs, (e * sin_q).to(s_ptr.dtype.element_ty), mask=mask)
+    return tl.max((mask & (y != y)).to(tl.int32))
+
+
+@triton.jit
+def _store_half(
+    p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr
+):  # fmt: skip
+    """The same of half a tile whose quarters alternate, one after the other: both at once would take more registers."""
+    QUARTER: tl.constexpr = BLOCK // 4
+    p_0, p_1 = _alternate(p, BLOCK // 2)
+    q_0, q_1 = _alternate(q, BLOCK // 2)
+    bad = _store_outputs(p_0, q_0, y_ptr, s_ptr, first_o, offs_b, mask_b, O, QUARTER, SAVE_SIN, REPAIR)
+    tl.debug_barrier()
+    bad += _store_outputs(p_1, q_1, y_ptr, s_ptr, first_o + QUARTER, offs_b, mask_b, O, QUARTER, SAVE_SIN, REPAIR)
+    tl.debug_barrier()
+    return bad
+
+
+@triton.jit
+def _store_tile(
+    acc, other, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
+    HAS_IM: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
+):  # fmt: skip
+    """y and s of a tile from :func:`_forward_sums`; whether a NaN was stored."""
+    if HAS_IM:
+        p, q = _alternate(other, BLOCK)
+        bad = _store_outputs(p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O, BLOCK // 2, SAVE_SIN, REPAIR)
+    else:
+        p_0, p_1 = _alternate(acc, BLOCK)
+        q_0, q_1 = _alternate(other, BLOCK)
+        bad = _store_half(p_0, q_0, y_ptr, s_ptr, first_o, offs_b, mask_b, O, SAVE_SIN, REPAIR)
+        bad += _store_half(p_1, q_1, y_ptr, s_ptr, first_o + BLOCK // 2, offs_b, mask_b, O, SAVE_SIN, REPAIR)
+    return bad
+
+
+@triton.jit(do_not_specialize=["B", "rows_x", "tiles", "tiles_b", "programs"])
+def npu_large_forward_kernel(
+    logs,  # [3 rows_x, pitch]
+    weights,  # [4 rows_w, pitch]
+    blocks_ptr,
+    counts_ptr,
+    scale_ptr,
+    y_ptr,  # [K, B, O]
+    s_ptr,
+    B,
+    O,
+    steps,  # of DEPTH inputs
+    rows_x,
+    rows_w,
+    pitch,
+    tiles,
+    tiles_b,
+    tiles_n,
+    programs,
+    OWN_X: tl.constexpr,  # every model has rows of x of its own
+    HAS_IM: tl.constexpr,
+    SAVE_SIN: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
+    for tile in tl.range(loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True):
+        # programs that share rows of x run next to each other
+        k = tile // (tiles_b * tiles_n)
+        b_tile = tile // tiles_n % tiles_b
+        n_tile = tile % tiles_n
+        x_tile = b_tile
+        if OWN_X:
+            x_tile += k * tiles_b
+        w_tile = k * tiles_n + n_tile
+        sums = (
+            logs, weights, blocks_ptr + x_tile.to(tl.int64) * (pitch // _LIST_STEP), tl.load(counts_ptr + x_tile),
+            scale_ptr + w_tile * (pitch // BLOCK), x_tile * BLOCK, w_tile * BLOCK, steps, rows_x, rows_w, pitch,
+        )  # fmt: skip
+        first_b = b_tile.to(tl.int64) * BLOCK
+        start = (k * B.to(tl.int64) + first_b) * O
+        offs_b = tl.arange(0, BLOCK)
+        mask_b = offs_b < B - first_b
+        first_o = n_tile * OUTPUTS
+        acc, other = _forward_sums(*sums, HAS_IM, PRODUCTS, DEPTH, DESCRIPTORS)
+        bad = _store_tile(
+            acc, other, y_ptr + start, s_ptr + start, first_o, offs_b, mask_b, O, HAS_IM, SAVE_SIN, False
+        )  # fmt: skip
+        if PRODUCTS > 1:
+            # An infinite operand left NaN in the split sums; one plane tells infinity from NaN as IEEE arithmetic does.
+            if bad > 0:
+                tl.debug_barrier()  # what was stored is read again
+                nothing = bad >> 8  # 0, unknown to the compiler, which else keeps all addresses for this rare case
+                acc, other = _forward_sums(*sums, HAS_IM, 1, DEPTH, DESCRIPTORS)
+                start += nothing
+                _store_tile(
+                    acc, other, y_ptr + start, s_ptr + start, first_o + nothing, offs_b + nothing, mask_b, O,
+                    HAS_IM, SAVE_SIN, True,
+                )  # fmt: skip
+
+
+@triton.jit
+def _ghat(gate_ptr, first, offs_i, mask_i, HAS_GATE: tl.constexpr):
+    """``ghat [1, BLOCK]``."""
+    if HAS_GATE:
+        ghat = clamp_gate(tl.load(gate_ptr + first + offs_i, mask=mask_i, other=0.0).to(tl.float32))
+    else:
+        ghat = tl.full([BLOCK], 1.0, tl.float32)
+    return ghat[None, :]
+
+
+@triton.jit
+def _halves_of_rows(acc):
+    """The two halves ``[BLOCK / 2, BLOCK]`` of alternating rows."""
+    pairs = tl.permute(tl.reshape(acc, [BLOCK // 2, 2, BLOCK]), [0, 2, 1])
+    return tl.split(pairs)
+
+
+@triton.jit(do_not_specialize=["K", "B", "rows", "tiles", "tiles_b", "programs"])
+def npu_large_backward_x_kernel(
+    upstream,  # by rows, [2 rows, packed]
+    weights,  # [2 rows_w, pitch]
+    row_scale_ptr,  # [K, tiles_n, tiles_b BLOCK]
+    scale_ptr,  # [K tiles_n, tiles_i]
+    x_ptr,
+    gate_ptr,
+    grad_x_ptr,  # [K, B, I]
+    gate_partial_ptr,  # [tiles_b or more, K, I]
+    K,
+    B,
+    I,
+    packed,
+    rows,  # of a plane
+    rows_w,
+    pitch,
+    tiles,
+    tiles_b,
+    tiles_i,
+    programs,
+    EPS: tl.constexpr,
+    SHARED_X: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    offs_i = tl.arange(0, BLOCK)
+    tiles_n = packed // BLOCK
+    for tile in tl.range(loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True):
+        k = tile // (tiles_b * tiles_i)
+        b_tile = tile // tiles_i % tiles_b
+        i_tile = tile % tiles_i
+        first_i = i_tile * BLOCK
+        row = (k * tiles_b + b_tile) * BLOCK
+        of_row = row_scale_ptr + (k * tiles_n).to(tl.int64) * tiles_b * BLOCK + b_tile * BLOCK + tl.arange(0, BLOCK)
+        of_block = scale_ptr + k * tiles_n * tiles_i + i_tile
+        acc = tl.zeros([BLOCK, BLOCK], tl.float32)  # dL
+        for step in range(loop_end(packed // DEPTH)):
+            n = step * DEPTH
+            n_tile = n // BLOCK
+            scale = tl.load(of_row + n_tile * (tiles_b.to(tl.int64) * BLOCK)) * tl.load(of_block + n_tile * tiles_i)
+            left_hi = _load(upstream, row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
+            right_hi = _load(weights, k * packed + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
+            if PRODUCTS == 3:
+                left_lo = _load(upstream, rows + row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
+                right_lo = _load(weights, rows_w + k * packed + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
+                acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale[:, None], acc)
+            else:
+                acc = tl.fma(_multiply(left_hi, left_hi, right_hi, right_hi, 1), scale[:, None], acc)
+
+        first_b = b_tile.to(tl.int64) * BLOCK
+        mask_i = offs_i < I - first_i
+        ghat = _ghat(gate_ptr, k * I + first_i, offs_i, mask_i, HAS_GATE)
+        start_x = (k * B.to(tl.int64) + first_b) * I + first_i
+        if SHARED_X:
+            x_of_tile = x_ptr + first_b * I + first_i
+        else:
+            x_of_tile = x_ptr + start_x
+        part = tl.zeros([BLOCK], tl.float32)
+        halves = _halves_of_rows(acc)
+        for half in tl.static_range(2):
+            tl.debug_barrier()  # or both halves' registers are in use at once
+            offs_b = 2 * tl.arange(0, BLOCK // 2) + half
+            mask = (offs_b < B - first_b)[:, None] & mask_i[None, :]
+            offs_x = offs_b[:, None] * I + offs_i[None, :]
+            x = tl.load(x_of_tile + offs_x, mask=mask, other=1.0).to(tl.float32)
+            d_r = halves[half] / magnitude(x, ghat, EPS)
+            if NEED_X:
+                grad_x = d_r * ghat * signum(x)
+                tl.store(grad_x_ptr + start_x + offs_x, grad_x.to(grad_x_ptr.dtype.element_ty), mask=mask)
+            if NEED_GATE:
+                part += tl.sum(tl.where(mask, d_r * (tl.abs(x) + (EPS - 1.0)), 0.0), axis=0)
+        if NEED_GATE:
+            tl.store(gate_partial_ptr + (b_tile.to(tl.int64) * K + k) * I + first_i + offs_i, part, mask=mask_i)
+
+
+@triton.jit
+def _sums_with_logs(
+    upstream, logs, column_scale_ptr, row, x_row, col, first_i, tiles, packed, rows, rows_x, pitch,
+    PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """``dP' log r`` and ``dQ' log r`` of a tile, summed over these tiles of rows: packed rows."""
+    PARTS: tl.constexpr = BLOCK // DEPTH
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for step in range(loop_end(tiles * PARTS)):
+        b = step * DEPTH
+        scale = tl.load(column_scale_ptr + step // PARTS * packed.to(tl.int64)) * (1.0 / LOG_SCALE)
+        left_hi = tl.trans(_load(upstream, row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS))
+        right_hi = _load(logs, x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
+        if PRODUCTS == 3:
+            left_lo = tl.trans(_load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS))
+            right_lo = _load(logs, rows_x + x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
+            acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale[:, None], acc)
+        else:
+            acc = tl.fma(_multiply(left_hi, left_hi, right_hi, right_hi, 1), scale[:, None], acc)
+    return acc
+
+
+@triton.jit
+def _sums_with_mask(
+    upstream, logs, column_scale_ptr, row, x_row, col, first_i, tiles, packed, rows, pitch,
+    PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """The same with the mask, which is exact in one plane."""
+    PARTS: tl.constexpr = BLOCK // DEPTH
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for step in range(loop_end(tiles * PARTS)):
+        b = step * DEPTH
+        scale = tl.load(column_scale_ptr + step // PARTS * packed.to(tl.int64))
+        left_hi = tl.trans(_load(upstream, row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS))
+        mask = _load(logs, x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
+        product = tl.zeros([BLOCK, BLOCK], tl.float32)
+        if PRODUCTS == 3:
+            left_lo = tl.trans(_load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS))
+            product = tl.dot(left_lo, mask, product)
+        acc = tl.fma(tl.dot(left_hi, mask, product), scale[:, None], acc)
+    return acc
+
+
+@triton.jit(do_not_specialize=["gate_row", "K", "rows", "rows_x", "scale_plane", "tiles_b", "tiles_of_split"])
+def npu_large_backward_w_kernel(
+    upstream,  # by columns, [2 rows, packed]; without an imaginary weight [4 rows, packed]
+    logs,  # [3 rows_x, pitch]
+    column_scale_ptr,  # [1 or 2, K tiles_b, packed]
+    flags_ptr,  # [models of x tiles_b, pitch / STEP]
+    wre_ptr,
+    wim_ptr,
+    gate_ptr,
+    grad_re_ptr,  # [splits, K, O, I]
+    grad_im_ptr,
+    gate_partial_ptr,  # [rows, K, I]
+    gate_row,  # the first row of gate_partial that this kernel writes
+    K,
+    O,
+    I,
+    packed,
+    rows,  # of a plane
+    rows_x,
+    pitch,
+    scale_plane,
+    tiles_b,
+    tiles_of_split,  # of rows
+    OWN_X: tl.constexpr,
+    HAS_IM: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+    NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr,
+    NEED_GATE: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    tiles_n = packed // BLOCK
+    tiles_i = pitch // BLOCK
+    pid = tl.program_id(0)  # all tiles of one split read the same rows and run next to each other
+    i_tile = pid % tiles_i
+    n_tile = pid // tiles_i % tiles_n
+    k = pid // (tiles_i * tiles_n) % K
+    pid_s = pid // (tiles_i * tiles_n) // K
+    first_i = i_tile * BLOCK
+    col = n_tile * BLOCK
+    first_tile = pid_s * tiles_of_split
+    many = tl.minimum(tiles_b - first_tile, tiles_of_split)
+    of_row = k * tiles_b + first_tile
+    of_x = first_tile
+    if OWN_X:
+        of_x += k * tiles_b
+    offs = tl.arange(0, BLOCK)
+    column_scale_ptr += of_row.to(tl.int64) * packed + col + offs
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    if NEED_RE or NEED_IM:
+        acc = _sums_with_logs(
+            upstream, logs, column_scale_ptr, of_row * BLOCK, of_x * BLOCK, col, first_i, many, packed, rows, rows_x,
+            pitch, PRODUCTS, DEPTH, DESCRIPTORS,
+        )  # fmt: skip
+    # The same products with the mask, if an input of this tile is negative.
+    FLAGS: tl.constexpr = BLOCK // _LIST_STEP
+    flags_ptr += of_x.to(tl.int64) * (pitch // _LIST_STEP) + i_tile * FLAGS + tl.arange(0, FLAGS)
+    any_negative = 0
+    for tile in range(loop_end(many)):
+        any_negative += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // _LIST_STEP)))
+    row = of_row * BLOCK
+    if not HAS_IM:  # planes of dQ follow those of dP
+        row += 2 * rows
+        column_scale_ptr += scale_plane
+    masked = _sums_with_mask(
+        upstream, logs, column_scale_ptr, row, 2 * rows_x + of_x * BLOCK, col, first_i,
+        tl.where(any_negative > 0, many, 0), packed, rows, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
+    )  # fmt: skip
+
+    mask_i = offs < I - first_i
+    ghat = _ghat(gate_ptr, k * I + first_i, offs, mask_i, HAS_GATE)
+    OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
+    first_o = n_tile * OUTPUTS
+    sums = _halves_of_rows(acc)
+    phases = _halves_of_rows(masked)
+    HALVES: tl.constexpr = 1 if HAS_IM else 2  # each of them has a row of the gate's parts
+    offs_o = tl.arange(0, BLOCK // 2)
+    if not HAS_IM:  # quarters alternate
+        offs_o = offs_o % 2 * (BLOCK // 4) + offs_o // 2
+    for half in tl.static_range(HALVES):
+        start_o = first_o + half * (BLOCK // 2)
+        part_row = gate_row + (pid_s * tiles_n + n_tile) * HALVES + half
+        store_weight_gradients(
+            sums[half], sums[half + HALVES % 2], phases[half], phases[half + HALVES % 2],  # of P and of Q
+            ghat, wre_ptr, wim_ptr, grad_re_ptr, grad_im_ptr,
+            gate_partial_ptr + (part_row.to(tl.int64) * K + k) * I + first_i,
+            (k * O + start_o).to(tl.int64) * I + first_i, (pid_s * K).to(tl.int64) * O * I,
+            offs_o, offs, offs_o < O - start_o, mask_i, I, HAS_IM, NEED_RE, NEED_IM, NEED_GATE, tl.float32,
+        )  # fmt: skip

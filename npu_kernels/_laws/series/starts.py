@@ -1,0 +1,197 @@
+"""Where the search for a law begins: smoothed series, their slopes, and products of powers that explain both.
+
+Cubic smoothing splines give states and slopes. All columns of a series have one smoothness, by generalised
+cross-validation (Craven and Wahba 1979): states of one system change at one pace, and few points of one column may not
+tell it. The sets of terms that explain them best become the starts; coefficients are least squares of the slopes.
+
+Half of the sets are of simple products, from the library of `npu_kernels.equations`, chosen for all states together:
+all pairs are tried, beside each of the best smaller sets. Their integrals are to explain how far the states are from
+the first ones, which is less noisy than slopes (Dattner and Klaassen 2015). The others are drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels._laws.series.data import Series
+from npu_kernels._laws.series.sensitivity import Shape
+from npu_kernels.fitting._data import stream
+
+ENOUGH = 4  # samples of a column that a smoothing spline needs
+EXACT = 1e-6  # relative residuals below count as exact
+SMALLEST = 1e-5  # of a column's size: what an amount is at least, where slopes are matched
+DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
+SETS = 4096  # of drawn exponents
+RIDGE = 1e-6
+FEWER = 4  # starts with 1, 2, .. terms less than allowed
+WIDTH = 128  # sets of simple products that are continued by two terms
+EACH = 32  # of its continuations that are kept
+OWN = 1e-4  # of a product's square: what those before it must leave
+
+
+def smoothed(data: Series) -> tuple[Tensor, Tensor]:
+    """States and slopes ``[S, M, D]`` at the nodes of a scaled series; nan in columns of too few samples."""
+    import numpy as np
+
+    states = torch.full_like(data.values, math.nan)
+    slopes = torch.full_like(data.values, math.nan)
+    noise = torch.zeros(data.values.shape[2], dtype=torch.float64)
+    for s in range(len(data.times)):
+        columns = []
+        for d in range(data.values.shape[2]):
+            seen = data.seen[s, :, d]
+            t, y = data.times[s, seen].numpy(), data.values[s, seen, d].numpy()
+            known, place = np.unique(t, return_inverse=True)
+            mean = np.bincount(place, np.log(y) if data.relative else y) / np.maximum(np.bincount(place), 1)
+            if len(known) >= ENOUGH:
+                columns.append((d, known, mean))
+        for d, known, found, line in _curves(columns):
+            nodes = data.times[s].clamp(float(known[0]), float(known[-1])).numpy()
+            value, rate = (torch.from_numpy(part) for part in (line(nodes), line.derivative()(nodes)))
+            states[s, :, d] = value.exp() if data.relative else value
+            slopes[s, :, d] = value.exp() * rate if data.relative else rate
+            noise[d] = max(float(noise[d]), math.sqrt(float((found**2).mean())))
+    states[:, 0] = torch.where(data.start.isnan() | ~data.observed, states[:, 0], data.start)
+    # Below a tenth of the noise nothing is known of an amount's logarithm.
+    floor = torch.where(data.positive, (noise / 10).clamp(min=SMALLEST), -math.inf)
+    return torch.maximum(states, floor) if not data.relative else states, slopes
+
+
+def _curves(columns: list[tuple[int, Any, Any]]) -> list[tuple[int, Any, Any, Any]]:
+    """For columns (number, times, values): number, times, residuals, and the natural smoothing spline."""
+    import numpy as np
+    from scipy.interpolate import CubicSpline
+
+    smoothness = 10.0 ** np.arange(-12, 3, 0.25)[:, None]
+    score, parts = 0.0, []
+    for _, t, y in columns:
+        gap = np.diff(t)
+        n = len(t)
+        Q, R = np.zeros((n, n - 2)), np.zeros((n - 2, n - 2))
+        for i in range(n - 2):  # Green and Silverman (1994), section 2.3
+            Q[i : i + 3, i] = 1 / gap[i], -1 / gap[i] - 1 / gap[i + 1], 1 / gap[i + 1]
+            R[i, i] = (gap[i] + gap[i + 1]) / 3
+            if i:
+                R[i, i - 1] = R[i - 1, i] = gap[i] / 6
+        values, vectors = np.linalg.eigh(Q @ np.linalg.solve(R, Q.T))
+        keep = 1 / (1 + smoothness * np.maximum(values, 0))
+        z = vectors.T @ y
+        rest = (((1 - keep) * z) ** 2).sum(1) / max(float(((y - y.mean()) ** 2).sum()), 1e-300)
+        score = score + n * np.log(np.maximum(rest, EXACT**2) / (1 - keep.sum(1) / n) ** 2)
+        parts.append((keep, vectors, z))
+    if not columns:
+        return []
+    best = int(np.argmin(score))
+    found = []
+    for (d, t, y), (keep, vectors, z) in zip(columns, parts, strict=True):
+        fitted = vectors @ (keep[best] * z)
+        found.append((d, t, y - fitted, CubicSpline(t, fitted, bc_type="natural")))
+    return found
+
+
+def matched(
+    data: Series, states: Tensor, slopes: Tensor, shape: Shape, signed: Tensor, count: int, seed: int
+) -> tuple[Tensor, ...]:
+    """Laws to start from: exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and which of both are free."""
+    simple, used = _simple(data.lengths, states, shape.terms, count, seed)
+    exponents = drawn(max(SETS, count), shape, signed, stream("time series", seed))
+    found = [_solved(part, states, slopes) for part in exponents.split(512)]
+    left = torch.cat([part for _, part in found])
+    exponents = exponents[left.nan_to_num(math.inf).argsort()[: count - len(simple)]]
+    free = torch.cat([simple != 0, torch.ones_like(exponents, dtype=torch.bool)]) & ~signed
+    used = torch.cat([used, used.new_ones(len(exponents), shape.terms)]).unsqueeze(1)  # [count, 1, h]
+    exponents = torch.cat([simple, exponents])
+    coefficients = _solved(exponents, states, slopes, used.double())[0]
+    return exponents, coefficients, free, used.expand_as(coefficients)
+
+
+def _simple(lengths: Tensor, states: Tensor, terms: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Sets of simple products ``[sets, h, D]``, and which terms they have ``[sets, h]``.
+
+    lengths ``[S, M - 1]``: from node to node. Half of `count` have all h terms, and some have fewer, as far as there is
+    room for them.
+    """
+    import numpy as np
+
+    from npu_kernels._laws.products.library import Library
+    from npu_kernels._laws.products.problem import Columns, all_rows
+    from npu_kernels._laws.products.units import Exponents
+
+    X = states.flatten(0, 1).numpy()
+    n, d = X.shape
+    every = Exponents(np.zeros(d), np.eye(d), np.arange(d))
+    rows = all_rows(Columns.of(X), np.ones(n), np.ones(n), 1.0, every, None)
+    assert rows is not None
+    library = Library(rows.take(slice(None)), np.random.default_rng(seed))
+    P = torch.from_numpy(library.A).view(*states.shape[:2], -1)
+    A = ((P[:, 1:] + P[:, :-1]) / 2 * lengths.unsqueeze(2)).cumsum(1).flatten(0, 1)
+    A = A / A.norm(dim=0).clamp(min=1e-300)
+    Y = (states[:, 1:] - states[:, :1]).flatten(0, 1)
+    Y = Y / Y.norm(dim=0).clamp(min=1e-300)
+    alone = (A.mT @ Y).square().sum(1).argsort(descending=True, stable=True)
+    beams: list[list[tuple[int, ...]]] = [[()], [(k,) for k in alone.tolist()]]
+    while len(beams) <= terms:
+        beams.append(_extended(A, Y, beams[-2][:WIDTH]))
+    found: list[tuple[int, ...]] = []
+    for size in range(1, terms + 1):
+        room = (count + 1) // 2 if size == terms else min(FEWER, count // (2 * terms))
+        found += beams[size][:room]
+    exponents = torch.zeros(len(found), terms, d, dtype=torch.float64)
+    used = torch.zeros(len(found), terms, dtype=torch.bool)
+    for n, chosen in enumerate(found):
+        exponents[n, : len(chosen)] = torch.from_numpy(library.u[list(chosen)])
+        used[n, : len(chosen)] = True
+    return exponents, used
+
+
+def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The best sets that have two columns of A more than one of these, all pairs tried."""
+    found: dict[tuple[int, ...], float] = {}
+    n = A.shape[1]
+    for chosen in torch.tensor(sets, dtype=torch.long).view(len(sets), -1).split(16):
+        Q = torch.linalg.qr(A.T[chosen].mT)[0]  # [sets, rows, size]
+        rest, columns = Y - Q @ (Q.mT @ Y), A - Q @ (Q.mT @ A)
+        own = columns.square().sum(1, keepdim=True)
+        columns = torch.where(own > OWN, columns / own.clamp(min=OWN).sqrt(), 0.0)
+        cosine, along = columns.mT @ columns, columns.mT @ rest
+        alone, angle = along.square().sum(2), 1 - cosine.square()
+        gain = (alone.unsqueeze(2) + alone.unsqueeze(1) - 2 * cosine * (along @ along.mT)) / angle.clamp(min=OWN)
+        alike = (angle < OWN) | (own < OWN) | (own.mT < OWN)
+        gain = torch.where(alike, -math.inf, gain).triu(1)
+        best, place = gain.flatten(1).topk(min(EACH, n * n))
+        left = rest.square().sum((1, 2)).unsqueeze(1) - best
+        for row, pairs, values in zip(chosen.tolist(), place.tolist(), left.tolist(), strict=True):
+            for pair, value in zip(pairs, values, strict=True):
+                if pair // n < pair % n and math.isfinite(value):
+                    found[tuple(sorted((*row, pair // n, pair % n)))] = value
+    return sorted(found, key=found.__getitem__)
+
+
+def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) -> Tensor:
+    """Exponents ``[count, h, D]``, whole for states of both signs."""
+    lattice = torch.tensor(DRAWN, dtype=torch.float64)
+    pick = torch.randint(len(DRAWN), (count, shape.terms, shape.states), generator=generator)
+    found = lattice[pick]
+    noise = 0.05 * torch.randn(found.shape, generator=generator, dtype=torch.float64)
+    return torch.where(signed, found.round(), found + noise)
+
+
+def _solved(exponents: Tensor, states: Tensor, slopes: Tensor, used: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """Least squares of the slopes: coefficients ``[K, D, h]``, and what they leave, over the slopes' sizes ``[K]``.
+
+    used ``[K, 1, h]``: 0 for terms that are left out.
+    """
+    keep = slopes.isfinite().all(-1) & states.isfinite().all(-1)
+    X, Y = states[keep], slopes[keep]
+    signs = 1 - 2 * (((X < 0).double() @ exponents.round().abs().mT) % 2)
+    P = torch.exp((X.abs().clamp(min=1e-12).log() @ exponents.mT).clamp(-30, 30)) * signs * used  # [K, rows, h]
+    length = P.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    Q = P / length
+    gram = Q.mT @ Q + RIDGE * torch.eye(Q.shape[2], dtype=Q.dtype)
+    c = torch.linalg.solve(gram, Q.mT @ Y)
+    left = (Y - Q @ c).square().sum(1) / Y.square().sum(0).clamp(min=1e-30)
+    return (c / length.mT).mT, left.sum(1)

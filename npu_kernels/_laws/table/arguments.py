@@ -1,0 +1,89 @@
+"""Checks of the estimator's parameters, and what they mean for the search."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from npu_kernels._common.checks import as_number, check_whole
+from npu_kernels._jobs.checkpoints import digest
+from npu_kernels._laws.products.units import Exponents, constrain
+from npu_kernels._laws.table.refine import Rules
+from npu_kernels._laws.table.search import Settings
+from npu_kernels._laws.table.work import Work
+
+Array = Any
+
+CHOICES = {"exponents": ("fractions", "integers", "real"), "loss": ("squared", "huber", "soft_l1")}
+
+
+def check_parameters(model: Any) -> None:
+    """ValueError for a parameter that cannot be."""
+    for name in ("max_terms", "max_denominator", "starts"):
+        check_whole("NPURegressor", name, getattr(model, name))
+    for name, choices in CHOICES.items():
+        value = getattr(model, name)
+        if value not in choices:
+            raise ValueError(f"NPURegressor: {name} must be one of {', '.join(choices)}, got {value!r}")
+    noise, powers = model.noise, model.output_powers
+    if noise is not None and noise not in ("constant", "relative") and not 0 < as_number(noise) < math.inf:
+        raise ValueError(
+            f"NPURegressor: noise must be None, 'constant', 'relative' or a number greater than 0, got {noise!r}"
+        )
+    if powers == "auto":
+        return
+    if isinstance(powers, str) or not isinstance(powers, (Sequence, np.ndarray)) or not len(powers):
+        raise ValueError(f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}")
+    if not all(math.isfinite(as_number(p)) and p != 0 for p in powers):
+        raise ValueError(f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}")
+
+
+def settings_of(model: Any, seed: int) -> Settings:
+    """The search's settings."""
+    show = (lambda text: print(f"NPURegressor: {text}", file=sys.stderr)) if model.verbose else None
+    rules = Rules(model.exponents, int(model.max_denominator), model.loss)
+    return Settings(int(model.max_terms), rules, int(model.starts), seed, show)
+
+
+def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work:
+    """The work of a fit to these data."""
+    options = {k: repr(v) for k, v in model.get_params().items() if k not in ("random_state", "n_jobs", "verbose")}
+    found = digest(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
+    return Work(seed, model.random_state is None, {"data": found, "names": repr(names), **options})
+
+
+def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:
+    """One unit for each column, or None."""
+    if units is None:
+        return None
+    if isinstance(units, Mapping):
+        missing = [name for name in names if name not in units]
+        if missing:
+            raise ValueError(f"NPURegressor: units must name every column, got none for {', '.join(missing)}")
+        return [units[name] for name in names]
+    if isinstance(units, str) or len(units) != len(names):
+        raise ValueError(f"NPURegressor: units must have {len(names)} entries (columns of X), got {units!r}")
+    return list(units)
+
+
+def exponents_of(
+    X: Array, names: tuple[str, ...], units: list[str] | None, output: str, y_units: str | None
+) -> Exponents:
+    """The exponents that units allow. Those of constant columns follow from the others', or are 0."""
+    if (units is None) != (y_units is None):
+        given, absent = ("units", "y_units") if y_units is None else ("y_units", "units")
+        raise ValueError(f"NPURegressor: {absent} must be given with {given}, got None")
+    varies = np.ptp(X, axis=0) > 0
+    varying = np.flatnonzero(varies)
+    if units is None or y_units is None:
+        n = X.shape[1]
+        return Exponents(np.zeros(n), np.eye(n)[:, varying], varying)
+    order = np.lexsort(((X == 0).any(0), (X < 0).any(0), varies))
+    found = constrain(names, units, output, y_units, [int(i) for i in order])
+    keep = np.isin(found.free, varying)
+    return Exponents(found.offset, found.matrix[:, keep], found.free[keep])

@@ -1,0 +1,235 @@
+"""One law: its formula, parameters with standard errors, predictions, and the layers that compute it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npu_kernels._common.checks import check_level
+from npu_kernels._laws.products.problem import blocks
+from npu_kernels._laws.products.units import Exponents
+
+if TYPE_CHECKING:
+    from npu_kernels.formula import Formula
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A parameter's estimate: name, value, error (its standard error), and low and high, its confidence interval."""
+
+    name: str
+    value: float
+    error: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, name: str, value: float, error: float, t: float, one_sign: bool = False) -> Interval:
+        """An estimate and t of its standard errors on both sides; with `one_sign` those of its logarithm."""
+        low, high = value - t * error, value + t * error
+        if one_sign and value != 0 and math.isfinite(error):
+            factor = math.exp(min(t * error / abs(value), 700.0))
+            low, high = sorted((value * factor, value / factor))
+        return cls(name, value, error, low, high)
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value:.6g} ± {self.error:.2g} ({self.low:.6g} to {self.high:.6g})"
+
+
+@dataclass(frozen=True)
+class Equation:
+    """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
+
+    names: of the inputs. output: name of y. power: of y. sign: of y where power is neither 1 nor -1. coef ``[K]`` and
+    exponents ``[K, n]``, with coef_std and exponents_std, standard errors; 0 for an exponent that is a simple fraction.
+    free ``[K, n]``: the exponents that are not. terms: K. rms: root mean square of the residuals of all rows over that
+    of y. error: the same on rows that were not fitted, or where there are too few rows by leaving one out; held_out:
+    how many rows were not fitted, 0 for the latter. bic: the criterion (see `NPURegressor`). exact: whether the
+    residuals are those of rounding. degrees: rows minus parameters. positive ``[n]``: which inputs are never negative.
+    relative: whether the errors of y were taken in proportion to it. scaled ``[K]``, log_mean ``[n]``, scale: the
+    coefficients for inputs over their geometric mean and y over its scale, and these. constraint: of the exponents.
+    """
+
+    names: tuple[str, ...]
+    output: str
+    power: float
+    sign: float
+    coef: Array
+    coef_std: Array
+    exponents: Array
+    exponents_std: Array
+    free: Array
+    positive: tuple[bool, ...]
+    rms: float
+    error: float
+    held_out: int
+    bic: float
+    exact: bool
+    degrees: float
+    scaled: Array = field(repr=False)
+    log_mean: Array = field(repr=False)
+    scale: float = field(repr=False)
+    constraint: Exponents = field(repr=False)
+    relative: bool = field(repr=False)
+
+    @property
+    def terms(self) -> int:
+        return len(self.coef)
+
+    @property
+    def parameters(self) -> int:
+        """Continuous parameters: coefficients and exponents that are not simple fractions."""
+        return len(self.coef) + int(self.free.sum())
+
+    def predict(self, X: Array) -> Array:
+        """y ``[N]`` for X ``[N, n]``. Infinite where an input with a negative exponent is 0."""
+        X = np.asarray(X, dtype=np.float64)
+        return np.concatenate([self._predicted(X[rows]) for rows in blocks(len(X))] or [np.empty(0)])
+
+    def _predicted(self, X: Array) -> Array:
+        """`predict` of some rows."""
+        zero = X == 0
+        logs = np.log(np.where(zero, 1.0, np.abs(X))) - np.where(zero, 0.0, self.log_mean)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            P = np.exp(logs @ self.exponents.T)
+            P = P * (1.0 - 2.0 * (((X < 0) @ np.abs(np.round(self.exponents)).T) % 2))
+            for i in np.flatnonzero(zero.any(0)):
+                w = self.exponents[:, i]
+                P[zero[:, i]] *= np.where(w > 0, 0.0, np.where(w < 0, math.inf, 1.0))
+            sums = P @ self.scaled
+            if self.power == 1:
+                return self.scale * sums
+            found: Array = self.sign * self.scale * np.sign(sums) * np.abs(sums) ** (1 / self.power)
+        return found
+
+    # ---- as text ------------------------------------------------------------------------------------------------
+
+    def sympy(self) -> Any:
+        """The right-hand side as a sympy expression of symbols with the inputs' names. Needs sympy."""
+        return self.formula().expressions[0]
+
+    def formula(self) -> Formula:
+        """As a `npu_kernels.formula.Formula`, which gives text, LaTeX and plain torch code. Needs sympy."""
+        from npu_kernels.formula._reading import Formula, require_sympy
+
+        sympy = require_sympy()
+        pairs = zip(self.names, self.positive, strict=True)
+        symbols = tuple(sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs)
+        terms = []
+        for c, row, free in zip(self.coef, self.exponents, self.free, strict=True):
+            powers = [
+                symbol ** (sympy.Float(w) if loose else _rational(sympy, w))
+                for symbol, w, loose in zip(symbols, row, free, strict=True)
+            ]
+            terms.append(sympy.Mul(sympy.Float(c), *powers))
+        total = sympy.Add(*terms)
+        if self.power != 1:
+            total = sympy.Mul(int(self.sign), total ** (1 / _rational(sympy, self.power)))
+        return Formula(symbols, (self.output,), (total,), "")
+
+    def latex(self) -> str:
+        """The equation in LaTeX, without dollars. Needs sympy."""
+        return self.formula().latex()[0]
+
+    def text(self, digits: int = 4) -> str:
+        """The equation in Python's operators, decimals with so many significant digits."""
+        parts = [term_text(c, row, self.names, digits) for c, row in zip(self.coef, self.exponents, strict=True)]
+        body = parts[0] + "".join(f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:])
+        if self.power != 1:
+            body = f"{'-' if self.sign < 0 else ''}({body})**{_exponent(1 / self.power)}"
+        return f"{self.output} = {body}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    # ---- as layers ----------------------------------------------------------------------------------------------
+
+    def torch_module(self) -> Any:
+        """The law as fused layers in float64: ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1, 1)`` for a power.
+
+        It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict` where the sum of
+        the terms is positive, as it is on the data. Raises OverflowError if a constant is no number of float64.
+        """
+        import torch
+
+        from npu_kernels.layers import NAU, RealNPU
+
+        if not np.isfinite(self.coef).all():
+            raise OverflowError(f"torch_module: the constants must be finite numbers, got {self.coef.tolist()}")
+        first = RealNPU(len(self.names), self.terms, eps=1e-300, dtype=torch.float64)
+        second = NAU(self.terms, 1, clip=False, dtype=torch.float64)
+        parts: list[Any] = [first, second]
+        with torch.no_grad():
+            first.weight_re.copy_(torch.from_numpy(self.exponents))
+            first.gate.copy_(torch.from_numpy((self.exponents != 0).any(0).astype(float)))  # type: ignore[union-attr]
+            second.weight.copy_(torch.from_numpy(self.coef)[None])
+            if self.power != 1:
+                root = RealNPU(1, 1, eps=1e-300, dtype=torch.float64)
+                root.weight_re.fill_(1 / self.power)
+                root.gate.fill_(1.0)  # type: ignore[union-attr]
+                parts.append(root)
+                if self.sign < 0:
+                    minus = NAU(1, 1, dtype=torch.float64)
+                    minus.weight.fill_(-1.0)
+                    parts.append(minus)
+        return torch.nn.Sequential(*parts)
+
+    # ---- uncertainty --------------------------------------------------------------------------------------------
+
+    def intervals(self, level: float = 0.95) -> list[Interval]:
+        """Confidence intervals of all coefficients and free exponents, from the linearised model and Student's t.
+
+        The coefficient of a term with free exponents belongs to inputs of 1, which may be far from the data: its
+        interval is one of its logarithm, so it never changes sign.
+        """
+        from scipy import stats
+
+        level = check_level("intervals", level)
+        t = float(stats.t.ppf(0.5 + level / 2, self.degrees)) if self.degrees > 0 else math.inf
+        found = []
+        for k in range(self.terms):
+            product = term_text(1.0, self.exponents[k], self.names, 1)
+            name = "constant" if product == "1" else f"coefficient of {product}"
+            c, error = float(self.coef[k]), float(self.coef_std[k])
+            found.append(Interval.of(name, c, error, t, one_sign=bool(self.free[k].any())))
+            for i in np.flatnonzero(self.free[k]):
+                name = f"exponent of {self.names[i]} in term {k + 1}"
+                found.append(Interval.of(name, float(self.exponents[k, i]), float(self.exponents_std[k, i]), t))
+        return found
+
+
+def _rational(sympy: Any, w: float) -> Any:
+    fraction = Fraction(float(w)).limit_denominator(720)
+    return sympy.Rational(fraction.numerator, fraction.denominator)
+
+
+def _exponent(w: float) -> str:
+    """``3``, ``(3/2)``, ``(-1)``, ``1.47``."""
+    fraction = Fraction(float(w)).limit_denominator(64)
+    if abs(float(fraction) - w) > 1e-12:
+        return f"{w:.6g}" if w > 0 else f"({w:.6g})"
+    return str(fraction) if fraction.denominator == 1 and w > 0 else f"({fraction})"
+
+
+def _power(name: str, w: float) -> str:
+    return name if abs(w - 1) < 1e-12 else f"{name}**{_exponent(w)}"
+
+
+def term_text(c: float, row: Array, names: tuple[str, ...], digits: int) -> str:
+    """One term: ``0.7003*M*m/r**2``."""
+    above = [_power(name, w) for name, w in zip(names, row, strict=True) if w > 0]
+    below = [_power(name, -w) for name, w in zip(names, row, strict=True) if w < 0]
+    number = f"{c:.{digits}g}"
+    top = "*".join(above)
+    if top:
+        top = {"1": top, "-1": f"-{top}"}.get(number, f"{number}*{top}")
+    top = top or number
+    if not below:
+        return top
+    return f"{top}/{below[0] if len(below) == 1 else '(' + '*'.join(below) + ')'}"

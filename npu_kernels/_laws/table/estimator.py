@@ -1,0 +1,354 @@
+"""`NPURegressor`, the scikit-learn estimator."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from npu_kernels._common.checks import check_level, check_whole, is_whole
+from npu_kernels._common.notices import warn
+from npu_kernels._jobs.checkpoints import Checkpoint
+from npu_kernels._laws.table.arguments import check_parameters, exponents_of, settings_of, units_of, work_of
+from npu_kernels._laws.table.bootstrap import intervals as percentiles
+from npu_kernels._laws.table.bootstrap import resampled
+from npu_kernels._laws.table.equation import Equation
+from npu_kernels._laws.table.output import FEW, Laws, Rows, laws, merged
+from npu_kernels._laws.table.plot import draw
+from npu_kernels._laws.table.search import Settings
+from npu_kernels._laws.table.table import EquationTable, report
+from npu_kernels._laws.table.work import Work
+
+Array = Any
+INSTALL = "NPURegressor needs scikit-learn: pip install 'npu_kernels[sklearn]' (or: pip install scikit-learn)"
+
+try:
+    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+except ImportError:  # the class can be imported and says what to install when it is made
+    MISSING = True
+
+    class _Absent:
+        pass
+
+    BaseEstimator, MultiOutputMixin, RegressorMixin = (type(name, (_Absent,), {}) for name in ("B", "M", "R"))
+else:
+    MISSING = False
+
+
+class EquationWarning(UserWarning):
+    """What a reader of the equation should know about the data. message: that."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Neural Power Unit, a layer, as a scikit-learn estimator: the law behind a table of measurements.
+
+    It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers. Units do not matter:
+    inputs are divided by their geometric mean and y by its root mean square, and both are folded back into the
+    constants. The constants are solved exactly within the search (variable projection), the exponents by
+    Levenberg-Marquardt from many starts at once, in float64. Exponents become simple fractions where the criterion
+    falls; it also chooses the number of terms. The criterion is the Bayesian information criterion of the squared
+    leave-one-out errors, plus the length of a description of the exponents.
+
+    Args:
+        max_terms: the greatest number of terms.
+        output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1 are tried if no sum
+            with p = 1 is exact, or simple and not improved by a further term; those other than 1 and -1 if y has one
+            sign but for its errors.
+        exponents: "fractions" (free where no fraction fits), "integers" or "real".
+        max_denominator: of the fractions.
+        units: of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names; needs pint. With y_units, every
+            term has y's dimension and the constants have none. A constant with a dimension must be a column.
+        y_units: of y; a list for several outputs.
+        starts: of the search, for each number of terms.
+        loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers.
+        noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in proportion to y. None:
+            whichever of the two is likelier. A number: their known standard deviation.
+        random_state: an integer for the same numbers each time.
+        n_jobs: processes for several outputs and for the bootstrap, as in joblib.
+        verbose: 1 prints each step to stderr.
+
+    Attributes after `fit`: `equations_`, the candidates by number of terms, an `EquationTable` of `Equation`; `best_`,
+    the chosen `Equation`; `coef_` and `exponents_` of it with `coef_std_` and `exponents_std_`, their standard errors;
+    `n_features_in_`, `feature_names_in_`. With several outputs each of the first is a list with one entry per output.
+
+    What it does not find: functions other than these, such as exponentials, logarithms and sines, products of sums,
+    and fractional powers of inputs that are negative somewhere. Those inputs have whole exponents.
+
+        >>> import numpy as np
+        >>> from npu_kernels import NPURegressor
+        >>> X = np.random.default_rng(0).uniform(0.5, 3, (100, 3))
+        >>> model = NPURegressor(random_state=0).fit(X, 70 * X[:, 0] * X[:, 1] / X[:, 2] ** 2)
+        >>> print(model.best_)
+        y = 70*x0*x1/x2**2
+    """
+
+    def __init__(
+        self,
+        max_terms: int = 4,
+        output_powers: Any = "auto",
+        exponents: str = "fractions",
+        max_denominator: int = 4,
+        units: Any = None,
+        y_units: Any = None,
+        starts: int = 64,
+        loss: str = "squared",
+        noise: Any = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        if MISSING:
+            raise ImportError(INSTALL)
+        self.max_terms = max_terms
+        self.output_powers = output_powers
+        self.exponents = exponents
+        self.max_denominator = max_denominator
+        self.units = units
+        self.y_units = y_units
+        self.starts = starts
+        self.loss = loss
+        self.noise = noise
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    # ---- fitting ------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, checkpoint: Any = None) -> NPURegressor:
+        """Find the equations.
+
+        Args:
+            X: ``[N, n]``, an array or a DataFrame, whose column names become symbols.
+            y: ``[N]``, or ``[N, O]`` for several outputs.
+            sample_weight: ``[N]``, in proportion to 1 / variance of each row's error. Equal rows count as one row with
+                the sum of their weights, a row with weight 0 not at all.
+            checkpoint: a file. If it exists, the fit continues from it, with the same bits as without an interruption;
+                without a random_state it has the seed of the fit before. Several outputs are then searched one after
+                another. It is written every half a minute and at the end, and is for the same versions of npu_kernels,
+                torch and numpy.
+
+        Ctrl-C ends the search with the best equation until then. Raises ValueError for data and parameters that cannot
+        be used and for a checkpoint that is damaged or of another fit, OSError for one that cannot be written; warns
+        with `EquationWarning` of constant columns and of few rows.
+        """
+        from sklearn.utils import check_random_state
+        from sklearn.utils.validation import _check_sample_weight, validate_data
+
+        check_parameters(self)
+        outputs = _names_of_outputs(y)
+        X, y = validate_data(
+            self, X, y, multi_output=True, y_numeric=True, dtype=np.float64, ensure_min_samples=2
+        )  # fmt: skip
+        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
+        if (weight < 0).any() or not weight.any():
+            raise ValueError("NPURegressor: sample_weight must be at least 0 and not all 0")
+        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        names = tuple(str(n) for n in getattr(self, "feature_names_in_", [f"x{i}" for i in range(X.shape[1])]))
+        outputs = outputs or (["y"] if targets.shape[1] == 1 else [f"y{o}" for o in range(targets.shape[1])])
+        input_units = units_of(self.units, names)
+        self._warn(X, names, constants_matter=input_units is not None)
+        settings = settings_of(self, int(check_random_state(self.random_state).randint(2**31 - 1)))
+        X, targets, weight = merged(X, targets, weight)
+        y_units = self.y_units if isinstance(self.y_units, (list, tuple)) else [self.y_units] * len(outputs)
+        if len(y_units) != len(outputs):
+            raise ValueError(f"NPURegressor: y_units must have {len(outputs)} entries, got {self.y_units!r}")
+        work = [
+            Rows(
+                X, targets[:, o], weight, names, name, exponents_of(X, names, input_units, name, y_units[o]), self.noise
+            )
+            for o, name in enumerate(outputs)
+        ]
+        if checkpoint is None:
+            found = self._all(work, settings)
+        else:
+            found = self._resumed(work, settings, work_of(self, settings.seed, names, X, targets, weight), checkpoint)
+        tables = [EquationTable(one) for one in found]
+        self._single = y.ndim == 1
+        self._set(tables)
+        return self
+
+    def _powers(self) -> tuple[float, ...] | None:
+        return None if isinstance(self.output_powers, str) else tuple(float(p) for p in self.output_powers)
+
+    def _resumed(self, outputs: list[Rows], settings: Settings, work: Work, path: Any) -> list[Laws]:
+        """`_all`, continued from a checkpoint and kept there."""
+        work.checkpoint = Checkpoint(work, path)
+        try:
+            return [
+                limited(rows, replace(settings, seed=work.seed, steps=work.steps(o)), self._powers())
+                for o, rows in enumerate(outputs)
+            ]
+        finally:
+            if work.checkpoint is not None:
+                work.checkpoint.save()
+
+    def _all(self, work: list[Rows], settings: Settings) -> list[Laws]:
+        powers = self._powers()
+        if len(work) == 1 or self.n_jobs in (None, 1):
+            return [limited(rows, settings, powers) for rows in work]
+        from joblib import Parallel, delayed
+
+        found: list[Laws] = Parallel(n_jobs=self.n_jobs)(delayed(limited)(rows, settings, powers) for rows in work)
+        return found
+
+    def _set(self, tables: list[EquationTable]) -> None:
+        best = [table[table.best] for table in tables]
+        one = self._single
+        self.equations_: Any = tables[0] if one else tables
+        self.best_: Any = best[0] if one else best
+        for name in ("coef", "coef_std", "exponents", "exponents_std"):
+            values = [getattr(equation, name) for equation in best]
+            setattr(self, f"{name}_", values[0] if one else values)
+
+    def _warn(self, X: Array, names: tuple[str, ...], constants_matter: bool) -> None:
+        constant = [name for name, same in zip(names, (X[0] == X).all(0), strict=True) if same]
+        if constant and not constants_matter and len(X) > 1:
+            warn(
+                f"NPURegressor: constant columns tell nothing and are left out: {', '.join(constant)}",
+                EquationWarning,
+            )
+        if len(X) <= X.shape[1] + 1:
+            warn(
+                f"NPURegressor: {len(X)} rows are not more than the {X.shape[1] + 1} parameters of one term with "
+                f"{X.shape[1]} free exponents; many equations fit them",
+                EquationWarning,
+            )
+        elif len(X) < FEW:
+            warn(
+                f"NPURegressor: {len(X)} rows are too few to hold some out (from {FEW} rows on): the error is that of "
+                "leaving out one row at a time, with the form of the equation kept, and may be too small",
+                EquationWarning,
+            )
+
+    # ---- what comes out -----------------------------------------------------------------------------------------
+
+    def _tables(self) -> list[EquationTable]:
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(self, "equations_")
+        return [self.equations_] if self._single else self.equations_
+
+    def _pick(self, index: int | None) -> list[Equation]:
+        found = []
+        for table in self._tables():
+            at = table.best if index is None else index
+            if not is_whole(at) or not -len(table) <= at < len(table):
+                raise ValueError(f"NPURegressor: index must be one of the {len(table)} candidates, got {index!r}")
+            found.append(table[at])
+        return found
+
+    def _one_or_all(self, values: list[Any]) -> Any:
+        return values[0] if self._single else values
+
+    def predict(self, X: Any) -> Array:
+        """``[N]``, or ``[N, O]`` for several outputs. Warns where an input with a negative exponent is 0."""
+        from sklearn.utils.validation import validate_data
+
+        equations = self._pick(None)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        found = np.column_stack([equation.predict(X) for equation in equations])
+        if not np.isfinite(found).all():
+            warn(
+                f"NPURegressor: {int((~np.isfinite(found)).any(1).sum())} predictions are infinite or undefined, where "
+                "an input with a negative exponent is 0 or a number is too large",
+                EquationWarning,
+            )
+        return found[:, 0] if self._single else found
+
+    def sympy(self, index: int | None = None) -> Any:
+        """The right-hand side for sympy (a list for several outputs); index: of a candidate, None for the best."""
+        return self._one_or_all([equation.sympy() for equation in self._pick(index)])
+
+    def latex(self, index: int | None = None) -> Any:
+        """The equation in LaTeX (a list for several outputs); index: of a candidate, None for the best."""
+        return self._one_or_all([equation.latex() for equation in self._pick(index)])
+
+    def torch_module(self, index: int | None = None) -> Any:
+        """The equation as fused layers, see `Equation.torch_module` (a list for several outputs).
+
+        index: of a candidate, None for the best.
+        """
+        return self._one_or_all([equation.torch_module() for equation in self._pick(index)])
+
+    def intervals(self, level: float = 0.95, index: int | None = None) -> Any:
+        """Confidence intervals, see `Equation.intervals` (a list of lists for several outputs).
+
+        level: of confidence. index: of a candidate, None for the best.
+        """
+        return self._one_or_all([equation.intervals(level) for equation in self._pick(index)])
+
+    def bootstrap(self, X: Any, y: Any, draws: int = 200, level: float = 0.95, sample_weight: Any = None) -> Any:
+        """Confidence intervals of the best equation from rows drawn with replacement, with its form kept.
+
+        Args:
+            X, y, sample_weight: the data of `fit`.
+            draws: how often the parameters are estimated again.
+            level: of the intervals.
+
+        Returns what `intervals` does. For errors that are neither equal nor in proportion to y.
+        """
+        from joblib import Parallel, delayed
+        from sklearn.utils import check_random_state
+        from sklearn.utils.validation import _check_sample_weight, validate_data
+
+        draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
+        equations = self._pick(None)
+        X, y = validate_data(self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64)
+        weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
+        targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        found: list[Any] = []
+        shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
+        for o, equation in enumerate(equations):
+            parts = Parallel(n_jobs=self.n_jobs)(
+                delayed(resampled)(equation, X, targets[:, o], weight, self.loss, [seed, o, part], share)
+                for part, share in enumerate(shares)
+            )
+            found.append(percentiles(equation, np.concatenate(parts), level))
+        return self._one_or_all(found)
+
+    def plot(self, X: Any = None, y: Any = None, output: int = 0) -> Any:
+        """A matplotlib figure: error over number of terms; with X and y also observed over predicted, and residuals.
+
+        X, y: data to draw, with the columns of `fit`. output: which of several outputs.
+        """
+        from sklearn.utils.validation import validate_data
+
+        table = self._tables()[output]
+        if (X is None) != (y is None):
+            raise ValueError("plot: X and y must be given together, got one of them")
+        if X is not None:
+            X, y = validate_data(self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64)
+            y = np.asarray(y).reshape(len(X), -1)[:, output]
+        return draw(table, table[table.best], X, y)
+
+    def report(self, level: float = 0.95) -> str:
+        """The best equation, its parameters with intervals of this level, and how far it is to be trusted, in words."""
+        return "\n\n".join(report(table, level) for table in self._tables())
+
+
+def limited(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
+    """`laws` in one thread: the matrices are small, and threads that wait for each other cost many times the work."""
+    with _threads().limit(limits=1):
+        return laws(rows, settings, powers)
+
+
+@functools.cache
+def _threads() -> Any:
+    """Looking for the libraries that have threads takes longer than fitting a few rows."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+def _names_of_outputs(y: Any) -> list[str] | None:
+    """Names of a Series or a DataFrame."""
+    if hasattr(y, "columns"):
+        return [str(name) for name in y.columns]
+    name = getattr(y, "name", None)
+    return [str(name)] if isinstance(name, str) and hasattr(y, "to_numpy") else None

@@ -1,0 +1,148 @@
+"""What a fit has computed: kept in a checkpoint, from which an interrupted fit continues to the same bits.
+
+A fit is a sequence of steps, and each of them is determined by the data, the parameters and the steps before it. The
+results of nearly all of its time are kept in their order. A fit that is started again takes them and computes the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import astuple, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from npu_kernels._jobs import saved
+from npu_kernels._jobs.checkpoints import Checkpoint, check_same, fingerprint
+from npu_kernels._laws.table.refine import Sum
+from npu_kernels._laws.table.varpro import Points
+
+Array = Any
+
+FORMAT = 1  # of a saved state
+
+
+class Work:
+    """The steps of a fit's outputs. seed: of the search. determined: the data and parameters, by name.
+
+    drawn: whether the seed is another one each time; a fit that continues then has the seed of the one before.
+    """
+
+    function = "NPURegressor.fit"
+
+    def __init__(self, seed: int, drawn: bool, determined: dict[str, str]) -> None:
+        self.seed, self.drawn = seed, drawn
+        random_state = "None" if drawn else str(seed)
+        self.fingerprint = fingerprint(
+            format=str(FORMAT), numpy=np.__version__, **determined, random_state=random_state
+        )
+        self.checkpoint: Checkpoint | None = None
+        self.kept: dict[str, Any] = {}
+
+    def steps(self, output: int) -> Steps:
+        """Of one output."""
+        return Steps(self, output)
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs, in tensors and numbers."""
+        return {"fingerprint": self.fingerprint, "seed": self.seed, "kept": self.kept}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a `state`; raises ValueError, which says what differs, if it is another fit's."""
+        check_same(state["fingerprint"], self.fingerprint)
+        saved.record(state, "content", self.state().keys())
+        low, high = (0, 2**31 - 1) if self.drawn else (self.seed, self.seed)
+        seed = saved.integer(state["seed"], "seed", low, high)
+        kept = {key: _read(value, f"step {key}") for key, value in saved.mapping(state["kept"], "kept").items()}
+        self.seed, self.kept = seed, kept
+
+
+class Steps:
+    """The steps of one output in their order; those that were made before are not made again.
+
+    work: None keeps nothing.
+    """
+
+    def __init__(self, work: Work | None = None, output: int = 0) -> None:
+        self._work, self._output, self._made = work, output, 0
+
+    def points(self, generator: Any, terms: int, inputs: int, compute: Callable[[], Points]) -> Points:
+        """The points that `compute` gives, which draws from the generator: of so many terms and effective inputs."""
+
+        def pack() -> Any:
+            found = compute()
+            tensors = [getattr(found, field.name) for field in fields(found)]
+            return [tensors, json.dumps(generator.bit_generator.state)]
+
+        if self._work is None:
+            return compute()
+        tensors, state = self._step(pack, lambda step: _is_points(step) and step[0][0].shape[1:] == (terms, inputs))
+        generator.bit_generator.state = json.loads(state)
+        return Points(*tensors)
+
+    def sums(self, inputs: int, compute: Callable[[], list[Sum]], count: int | None = None) -> list[Sum]:
+        """The sums that `compute` gives, of so many effective inputs; count: how many, if that is known."""
+        if self._work is None:
+            return compute()
+
+        def fits(step: Any) -> bool:
+            sizes = [parts[0].shape[1] for parts in step] if not _is_points(step) else [-1]
+            return count in (None, len(sizes)) and all(size == inputs for size in sizes)
+
+        return [_unpacked(parts) for parts in self._step(lambda: [_packed(one) for one in compute()], fits)]
+
+    def _step(self, compute: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
+        """The next step: kept, or computed now; ValueError for one of a file that does not fit."""
+        assert self._work is not None
+        key = f"{self._output}.{self._made}"
+        self._made += 1
+        if key not in self._work.kept:
+            self._work.kept[key] = compute()
+            if self._work.checkpoint is not None:
+                self._work.checkpoint.keep()
+        elif not fits(self._work.kept[key]) and self._work.checkpoint is not None:
+            file, self._work.checkpoint = self._work.checkpoint, None  # the file stays as it is
+            raise file.refused(ValueError(f"its step {key} is another one"))
+        return self._work.kept[key]
+
+
+def _is_points(step: Any) -> bool:
+    """Whether a step has points, and else sums."""
+    return len(step) == 2 and isinstance(step[1], str)
+
+
+def _read(step: Any, name: str) -> Any:
+    """A step that was saved."""
+    saved.sequence(step, name)
+    if _is_points(step):
+        u, parity, c, rss = saved.sequence(step[0], name, 4)
+        u = saved.tensor(u, name, (None, None, None), torch.float64)
+        shapes = ((parity, u.shape), (c, u.shape[:2]), (rss, u.shape[:1]))
+        try:
+            np.random.default_rng(0).bit_generator.state = json.loads(step[1])
+        except Exception:  # of any kind, by what is wrong in it
+            raise ValueError(f"its {name} has no state of a generator") from None
+        return [[u, *(saved.tensor(part, name, shape, torch.float64) for part, shape in shapes)], step[1]]
+    return [_read_sum(parts, name) for parts in step]
+
+
+def _read_sum(parts: Any, name: str) -> list[Any]:
+    """A sum that was saved."""
+    u, parity, free, c, *errors = saved.sequence(parts, name, len(fields(Sum)))
+    most = torch.finfo(torch.float64).max
+    u = saved.tensor(u, name, (None, None), torch.float64, low=-most, high=most)
+    shapes = ((parity, u.shape, torch.float64), (free, u.shape, torch.bool), (c, u.shape[:1], torch.float64))
+    tensors = [saved.tensor(part, name, shape, dtype) for part, shape, dtype in shapes]
+    return [u, *tensors, *(saved.number(error, name, finite=False) for error in errors)]
+
+
+def _packed(one: Sum) -> list[Any]:
+    """A sum in tensors and numbers; each has its own memory."""
+    return [torch.from_numpy(part.copy()) if isinstance(part, np.ndarray) else float(part) for part in astuple(one)]
+
+
+def _unpacked(parts: list[Any]) -> Sum:
+    values: list[Any] = [part.numpy() if isinstance(part, torch.Tensor) else part for part in parts]
+    return Sum(*values)

@@ -1,0 +1,264 @@
+"""Which backend computes, and why not the other.
+
+device   first choice                          otherwise, with one notice
+cpu      "cpu", the C++ library                "reference", the eager formulas
+cuda     "triton"                              "reference"
+other    -                                     "reference"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.jit import is_tracing
+from torch.nn import Parameter
+
+from npu_kernels import reference
+from npu_kernels._backends import cpu
+from npu_kernels._common.notices import warn
+from npu_kernels._operators import ops
+
+BACKENDS = ("reference", "cpu", "triton")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+FAST_PATH = (None, "cpu")  # forced backends with which the fast path is taken
+_forced: ContextVar[str | None] = ContextVar("npu_kernels.use_backend", default=None)
+_outer: ContextVar[tuple[str | None, ...]] = ContextVar("npu_kernels.use_backend, outer blocks", default=())
+forced = _forced.get  # the backend that use_backend names in this thread or task
+_interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
+_launchers: dict[str, Callable[..., Any]] = {}  # of Triton's kernels, once they can be launched
+interpreted: dict[str, Callable[..., Any]] = {}  # what reaches Triton's interpreter in another way than `launch`
+_chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use
+
+
+class _Thread(threading.local):
+    """The value of `forced` in this thread. torch.compile cannot read context variables; it guards this instead."""
+
+    def __init__(self) -> None:
+        self.forced: str | None = None
+
+
+_thread = _Thread()
+
+
+class use_backend(contextlib.ContextDecorator):
+    """Force one backend in a ``with`` block or, as a decorator, in a function.
+
+    name: "reference" (eager formulas, any device), "cpu" (the C++ library) or "triton".
+
+    The choice holds until the block ends, for its thread, or within asyncio for its task and the tasks that it starts.
+    A backward keeps the choice of its forward, in any thread. Other threads are not affected, even if the block
+    starts them. Enter the block outside of functions that `torch.compile` compiles; these take the choice that
+    any task of their thread made last. Raises ValueError for an unknown name; a call under a backend that cannot run on
+    its tensors raises RuntimeError with the reason of every backend.
+
+        >>> import torch, npu_kernels
+        >>> layer, x = npu_kernels.NPU(2, 6), torch.rand(100, 2)
+        >>> with npu_kernels.use_backend("reference"):
+        ...     y = layer(x)
+    """
+
+    def __init__(self, name: str) -> None:
+        if name not in BACKENDS:
+            raise ValueError(f"use_backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
+        self.name = name
+
+    def __enter__(self) -> use_backend:
+        if self.name == "triton":
+            _interpret()
+        _outer.set((*_outer.get(), forced()))
+        self._force(self.name)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        *outer, name = _outer.get()
+        _outer.set(tuple(outer))
+        self._force(name)
+
+    @staticmethod
+    def _force(name: str | None) -> None:
+        _forced.set(name)
+        _thread.forced = name
+
+
+def as_forward(name: str | None) -> contextlib.AbstractContextManager[object]:
+    """For a backward: the backend that was forced in its forward, if any."""
+    return contextlib.nullcontext() if name is None else use_backend(name)
+
+
+def constant_in_graphs(function: _Function) -> _Function:
+    """`torch.compiler.assume_constant_result`, which would import the compiler at every start."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def triton() -> ModuleType:
+    """The Triton backend's module; raises ImportError where it or triton is missing."""
+    return importlib.import_module("npu_kernels._backends.triton")
+
+
+def _state(backend: str, device_type: str) -> tuple[bool, str]:
+    if backend == "reference":
+        return True, ""
+    if backend == "cpu":
+        return cpu.available(device_type)
+    try:
+        found: tuple[bool, str] = triton().available(device_type)
+        return found
+    except ImportError as error:
+        return False, str(error)
+
+
+def reasons(device_type: str) -> dict[str, tuple[bool, str]]:
+    """For every backend, whether it runs on tensors of that device type, and if not, why."""
+    return {backend: _state(backend, device_type) for backend in BACKENDS}
+
+
+def _explain(device_type: str) -> str:
+    return "; ".join(
+        f"{name}: {'available' if runs else reason}" for name, (runs, reason) in reasons(device_type).items()
+    )
+
+
+@constant_in_graphs
+def _choose(device_type: str) -> str:
+    """The backend for a device type when none is forced; gives one notice when the kernels cannot run."""
+    if device_type not in _chosen:
+        wanted = {"cpu": "cpu", "cuda": "triton"}.get(device_type, "reference")
+        _chosen[device_type] = wanted if _state(wanted, device_type)[0] else "reference"
+        if _chosen[device_type] == "triton":
+            triton().register()
+            _launchers.update(triton().repeated())
+        if _chosen[device_type] == "reference" and device_type != "meta":  # meta tensors compute nothing
+            command = f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
+            warn(
+                f"npu_kernels: {device_type} tensors are computed by the slower eager formulas "
+                f"({_explain(device_type)}){command}"
+            )
+        elif _chosen[device_type] == "cpu" and _no_fast_path:
+            warn(
+                f"npu_kernels: small layers on the CPU take longer than they need, because the fast path from Python "
+                f"to the kernels is missing: {_no_fast_path}. To build it for this torch: `{cpu.BUILD_COMMAND}`"
+            )
+    return _chosen[device_type]
+
+
+def without_fast_path(reason: str) -> None:
+    """Make the first call on the CPU report that the fast path is missing, and why."""
+    global _cpu_runs, _no_fast_path
+    if cpu.available()[0]:
+        _cpu_runs, _no_fast_path = False, reason  # `_choose` says it
+
+
+@constant_in_graphs
+def _forced_backend(name: str, device_type: str) -> str:
+    if not _state(name, device_type)[0]:
+        raise RuntimeError(
+            f"npu_kernels: backend {name!r} cannot run on {device_type} tensors. Candidates: {_explain(device_type)}"
+        )
+    return name
+
+
+def backend_for(tensor: Tensor) -> str:
+    """The name of the backend that computes a call with this tensor.
+
+    While `torch.jit.trace` records, it is "reference": only the formulas can be recorded with their
+    derivatives. Raises RuntimeError, with every candidate and its reason, when the backend that `use_backend` forces
+    cannot run.
+    """
+    if is_tracing():
+        return "reference"
+    name = _thread.forced if is_compiling() else forced()
+    if name is not None:
+        return _forced_backend(name, tensor.device.type)
+    return "cpu" if _cpu_runs and tensor.is_cpu else _choose(tensor.device.type)
+
+
+def launch(name: str, *args: Any) -> Any:
+    """Triton's kernels: on CUDA tensors compiled, on CPU tensors interpreted, one call at a time."""
+    interpreted = any(isinstance(arg, Tensor) and arg.is_cpu for arg in args[:3])  # a gradient may be absent
+    with _interpreter if interpreted else contextlib.nullcontext():
+        return getattr(triton(), name)(*args)
+
+
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_profiled, _wrapped = torch.autograd._profiler_enabled, torch._C._functorch.is_functorch_wrapped_tensor
+# Whether a gradient stands for many, without storage: torch.autograd.grad(is_grads_batched=True) runs a backward with
+# such ones. Torch's dispatcher takes them apart for a registered operator; nothing else of ours can read them.
+is_batched_gradient: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+
+def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
+    """Triton's launcher of that name, to be called without torch's dispatcher, which takes longer than the launcher;
+    or None, where the operator must be called: on the CPU, for a compiler, a mode, a profiler, and for tensors that
+    are more than they seem.
+
+    tensors: those that nothing else has looked at; the first one tells the device.
+    """
+    if is_compiling() or not _launchers or _dispatch_modes() or _function_modes() or _profiled():
+        return None
+    for tensor in tensors:
+        if tensor is not None:
+            kind = type(tensor)
+            if not (kind is Parameter or (kind is Tensor and not _wrapped(tensor))) or tensor.is_neg():
+                return None
+            if is_batched_gradient(tensor):
+                return None
+    return None if tensors[0].is_cpu and not _interprets() else _launchers[name]  # type: ignore[union-attr]
+
+
+def _interprets() -> bool:
+    return forced() == "triton"
+
+
+def _run(name: str, *args: Any) -> Any:
+    """An operator on a device for which no kernel is registered."""
+    if backend_for(args[0]) == "triton":
+        return launch(name, *args)
+    outputs = getattr(reference, name)(*args)  # with the strides of its matrix products; an operator's are contiguous
+    return outputs.contiguous() if isinstance(outputs, Tensor) else tuple(output.contiguous() for output in outputs)
+
+
+@functools.cache
+def _interpret() -> torch.library.Library | None:
+    """In a process where Triton interprets, operators on CPU tensors call its kernels as they call the C++ kernels.
+    So compiled graphs, exported programs, vmap and DTensor run the interpreted kernels too. In other processes this
+    does nothing.
+    """
+    if not (cpu.available()[0] and _state("triton", "cpu")[0]):
+        return None  # without the C++ library `_run` is their kernel already
+    library = torch.library.Library("npu_kernels", "IMPL", "CPU")
+    _launchers.update({name: triton().repeat(name, functools.partial(launch, name)) for name in ops.NAMES})
+    for name in ops.NAMES + ops.TIME_LOOPS:
+        operator = f"npu_kernels::{name}"
+        run = functools.partial(interpreted.get(name, launch), name)
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CPU"):
+            continue
+        compiled = torch.library.get_kernel(operator, "CPU")
+
+        def choose(keys: Any, *args: Any, run: Any = run, compiled: Any = compiled) -> Any:
+            return run(*args) if forced() == "triton" else compiled.call_boxed(keys, *args)
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            library.impl(name, choose, with_keyset=True, allow_override=True)
+    return library
+
+
+for _name in ops.NAMES:
+    ops.library.impl(_name, functools.partial(_run, _name), "CompositeExplicitAutograd")
+cpu.load()
+_cpu_runs = cpu.available()[0]
+_no_fast_path = ""  # why

@@ -1,0 +1,226 @@
+"""What a layer's operands must be, and how its formula is called with them.
+
+`call` is used by every layer without a shorter way: check, cast, flatten, compute. The shapes are those of
+`ops.WEIGHTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.jit import is_tracing
+
+from npu_kernels._common.checks import as_number, check_tensor
+from npu_kernels._operators import ops
+from npu_kernels._operators.autograd import eager_only
+from npu_kernels._operators.dispatch import backend_for
+
+_Result = TypeVar("_Result")
+
+_INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
+_HALF = (torch.float16, torch.bfloat16)
+_MEANING = {"I": "in_features", "J": "2 in_features", "O": "out_features"}
+# Of the layers that add the machine's by default: that of the dtype in which they compute.
+EPS = {dtype: _INFO.get(dtype, _INFO[torch.float32]).eps for dtype in (*_INFO, *_HALF)}
+
+# Of each layer, for each weight its sizes and whether it may be None.
+_EXPECTED = {
+    layer: tuple((letters, layer in ops.LAYERS and name in ops.LAYERS[layer].optional) for name, letters in own.items())
+    for layer, own in ops.WEIGHTS.items()
+}
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[str, bool]]) -> bool:
+    """The common valid case on the CPU or a GPU, by the cheapest comparisons; everything else goes to `check`."""
+    if is_tracing():
+        return False
+    try:
+        first: Any = weights[0]
+        dtype, shape, rows = first.dtype, first.shape, x.shape
+        dims = len(shape)
+        on_cpu = x.is_cpu  # cheaper than to compare devices
+        device = None if on_cpu else x.device
+        if x.dtype is not dtype or dtype not in _INFO or dims not in (2, 3):
+            return False
+        if not (first.is_cpu if on_cpu else x.is_cuda and first.device == device):
+            return False
+        if x.layout is not torch.strided or first.layout is not torch.strided:
+            return False
+        if len(weights) > 1:
+            for weight, (letters, may_be_none) in zip(weights[1:], expected[1:]):  # noqa: B905  # strict takes longer
+                if weight is None and may_be_none:
+                    continue
+                own: Any = weight
+                if own.dtype is not dtype or own.layout is not torch.strided:
+                    return False
+                if not (own.is_cpu if on_cpu else own.device == device):
+                    return False
+                if own.shape != (shape if len(letters) == 2 else _vector(shape, letters)):
+                    return False
+        inputs = shape[-1]
+        if expected[0][0] == "OJ":
+            if inputs % 2:
+                return False
+            inputs //= 2
+        if dims == 2:
+            return len(rows) > 0 and rows[-1] == inputs
+        return len(rows) > 1 and rows[-1] == inputs and (len(rows) == 2 or rows[0] == shape[0])
+    except (AttributeError, RuntimeError):  # not a tensor; a nested one, which has no shape
+        return False
+
+
+def _vector(shape: Sequence[int], letters: str) -> tuple[int, ...]:
+    """The shape of a vector of inputs or outputs beside a weight ``[(K,) O, I]`` of that shape."""
+    size = shape[-1 if letters == "I" else -2]
+    return (size,) if len(shape) == 2 else (shape[0], size)
+
+
+def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> None:
+    """Raise for the first thing wrong; the first weight ``[(K,) O, I]`` says what the others and x must be.
+
+    mixed: dtypes may differ.
+    """
+    shapes, expected = ops.WEIGHTS[layer], _EXPECTED[layer]
+    named = zip(shapes, weights, expected, strict=True)
+    tensors = {name: weight for name, weight, (_, may_be_none) in named if weight is not None or not may_be_none}
+    present = {"x": x, **tensors}
+    for name, tensor in present.items():
+        check_tensor(layer, name, tensor)
+        if tensor.dtype not in _INFO and tensor.dtype not in _HALF:
+            raise TypeError(f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
+    for what, error in (("dtype", TypeError), ("device", ValueError))[mixed:]:
+        if any(getattr(tensor, what) != getattr(x, what) for tensor in present.values()):
+            found = ", ".join(f"{name} {getattr(tensor, what)}" for name, tensor in present.items())
+            raise error(f"{layer}: all tensors must have one {what}, got {found}")
+
+    first, weight = next(iter(tensors.items()))
+    shape, rows = tuple(weight.shape), tuple(x.shape)
+    columns = _MEANING[shapes[first][1]]
+    if len(shape) not in (2, 3):
+        raise ValueError(
+            f"{layer}: {first} must have shape (out_features, {columns}) or (num_models, out_features, {columns}), "
+            f"got shape {shape}"
+        )
+    twice = shapes[first] == "OJ"
+    if twice and shape[-1] % 2:
+        raise ValueError(f"{layer}: {first} must have an even last dimension ({columns}), got shape {shape}")
+    inputs = shape[-1] // 2 if twice else shape[-1]
+    models = "num_models, " if len(shape) == 3 else ""
+    for name, other in tensors.items():
+        letters, own = shapes[name], tuple(other.shape)
+        if len(letters) == 2:
+            if own != shape:
+                raise ValueError(f"{layer}: {name} must have the shape of {first}, {shape}, got shape {own}")
+            continue
+        want = _vector(shape, letters)
+        if own != want:
+            meaning = models + _MEANING[letters]
+            raise ValueError(f"{layer}: {name} must have shape {want} ({meaning}), got shape {own}")
+
+    if not rows or rows[-1] != inputs:
+        raise ValueError(f"{layer}: x must have last dimension {inputs} (in_features), got shape {rows}")
+    if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
+        raise ValueError(
+            f"{layer}: x must have shape ({shape[0]}, ..., {inputs}) (num_models, ..., in_features) "
+            f"or (batch, {inputs}) (shared by all models), got shape {rows}"
+        )
+
+
+def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
+    """The result of a check, hidden from `torch.jit.trace`, which would record the sizes and warn about every
+    comparison.
+    """
+    if not is_tracing():
+        return check(*arguments)
+    state = torch._C._get_tracing_state()
+    pause: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]
+    pause(None)
+    try:
+        return check(*arguments)
+    finally:
+        pause(state)
+
+
+def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> float:
+    """The number as a float; ValueError unless it is finite, and greater than 0 in the dtype of the computation.
+
+    0 is valid where the layer's record says so.
+    """
+    info = _INFO.get(dtype, _INFO[torch.float32])
+    zero = layer in ops.LAYERS and name in ops.LAYERS[layer].may_be_zero
+    number = as_number(value)
+    if info.smallest_normal <= number <= info.max or (zero and number == 0):
+        return number
+    rule = "0, or finite and greater than 0" if zero else "finite and greater than 0"
+    raise ValueError(f"{layer}: {name} must be {rule} in {info.dtype}, got {value!r}")
+
+
+def _flatten(x: Tensor, weight: Tensor, extra: int) -> Tensor:
+    """x, with so many more dimensions than the weight, as ``[B, I]``, or ``[K, B, I]`` for models with own rows."""
+    if extra > 0:
+        return x.flatten(weight.dim() - 2, -2)
+    return x if weight.dim() == 3 else x.unsqueeze(0)
+
+
+def _autocasts(x: Any) -> bool:
+    if not isinstance(x, Tensor):
+        return False
+    device_type = x.device.type
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def _to_float(tensor: Any) -> Any:
+    return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype in _HALF else tensor
+
+
+def _reads_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast: bool) -> bool:
+    """Whether the kernels read float16 and bfloat16 themselves, and give what a cast to float32 before them would.
+
+    Triton's do, of one dtype, or, under autocast, beside float32 in x or the first weight. Otherwise casts are needed,
+    or there is nothing to cast.
+    """
+    if eager_only() or backend_for(x) != "triton":
+        return False
+    if autocast:
+        dtypes = [getattr(tensor, "dtype", None) for tensor in (x, *weights) if tensor is not None]
+        if any(dtype not in _HALF and dtype is not torch.float32 for dtype in dtypes):
+            return False
+        if all(dtype is torch.float32 for dtype in dtypes) or (dtypes[0] in _HALF and dtypes[1] in _HALF):
+            return False
+        unrecorded(check, layer, x, weights, True)
+    return True
+
+
+def call(
+    layer: str,
+    formula: Callable[..., Tensor],
+    x: Tensor,
+    weights: Sequence[Tensor | None],
+    *,
+    fused: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Check, cast, flatten, and call ``formula(x, *weights, **options)`` with ``x [B, I]`` or ``[K, B, I]``.
+
+    weights: in the order of ``ops.WEIGHTS[layer]``; None for an absent one. fused: the formula asks the backends'
+    kernels first.
+    """
+    autocast, half = _any_autocast() and _autocasts(x), False
+    if not autocast and not fits(x, weights, _EXPECTED[layer]):
+        unrecorded(check, layer, x, weights)
+        half = x.dtype in _HALF
+    if (autocast or half) and not (fused and _reads_halves(layer, x, weights, autocast)):
+        with torch.autocast(x.device.type, enabled=False):
+            y = call(layer, formula, _to_float(x), [_to_float(weight) for weight in weights], **options)
+        return y.to(x.dtype) if half else y
+
+    extra = x.dim() - weights[0].dim()  # type: ignore[union-attr]  # the first is never None
+    if extra == 0:
+        return formula(x, *weights, **options)
+    flat = _flatten(x, weights[0], extra)  # type: ignore[arg-type]
+    y = formula(flat, *weights, **options)
+    return y if flat is x else y.reshape(x.shape[:-1] + y.shape[-1:])

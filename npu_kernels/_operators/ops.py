@@ -1,0 +1,304 @@
+"""One record for each layer's registered operators, and what this module makes from it.
+
+`LAYERS` says once what a layer's two operators take and give. A record determines: here the schemas and the shape
+functions (what an operator returns without computing it); in `autograd` its derivative; in `transforms` its rule under
+vmap; in `sharding` its rules under DTensor; in `functional` the call; in `testing` the samples. `tests/operators/test_records.py`
+checks that every record has every rule.
+
+The C++ library adds the CPU kernels; `npu_kernels._operators.dispatch` adds the kernel for every other case. The schemas have no
+keyword-only arguments, so that calling an operator costs as little as possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+library = torch.library.Library("npu_kernels", "DEF")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the operators ``<name>_forward`` and ``<name>_backward`` of one layer take and give.
+
+    The forward takes x ``[(K,) B, I]``, the weights and the options, and, where it keeps something for the backward, a
+    last argument that asks for it. It gives y ``[(K,) B, O]`` and what it keeps, each of y's shape, empty if not asked
+    for. The backward takes grad_y, x, the weights, y if `takes_y`, what was kept, all options and `needs`. It
+    gives a gradient of x and of each weight: `needs` has a bit for each, x's is 1; empty without its bit, and where the
+    weight is None.
+    """
+
+    name: str
+    weights: Mapping[str, str]  # name -> its shape behind K, in sizes: O, I, and J for 2 I; the first's "OI" or "OJ"
+    optional: tuple[str, ...] = ()  # the weights that may be None
+    options: Mapping[str, str] = field(default_factory=dict)  # of both operators: name -> type in the schema
+    backward_options: Mapping[str, str] = field(default_factory=dict)  # of the backward alone
+    kept: Mapping[str, torch.dtype | None] = field(default_factory=dict)  # beside y: name -> dtype, None for x's
+    takes_y: bool = False
+    asks: str = "save"  # the argument that asks for what is kept
+    backends: tuple[str, ...] = ("cpu", "triton")  # those with kernels; the others use the formula
+    fast_path: bool = True  # csrc/fast_path has an entry of this name
+    may_be_zero: tuple[str, ...] = ()  # options of the function; its other numbers are greater than 0
+    eager_products: bool = False  # the eager formula builds a factor for each row, output and input
+    # Samples for tests and benchmarks: the range of weights, the least size of inputs, options of the function.
+    drawn_within: tuple[float, float] = (-1.0, 1.0)
+    least_input: float = 0.0
+    calls: tuple[Mapping[str, Any], ...] = field(default=({},))
+    without: Mapping[str, str] = field(default_factory=dict)  # rules that the layer does not have -> why
+
+    @property
+    def operands(self) -> int:
+        """How many tensors have gradients: x and the weights."""
+        return 1 + len(self.weights)
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """What the backward takes beside grad_y and the operands."""
+        return (*(("y",) if self.takes_y else ()), *self.kept)
+
+    @property
+    def keep(self) -> tuple[bool, ...]:
+        """The forward's last argument where a backward will follow."""
+        return (True,) if self.kept else ()
+
+    @property
+    def forward(self) -> Any:
+        """The registered operator."""
+        return getattr(torch.ops.npu_kernels, f"{self.name}_forward").default
+
+    @property
+    def backward(self) -> Any:
+        """The registered operator."""
+        return getattr(torch.ops.npu_kernels, f"{self.name}_backward").default
+
+    def schemas(self) -> tuple[str, str]:
+        """Of the two operators."""
+        operands = ["Tensor x", *(f"Tensor{'?' if name in self.optional else ''} {name}" for name in self.weights)]
+        options = [f"{kind} {name}" for name, kind in self.options.items()]
+        backward_options = [f"{kind} {name}" for name, kind in self.backward_options.items()]
+        forward = [*operands, *options, *([f"bool {self.asks}"] if self.kept else [])]
+        saved = [f"Tensor {name}" for name in self.saved]
+        backward = ["Tensor grad_y", *operands, *saved, *options, *backward_options, "int needs"]
+        outputs = ", ".join(["Tensor"] * (1 + len(self.kept)))
+        grads = ", ".join(["Tensor"] * self.operands)
+        return (
+            f"{self.name}_forward({', '.join(forward)}) -> " + (f"({outputs})" if self.kept else outputs),
+            f"{self.name}_backward({', '.join(backward)}) -> ({grads})",
+        )
+
+
+_NALU_KEPT: dict[str, torch.dtype | None] = {"h": None, "a": None, "t": None}
+
+LAYERS = {
+    layer.name: layer
+    for layer in (
+        Layer(
+            "npu",
+            {"weight_re": "OI", "weight_im": "OI", "gate": "I"},
+            optional=("weight_im", "gate"),
+            options={"eps": "float"},
+            backward_options={"straight_through": "bool"},
+            kept={"s": None},
+            takes_y=True,
+            asks="save_sin",
+            calls=({"gate_gradient": "clip"}, {"gate_gradient": "straight_through", "eps": 1e-3}),
+        ),
+        Layer(
+            "nmu",
+            {"weight": "OI"},
+            eager_products=True,
+            drawn_within=(-0.25, 1.25),
+            calls=({}, {"clip": False}),
+        ),
+        Layer(
+            "nmru",
+            {"weight": "OJ"},
+            options={"eps": "float", "clip": "bool", "separate": "bool"},
+            may_be_zero=("eps",),
+            eager_products=True,
+            drawn_within=(-0.25, 1.25),
+            least_input=0.1,
+            calls=({}, {"clip": False, "eps": 1e-3}, {"sign": "separate"}, {"sign": "separate", "clip": False}),
+        ),
+        Layer(
+            "nalu",
+            {"weight": "OI", "mask": "OI", "gate_weight": "OI", "gate_bias": "O"},
+            optional=("gate_bias",),
+            options={"eps": "float"},
+            kept=_NALU_KEPT,
+            backends=("triton",),
+            fast_path=False,
+            without={"cpu": "torch's matrix products are as fast", "fast path": "it has no CPU kernel to lead to"},
+        ),
+        Layer(
+            "inalu",
+            {"weight_add": "OI", "mask_add": "OI", "weight_mul": "OI", "mask_mul": "OI", "gate_weight": "OI"},
+            options={"eps": "float", "omega": "float"},
+            kept={**_NALU_KEPT, "flags": torch.int32},
+            eager_products=True,
+        ),
+    )
+}
+# The shapes of every layer's weights, also of those that are torch's own product.
+WEIGHTS: dict[str, Mapping[str, str]] = {
+    **{name: layer.weights for name, layer in LAYERS.items()},
+    "nau": {"weight": "OI"},
+    "nac": {"weight": "OI", "mask": "OI"},
+}
+
+# Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in `ode.function`.
+TIME_LOOP_SCHEMAS = (
+    "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, float[] tableau,"
+    " int steps, float dt, float eps, bool clip, bool derivatives, bool save) -> (Tensor, Tensor, Tensor)",
+    "ode_backward(Tensor? grad_trajectory, Tensor? grad_derivatives, Tensor trajectory, Tensor weight_re,"
+    " Tensor? weight_im, Tensor? gate, Tensor weight, Tensor stages, float[] tableau, float dt, float eps, bool clip,"
+    " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+# The same with steps of their own sizes, for `ode.adaptive`; on the CPU alone. How long the last two outputs are
+# follows from the values, so that there are no shape functions.
+ADAPTIVE_SCHEMAS = (
+    "ode_adaptive_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, Tensor t,"
+    " float[] pair, float rtol, float atol, int max_steps, float eps, bool clip, int every)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "ode_adaptive_backward(Tensor grad_path, Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate,"
+    " Tensor weight, Tensor t, Tensor counts, Tensor times, Tensor states, float[] pair, float eps, bool clip,"
+    " int every, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+# Many training steps, for `training.plan`; on the CPU alone.
+TRAIN = "train"
+TRAIN_SCHEMA = (
+    "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y, Tensor weight,"
+    " Tensor rows, Tensor schedules, int[] plan, float[] numbers) -> ()"
+)
+TIME_LOOP_WITHOUT = {
+    "vmap": "under a transform every step calls the layers, whose rules hold",
+    "sharding": "what the forward keeps is packed over models and starts together, so that neither can be cut",
+}
+SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
+NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)  # of the layers
+TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # formulas in ode.reference
+ADAPTIVE = tuple(schema.partition("(")[0] for schema in ADAPTIVE_SCHEMAS)  # and in ode.adaptive_reference
+
+for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
+    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+for _schema in (*ADAPTIVE_SCHEMAS, TRAIN_SCHEMA):
+    library.define(_schema)
+
+# ops.npu_forward and the others, looked up once: torch.ops' attributes cost more than a small kernel's arithmetic.
+globals().update({_name: getattr(torch.ops.npu_kernels, _name).default for _name in NAMES + TIME_LOOPS + ADAPTIVE})
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+
+# ---- shape functions ------------------------------------------------------------------------------------------------
+
+
+def _output(x: Tensor, weight: Tensor) -> list[int]:
+    return [*weight.shape[:-2], x.shape[-2], weight.shape[-2]]  # [K, B, O]
+
+
+def result_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Of y and what is kept: that of x and the weights, float32 where the Triton kernels read halves beside others."""
+    return x.dtype if x.dtype is weight.dtype else torch.promote_types(x.dtype, weight.dtype)
+
+
+# new_empty and never empty_like, which would copy the strides of a transposed input.
+def _like(tensor: Tensor | None, needed: int, source: Tensor) -> Tensor:
+    if tensor is None:
+        return source.new_empty([0])
+    return tensor.new_empty(tensor.shape if needed else [0])
+
+
+def _forward_shapes(layer: Layer) -> Callable[..., Any]:
+    dtypes = tuple(layer.kept.values())
+
+    def shapes(x: Tensor, *arguments: Any) -> Any:
+        shape, own = _output(x, arguments[0]), result_dtype(x, arguments[0])
+        y = x.new_empty(shape, dtype=own)
+        if not dtypes:
+            return y
+        kept = shape if arguments[-1] else [0]
+        return y, *(x.new_empty(kept, dtype=own if dtype is None else dtype) for dtype in dtypes)
+
+    return shapes
+
+
+def _backward_shapes(layer: Layer) -> Callable[..., Any]:
+    def shapes(grad_y: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        x, needs = arguments[0], arguments[-1]
+        return tuple(_like(t, needs >> bit & 1, x) for bit, t in enumerate(arguments[: layer.operands]))
+
+    return shapes
+
+
+for _layer in LAYERS.values():
+    for _name, _shapes in (("forward", _forward_shapes(_layer)), ("backward", _backward_shapes(_layer))):
+        torch.library.register_fake(f"npu_kernels::{_layer.name}_{_name}", _shapes, lib=library)
+
+
+def ode_stages(
+    u0: Tensor, weight_re: Tensor, tableau: Sequence[float], steps: int, derivatives: bool
+) -> tuple[int, ...]:
+    """The shape of what a time loop keeps. Each backend chooses the layout."""
+    h, d = weight_re.shape[-2:]
+    kept = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
+    models, starts = (1, *u0.shape)[-3:-1]
+    if models * starts == 1:  # OdeInputs::stages_shape
+        return 1, kept, 2 * (-(-d // 16) + -(-h // 16)), 16
+    blocks = models * -(-starts // 16) if starts >= 8 else -(-models * starts // 16)
+    return blocks, kept, 2 * (d + h), 16
+
+
+@torch.library.register_fake("npu_kernels::ode_forward", lib=library)  # type: ignore[untyped-decorator]
+def _ode_forward(
+    u0: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    tableau: list[float],
+    steps: int,
+    dt: float,
+    eps: float,
+    clip: bool,
+    derivatives: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    trajectory = [*u0.shape[:-1], steps + 1, u0.shape[-1]]
+    return (
+        u0.new_empty(trajectory),
+        u0.new_empty(trajectory if derivatives else [0]),
+        u0.new_empty(ode_stages(u0, weight_re, tableau, steps, derivatives) if save else [0]),
+    )
+
+
+@torch.library.register_fake("npu_kernels::ode_backward", lib=library)  # type: ignore[untyped-decorator]
+def _ode_backward(
+    grad_trajectory: Tensor | None,
+    grad_derivatives: Tensor | None,
+    trajectory: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
+    stages: Tensor,
+    tableau: list[float],
+    dt: float,
+    eps: float,
+    clip: bool,
+    straight_through: bool,
+    needs: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return (
+        _like(trajectory[..., 0, :], needs & 1, trajectory),
+        _like(weight_re, needs & 2, trajectory),
+        _like(weight_im, needs & 4, trajectory),
+        _like(gate, needs & 8, trajectory),
+        _like(weight, needs & 16, trajectory),
+    )

@@ -1,0 +1,180 @@
+"""The table's columns and cells, and how they are filled."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+
+from npu_kernels import use_backend
+from npu_kernels._backends import cpu
+from npu_kernels._operators import dispatch
+
+_INTERPRET = "TRITON_INTERPRET"
+# Checks that `--quick` leaves out: they start compilers or processes, and no kernel of ours takes part in more of them.
+SLOW = ("torch.compile, inductor", "AOTInductor", "ONNX", "two processes")
+
+
+class Unavailable(Exception):
+    """A check cannot run here, and why."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where a check runs: a backend, a device and, on the CPU, an instruction set; and how much of it."""
+
+    backend: str
+    device: str = "cpu"
+    isa: str | None = None
+    quick: bool = False  # one size of each layer, derivatives along one direction
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether Triton's interpreter runs the kernels: it does so in a separate process."""
+        return self.backend == "triton" and self.device == "cpu"
+
+    @property
+    def name(self) -> str:
+        """As in the table."""
+        if self.interpreted:
+            return "triton interpreted"
+        return f"{self.backend} {self.isa}" if self.isa else f"{self.backend} on {self.device}"
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Force it."""
+        before = cpu.isa() if self.isa else None
+        try:
+            if self.isa:
+                cpu.set_isa(self.isa)
+            with use_backend(self.backend):
+                yield
+        finally:
+            if before:
+                cpu.set_isa(before)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell."""
+
+    check: str
+    column: str
+    status: str  # "ok", "fail" or "n/a"
+    detail: str
+    seconds: float
+
+
+CHECKS: dict[str, Callable[[Column], str | None]] = {}
+
+
+def check(title: str) -> Callable[[Callable[[Column], str | None]], Callable[[Column], str | None]]:
+    """Register a row of the table: returns a detail for its cell, raises if it fails."""
+
+    def register(function: Callable[[Column], str | None]) -> Callable[[Column], str | None]:
+        CHECKS[title] = function
+        return function
+
+    return register
+
+
+def _interpreter_problem() -> str:
+    """Why a process started with TRITON_INTERPRET=1 could not run the kernels; empty if it could."""
+    runs, reason = dispatch.reasons("cpu")["triton"]
+    return "" if runs or _INTERPRET in reason else reason  # that it is not set here is no problem
+
+
+def columns(quick: bool = False) -> list[Column]:
+    """What can run here; quick: every backend, the CPU's with the instruction set in use."""
+    found = [Column("reference")]
+    if cpu.available()[0]:
+        found += [Column("cpu", isa=isa) for isa in ([cpu.isa()] if quick else cpu.supported_isas())]
+    if not _interpreter_problem():
+        found.append(Column("triton"))
+    if torch.cuda.is_available():
+        found.append(Column("reference", "cuda"))
+        if dispatch.reasons("cuda")["triton"][0]:
+            found.append(Column("triton", "cuda"))
+    return [replace(column, quick=quick) for column in found]
+
+
+def not_run() -> dict[str, str]:
+    """What has no column here, and why."""
+    found = {}
+    if not cpu.available()[0]:
+        found["cpu"] = cpu.available()[1]
+    if problem := _interpreter_problem():
+        found["triton interpreted"] = problem
+    if not torch.cuda.is_available():
+        found["reference on cuda"] = "torch finds no CUDA device"
+    runs, reason = dispatch.reasons("cuda")["triton"]
+    if not runs:
+        found["triton on cuda"] = reason
+    return found
+
+
+def run(title: str, column: Column) -> Result:
+    """One cell, in this process."""
+    start = time.perf_counter()
+    torch.manual_seed(0)
+    try:
+        with warnings.catch_warnings(), column.use():
+            warnings.simplefilter("ignore")
+            detail = CHECKS[title](column) or "ok"
+            status = "ok"
+    except Unavailable as reason:
+        status, detail = "n/a", str(reason)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        status, detail = "fail", f"{type(error).__name__}: {lines[-1][:300]}"
+    return Result(title, column.name, status, detail, round(time.perf_counter() - start, 2))
+
+
+@contextlib.contextmanager
+def _interpreting_process() -> Iterator[ProcessPoolExecutor]:
+    """One process in which Triton interprets: Triton decides that when it is imported."""
+    before = os.environ.get(_INTERPRET)
+    os.environ[_INTERPRET] = "1"
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(1, context, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        pool.submit(os.getpid).result()  # started, with that variable
+    finally:
+        if before is None:
+            del os.environ[_INTERPRET]
+        else:
+            os.environ[_INTERPRET] = before
+    with pool:
+        yield pool
+
+
+def _awaited(future: Future[Result], title: str, column: Column) -> Result:
+    try:
+        return future.result()
+    except Exception as error:  # the process died
+        return Result(title, column.name, "fail", f"{type(error).__name__}: {error}", 0.0)
+
+
+def measure(
+    titles: list[str], where: list[Column], progress: Callable[[Result], None] = lambda result: None
+) -> list[Result]:
+    """The matrix, column by column; what Triton interprets runs at the same time, in a separate process."""
+    apart = [column for column in where if column.interpreted and not dispatch.reasons("cpu")["triton"][0]]
+    results: dict[Column, list[Result]] = {column: [] for column in where}
+    with _interpreting_process() if apart else contextlib.nullcontext() as pool:
+        waiting = [(pool.submit(run, title, column), title, column) for column in apart for title in titles if pool]
+        for column in where:
+            for title in titles if column not in apart else ():
+                results[column].append(run(title, column))
+                progress(results[column][-1])
+        for future, title, column in waiting:
+            results[column].append(_awaited(future, title, column))
+            progress(results[column][-1])
+    return [result for column in where for result in results[column]]

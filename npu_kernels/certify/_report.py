@@ -1,0 +1,64 @@
+"""The report of the checks, as text and as Markdown."""
+
+from __future__ import annotations
+
+from npu_kernels import env
+from npu_kernels.certify._matrix import Result
+
+
+def versions() -> dict[str, str]:
+    """What the matrix was measured with."""
+    facts = env.environment()
+    wanted = ("npu_kernels", "python", "torch", "triton", "numpy", "processor", "cores", "cuda", "cpu instruction set")
+    found = {name: facts[name] for name in wanted}
+    return {**found, "mpmath": env.version_of("mpmath"), "onnxruntime": env.version_of("onnxruntime")}
+
+
+NOTES = """
+## Notes
+
+- **triton interpreted** is the GPU kernels' own code, run by Triton's interpreter on CPU tensors in a process started
+  with `TRITON_INTERPRET=1`: it shows what they compute and how they fit into torch, not what a GPU's compiler makes of
+  them.
+- **When not to compile.** A fused layer by itself: `torch.compile` leaves the operator as it is and adds the guards and
+  the wrapper of its call, which makes a small layer slower and changes nothing for a large one. Compile a model that
+  has other layers to fuse around it.
+- **Double backward** through a compiled callable is not supported by torch itself and raises its error (the row above).
+  Compile the computation of the gradient instead: `torch.compile(torch.func.grad(...))`.
+- **vmap over stacked modules** is one call of the fused operators, with the gradient inside, outside or by plain
+  autograd. torch makes a class for each such call; `num_models` is the same without. Other `torch.func` transforms, and
+  per-sample gradients, compute by the eager formulas.
+- **Exported programs** hold the fused operators and need `import npu_kernels` where they run; so does an AOTInductor
+  package. `program.run_decompositions(npu_kernels.interop.decompositions())` leaves plain aten, for ONNX and for C++.
+- **torch.jit.trace** records the eager formulas: a traced program has the right derivatives, needs no `npu_kernels`
+  where it runs, and is as slow as they are. `torch.export` keeps the fused operators.
+- **DTensor** knows the operators after `import npu_kernels.sharding`. Rows, outputs and models may be sharded, inputs
+  never: a tensor that comes sharded over them is gathered.
+- **fork** after the kernels have run on several threads: call `torch.set_num_threads(1)` in the child first, as for any
+  torch operator.
+- **Half precision and autocast.** Under autocast everything is computed in float32 and the result is float32. Without
+  it, float16 and bfloat16 tensors are computed in float32 and the result is cast back.
+"""
+
+
+def markdown(results: list[Result], facts: dict[str, str], missing: dict[str, str]) -> str:
+    """The report: one table of what was measured, and below it what has no column and why."""
+    names = list(dict.fromkeys(result.column for result in results))
+    cells = {(result.check, result.column): result for result in results}
+    shown = {"ok": "{}", "n/a": "n/a: {}", "fail": "**FAIL** {}"}
+    lines = [
+        "# Compatibility",
+        "",
+        "Neural Power Unit, a layer: measured by `python -m npu_kernels.certify`, which measures it on your machine.",
+        "A number is an error; an ulp is one of exp(P), the size of the NPU's result before its cosine.",
+        "",
+        f"| | {' | '.join(names)} |",
+        "| --- |" + " --- |" * len(names),
+    ]
+    for title in dict.fromkeys(result.check for result in results):
+        row = (cells[title, name] for name in names)
+        texts = (shown[cell.status].format(cell.detail.replace("|", "\\|")) for cell in row)
+        lines.append(f"| {title} | {' | '.join(texts)} |")
+    lines += ["", *(f"Not run, and so not in the table: {name}: {reason}." for name, reason in missing.items())]
+    lines += ["", "Measured with " + ", ".join(f"{name} {value}" for name, value in facts.items()) + "."]
+    return "\n".join(lines) + "\n" + NOTES

@@ -1,0 +1,82 @@
+"""Copies, files, torch.nn's services, layers of other code, and the source of a nan."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+from npu_kernels import NPU, functional, interop
+from npu_kernels.certify._matrix import Column, check
+from npu_kernels.certify._samples import equal, inputs, model_of, require
+from npu_kernels.training import trace
+
+
+@check("deepcopy, pickle, state_dict, torch.load(weights_only=True), meta, skip_init")
+def _copies(column: Column) -> None:
+    model, x = model_of(column), inputs(column, 9, 3)
+    y, file = model(x), io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    with torch.device("meta"):
+        empty = model_of(Column(column.backend, "meta"))
+    empty.load_state_dict(torch.load(file, weights_only=True), assign=True)
+    for copied in (empty, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        require(torch.equal(copied(x), y), "a copy computes something else")
+    nn.utils.skip_init(NPU, 3, 2, device=column.device).reset_parameters()
+
+
+@check("parametrize, prune, module hooks")
+def _services(column: Column) -> None:
+    class Double(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return 2 * weight
+
+    x, seen = inputs(column, 9, 3), []
+    layer = NPU(3, 2, device=column.device)
+    expected = functional.npu(x, 2 * layer.weight_re, layer.weight_im, layer.gate)
+    parametrize.register_parametrization(layer, "weight_re", Double())
+    layer.register_forward_hook(lambda *_: seen.append(1))
+    equal(layer(x), expected, 1e-6, "parametrize")
+    layer(x).sum().backward()
+    require(len(seen) == 2, "hooks")
+    layer = NPU(3, 2, device=column.device)
+    prune.l1_unstructured(layer, "weight_re", amount=2)
+    layer(x).sum().backward()
+    masked: Any = layer.weight_re_orig
+    require(int((masked.grad == 0).sum()) == 2, "prune")
+
+
+@check("swap and to_reference")
+def _interop(column: Column) -> None:
+    model, x = model_of(column), inputs(column, 9, 3)
+    y = model(x)
+    for layout in ("reference", "julia", "pytorch"):
+        interop.to_reference(model, layout)
+        equal(model(x), y, 1e-5, layout)
+        interop.swap(model)
+        equal(model(x), y, 1e-6, layout)
+
+
+@check("anomaly mode and the tracer name the layer")
+def _anomaly(column: Column) -> None:
+    x = torch.full((2, 3), math.nan, device=column.device, requires_grad=True)
+    layer = NPU(3, 2, device=column.device)
+    with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
+        warnings.simplefilter("ignore")
+        try:
+            layer(x).sum().backward()
+        except RuntimeError as error:
+            require(column.backend == "reference" or "NPUFunctionBackward" in str(error), str(error))
+        else:
+            raise AssertionError("no error")
+    with trace.non_finite(layer, "record") as found:
+        layer(x)
+    require((found[0].kind, found[0].unit, found[0].row) == ("NPU", 0, (0,)), str(found))

@@ -1,0 +1,85 @@
+"""The transforms of torch.func."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NMU, NPU
+from npu_kernels._testing.samples import RECORDS, CountCalls
+from npu_kernels.certify._matrix import Column, check
+from npu_kernels.certify._samples import FUSED, ROUNDING, equal, inputs, leaves_of, require
+
+
+@check("torch.func: grad, vjp, jvp, jacrev, jacfwd, hessian")
+def _func(column: Column) -> None:
+    for name in FUSED:
+        leaves = [leaf.detach() for leaf in leaves_of(name, column)]
+        tangents = tuple(torch.ones_like(leaf) for leaf in leaves)
+        record, every = RECORDS[name], tuple(range(len(leaves)))
+
+        def results(
+            f: Callable[..., Tensor],
+            leaves: list[Tensor] = leaves,
+            tangents: tuple[Tensor, ...] = tangents,
+            every: tuple[int, ...] = every,
+        ) -> list[Tensor]:
+            def loss(*a: Tensor) -> Tensor:
+                return f(*a).square().sum()
+
+            pulled: Any = torch.func.vjp(f, *leaves)
+            found = [*torch.func.grad(loss, every)(*leaves), *pulled[1](torch.ones_like(pulled[0]))]
+            found += [*torch.func.jvp(f, tuple(leaves), tangents), *torch.func.jacrev(f, every)(*leaves)]
+            found += [*torch.func.jacfwd(f, every)(*leaves), torch.func.hessian(loss, 1)(*leaves)]
+            return found
+
+        for actual, expected in zip(results(record.function), results(record.reference), strict=True):
+            equal(actual, expected, ROUNDING, name)
+
+
+@check("torch.func: vmap(grad), per-sample gradients")
+def _per_sample(column: Column) -> None:
+    for name in FUSED:
+        x, weight, *rest = (leaf.detach() for leaf in leaves_of(name, column))
+        found = []
+        for f in (RECORDS[name].function, RECORDS[name].reference):
+
+            def loss(w: Tensor, row: Tensor, f: Any = f, rest: list[Tensor] = rest) -> Tensor:
+                return f(row, w, *rest).square().sum()  # type: ignore[no-any-return]
+
+            found.append(torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x))
+        equal(found[0], found[1], ROUNDING, name)
+
+
+@check("torch.func: vmap over stacked modules is one call")
+def _stacked(column: Column) -> str | None:
+    options: Any = {"dtype": torch.float64, "device": column.device}
+    modules: Any = [nn.Sequential(NPU(3, 4, init_im=0.3, **options), NMU(4, 2, **options)) for _ in range(4)]
+    state, _ = torch.func.stack_module_state(modules)
+    x = inputs(column, 5, 3, dtype=torch.float64)
+
+    def loss(s: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(modules[0], s, x).square().sum()  # type: ignore[no-any-return]
+
+    frozen = {name: value.detach() for name, value in state.items()}
+    with CountCalls() as inside:
+        first = torch.func.vmap(torch.func.grad(loss))(frozen)
+    with CountCalls() as outside:
+        second = torch.func.grad(lambda s: torch.func.vmap(loss)(s).sum())(frozen)
+    with CountCalls() as plain:
+        torch.func.vmap(loss)(state).sum().backward()
+    for name, value in state.items():
+        one = [dict(m.named_parameters())[name] for m in modules]
+        losses = [m(x).square().sum() for m in modules]
+        expected = torch.stack([torch.autograd.grad(v, p)[0] for v, p in zip(losses, one, strict=True)])
+        for actual in (first[name], second[name], value.grad):
+            equal(actual, expected, ROUNDING, name)
+    if column.backend == "reference":
+        return "batched formula"
+    one_each = {f"{name}_{way}": 1 for name in ("npu", "nmu") for way in ("forward", "backward")}
+    for calls in (inside.calls, outside.calls, plain.calls):
+        require(calls == one_each, f"operator calls {dict(calls)}")
+    return None

@@ -1,0 +1,135 @@
+"""Values against mpmath and against the eager formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels import functional, reference
+from npu_kernels._testing.samples import RECORDS, Sample, error_bound, fill_uninitialized_with_nan, with_layout
+from npu_kernels.certify._matrix import Column, Unavailable, check
+from npu_kernels.certify._samples import FUSED, equal, model_of, require
+
+
+def _exact_npu(x: list[float], re: list[float], im: list[float], gate: list[float], eps: float) -> tuple[Any, Any]:
+    """(y, exp P) of one output of one row with 50 digits, as a product of complex powers."""
+    from mpmath import mp, mpf
+
+    total = mp.mpc(0)
+    for value, a, b, g in zip(x, re, im, gate, strict=True):
+        clipped = min(max(mpf(g), mpf(0)), mpf(1))
+        r = clipped * (abs(mpf(value)) + mpf(eps)) + 1 - clipped
+        total += mp.mpc(a, b) * mp.mpc(mp.log(r), mp.pi * clipped if value < 0 else 0)
+    power = mp.exp(total)
+    return mp.re(power), abs(power)
+
+
+def _ulp(column: Column, dtype: torch.dtype) -> str:
+    try:
+        from mpmath import mp
+    except ImportError:
+        raise Unavailable("mpmath is not installed") from None
+    sample = RECORDS["npu"].sample(12, 9, 5, dtype=dtype, device=column.device)
+    eps = torch.finfo(dtype).eps
+    actual, eager = (sample.call(f).double().cpu().tolist() for f in (functional.npu, reference.npu))
+    tensors = [t.double().cpu().tolist() for t in sample.leaves()]
+    ours = theirs = 0.0
+    with mp.workdps(50):
+        for b, row in enumerate(tensors[0]):
+            for o in range(5):
+                y, size = _exact_npu(row, tensors[1][o], tensors[2][o], tensors[3], eps)
+                ours = max(ours, float(abs(actual[b][o] - y) / size) / eps)
+                theirs = max(theirs, float(abs(eager[b][o] - y) / size) / eps)
+    require(ours <= error_bound(theirs * eps, dtype) / eps, f"{ours:.1f} ulp of exp(P), eager {theirs:.1f}")
+    return f"{ours:.1f} ulp (eager {theirs:.1f})"
+
+
+@check("error of the NPU, float32, against mpmath")
+def _ulp32(column: Column) -> str:
+    return _ulp(column, torch.float32)
+
+
+@check("error of the NPU, float64, against mpmath")
+def _ulp64(column: Column) -> str:
+    return _ulp(column, torch.float64)
+
+
+@check("all sizes, layouts and models against the eager formula, memory filled with nan")
+def _parity(column: Column) -> str | None:
+    every = 4 if column.interpreted else 1  # the interpreter is slow
+    for name in FUSED:
+        record = RECORDS[name]
+        samples = (
+            [record.sample(17, 5, 3, num_models=models, device=column.device) for models in (None, 2)]
+            if column.quick
+            else list(record.samples(torch.float64, column.device))[::every]
+        )
+        for sample in samples:
+            leaves = sample.map(lambda t: t.detach().requires_grad_())
+            before = [leaf.detach().clone() for leaf in leaves.leaves()]
+            expected = leaves.call(RECORDS[name].reference)
+            upstream = with_layout(torch.ones_like(expected), "expanded")
+            wanted = torch.autograd.grad(expected, leaves.leaves(), upstream)
+            if column.backend == "reference" and name in (
+                "npu",
+                "nmu",
+            ):  # the written-out derivative against autograd's
+                y, grads = _written_out(name, sample, upstream)
+            else:
+                with fill_uninitialized_with_nan():
+                    y = leaves.call(RECORDS[name].function)
+                    grads = torch.autograd.grad(y, leaves.leaves(), upstream)
+            for actual, want in zip((y, *grads), (expected, *wanted), strict=True):
+                equal(actual, want, 5e-13, sample.name)
+            for leaf, old in zip(leaves.leaves(), before, strict=True):
+                require(torch.equal(leaf, old), f"{sample.name} changed an input")
+    if column.quick:
+        return "ok (one size)"
+    return f"ok (every {every}th of them)" if every > 1 else None
+
+
+def _written_out(name: str, sample: Sample, upstream: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    tensors = list(sample.tensors.values())
+    if name == "nmu":
+        weight = tensors[0]
+        assert weight is not None
+        clip = sample.options.get("clip", True)
+        used = weight.clamp(0, 1) if clip else weight
+        grad_x, grad_weight = reference.nmu_backward(upstream, sample.x, used)
+        inside = (weight >= 0) & (weight <= 1) if clip else torch.ones_like(weight, dtype=torch.bool)
+        return reference.nmu_forward(sample.x, used), (grad_x, grad_weight.where(inside, 0))
+    eps = sample.options.get("eps", torch.finfo(sample.x.dtype).eps)
+    straight = sample.options["gate_gradient"] == "straight_through"
+    re, im, gate = tensors
+    assert re is not None
+    y, s = reference.npu_forward(sample.x, re, im, gate, eps, True)
+    four = reference.npu_backward(upstream, sample.x, re, im, gate, y, s, eps, straight)
+    present = (True, True, im is not None, gate is not None)
+    return y, tuple(grad for grad, there in zip(four, present, strict=True) if there)
+
+
+@check("special values: 0, -0, subnormal, huge, inf, nan")
+def _special(column: Column) -> None:
+    values = [0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan]
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-11)):
+        special = torch.tensor(values, dtype=dtype, device=column.device)
+        x = torch.stack([special, torch.full_like(special, 0.7), torch.full_like(special, -1.3)], 1)
+        re = torch.tensor([[0.5, 0.25, -0.5], [-0.3, 0.5, 0.75]], dtype=dtype, device=column.device)
+        im = torch.tensor([[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]], dtype=dtype, device=column.device)
+        for gate in (None, torch.full_like(re[0], 0.5), torch.zeros_like(re[0])):
+            for row in range(len(values)):  # one by one, so that each is measured by its own size
+                actual, expected = (f(x[row : row + 1], re, im, gate) for f in (functional.npu, reference.npu))
+                equal(actual, expected, tolerance, f"{dtype} x = {values[row]}")
+        for row in range(len(values)):
+            actual, expected = (f(x[row : row + 1], re.clamp(0, 1)) for f in (functional.nmu, reference.nmu))
+            equal(actual, expected, tolerance, f"nmu {dtype} x = {values[row]}")
+
+
+@check("an empty batch")
+def _empty(column: Column) -> None:
+    model = model_of(column)
+    model(torch.empty(0, 3, device=column.device)).sum().backward()
+    require(all(p.grad is not None and not p.grad.any() for p in model.parameters()), "gradients are not zero")

@@ -1,0 +1,172 @@
+"""The models that may be chosen in the end."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels._jobs import saved
+from npu_kernels.fitting._batch import GATE, POWER, Template
+from npu_kernels.fitting._result import Candidate
+
+KINDS = ("raw", "refined", "powers", "rounded")
+# Levels of simplicity: the denominator, plus this for each parameter that is not 0, or if not everything is rounded.
+_PARAMETER, _POWERS, _PLAIN = 100, 10**7, 10**8
+MOST_WORSE = 1.5  # a model with more than this times the least held-out error is not chosen for being simpler
+STANDARD_ERRORS = 2.0  # of the difference of two models' held-out errors that count as none
+PIECE = 16  # models whose rows are compared at once
+
+Losses = Callable[[Tensor, int], Tensor]  # squared errors [C, M] of models [C, P] on rows of a problem
+
+
+def ranks(problem: Tensor, score: Tensor) -> Tensor:
+    """The place ``[A]`` of each score among those of its problem, from 0; the first of equals is first."""
+    order = score.argsort(stable=True)
+    order = order[problem[order].argsort(stable=True)]
+    owner = problem[order]
+    place = torch.arange(len(order), device=order.device)
+    found = torch.empty_like(order)
+    found[order] = place - torch.searchsorted(owner, owner)
+    return found
+
+
+class Pool:
+    """Candidates: their parameters ``[C, P]``, and ``[C]`` of problem, start, kind, denominator, score, base."""
+
+    _NAMES = ("flat", "problem", "start", "kind", "denominator", "score", "base")
+
+    def __init__(self, template: Template) -> None:
+        device = template.device
+        self.parameter_kind = template.kind
+        self.flat = torch.empty(0, len(template.kind), dtype=torch.float64, device=device)
+        self.problem, self.start, self.kind, self.denominator = (
+            torch.empty(0, dtype=torch.long, device=device) for _ in range(4)
+        )
+        self.score, self.base = (torch.empty(0, dtype=torch.float64, device=device) for _ in range(2))
+
+    def add(
+        self,
+        flat: Tensor,
+        problem: Tensor,
+        start: Tensor,
+        kind: str,
+        denominator: int,
+        score: Tensor,
+        base: Tensor,
+        keep: int,
+    ) -> None:
+        """Remember the best `keep` of each problem; `base` are the scores before rounding."""
+        index = ((ranks(problem, score) < keep) & score.isfinite()).nonzero().squeeze(1)
+        constant = torch.full_like(index, KINDS.index(kind)), torch.full_like(index, denominator)
+        more = (flat[index], problem[index], start[index], *constant, score[index], base[index])
+        for name, tensor in zip(self._NAMES, more, strict=True):
+            setattr(self, name, torch.cat([getattr(self, name), tensor]))
+
+    def best(self, problems: int) -> Tensor:
+        """The least score of each problem ``[problems]``."""
+        least = torch.full((problems,), math.inf, dtype=torch.float64, device=self.score.device)
+        return least.scatter_reduce_(0, self.problem, self.score, "amin")
+
+    def choose(
+        self, problems: int, tolerance: float, slack: float, losses: Losses, training: Losses
+    ) -> tuple[Tensor, list[Candidate]]:
+        """The chosen of each problem: parameters ``[problems, P]`` and what they are.
+
+        Of all that are about as good as the best, or as good as the data's rounding lets one tell, the simplest. About
+        as good: the difference of the held-out errors is within `slack` of the least, or within two of its own standard
+        errors; or the Bayesian information criterion of the training rows is lower, and the held-out error at most 1.5
+        times the least. Where there is none, as no start stayed finite: nan.
+        """
+        least = self.best(problems)[self.problem]
+        limit = torch.clamp(least * (1 + slack), min=tolerance)
+        unclear = (self.score > limit) & (self.score <= MOST_WORSE * least)
+        for owner in self.problem[unclear].unique().tolist():
+            index = (unclear & (self.problem == owner)).nonzero().squeeze(1)
+            own = self.score.where(self.problem == owner, math.inf)
+            top = own.argmin().unsqueeze(0)
+            best, fitted = losses(self.flat[top], owner), training(self.flat[top], owner)
+            count = fitted.shape[1]
+            cost = math.log(count) / count
+            for part in index.split(PIECE):
+                differences = losses(self.flat[part], owner) - best
+                error = differences.std(1) / math.sqrt(best.shape[1]) if best.shape[1] > 1 else 0 * limit[part]
+                limit[part] = torch.maximum(limit[part], least[part] + STANDARD_ERRORS * error)
+                ratio = training(self.flat[part], owner).mean(1) / fitted.mean()
+                simpler = ratio.log() + cost * (self._freedom(part) - self._freedom(top)) < 0
+                limit[part] = limit[part].masked_fill(simpler, math.inf)
+        level = self._level().masked_fill(self.score > limit, math.inf)
+        order = self.score.argsort(stable=True)
+        order = order[level[order].argsort(stable=True)]
+        flat = torch.full((problems, self.flat.shape[1]), math.nan, dtype=torch.float64, device=self.flat.device)
+        chosen = [Candidate("none", 0, -1, math.inf, math.nan) for _ in range(problems)]
+        owners = self.problem[order].tolist()
+        for owner, index in reversed(list(zip(owners, order.tolist(), strict=True))):
+            chosen[owner] = self._candidate(index)
+            flat[owner] = self.flat[index]
+        return flat, chosen
+
+    def listed(self, problems: int) -> list[list[Candidate]]:
+        """Of each problem, the best first; what came up several times once, as the simplest."""
+        found: list[list[Candidate]] = [[] for _ in range(problems)]
+        seen: set[tuple[int, int, float]] = set()
+        order = self._level().argsort(stable=True)
+        order = order[self.score[order].argsort(stable=True)]
+        owners = self.problem.tolist()
+        for index in order.tolist():
+            candidate = self._candidate(index)
+            key = (owners[index], candidate.start, candidate.score)
+            if key not in seen:
+                seen.add(key)
+                found[owners[index]].append(candidate)
+        return found
+
+    def _freedom(self, index: Tensor) -> Tensor:
+        """How many numbers were fitted: half for one that is rounded, as it was chosen from few."""
+        flat, kind = self.flat[index], self.kind[index].unsqueeze(1)
+        power = self.parameter_kind == POWER
+        share = torch.where((kind == KINDS.index("rounded")) | ((kind == KINDS.index("powers")) & power), 0.5, 1.0)
+        return ((flat != 0) * share * (self.parameter_kind != GATE)).sum(1)
+
+    def _level(self) -> Tensor:
+        """How far from simple ``[C]``."""
+        plain = torch.tensor([2 * _PLAIN, _PLAIN, _POWERS, 0], device=self.kind.device)
+        count = (self.flat != 0).sum(1) * _PARAMETER
+        return (self.denominator + plain[self.kind] + count).double()
+
+    def _candidate(self, index: int) -> Candidate:
+        score, base = float(self.score[index]), float(self.base[index])
+        kind = KINDS[int(self.kind[index])]
+        return Candidate(kind, int(self.denominator[index]), int(self.start[index]), score, score - base)
+
+    def copy(self) -> Pool:
+        return copy.copy(self)  # tensors are replaced, not changed
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._NAMES}
+
+    @classmethod
+    def restored(cls, template: Template, state: Any, problems: int, starts: int, denominators: Sequence[int]) -> Pool:
+        """One of a state; ValueError for a wrong one."""
+        saved.record(state, "pool", cls._NAMES)
+        result = cls(template)
+        highest = {
+            "problem": problems - 1,
+            "start": starts - 1,
+            "kind": len(KINDS) - 1,
+            "denominator": max(denominators, default=0),
+            "score": torch.finfo(torch.float64).max,
+        }
+        rows: int | None = None
+        for name in cls._NAMES:
+            like: Tensor = getattr(result, name)
+            bounds = (0, highest[name]) if name in highest else ()
+            shape = (rows, *like.shape[1:])
+            value = saved.tensor(state[name], f"pool's {name}", shape, like.dtype, template.device, *bounds)
+            setattr(result, name, value)
+            rows = len(value)
+        return result

@@ -1,0 +1,223 @@
+"""The formula that a model computes: `read` and its result."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels._common.checks import check_whole
+from npu_kernels.formula._code import TorchFunction, torch_function, with_comment
+from npu_kernels.formula._models import POWER_UNITS, Layer, check_model, epsilon, layers_of
+from npu_kernels.layers import NALU, NMRU, iNALU
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+INSTALL = (
+    "npu_kernels.formula needs sympy to write formulas: pip install 'npu_kernels[formula]' (or: pip install sympy)"
+)
+
+
+def require_sympy() -> ModuleType:
+    try:
+        import sympy
+    except ImportError as error:
+        raise ImportError(INSTALL) from error
+    return sympy  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What a model computes, as expressions; from `read`.
+
+    ``str()`` gives one line per output, in Python's operators but with ``|x|``, and ``[x < 0]`` for
+    1 where x is negative and 0 elsewhere, decimals rounded to 4 digits. Calling the formula with
+    ``x [..., I]`` gives ``[..., O]``, computed by `torch_function`, with all digits.
+    """
+
+    symbols: tuple[Any, ...]  #: the inputs, sympy's
+    names: tuple[str, ...]  #: of the outputs
+    expressions: tuple[Any, ...]  #: one for each output
+    note: str  #: what was left out
+
+    def text(self, digits: int | None = 4) -> str:
+        """One line per output; decimals with `digits` significant digits, None for all."""
+        from npu_kernels.formula import _printing as printing
+
+        digits = _check_digits("text", digits)
+        rows = zip(self.names, self.expressions, strict=True)
+        return "\n".join(f"{name} = {printing.text(e, digits)}" for name, e in rows)
+
+    def latex(self, digits: int | None = 4) -> list[str]:
+        """One equation per output, without dollars; `digits` as for `text`."""
+        from npu_kernels.formula import _printing as printing
+
+        digits = _check_digits("latex", digits)
+        sympy = require_sympy()
+        names = [sympy.latex(sympy.Symbol(name)) for name in self.names]
+        rows = zip(names, self.expressions, strict=True)
+        return [f"{name} = {printing.latex(expression, digits)}" for name, expression in rows]
+
+    @functools.cached_property
+    def torch_function(self) -> TorchFunction:
+        """The formula as plain torch code, which needs no sympy; its ``str()`` is the source."""
+        return with_comment(self._code, self.text())
+
+    @functools.cached_property
+    def _code(self) -> TorchFunction:
+        """`torch_function` without its comment: writing that takes sympy as long as the rest."""
+        return torch_function(self.symbols, self.expressions)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._code(x)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def _check_digits(function: str, digits: int | None) -> int | None:
+    return None if digits is None else check_whole(function, "digits", digits)
+
+
+def _note(layers: dict[str, Layer], eps: bool) -> str:
+    """Return what the formula leaves out, in words."""
+    parts = []
+    for name, layer in layers.items():
+        if eps or not isinstance(layer, (*POWER_UNITS, NALU, iNALU, NMRU)):
+            continue
+        if isinstance(layer, NMRU) and not (layer.training and layer.eps):
+            continue
+        value = epsilon(layer)
+        unit = f"{type(layer).__name__} {name!r}" if name else type(layer).__name__
+        if isinstance(layer, iNALU):
+            effect = f"max(|x|, {value:.3g}), which differs below {value:.3g} only"
+        elif isinstance(layer, NMRU):
+            effect = f"1/(x + {value:.3g}) in training mode"
+        else:
+            factor = f"(1 + {value:.3g}/|x|)**w"
+            effect = f"|x| + {value:.3g}, which makes a power |x|**w greater by the factor {factor}"
+        parts.append(f"{unit} computes with {effect}")
+    if not parts:
+        return ""
+    parts.append("at 0 the formula may be 0, infinite or undefined where the model is finite")
+    return "eps is left out of the formula: " + "; ".join(parts) + "."
+
+
+def _positive_names(positive: Any, names: Sequence[str]) -> Collection[str]:
+    """Return the names of the inputs that are never negative, from `positive` of `read`."""
+    if isinstance(positive, bool):
+        return names if positive else ()
+    if hasattr(positive, "shape"):  # data [N, I]
+        rule, shape = f"must be data of shape (N, {len(names)})", tuple(positive.shape)
+        if len(shape) != 2 or shape[1] != len(names) or not shape[0]:
+            raise ValueError(f"read: positive {rule} if it is data, got shape {shape}")
+        columns = positive.to_numpy().T if hasattr(positive, "columns") else positive.T
+        return {name for name, column in zip(names, columns, strict=True) if (column >= 0).all()}
+    unknown = sorted(set(positive) - set(names))
+    if unknown:
+        raise ValueError(f"read: positive must name inputs, got {unknown}")
+    return positive  # type: ignore[no-any-return]
+
+
+def _symbols(sympy: ModuleType, inputs: Sequence[Any] | None, count: int, positive: Any) -> tuple[Any, ...]:
+    if inputs is None:
+        inputs = [f"x{i}" for i in range(count)] if count > 1 else ["x"]
+    names = [str(name) for name in inputs]
+    if isinstance(inputs, str) or len(inputs) != count or len(set(names)) != count:
+        rule = f"{count} different names (in_features)"
+        raise ValueError(f"read: inputs must be {rule}, got {inputs!r}")
+    positive = _positive_names(positive, names)
+    symbols = []
+    for name in inputs:
+        if isinstance(name, sympy.Symbol):
+            symbols.append(name)
+        elif isinstance(name, str) and name.isprintable() and name.strip():
+            assumption = "positive" if name in positive else "real"
+            symbols.append(sympy.Symbol(name, **{assumption: True}))
+        else:
+            raise TypeError(f"read: inputs must be names or sympy symbols, got {name!r}")
+    return tuple(symbols)
+
+
+@torch.no_grad()
+def read(
+    module: nn.Module,
+    inputs: Sequence[Any] | None = None,
+    *,
+    outputs: Sequence[str] | None = None,
+    model: int | None = None,
+    eps: bool = False,
+    positive: bool | Collection[str] | Any = False,
+    max_denominator: int = 12,
+) -> Formula:
+    """The formula that a model computes.
+
+    Args:
+        module: NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU, Linear, or a Sequential of
+            these, nested or not. Expressions grow with every layer's width, so this is for models
+            of some tens of units.
+        inputs: I names, or sympy symbols with assumptions of their own; x0, x1, ... unless given.
+        outputs: O names; y0, y1, ... unless given.
+        model: index of the model to read where the layers have `num_models`.
+        eps: True: the units' eps stays, and the expressions equal the model to rounding at every
+            input, 0 included. False: eps is left out of ``|x| + eps``, so that powers read as
+            powers. `Formula.note` says what that changes, for inputs not much greater than eps.
+        positive: inputs that are never negative, by name, or True for all: their ``|x|`` is x then,
+            and no ``[x < 0]`` is needed. Or the data, ``[N, I]`` as a tensor, array or DataFrame:
+            the inputs without a negative number.
+        max_denominator: a weight that is, to its dtype's last digit, a fraction with at most this
+            denominator is written as a fraction. A weight that is only near a fraction stays:
+            `simplify` changes it.
+
+    Products of powers are correct for inputs of both signs: a weight w with an open gate gives
+    ``x**w`` where w is whole, else ``|x|**w`` and, with the other inputs, a factor
+    ``cos(pi (w [x < 0] + ...))``; a gate g strictly between 0 and 1 gives ``(g |x| + 1 - g)**w``
+    and ``w g`` in the cosine.
+
+    An NMRU in training mode has its eps like the other units; in evaluation mode it has none. A
+    reciprocal whose weight is 0 is left out of the formula; where its input is 0 the layer gives
+    nan, and the formula does not.
+
+    Raises ImportError without sympy, TypeError for other modules, ValueError for wrong names, model
+    or weights that are not finite.
+
+        >>> import torch
+        >>> from npu_kernels import RealNPU
+        >>> from npu_kernels.formula import read
+        >>> layer = RealNPU(3, 1)
+        >>> layer.weight_re.data = torch.tensor([[1.0, 0.5, -2.0]])
+        >>> layer.gate.data = torch.ones(3)
+        >>> print(read(layer, ["a", "b", "c"]))
+        y = a*sqrt(|b|)*[b >= 0]/c**2
+        >>> print(read(layer, ["a", "b", "c"], positive=True))
+        y = a*sqrt(b)/c**2
+    """
+    sympy = require_sympy()
+    layers = layers_of("read", module)
+    index = check_model("read", layers, model)
+    max_denominator = check_whole("read", "max_denominator", max_denominator)
+    chain = list(layers.values())
+    symbols = _symbols(sympy, inputs, chain[0].in_features, positive)
+    count = chain[-1].out_features
+    if outputs is None:
+        outputs = [f"y{o}" for o in range(count)] if count > 1 else ["y"]
+    valid = not isinstance(outputs, str) and len(outputs) == count
+    if not valid or not all(name.isprintable() for name in outputs):
+        raise ValueError(f"read: outputs must be {count} names (out_features), got {outputs!r}")
+
+    from npu_kernels.formula._expressions import Builder
+
+    builder = Builder(index, eps=eps, max_denominator=max_denominator)
+    values: Sequence[Any] = symbols
+    for layer in chain:
+        values = builder.layer(layer, values)
+    for name, expression in zip(outputs, values, strict=True):
+        if expression.has(sympy.zoo, sympy.oo, -sympy.oo, sympy.nan):
+            hint = "" if eps else "; read with eps=True, which is finite wherever the model is"
+            raise ValueError(f"read: output {name} is infinite or undefined at all inputs{hint}")
+    return Formula(symbols, tuple(outputs), tuple(values), _note(layers, eps))

@@ -1,0 +1,337 @@
+"""Simpler weights, step by step, with the error that each change costs. Needs torch only.
+
+    gates     gates become 0 or 1, since a power of ``g |x| + 1 - g`` is no power of x
+    prune     small weights become 0
+    round     weights become simple fractions
+
+With tolerance None a step makes all of its changes. With a tolerance it tries the changes in the
+order of their cost, the lowest first, and accepts those with which the error has grown by no more
+than the tolerance in total. The user's module is never modified.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels._common.checks import check_module, check_number, check_whole
+from npu_kernels.formula._fractions import nearest_fraction
+from npu_kernels.formula._models import layers_of, select
+from npu_kernels.formula._record import Change, Simplified, Step
+from npu_kernels.formula._scoring import Refit, Score, lbfgs, scorer
+from npu_kernels.formula._weights import GATES, PRUNED, ROUNDED, clip_, names_of, without_effect
+from npu_kernels.layers import NAU
+
+Table = Mapping[Any, tuple[str, ...]]  # a layer's class -> names of parameters
+Entry = tuple[str, tuple[int, ...]]  # a parameter's name, and an index into the parameter
+Values = tuple[float, ...]  # to try for an entry, the simplest first
+Options = Callable[[Tensor], Values]
+STEPS = ("gates", "prune", "round")
+
+
+@dataclass
+class _Simplifier:
+    """The steps of `simplify`, which change the module in place."""
+
+    module: nn.Module  # a copy of the user's
+    score: Score
+    refit: Refit | None
+    limit: float | None  # the greatest error allowed; None for any
+    error: float  # of the module
+    sums: frozenset[str]  # weights of sums, of which only 0, 1 and -1 may cost anything
+    fixed: dict[str, Tensor]  # parameter -> bool, the entries that a refit must not change
+    steps: list[Step] = field(default_factory=list)
+
+    def parameters(self) -> int:
+        return sum(int(p.count_nonzero()) for p in self.module.parameters())
+
+    def set(self, entry: Entry, number: float) -> None:
+        with torch.no_grad():
+            self.module.get_parameter(entry[0])[entry[1]] = number
+
+    def get(self, entry: Entry) -> Tensor:
+        return self.module.get_parameter(entry[0])[entry[1]].detach()
+
+    def fix(self, entry: Entry, fixed: bool = True) -> None:
+        self.fixed[entry[0]][entry[1]] = fixed
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self.module.named_parameters()}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                parameter.copy_(state[name])
+
+    def rank(self, entries: list[Entry], options: Options) -> list[tuple[float, Entry]]:
+        """Return (error, entry), lowest first; the error is with the entry's best value only."""
+        ranked = []
+        for entry in entries:
+            before, errors = float(self.get(entry)), []
+            for number in options(self.get(entry)):
+                self.set(entry, number)
+                errors.append(self.score(self.module))
+            self.set(entry, before)
+            ranked.append((min(errors), entry))
+        return sorted(ranked, key=lambda pair: pair[0])
+
+    def attempt(self, entry: Entry, number: float) -> float:
+        """Set an entry, refit what is free and return the error. Undo a refit that is worse."""
+        self.set(entry, number)
+        error = self.score(self.module)
+        if self.refit is None:
+            return error
+        state = self.state()
+        self.refit(self.module, self.fixed)
+        clip_(self.module)
+        refitted = self.score(self.module)
+        if refitted <= error:
+            return refitted
+        self.restore(state)
+        return error
+
+    def error_limit(self, entry: Entry, number: float) -> float:
+        """Return the greatest error with which an entry may have a value."""
+        assert self.limit is not None
+        if entry[0] not in self.sums or number in (0.0, 1.0, -1.0):
+            return self.limit
+        return min(self.limit, self.error + _rounding(self.module))
+
+    def choose(self, entry: Entry, values: Values, remaining: int) -> tuple[float, float, bool]:
+        """Give an entry a value, or leave it; return (value, error, whether it was accepted).
+
+        The value is the simplest whose cost is within a fair share of what the tolerance leaves to
+        the `remaining` entries; else the cheapest, if all of that allows it.
+        """
+        if self.limit is None:
+            return values[-1], self.attempt(entry, values[-1]), True
+        state, trials = self.state(), []
+        share = self.error + (self.limit - self.error) / remaining
+        for number in values:
+            error = self.attempt(entry, number)
+            if error <= min(share, self.error_limit(entry, number)):
+                return number, error, True
+            trials.append((error, number, self.state()))
+            self.restore(state)
+        error, number, state = min(trials, key=lambda trial: trial[0])
+        accepted = error <= self.error_limit(entry, number)
+        if accepted:
+            self.restore(state)
+        return number, error, accepted
+
+    def step(self, name: str, entries: list[Entry], options: Options) -> None:
+        """Try to change the entries, the cheapest first, and record the changes."""
+        if not entries and any(step.name == name for step in self.steps):
+            return
+        start, changes = self.error, []
+        ranked = self.rank(entries, options)
+        while ranked:
+            single_error, entry = ranked.pop(0)
+            before = self.get(entry).clone()
+            self.fix(entry)
+            number, error, accepted = self.choose(entry, options(before), 1 + len(ranked))
+            self.fix(entry, accepted)
+            changes.append(Change(*entry, float(before), number, single_error, error, accepted))
+            if accepted:
+                self.error = error
+                if self.refit is not None:  # the refit has moved the other entries
+                    ranked = self.rank([pair[1] for pair in ranked], options)
+        self.record(name, start, changes)
+
+    def record(self, name: str, start: float, changes: list[Change]) -> None:
+        self.steps.append(Step(name, start, self.error, self.parameters(), tuple(changes)))
+
+    def unfinished(self, table: Table, is_simple: Callable[[Tensor], bool]) -> list[Entry]:
+        """Return the entries of a table's parameters that are not simple yet; fix the others."""
+        entries = []
+        for path, layer in layers_of("simplify", self.module).items():
+            for name in names_of(layer, table):
+                shape = getattr(layer, name).shape
+                for index in itertools.product(*map(range, shape)):
+                    entry = _full_name(path, name), index
+                    if is_simple(self.get(entry)):
+                        self.fix(entry)
+                    else:
+                        entries.append(entry)
+        return entries
+
+    def gates(self) -> None:
+        """Make gates 0 or 1; with a tolerance, the nearer number or else the other."""
+
+        def options(gate: Tensor) -> Values:
+            near = float(gate >= 0.5)
+            return (near,) if self.limit is None else (near, 1.0 - near)
+
+        self.step("gates", self.unfinished(GATES, lambda gate: gate.item() in (0.0, 1.0)), options)
+
+    def prune(self, threshold: float) -> None:
+        """Make weights below the threshold 0, then everything that has no effect any more."""
+        entries = self.unfinished(PRUNED, lambda weight: weight.item() == 0)
+        small = [entry for entry in entries if self.get(entry).abs() < threshold]
+        self.step("prune", small, lambda weight: (0.0,))
+        start, changes = self.error, []
+        for entry in without_effect(self.module):
+            before = float(self.get(entry))
+            self.set(entry, 0.0)
+            self.fix(entry)
+            if before != 0:
+                self.error = self.score(self.module)
+                changes.append(Change(*entry, before, 0.0, self.error, self.error, True))
+        if changes:
+            self.record("unused", start, changes)
+
+    def round(self, max_denominator: int) -> None:
+        """Make weights fractions; with a tolerance, the simplest that it allows."""
+
+        def options(weight: Tensor) -> Values:
+            smallest = max_denominator if self.limit is None else 1
+            denominators = range(smallest, max_denominator + 1)
+            return tuple(dict.fromkeys(float(nearest_fraction(weight, q)) for q in denominators))
+
+        def is_simple(weight: Tensor) -> bool:
+            return weight.item() == float(nearest_fraction(weight, max_denominator))
+
+        self.step("round", self.unfinished(ROUNDED, is_simple), options)
+
+
+def _simplifier(
+    module: nn.Module,
+    x: Tensor | None,
+    y: Tensor | None,
+    tolerance: float | str | None,
+    score: Score | None,
+    refit: int | Refit,
+) -> _Simplifier:
+    """Return the simplifier of a module, which it changes."""
+    fit: Refit | None = refit if callable(refit) else None
+    measure, loss = scorer(module, x, y, score)
+    clip_(module)
+    if not callable(refit) and refit:
+        if loss is None:
+            rule = "refit must be a function where score is given"
+            raise ValueError(f"simplify: {rule}, got a number of iterations")
+        fit = lbfgs(loss, refit)
+    error = measure(module)
+    fixed = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in module.named_parameters()}
+    limit, sums = None, frozenset[str]()
+    if isinstance(tolerance, (int, float)):
+        limit = error + float(tolerance)
+    elif tolerance == "auto" and y is not None:
+        limit, sums = _limit_of_data(module, y, error), frozenset(fixed) & _sums(module)
+    return _Simplifier(module, measure, fit, limit, error, sums, fixed)
+
+
+def _full_name(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _sums(module: nn.Module) -> set[str]:
+    """Return the weights of layers that add up."""
+    layers = layers_of("simplify", module).items()
+    sums = [(path, layer) for path, layer in layers if isinstance(layer, (NAU, nn.Linear))]
+    return {_full_name(path, name) for path, layer in sums for name in names_of(layer, ROUNDED)}
+
+
+def _rounding(module: nn.Module) -> float:
+    """Return the relative error that rounding may cause."""
+    return 16 * torch.finfo(next(module.parameters()).dtype).eps
+
+
+def _limit_of_data(module: nn.Module, y: Tensor, error: float) -> float:
+    """Return the error up to which BIC would prefer a model with none of the module's parameters.
+
+    BIC is ``M log(error**2) + P log M`` for M values of y and P parameters. With many rows or
+    without noise the error may hardly grow, so that no true term is lost. The limit is at least the
+    error of rounding.
+    """
+    parameters = sum(int(p.count_nonzero()) for p in module.parameters())
+    grown = error * math.exp(min(parameters * math.log(y.numel()) / (2 * y.numel()), 0.5))
+    return max(grown, error + _rounding(module))
+
+
+def simplify(
+    module: nn.Module,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+    *,
+    steps: tuple[str, ...] = ("gates", "prune", "round", "gates"),
+    threshold: float = 1e-2,
+    max_denominator: int = 4,
+    tolerance: float | str | None = "auto",
+    model: int | None = None,
+    score: Score | None = None,
+    refit: int | Refit = 0,
+) -> Simplified:
+    """A copy of a model with simpler weights, and what each step and each change cost.
+
+    Args:
+        module: a layer of ours, a Linear, or a Sequential of these; never modified.
+        x: inputs ``[B, I]`` to measure errors on.
+        y: targets ``[B, O]``; None for the model's own output, so that errors are deviations from
+            the model.
+        steps: of "gates", "prune", "round", in the order in which they are done; a gate that is
+            refused at first may be accepted when the rest is simpler. "gates" makes gates 0 or 1.
+            "prune" makes weights below `threshold` 0, and then everything that no output depends on
+            any more ("unused" in the record). "round" makes the weights of power units, NAU, NMU,
+            NMRU and Linear fractions.
+        threshold: of "prune"; with a tolerance, ``math.inf`` tries all weights.
+        max_denominator: of "round".
+        tolerance: None to make all changes. A number: changes are tried one by one, those of the
+            lowest cost first, and accepted while the error is at most that of the original model
+            plus the tolerance. A gate may then become the farther of 0 and 1, and a weight the
+            simplest fraction that costs no more than its share of the remaining tolerance. "auto":
+            with y, as much as the noise and the number of rows allow (by BIC, for all parameters
+            together): hardly anything for an exact fit or many rows; without y, all changes. With
+            y, weights of sums (NAU, Linear) become 0, 1 or -1 by this rule, and other fractions
+            only where that costs nothing, because a measured constant is no fraction.
+        model: index of the model where the layers have `num_models`.
+        score: instead of x and y: a function of the model that gives its error, for example of a
+            trajectory.
+        refit: iterations of L-BFGS on the data after each change, in which simplified entries stay
+            as they are; or a function ``(module, fixed)`` that trains the module in place where
+            ``fixed[name]`` is false. A refit that makes the error greater is undone. 0: the other
+            weights stay as they are.
+
+    Errors are `relative_error` unless `score` is given; nan counts as inf. Time: about two
+    evaluations of the model per candidate. With a refit, each change adds an evaluation for every
+    remaining candidate, and the refit itself.
+
+    Raises TypeError and ValueError for arguments outside of these.
+
+        >>> import torch
+        >>> from npu_kernels import RealNPU
+        >>> from npu_kernels.formula import simplify
+        >>> layer = RealNPU(2, 1)
+        >>> layer.weight_re.data = torch.tensor([[0.998, -0.0004]])
+        >>> layer.gate.data = torch.tensor([0.97, 1.0])
+        >>> result = simplify(layer, torch.rand(100, 2) + 0.1)
+        >>> changes = [change for step in result.steps for change in step.changes]
+        >>> [f"{change.before:.4f} -> {change.after:g}" for change in changes]
+        ['0.9700 -> 1', '-0.0004 -> 0', '1.0000 -> 0', '0.9980 -> 1']
+    """
+    check_module("simplify", "module", module)
+    if not isinstance(steps, (tuple, list)) or any(name not in STEPS for name in steps):
+        raise ValueError(f"simplify: steps must be of 'gates', 'prune' and 'round', got {steps!r}")
+    threshold = check_number("simplify", "threshold", threshold, above=0, finite=False)
+    max_denominator = check_whole("simplify", "max_denominator", max_denominator)
+    if tolerance not in (None, "auto"):
+        rules: dict[str, Any] = {"minimum": 0, "finite": False, "other": "'auto', None"}
+        tolerance = check_number("simplify", "tolerance", tolerance, **rules)
+    if not callable(refit):
+        refit = check_whole("simplify", "refit", refit, 0, other="a function")
+    simplifier = _simplifier(select(module, model), x, y, tolerance, score, refit)
+    error, parameters = simplifier.error, simplifier.parameters()
+    for name in steps:
+        if name == "gates":
+            simplifier.gates()
+        elif name == "prune":
+            simplifier.prune(threshold)
+        else:
+            simplifier.round(max_denominator)
+    return Simplified(simplifier.module, error, parameters, tuple(simplifier.steps))

@@ -1,0 +1,348 @@
+"""Neural Power Unit, a layer: converts layers of other code into ours and back, and our operators into plain torch.
+
+`swap` replaces the eager layers of a model by the fused modules, `to_reference` goes back, with the weights carried
+over. Eager layers of other code are recognised by the names and shapes of their parameters, never by their class:
+
+==========  ==============================  ==============================================================
+layout      parameters                      what differs from ours
+==========  ==============================  ==============================================================
+reference   ours                            nothing (`npu_kernels.interop.reference_layers`)
+julia       ``Re, Im [O, I], g [I]``        eps: machine epsilon of the dtype, as ours. Gate: clipped as ours; from
+                                            NeuralArithmetic.jl 1.0.3 with a straight-through gradient: say
+                                            ``gate_gradient="straight_through"``. Up to 1.0.2 the gradient at a gate of
+                                            exactly 0 is 0, where ours passes it.
+pytorch     ``W_real, W_im [I, O], g [I]``  eps: its module's attribute ``eps``, float32's epsilon in every dtype. Gate:
+                                            ``torch.clamp``, as ours. Clipping weights or gates in place after a step
+                                            belongs to the training loop: `training.project_`.
+==========  ==============================  ==============================================================
+
+In both, without ``Im`` or ``W_im`` it is a RealNPU, without ``g`` a NaiveNPU.
+
+Build the optimizer after the swap: parameters may be new ones.
+
+    >>> import torch
+    >>> from npu_kernels import interop, reference_layers
+    >>> model = interop.swap(torch.nn.Sequential(reference_layers.RealNPU(2, 6)))
+    >>> type(model[0]).__module__
+    'npu_kernels.layers._npu'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import reference
+from npu_kernels._common.checks import check_module, check_number, check_tensor
+from npu_kernels._operators import ops
+from npu_kernels.interop import reference_layers
+from npu_kernels.interop.reference_layers import EAGER, LAYOUTS, PublishedNPU
+from npu_kernels.layers import NPU, NaiveNPU, RealNPU, Unit
+from npu_kernels.ode import _reference as time_loop
+
+_FUSED = {eager: fused for fused, eager in EAGER.items()}
+
+
+def _layout_of(names: set[str]) -> str | None:
+    for layout, (own, _) in LAYOUTS.items():
+        if own[0] in names and len(names) > 1 and names <= set(own):
+            return layout
+    return None
+
+
+def _copied(source: nn.Module, target: type[nn.Module]) -> nn.Module:
+    """The module as another class with the same attributes: parameters, buffers, mode and options are shared."""
+    result = target.__new__(target)
+    result.__dict__.update(source.__dict__)
+    # Registers of its own, so that what is added to one is not added to the other.
+    for name in ("_parameters", "_buffers", "_modules"):
+        result.__dict__[name] = dict(source.__dict__[name])
+    return result
+
+
+def from_parameters(
+    parameters: Mapping[str, Any], *, eps: float | None = None, gate_gradient: str = "clip", layout: str | None = None
+) -> Unit:
+    """A fused layer from arrays or tensors by their published names, ``{"Re": ..., "Im": ..., "g": ...}``.
+
+    Args:
+        parameters: of one layer, in the layout "julia" or "pytorch" (see this module). A `torch.nn.Parameter` that
+            needs no transposition stays the same object.
+        eps: added to ``|x|``; None for the machine epsilon of the dtype.
+        gate_gradient: "clip" or "straight_through".
+        layout: None to recognise it by the names.
+
+    Returns a `NPU`, `RealNPU` or `NaiveNPU`. Raises ValueError for names or shapes of no layout.
+    """
+    if not isinstance(parameters, Mapping):
+        raise TypeError(f"from_parameters: parameters must be a dictionary, got {type(parameters).__name__}")
+    if layout not in (None, *LAYOUTS):
+        raise ValueError(f"from_parameters: layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
+    layout = layout or _layout_of(set(parameters))
+    if layout is None:
+        raise ValueError(f"from_parameters: no layout has the parameters {sorted(map(str, parameters))}")
+    names, transposed = LAYOUTS[layout]
+    found: list[nn.Parameter | None] = []
+    for name in names:
+        value = parameters.get(name)
+        if value is None:
+            found.append(None)
+            continue
+        try:
+            tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"from_parameters: {name} must be a tensor or an array: {error}") from None
+        check_tensor("from_parameters", name, tensor)
+        if not tensor.is_floating_point():
+            raise TypeError(f"from_parameters: {name} must have a floating-point dtype, got {tensor.dtype}")
+        if transposed and tensor.dim() == 2:
+            tensor = nn.Parameter(tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad)
+        found.append(tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone()))
+    weight_re, weight_im, gate = found
+    if weight_re is None:
+        raise ValueError(f"from_parameters: layout {layout!r} needs {names[0]}, got {sorted(parameters)}")
+    shape = tuple(weight_re.shape)
+    if (
+        len(shape) != 2
+        or (weight_im is not None and weight_im.shape != shape)
+        or (gate is not None and tuple(gate.shape) != (shape[1],))
+    ):
+        shapes = {name: tuple(torch.as_tensor(value).shape) for name, value in parameters.items()}
+        raise ValueError(f"from_parameters: shapes do not fit layout {layout!r}: {shapes}")
+    if len({tensor.dtype for tensor in found if tensor is not None}) > 1:
+        dtypes = ", ".join(
+            f"{name} {tensor.dtype}" for name, tensor in zip(names, found, strict=True) if tensor is not None
+        )
+        raise TypeError(f"from_parameters: all tensors must have one dtype, got {dtypes}")
+    options: dict[str, Any] = {"eps": eps, "device": "meta", "dtype": weight_re.dtype}
+    layer: Unit
+    if weight_im is not None and gate is not None:
+        layer = NPU(shape[1], shape[0], gate_gradient=gate_gradient, **options)
+    elif gate is not None:
+        layer = RealNPU(shape[1], shape[0], gate_gradient=gate_gradient, **options)
+    else:
+        layer = NaiveNPU(shape[1], shape[0], **options)
+    for name, parameter in (("weight_re", weight_re), ("weight_im", weight_im), ("gate", gate)):
+        if parameter is not None:
+            layer.register_parameter(name, parameter)
+    return layer
+
+
+def _recognised(module: nn.Module) -> bool:
+    names = {name for name, _ in module.named_parameters(recurse=False)}
+    layout = _layout_of(names)
+    if layout is None or any(True for _ in module.children()):
+        return False
+    own, transposed = LAYOUTS[layout]
+    weight = getattr(module, own[0])
+    if weight.dim() != 2:
+        return False
+    inputs, outputs = weight.shape if transposed else tuple(weight.shape)[::-1]
+    # Other code may use the same names for other shapes and another formula; it stays as it is.
+    stated = (getattr(module, "in_features", inputs), getattr(module, "out_features", outputs))
+    other, gate = getattr(module, own[1], None), getattr(module, own[2], None)
+    return (
+        stated == (inputs, outputs)
+        and (other is None or other.shape == weight.shape)
+        and (gate is None or gate.shape == (inputs,))
+    )
+
+
+# Attributes that a layer may have: the new module has them too, or they only describe the layer.
+_CARRIED = {"in_features", "out_features", "eps", "gate_gradient", "layout", "num_models", "init_im", "_scale_im"}
+_OWN_METHODS = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters"}
+_OFF = (None, False, "none")  # of an option: it does nothing
+
+
+def _is_off(value: Any) -> bool:
+    return any(value is off for off in _OFF[:2]) or (isinstance(value, str) and value == _OFF[2])
+
+
+def _beyond_formula(module: nn.Module) -> dict[str, str]:
+    """What a layer has and does beyond its formula: name -> the text for a message."""
+    found: dict[str, str] = {}
+    plain = nn.Module().__dict__.keys()
+    for name, value in module.__dict__.items():
+        if name not in plain and name not in _CARRIED and not _is_off(value):
+            text = repr(value)
+            found[name] = f"{name}={text}" if len(text) < 40 else name
+    found.update((name, f"buffer {name}") for name, buffer in module._buffers.items() if buffer is not None)
+    kinds = [kind for kind in type(module).__mro__ if kind not in nn.Module.__mro__]
+    kinds = [kind for kind in kinds if kind.__module__.split(".")[0] != "npu_kernels"]
+    names = {name: value for kind in reversed(kinds) for name, value in vars(kind).items()}
+    for name, value in names.items():
+        # Private functions are the class's own business, unless they change one of nn.Module's.
+        private = name.startswith("_") and not callable(nn.Module.__dict__.get(name))
+        if name not in _OWN_METHODS | _CARRIED and not private and not _is_off(value):
+            found.setdefault(name, f"{name}()" if callable(value) else name)
+    return found
+
+
+def _replaced_parameters(module: nn.Module, owners: Mapping[int, int]) -> dict[str, str]:
+    """What would be lost with parameters ``[I, O]``, which become new ones: hooks, and sharing with other layers."""
+    found = {}
+    for name, parameter in module.named_parameters(recurse=False):
+        hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+        if owners[id(parameter)] > 1:
+            found[name] = f"{name}, which is shared with another layer"
+        elif hooks:
+            found[name] = f"hooks of {name}"
+    return found
+
+
+def _check_lost(
+    function: str,
+    model: nn.Module,
+    allow: Collection[str],
+    kind: Callable[[nn.Module], str | None],
+) -> None:
+    """Raise ValueError for anything that a new module would not have, before anything is changed. `kind` says what
+    a module becomes: "same" attributes, "new" ones, new and "transposed", or None.
+    """
+    check_module(function, "model", model)
+    if isinstance(allow, str) or not isinstance(allow, Collection):
+        raise TypeError(f"{function}: allow must be a collection of names, got {allow!r}")
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    for path, module in model.named_modules():
+        what = kind(module)
+        if what is None:
+            continue
+        who = type(module).__name__ + (f" {path!r}" if path else "")
+        hooks = [name for name, value in module.__dict__.items() if name.endswith(("_hooks", "_pre_hooks")) and value]
+        hooks = [name for name in hooks if what != "same" or "state_dict" not in name]
+        if hooks:
+            raise ValueError(f"{who} has hooks ({', '.join(hooks)}); remove them first and add them after")
+        lost = {} if what == "same" else _beyond_formula(module)
+        if what == "transposed":
+            lost |= _replaced_parameters(module, owners)
+        lost = {name: text for name, text in lost.items() if name not in allow}
+        if lost:
+            names = "".join(f"{name!r}, " for name in lost).strip() if len(lost) == 1 else ", ".join(map(repr, lost))
+            raise ValueError(
+                f"{function}: {who} has more than its formula, which the new layer would not have: "
+                f"{', '.join(lost.values())}; say allow=({names}) to do without"
+            )
+
+
+def _replace(model: nn.Module, change: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+    """Change modules in place, a shared one once, all of them or none; returns the model, or its replacement."""
+    modules = list(model.modules())
+    new = {module: found for module in modules if (found := change(module)) is not None}
+    for module, replacement in new.items():
+        replacement.train(module.training)
+    for module in modules:
+        for name, child in module._modules.items():
+            if child in new:
+                module._modules[name] = new[child]
+    return new.get(model, model)
+
+
+def swap(
+    model: nn.Module, *, eps: float | None = None, gate_gradient: str = "clip", allow: Collection[str] = ()
+) -> nn.Module:
+    """Replace the eager layers of a model by the fused modules, in place, with their weights.
+
+    Args:
+        model: any module; if it is itself such a layer the result is the new module.
+        eps: for layers that have no attribute ``eps``: None for the machine epsilon of the dtype.
+        gate_gradient: of the replaced published layers, "clip" or "straight_through".
+        allow: names of what a published layer has beyond its formula and may lose: methods of its class and of the
+            classes that it derives from, such as a penalty or a clipping after each step, attributes such as
+            ``npu_clip``, buffers; and of parameters ``[I, O]`` that lose hooks or their sharing.
+
+    Returns the model. Weights ``[I, O]`` become new parameters, others stay the same objects: build the optimizer
+    afterwards. Layers that fit no layout, pruned and parametrized ones, and subclasses of this package's layers, stay
+    as they are. Raises ValueError, before anything is changed, for a layer with hooks and for one that would lose what
+    `allow` does not name.
+    """
+
+    def kind(module: nn.Module) -> str | None:
+        if type(module) in _FUSED:
+            return "same"
+        if isinstance(module, Unit) or not _recognised(module):
+            return None
+        layout = _layout_of({name for name, _ in module.named_parameters(recurse=False)})
+        return "transposed" if layout is not None and LAYOUTS[layout][1] else "new"
+
+    def change(module: nn.Module) -> nn.Module | None:
+        what = kind(module)
+        if what is None:
+            return None
+        if what == "same":
+            return _copied(module, _FUSED[type(module)])
+        own_eps = getattr(module, "eps", eps)
+        return from_parameters(
+            dict(module.named_parameters(recurse=False)),
+            eps=eps if own_eps is None else float(own_eps),
+            gate_gradient=getattr(module, "gate_gradient", gate_gradient),
+        )
+
+    if eps is not None:
+        check_number("swap", "eps", eps, above=0, other="None")
+    _check_lost("swap", model, allow, kind)
+    return _replace(model, change)
+
+
+def to_reference(model: nn.Module, layout: str = "reference", *, allow: Collection[str] = ()) -> nn.Module:
+    """Replace the fused modules of a model by eager ones, in place, with their weights; the way back of `swap`.
+
+    layout: "reference" (`npu_kernels.interop.reference_layers`, the same parameters and state dict), or for NPU, RealNPU and
+    NaiveNPU of one model "julia" or "pytorch" (`PublishedNPU`). allow: names of attributes that a layer may lose in a
+    published layout, and of parameters that may lose their hooks or their sharing.
+
+    Subclasses of the fused modules stay as they are. Returns the model. Raises ValueError, before anything is changed,
+    for other layouts, for a layer with hooks, for one that would lose what `allow` does not name, and for `num_models`
+    in a published layout.
+    """
+    if layout not in ("reference", *LAYOUTS):
+        raise ValueError(f"to_reference: layout must be 'reference', 'julia' or 'pytorch', got {layout!r}")
+
+    def kind(module: nn.Module) -> str | None:
+        if type(module) not in EAGER:
+            return None
+        if layout == "reference" or type(module) not in (NPU, RealNPU, NaiveNPU):
+            return "same"
+        count = getattr(module, "num_models", None)
+        if count is not None:
+            raise ValueError(f"to_reference: layout {layout!r} has no num_models, this layer has {count}")
+        return "transposed" if LAYOUTS[layout][1] else "new"
+
+    def change(module: nn.Module) -> nn.Module | None:
+        what = kind(module)
+        if what is None:
+            return None
+        if what == "same":
+            return _copied(module, EAGER[type(module)])
+        unit: Any = module
+        eps = torch.finfo(unit.weight_re.dtype).eps if unit.eps is None and layout == "pytorch" else unit.eps
+        return PublishedNPU(
+            layout, unit.weight_re, unit.weight_im, unit.gate, eps=eps, gate_gradient=unit.gate_gradient
+        )
+
+    _check_lost("to_reference", model, allow, kind)
+    return _replace(model, change)
+
+
+# ---- torch.export ---------------------------------------------------------------------------------------------------
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """A table for ``ExportedProgram.run_decompositions`` that leaves nothing but plain aten, for ONNX and for C++.
+
+    A program with the fused operators needs `import npu_kernels` where it runs; the decomposed one needs torch alone.
+    """
+    table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
+    for name in ops.NAMES:
+        table[getattr(ops, name)] = getattr(reference, name)
+    for name in ops.TIME_LOOPS:
+        table[getattr(ops, name)] = getattr(time_loop, name)
+    return table
+
+
+__all__ = ["decompositions", "from_parameters", "reference_layers", "swap", "to_reference"]

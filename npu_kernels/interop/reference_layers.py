@@ -1,0 +1,143 @@
+"""The eager modules, with the parameters of the fused ones, and the published layouts.
+
+Names, arguments, checks and state dicts are those of `npu_kernels.layers`; the modules compute by
+the formulas of `npu_kernels.reference`, on any device. `PublishedNPU` has the parameters of
+published code, for weights that return to that code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import layers, reference
+from npu_kernels._operators import ops
+from npu_kernels._operators.operands import call
+
+__all__ = [
+    "NAC", "NALU", "NAU", "NMRU", "NMU", "NPU", "NaiveNPU", "PublishedNPU", "RealNPU", "iNALU",
+]  # fmt: skip
+
+# layout -> its names of weight_re, weight_im and gate, and whether its weights are [I, O]
+LAYOUTS: dict[str, tuple[tuple[str, str, str], bool]] = {
+    "julia": (("Re", "Im", "g"), False),
+    "pytorch": (("W_real", "W_im", "g"), True),
+}
+
+
+def _power(layer: layers.npu.PowerUnit, x: Tensor) -> Tensor:
+    weights = [getattr(layer, name) for name in ops.WEIGHTS["npu"]]
+    return call("npu", reference.npu, x, weights, eps=layer.eps, gate_gradient=layer.gate_gradient)
+
+
+class NPU(layers.NPU):
+    """Neural Power Unit, a layer, eager: `npu_kernels.NPU` by `reference.npu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _power(self, x)
+
+
+class RealNPU(layers.RealNPU):
+    """Real Neural Power Unit, a layer, eager: `npu_kernels.RealNPU` by `reference.npu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _power(self, x)
+
+
+class NaiveNPU(layers.NaiveNPU):
+    """Naive Neural Power Unit, a layer, eager: `npu_kernels.NaiveNPU` by `reference.npu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _power(self, x)
+
+
+class NMU(layers.NMU):
+    """Neural Multiplication Unit, a layer, eager: `npu_kernels.NMU` by `reference.nmu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return call("nmu", reference.nmu, x, (self.weight,), clip=self.clip)
+
+
+class NMRU(layers.NMRU):
+    """Neural Multiplicative Reciprocal Unit, a layer, eager, by `reference.nmru`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        eps = self.eps if self.training else 0.0
+        options: dict[str, Any] = {"eps": eps, "clip": self.clip, "sign": self.sign}
+        return call("nmru", reference.nmru, x, (self.weight,), **options)
+
+
+class iNALU(layers.iNALU):
+    """Improved Neural Arithmetic Logic Unit, a layer, eager, by `reference.inalu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = [getattr(self, name) for name in ops.WEIGHTS["inalu"]]
+        return call("inalu", reference.inalu, x, weights, eps=self.eps, omega=self.omega)
+
+
+# The package's modules of these three are plain torch.
+NAU, NAC, NALU = layers.NAU, layers.NAC, layers.NALU
+
+EAGER: dict[type[nn.Module], type[nn.Module]] = {
+    layers.NPU: NPU,
+    layers.RealNPU: RealNPU,
+    layers.NaiveNPU: NaiveNPU,
+    layers.NMU: NMU,
+    layers.NMRU: NMRU,
+    layers.iNALU: iNALU,
+}
+
+for _fused, _eager in EAGER.items():  # so that help() of an eager layer is complete by itself
+    _eager.__doc__ = f"{_eager.__doc__}\n\n{inspect.cleandoc(_fused.__doc__ or '')}"
+
+
+class PublishedNPU(nn.Module):
+    """Neural Power Unit, a layer, eager, with the parameters of published code (one model).
+
+    Args:
+        layout: "julia": ``Re, Im [O, I], g [I]``; "pytorch": ``W_real, W_im [I, O], g [I]``.
+        weight_re, weight_im, gate: ``[O, I]``, ``[O, I]`` or None (RealNPU), ``[I]`` or None
+            (NaiveNPU).
+        eps: added to ``|x|``. The Julia package has the machine epsilon of the dtype (None), the
+            PyTorch code that of float32 in any dtype.
+        gate_gradient: "clip" or "straight_through" (the Julia package from 1.0.3).
+    """
+
+    def __init__(
+        self,
+        layout: str,
+        weight_re: nn.Parameter,
+        weight_im: nn.Parameter | None = None,
+        gate: nn.Parameter | None = None,
+        *,
+        eps: float | None = None,
+        gate_gradient: str = "clip",
+    ) -> None:
+        super().__init__()
+        if layout not in LAYOUTS:
+            names = ", ".join(map(repr, LAYOUTS))
+            raise ValueError(f"PublishedNPU: layout must be one of {names}, got {layout!r}")
+        self.layout, self.gate_gradient = layout, gate_gradient
+        self.eps = torch.finfo(torch.float32).eps if eps is None and layout == "pytorch" else eps
+        keys, transposed = LAYOUTS[layout]
+        for key, tensor in zip(keys, (weight_re, weight_im, gate), strict=True):
+            if tensor is not None and transposed and tensor.dim() == 2:
+                tensor = nn.Parameter(tensor.detach().t().contiguous(), tensor.requires_grad)
+            if tensor is not None:
+                self.register_parameter(key, tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [..., I]`` to ``[..., O]``."""
+        names, transposed = LAYOUTS[self.layout]
+        weight_re: Tensor = getattr(self, names[0])
+        weight_im, gate = (getattr(self, name, None) for name in names[1:])
+        if transposed:
+            weight_re, weight_im = weight_re.t(), None if weight_im is None else weight_im.t()
+        eps, gate_gradient = self.eps, self.gate_gradient
+        return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
+
+    def extra_repr(self) -> str:
+        return f"layout={self.layout!r}, eps={self.eps}"

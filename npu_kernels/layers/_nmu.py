@@ -1,0 +1,137 @@
+"""The modules NMU and NMRU."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import functional
+from npu_kernels._common.checks import check_number
+from npu_kernels.layers._base import Device, Unit
+
+__all__ = ["NMRU", "NMU"]
+
+
+class NMU(Unit):
+    """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``, ``M = min(max(weight, 0), 1)``.
+
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
+    ``[K, ..., O]``.
+
+    Args:
+        in_features: number of inputs I.
+        out_features: number of outputs O.
+        num_models: K independent models in one call; None for one model without a leading dimension.
+        device, dtype: of the parameters.
+        clip: clip the weight to [0, 1] as the paper defines.
+
+    Parameters: ``weight [O, I]``, U(0, 1) as in the published code of "Neural Power Units" (Madsen and Johansen start
+    in a narrower interval around 1/2).
+
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, "Neural Arithmetic
+    Units", ICLR 2020.
+
+        >>> import torch
+        >>> from npu_kernels import NMU
+        >>> NMU(6, 4)(torch.rand(100, 6)).shape
+        torch.Size([100, 4])
+    """
+
+    intervals: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (0.0, 1.0)}
+    whole_weights: ClassVar[bool] = True
+    weight: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_models: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        clip: bool = True,
+    ) -> None:
+        super().__init__(in_features, out_features, num_models)
+        self.clip = clip
+        self._create({"weight": "OI"}, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew, in place: U(0, 1)."""
+        nn.init.uniform_(self.weight, 0, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
+        return functional.nmu(x, self.weight, clip=self.clip)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.clip else ", clip=False")
+
+
+class NMRU(Unit):
+    """Neural Multiplicative Reciprocal Unit, a layer that also divides: the `NMU` of ``x' = [x, 1 / (x + eps)]``.
+
+        "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)                  M = min(max(weight, 0), 1)
+        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi),  n_i = 1 where x'_i < 0, else 0
+
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
+    ``[K, ..., O]``.
+
+    Args:
+        in_features: number of inputs I.
+        out_features: number of outputs O.
+        num_models: K independent models in one call; None for one model without a leading dimension.
+        device, dtype: of the parameters.
+        clip: clip the weight to [0, 1]; false uses it as it is, for a training that projects it (`training.project_`).
+        sign: "product", the signs of the factors, or "separate", by a cosine like the RealNPU's. The authors' code has
+            both, and calls the first NMRU; the results that they publish under this name are of the second.
+        eps: added to x in the reciprocals while the module is in training mode, float32's machine epsilon as published,
+            whatever the dtype; in evaluation mode (``eval()``) they are ``1 / x``.
+
+    Parameters: ``weight [O, 2 I]``, first the columns of x, then those of its reciprocals; U(1/4, 3/4) as published.
+
+    Source: Mistry, Farrahi, Hare, "Exploring the Learning Mechanisms of Neural Division Modules", TMLR 2022, and its
+    code, github.com/bmistry4/nalm-division.
+
+        >>> import torch
+        >>> from npu_kernels import NMRU
+        >>> NMRU(6, 4)(torch.rand(100, 6)).shape
+        torch.Size([100, 4])
+    """
+
+    intervals: ClassVar[dict[str, tuple[float, float] | None]] = {"weight": (0.0, 1.0)}
+    whole_weights: ClassVar[bool] = True
+    weight: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_models: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        clip: bool = True,
+        sign: str = "product",
+        eps: float = torch.finfo(torch.float32).eps,
+    ) -> None:
+        super().__init__(in_features, out_features, num_models)
+        self.eps = check_number("NMRU", "eps", eps, minimum=0)
+        if sign not in ("product", "separate"):
+            raise ValueError(f"NMRU: sign must be 'product' or 'separate', got {sign!r}")
+        self.clip, self.sign = clip, sign
+        self._create({"weight": "OJ"}, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew, in place: U(1/4, 3/4)."""
+        nn.init.uniform_(self.weight, 0.25, 0.75)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
+        eps = self.eps if self.training else 0.0
+        return functional.nmru(x, self.weight, eps=eps, clip=self.clip, sign=self.sign)
+
+    def extra_repr(self) -> str:
+        options = "" if self.clip else ", clip=False"
+        return super().extra_repr() + options + ("" if self.sign == "product" else f", sign={self.sign!r}")

@@ -1,0 +1,210 @@
+"""Adaptive steps in eager torch: the specification and the oracle of the fused ones, and what runs where these do not.
+
+`find_steps` chooses the steps, every trajectory its own; `replay` makes them again, differentiable to any order, with
+their sizes as constants. Shapes: ``u0 [..., D]``, and ``[...]`` for what every trajectory has one of.
+
+Step control: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4 and IV.2. With q the root
+mean square of error / (atol + rtol max(|u|, |u_new|)), a step is accepted where q <= 1, and the next one's size is
+
+    h / max(0.1, q^0.17 / q_before^0.04 / 0.9) after an accepted step, h / min(5, q^0.17 / 0.9) after another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from npu_kernels.ode._pairs import STAGES, Pair
+from npu_kernels.ode._reference import rows
+
+# How a trajectory ended. STUCK: its steps became too small for its time to move. NOT_FINITE: the same because nothing
+# finite comes behind it, or nothing finite came at all.
+DONE, TOO_MANY, STUCK, NOT_FINITE = range(4)
+BETA = 0.04
+EPS = torch.finfo(torch.float64).eps
+Function = Callable[[Tensor], Tensor]
+
+
+class Steps(NamedTuple):
+    """What the control of the steps found; on the CPU.
+
+    times: the ends of the accepted steps ``[..., N]``, in float64; a trajectory of fewer repeats its last one.
+    counts: ``[..., 4]``: accepted and rejected steps, accepted ones at the bound of stability, how it ended.
+    clock: ``[..., 3]`` in float64: time reached, size of the step that would come next, time of the first step at the
+    bound of stability (nan: none).
+    last: the state reached ``[..., D]``, on u0's device.
+    """
+
+    times: Tensor
+    counts: Tensor
+    clock: Tensor
+    last: Tensor
+
+
+def combine(k: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
+    """``sum_j c_j k_j``."""
+    total = k[0] * coefficients[0]
+    for slope, coefficient in zip(k[1:], coefficients[1:], strict=True):
+        if coefficient != 0:
+            total = total + slope * coefficient
+    return total
+
+
+def step(f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Pair) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """One step of the sizes h ``[..., 1]``: the new state, the last stage's state, and all slopes."""
+    k, v = [k1], u
+    for row in rows(pair.triangle):
+        before, v = v, u + h * combine(k, row)
+        k.append(f(v))
+    return v, before, k
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.square().mean(-1).sqrt().cpu().double()
+
+
+def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, atol: float) -> Tensor:
+    """Hairer's starting step (II.4), positive."""
+    scale = atol + rtol * u.abs()
+    d0, d1 = _rms(u / scale), _rms(k / scale)
+    h0 = torch.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * d0 / d1).clamp(max=abs(span))
+    signed = h0.copysign(torch.tensor(span)).unsqueeze(-1).to(u)
+    d2 = _rms((f(u + signed * k) - k) / scale) / h0
+    most = torch.maximum(d1, d2)
+    h1 = torch.where(most <= 1e-15, torch.clamp(h0 * 1e-3, min=1e-6), (0.01 / most) ** 0.2)
+    h1 = torch.where(d2.isfinite(), h1, h0 * 1e-3)
+    return torch.minimum(100 * h0, h1)
+
+
+def find_steps(f: Function, u0: Tensor, t: Tensor, pair: Pair, rtol: float, atol: float, max_steps: int) -> Steps:
+    """The steps of every trajectory from t[0] to t[-1]; `t` in float64 on the CPU."""
+    with torch.no_grad():
+        return _find_steps(lambda u: f(u).detach(), u0.detach(), t.detach(), pair, rtol, atol, max_steps)
+
+
+def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Pair, rtol: float, atol: float, max_steps: int) -> Steps:
+    begin, end = float(t[0]), float(t[-1])
+    span, sign = end - begin, 1 if end > begin else -1
+    k1 = f(u)
+    size = _first_size(f, u, k1, span, rtol, atol)
+    time = torch.full_like(size, begin)
+    before = torch.full_like(size, 1e-4)  # the error of the accepted step before
+    counts = torch.zeros(*size.shape, 4, dtype=torch.int64)
+    clock = torch.full((*size.shape, 3), torch.nan, dtype=torch.float64)
+    accepted, rejected, stiff, status = counts.unbind(-1)
+    status[...] = torch.where(k1.isfinite().all(-1).cpu(), -1, NOT_FINITE)
+    shrunk = torch.zeros_like(status, dtype=torch.bool)  # the last step tried was rejected
+    broken = shrunk.clone()  # and was not finite
+    ends: list[Tensor] = []
+    taken: list[Tensor] = []
+    while (active := status < 0).any():
+        status.masked_fill_(active & (accepted + rejected >= max_steps), TOO_MANY)
+        tiny = size <= 10 * EPS * time.abs().clamp(min=EPS * abs(span))
+        stuck = (status < 0) & tiny
+        status[...] = torch.where(stuck, torch.where(broken, NOT_FINITE, STUCK), status)
+        active = status < 0
+        last = 1.01 * size >= (end - time).abs()
+        new_time = torch.where(last, end, time + sign * size)
+        h = torch.where(active, new_time - time, 0.0)
+        h_column = h.unsqueeze(-1).to(u)
+        new, v6, k = step(f, u, k1, h_column, pair)
+        scale = atol + rtol * torch.maximum(u.abs(), new.abs())
+        q = _rms(h_column * combine(k, pair.error) / scale)
+        broken = ~q.isfinite()
+        good = active & (q <= 1)
+        factor = torch.where(broken, 5.0, q ** (0.2 - 0.75 * BETA) / 0.9)
+        grown = h.abs() / (factor / before**BETA).clamp(min=0.1)
+        grown = torch.where(shrunk, torch.minimum(grown, h.abs()), grown)
+        size = torch.where(good, grown, torch.where(active, h.abs() / factor.clamp(max=5.0), size))
+        before = torch.where(good, q.clamp(min=1e-4), before)
+        apart, bend = _rms(new - v6), _rms(k[6] - k[5]) * h.abs()
+        at_bound = good & (apart > 0) & (bend > 0.98 * pair.stable * apart)
+        clock[..., 2] = torch.where(at_bound & (stiff == 0), time, clock[..., 2])
+        accepted += good
+        rejected += active & ~good
+        stiff += at_bound
+        shrunk = active & ~good
+        time = torch.where(good, new_time, time)
+        status.masked_fill_(good & last, DONE)
+        moved = good.unsqueeze(-1).to(u.device)
+        u, k1 = torch.where(moved, new, u), torch.where(moved, k[6], k1)
+        ends.append(time)
+        taken.append(good)
+    clock[..., 0], clock[..., 1] = time, size * sign
+    return Steps(_pack(ends, taken, time, accepted), counts, clock, u)
+
+
+def _pack(ends: list[Tensor], taken: list[Tensor], time: Tensor, accepted: Tensor) -> Tensor:
+    """The times of the accepted steps ``[..., N]``, one behind the other."""
+    if not ends or accepted.numel() == 0:
+        return time.new_empty(*time.shape, 0)
+    order = torch.stack(taken, -1).logical_not().to(torch.int8).argsort(dim=-1, stable=True)
+    times = torch.stack(ends, -1).gather(-1, order)[..., : int(accepted.max())]
+    there = torch.arange(times.shape[-1]) < accepted.unsqueeze(-1)
+    return torch.where(there, times, time.unsqueeze(-1))
+
+
+def replay(f: Function, u0: Tensor, t: Tensor, times: Tensor, pair: Pair, length: int | None = None) -> Tensor:
+    """The states ``[..., M, D]`` at t, from steps that end at `times` ``[..., N]``; nan behind the last of them.
+
+    Differentiable with respect to u0, to t and to what f depends on. length: of the segments, in steps, of which only
+    the first states are kept for a derivative; None keeps everything.
+    """
+    exact = t.to("cpu", torch.float64)
+    at = exact.detach()
+    shift = (exact[1:] - at[1:]) - (exact[0] - at[0])  # zeros with t's derivative
+    sign = 1.0 if at[-1] > at[0] else -1.0
+    lead, steps = u0.shape[:-1], times.shape[-1]
+    ends = torch.cat([at[0].expand(*lead, 1), times], -1)
+    sizes = ends.diff(dim=-1)
+    index = torch.searchsorted((sign * ends[..., 1:]).contiguous(), (sign * at[1:]).expand(*lead, -1).contiguous())
+    reached = index < steps
+    index = index.clamp(max=max(steps - 1, 0))
+    if steps == 0:
+        outputs = u0.new_full((*lead, len(at) - 1, u0.shape[-1]), torch.nan)
+        return torch.cat([u0.unsqueeze(-2), outputs], -2)
+    size = sizes.gather(-1, index)
+    size = torch.where(reached, size, 1.0)
+    x = ((at[1:] - ends.gather(-1, index) + shift) / size).to(u0.device)
+
+    def segment(u: Tensor, x: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        here = reached & (index >= first) & (index < first + count)
+        columns = here.reshape(-1, here.shape[-1]).any(0).nonzero().squeeze(-1)
+        states, slopes, k1 = [], [], f(u)
+        for n in range(first, first + count):
+            new, _, k = step(f, u, k1, sizes[..., n, None].to(u), pair)
+            states.append(u)
+            slopes.append(torch.stack(k, -2))
+            u, k1 = new, k[-1]
+        where = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
+        parts = x[..., columns].to(u), size[..., columns].to(u)
+        found = _dense(torch.stack(states, -2), torch.stack(slopes, -3), where, *parts, pair)
+        return u, torch.where(here[..., columns, None].to(u.device), found, 0), columns.to(u.device)
+
+    u, result = u0, u0.new_zeros(*lead, len(at) - 1, u0.shape[-1])
+    length = length or steps
+    for first in range(0, steps, length):
+        count = min(length, steps - first)
+        if length < steps:
+            u, found, columns = checkpoint(segment, u, x, first, count, use_reentrant=False)
+        else:
+            u, found, columns = segment(u, x, first, count)
+        result = result.index_add(-2, columns, found)
+    result = torch.where(reached.unsqueeze(-1).to(u.device), result, torch.nan)
+    return torch.cat([u0.unsqueeze(-2), result], -2)
+
+
+def _dense(states: Tensor, slopes: Tensor, index: Tensor, x: Tensor, size: Tensor, pair: Pair) -> Tensor:
+    """The interpolant of step index ``[..., C]`` at x; states ``[..., N, D]``, slopes ``[..., N, 7, D]``."""
+    d = states.shape[-1]
+    u = states.gather(-2, index.unsqueeze(-1).expand(*index.shape, d))
+    k = slopes.gather(-3, index[..., None, None].expand(*index.shape, STAGES, d))
+    total = torch.zeros_like(u)
+    for p in reversed(range(4)):
+        q = combine(k.unbind(-2), pair.dense[p::4])
+        total = (total + q) * x.unsqueeze(-1)
+    return u + size.unsqueeze(-1) * total

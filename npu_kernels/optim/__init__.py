@@ -1,0 +1,77 @@
+"""Neural Power Unit, a layer: Adam for small models, in one call.
+
+A model of two such layers has a handful of parameters of a dozen numbers each, and torch's optimiser spends most of a
+training step on its own bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from npu_kernels._backends import fast_path
+from npu_kernels._operators import dispatch
+
+__all__ = ["Adam"]
+
+
+class Adam(torch.optim.Adam):
+    """`torch.optim.Adam`, with its arguments, state and results, whose step is one call on the CPU.
+
+    Arguments and ``state_dict`` are torch's, and either loads the other's. A parameter's first step is torch's own, and
+    so is every step that needs anything special: other devices and dtypes, amsgrad, capturable, differentiable,
+    tensors as learning rate or beta, closures, hooks, gradient scalers, a profiler at work.
+
+    Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
+
+        >>> import torch
+        >>> from npu_kernels.optim import Adam
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = Adam(model.parameters(), lr=1e-2)
+    """
+
+    def _plain(self) -> bool:
+        return (
+            not is_compiling()
+            and dispatch.forced() in dispatch.FAST_PATH
+            and not self._optimizer_step_pre_hooks
+            and not self._optimizer_step_post_hooks
+            and not _global_optimizer_pre_hooks
+            and not _global_optimizer_post_hooks
+            and getattr(self, "grad_scale", None) is None
+            and getattr(self, "found_inf", None) is None
+            and not torch.autograd.profiler._is_profiler_enabled
+        )
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change the parameters by their gradients; returns the closure's loss, if there is one."""
+        if (
+            closure is None
+            and fast_path.adam is not None
+            and self._plain()
+            and fast_path.adam(self.param_groups, self.state) is not NotImplemented
+        ):
+            return None
+        general: Any = super().step  # not by torch's name, which may have been made to mean this class
+        if getattr(general, "hooked", False):
+            return general(closure)
+
+        def unhooked(self: Adam, closure: Callable[[], Any] | None = None) -> Any:
+            return general(closure)
+
+        return Optimizer.profile_hook_step(unhooked)(self, closure)  # torch does so at a class's first instance
+
+    step.hooked = True  # type: ignore[attr-defined]  # none are needed where the fast path is taken
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None

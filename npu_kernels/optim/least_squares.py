@@ -1,0 +1,98 @@
+"""The Levenberg-Marquardt method for K least-squares problems of N variables at once, and pruning.
+
+    (J'J + lambda diag(J'J)) d = -J'r
+
+lambda becomes lambda / 5 where the sum of squares has fallen, 4 lambda where it has not. Variables
+that are not free stay as they are. A step to where the residual is not finite is no step. `lbfgs`
+minimises functions that are no sums of squares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["FIRST_DAMPING", "Jacobian", "Residual", "error", "fit", "step", "without"]
+
+Residual = Callable[[Tensor], Tensor]  # x [K, N] to [K, R]
+Jacobian = Callable[[Tensor], tuple[Tensor, Tensor]]  # x [K, N] to [K, R] and [K, R, N]
+
+CURVATURE_FLOOR = 1e-6  # added to curvatures, over the greatest: damps variables without effect
+FIRST_DAMPING = 1e-2  # lambda of the first step
+
+
+def error(residual: Tensor) -> Tensor:
+    """Return the mean square ``[K]``; inf where it is not finite."""
+    return residual.square().mean(1).nan_to_num(math.inf, math.inf)
+
+
+def _normal(residual: Tensor, jacobian: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """Return J'J and J'r of the free variables; zeros where something is not finite."""
+    finite = (jacobian.isfinite().all(2) & residual.isfinite()).all(1)
+    jacobian = torch.where(finite[:, None, None] & free[:, None], jacobian, 0.0)
+    residual = torch.where(finite[:, None], residual, 0.0)
+    return jacobian.mT @ jacobian, (jacobian.mT @ residual.unsqueeze(2)).squeeze(2)
+
+
+def step(
+    x: Tensor,
+    damping: Tensor,
+    free: Tensor,
+    residual: Residual,
+    jacobian: Jacobian,
+    low: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Take one step; return x, the damping lambda ``[K]`` and the error ``[K]`` after it.
+
+    low ``[N]``: the lower bounds of the variables. A variable at its bound that would fall stays.
+    """
+    r, j = jacobian(x)
+    before = error(r)
+    hessian, gradient = _normal(r, j, free)
+    if low is not None:
+        free = free & ~((x <= low) & (gradient > 0))
+        hessian, gradient = _normal(r, j, free)
+    curvature = hessian.diagonal(dim1=1, dim2=2)
+    floor = CURVATURE_FLOOR * curvature.amax(1, keepdim=True) + 1e-12
+    diagonal = damping.unsqueeze(1) * (curvature + floor) + (~free).to(x.dtype)
+    move = -torch.linalg.solve_ex(hessian + torch.diag_embed(diagonal), gradient)[0]
+    trial = x + torch.where(free, move, 0.0).nan_to_num(0.0, 0.0, 0.0)
+    if low is not None:
+        trial = torch.where(free, torch.maximum(trial, low), trial)
+    after = error(residual(trial))
+    better = after < before
+    damping = torch.where(better, damping / 5, damping * 4).clamp(1e-12, 1e12)
+    return torch.where(better.unsqueeze(1), trial, x), damping, torch.where(better, after, before)
+
+
+def fit(x: Tensor, free: Tensor, residual: Residual, jacobian: Jacobian, steps: int) -> tuple[Tensor, Tensor]:
+    """Take `steps` steps from x; return the last x and its error ``[K]``."""
+    damping, last_error = torch.full_like(x[:, 0], FIRST_DAMPING), error(residual(x))
+    for _ in range(steps):
+        x, damping, last_error = step(x, damping, free, residual, jacobian)
+    return x, last_error
+
+
+def without(x: Tensor, free: Tensor, jacobian: Jacobian) -> tuple[Tensor, Tensor]:
+    """Set each variable to 0 and refit the others, to second order, by the optimal brain surgeon.
+
+    Returns the rise of the error for each variable ``[K, N]``, inf where not free, and all
+    variables after its removal ``[K, N, N]``. (Hassibi and Stork, "Second order derivatives for
+    network pruning: optimal brain surgeon", 1993.)
+    """
+    r, j = jacobian(x)
+    hessian, _ = _normal(r, j, free)
+    curvature = hessian.diagonal(dim1=1, dim2=2)
+    ridge = 1e-9 * curvature + 1e-10 * curvature.amax(1, keepdim=True) + 1e-300
+    regularised = hessian + torch.diag_embed(ridge + (~free).to(x.dtype))
+    inverse = torch.linalg.inv_ex(regularised)[0].nan_to_num()
+    variance = inverse.diagonal(dim1=1, dim2=2)
+    ratio = torch.where(free & (variance > 0), x / variance, 0.0)
+    costs = torch.where(free, ratio * x / r.shape[1], math.inf)
+    moved = x.unsqueeze(1) - ratio.unsqueeze(2) * inverse.mT
+    moved = torch.where(free.unsqueeze(1), moved, x.unsqueeze(1))
+    moved = torch.where(torch.eye(x.shape[1], dtype=torch.bool), 0.0, moved)
+    return costs, moved

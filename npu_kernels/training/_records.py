@@ -1,0 +1,135 @@
+"""The records of a plan for C++, whose fields have names there too (csrc/training.cpp).
+
+A plan is two lists, of integers and of numbers. A record adds its integers to the one and its numbers to the other, in
+the order of its fields. C++ reads them in the order of its fields: `check` compares the names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, get_type_hints
+
+from npu_kernels._backends import cpu
+
+
+class Call(NamedTuple):
+    rmsprop: bool  # otherwise Adam
+    models: int
+    steps: int
+    before: int  # steps made before
+    every: int  # steps from one recorded loss to the next
+    shared_x: bool  # by all models
+    shared_y: bool
+    finite: bool  # an entry of a gradient that is not finite counts as 0
+    layers: int  # how many
+
+
+class Layer(NamedTuple):
+    kind: int  # in `KINDS`
+    in_features: int
+    out_features: int
+
+
+# Of each kind of layer: which parameters its weights are, -1 where it has none of that name; its options.
+class Npu(NamedTuple):
+    weight_re: int
+    weight_im: int
+    gate: int
+    eps: float
+    straight_through: float
+
+
+class Nmu(NamedTuple):
+    weight: int
+    clip: float
+
+
+class Nmru(NamedTuple):
+    weight: int
+    eps: float
+    clip: float
+    separate: float
+
+
+class Nau(NamedTuple):
+    weight: int
+    clip: float
+
+
+class Parameter(NamedTuple):
+    trained: bool
+    low: float  # the interval that it is clamped into, trained or not
+    high: float
+
+
+class Update(NamedTuple):
+    rate: int  # a row of the schedules
+    penalties: int  # how many
+    steps_before: float  # that the optimiser has made
+
+
+class Penalty(NamedTuple):
+    kind: int  # in `PENALTIES`
+    schedule: int  # a row of the schedules
+
+
+class Adam(NamedTuple):
+    maximize: bool
+    decoupled: bool
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
+class RMSprop(NamedTuple):
+    maximize: bool
+    centered: bool
+    alpha: float
+    eps: float
+    weight_decay: float
+    momentum: float
+
+
+KINDS: tuple[type[tuple[Any, ...]], ...] = (Npu, Nmu, Nmru, Nau)
+PENALTIES = ("l1", "frobenius", "madsen", "paper")
+RECORDS: tuple[type[tuple[Any, ...]], ...] = (Call, Layer, Parameter, Update, Penalty, Adam, RMSprop, *KINDS)
+# Of each record, how many of its fields are integers; they come first.
+_INTEGERS = {record: sum(kind is not float for kind in get_type_hints(record).values()) for record in RECORDS}
+
+
+class Plan:
+    """A plan, to which records are added in turn."""
+
+    def __init__(self) -> None:
+        self.integers: list[int] = []
+        self.numbers: list[float] = []
+
+    def add(self, *added: tuple[Any, ...]) -> None:
+        for record in added:
+            count = _INTEGERS[type(record)]
+            self.integers += record[:count]
+            self.numbers += record[count:]
+
+
+def fields() -> list[str]:
+    """The names of all records' fields, a line for each record; integers before the bar, numbers behind it."""
+    rows = {record.__name__.lower(): (list(get_type_hints(record)), _INTEGERS[record]) for record in RECORDS}
+    rows["penalties"] = list(PENALTIES), len(PENALTIES)
+    return [" ".join([f"{name}:", *names[:n], "|", *names[n:]]) for name, (names, n) in rows.items()]
+
+
+def check(text: str) -> None:
+    """RuntimeError unless the library, which has these fields, has the same ones in the same order."""
+    theirs = text.splitlines()
+    if theirs != fields():
+        other = sorted({*theirs} ^ {*fields()}) or ["the order of the records"]
+        raise RuntimeError(
+            "npu_kernels: the C++ library was built from other sources: the fields of its plan of training steps are "
+            f"not those of npu_kernels/training/_records.py, which differ in {'; '.join(other)}. "
+            f"Build it with `{cpu.BUILD_COMMAND}`"
+        )
+
+
+cpu.load()
+if cpu.available()[0]:
+    check(cpu.plan_fields())

@@ -1,0 +1,180 @@
+"""Neural Power Unit, a layer: where the first inf or nan comes from, for a model in training.
+
+    >>> import torch
+    >>> from npu_kernels import RealNPU, trace
+    >>> model = torch.nn.Sequential(RealNPU(2, 1))
+    >>> model[0].weight_re.data.fill_(100.0)
+    tensor([[100., 100.]])
+    >>> with trace.non_finite(model, "record") as found:
+    ...     y = model(torch.tensor([[1.0, 1.0], [1e3, 1.0]]))
+    >>> found[0].module, found[0].unit, found[0].row, found[0].value
+    ('0', 0, (1,), inf)
+
+Without "record" it raises at the first module whose output, or whose arriving gradient, has a value
+that is not finite, and says which (in one line):
+
+    npu: 0 (NPU): the output of unit 1 is inf for input row 3: exponent P = 92.1 (exp overflows
+    float32 above 88.7), phase Q = 3.14; the greatest part is input 0: x = 1e-20, r = 1.19e-07,
+    log r = -15.9, weight_re = -5.8
+
+It checks every output. This costs as much as a layer, and on a GPU it waits for each result. It
+does not work in a compiled model and under `torch.func` transforms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import reference
+from npu_kernels._common.notices import warn
+from npu_kernels._operators.autograd import eager_only
+from npu_kernels.layers import Unit
+from npu_kernels.layers._npu import PowerUnit
+
+ACTIONS = ("raise", "warn", "record")
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """One value that is not finite. The fields r to phase are of NPU, RealNPU and NaiveNPU."""
+
+    module: str  #: the name in the model of the module; "" for the model itself
+    kind: str  #: the module's class
+    what: str  #: "output", or "gradient" for the gradient that arrives at the output
+    value: float  #: the value itself: inf, -inf or nan
+    unit: int  #: index of the output
+    row: tuple[int, ...]  #: the input row, an index for each leading dimension
+    model: int | None  #: index of the model of `num_models`
+    bad_inputs: tuple[int, ...]  #: indices of the row's inputs that are not finite themselves
+    r: tuple[float, ...] = ()  #: of every input of the row
+    log_r: tuple[float, ...] = ()  #: of every input of the row
+    exponent: float | None = None  #: P of the unit for the row
+    phase: float | None = None  #: Q of the unit for the row
+    message: str = ""  #: all of this as text
+
+
+class NonFiniteError(ArithmeticError):
+    """The error that `non_finite` raises; `found` is the `NonFinite` value."""
+
+    def __init__(self, record: NonFinite) -> None:
+        super().__init__(record.message)
+        self.found = record
+
+
+def _power_facts(
+    unit: PowerUnit, x: Tensor, out: int, model: int | None, bad_inputs: tuple[int, ...]
+) -> tuple[dict[str, Any], str]:
+    """Return r, log_r, exponent and phase of a power unit for a row x ``[I]``, and them as text."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    x = x.float() if half else x
+
+    def of_model(tensor: Tensor) -> Tensor:
+        tensor = tensor if model is None else tensor[model]
+        return tensor.float() if half else tensor
+
+    re = of_model(unit.weight_re)
+    im = None if unit.weight_im is None else of_model(unit.weight_im)
+    gate = None if unit.gate is None else of_model(unit.gate).clamp(0, 1)
+    eps = torch.finfo(x.dtype).eps if unit.eps is None else unit.eps
+    p, q, r, log_r, m = (t[0] for t in reference.exponents(x[None], re, im, gate, eps))
+    exponent, phase = p[out].item(), q[out].item()
+    parts = re[out] * log_r
+    if im is not None:
+        parts = parts - math.pi * im[out] * m * (1 if gate is None else gate)
+    worst = bad_inputs[0] if bad_inputs else int(parts.abs().nan_to_num(nan=math.inf).argmax())
+    text, limit = f": exponent P = {exponent:.4g}", math.log(torch.finfo(x.dtype).max)
+    if exponent > limit:
+        text += f" (exp overflows {str(x.dtype).removeprefix('torch.')} above {limit:.4g})"
+    text += f", phase Q = {phase:.4g}; the greatest part is input {worst}: "
+    text += f"x = {x[worst].item():.4g}, r = {r[worst].item():.4g}, "
+    text += f"log r = {log_r[worst].item():.4g}, weight_re = {re[out, worst].item():.4g}"
+    text += "" if im is None else f", weight_im = {im[out, worst].item():.4g}"
+    facts = {"r": tuple(r.tolist()), "log_r": tuple(log_r.tolist())}
+    return facts | {"exponent": exponent, "phase": phase}, text
+
+
+@torch.no_grad()
+def _examine(name: str, unit: Unit, kind: str, x: Tensor, values: Tensor) -> NonFinite | None:
+    """Return the first value that is not finite. The values are of a kind: output or gradient."""
+    bad = values.isfinite().logical_not_()
+    if not bad.any():
+        return None
+    index = tuple(int(i) for i in bad.nonzero()[0])
+    model, row, out = None, index[:-1], index[-1]
+    if unit.num_models is not None:
+        model, row = index[0], index[1:-1]
+    shared = model is not None and x.dim() == 2
+    x_row = x[row if model is None or shared else index[:-1]]  # [I]
+    bad_inputs = tuple(int(i) for i in x_row.isfinite().logical_not().nonzero().flatten())
+    value = values[index].item()
+    text = f"npu: {name or 'the model'} ({type(unit).__name__}): "
+    text += "the output of " if kind == "output" else "the gradient that arrives at "
+    text += f"unit {out}" + ("" if model is None else f" of model {model}")
+    text += f" is {value} for input row {row[0] if len(row) == 1 else row}"
+    facts: dict[str, Any] = {}
+    if isinstance(unit, PowerUnit):
+        facts, details = _power_facts(unit, x_row, out, model, bad_inputs)
+        text += details
+    if bad_inputs:
+        text += f"; of the row's inputs {', '.join(map(str, bad_inputs))} already not finite"
+    parameters = unit.named_parameters(recurse=False)
+    weights = [key for key, parameter in parameters if not parameter.isfinite().all()]
+    if weights:
+        text += f"; not finite itself: {', '.join(weights)}"
+    fields = type(unit).__name__, kind, value, out, row, model, bad_inputs
+    return NonFinite(name, *fields, **facts, message=text)
+
+
+@contextlib.contextmanager
+def non_finite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFinite]]:
+    """Watch the layers of this package in `model` for values that are not finite.
+
+    Outputs and arriving gradients are checked. action: "raise" a `NonFiniteError` at the first,
+    "warn" of each, or "record" each. Yields the list of records, one at most for each layer,
+    direction and call. Raises ValueError for another action.
+    """
+    if action not in ACTIONS:
+        names = ", ".join(map(repr, ACTIONS))
+        raise ValueError(f"non_finite: action must be one of {names}, got {action!r}")
+    records: list[NonFinite] = []
+    active = True  # a graph, and its hooks, may outlive the block
+
+    def look(name: str, unit: Unit, kind: str, x: Tensor, values: Tensor) -> None:
+        if not active or eager_only():
+            return
+        record = _examine(name, unit, kind, x, values)
+        if record is None:
+            return
+        records.append(record)
+        if action == "raise":
+            raise NonFiniteError(record)
+        if action == "warn":
+            warn(record.message, RuntimeWarning)
+
+    def watch(name: str, unit: Unit) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
+            x = inputs[0].detach()
+            look(name, unit, "output", x, y.detach())
+            if y.requires_grad and not eager_only():
+                y.register_hook(lambda grad: look(name, unit, "gradient", x, grad))
+
+        return unit.register_forward_hook(hook)
+
+    modules = model.named_modules()
+    handles = [watch(name, module) for name, module in modules if isinstance(module, Unit)]
+    try:
+        yield records
+    finally:
+        active = False
+        for handle in handles:
+            handle.remove()
+
+
+__all__ = ["NonFinite", "NonFiniteError", "non_finite"]

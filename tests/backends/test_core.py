@@ -1,0 +1,52 @@
+"""The C++ core's own tests, built without torch and run on every instruction set that this processor has."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from npu_kernels._backends import cpu
+from tests.support.building import ROOT, cmake_configure, needs_compiler, one_process_at_a_time, run_core_tests
+from tools.tables import FORMATS, TABLES
+
+
+@needs_compiler
+def test_core(tmp_path: Path) -> None:
+    kept = os.environ.get("NPU_KERNELS_BUILD")
+    build = Path(kept) if kept else tmp_path
+    with one_process_at_a_time(build):
+        cmake_configure(build, "-DNPU_KERNELS_TESTS=ON")
+        if kept:
+            todo = subprocess.run(["ninja", "-C", str(build), "-n"], capture_output=True, text=True, check=True)
+            assert "csrc/core" not in todo.stdout  # `make install` compiled the same core there
+        subprocess.run(["ninja", "-C", str(build)], check=True)
+    found = run_core_tests(build)
+    supported = cpu.supported_isas() if cpu.available()[0] else []
+    for isa in {"baseline", "avx2", "avx512", "neon"} & set(supported):
+        assert found.count(f"\n{isa}: tested\n") == 3, isa
+    if "avx512_bf16" in supported:
+        # The emulator needs no more than this to run AMX's kernels.
+        assert re.search(r"kernels_tiles_avx512_bf16 \.+ +Passed", found)
+        assert not re.search(r"kernels_tiles\w+ \.+\*+Skipped", found)
+
+
+def test_tables() -> None:
+    """csrc/core/simd/tables.h has the numbers that `python -m tools.tables` computes."""
+    code = (ROOT / "csrc/core/simd/tables.h").read_text(encoding="utf-8")
+    for table, numbers in TABLES.items():
+        for form in FORMATS:
+            members = code.split(f"struct {table}<{form.name}> {{")[1].split("\n};")[0]
+            found = re.findall(r"static constexpr \w+ (k\w+)\[\] = \{([^}]*)\}", members)
+            written = {
+                name: [float.fromhex(number.strip().rstrip("f")) for number in text.split(",")] for name, text in found
+            }
+            assert written == numbers(form)
+
+
+@needs_compiler
+def test_threads_do_not_race(tmp_path: Path) -> None:
+    """Under the thread sanitizer, with one instruction set; `make tsan` has them all."""
+    cmake_configure(tmp_path, "-DNPU_KERNELS_TESTS=ON", "-DNPU_KERNELS_SANITIZE=thread", "-DNPU_KERNELS_ISAS=baseline")
+    subprocess.run(["ninja", "-C", str(tmp_path)], check=True)
+    found = run_core_tests(tmp_path)
+    assert re.search(r"sees_thread \.+ +Passed", found)

@@ -1,0 +1,398 @@
+"""The fast path from Python to the CPU kernels, beside the operators that it stands for.
+
+What it computes is tested wherever the `backend` fixture is used; here, when it is taken, when not, and how it behaves
+in the autograd engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import shutil
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import npu_kernels
+from npu_kernels import NAU, NMU, NPU, env, functional, iNALU, reference
+from npu_kernels._backends import cpu, fast_path
+from npu_kernels._testing.samples import RECORDS, Sample
+from tests.conftest import needs_library
+from tests.support.building import run_python
+
+pytestmark = needs_library
+
+
+def samples() -> list[Sample]:
+    return [*RECORDS["npu"].samples(torch.float32), *RECORDS["npu"].samples(torch.float64)]
+
+
+def outcome(sample: Sample) -> list[Tensor]:
+    """The result and the gradients."""
+    sample = sample.requires_grad()
+    y = sample.call(functional.npu)
+    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape))
+    return [y.detach(), *(leaf.grad for leaf in sample.leaves() if leaf.grad is not None)]
+
+
+def taken(call: Callable[[], Tensor]) -> bool:
+    """Whether a call that records its derivative took the fast path."""
+    grad_fn = call().grad_fn
+    return grad_fn is not None and "FastPath<npu::NpuLayer>" in type(grad_fn).__name__ + grad_fn.name()
+
+
+def test_it_is_built() -> None:
+    """The build that these tests run on must not have left it out."""
+    assert fast_path.npu is not None, fast_path.reason
+    assert fast_path.reason == ""
+    assert env.environment()["fast path"] == fast_path.LIBRARY.name
+
+
+@pytest.mark.parametrize("sample", samples(), ids=lambda sample: f"{sample.name}-{sample.x.dtype}")
+def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcome(sample)
+    with torch.no_grad():
+        inference = sample.call(functional.npu)
+    monkeypatch.setattr(fast_path, "npu", None)
+    expected = outcome(sample)
+    assert torch.equal(inference, expected[0])
+    assert all(torch.equal(a, b) and a.shape == b.shape for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "inalu"])
+def test_gradients_that_nobody_needs_are_not_made(name: str) -> None:
+    """A backward allocates one tensor for every gradient that is asked for, and no other."""
+    sample = RECORDS[name].sample(4, 5, 3).requires_grad()
+    leaves = sample.leaves()
+    for needed in (leaves, *([leaf] for leaf in leaves)):
+        for leaf in leaves:
+            leaf.requires_grad_(any(leaf is one for one in needed))
+        y = sample.call(RECORDS[name].function)
+        upstream = torch.ones_like(y)
+        with torch.autograd.profiler.profile() as profile:
+            torch.autograd.grad(y, needed, upstream)
+        assert sum(event.name == "aten::empty" for event in profile.function_events) == len(needed)
+
+
+def test_gates_of_other_models_are_refused() -> None:
+    sample = RECORDS["npu"].sample(4, 5, 3, num_models=3).requires_grad()
+    gate = sample.tensors["gate"]
+    assert gate is not None
+    with pytest.raises(ValueError, match="gate"):
+        functional.npu(sample.x, sample.tensors["weight_re"], sample.tensors["weight_im"], gate[:2])  # type: ignore[arg-type]
+
+
+def test_words_take_the_fast_path_too() -> None:
+    layer = NPU(3, 4, gate_gradient="straight_through")
+    assert taken(lambda: layer(torch.randn(5, 3)))
+
+
+@pytest.mark.parametrize("leading", [(), (5,), (2, 5), (2, 1, 5)])
+@pytest.mark.parametrize("models", [None, 2])
+def test_leading_dimensions(leading: tuple[int, ...], models: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = NPU(3, 4, num_models=models, init_im="uniform")
+    x = torch.randn(*leading, 3)
+    if models is not None and len(leading) != 1 and leading[:1] != (models,):
+        pytest.skip("no shape of this layer")
+    y = layer(x)
+    assert taken(lambda: layer(x))
+    monkeypatch.setattr(fast_path, "npu", None)
+    assert torch.equal(y, layer(x))
+    assert y.shape == layer(x).shape
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return function(*args, **(kwargs or {}))
+
+
+class Wrapped(Tensor):
+    pass
+
+
+@contextlib.contextmanager
+def tangents():
+    with forward_ad.dual_level():
+        yield
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        Watching,
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autograd.detect_anomaly,
+        lambda: torch.device("cpu"),  # a torch function mode
+        lambda: npu_kernels.use_backend("reference"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_not_where_something_watches(around: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+    layer, x = NPU(3, 2), torch.randn(5, 3)
+    assert taken(lambda: layer(x))
+    with around():
+        assert not taken(lambda: layer(x))
+    assert taken(lambda: layer(x))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(5, 3).half(),
+        torch.randn(0, 3),
+        torch.randn(5, 3).as_subclass(Wrapped),
+        torch.randn(5, 3, dtype=torch.complex64).conj().imag,  # a view with its sign bit flipped when it is read
+    ],
+    ids=["half", "empty", "subclass", "negated"],
+)
+def test_not_for_what_is_not_plain(x: Tensor, request: pytest.FixtureRequest) -> None:
+    assert x.is_neg() == ("negated" in request.node.name)
+    layer = NPU(3, 2).to(x.dtype)
+    assert not taken(lambda: layer(x))
+    expected = reference.npu(x.clone().as_subclass(Tensor).float(), *(p.float() for p in layer.parameters()))
+    torch.testing.assert_close(layer(x).as_subclass(Tensor).float(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_tangents() -> None:
+    layer, x = NPU(3, 2).double(), torch.randn(5, 3, dtype=torch.float64)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = forward_ad.unpack_dual(layer(dual)).tangent
+    _, expected = torch.func.jvp(lambda t: layer(t), (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, expected)
+
+
+def test_errors_are_the_general_ways() -> None:
+    x, weight = torch.ones(4, 3), torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"npu: x must have last dimension 3"):
+        functional.npu(x[:, :2], weight)
+    with pytest.raises(TypeError, match=r"weight_re must be a torch.Tensor"):
+        functional.npu(x, None)  # type: ignore[arg-type]
+    for eps in (0.0, -1.0, float("nan"), "small", 1e-320):
+        with pytest.raises(ValueError, match="eps must be finite and greater than 0"):
+            functional.npu(x, weight, eps=eps)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="gate_gradient must be"):
+        functional.npu(x, weight, gate_gradient="none")
+
+
+def test_freed_and_modified_graphs() -> None:
+    x = torch.randn(5, 3, requires_grad=True)
+    layer = NPU(3, 2)
+    y = layer(x)
+    y.sum().backward(retain_graph=True)
+    first = x.grad.clone()
+    y.sum().backward()
+    assert torch.equal(x.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+    y = layer(x)
+    with torch.no_grad():
+        layer.weight_re.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_saved_tensors_go_through_hooks() -> None:
+    layer, x, packed = NPU(3, 2), torch.randn(5, 3), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.shape) or t.clone(), lambda t: t):
+        y = layer(x)
+    assert len(packed) == 6  # x, two weights, the gate, y, s
+    y.sum().backward()
+    expected = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    layer(x).sum().backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, layer.parameters(), strict=True))
+
+
+def test_needed_gradients_only() -> None:
+    x = torch.randn(5, 3)
+    for subset in range(1, 8):
+        layer = NPU(3, 2)
+        for bit, parameter in enumerate(layer.parameters()):
+            parameter.requires_grad_(bool(subset >> bit & 1))
+        layer(x).sum().backward()
+        assert [p.grad is not None for p in layer.parameters()] == [bool(subset >> bit & 1) for bit in range(3)]
+
+
+def test_graphs_do_not_leak() -> None:
+    layer, x = NPU(3, 2), torch.randn(5, 3)
+    y = layer(x)
+    alive = weakref.ref(y)
+    y.sum().backward()
+    del y
+    gc.collect()
+    assert alive() is None
+
+
+# ---- layers with one weight -----------------------------------------------------------------------------------------
+
+
+def one_weight(name: str) -> tuple[type[nn.Module], Callable[..., Tensor]]:
+    return {"nau": (NAU, functional.nau), "nmu": (NMU, functional.nmu)}[name]
+
+
+@pytest.mark.parametrize("name", ["nau", "nmu"])
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("models", [None, 3])
+@pytest.mark.parametrize("leading", [(), (1,), (70,), (3, 50), (3, 2, 5)])
+def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[int, ...]) -> None:
+    """The fast path's value and gradients are the formula's; weights lie inside, on and outside the clip's bounds."""
+    if models is not None and len(leading) != 1 and leading[:1] != (models,):
+        pytest.skip("no shape of this layer")
+    layer = one_weight(name)[0](6, 4, num_models=models, clip=clip, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.mul_(4)
+        layer.weight[..., 0, :2] = torch.tensor([1.0, -1.0])
+    x = torch.randn(*leading, 6, dtype=torch.float64, requires_grad=True)
+    y = layer(x)
+    assert "FastPath<npu::N" in y.grad_fn.name()
+    grad_y = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, layer.weight), grad_y)
+    with npu_kernels.use_backend("reference"):
+        want = layer(x)
+        expected = torch.autograd.grad(want, (x, layer.weight), grad_y)
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        assert torch.equal(layer(x), y)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3), (2, 2, 5, 3)])
+@pytest.mark.parametrize("clip", [True, False])
+def test_nau_general_backward(shape: tuple[int, ...], clip: bool) -> None:
+    """Second derivatives and gradients in batches."""
+    weight = (3 * torch.randn(2, 4, 3, dtype=torch.float64)).requires_grad_()
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.nau(x, weight, clip=clip)
+
+    assert "NauLayer" in call(x, weight).grad_fn.name()
+    assert torch.autograd.gradcheck(call, (x, weight), check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(call, (x, weight))
+
+
+def test_nau_special_values() -> None:
+    weight = torch.tensor([[0.5, float("nan")], [2.0, float("inf")]], requires_grad=True)
+    x = torch.tensor([[1.0, 2.0], [float("inf"), 1.0]])
+    y = functional.nau(x, weight)
+    y.sum().backward()
+    expected = weight.detach().requires_grad_()
+    z = reference.nau(x, expected)
+    z.sum().backward()
+    torch.testing.assert_close(y, z, equal_nan=True)
+    torch.testing.assert_close(weight.grad, expected.grad, equal_nan=True)
+
+
+def test_large_naus_are_torchs() -> None:
+    assert "FastPath<npu::N" in NAU(64, 64)(torch.randn(3, 64)).grad_fn.name()
+    for rows, inputs, outputs in ((3, 65, 4), (3, 4, 65), (1000, 64, 64)):
+        assert "FastPath<npu::N" not in NAU(inputs, outputs)(torch.randn(rows, inputs)).grad_fn.name()
+
+
+# ---- iNALU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [*RECORDS["inalu"].samples(torch.float32), *RECORDS["inalu"].samples(torch.float64)],
+    ids=lambda sample: f"{sample.name}-{sample.x.dtype}",
+)
+def test_inalu_has_the_bits_of_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    def results() -> list[Tensor]:
+        with torch.no_grad():
+            inference = sample.call(functional.inalu)
+        leaves = sample.requires_grad()
+        y = leaves.call(functional.inalu)
+        return [inference, y, *torch.autograd.grad(y, leaves.leaves(), torch.ones_like(y))]
+
+    found = results()
+    monkeypatch.setattr(fast_path, "inalu", None)
+    assert all(torch.equal(a, b) for a, b in zip(found, results(), strict=True))
+
+
+@pytest.mark.parametrize("models", [None, 2])
+def test_inalu_takes_it(models: int | None) -> None:
+    """Flat rows do, whatever needs a gradient; further dimensions and bad options go the general way."""
+    layer = iNALU(3, 4, num_models=models)
+    x = torch.randn(5, 3)
+    assert "FastPath<npu::InaluLayer>" in layer(x).grad_fn.name()
+    assert layer(torch.randn(2, 2, 5, 3)).shape == (2, 2, 5, 4)
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    assert "FastPath<npu::InaluLayer>" in layer(x.requires_grad_()).grad_fn.name()
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is None for p in layer.parameters())
+    weights = list(layer.parameters())
+    with pytest.raises(ValueError, match="inalu: omega must be finite and greater than 0"):
+        functional.inalu(x, *weights, omega=-1.0)
+    with pytest.raises(ValueError, match="inalu: mask_add must have the shape of weight_add"):
+        functional.inalu(x, weights[0], weights[1][..., :1], *weights[2:])
+
+
+def as_torch(version: str, code: str) -> str:
+    """What code prints in a process whose torch says that it is of that version, warnings included."""
+    run = run_python("-c", f"import torch; torch.__version__ = {version!r}; {code}")
+    assert run.returncode == 0, run.stderr
+    return run.stdout + run.stderr
+
+
+def test_another_torch_does_not_load_it() -> None:
+    said = as_torch("2.10.0", "from npu_kernels._backends import fast_path; print(fast_path.npu, fast_path.reason)")
+    assert said.startswith("None there is no fast_path-torch2.10.0-")
+    assert fast_path.LIBRARY.name.split("-")[1] in said  # those that there are
+
+
+def test_another_torch_gets_one_notice_that_says_what_to_do() -> None:
+    layers = "import npu_kernels; x = torch.ones(2, 3); npu_kernels.NPU(3, 2)(x); npu_kernels.NMU(3, 2)(x)"
+    said = as_torch("2.10.0", layers)
+    assert said.count("the fast path from Python to the kernels is missing") == 1
+    assert cpu.BUILD_COMMAND in said
+    assert as_torch(torch.__version__, layers) == ""
+
+
+def test_another_torch_that_cannot_load_its_library_says_so(tmp_path: Path) -> None:
+    library = tmp_path / fast_path.file_names("2.10.0", sys.implementation.cache_tag)[0]
+    library.write_text("no library")
+    code = (
+        f"from npu_kernels._backends import cpu, fast_path; fast_path.LIBRARY = type(cpu.LIBRARY)({str(library)!r}); "
+    )
+    said = as_torch("2.10.0", code + "fast_path.load(); print(fast_path.npu, fast_path.reason)")
+    assert said.startswith(f"None {library.name} does not load with torch 2.10.0:")
+
+
+def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
+    """Kernels and fast path that were built from different sources would take each other's arguments wrongly."""
+    stamp = b"npu_kernels_interface_"
+    kernels = cpu.LIBRARY.read_bytes()
+    assert stamp in kernels
+    (tmp_path / cpu.LIBRARY.name).write_bytes(kernels.replace(stamp, stamp[::-1]))
+    shutil.copy(fast_path.LIBRARY, tmp_path)
+    code = f"import torch, ctypes; ctypes.CDLL({str(tmp_path / fast_path.LIBRARY.name)!r})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert re.search(r"OSError: .*undefined symbol: npu_kernels_interface_\w+", run.stderr), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [
+        ("2.13.0", ["2.13.0"]),
+        ("2.13.0+cpu", ["2.13.0+cpu", "2.13.0"]),
+        ("2.13.0+cu130", ["2.13.0+cu130", "2.13.0"]),
+        ("2.13.0a0+git1234567", ["2.13.0a0+git1234567"]),
+        ("2.14.0.dev20260901+cpu", ["2.14.0.dev20260901+cpu"]),
+    ],
+)
+def test_it_serves_a_release_whatever_its_local_version(version: str, wanted: list[str]) -> None:
+    assert fast_path.file_names(version, "cpython-312") == [f"fast_path-torch{name}-cpython-312.so" for name in wanted]

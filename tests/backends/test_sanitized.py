@@ -1,0 +1,74 @@
+"""The C++ core and the extension under the address and undefined-behaviour sanitizers."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from npu_kernels._backends import fast_path
+from tests.backends.sanitized import SANITIZERS, Sanitized
+from tests.conftest import needs_library
+from tests.support.building import ROOT, needs_compiler, one_process_at_a_time, run_core_tests
+
+pytestmark = [
+    needs_library,
+    needs_compiler,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and GCC's sanitizers"),
+    pytest.mark.skipif(fast_path.npu is None, reason=f"no fast path: {fast_path.reason}"),
+]
+
+# An x whose memory is smaller than it says.
+OVERFLOW = """
+import torch, npu_kernels
+from npu_kernels._backends import cpu, fast_path
+print(cpu.LIBRARY, fast_path.npu is not None)
+x, layer = torch.rand(100, 2), npu_kernels.NPU(2, 3)
+layer(x)
+if {operators}:
+    fast_path.npu = None
+x.untyped_storage().resize_(64)
+print("before", flush=True)
+layer(x)
+print("after")
+"""
+
+
+@pytest.fixture(scope="module")
+def sanitized() -> Iterator[Sanitized]:
+    """One instruction set, for its compile time; `make sanitize` has them all, and the fast path with sanitizers."""
+    build = Sanitized(ROOT / "build" / "sanitized-quick")
+    with one_process_at_a_time(build.folder):
+        build.build(quick=True)
+        yield build
+
+
+def test_core(sanitized: Sanitized) -> None:
+    found = run_core_tests(sanitized.folder)
+    for name in SANITIZERS:
+        assert re.search(rf"sees_{name} \.+ +Passed", found)
+
+
+@pytest.mark.parametrize("operators", [False, True])
+def test_a_read_out_of_bounds_is_seen(operators: bool, sanitized: Sanitized) -> None:
+    run = sanitized.run("-c", OVERFLOW.format(operators=operators))
+    assert f"{sanitized.tree}/npu_kernels/lib" in run.stdout, run.stderr
+    assert "before" in run.stdout
+    assert "after" not in run.stdout
+    assert "heap-buffer-overflow" in run.stderr
+    assert "npu_forward" in run.stderr
+    assert run.returncode != 0
+
+
+def test_extension(sanitized: Sanitized) -> None:
+    """The smallest part of `make sanitize` that calls every function of the fast path and every operator."""
+    run = sanitized.run_tests(
+        *(f"tests/test_{name}.py" for name in ("fast_path", "fast_path_ode", "edges", "optim")),
+        "-k", "same_bits or bits_of_the_operators or one_weight or one_of_everything or gradients_of_any_layout",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert passed
+    assert int(passed[1]) > 100

@@ -1,0 +1,229 @@
+"""The benchmark of known equations: its laws, its judge, its file and its table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from benchmarks.equations import __main__ as benchmark
+from benchmarks.equations import criterion, report, rivals
+from benchmarks.equations.laws import LAWS, Range, drawn, with_dummies
+from benchmarks.equations.srsd import OTHERS, SRSD, mixed
+from tests.support.examples import ROOT
+
+NAMED = {law.name: law for law in (*LAWS, *SRSD)}
+SOME = [*LAWS, *map(drawn, range(6)), with_dummies(LAWS[40]), *SRSD, *map(mixed, SRSD)]
+
+
+@pytest.mark.parametrize("law", SOME, ids=lambda law: law.name)
+def test_the_judge_knows_the_law_and_its_wrong_forms(law):
+    def sums(points):
+        return law.products(points).sum(1)
+
+    assert benchmark.same(law, law.power, sums)
+    assert not benchmark.same(law, law.power, lambda points: 1.03 * sums(points))
+    assert not benchmark.same(law, law.power, lambda points: sums(points) + np.abs(law.products(points)).max(1))
+    X = law.draw(50, np.random.default_rng(0))
+    assert np.isfinite(law(X)).all()
+    assert (law(X) != 0).all()
+    for name, x in zip(law.inputs, X.T, strict=True):
+        if name in law.ranges:
+            size, one = np.abs(x), law.ranges[name]
+            assert (size >= max(0.0, one.low) * (1 - 1e-12)).all()
+            assert (size <= max(-one.low, one.high) * (1 + 1e-12)).all()
+
+
+def test_ranges_have_their_signs_and_samplings():
+    generator = np.random.default_rng(0)
+    for one, low, high in (
+        (Range(1e-12, 1e-10, "log"), 1e-12, 1e-10),
+        (Range(1e-12, 1e-10, "log", "-"), -1e-10, -1e-12),
+        (Range(1e-12, 1e-10, "log", "both"), -1e-10, 1e-10),
+        (Range(-1.0, 1.0), -1.0, 1.0),
+        (Range(0.0, 2.0, sign="both"), -2.0, 2.0),
+        (Range(1, 100, "integer"), 1, 99),
+        (Range(-1, 2, "integer", "both"), -1, 1),
+    ):
+        x = one.draw(2000, generator)
+        assert low <= x.min() < low + 0.05 * (high - low)
+        assert high - 0.05 * (high - low) < x.max() <= high
+        assert (one.sampling == "integer") == (x == np.round(x)).all()
+        around = one.around(2000, generator)
+        assert set(np.sign(around)) == set(np.sign(x)) - {0}
+        assert np.ptp(np.log10(np.abs(around))) == pytest.approx(4, abs=0.1)
+    assert np.median(Range(1e-12, 1e-10, "log").draw(2000, generator)) == pytest.approx(1e-11, rel=0.2)
+
+
+def test_the_equations_of_srsd_are_complete():
+    assert Counter(law.source for law in SRSD) == {"easy": 24, "medium": 28, "hard": 16}
+    others = " ".join(OTHERS.values()).split()
+    assert len({*others, *(law.name.removesuffix(" srsd") for law in SRSD)}) == len(others) + len(SRSD) == 120
+
+
+def test_the_judge_looks_at_signs():
+    law = NAMED["I.12.5 srsd"]
+    assert not benchmark.same(law, 1.0, lambda points: np.abs(points[:, 0] * points[:, 1]))
+    law = NAMED["II.10.9 srsd"]  # y**-1, and y has both signs
+    assert benchmark.same(law, 1.0, law)
+    assert not benchmark.same(law, 1.0, lambda points: np.abs(law(points)))
+
+
+def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
+    words = ["x", "--classes", "b,c1", "--noise", "0", "--rows", "100", "--seeds", "1", "--out", str(file)]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(benchmark, "LAWS", [law for law in LAWS if law.name in ("I.13.12", "I.10.7")])
+    benchmark.main()
+    rows = benchmark.read(file)
+    assert [(r["equation"], r["method"], r["found"]) for r in rows] == [
+        ("I.13.12", "NPURegressor", True),
+        ("I.13.12", "logarithms", False),
+        ("I.10.7", "NPURegressor", True),
+        ("I.10.7", "logarithms", False),
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    benchmark.main()
+    assert [row["equation"] for row in benchmark.read(file)] == [row["equation"] for row in rows]
+    assert benchmark.read(file)[:3] == rows[:3]
+    marks = "".join(f"<!-- {mark}:begin -->\nold\n<!-- {mark}:end -->\n" for mark in ("equations", "published"))
+    page.write_text(f"before\n{marks}behind\n")
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(file), "--report", str(page)])
+    benchmark.main()
+    assert "| sum | 0 | 70 | 1 of 1\\* (" in page.read_text()
+    assert "| power of a sum | 0 | 150 | 1 of 1\\* (" in page.read_text()
+    assert page.read_text().startswith("before\n")
+    assert page.read_text().endswith("behind\n")
+
+
+def test_logarithms_find_products():
+    assert benchmark.measure(LAWS[1], 0.01, 0, "logarithms", 500)["found"]
+    for name in ("I.12.2 srsd", "III.21.20 srsd"):
+        assert benchmark.measure(NAMED[name], 0.0, 0, "logarithms", 500)["found"]
+
+
+@pytest.mark.parametrize("name", ["I.13.12", "II.38.14 srsd", "B19 srsd"])
+def test_the_criterion_of_the_law_is_the_search_s(name):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    from npu_kernels import NPURegressor
+
+    law = NAMED[name]
+    X = law.draw(300, np.random.default_rng(0))
+    y = law(X)
+    y += 1e-3 * np.sqrt(np.mean(y**2)) * np.random.default_rng(1).standard_normal(300)
+    best = NPURegressor(random_state=0, noise="constant").fit(X, y).best_
+    assert sorted(map(tuple, best.exponents)) == sorted(map(tuple, law.exponents))
+    assert criterion.of(best, X, y) == pytest.approx(best.bic, abs=1e-3)
+    assert criterion.of_law(law, X, y) == pytest.approx(best.bic, abs=1e-3)
+
+
+def test_an_equation_is_told_apart_from_the_law_by_the_criterion():
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    row = benchmark.measure(NAMED["I.48.2 srsd"], 0.01, 0, "NPURegressor", 300)
+    assert not row["found"]
+    assert row["bic"] < row["truth_bic"]
+    assert row["set"] == "medium"
+    told = {**row, "bic": row["truth_bic"] + 1}
+    old = {key: value for key, value in row.items() if key not in ("bic", "truth_bic")}
+    assert "0 of 4\\*, 2 not told apart (" in report.table([row, told, row, old])
+    assert report.table([row, {**row, "class": "gone"}]) == report.table([row])
+
+
+def test_powers_of_negative_inputs():
+    X = np.array([[-2.0, 3.0, 0.0], [2.0, -3.0, 1.0]])
+    w = np.array([[3.0, -1.0, 0.0], [2.0, 0.0, 1.0], [-1.0, -1.0, 0.0]])
+    assert rivals.powers(X, w) == pytest.approx(np.prod(X[:, None] ** w[None], 2))
+
+
+def test_errors_are_those_of_the_law_on_other_rows():
+    row = benchmark.measure(LAWS[1], 0.0, 0, "logarithms", 200)
+    assert row["error"] < 1e-9
+    assert benchmark.measure(LAWS[36], 0.0, 0, "logarithms", 200)["error"] > 0.05
+
+
+def test_other_programs(monkeypatch, capsys):
+    """A program that is not installed is named; the library of monomials has the true ones."""
+    table = rivals.monomials(3, np.random.default_rng(0)).tolist()
+    assert [1, 1, -2] in table
+    assert [0, 0, 0] in table
+    assert len(rivals.monomials(8, np.random.default_rng(0))) == rivals.MONOMIALS
+    monkeypatch.setattr(benchmark, "installed", list)
+    monkeypatch.setattr(sys, "argv", ["x", "--methods", "gplearn"])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    assert "not installed: gplearn (pip install gplearn)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", rivals.RIVALS)
+def test_a_program_that_is_installed_predicts(name):
+    if name not in rivals.installed():
+        pytest.skip(f"{name} is not installed")
+    X = LAWS[3].draw(100, np.random.default_rng(0))
+    predict, size, formula = rivals.RIVALS[name](X, LAWS[3](X), 0)
+    assert np.shape(predict(X)) == (100,)
+    assert size > 0
+    assert formula
+
+
+def test_the_tables_in_the_guide_are_those_of_the_rows():
+    page = (ROOT / "docs" / "equations.md").read_text()
+    assert page == report.page(page, benchmark.read(benchmark.OUT))
+
+
+def test_a_cell_without_all_equations_is_marked():
+    row = {"class": "b", "noise": 0.0, "method": "NPURegressor", "found": True, "terms": 2, "seconds": 1.0, "rows": 9}
+    whole = [{**row, "seed": seed} for seed in (0, 1) for _ in range(7)]
+    assert "| sum | 0 | 70 | 14 of 14 (1 s; 2) |" in report.table(whole)
+    assert "| sum | 0 | 70 | 13 of 13\\* (1 s; 2) |" in report.table(whole[:-1])
+
+
+def test_the_picture_has_a_panel_for_each_class_with_several_noises(tmp_path, monkeypatch):
+    drawing = pytest.importorskip("benchmarks.paper.drawing")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    seen = []
+    monkeypatch.setattr(drawing, "save", lambda figure, path: seen.append(figure))
+    rows = [
+        {"class": kind, "noise": noise, "method": "NPURegressor", "found": k < 3, "seed": 0}
+        for kind, noises in (("a", (0.0, 0.1)), ("b", (0.0,)), ("c1", (0.0, 0.1)))
+        for noise in noises
+        for k in range(4)
+    ]
+    report.picture(rows, tmp_path / "x.svg")
+    axes = seen[0].axes
+    assert [axis.get_title() for axis in axes] == ["one product", "power of a sum"]
+    assert axes[0].lines[0].get_ydata().tolist() == [0.75, 0.75]
+
+
+def test_dummies_are_columns_that_the_law_does_not_need():
+    law = with_dummies(LAWS[40])
+    X = law.draw(20, np.random.default_rng(0))
+    assert X.shape[1] == len(LAWS[40].inputs) + 2
+    assert law(X) == pytest.approx(LAWS[40](X[:, :-2]))
+    assert law.kind in report.TITLES
+
+
+def test_dummies_of_srsd_are_among_the_columns():
+    counts, last = Counter(), 0
+    for law in SRSD:
+        more = mixed(law)
+        assert more == mixed(law)
+        assert more.kind in report.TITLES
+        needed = [i for i, name in enumerate(more.inputs) if not name.startswith("dummy")]
+        assert [more.inputs[i] for i in needed] == law.inputs
+        X = more.draw(20, np.random.default_rng(0))
+        assert more(X) == pytest.approx(law(X[:, needed]))
+        counts[len(more.inputs) - len(needed)] += 1
+        last += more.inputs[-1].startswith("dummy")
+    assert set(counts) == {1, 2, 3}
+    assert 0 < last < len(SRSD)
+
+
+def test_all_rows_decide_between_powers_that_are_near():
+    """The rows of the search prefer a sum with power 1 for this law of power -2; all rows prefer the law."""
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    law = next(law for law in LAWS if law.name == "II.13.23")
+    assert benchmark.measure(law, 0.01, 1, "NPURegressor", 1000)["found"]

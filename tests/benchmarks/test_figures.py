@@ -1,0 +1,194 @@
+"""Measured figures stand in generated blocks only: the prose of documents and docstrings has none.
+
+The blocks are what `make tables` would write. tests/benchmarks/test_equations_benchmark.py and
+tests/benchmarks/test_time_series_benchmark.py have the pages that are not here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.paper import report as paper
+from benchmarks.throughput import report
+from tests.support import examples
+from tests.support.examples import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+SHORT = {table.name for table in paper.TABLES.values() if table.short is not None}
+GUIDE = {f"{table.name}, guide" for table in paper.TABLES.values() if table.guide is not None}
+# Pages that this rule leaves out, and why.
+LEFT_OUT = {
+    "CHANGELOG.md": "history: the figures of their day",
+    "benchmarks/NOTES.md": "a diary of what was tried",
+    "docs/compatibility.md": "python -m npu_kernels.certify writes it",
+    "docs/triton-resources.md": "make resources writes it",
+    "docs/reliability.md": "bounds, each with the test that checks it (tests/project/test_reliability.py)",
+}
+# The blocks that a test compares with what makes them.
+BLOCKS = {
+    *("throughput", "throughput-summary", "equations", "published", "support"),
+    *("time-series", "time-series-laws", "time-series-wrong"),
+    *(f"paper: {name}" for name in SHORT | GUIDE | {"text-and-code", "overview"}),
+}
+BLOCK = re.compile(
+    r"^<!-- (?P<name>[\w-]+):begin -->$.*?^<!-- (?P=name):end -->$|"
+    r"^<!-- (?P<paper>paper: .*?) -->$.*?^<!-- end -->$",
+    re.M | re.S,
+)
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.M | re.S)
+
+FRACTION = r"half|third|quarter|fifth|sixth|seventh|eighth|ninth|tenth|hundredth"
+COUNT = r"two|three|four|five|six|seven|eight|nine|ten|twenty|fifty|\w*hundreds?|\w*thousands?"
+FIGURE = re.compile(
+    rf"""
+    \d\s?(?:times|%|µs|us|ms|s|seconds?|minutes?|hours?|[KMG]i?B|[KMG]?FLOP\w*|bytes)(?!\w)
+    | \d\.\d+x(?!\w)
+    | (?<![\w/.])1/\d+(?:\.\d+)?\sof\s
+    | \b(?:{FRACTION})\sof\s(?:the\s|its\s|eager|torch|JAX|a\s)*(?:time|memory|eager|that)
+    | \b(?:twice|(?:{COUNT})\stimes)\s(?:as|the)\s(?:fast|long|slow|much|time|memory)
+    | \b(?:half\sa|{COUNT})\s(?:micro|milli)?seconds?
+    """,
+    re.X,
+)
+# Docstrings have many bounds and settings. What they say of speed names one of these.
+SPEED = re.compile(r"\b(?:fast|slow|(?:fast|slow)er|eager|torch|JAX|[µu]s|ms|\w*seconds?)\b")
+# What looks like a measured figure and is none: phrases of a page, by the reason.
+NO_MEASUREMENT = {
+    "a setting, a limit or a size of the code": {
+        "CONTRIBUTING.md": ["60 seconds for each"],
+        "docs/gpus.md": ["| 40 s |", "| 150 s |", "| 240 s |", "| 270 s |", "| 120 s |", "| 110 s |"],
+        "docs/large-layers.md": ["6 bytes for each element"],
+        "docs/performance.md": ["at least 2 ms", "a tenth of the time ("],
+        "docs/what-runs-where.md": ["at most 30 %", "(50 % from"],
+    },
+    "a definition: noise that is added, an interval, a threshold": {
+        "docs/equations.md": ["is 1 % of y's", "within 2 % of"],
+        "docs/paper.md": ["the largest\n5 % of", "95 % interval"],
+        "docs/time-series.md": [
+            *("errors of 1 %", "5 % noise", "At 1 %", "at 1 % noise", "at 1 % in"),
+            *("95 % interval", "their 95 %"),
+        ],
+    },
+    "an example on the page computes it": {
+        "docs/choosing-a-layer.md": ["right to 1 % where"],
+    },
+}  # fmt: skip
+
+
+# ---- generated blocks ------------------------------------------------------------------------------------------------
+
+
+def test_throughput_tables_are_those_of_the_results() -> None:
+    rows = report.read(sorted(RESULTS.glob("throughput-*.jsonl")))
+    page, readme = (ROOT / "docs" / "performance.md").read_text(), (ROOT / "README.md").read_text()
+    assert page == report.page(page, rows)
+    (processor,) = re.findall(r"<!-- throughput:begin -->\n(.*?), kernels for", readme)
+    assert readme == report.readme(readme, rows, processor)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("paper.md", SHORT | {"text-and-code", "overview"}), ("choosing-a-layer.md", GUIDE)],
+    ids=["paper", "choosing-a-layer"],
+)
+def test_paper_tables_are_those_of_the_results(name: str, blocks: set[str], tmp_path: Path) -> None:
+    page, copy = ROOT / "docs" / name, tmp_path / name
+    copy.write_text(page.read_text())
+    assert set(paper.insert(RESULTS / "paper", copy)) == blocks
+    assert copy.read_text() == page.read_text()
+
+
+# ---- prose -----------------------------------------------------------------------------------------------------------
+
+
+def prose(text: str) -> str:
+    """Return the text without generated blocks and code, its lines in their places."""
+    for pattern in (BLOCK, CODE):
+        text = pattern.sub(lambda match: "\n" * match[0].count("\n"), text)
+    return text
+
+
+def figures(text: str, allowed: list[str]) -> list[str]:
+    """The lines of a text with a figure that looks measured, behind their numbers."""
+    text = prose(text)
+    for phrase in allowed:
+        text = text.replace(phrase, re.sub(r"[^\n]", "", phrase))
+    places = sorted({text.count("\n", 0, match.start()) for match in FIGURE.finditer(text)})
+    return [f"{place + 1}: {text.splitlines()[place]}" for place in places]
+
+
+def speeds(text: str) -> list[str]:
+    """Those lines that are about speed."""
+    return [line for line in figures(text, []) if SPEED.search(line)]
+
+
+def allowed_on(page: str) -> list[str]:
+    return [phrase for pages in NO_MEASUREMENT.values() for phrase in pages.get(page, [])]
+
+
+PAGES = {str(page.relative_to(ROOT)): page for page in examples.pages()}
+PAGES["benchmarks/results/README.md"] = ROOT / "benchmarks" / "results" / "README.md"
+
+
+@pytest.mark.parametrize("name", sorted(PAGES.keys() - LEFT_OUT.keys()))
+def test_prose_has_no_measured_figure(name: str) -> None:
+    """Name the table instead, or generate a block; a definition goes into the list above."""
+    assert figures(PAGES[name].read_text(encoding="utf-8"), allowed_on(name)) == []
+
+
+def test_docstrings_have_no_measured_figure() -> None:
+    sources = sorted((ROOT / "npu_kernels").rglob("*.py"))
+    texts = [pair for path in sources for pair in examples.docstrings(path)]
+    assert [f"{name}: {line}" for name, text in texts for line in speeds(text)] == []
+
+
+@pytest.mark.parametrize("name", sorted(set().union(*NO_MEASUREMENT.values())))
+def test_every_exception_is_needed(name: str) -> None:
+    text = PAGES[name].read_text(encoding="utf-8")
+    for phrase in allowed_on(name):
+        assert figures(text, [other for other in allowed_on(name) if other != phrase]), phrase
+
+
+def test_every_generated_block_has_a_test() -> None:
+    """A block of another name would hide its figures from the rule."""
+    texts = [page.read_text(encoding="utf-8") for page in PAGES.values()]
+    names = {match["name"] or match["paper"] for text in texts for match in BLOCK.finditer(text)}
+    assert names == BLOCKS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It takes 1/502 of eager's time.",
+        "A step is 5.1 times as fast, with 16 MiB.",
+        "8 to 12 % less time",
+        "3.1 ms for one model",
+        "some 35 µs more",
+        "100 to 211 us",
+        "about 2.2x",
+        "A step takes a seventh of eager's time.",
+        "a fifth of that of JAX",
+        "Both are twice as fast.",
+        "three times as long",
+        "which takes half a millisecond",
+    ],
+)
+def test_measured_figures_are_noticed(text: str) -> None:
+    assert figures(f"Words.\n{text}\n", []) == [f"2: {text}"]
+    block = f"<!-- throughput:begin -->\n{text}\n<!-- throughput:end -->\n"
+    assert figures(f"{block}```\n{text}\n```\n", []) == []
+
+
+def test_speeds_in_docstrings_are_noticed() -> None:
+    assert speeds("It is 3.1 times as fast.\nIt takes 4 ms.\nAt most 1.5 times the least.") == [
+        "1: It is 3.1 times as fast.",
+        "2: It takes 4 ms.",
+    ]
+
+
+def test_other_numbers_are_none() -> None:
+    text = "200 steps of 9 units, 100, 6, 2, sm_90, 1/2, 2^31, half of the rows, twice"
+    assert figures(text, []) == []

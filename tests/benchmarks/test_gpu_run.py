@@ -1,0 +1,165 @@
+"""What `make gpu` starts: the whole of it without a GPU, and its workers' limits, failures and resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import crew, plan
+from benchmarks.throughput.cases import Size
+
+ROOT = Path(__file__).resolve().parents[2]
+# A worker without torch: what it does is in the item's name.
+WORKER = """
+import json, os, sys, time
+def say(**row): print(json.dumps(row), flush=True)
+say(place={"gpu": os.environ.get("FAKE_GPU", "a"), "torch": "2"})
+for line in sys.stdin:
+    item = json.loads(line)["item"]
+    if item == "hangs": time.sleep(60)
+    if item == "dies": os._exit(7)
+    say(rival="eager", median_us=1.0, ratio=2.0, file="bench.jsonl")
+    say(end="ValueError: no" if item == "fails" and not os.environ.get("MENDED") else "")
+"""
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "worker.py").write_text(WORKER)
+    monkeypatch.setattr(crew, "PROGRAM", (str(tmp_path / "worker.py"),))
+    monkeypatch.setattr(crew, "SHORTEST", 0.5)
+
+    def run(*items: str, jobs: int = 1, seconds: float = 20.0, item_seconds: float = 1.0) -> tuple[int, int, int]:
+        record = crew.Record(tmp_path / "out", tmp_path / "copy")
+        with crew.Crew(record, False, said.append) as people:
+            return people.run("bench", items, jobs, seconds, item_seconds)
+
+    said: list[str] = []
+    run.said = said  # type: ignore[attr-defined]
+    return run
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_fails_hangs_or_dies_does_not_stop_the_rest(jobs: int, team: Any, tmp_path: Path) -> None:
+    assert team("one", "fails", "hangs", "dies", "two", jobs=jobs) == (2, 3, 0)
+    ends = {row["item"]: row["end"] for row in rows(tmp_path / "out" / "rows.jsonl")}
+    assert ends.pop("one") == ends.pop("two") == ""
+    assert ends["fails"] == "ValueError: no"
+    assert ends["hangs"] == "took longer than 1 s"
+    assert ends["dies"].startswith("the process ended with status 7")
+    (row, *_) = rows(tmp_path / "out" / "bench.jsonl")
+    assert (row["gpu"], row["torch"], row["part"], row["rival"]) == ("a", "2", "bench", "eager")
+    for name in ("rows.jsonl", "bench.jsonl"):
+        assert (tmp_path / "copy" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_the_next_command_does_what_is_left(team: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed items last; nothing of another device, or of a line that a kill cut off, counts."""
+    assert team("fails", "one") == (1, 1, 0)
+    with open(tmp_path / "out" / "rows.jsonl", "a") as file:
+        file.write('{"part": "bench", "item": "two", "en\n')
+    monkeypatch.setenv("MENDED", "1")
+    assert team("fails", "one", "two") == (2, 0, 0)
+    order = [row["item"] for row in rows_of_ends(tmp_path)]
+    assert order == ["fails", "one", "two", "fails"]
+    assert team("fails", "one", "two") == (0, 0, 0)
+    monkeypatch.setenv("FAKE_GPU", "b")
+    assert team("one") == (1, 0, 0)
+
+
+def rows_of_ends(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "out" / "rows.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}") and '"end"' in line]
+
+
+def test_a_part_ends_with_its_time(team: Any) -> None:
+    begin = time.monotonic()
+    done, failed, left = team("hangs", "one", "two", seconds=2.0, item_seconds=60.0)
+    assert time.monotonic() - begin < 8
+    assert (done, failed, left) == (0, 1, 2)
+
+
+def test_a_worker_that_does_not_start_is_told(team: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text("raise ImportError('no torch here')")
+    assert team("one") == (0, 1, 1)
+    assert "no torch here" in (tmp_path / "out" / "log.txt").read_text()
+    assert "a worker does not start: the process ended with status 1" in team.said[-1]
+
+
+def test_everything_of_the_plan_can_be_read() -> None:
+    """Sizes, layers, rivals and files are there; the limits fit the twenty minutes."""
+    from benchmarks.gpu.work import DO
+    from benchmarks.throughput import rivals
+    from npu_kernels._testing.samples import RECORDS
+
+    assert sum(part.seconds for part in plan.PARTS.values()) <= plan.TOTAL_SECONDS == 1200
+    assert plan.PARTS.keys() == plan.REHEARSAL.keys() == DO.keys()
+    for part in plan.PARTS.values():
+        assert len(set(part.items)) == len(part.items)
+        assert part.item_seconds <= part.seconds <= 600 - 2 * crew.SHORTEST
+    for item in plan.LAUNCHES:
+        (layer, size), named = plan.words(item)[0].split(), plan.words(item)[1]
+        Size.parse(size)
+        assert layer == "ode" or layer in RECORDS
+        assert not named.keys() - {"dtype", "precision", "shared", "without"}
+    assert {item.split()[0] for item in plan.LAUNCHES} == {"ode", "npu", "nmu", "nmru", "nalu", "inalu"}
+    for item in (*plan.BENCH, *plan.AGAIN, *plan.AUTOTUNE):
+        size, named = plan.words(item)
+        Size.parse(size)
+        assert set(named["rivals"].split(",")) <= set(rivals.RIVALS)
+    assert {file for file, _ in plan.TESTS} <= {path.name for path in (ROOT / "tests" / "triton").glob("test_*.py")}
+
+
+def test_tuned_kernels_are_known() -> None:
+    tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
+    for item in plan.TUNED:
+        kernel, size = plan.words(item)[0].split()
+        assert kernel in tuning.KERNELS
+        assert ("small" in kernel) == (tuning.is_small(Size.parse(size).inputs, Size.parse(size).outputs))
+
+
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["smoke", "race"], "PART must be one of env, smoke, tests, bench, tune, rebench, autotune, got race"),
+        (["--seconds", "0"], "--seconds must be greater than 0, got 0"),
+        (["--jobs", "0"], "--jobs must be at least 1, got 0"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            gpu.main(arguments)
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_rehearsal(tmp_path: Path) -> None:
+    """All parts, from the script on, on a machine without a GPU: rows with errors, tests, times and a tuned table."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path / "copy")}
+    command = [str(ROOT / "benchmarks" / "gpu.sh"), "--rehearse", "--out", str(tmp_path / "out")]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert run.returncode == 0, run.stdout + run.stderr + log[-3000:]
+    found = rows(tmp_path / "out" / "rows.jsonl")
+    ends = {(row["part"], row["item"]): row["end"] for row in found if "end" in row}
+    assert ends == {(name, item): "" for name, part in plan.REHEARSAL.items() for item in part.items}
+    assert all(row["gpu"] == "none" and row["torch"] == torch.__version__ for row in found)
+    launches = [row for row in found if "errors" in row]
+    assert len(launches) == len(plan.REHEARSAL["smoke"].items)
+    assert all(row["good"] and row["same_bits"] and max(row["errors"]) < 1e-3 for row in launches)
+    assert [row["outcome"] for row in found if "test" in row]
+    times = rows(tmp_path / "out" / "throughput.jsonl")
+    assert {row["rival"] for row in times} == {"ours", "graph", "eager", "linear"}
+    assert all(row["error"] is None or row["error"] < 1e-5 for row in times)
+    assert "sm_90" in json.loads((tmp_path / "copy" / "tables.json").read_text())

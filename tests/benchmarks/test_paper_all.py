@@ -1,0 +1,123 @@
+"""`python -m benchmarks.paper all`: killed and started again it ends with the tables of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.paper import gradient_surface, runner, session, tables, workers
+from benchmarks.paper.__main__ import ALL, arguments, main, parts
+from benchmarks.paper.fsir import task as fsir
+from benchmarks.paper.fsir_equation import search
+from benchmarks.paper.large import task as large
+from benchmarks.paper.registry import EXPERIMENTS
+from benchmarks.paper.runner import Folder
+from benchmarks.paper.simple import eager
+from benchmarks.paper.simple import task as simple
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL: list[tuple[Any, str, Any]] = [
+    (simple, "QUICK_STEPS", 3),
+    (large, "QUICK_STEPS", 3),
+    (large, "TEST_POINTS", 20),
+    (fsir, "QUICK_STEPS", 2),
+    (fsir, "QUICK_ITERATIONS", 2),
+    (fsir, "QUICK_WIDTHS", (6,)),
+    (search, "QUICK", (2, 1, 1)),
+    (search, "WIDTHS", (1, 2)),
+    (gradient_surface, "W1", gradient_surface.W1[::10]),
+    (eager, "measure", lambda folder, steps: None),  # times, which no two runs have in common
+    (session, "available", lambda: False),  # no pictures
+    (runner, "CHECKPOINT_SECONDS", 0.0),
+]
+SCRIPT = """
+import os, signal, sys
+from benchmarks.paper import runner
+from benchmarks.paper.__main__ import main
+from tests.benchmarks import test_paper_all as t
+
+for module, name, value in t.SMALL:
+    setattr(module, name, value)
+save, left = runner.files.save, [int(sys.argv[2])]
+
+def killing(path, content):
+    save(path, content)
+    if path.name.startswith("large-") and path.suffix == ".checkpoint":
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+runner.files.save = killing
+main(t.words(sys.argv[1]))
+"""
+
+
+def words(out: Path | str) -> list[str]:
+    return ["all", "--quick", "--seeds", "1", "--jobs", "1", "--out", str(out)]
+
+
+def contents(out: Path) -> dict[str, Any]:
+    """The rows of all tables, and the models beside them."""
+    found: dict[str, Any] = {path.name: repr(tables.read(path)[1]) for path in sorted(out.glob("*.csv"))}
+    return found | {path.name: json.loads(path.read_text()) for path in sorted(out.glob("*_models.json"))}
+
+
+def test_killed_and_resumed_it_ends_with_the_same_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(tmp_path / "killed"), "4"]
+    killed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert list((tmp_path / "killed" / "work").glob("large-*.checkpoint"))
+    assert not (tmp_path / "killed" / "fsir.csv").exists()
+
+    for module, name, value in SMALL:
+        monkeypatch.setattr(module, name, value)
+    assert main(words(tmp_path / "killed")) == 0
+    said = capsys.readouterr().out
+    assert "simple: 6 of 6 batches were done before" in said
+    assert "large: 6 of 6 batches were done before" not in said
+    assert main(words(tmp_path / "whole")) == 0
+    found = contents(tmp_path / "killed")
+    assert found == contents(tmp_path / "whole")
+    expected = {table.file for name in ALL for table in EXPERIMENTS[name].tables}
+    assert {name for name in found if name.endswith(".csv")} == expected
+    assert not list((tmp_path / "killed" / "work").glob("*.checkpoint"))
+    assert (tmp_path / "killed" / "report.md").exists()
+
+
+def test_all_runs_every_value_of_an_option_that_is_not_given(tmp_path: Path) -> None:
+    found = [(e.name, own.integrator) for e, own in parts(arguments(words(tmp_path)))]
+    assert [integrator for name, integrator in found if name == "fsir"] == ["euler", "adjoint", "rk4"]
+    assert list(dict.fromkeys(name for name, _ in found)) == ALL
+    given = parts(arguments([*words(tmp_path), "--integrator", "rk4"]))
+    assert [own.integrator for e, own in given if e.name == "fsir"] == ["rk4"]
+    assert [own.integrator for _, own in parts(arguments(["fsir", "--out", str(tmp_path)]))] == ["euler"]
+
+
+def test_time_left_is_that_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first experiment works, the progress is a share of all experiments' work."""
+    folder = Folder(tmp_path)
+    folder.create()
+    first, second = (simple.batches(["NPU"], seeds, 10, "code", "cpu") for seeds in (1, 2))
+    shown: list[tuple[float, str, float]] = []
+    monkeypatch.setattr(workers, "WATCH_SECONDS", 0.0)
+    total = first[0].cost + second[0].cost
+    whole = workers.Whole("all", [*first, *second], folder)
+    monkeypatch.setattr(whole.progress, "update", lambda *values: shown.append(values))
+    assert workers.run("one", first, folder, 1, lambda batch, result: None, whole=whole)
+    assert shown[-1] == (pytest.approx(first[0].cost, rel=1e-3), "one: 1 of 1 batches", 0.0)
+    assert workers.run("two", second, folder, 1, lambda batch, result: None, whole=whole)
+    assert shown[-1] == (pytest.approx(total, rel=1e-3), "two: 1 of 1 batches", 0.0)
+    later = workers.Whole("all", [*first, *second], folder)
+    assert later.done == later.kept == later.total == total

@@ -1,0 +1,180 @@
+"""The search for the fractional SIR equation: least squares, shooting, pruning, the judge, and the command."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.paper import tables
+from benchmarks.paper.__main__ import main
+from benchmarks.paper.fsir import task as fsir
+from benchmarks.paper.fsir_equation import report as equation_report
+from benchmarks.paper.fsir_equation import search as fsir_equation
+from benchmarks.paper.fsir_equation.search import Shooting, Trajectory
+from npu_kernels.optim import least_squares
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- least squares ---------------------------------------------------------------------------------------------------
+
+
+def linear(a: Tensor, b: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], tuple[Tensor, Tensor]]]:
+    def residual(x: Tensor) -> Tensor:
+        return (a @ x.unsqueeze(2)).squeeze(2) - b
+
+    return residual, lambda x: (residual(x), a)
+
+
+def test_linear_problems_are_solved() -> None:
+    a, b = numbers(4, 9, 3), numbers(4, 9, seed=1)
+    free = torch.ones(4, 3, dtype=torch.bool)
+    x, error = least_squares.fit(numbers(4, 3, seed=2), free, *linear(a, b), 30)
+    expected = torch.linalg.lstsq(a, b.unsqueeze(2)).solution.squeeze(2)
+    torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(error, ((a @ expected.unsqueeze(2)).squeeze(2) - b).square().mean(1))
+
+
+def test_variables_that_are_not_free_stay() -> None:
+    a, b, x0 = numbers(4, 9, 3), numbers(4, 9, seed=1), numbers(4, 3, seed=2)
+    free = torch.tensor([True, False, True]).expand(4, 3)
+    x, _ = least_squares.fit(x0, free, *linear(a, b), 30)
+    assert torch.equal(x[:, 1], x0[:, 1])
+    rest = b - a[:, :, 1] * x0[:, 1:2]
+    expected = torch.linalg.lstsq(a[:, :, [0, 2]], rest.unsqueeze(2)).solution.squeeze(2)
+    torch.testing.assert_close(x[:, [0, 2]], expected)
+
+
+def test_steps_into_the_infinite_are_not_taken() -> None:
+    def residual(x: Tensor) -> Tensor:
+        return torch.where(x < 0, math.nan, x.log())
+
+    def jacobian(x: Tensor) -> tuple[Tensor, Tensor]:
+        return residual(x), (1 / x).unsqueeze(2)
+
+    x, error = least_squares.fit(torch.full((1, 1), 20.0).double(), torch.ones(1, 1).bool(), residual, jacobian, 40)
+    assert float(x) == pytest.approx(1)
+    assert float(error) == pytest.approx(0)
+
+
+def test_cost_of_leaving_a_variable_out_is_exact_where_the_problem_is_linear() -> None:
+    a, b = numbers(4, 9, 3), numbers(4, 9, seed=1)
+    residual, jacobian = linear(a, b)
+    x = torch.linalg.lstsq(a, b.unsqueeze(2)).solution.squeeze(2)
+    costs, moved = least_squares.without(x, torch.ones(4, 3, dtype=torch.bool), jacobian)
+    for index in range(3):
+        others = [i for i in range(3) if i != index]
+        best = torch.linalg.lstsq(a[:, :, others], b.unsqueeze(2)).solution.squeeze(2)
+        assert not moved[:, index, index].any()
+        torch.testing.assert_close(moved[:, index, others], best, rtol=1e-6, atol=1e-8)
+        risen = least_squares.error(residual(moved[:, index])) - least_squares.error(residual(x))
+        torch.testing.assert_close(costs[:, index], risen, rtol=1e-6, atol=1e-10)
+    free = torch.tensor([True, True, False]).expand(4, 3)
+    assert torch.isinf(least_squares.without(x, free, jacobian)[0][:, 2]).all()
+
+
+# ---- shooting ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Shooting, Trajectory])
+def test_jacobians_are_differences(kind: type[Shooting | Trajectory]) -> None:
+    problem = kind(3, fsir.data()[:4])
+    x = torch.cat([fsir.truth() * 0.97, fsir.truth() * 1.02])
+    x[:, 9:12] = 1
+    residual, jacobian = problem.jacobian(x)
+    torch.testing.assert_close(residual, problem.residual(x))
+    assert jacobian.shape == (2, 9, 21)
+    for index in (0, 4, 8, 12, 20):
+        up, down = x.clone(), x.clone()
+        up[:, index] += 1e-5
+        down[:, index] -= 1e-5
+        expected = (problem.residual(up) - problem.residual(down)) / 2e-5
+        torch.testing.assert_close(jacobian[:, :, index], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_true_equation_is_within_the_datas_error() -> None:
+    error = least_squares.error(Trajectory(3, fsir.data()).residual(fsir.truth()))
+    assert float(error) < fsir_equation.LIMIT
+
+
+# ---- the search ----------------------------------------------------------------------------------------------------
+
+
+def test_judge() -> None:
+    truth = fsir.truth()[0]
+    exponent, rate = fsir_equation.compare(3, truth)
+    assert (exponent, rate) == (0, 0)
+    weight_re, gate, weight = (part[0] for part in fsir.split("RealNPU", 3, truth.unsqueeze(0)))
+    turned = torch.cat([weight_re[[2, 0, 1]].flatten(), gate, weight[:, [2, 0, 1]].flatten()])
+    assert fsir_equation.compare(3, turned) == (0, 0)
+    wide = torch.cat(
+        [weight_re.flatten(), torch.full((3,), 0.3), gate, torch.cat([weight, 0 * gate[:, None]], 1).flatten()]
+    )
+    assert fsir_equation.compare(4, wide.double()) == (0, 0)  # a row that nothing uses
+    off = truth.clone()
+    off[1] += 0.002
+    off[12] *= 1.03
+    exponent, rate = fsir_equation.compare(3, off)
+    assert exponent == pytest.approx(0.002)
+    assert rate == pytest.approx(0.03)
+    more = truth.clone()
+    more[2] = 1e-9
+    assert fsir_equation.compare(3, more) == (math.inf, math.inf)
+
+
+def test_search_prunes_and_finds_from_near() -> None:
+    """From a start in the neighbourhood the phases lead to the equation; from 64 random ones the benchmark does."""
+    (batch,) = fsir_equation.batches((3,), 2, (8, 12, 3), "cpu")
+    work = batch.make(batch)
+    free = work.free[0]
+    work.x[:] = torch.where(free, fsir.truth() + 0.02 * numbers(2, 21), fsir.truth())
+    work.advance(work.total)
+    rows, tensors = work.results()
+    assert [row["found"] for row in rows] == [1, 1]
+    assert all(row["n_params"] == 10 and row["error"] < fsir_equation.LIMIT for row in rows)
+    assert tensors["parameters"].shape == (2, 21)
+    checks = equation_report.checks(rows)
+    assert all(check.holds for check in checks)
+    assert not any(check.holds for check in equation_report.checks([{**rows[0], "found": 0, "error": 1.0}]))
+
+
+def test_no_start_depends_on_the_others() -> None:
+    found = []
+    for starts in (1, 3):
+        (batch,) = fsir_equation.batches((2,), starts, (4, 2, 1), "cpu")
+        work = batch.make(batch)
+        work.advance(work.total)
+        found.append((work.results()[0][0], work.x[0]))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_search_resumes() -> None:
+    (batch,) = fsir_equation.batches((2,), 3, (3, 2, 1), "cpu")
+    whole = batch.make(batch)
+    whole.advance(6)
+    for stop in (2, 4, 5):
+        begun, resumed = batch.make(batch), batch.make(batch)
+        begun.advance(stop)
+        state = begun.state()
+        begun.advance(1)
+        resumed.restore(state)
+        resumed.advance(6 - stop)
+        assert resumed.results()[0] == whole.results()[0]
+
+
+def test_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsir_equation, "QUICK", (1, 1, 1))
+    monkeypatch.setattr(fsir_equation, "WIDTHS", (1, 2))
+    assert main(["fsir-equation", "--quick", "--seeds", "2", "--out", str(tmp_path), "--jobs", "1"]) == 0
+    _, rows = tables.read(tmp_path / "fsir_equation.csv")
+    assert list(rows[0]) == list(fsir_equation.COLUMNS)
+    assert [row["h"] for row in rows] == [1, 1, 2, 2]
+    assert "the equation itself" in (tmp_path / "report.md").read_text()

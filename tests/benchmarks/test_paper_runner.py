@@ -1,0 +1,225 @@
+"""The paper's experiments: batches are spread over processes, stopped, killed and resumed, with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.durations import duration
+from benchmarks.paper import runner, workers
+from benchmarks.paper.runner import Batch, Folder, chunks, complete, order
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 40
+
+
+class Sums:
+    """Work whose result depends on every step having been done once, in order."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.runs, self.total, self.done = batch.runs, batch.settings["steps"], 0
+        self.pause, self.trace = batch.settings["pause"], Path(batch.settings["trace"])
+        self.value = torch.tensor([float(run["seed"]) for run in batch.runs], dtype=torch.float64)
+
+    def advance(self, steps: int) -> None:
+        for step in range(self.done, self.done + steps):
+            self.value = (self.value * 1.5 + step) % 1000
+            time.sleep(self.pause)
+        self.done += steps
+        with open(self.trace, "a") as file:
+            file.write(f"{self.done}\n")
+
+    def state(self) -> dict[str, Any]:
+        return {"done": self.done, "value": self.value}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.done, self.value = state["done"], state["value"].clone()
+
+    def results(self) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+        return [{"seed": run["seed"], "value": float(v)} for run, v in zip(self.runs, self.value, strict=True)], {}
+
+
+def make(batch: Batch) -> Sums:
+    return Sums(batch)
+
+
+def plan(trace: Path, count: int, pause: float = 0.0, steps: int = STEPS) -> list[Batch]:
+    settings = {"steps": steps, "pause": pause, "trace": str(trace)}
+    return [Batch("test", f"{i}", settings, ({"seed": i}, {"seed": 10 + i}), 1.0 + i, make) for i in range(count)]
+
+
+def expected(steps: int, seed: int) -> float:
+    value = float(seed)
+    for step in range(steps):
+        value = (value * 1.5 + step) % 1000
+    return value
+
+
+class Announced:
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.values: dict[int, float] = {}
+
+    def __call__(self, batch: Batch, result: dict[str, Any]) -> None:
+        self.names.append(batch.name)
+        for row in result["rows"]:
+            assert row["seed"] not in self.values
+            self.values[row["seed"]] = row["value"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path / "work")
+    made.create()
+    return made
+
+
+def quietly(share: float, earlier: bool) -> None:
+    pass
+
+
+def stop_after(calls: int) -> Callable[[], bool]:
+    left = [calls]
+
+    def stopped() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    return stopped
+
+
+# ---- one process ----------------------------------------------------------------------------------------------
+
+
+def test_stopped_batch_goes_on_where_it_was(folder: Folder, tmp_path: Path) -> None:
+    (batch,) = plan(tmp_path / "trace", 1)
+    assert not complete(batch, folder, quietly, stop_after(2))
+    assert not folder.is_done(batch)
+    kept = runner.load_file(folder.checkpoint_path(batch))["state"]["done"]
+    assert 0 < kept < STEPS
+    shares: list[tuple[float, bool]] = []
+    assert complete(batch, folder, lambda share, earlier: shares.append((share, earlier)), lambda: False)
+    assert shares[0] == (kept / STEPS, True)
+    assert sum(share for share, _ in shares) == pytest.approx(1)
+    assert not folder.checkpoint_path(batch).exists()
+    assert [row["value"] for row in folder.result(batch)["rows"]] == [expected(STEPS, 0), expected(STEPS, 10)]
+
+
+def test_finished_batches_are_announced_and_not_repeated(folder: Folder, tmp_path: Path) -> None:
+    trace, first, second = tmp_path / "trace", Announced(), Announced()
+    assert workers.run("test", plan(trace, 2), folder, 1, first)
+    before = trace.read_text()
+    assert workers.run("test", plan(trace, 2), folder, 1, second)
+    assert trace.read_text() == before
+    assert first.values == second.values == {s: expected(STEPS, s) for s in (0, 1, 10, 11)}
+
+
+def test_the_name_holds_what_decides_the_numbers(tmp_path: Path) -> None:
+    (batch,) = plan(tmp_path, 1)
+    (longer,) = plan(tmp_path, 1, steps=STEPS + 1)
+    (other,) = plan(tmp_path, 2)[1:]
+    assert len({batch.name, longer.name, other.name}) == 3
+    assert plan(tmp_path, 1)[0].name == batch.name
+
+
+def test_unreadable_file_is_named(folder: Folder, tmp_path: Path) -> None:
+    (batch,) = plan(tmp_path / "trace", 1)
+    folder.checkpoint_path(batch).write_bytes(b"torn")
+    with pytest.raises(RuntimeError, match=r"test-0-.*checkpoint cannot be read: it is no file that .* delete it"):
+        complete(batch, folder, quietly, lambda: False)
+
+
+def test_small_things(tmp_path: Path) -> None:
+    assert chunks(range(5), 2) == [[0, 1], [2, 3], [4]]
+    assert [batch.label for batch in order(plan(tmp_path, 3))] == ["2", "1", "0"]
+    assert [duration(s) for s in (3.2, 61, 3700)] == ["3 s", "1:01 min", "1:01 h"]
+
+
+# ---- several processes ------------------------------------------------------------------------------------------
+
+
+def test_workers_give_the_same(folder: Folder, tmp_path: Path) -> None:
+    found = Announced()
+    assert workers.run("test", plan(tmp_path / "trace", 3), folder, 2, found)
+    assert found.values == {s: expected(STEPS, s) for s in (0, 1, 2, 10, 11, 12)}
+
+
+def test_dead_worker_is_named_and_the_rest_is_kept(folder: Folder, tmp_path: Path) -> None:
+    batches = plan(tmp_path / "trace", 1)
+    folder.checkpoint_path(batches[0]).write_bytes(b"torn")
+    with pytest.raises(RuntimeError, match=r"a worker died \(code 1\).*the same command continues"):
+        workers.run("test", batches, folder, 2, Announced())
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from benchmarks.paper import runner, workers
+from tests.benchmarks import test_paper_runner as t
+
+runner.CHECKPOINT_SECONDS = runner.SLICE_SECONDS = 0.05  # in worker processes too
+if __name__ == "__main__":
+    folder = runner.Folder(Path(sys.argv[1]) / "work")
+    folder.create()
+    store, place = None, workers.Place.find()
+    if place.size > 1:
+        store = workers.shared_store(place, folder.path)
+    batches = t.plan(Path(sys.argv[1]) / "trace", int(sys.argv[2]), float(sys.argv[3]))
+    done = workers.run("test", batches, folder, int(sys.argv[4]), t.Announced(), store=store, place=place)
+    sys.exit(0 if done else 130)
+"""
+
+
+def start(tmp_path: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, *launcher, str(script), str(tmp_path), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+
+
+def wait_for_steps(trace: Path, count: int) -> None:
+    limit = time.monotonic() + 60
+    while not trace.exists() or len(trace.read_text().split()) < count:
+        assert time.monotonic() < limit, "nothing was done in a minute"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("name", "jobs"), [("KILL", 1), ("KILL", 2), ("INT", 1), ("INT", 2), ("TERM", 1)])
+def test_a_signal_loses_nothing(tmp_path: Path, folder: Folder, name: str, jobs: int) -> None:
+    trace, number = tmp_path / "trace", signal.Signals["SIG" + name]
+    process = start(tmp_path, 2, 0.05, jobs)
+    wait_for_steps(trace, 12)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130), output
+    assert "Traceback" not in output
+    time.sleep(1.5 if jobs > 1 and number == signal.SIGKILL else 0)  # orphans see that their parent is gone
+    batches = plan(trace, 2, 0.05)
+    assert not all(map(folder.is_done, batches))
+    assert any(folder.checkpoint_path(batch).exists() for batch in batches)
+    found = Announced()
+    before = len(trace.read_text().split())
+    assert workers.run("test", batches, folder, 1, found)
+    assert found.values == {s: expected(STEPS, s) for s in (0, 1, 10, 11)}
+    assert len(trace.read_text().split()) > before
+
+
+def test_torchrun_gives_the_same(tmp_path: Path, folder: Folder) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    process = start(tmp_path, 3, 0.0, 1, launcher=launcher)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "3 of 3 batches" in output
+    values = [row["value"] for batch in plan(tmp_path / "trace", 3) for row in folder.result(batch)["rows"]]
+    assert values == [expected(STEPS, s) for s in (0, 10, 1, 11, 2, 12)]

@@ -1,0 +1,300 @@
+"""The throughput suite's parts on tiny sizes, and the guard: at small sizes the layer is faster than eager."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+import time
+
+import pytest
+import torch
+
+from benchmarks.throughput import adaptives, environment, memory, rivals, runs, suite, timing
+from benchmarks.throughput.cases import (
+    ADAPTIVE,
+    FORWARD,
+    ROLLOUT,
+    RUN,
+    STEP,
+    TRAIN,
+    Case,
+    Size,
+    adaptive_cases,
+    all_cases,
+    cost,
+    draw,
+    rollout_cases,
+    training_cases,
+)
+from npu_kernels._backends import cpu
+from tests.support.building import run_python
+from tests.support.throughput import MODELS, TINY
+
+WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX)]
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
+
+
+# ---- timing ---------------------------------------------------------------------------------------------------------
+
+
+def test_percentiles():
+    assert timing.percentile([3.0, 1.0, 2.0], 0.5) == 2
+    assert timing.percentile([1.0, 2.0], 0.25) == 1.25
+    assert timing.percentile([7.0], 0.8) == 7
+    assert timing.spread([float(i) for i in range(11)]) == timing.Spread(5, 2, 8)
+    with pytest.raises(ValueError, match="no values"):
+        timing.percentile([], 0.5)
+
+
+def test_ratios_are_formed_within_a_repetition():
+    # The machine was ten times slower in the second repetition: the ratio does not see it.
+    assert timing.ratios([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]) == timing.Spread(2, 2, 2)
+    with pytest.raises(ValueError, match="shorter"):
+        timing.ratios([1.0, 2.0], [1.0])
+
+
+def test_rivals_alternate():
+    calls: list[str] = []
+
+    def rival(name: str):
+        def run() -> None:
+            calls.append(name)
+            time.sleep(0.001)
+
+        return run
+
+    times = timing.interleaved({"a": rival("a"), "b": rival("b")}, 0.03, block=1e-9)
+    assert len(times["a"]) == len(times["b"]) >= timing.LEAST_REPETITIONS
+    assert calls[-4:] in (["a", "b", "b", "a"], ["b", "a", "a", "b"])
+    assert min(times["a"]) >= 0.001
+
+
+def test_short_calls_are_repeated():
+    count = 0
+
+    def run() -> None:
+        nonlocal count
+        count += 1
+
+    times = timing.interleaved({"a": run}, 0.01, block=0.001)
+    assert count > 100 * len(times["a"])
+
+
+def test_processor_time_leaves_out_what_others_take():
+    def busy() -> None:
+        end = time.process_time() + 0.002
+        while time.process_time() < end:
+            pass
+
+    runs = {"busy": busy, "waiting": lambda: time.sleep(0.01)}
+    times = timing.interleaved(runs, 0.1, clock=time.process_time)
+    assert timing.ratios(times["busy"], times["waiting"]).median > 2
+
+
+# ---- cases ----------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_parsed():
+    assert Size.parse("100x6x2") == Size(100, 6, 2)
+    assert Size.parse("100x6x2x20") == Size(100, 6, 2, 20)
+    assert str(Size.parse("100x6x2x20")) == "100x6x2x20"
+    for text in ("", "100", "3x2", "0x1x1", "1x2x3x4x5", "ax2x3", "-1x2x3"):
+        with pytest.raises(ValueError, match="BxIxO"):
+            Size.parse(text)
+
+
+def test_cases_survive_their_row():
+    for case in all_cases():
+        assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
+
+
+def test_the_suite_has_what_it_promises():
+    cases = set(all_cases())
+    for size in (Size(100, 6, 2), Size(2048, 1024, 1024), Size(100, 6, 2, 1000), Size(128, 100, 100, 10)):
+        for kind in (FORWARD, STEP):
+            assert {Case("npu", kind, size), Case("realnpu", kind, size), Case("npu", kind, size, "positive")} <= cases
+    assert {Case("nmu", STEP, Size(128, 100, 100)), Case("inalu", STEP, Size(128, 100, 100))} <= cases
+    assert {case.size.models for case in training_cases()} == {1, 20}
+    assert {case.size for case in rollout_cases()} == {Size(200, 3, 9, models) for models in (1, 20, 100)}
+    assert {*rollout_cases(), *adaptive_cases()} <= cases
+
+
+def test_operands():
+    assert (draw(Case("npu", STEP, MODELS)).x < 0).any()
+    assert (draw(Case("npu", STEP, MODELS, "positive")).x >= 0).all()
+    again = draw(Case("npu", STEP, MODELS))
+    torch.testing.assert_close(again.x, draw(Case("npu", STEP, MODELS)).x, rtol=0, atol=0)
+
+
+def test_cost_counts_the_products():
+    operations, moved = cost(Case("npu", FORWARD, Size(10, 20, 30))) or (0, 0)
+    assert operations == 2 * 2 * 10 * 20 * 30
+    assert moved == 4 * (10 * 20 + 2 * 20 * 30 + 10 * 30)
+    assert cost(Case("realnpu", STEP, Size(10, 20, 30, 4)))[0] == 2 * 3 * 10 * 20 * 30 * 4
+    assert cost(Case("nmu", STEP, TINY)) is None
+
+
+# ---- rivals ---------------------------------------------------------------------------------------------------------
+
+
+def cases_to_compare() -> list[Case]:
+    layers = [layer for layer in rivals.FORMULAS if layer != "npu-nau"]
+    cases = [Case(layer, kind, size) for layer in layers for kind in (FORWARD, STEP) for size in (TINY, MODELS)]
+    rollouts = [Case("npu-nau", ROLLOUT, size, "positive") for size in (TINY, MODELS)]
+    rollouts += [Case("npu-nau", ADAPTIVE, Size(5, 3, 9, models), "positive") for models in (1, 2)]
+    return [*cases, Case("npu", STEP, TINY, "positive"), *training_cases(), *rollouts]
+
+
+@pytest.mark.parametrize("case", cases_to_compare(), ids=str)
+def test_rivals_compute_the_same(case, monkeypatch):
+    monkeypatch.setattr(runs, "RUN_STEPS", 3)
+    monkeypatch.setattr(adaptives, "END", 2.0)
+    operands = draw(case)
+    truth = rivals.exact(case, operands)
+    compared = []
+    for name in WITHOUT_TOOLS:
+        if rivals.not_applicable(name, case, 1) is not None:
+            continue
+        workload = rivals.build(name, case, operands)
+        if workload.results is not None:
+            bound = 1e-3 if case.kind == ADAPTIVE else 2e-5  # a tolerance, not rounding
+            assert rivals.error(workload.results(), truth) < bound, name
+            compared.append(name)
+        workload.run()
+    assert compared[:2] == [rivals.OURS, rivals.EAGER]
+    if case.layer in rivals.COMPLEX_FORMULAS:
+        assert rivals.COMPLEX in compared
+
+
+def test_jax_is_measured_where_it_gets_as_many_cores(monkeypatch):
+    monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda name: object())
+    case = Case("npu", STEP, TINY)
+    for cores in (1, 4):  # what `taskset` leaves
+        monkeypatch.setattr(rivals, "cores", lambda cores=cores: cores)
+        assert rivals.not_applicable(rivals.JAX, case, cores) is None
+        assert f"takes all {cores} cores" in (rivals.not_applicable(rivals.JAX, case, 2) or "")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot bind a process to cores")
+def test_cores_are_those_of_the_process():
+    first = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{first}]); from benchmarks.throughput.environment import cores"
+    assert run_python("-c", f"{code}; print(cores())").stdout.strip() == "1"
+
+
+def test_jax_computes_the_same():
+    pytest.importorskip("jax", reason="JAX is not installed")
+    for layer in ("npu", "realnpu"):
+        for size in (TINY, MODELS):
+            case = Case(layer, STEP, size)
+            operands = draw(case)
+            workload = rivals.build(rivals.JAX, case, operands)
+            assert workload.results is not None
+            assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
+    for case in training_cases():
+        if case.kind == RUN:
+            workload, operands = rivals.build(rivals.JAX, case, draw(case)), draw(case)
+            assert workload.results is not None
+            assert rivals.error(workload.results(), rivals.exact(case, operands)) < 2e-5
+
+
+def test_training_moves_the_parameters():
+    case = training_cases()[0]
+    for name in (rivals.OURS, rivals.EAGER):
+        workload = rivals.build(name, case, draw(case))
+        assert workload.results is not None
+        first = workload.results()[0].item()
+        for _ in range(50):
+            workload.run()
+        assert workload.results()[0].item() < first
+
+
+def test_who_takes_part():
+    single, several = Case("npu", STEP, TINY), Case("npu", STEP, MODELS)
+    training = [case for case in training_cases() if case.kind == TRAIN]
+    assert rivals.not_applicable(rivals.ONE_MODEL, several, 1) is None
+    assert rivals.not_applicable(rivals.ONE_MODEL, single, 1) == ""
+    assert rivals.not_applicable(rivals.LOOP, training[1], 1) is None
+    assert rivals.not_applicable(rivals.LOOP, training[0], 1) == ""
+    assert rivals.not_applicable(rivals.COMPLEX, Case("nmu", STEP, TINY), 1) == ""
+    assert rivals.not_applicable(rivals.LINEAR, training[0], 1) == ""
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_case_makes_rows():
+    limits = environment.Limits(product_rate=1e10, copy_rate=1e9)
+    said: list[str] = []
+    names = [rivals.EAGER, rivals.LINEAR, rivals.ONE_MODEL]
+    rows = suite.measure(Case("npu", STEP, MODELS), names, 1, 0.01, limits=limits, tell=said.append)
+    assert [row["rival"] for row in rows] == ["ours", *names]
+    ours, eager, linear, _ = json.loads(json.dumps(rows))
+    assert ours["ratio"] == 1
+    assert ours["p20_us"] <= ours["median_us"] <= ours["p80_us"]
+    assert 0 < ours["error"] < 1e-5 > eager["error"]
+    assert linear["error"] is None
+    assert ours["share_of_limit"] > 0
+    assert "share_of_limit" not in linear
+    assert "ours" in suite.show(ours)
+    assert said == []
+
+
+def test_losses_are_named():
+    row = {**Case("npu", STEP, TINY).to_dict(), "threads": 2, "rival": "eager", "ratio": 0.5}
+    assert suite.losses([row]) == ["npu step 5x3x2, 2 threads: eager takes 0.50 of our time"]
+    assert suite.losses([{**row, "ratio": 1.5}, {**row, "rival": "linear"}, {**row, "rival": "ours"}]) == []
+
+
+def test_environment():
+    where = environment.describe()
+    json.dumps(where)
+    for key in ("processor", "instruction_set", "torch", "npu_kernels", "commit", "cores"):
+        assert where[key]
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        assert re.fullmatch(r"\d+/\d+/\d+", where["processor_model"])
+    limits = environment.Limits(100.0, 10.0)
+    assert limits.seconds((200.0, 10.0)) == 2
+    assert limits.seconds((100.0, 50.0)) == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark is read from Linux's /proc")
+def test_peak_memory():
+    case = Case("nmu", STEP, Size(128, 100, 100))  # eager builds [B, O, I] several times: 4.9 MiB each
+    peak, why = memory.peak(rivals.EAGER, case.to_dict(), 1)
+    if peak is None:
+        pytest.skip(why)
+    assert 2 * 128 * 100 * 100 * 4 < peak < 20 * 128 * 100 * 100 * 4
+    assert suite.wants_memory(case)
+    assert not suite.wants_memory(Case("npu", STEP, TINY))
+
+
+# ---- the guard ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not cpu.available()[0], reason=f"no C++ kernels: {cpu.available()[1]}")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("npu", FORWARD, Size(100, 6, 2)),
+        Case("npu", STEP, Size(100, 6, 2)),
+        Case("npu", STEP, Size(100, 100, 1)),
+        Case("realnpu", STEP, Size(100, 6, 2)),
+        Case("npu", STEP, Size(100, 6, 2, 20)),
+    ],
+    ids=str,
+)
+def test_small_layers_are_faster_than_eager(case, benchmark):
+    """By processor time, in one thread: there is a verdict on a busy machine too."""
+    operands = draw(case)
+    runs = {name: rivals.build(name, case, operands).run for name in (rivals.OURS, rivals.EAGER)}
+    times = timing.interleaved(runs, 0.2, clock=time.process_time)
+    ratio = timing.ratios(times[rivals.EAGER], times[rivals.OURS])
+    benchmark.extra_info["eager / ours"] = ratio.median
+    benchmark.pedantic(runs[rivals.OURS], rounds=5, iterations=20)
+    assert ratio.median > 1.5, f"eager / ours: {ratio}"

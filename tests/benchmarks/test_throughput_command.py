@@ -1,0 +1,171 @@
+"""The throughput suite's command on tiny sizes: its arguments, and rows of an earlier run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.throughput import __main__ as suite_main
+from benchmarks.throughput import devices, environment, report, suite, timing
+from tests.support.throughput import made_up
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "3x2"], "a size is BxIxO or BxIxOxK in positive integers, got '3x2'"),
+        (["--threads", "0"], "thread counts go from 1"),
+        (["--threads", "one"], "integers with commas"),
+        (["--rivals", "eager,foo"], "unknown foo; known: ours, eager"),
+        (["--passes", "backward"], "unknown backward; known: forward, step, train, run, rollout"),
+        (["--seconds", "0"], "--seconds must be greater than 0"),
+        (["--json", "/nonexistent/rows.jsonl"], "cannot write /nonexistent/rows.jsonl"),
+    ],
+)
+def test_bad_arguments_are_named_before_any_work(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        suite_main.main(arguments)
+    assert stop.value.code == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.out == ""
+
+
+def run_tiny(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(devices.Device, "product_size", 64)
+    monkeypatch.setattr(devices.Device, "copy_floats", 2**16)
+    arguments = ["--sizes", "5x3x2,5x3x2x3", "--threads", "1", "--seconds", "0.01", "--no-memory"]
+    return suite_main.main([*arguments, "--rivals", "eager,linear", "--json", str(path)])
+
+
+def test_the_suite_writes_rows_that_the_report_reads(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 0
+    rows = report.read([path])
+    assert len(rows) == 2 * 6 * 3
+    assert {row["threads"] for row in rows} == {1}
+    assert rows[0]["environment"]["torch"] == torch.__version__
+    text = report.markdown(rows)
+    assert text.count("\n| NPU |") == 8
+    assert text.count("\n| RealNPU |") == 4
+    assert "a @ b" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_keeps_its_rows(tmp_path, capsys, monkeypatch):
+    measured, calls = suite.measure, 0
+
+    def interrupt(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return measured(*arguments, **options)
+
+    monkeypatch.setattr(suite, "measure", interrupt)
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 130
+    assert len(path.read_text().splitlines()) == 3
+    assert "interrupted" in capsys.readouterr().err
+
+
+# ---- an earlier run's rows --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row is doubtful, however busy the machine of the tests."""
+    monkeypatch.setattr(timing, "doubtful", lambda row: False)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The cases that are measured, in place of their measuring, which takes no time then."""
+    made: list[str] = []
+
+    def measure(case, names, threads, seconds, **options):
+        made.append(str(case))
+        row = {**made_up("", 2.0), **case.to_dict(), "threads": threads, "ratio_p20": 2.0, "ratio_p80": 2.0}
+        return [{**row, "rival": name} for name in ("ours", *names)]
+
+    monkeypatch.setattr(suite, "measure", measure)
+    monkeypatch.setattr(environment, "measure_limits", lambda device: environment.Limits(1.0, 1.0))
+    return made
+
+
+def test_a_second_run_adds_nothing_and_loses_nothing(tmp_path, capsys, monkeypatch, idle, calls):
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 0
+    before, cases = path.read_text(), len(calls)
+    assert cases == 12
+    assert run_tiny(path, monkeypatch) == 0
+    assert (path.read_text(), len(calls)) == (before, cases)
+    assert "12 of 12 cases with 1 threads are in the file already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idle, calls):
+    """With the case of which a row is missing, in whole: its ratios are of one run."""
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 0
+    lines, first = path.read_text().splitlines(keepends=True), list(calls)
+    path.write_text("".join(lines[:10]) + (lines[10][:50] if torn else ""))  # three cases and a row of the fourth
+    calls.clear()
+    assert run_tiny(path, monkeypatch) == 0
+    assert calls == first[3:]
+    rows = report.read([path])
+    assert len(rows) == 10 + 27
+    assert len({(*report.Case.from_dict(row).to_dict().items(), row["rival"]) for row in rows}) == 36
+    assert path.read_text().startswith("".join(lines[:10]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("processor", "Slide rule"),
+        ("commit", "c0ffee"),
+        ("changes", "other changes"),
+        ("torch", "1.0"),
+        ("instruction_set", "beads"),
+    ],
+)
+def test_rows_of_another_machine_or_version_are_measured_anew(field, value, tmp_path, monkeypatch, idle, calls):
+    path = tmp_path / "rows.jsonl"
+    assert run_tiny(path, monkeypatch) == 0
+    before, described = path.read_text(), environment.describe()
+    calls.clear()
+    monkeypatch.setattr(environment, "describe", lambda device: {**described, field: value})
+    assert run_tiny(path, monkeypatch) == 0
+    assert len(calls) == 12
+    assert path.read_text().startswith(before)
+
+
+def test_other_settings_and_doubtful_rows_are_measured_anew(tmp_path, monkeypatch, calls):
+    path = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(timing, "doubtful", lambda row: row["layer"] == "realnpu")
+    for expected in (12, 4):
+        calls.clear()
+        assert run_tiny(path, monkeypatch) == 0
+        assert len(calls) == expected
+    calls.clear()
+    arguments = ["--sizes", "5x3x2", "--threads", "1", "--rivals", "eager,linear", "--seconds", "0.02"]
+    assert suite_main.main([*arguments, "--json", str(path)]) == 0
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize("content", ["notes", "notes\n", '{"a": 1}\n', "\xff\xfe"])
+def test_a_file_of_something_else_is_left_alone(content, tmp_path, monkeypatch, capsys, calls):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content.encode("latin-1"))
+    assert run_tiny(path, monkeypatch) == 2
+    assert path.read_bytes() == content.encode("latin-1")
+    assert calls == []
+    assert "--json: " in (error := capsys.readouterr().err)
+    assert f"{path}" in error
+    assert "name another file" in error

@@ -1,0 +1,268 @@
+"""Doubtful rows and the report of the throughput suite, of made-up rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.throughput import report, suite, timing
+from benchmarks.throughput.cases import STEP, Size
+from tests.support.building import run_python
+from tests.support.throughput import MODELS, TINY, made_up, made_up_rows
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
+
+
+# ---- doubts -----------------------------------------------------------------------------------------------------
+
+
+def test_who_is_doubtful():
+    row = {"ratio": 5.0, "ratio_p20": 4.0, "ratio_p80": 6.0, "waited": 0.05}
+    assert not timing.doubtful(row)
+    assert not timing.doubtful({"ratio": 5.0})
+    assert not timing.doubtful({**row, "waited": None})
+    assert timing.doubtful({**row, "ratio_p80": 8.1})
+    assert timing.doubtful({**row, "waited": 0.11})  # steady, beside other work: torch waits in every operation
+
+
+def test_a_crowd_is_seen(monkeypatch, tmp_path):
+    """By what the system counts; where it counts nothing, by the load average."""
+    for ready in (1, 2):
+        (tmp_path / "7").mkdir(exist_ok=True)
+        (tmp_path / "7" / "schedstat").write_text(f"0 {ready * 10**9} 3")
+        monkeypatch.setattr(timing, "TASKS", tmp_path)
+        if ready == 1:
+            crowd = timing.Crowd().__enter__()
+    time.sleep(0.01)
+    crowd.__exit__()
+    assert crowd.waited is not None
+    assert 1 < crowd.waited <= 100
+    monkeypatch.setattr(timing, "TASKS", tmp_path / "missing")
+    monkeypatch.setattr(timing.os, "getloadavg", lambda: (3.0, 0, 0), raising=False)
+    monkeypatch.setattr(timing.os, "cpu_count", lambda: 2)
+    with timing.Crowd() as crowd:
+        pass
+    assert crowd.waited == 0.5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/task/*/schedstat is Linux's")
+def test_other_work_is_counted():
+    """Two processes on one core."""
+    code = """
+import os, subprocess, sys, time
+from benchmarks.throughput.timing import Crowd
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+with Crowd() as crowd:
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        pass
+busy.kill()
+busy.wait()
+print(crowd.waited)
+"""
+    child = run_python("-c", code)
+    assert child.returncode == 0, child.stderr
+    assert float(child.stdout) > timing.CROWDED
+
+
+def test_no_verdict_from_doubtful_times():
+    fast, slow = made_up("eager", 6765.0, waited=0.98), made_up("compile", 0.5, waited=0.98)
+    nobody = "Nobody was faster."
+    assert suite.verdict([made_up("eager", 5.0), made_up("linear", 0.5)], nobody) == [nobody]
+    (line,) = suite.verdict([fast, slow], nobody)
+    assert line.startswith("No verdict: 2 of 2 ratios are marked with ?, doubtful: ")
+    assert suite.losses([slow]) == []
+    lines = suite.verdict([fast, made_up("compile", 0.5)], nobody)
+    assert lines[:2] == ["Where we lose:", "  npu step 5x3x2, 1 threads: compile takes 0.50 of our time"]
+    assert lines[2].startswith("No verdict: 1 of 2")
+    assert "6765.00x? " in suite.show({**fast, "ratio_p20": 6700.0, "ratio_p80": 6800.0})
+
+
+def test_doubtful_numbers_are_marked_in_the_tables():
+    rows = [{**row, "waited": 0.5} for row in made_up_rows()]
+    line = next(line for line in report.markdown(rows).splitlines() if "5, 3, 2, 1" in line)
+    for cell in ("100 µs?", "5.00?", "0.80?", "2.00?"):
+        assert f" {cell} |" in line
+    assert "**" not in line
+    assert f"A number with ? is {timing.DOUBT}." in report.markdown(rows)
+    assert "?" not in report.markdown(made_up_rows())
+
+
+def test_the_later_of_two_rows_counts():
+    rows = [made_up("ours", 1.0), made_up("eager", 0.5), made_up("eager", 3.0)]
+    text = report.markdown(rows)
+    assert "3.00" in text
+    assert "0.50" not in text
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+
+def test_markdown_table():
+    lines = report.markdown(made_up_rows()).splitlines()
+    assert "Abacus 3, kernels for beads, torch 9, npu_kernels 8 at c0ffee:" in lines
+    head = [cell.strip() for cell in next(line for line in lines if line.startswith("| layer")).split("|")[1:-1]]
+    row = [cell.strip() for cell in next(line for line in lines if "5, 3, 2, 1" in line).split("|")[1:-1]]
+    cells = dict(zip(head, row, strict=True))
+    assert cells["ours"] == "100 µs"
+    assert cells["eager"] == "5.00"
+    assert cells["compile"] == "**0.80**"  # lost, and shown
+    assert cells["ours / linear"] == "2.00"
+    assert cells["error (eager's)"] == "1.0e-07 (2.0e-07)"
+    assert cells["peak MiB (eager's)"] == "1.0 (4.0)"
+    assert cells["of the limit"] == "50 %"
+    assert "of the peak" not in head
+
+
+def test_the_share_of_the_peak_is_a_column():
+    with_tiles = made_up("ours", 1.0, share_of_peak=1.2, tile_gflops=1170.4)
+    text = report.markdown([with_tiles, made_up("ours", 1.0, Size(500, 30, 20), share_of_peak=0.61)])
+    assert "| of the peak |" in text
+    assert "| 120 % (tiles 1170 GFLOP/s) |" in text
+    assert "| 61 % |" in text
+    assert "in registers alone" in text
+    assert "in registers alone" not in report.markdown(made_up_rows())
+
+
+def test_machines_and_precisions_have_their_own_tables():
+    other = made_up("ours", 1.0, environment={"processor": "Slide rule"})
+    text = report.markdown([*made_up_rows(), other, made_up("ours", 1.0, matmul_precision="high")])
+    assert text.count("| layer |") == 4  # and that of the processors side by side
+    assert 'matmul precision "high"' in text
+
+
+BEGIN, END = "<!-- throughput:begin -->", "<!-- throughput:end -->"
+SUMMARY_BEGIN, SUMMARY_END = "<!-- throughput-summary:begin -->", "<!-- throughput-summary:end -->"
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("option", ["--page", "--readme"])
+def test_a_block_is_replaced_and_nothing_else(option, tmp_path):
+    file, page = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "page.md"
+    summary = f"{SUMMARY_BEGIN}\n\n{SUMMARY_END}"  # of one processor: nothing to compare
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n{summary}")
+    for _ in range(2):  # again gives the same
+        assert report.main([str(file), option, str(page)]) == 0
+        text = page.read_text()
+        assert text.startswith(f"before\n{BEGIN}\n" + ("A rival's" if option == "--page" else "Abacus 3"))
+        assert text.endswith(f"{END}\nafter\n{summary}")
+        assert "old" not in text
+        assert text.count("| --- |\n") == 1
+
+
+def test_the_short_table_has_its_rows_and_every_one_that_we_lose():
+    shown, other = next(case for case in report.SHORT if case.kind == STEP), Size(5, 4, 3)
+    rows = [made_up("ours", 1.0, shown.size, threads=2), made_up("eager", 3.0, shown.size, threads=2)]
+    rows += [made_up("ours", 1.0, other), made_up("eager", 3.0, other)]  # won, and no row of the short table
+    rows += [made_up("ours", 1.0, TINY), made_up("eager", 0.9, TINY), made_up("linear", 0.5, other)]
+    lines = [line for line in report.short(rows).splitlines() if line.startswith("| NPU")]
+    assert len(lines) == 2
+    assert "| 100, 6, 2, 1 |" in lines[0]
+    assert "1 thread | 5, 3, 2, 1 |" in lines[1]
+    assert "**0.90**" in lines[1]
+
+
+def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
+    def on(processor: str, isa: str, commit: str, date: str) -> list[dict[str, object]]:
+        where = {"processor": processor, "instruction_set": isa, "commit": commit, "date": date}
+        return [made_up(rival, 2.0, report.SHORT[2].size, environment=where) for rival in ("ours", "eager")]
+
+    rows = on("Abacus 3", "avx512", "newer", "2026-02") + on("Abacus 3", "avx512", "older", "2026-01")
+    rows += on("Abacus 3", "avx2", "held", "2026-03") + on("Slide rule", "amx", "else", "2026-03")
+    rows += [{**row, "matmul_precision": "medium"} for row in on("Abacus 3", "amx", "medium", "2026-03")]
+    assert "at newer;" in report.short(rows, "Abacus 3")
+    assert "at else;" in report.short(rows, "Slide rule")
+    for name in (None, "Abacus 4"):
+        with pytest.raises(report.ReportError, match="must name one of: Abacus 3, Slide rule"):
+            report.short(rows, name)
+    assert report.markdown(rows).count("\n### ") == 6  # the page has them all, and the processors side by side
+
+
+def test_generations_of_one_name_are_told_apart():
+    rows = []
+    for model in ("26/2/1", None, "99/9/9"):
+        where = {"processor": "AMD EPYC", "processor_model": model}
+        rows += [made_up(rival, 2.0, report.SHORT[2].size, environment=where) for rival in ("ours", "eager")]
+    for name in ("AMD Zen 5", "AMD Zen 4", "AMD EPYC"):
+        assert f"{name}, kernels for" in report.short(rows, name)
+
+
+def test_processors_side_by_side():
+    """The best instruction set and the newest commit of each; only cases that two have, at one thread."""
+
+    def on(processor: str, isa: str, eager: float, size: Size = TINY, **more: object) -> list[dict[str, object]]:
+        where = {"processor": processor, "instruction_set": isa, "date": "2026-01"}
+        return [
+            made_up("ours", 1.0, size, environment=where, **more),
+            made_up("eager", eager, size, environment=where, **more),
+        ]
+
+    rows = on("Abacus 3", "avx512", 3.0) + on("Abacus 3", "avx2", 4.0) + on("Slide rule", "amx", 0.5)
+    rows += on("Slide rule", "amx", 7.0, Size(5, 4, 3)) + on("Slide rule", "amx", 8.0, threads=2)
+    (section,) = report.side_by_side(rows)
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    assert lines[0] == "| layer | pass | B, I, O, K | eager: Abacus 3 | eager: Slide rule |"
+    assert lines[2:] == ["| NPU | step | 5, 3, 2, 1 | 3.00 | **0.50** |"]
+    assert report.side_by_side(on("Abacus 3", "avx512", 3.0)) == []
+    main = report.SHORT[4].size
+    rows += on("Abacus 3", "avx512", 2.0, main) + on("Slide rule", "amx", 4.0, main)
+    lines = [line for line in report.summary(rows).splitlines() if line.startswith("|")]
+    assert lines[2:] == ["| NPU | step | 100, 6, 2, 1 | 2.00 | 4.00 |"]  # only cases of the summary
+    assert report.summary(on("Abacus 3", "avx512", 3.0, main)) == ""
+
+
+@pytest.mark.parametrize("text", ["", f"{END} {BEGIN}", f"{BEGIN}{BEGIN}{END}"])
+def test_a_readme_without_markers_is_left_alone(text, tmp_path, capsys):
+    file, readme = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "README.md"
+    readme.write_text(text)
+    assert report.main([str(file), "--readme", str(readme)]) == 1
+    assert readme.read_text() == text
+    assert f"report: {readme} needs {BEGIN}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "there are no rows"),
+        ("{", "line 1 is no JSON"),
+        ("[]", "no row of the suite"),
+        ('{"layer": 1}', "without kind"),
+    ],
+)
+def test_bad_files_are_named(content, message, tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(content)
+    assert report.main([str(file)]) == 1
+    assert message in capsys.readouterr().err
+    assert report.main([str(tmp_path / "absent.jsonl")]) == 1
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_report_prints_by_default(tmp_path, capsys):
+    assert report.main([str(write(tmp_path / "rows.jsonl", made_up_rows()))]) == 0
+    assert "| NPU | step |" in capsys.readouterr().out
+
+
+def test_report_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    file, picture = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "picture.png"
+    assert report.main([str(file), "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    picture = tmp_path / "picture.svg"
+    rows = [*made_up_rows(), made_up("jax", 3.0), made_up("compile-autotune", 2.5, waited=0.5)]  # the last is doubtful
+    assert report.main([str(write(file, rows)), "--picture", str(picture)]) == 0
+    text = picture.read_text()
+    for shown in ("npu_kernels = 1", "JAX", "3 → 2", "1 doubtful number left out"):
+        assert shown in text
+    write(file, [made_up("ours", 1.0, MODELS)])
+    assert report.main([str(file), "--picture", str(picture)]) == 1
+    assert "single models" in capsys.readouterr().err

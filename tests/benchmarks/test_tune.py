@@ -1,0 +1,324 @@
+"""The search for fast configurations; `--tune` and `--device cuda` without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.throughput import __main__ as suite_main
+from benchmarks.throughput import devices, orders, precompile, suite, tune
+from benchmarks.throughput.cases import STEP, Case, Size
+from tests.support.building import run_python
+
+GRID = {"BLOCK_B": (16, 32, 64, 128), "num_warps": (1, 2, 4, 8), "num_stages": (1, 2, 3)}
+
+
+@pytest.fixture(autouse=True)
+def _compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers and other processes compile, also where the tests' own process interprets."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def _grid() -> list[tune.Config]:
+    return [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
+
+
+def _never() -> bool:
+    return False
+
+
+def _bowl(config: tune.Config) -> float:
+    """Least at 64 rows, 4 warps, 2 stages."""
+    rows, warps = math.log2(config["BLOCK_B"]) - 6, math.log2(config["num_warps"]) - 2
+    return 1 + 0.1 * (abs(rows) + abs(warps) + abs(config["num_stages"] - 2))
+
+
+def test_search_goes_downhill_one_number_at_a_time() -> None:
+    seen: list[tune.Config] = []
+
+    def seconds(config: tune.Config) -> float:
+        seen.append(config)
+        return _bowl(config)
+
+    start = {"BLOCK_B": 16, "num_warps": 8, "num_stages": 1}
+    best, time, first = tune.search(start, _grid(), seconds, enough=_never)
+    assert best == {"BLOCK_B": 64, "num_warps": 4, "num_stages": 2}
+    assert (time, first) == (1, _bowl(start))
+    assert len(seen) < len(_grid())
+    assert len({tuple(config.items()) for config in seen[1:]}) == len(seen) - 1  # none twice
+
+
+def test_search_keeps_the_start_where_nothing_is_faster_by_more_than_noise() -> None:
+    start = {"BLOCK_B": 16, "num_warps": 1, "num_stages": 1}
+    assert tune.search(start, _grid(), lambda c: 1.0 if c == start else 0.99, enough=_never) == (start, 1.0, 1.0)
+    assert tune.search(start, [], lambda c: 1.0, enough=_never)[0] == start
+
+
+def test_search_passes_over_what_does_not_work_and_starts_outside_the_candidates() -> None:
+    start = {"BLOCK_B": 16, "num_warps": 16, "num_stages": 1}  # not a candidate
+
+    def seconds(config: tune.Config) -> float:
+        return math.inf if config["BLOCK_B"] == 64 else _bowl(config)
+
+    best, _, _ = tune.search(start, _grid(), seconds, enough=_never)
+    assert best["num_warps"] == 4
+    assert best["BLOCK_B"] == 32
+
+
+def test_search_ends_when_time_is_up() -> None:
+    calls = 0
+
+    def seconds(config: tune.Config) -> float:
+        nonlocal calls
+        calls += 1
+        return 1 / calls
+
+    tune.search(_grid()[0], _grid(), seconds, enough=lambda: calls >= 3)
+    assert calls == 3
+
+
+def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path) -> None:
+    tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
+    key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
+    entry = {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1}
+    shipped = tuning.TABLES.read_bytes()
+    path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
+    tables = json.loads(path.read_text())
+    assert tables["sm_90"].pop(key) == entry
+    assert tables == tuning.load_table()
+    tune.write({"second": entry}, "sm_90", path)
+    assert {key, "second"} <= json.loads(path.read_text())["sm_90"].keys()
+    assert tuning.TABLES.read_bytes() == shipped
+
+
+@pytest.mark.parametrize(("arguments", "flag"), [(["--device", "cuda"], "--device cuda"), (["--tune"], "--tune")])
+def test_without_a_gpu_the_reason_is_named(
+    arguments: list[str], flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(devices.dispatch, "reasons", lambda device_type: {"triton": (False, "no driver here")})
+    with pytest.raises(SystemExit) as stop:
+        suite_main.main(arguments)
+    assert stop.value.code == 2
+    assert f"{flag} needs a GPU that runs the Triton kernels: no driver here" in capsys.readouterr().err
+
+
+class _Accelerator(devices.Cuda):
+    """A device whose work is done at once, on the CPU, and whose counters are made up."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self.waits = self.cleared = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    def profile(self, run: object) -> dict[str, float]:
+        return {"device_us": 12.5, "launches": 3}
+
+    def peak(self, clear: object, run: object) -> int:
+        assert callable(clear)
+        clear()
+        self.cleared += 1
+        return 1024
+
+
+def test_rows_of_a_device() -> None:
+    """Time includes waiting, and rows have what the device counts."""
+    device = _Accelerator()
+    case = Case("npu", STEP, Size(1024, 128, 2))
+    rows = suite.measure(case, ["eager"], 1, 0.01, with_memory=True, device=device)
+    assert device.waits > 10
+    assert device.cleared == 2
+    for row in rows:
+        assert (row["device_us"], row["launches"], row["peak_bytes"]) == (12.5, 3, 1024)
+        assert row["peak_method"] == devices.Cuda.PEAK_METHOD
+        assert "device 12.5 us in 3 launches" in suite.show(row)
+
+
+def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
+    """A step's candidates are compiled together before one is timed; what is spread finds what no neighbour does."""
+    events: list[tuple[str, int]] = []
+    shown: list[tune.Config] = []
+
+    def prepare(configs: Sequence[tune.Config]) -> None:
+        events.append(("prepare", len(configs)))
+        shown.extend(configs)
+
+    def seconds(config: tune.Config) -> float:
+        events.append(("time", 1))
+        far = config["BLOCK_B"] == 128 and config["num_warps"] == 8  # two numbers away, and one alone makes it slower
+        return 0.5 if far else 1.0 if config == start else 2.0
+
+    start = {"BLOCK_B": 16, "num_warps": 1, "num_stages": 1}
+    assert tune.search(start, _grid(), seconds, enough=_never)[0] == start
+    events.clear()
+    best, time, _ = tune.search(start, _grid(), seconds, enough=_never, prepare=prepare, spread=24)
+    assert time == 0.5
+    assert (best["BLOCK_B"], best["num_warps"]) == (128, 8)
+    assert [kind for kind, _ in events[:2]] == ["time", "prepare"]
+    assert len(shown) == sum(count for kind, count in events if kind == "prepare")
+    assert len({tuple(config.items()) for config in shown}) == len(shown)  # none twice
+    assert sum(kind == "time" for kind, _ in events) == 1 + len(shown)
+
+
+class _Virtual:
+    """A device with a clock of its own: a launch takes time on it, and more of the host's unless a graph replays it."""
+
+    def __init__(self, launch: float) -> None:
+        self.launch, self.now, self.captures = launch, 0.0, 0
+        self.recording = False
+
+    def run(self) -> None:
+        self.now += self.launch + (0 if self.recording else 5e-5)
+
+    def flush(self) -> Callable[[], object]:
+        def overwrite() -> None:
+            self.now += 4e-5
+
+        return overwrite
+
+    def seconds(self, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+        before()
+        start = self.now
+        run()
+        return self.now - start
+
+    def capture(self, run: Callable[[], object], calls_before: int) -> tuple[Callable[[], object], None]:
+        self.captures += 1
+
+        def replay() -> None:
+            self.recording = True
+            run()
+            self.recording = False
+
+        return replay, None
+
+
+@pytest.mark.parametrize("launch", [2e-6, 3e-4, 2e-2])
+def test_a_kernel_is_timed_without_its_launch_and_with_a_cold_cache(launch: float) -> None:
+    device = _Virtual(launch)
+    assert tune.device_time(device.run, device=device) == pytest.approx(launch, rel=1e-6)
+    assert device.captures == 2  # with the calls and without
+
+
+def test_a_loser_is_timed_once() -> None:
+    device = _Virtual(2e-2)
+    assert tune.device_time(device.run, 1e-4, device) > 2e-2
+    assert device.captures == 0
+    tune.device_time(device.run, 1e-2, device)
+    assert device.captures == 2
+
+
+def test_workers_compile_for_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker has compiled is in Triton's cache for another process; what cannot be compiled is said."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    task = orders.Task("nmu_forward", Size(5, 3, 2))
+    good = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
+    with precompile.Pool(1, ("cuda", 90, 32)) as pool:
+        found = pool.compile(task, [good, good | {"num_warps": 3}])
+        assert found[0] == ""
+        assert "num_warps" in found[1]
+        assert pool.compile(task, [good | {"BLOCK_B": 32}], 0.0) == [precompile.NOT_IN_TIME]
+    code = f"""
+import triton
+from benchmarks.throughput import orders, precompile
+from benchmarks.throughput.cases import Size
+from npu_kernels._backends.triton import tuning
+precompile.compile_only(("cuda", 90, 32))
+seen = []
+triton.knobs.compilation.listener = lambda *, cache_hit, **more: seen.append(cache_hit)
+order = orders.order(orders.Task("nmu_forward", Size(5, 3, 2)), "cpu", values=False)
+with tuning.use_config("nmu_forward", {good}):
+    order.launch()
+with tuning.use_config("nmu_forward", {good | {"num_warps": 2}}):
+    order.launch()
+print(seen)
+"""
+    child = run_python("-c", code)
+    assert child.stdout == "[True, False]\n", child.stderr
+
+
+def test_tuning_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every search is a row at once; the next run does those that the file lacks, and those of other versions."""
+    pytest.importorskip("triton")
+    asked: list[str] = []
+
+    def run(self: tune.Tuner, task: orders.Task, seconds: float) -> tune.Row:
+        asked.append(str(task))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        times = {"config": {"num_warps": 4}, "us": 1.0, "shipped_us": 2.0, "tried": 3, "failed": {}, "seconds": 4.0}
+        return {**task.to_dict(), "key": task.key, **times, **self.where}
+
+    where = {"gpu": "H", "torch": "2", "triton": "3"}
+    monkeypatch.setattr(tune, "place", lambda: (where, "sm_90", ("cuda", 90, 32)))
+    monkeypatch.setattr(tune, "Pool", lambda jobs, target: contextlib.nullcontext())  # nothing is compiled
+    monkeypatch.setattr(tune.Tuner, "run", run)
+    table, file = tmp_path / "t.json", tmp_path / "rows.jsonl"
+    tasks = [str(task) for task in orders.tasks([Size(5, 3, 2)], "highest")]
+    assert tasks[:2] == ["npu_small_forward 5x3x2 highest", "npu_small_backward 5x3x2 highest"]
+    with pytest.raises(KeyboardInterrupt):
+        tune.main([Size(5, 3, 2)], "highest", 1.0, table, file)
+    assert len(file.read_text().splitlines()) == 2
+    with file.open("a") as torn:
+        torn.write('{"kernel": "nmu_fo\n')
+    assert tune.main([Size(5, 3, 2)], "highest", 1.0, table, file) == 0
+    assert asked == tasks[:3] + tasks[2:]
+    assert "npu_small_forward 5x3x2 highest: 2.0 us as shipped, 1.0 us with" in capsys.readouterr().out
+    where["triton"] = "4"
+    assert tune.main([Size(5, 3, 2)], "highest", 1.0, table, file) == 0
+    assert len(asked) == 3 + len(tasks) - 2 + len(tasks)
+
+
+def test_launches_read_another_table(tmp_path: Path) -> None:
+    tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
+    key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
+    entry = {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1}
+    path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
+    try:
+        tuning.use_tables(path)
+        assert tuning.tables_in_use()["sm_90"][key] == entry
+        with pytest.raises(FileNotFoundError):
+            tuning.use_tables(tmp_path / "none.json")
+        assert key in tuning.tables_in_use()["sm_90"]
+    finally:
+        tuning.use_tables()
+    assert key not in tuning.tables_in_use()["sm_90"]
+
+
+def test_a_compilation_that_never_ends_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's compilations have half of what is left; what is not ready by then, or has failed, is not launched."""
+    tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
+    asked: list[float] = []
+    launched: list[tune.Config] = []
+
+    class Slow:
+        def compile(self, task: orders.Task, configs: Sequence[tune.Config], seconds: float) -> list[str]:
+            asked.append(seconds)
+            return [precompile.NOT_IN_TIME if config["num_warps"] == 8 else "" for config in configs]
+
+    def launch() -> list[torch.Tensor]:
+        launched.append(dict(tuning._overrides.get("nmu_forward", start)))
+        return [torch.ones(2)]
+
+    start = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
+    monkeypatch.setattr(tune, "shipped", lambda task, device: start)
+    order = orders.Order(orders.Task("nmu_forward", Size(5, 3, 2)), launch)
+    pool: Any = Slow()
+    found = tune.tune(order, lambda run, best: 1.0, 20.0, lambda: 0.0, "cpu", pool)
+    assert asked == [10.0]
+    assert found.failed[precompile.NOT_IN_TIME] > 0
+    assert not [config for config in launched if config["num_warps"] == 8]
+    assert found.tried == len(launched) - 1 + found.failed[precompile.NOT_IN_TIME]

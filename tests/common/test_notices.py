@@ -1,0 +1,309 @@
+"""Every warning points to the user's line, from however deep."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from npu_kernels._backends import cpu, fast_path
+from npu_kernels._common import notices
+from npu_kernels._jobs import checkpoints, files
+from npu_kernels._operators import dispatch
+from tests.project.test_structure import modules
+
+# The user's file. The warning of each function must point to its line with the comment "here".
+CODE = """
+import numpy as np, torch
+import npu_kernels as nk
+from npu_kernels import ode, trace, training
+from npu_kernels.equations import NPURegressor
+from npu_kernels.fitting import Recipe, fit_many
+
+X = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)) + 1
+Y = X[:, :1] * X[:, 1:]
+QUICK = Recipe(rungs=((2, 1.0),), refine=2, settle=1, denominators=(1,))
+TIMES = torch.linspace(0, 2, 12, dtype=torch.float64)
+
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Sequential(nk.RealNPU(2, 2))
+    def forward(self, x):
+        return self.layer(x)  # here
+
+def layer():
+    nk.RealNPU(2, 1)(X)  # here
+
+def function():
+    nk.functional.npu(X, X[:3])  # here
+
+def sequential():
+    model = torch.nn.Sequential(torch.nn.Sequential(nk.RealNPU(2, 2)), nk.NAU(2, 2))
+    model(X)  # here
+
+@torch.no_grad()
+def without_gradients():
+    torch.nn.Sequential(nk.RealNPU(2, 2))(X)  # here
+
+def in_a_users_module():
+    torch.nn.Sequential(Mine())(X)
+
+def decorated_layer():
+    torch.no_grad()(nk.RealNPU(2, 1))(X)  # here
+
+def compiled():
+    torch.compile(torch.nn.Sequential(nk.RealNPU(2, 2)), backend="eager")(X)  # here
+
+def graph():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_module("0", (x,)))
+    torch.fx.GraphModule(torch.nn.Sequential(nk.RealNPU(2, 2)), graph)(X)  # here
+
+def one_by_one():
+    model = torch.nn.Sequential(nk.NAU(2, 2), torch.nn.Linear(2, 2))
+    training.run(model, X, X, steps=2, lr=0.01, progress=False)  # here
+
+def decorated_run():
+    model = torch.nn.Sequential(nk.NAU(2, 2), torch.nn.Linear(2, 2))
+    nk.use_backend("reference")(training.run)(model, X, X, steps=2, lr=0.01, progress=False)  # here
+
+def overflow():
+    model = torch.nn.Sequential(nk.RealNPU(2, 1))
+    model[0].weight_re.data.fill_(1e4)
+    with trace.non_finite(model, "warn"):
+        model(X)  # here
+
+def overflow_of_gradients():
+    model = torch.nn.Sequential(nk.NAU(2, 1))
+    with trace.non_finite(model, "warn"):
+        loss = model(X).sum() * float("inf")
+        loss.backward()  # here
+
+def _stiff():
+    model = torch.nn.Sequential(nk.RealNPU(2, 2), nk.NAU(2, 2, clip=False)).double()
+    with torch.no_grad():
+        model[0].weight_re.copy_(torch.eye(2))
+        model[0].gate.fill_(1)
+        model[1].weight.copy_(torch.diag(torch.tensor([-1.0, -1000.0])))
+    return model
+
+def stiff():
+    ode.rollout(_stiff(), torch.ones(2).double(), t=[0.0, 0.1, 1.0], method="dopri5", atol=1e-6)  # here
+
+def stiff_weights():
+    power, nau = _stiff()
+    weights = power.weight_re, None, power.gate, nau.weight
+    ode.integrate(torch.ones(2).double(), *weights, t=[0.0, 1.0], method="dopri5", atol=1e-6, clip=False)  # here
+
+def _regressor(**options):
+    return NPURegressor(max_terms=1, output_powers=[1], starts=4, random_state=0, **options)
+
+def constant_column():
+    x = X.double().numpy().copy()
+    x[:, 1] = 2
+    _regressor().fit(x, x[:, 0])  # here
+
+def few_rows():
+    _regressor().fit(X[:20].double().numpy(), Y[:20, 0].double().numpy())  # here
+
+def very_few_rows():
+    _regressor().fit(X[:3].double().numpy(), Y[:3, 0].double().numpy())  # here
+
+def undefined_prediction():
+    model = _regressor().fit(X.double().numpy(), 1 / X[:, 0].double().numpy())
+    model.predict(np.zeros((1, 2)))  # here
+
+def in_a_pipeline():
+    from sklearn.pipeline import make_pipeline
+    make_pipeline(_regressor()).fit(X[:20].double().numpy(), Y[:20, 0].double().numpy())  # here
+
+def by_joblib():
+    from joblib import Parallel, delayed
+    Parallel()([delayed(nk.functional.npu)(X, X[:3])])  # here
+
+def held_out():
+    nk.fit(nk.RealNPU(2, 1, num_models=2), X[:3], Y[:3], recipe=QUICK, progress=False)  # here
+
+def cross_validated():
+    nk.fit(nk.RealNPU(2, 1, num_models=2), X[:8], Y[:8], recipe=QUICK, progress=False)  # here
+
+def held_out_of_many():
+    fit_many(nk.RealNPU(2, 1, num_models=2), X[None, :8], Y[None, :8], recipe=QUICK, progress=False)  # here
+
+def saved_run(path):
+    model = torch.nn.Sequential(nk.RealNPU(2, 2), nk.NAU(2, 1))
+    training.run(model, X, Y, steps=4, lr=0.01, checkpoint=path, progress=False)  # here
+
+def saved_fit(path):
+    nk.fit(nk.RealNPU(2, 1, num_models=2), X, Y, recipe=QUICK, progress=False, checkpoint=path)  # here
+
+def saved_regressor(path):
+    _regressor().fit(X.double().numpy(), Y[:, 0].double().numpy(), checkpoint=path)  # here
+
+def saved_series(path):
+    model = torch.nn.Sequential(nk.RealNPU(1, 1, num_models=2), nk.NAU(1, 1, num_models=2))
+    ode.fit(model, TIMES, 1 / (1 + TIMES / 2), progress=False, checkpoint=path)  # here
+"""
+
+SLOW = "npu_kernels: cpu tensors are computed by the slower eager formulas"
+FEW = "NPURegressor: .* rows are "
+LOST = "checkpoint .* could not be written"
+OTHERS = {
+    "one_by_one": "npu_kernels: training.run makes its steps one by one",
+    "decorated_run": "npu_kernels: training.run makes its steps one by one",
+    "overflow": "npu: 0 .RealNPU.: the output",
+    "overflow_of_gradients": "npu: 0 .NAU.: the gradient",
+    "stiff": "rollout: .* steps",
+    "stiff_weights": "integrate: .* steps",
+    "constant_column": "NPURegressor: constant columns",
+    "few_rows": FEW,
+    "very_few_rows": FEW,
+    "in_a_pipeline": FEW,
+    "undefined_prediction": "NPURegressor: 1 predictions are infinite",
+    "held_out": "fit: the score is that of",
+    "cross_validated": "fit: 8 rows are few",
+    "held_out_of_many": "fit_many: the score is that of",
+}
+
+
+def _load(folder: Path, name: str, code: str = CODE) -> ModuleType:
+    path = folder / f"{name}.py"
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The module of a user whose package's name begins as ours and torch's do."""
+    return _load(tmp_path_factory.mktemp("user"), "npu_kernels_torch_user")
+
+
+def _points(user: ModuleType, name: str, message: str, *arguments: Any, place: str | None = None) -> None:
+    """Call a function of the user's, all of whose warnings with this message must point to its line, or to another's.
+
+    place: the name of the other one.
+    """
+    assert user.__file__ is not None
+    lines = Path(user.__file__).read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if re.match(rf"(def|class) {place or name}\b", line))
+    line = next(i for i in range(first, len(lines)) if lines[i].endswith("# here")) + 1
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        getattr(user, name)(*arguments)
+    ours = [warning for warning in seen if re.search(message, str(warning.message))]
+    assert ours, [str(warning.message) for warning in seen]
+    assert {(warning.filename, warning.lineno) for warning in ours} == {(user.__file__, line)}
+
+
+@pytest.fixture
+def _without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither library, and the notice of it not given yet."""
+    monkeypatch.setattr(cpu, "_symbols", None)
+    monkeypatch.setattr(cpu, "_reason", "it is not built")
+    monkeypatch.setattr(dispatch, "_cpu_runs", False)
+    monkeypatch.setattr(dispatch, "_chosen", {})
+    for name in ("npu", "nau"):
+        monkeypatch.setattr(fast_path, name, None)
+
+
+@pytest.mark.usefixtures("_without_library")
+@pytest.mark.parametrize(
+    "name",
+    ["layer", "function", "sequential", "without_gradients", "decorated_layer", "compiled", "graph", "by_joblib"],
+)
+def test_of_the_backend(name: str, user: ModuleType) -> None:
+    if name == "by_joblib":
+        pytest.importorskip("joblib")
+    _points(user, name, SLOW)
+
+
+def test_of_the_fast_path(user: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not cpu.available()[0]:
+        pytest.skip("needs the C++ library")
+    monkeypatch.setattr(dispatch, "_cpu_runs", False)
+    monkeypatch.setattr(dispatch, "_chosen", {})
+    monkeypatch.setattr(dispatch, "_no_fast_path", "it is not built")
+    for name in ("npu", "nau"):
+        monkeypatch.setattr(fast_path, name, None)
+    _points(user, "sequential", "the fast path from Python to the kernels is missing: it is not built")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_of_all_others(name: str, user: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    if OTHERS[name].startswith("NPU"):
+        pytest.importorskip("sklearn")
+    monkeypatch.setattr("npu_kernels.training._runs._noticed", set())
+    _points(user, name, OTHERS[name])
+
+
+@pytest.mark.parametrize("name", ["saved_run", "saved_fit", "saved_regressor", "saved_series"])
+def test_of_checkpoints(name: str, user: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip({"saved_regressor": "sklearn", "saved_series": "scipy"}.get(name, "torch"))
+
+    def refuse(path: Path, state: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(files, "save", refuse)
+    _points(user, name, LOST, tmp_path / "state")
+
+
+@pytest.mark.usefixtures("_without_library")
+def test_a_users_module_that_torch_calls(user: ModuleType) -> None:
+    """The user's innermost line counts."""
+    _points(user, "in_a_users_module", SLOW, place="Mine")
+
+
+def test_each_line_is_warned_of_by_the_users_filters(user: ModuleType) -> None:
+    """A filter by module sees the user's; with "default" a line is warned of once, and with "error" it raises."""
+    call: Callable[[], None] = _load(Path(str(user.__file__)).parent, "caller", CALLER).call
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", module="caller$")
+        call()
+        call()
+    assert [str(warning.message) for warning in seen] == ["here"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ResourceWarning, match=r"^here$"):
+            call()
+
+
+CALLER = """
+from npu_kernels._common.notices import warn
+
+def call():
+    warn("here", ResourceWarning)
+"""
+
+
+def test_without_a_user_the_outermost_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a thread of torch, which no Python code has begun."""
+    monkeypatch.setattr(notices, "_is_between", lambda frame: True)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        notices.warn("here")
+    assert [warning.category for warning in seen] == [UserWarning]
+    assert seen[0].filename not in (__file__, notices.__file__)
+
+
+def test_no_stack_level_is_counted() -> None:
+    """`npu_kernels._common.notices` alone says where a warning points."""
+    for name, (path, _) in modules().items():
+        if name.split(".")[0] == "npu_kernels" and name != "npu_kernels._common.notices":
+            text = path.read_text(encoding="utf-8")
+            assert "stacklevel" not in text, name
+            assert not re.search(r"warnings\.warn|from warnings import", text), name

@@ -1,0 +1,166 @@
+"""`fit` interrupted: checkpoints, Ctrl-C, progress."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import npu_kernels
+from npu_kernels import NAU, NPU, RealNPU, fit
+from npu_kernels.fitting import Run, fit_many
+from tests.support.fits import SHORT, hard, same
+
+# ---- interrupted -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [7, 20, 25, 30, 37, 45, 50])
+def test_continued_to_the_bit(at: int, tmp_path: Path) -> None:
+    x, y = hard()
+
+    def start() -> Run:
+        model = nn.Sequential(NPU(2, 3, num_models=8), NAU(3, 1, num_models=8))
+        return Run(model, x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)
+
+    whole, first, second = start(), start(), start()
+    whole.advance(whole.total)
+    first.advance(at)
+    torch.save(first.state(), tmp_path / "state")
+    assert first.result().complete == (first.done == first.total)
+    second.restore(torch.load(tmp_path / "state", weights_only=True))
+    second.advance(second.total)
+    expected, found = whole.result(), second.result()
+    assert same(expected.models, found.models)
+    assert expected.candidates == found.candidates
+    assert expected.chosen == found.chosen
+    for name in ("score", "scores", "retired", "rows"):
+        assert torch.equal(getattr(expected, name), getattr(found, name))
+    assert expected.history == found.history
+
+
+def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = hard()
+    arguments: dict[str, Any] = {"recipe": SHORT, "checkpoint": tmp_path / "fit"}
+    whole = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
+    advance, before = Run.advance, signal.getsignal(signal.SIGINT)
+
+    def interrupted(run: Run, rounds: int) -> None:
+        advance(run, 7)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "advance", interrupted)
+        part = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not part.complete
+    assert part.rows == 6 * 7 * 64
+    assert torch.isfinite(torch.tensor(part.score))
+    continued = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)
+    assert continued.complete
+    assert same(continued.model, whole.model)
+    assert continued.rows == whole.rows
+    finished = fit(RealNPU(2, 1, num_models=6), x, y, **arguments)  # nothing is left to do
+    assert finished.seconds == continued.seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"seed": 1}, r"other seeds \(\[0\], here \[1\]\)"),
+        ({"recipe": replace(SHORT, rate=0.1)}, r"other recipe.rate \(0.05, here 0.1\)$"),
+        ({"y": "double"}, r"other dtypes \(x torch.float32, y torch.float32, .* here x torch.float32, y torch.float64"),
+        ({"model": NPU(2, 1, num_models=6)}, r"other model$"),
+        ({"model": RealNPU(2, 1, num_models=6).double()}, r"other dtypes \("),
+        ({"torch": "1.0"}, r"other torch \(.*, here 1.0\)$"),
+        ({"npu_kernels": "9"}, r"other npu_kernels \(.*, here 9\)$"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_another_fit(
+    change: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused, and the message says in what it differs; the file stays as it is."""
+    x, y = hard()
+    path = tmp_path / "fit.pt"
+    fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
+    before = path.read_bytes()
+    options: dict[str, Any] = {"model": RealNPU(2, 1, num_models=6), "x": x, "recipe": SHORT, **change}
+    options["y"] = y.double() if "y" in change else y
+    for module in (torch, npu_kernels):
+        if module.__name__ in change:
+            monkeypatch.setattr(module, "__version__", options.pop(module.__name__))
+    with pytest.raises(
+        ValueError, match=rf"^fit: checkpoint must be a new file or one of this same fit, got '.*fit.pt': .*{what}"
+    ):
+        fit(**options, checkpoint=path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", "half", "state dict", "list"])
+def test_a_file_that_is_no_checkpoint(content: bytes | str, tmp_path: Path) -> None:
+    x, y = hard()
+    path = tmp_path / "fit.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content == "half":
+        fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
+        path.write_bytes(path.read_bytes()[:-1000])
+    else:
+        torch.save([1] if content == "list" else NPU(2, 1).state_dict(), path)
+    with pytest.raises(
+        ValueError, match=r"^fit: checkpoint must be .* got '.*fit.pt': it (is empty|is|holds)"
+    ) as caught:
+        fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
+    assert "weights_only" not in str(caught.value)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = hard()
+    monkeypatch.setattr(Run, "advance", lambda run, rounds: pytest.fail("work was done"))
+    many = {"x": x[None], "y": y[None], "recipe": SHORT, "checkpoint": tmp_path}
+    for path, error in ((tmp_path / "missing" / "fit.pt", FileNotFoundError), ("a\0b", ValueError)):
+        with pytest.raises(error, match=r"^fit: checkpoint must be a file that can be written, got '"):
+            fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
+    with pytest.raises(IsADirectoryError, match=r"^fit_many: checkpoint must be a file .*: it is a folder$"):
+        fit_many(RealNPU(2, 1, num_models=6), **many)
+    with pytest.raises(TypeError, match=r"^fit: checkpoint must be a path, got int$"):
+        fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=3)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_vanishes_costs_the_checkpoint_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = hard()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    whole = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
+    advance = Run.advance
+
+    def vanishing(run: Run, rounds: int) -> None:
+        advance(run, rounds)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    monkeypatch.setattr(Run, "advance", vanishing)
+    monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)  # saved after every slice, in vain
+    with pytest.warns(RuntimeWarning, match=r"^fit: checkpoint '.*' could not be written \(No such file") as warned:
+        found = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=folder / "fit.pt")
+    assert {Path(w.filename).name for w in warned} == {"test_fit_checkpoint.py"}
+    assert found.complete
+    assert same(found.model, whole.model)
+
+
+def test_progress(capfd: pytest.CaptureFixture[str]) -> None:
+    x, y = hard()
+    fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT)
+    assert capfd.readouterr().err == ""
+    fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, progress=True)
+    shown = capfd.readouterr().err
+    assert re.fullmatch(r"fit: 100 %, \d\d:\d\d passed, 00:00 left, 0 models, error \S+\n", shown)

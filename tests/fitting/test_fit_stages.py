@@ -1,0 +1,271 @@
+"""The stages of `fit`: what each of them does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NALU, NAU, NPU, RealNPU, fit
+from npu_kernels.fitting import Run
+from npu_kernels.fitting import _search as search
+from npu_kernels.fitting._batch import LINEAR, POWER
+from npu_kernels.fitting._data import Data
+from npu_kernels.fitting._pool import Pool, ranks
+from npu_kernels.optim.lbfgs import Status
+from tests.support.fits import SHORT, hard, parameters, rows
+
+# ---- stages ------------------------------------------------------------------------------------------------------
+
+
+def test_starts_are_left_behind() -> None:
+    x, y = hard()
+    run = Run(RealNPU(2, 1, num_models=20), x[None], y[None], [0], replace(SHORT, finalists=(3, 2)))
+    alive = []
+    while run.done < run.total:
+        alive.append(run.alive)
+        run.advance(1)
+    assert alive[0] == 20
+    assert alive[20] == 10
+    assert alive[30] == 3
+    found = run.result()
+    assert run.alive == 0
+    assert torch.bincount(found.retired[0]).tolist() == [0, 10, 7, 1, 0, 2]
+    assert found.scores.isfinite().all()
+    # 72 training rows, batches of 64; then 32 rows in refine, of models that may end before.
+    searched = 64 * (20 * 20 + 10 * 10)
+    settled = 2 * 3 * 2 * 6 * 64
+    assert searched < found.rows[0] <= searched + 3 * 12 * 32 + settled
+    assert [entry["stage"] for entry in found.history] == [1, 2, 3, 4, 5]
+
+
+def test_starts_that_overflow_are_retired() -> None:
+    x, y = hard()
+    recipe = replace(SHORT, wide=(2.0, 2000.0), bound=2000.0)
+    found = fit(RealNPU(2, 1, num_models=12), 20 * x, 400 * y, recipe=recipe)
+    finite = found.scores.isfinite()
+    assert finite[::2].all()
+    assert not finite[1::2].all()
+    assert (found.retired[~finite] == 1).all()
+    assert found.score < 1
+    x = 10 ** rows(-3, 3, 90)
+    lost = fit(RealNPU(2, 1, num_models=2), x, y, recipe=replace(recipe, wide=(1e6,), bound=1e6))
+    assert lost.score == float("inf")
+    assert lost.chosen.kind == "none"
+    assert lost.complete
+
+
+def test_a_model_without_a_number_has_the_greatest_error() -> None:
+    """inf and not nan: nan would be neither greater nor less than the others."""
+    x, y = hard()
+    run = Run(RealNPU(2, 1, num_models=2), x[None], y[None], [0], SHORT)
+    flat = torch.full((2, len(run.template.kind)), 0.5, dtype=torch.float64)
+    flat[1] = float("nan")
+    held = run.data.held_out
+    errors = run.template.errors(flat, held.x, held.y, held.weight, torch.tensor([0, 0]))
+    assert errors[0].isfinite()
+    assert errors[1] == float("inf")
+
+
+def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next() -> None:
+    rates: list[float] = []
+    for length in (20, 10):
+        rates += [search.falling(at, length) for at in range(length)]
+    assert rates[0] == rates[20] == 1
+    for stretch in (rates[:20], rates[20:]):
+        assert sorted(stretch, reverse=True) == stretch
+        assert stretch[-1] < stretch[0] / 5
+    x, y = hard()
+    run = Run(RealNPU(2, 1, num_models=4), x[None], y[None], [0], SHORT)
+    for rung in (0, 1):  # the very first step of Adam is as long as the rate
+        assert run.search is not None
+        before = [t.clone() for t in run.search.tensors]
+        run.search.moments, run.search.squares, run.search.step = before_first(run.search)
+        run.search.advance(run._single, rung, 0, 20)
+        moved = max(float((t - old).abs().max()) for t, old in zip(run.search.tensors, before, strict=True))
+        assert moved == pytest.approx(SHORT.rate / 2**rung, rel=1e-3)
+
+
+def before_first(under_way: search.Search) -> tuple[list[Tensor], list[Tensor], int]:
+    zeros = [torch.zeros_like(t) for t in under_way.tensors]
+    return zeros, [t.clone() for t in zeros], 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_gradient_that_is_not_finite_makes_no_step(fused: bool) -> None:
+    x, y = hard()
+    model = RealNPU(2, 1, num_models=3)
+    if not fused:
+        model.register_forward_hook(lambda *_: None)
+    under_way = Run(model, x[None], y[None], [0], SHORT).search
+    assert under_way is not None
+    under_way.tensors[0][0] = 1e4  # its power is infinite
+    rows = Run(RealNPU(2, 1, num_models=3), x[None], y[None], [0], SHORT)._single
+    under_way.advance(rows, 0, 0, 20)
+    for moment, square in zip(under_way.moments, under_way.squares, strict=True):
+        assert torch.count_nonzero(moment[0]) == torch.count_nonzero(square[0]) == 0
+        assert torch.count_nonzero(moment[1:]) > 0
+
+
+@pytest.mark.parametrize("problems", [1, 3])
+def test_steps_do_not_depend_on_how_many_are_made_at_once(problems: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one call of C++, in parts of it, or one by one through autograd."""
+    x, y = (t.expand(problems, -1, -1).contiguous() for t in hard())
+    x = x * torch.linspace(1, 2, problems).view(-1, 1, 1)
+    found = []
+    for way in ("at once", "in parts", "one by one"):
+        model = nn.Sequential(NPU(2, 3, num_models=4 * problems), NAU(3, 1, num_models=4 * problems, clip=False))
+        if way == "one by one":
+            model.register_forward_hook(lambda *_: None)
+        run = Run(model, x, y, list(range(problems)), replace(SHORT, rungs=((100, 1.0), (10, 0.5))))
+        assert run.search is not None
+        if way == "in parts":
+            monkeypatch.setattr(search, "MOST_NUMBERS", 3 * 64 * 4 * problems * 4)
+        for part in (90,) if way == "at once" else (3, 80, 7):
+            run.advance(part)
+        assert run.done == run.search.step == 90
+        found.append(run.search.flat())
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-3)
+
+
+def test_held_out_rows_are_the_seeds() -> None:
+    x, y = hard()
+
+    def held_out(*seeds: int) -> Tensor:
+        x_of_all, y_of_all = (t.expand(len(seeds), -1, -1) for t in (x, y))
+        return Data.split(x_of_all, y_of_all, seeds, SHORT, torch.device("cpu")).held_out.x
+
+    first, second = held_out(3, 4)
+    assert torch.equal(first, held_out(3)[0])
+    assert torch.equal(second, held_out(4)[0])
+    assert not torch.equal(first, second)
+
+
+def test_projection() -> None:
+    x, y = hard()
+    model = nn.Sequential(NPU(2, 3, num_models=5), NAU(3, 1, num_models=5))
+    run = Run(model, x[None], y[None], [0], replace(SHORT, bound=1.5, rate=1.0))
+    run.advance(10)
+    assert run.search is not None
+    re, im, gate, nau = run.search.tensors
+    assert re.abs().max() <= 1.5
+    assert im.abs().max() <= 1.5
+    assert gate.min() >= 0
+    assert gate.max() <= 1
+    assert nau.abs().max() <= 1
+
+
+def test_a_deep_power_unit_starts_with_some_of_its_inputs() -> None:
+    """The others have gate and weight 0, which have no gradient: they never move."""
+    x, y = hard()
+    model = nn.Sequential(NAU(2, 6, num_models=8), NPU(6, 2, num_models=8), NAU(2, 1, num_models=8))
+    run = Run(model, x[None], y[None], [0], replace(SHORT, hidden=(2, 1, 0, 4), wide=(1.0,), imaginary=(1.0,)))
+    assert run.search is not None
+    _, re, im, gate, _ = before = [t.clone() for t in run.search.tensors]
+    assert gate.sum(1).tolist() == [2, 1, 6, 4] * 2
+    run.advance(10)
+    used = gate.bool()
+    for now, start in zip(run.search.tensors[1:3], (re, im), strict=True):
+        there = used.unsqueeze(1).expand_as(now)
+        assert (now[~there] == 0).all()
+        assert (now[there] != 0).all()
+        assert (now[there] != start[there]).all()
+    assert (run.search.tensors[3][~used] == 0).all()
+    assert not torch.equal(run.search.tensors[0], before[0])
+
+
+def test_what_is_rounded() -> None:
+    x, y = hard()
+    model = nn.Sequential(NPU(2, 1, num_models=1), NAU(1, 1, num_models=1), NALU(1, 1, num_models=1))
+    template = Run(model, x[None], y[None], [0], SHORT).template
+    flat = torch.full((1, len(template.kind)), 0.3, dtype=torch.float64)
+    rounded = [t.unique().tolist() for t in template.unflatten(template.rounded(flat, 3))]
+    third = 1 / 3
+    assert rounded[:4] == [[third], [third], [0], [third]]  # real and imaginary powers, gates, the NAU's weight
+    assert rounded[4:] == [[0.3]] * 3
+    only = template.unflatten(template.rounded(flat, 3, (3,)))
+    assert all((t == 0.3).all() for t in only)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda.is_available() is false")
+def test_on_a_gpu() -> None:
+    x = rows(-2, -1).cuda()
+    found = fit(RealNPU(2, 1, num_models=64, device="cuda"), x, x[:, :1] * x[:, 1:])
+    assert parameters(found.model)[0].tolist() == [[1, 1]]
+    assert found.model(x).is_cuda
+
+
+def test_held_parameters_stay() -> None:
+    x, y = hard()
+    run = Run(nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4)), x[None], y[None], [0], SHORT)
+    run.advance(30)
+    assert run.refinement is not None
+    start = run.refinement.start.clone()
+    run.advance(11)
+    moved = (run.refinement.flat() != start).any(0)
+    kind = run.template.kind
+    assert not moved[kind == 0].any()
+    assert set(start[:, kind == 0].unique().tolist()) <= {0.0, 1.0}
+
+
+def test_powers_stay_within_their_bound_when_they_are_refined() -> None:
+    x = rows(0.5, 1.5)[:, :1].double()
+    found = fit(RealNPU(1, 1, num_models=4).double(), x, x**9, recipe=replace(SHORT, refine=60))
+    assert parameters(found.model)[0].tolist() == [[SHORT.bound]]
+
+
+def test_a_dropped_problem_ends() -> None:
+    x, y = hard()
+    run = Run(RealNPU(2, 1, num_models=8), x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)
+    run.advance(31)
+    assert run.refinement is not None
+    run.refinement.drop(torch.tensor([1]))
+    assert (run.refinement.solver.status[run.refinement.problem == 1] != Status.RUNNING).all()
+    assert run.alive == 4
+
+
+def test_ranks() -> None:
+    problem, score = torch.tensor([1, 0, 1, 0, 1, 3]), torch.tensor([0.5, 2.0, 0.5, 1.0, 0.1, torch.inf])
+    assert ranks(problem, score).tolist() == [1, 1, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("score", "slack", "spread", "fitted", "simple"),
+    [
+        (1.015, 0.02, 0.0, 2.0, True),  # within the slack
+        (1.015, 0.0, 0.0, 2.0, False),
+        (1.1, 0.0, 1.0, 2.0, True),  # within two standard errors of the difference, .2
+        (1.1, 0.0, 0.1, 2.0, False),
+        (1.4, 0.0, 0.0, 1.0, True),  # by the Bayesian information criterion
+        (1.4, 0.0, 0.0, 1.02, False),
+        (1.6, 0.0, 0.0, 1.0, False),  # more than 1.5 times as bad is never chosen
+    ],
+)
+def test_the_simplest_of_those_that_are_about_as_good(
+    score: float, slack: float, spread: float, fitted: float, simple: bool
+) -> None:
+    """The best model has two free numbers and the error 1; the simple one has one rounded number.
+
+    spread: the standard deviation of the difference of their errors over 100 held-out rows. fitted: the simple one's
+    error on 1,000 training rows, in which the best one's is 1.
+    """
+    pool = Pool(SimpleNamespace(kind=torch.tensor([POWER, LINEAR]), device=torch.device("cpu")))
+    best, other = torch.tensor([[1.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
+    for flat, kind, denominator, value in ((best, "raw", 0, 1.0), (other, "rounded", 1, score)):
+        one = torch.tensor([value], dtype=torch.float64)
+        pool.add(flat[None], torch.tensor([0]), torch.tensor([0]), kind, denominator, one, one, 5)
+    alternating = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(50)
+
+    def losses(flat: Tensor, problem: int) -> Tensor:
+        return torch.stack([1.0 + spread * (p[0] == 2) * alternating for p in flat])
+
+    def training(flat: Tensor, problem: int) -> Tensor:
+        return torch.stack([torch.full((1000,), fitted if p[0] == 2 else 1.0).double() for p in flat])
+
+    found, (candidate,) = pool.choose(1, 1e-12, slack, losses, training)
+    assert candidate.kind == ("rounded" if simple else "raw")
+    assert found[0].tolist() == (other if simple else best).tolist()

@@ -1,0 +1,247 @@
+"""`NPURegressor` finds the laws of everyday tables by one call without hints, whatever their units."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.examples import ROOT
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+
+from npu_kernels._laws.products.problem import Columns, all_rows
+from npu_kernels._laws.products.units import Exponents
+from npu_kernels.equations import NPURegressor
+from tests.support.laws import RNG, check, few_rows, force, noise, uniform
+
+# ---- everyday cases -------------------------------------------------------------------------------------------------
+
+
+def test_force_law_with_a_constant_of_70():
+    X = uniform(3)
+    check(NPURegressor(random_state=0).fit(X, force(X)), {(1, 1, -2): 70.0})
+
+
+@pytest.mark.parametrize("exponent", [-30, -6, 2, 30])
+def test_units_do_not_matter(exponent):
+    X, scale = uniform(3), 10.0**exponent
+    sums = 3.7 * X[:, 0] ** 2 / X[:, 1] - 12.5 * X[:, 2]
+    model = NPURegressor(random_state=0).fit(X * [scale, 1, 1], sums * scale)
+    check(model, {(2, -1, 0): 3.7 / scale, (0, 0, 1): -12.5 * scale})
+    np.testing.assert_allclose(model.predict(X * [scale, 1, 1]), sums * scale, rtol=1e-6)
+
+
+def test_ideal_gas_in_si():
+    r = RNG(0)
+    n, T, V = r.uniform(0.5, 2, 300), r.uniform(250, 350, 300), r.uniform(0.01, 0.05, 300)
+    check(NPURegressor(random_state=0).fit(np.c_[n, T, V], 8.314 * n * T / V), {(1, 1, -1): 8.314})
+
+
+def test_kepler_in_si():
+    r, G = RNG(0), 6.674e-11
+    a, M = r.uniform(5e10, 5e12, 200), r.uniform(1e30, 4e30, 200)
+    model = NPURegressor(random_state=0).fit(np.c_[a, M], 2 * np.pi * np.sqrt(a**3 / (G * M)))
+    check(model, {(1.5, -0.5): 2 * np.pi / math.sqrt(G)})
+
+
+def test_coulomb_in_si_with_charges_of_both_signs():
+    r = RNG(0)
+    q, d = r.uniform(-5e-9, 5e-9, (400, 2)), r.uniform(0.01, 0.2, 400)
+    model = NPURegressor(random_state=0).fit(np.c_[q, d], 8.99e9 * q[:, 0] * q[:, 1] / d**2)
+    check(model, {(1, 1, -2): 8.99e9})
+
+
+def test_drag():
+    X = uniform(4)
+    check(NPURegressor(random_state=0).fit(X, 0.5 * X[:, 0] * X[:, 1] ** 2 * X[:, 2] * X[:, 3]), {(1, 2, 1, 1): 0.5})
+
+
+@few_rows
+def test_kepler_from_ten_rows():
+    lines = (ROOT / "benchmarks" / "demo" / "kepler.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    numbers = [(float(row["axis_au"]), float(row["period_days"])) for row in rows]
+    X, y = np.array(numbers)[:10, :1], np.array(numbers)[:10, 1]
+    check(NPURegressor(random_state=0).fit(X, y), {(1.5,): 365.25}, rel=2e-3)
+
+
+def test_sum_of_two_terms():
+    X = uniform(3)
+    y = 3.7 * X[:, 0] ** 2 / X[:, 1] - 12.5 * X[:, 2]
+    check(NPURegressor(random_state=0).fit(X, y), {(2, -1, 0): 3.7, (0, 0, 1): -12.5})
+
+
+@pytest.mark.parametrize("kind", ["constant", "relative"])
+def test_sum_of_two_terms_with_noise_of_three_per_cent(kind):
+    X = uniform(3)
+    y = 3.7 * X[:, 0] ** 2 / X[:, 1] - 12.5 * X[:, 2]
+    error = y * noise() if kind == "relative" else np.std(y) * noise()
+    model = NPURegressor(random_state=0).fit(X, y + 0.03 * error)
+    check(model, {(2, -1, 0): 3.7, (0, 0, 1): -12.5}, rel=0.01)
+    assert model.equations_.noise == kind
+
+
+def test_power_that_is_no_fraction():
+    X = uniform(2)
+    model = NPURegressor(random_state=0).fit(X, 2.2 * X[:, 0] ** 1.47)
+    np.testing.assert_allclose(model.exponents_, [[1.47, 0]], atol=1e-9)
+    assert model.best_.free.tolist() == [[True, False]]
+
+
+def test_powers_that_are_no_fractions_with_noise():
+    X = uniform(2)
+    y = 2.2 * X[:, 0] ** 1.47 * X[:, 1] ** -0.31 * (1 + 0.02 * noise())
+    model = NPURegressor(random_state=0).fit(X, y)
+    assert model.best_.terms == 1
+    for interval, true in zip(model.intervals(0.999), (2.2, 1.47, -0.31), strict=True):
+        assert interval.low < true < interval.high
+        assert interval.error < 0.01
+
+
+def test_unused_columns_with_noise_of_five_per_cent():
+    X = uniform(8)
+    y = 0.7 * X[:, 0] * X[:, 1] / X[:, 2] ** 2 * (1 + 0.05 * noise())
+    check(NPURegressor(random_state=0).fit(X, y), {(1, 1, -2, 0, 0, 0, 0, 0): 0.7}, rel=0.02)
+
+
+@few_rows
+def test_ten_rows_with_noise_of_one_per_cent():
+    X = uniform(2, 10)
+    y = 3 * X[:, 0] / X[:, 1] * (1 + 0.01 * noise(10))
+    check(NPURegressor(random_state=0).fit(X, y), {(1, -1): 3.0}, rel=0.02)
+
+
+def test_a_root_and_an_offset():
+    X = uniform(2)
+    check(NPURegressor(random_state=0).fit(X, 3 * np.sqrt(X[:, 0]) + 2), {(0.5, 0): 3.0, (0, 0): 2.0})
+
+
+def test_lens_equation():
+    X = uniform(2)
+    y = 1 / X[:, 0] + 1 / X[:, 1]
+    check(NPURegressor(random_state=0).fit(X, y), {(-1, 0): 1.0, (0, -1): 1.0})
+    check(NPURegressor(random_state=0).fit(X, 1 / y), {(-1, 0): 1.0, (0, -1): 1.0}, power=-1.0)
+
+
+def test_integers_with_zeros():
+    X = RNG(0).integers(0, 6, (300, 3)).astype(float)
+    model = NPURegressor(random_state=0).fit(X, 3 * X[:, 0] * X[:, 1] + 2 * X[:, 2] ** 2)
+    check(model, {(1, 1, 0): 3.0, (0, 0, 2): 2.0})
+    assert model.predict(np.zeros((1, 3)))[0] == 0
+
+
+def test_four_terms():
+    X = uniform(5)
+    y = 3 * X[:, 0] * X[:, 1] + 2 * X[:, 2] ** 2 - X[:, 3] / X[:, 0] + 1.5 * X[:, 4]
+    wanted = {(1, 1, 0, 0, 0): 3.0, (0, 0, 2, 0, 0): 2.0, (-1, 0, 0, 1, 0): -1.0, (0, 0, 0, 0, 1): 1.5}
+    check(NPURegressor(random_state=0).fit(X, y), wanted, rel=1e-7)
+
+
+@pytest.mark.parametrize("powers", [(3, 1, 0), (3, -2, 0), (2, 2, 2)])
+def test_high_powers_of_inputs_of_both_signs(powers):
+    X = uniform(3, low=-2, high=2)
+    check(NPURegressor(random_state=0).fit(X, np.prod(X ** np.array(powers, float), 1)), {powers: 1.0})
+
+
+def test_real_exponents_are_whole_for_inputs_of_both_signs():
+    """Of a negative number there is no other power, also where noise would move the exponent and none is simplified."""
+    X = np.c_[uniform(1, 200, low=-2, high=2), uniform(1, 200, seed=2)]
+    options = {"random_state": 0, "exponents": "real", "max_terms": 1, "starts": 8, "output_powers": (1,)}
+    for power in (1, 2):
+        y = X[:, 0] ** power * X[:, 1] ** 1.47 + 0.1 * noise(200)
+        model = NPURegressor(**options).fit(X, y)
+        assert model.exponents_[0, 0] == power
+        assert model.exponents_[0, 1] == pytest.approx(1.47, abs=0.05)
+        assert model.best_.free.tolist() == [[False, True]]
+
+
+def test_sum_of_squares_of_inputs_of_both_signs():
+    X = uniform(3, low=-2, high=2)
+    check(NPURegressor(random_state=0).fit(X, X[:, 0] ** 2 + X[:, 1] ** 2), {(2, 0, 0): 1.0, (0, 2, 0): 1.0})
+
+
+def test_negative_y_of_an_output_power():
+    X = uniform(2)
+    y = -np.sqrt(X[:, 0] ** 2 + 4 * X[:, 1] ** 2)
+    model = NPURegressor(random_state=0).fit(X, y)
+    check(model, {(2, 0): 1.0, (0, 2): 4.0}, power=2.0)
+    np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
+    np.testing.assert_allclose(model.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0], y, rtol=1e-9)
+    assert model.best_.text() == "y = -(4*x1**2 + x0**2)**(1/2)"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_output_power_of_a_y_that_errors_make_cross_zero(sign):
+    X = uniform(3, 1000, low=1, high=5)  # some of y are smaller than the errors
+    y = sign * np.sqrt(X[:, 0] ** 2 + X[:, 1] ** 2) / X[:, 2] ** 4
+    y = y + 0.01 * np.sqrt(np.mean(y**2)) * noise(1000)
+    assert 20 < (sign * y < 0).sum() < 200
+    check(NPURegressor(random_state=0).fit(X, y), {(2, 0, -8): 1.0, (0, 2, -8): 1.0}, rel=0.05, power=2.0)
+
+
+def test_reciprocal_of_a_y_of_both_signs():
+    X = uniform(3, low=1)
+    X[::2, 1] += 3  # x0 - x1 has both signs and no zero
+    X[1::2, 0] += 3
+    y = X[:, 2] / (X[:, 0] - X[:, 1])
+    model = NPURegressor(random_state=0).fit(X, y)
+    check(model, {(1, 0, -1): 1.0, (0, 1, -1): -1.0}, power=-1.0)
+    np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
+    check(NPURegressor(random_state=0).fit(X, -y), {(1, 0, -1): -1.0, (0, 1, -1): 1.0}, power=-1.0)
+    noisy = NPURegressor(random_state=0).fit(X, y + 0.01 * np.sqrt(np.mean(y**2)) * noise())
+    check(noisy, {(1, 0, -1): 1.0, (0, 1, -1): -1.0}, rel=0.05, power=-1.0)
+
+
+@pytest.mark.parametrize("powers", [(1, -2), (2, 1), (-1, 3)])
+def test_columns_that_are_negative_in_all_rows(powers):
+    X = uniform(2) * [-1e-19, 1]
+    y = 3.7 * np.prod(X ** np.array(powers, float), 1)
+    y = y * (1 + 0.02 * noise())
+    model = NPURegressor(random_state=0).fit(X, y)
+    check(model, {powers: 3.7}, rel=0.02)
+    np.testing.assert_allclose(model.predict(X), y, rtol=0.1)
+    [interval] = model.bootstrap(X, y, draws=20)
+    assert interval.low < 3.7 < interval.high
+
+
+def test_sums_with_columns_that_are_negative_in_all_rows():
+    X = uniform(3) * [-1, 1, -1]
+    expected = {(1, 1, 0): 2.0, (0, 2, 1): -0.5, (-1, 0, 2): 1.5}
+    y = sum(c * np.prod(X ** np.array(w, float), 1) for w, c in expected.items())
+    check(NPURegressor(random_state=0).fit(X, y), expected)
+
+
+def test_output_powers_need_a_y_whose_other_sign_errors_explain():
+    y = np.linspace(-0.1, 2, 50)
+    columns, free = Columns.of(uniform(2, 50)), Exponents.unrestricted(2)
+    for power in (2.0, -2.0):
+        assert all_rows(columns, y, np.ones(50), power, free, None) is None
+        assert all_rows(columns, y, np.ones(50), power, free, None, error=0.01) is None
+        crossed = all_rows(columns, y, np.ones(50), power, free, None, error=0.05)
+        known = all_rows(columns, y, np.ones(50), power, free, 0.05)
+        assert crossed is not None
+        assert known is not None
+        for rows in (crossed, known):
+            z, weight = rows.take(slice(None)).linear()
+            assert np.isfinite(z * weight).all()
+            assert ((weight > 0) == (y > (0 if power < 0 else -1))).all()
+            assert (np.sign(z[weight > 0]) == np.sign(y[weight > 0])).all()
+            if power > 0:  # rows near 0 have the weight of the errors there
+                assert weight[np.abs(y) < 0.05].max() < 1.01 / (2 * rows.floor)
+    assert all_rows(columns, np.maximum(y, 0), np.ones(50), 2.0, free, None) is None
+
+
+def test_robust_losses_resist_outliers():
+    X = uniform(2)
+    y = 5 * X[:, 0] ** 2 / X[:, 1] * (1 + 0.01 * noise())
+    y[::15] *= 8
+    for loss in ("huber", "soft_l1"):
+        model = NPURegressor(random_state=0, loss=loss, output_powers=(1,), max_terms=1).fit(X, y)
+        check(model, {(2, -1): 5.0}, rel=0.01)
+    plain = NPURegressor(random_state=0, output_powers=(1,), max_terms=1).fit(X, y)
+    assert abs(plain.predict([[1.0, 1.0]])[0] - 5) > 0.5

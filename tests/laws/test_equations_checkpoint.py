@@ -1,0 +1,154 @@
+"""`NPURegressor.fit` interrupted: it continues from its checkpoint to the same bits."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+from npu_kernels._laws.table import output, refine, search
+from npu_kernels._laws.table.varpro import Points
+from npu_kernels._laws.table.work import Work
+from npu_kernels.equations import NPURegressor
+from tests.support.laws import noise, uniform
+
+X = uniform(3, 100)
+Y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
+OPTIONS = {"max_terms": 2, "starts": 16, "output_powers": (1, 2)}
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c():
+    """A process in the background ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Counted:
+    """Fits, whose costly steps are counted; `call` is called in step `at`."""
+
+    def __init__(self, monkeypatch):
+        self.at, self.call, self.made = 0, lambda: signal.raise_signal(signal.SIGINT), 0
+        for owner, name in ((search, "_fitted"), (refine, "simplified"), (output, "_refitted")):
+            monkeypatch.setattr(owner, name, self._counting(getattr(owner, name)))
+
+    def _counting(self, plain):
+        def step(*arguments):
+            self.made += 1
+            if self.made == self.at:
+                self.call()
+            return plain(*arguments)
+
+        return step
+
+    def fit(self, y=Y, random_state=0, **options):
+        self.made = 0
+        model = NPURegressor(random_state=random_state, **OPTIONS).fit(X, y, **options)
+        return model, self.made
+
+
+def numbers(model):
+    """Everything that a fit estimates, to the bit."""
+    tables = model.equations_ if isinstance(model.best_, list) else [model.equations_]
+    values = [[e.coef, e.coef_std, e.exponents, e.error, e.bic, e.rms] for table in tables for e in table]
+    return [np.asarray(part).tobytes() for parts in values for part in parts]
+
+
+@pytest.mark.parametrize("at", [1, 8, -1])
+def test_an_interrupted_fit_continues_to_the_same_bits(at, tmp_path, monkeypatch, capsys):
+    """Interrupted before anything was found, in a search, and in the fit to all rows."""
+    counted, path = Counted(monkeypatch), tmp_path / "law.pt"
+    expected, steps = counted.fit()
+    counted.at = steps if at == -1 else at
+    if at in (1, -1):
+        with pytest.raises(KeyboardInterrupt):
+            counted.fit(checkpoint=path)
+    else:
+        interrupted, _ = counted.fit(checkpoint=path)
+        assert not interrupted.equations_.complete
+    counted.at = 0
+    continued, more = counted.fit(checkpoint=path)
+    assert continued.equations_.complete
+    assert more < steps or at == 1
+    assert numbers(continued) == numbers(expected)
+    again, none = counted.fit(checkpoint=path)
+    assert none == 0
+    assert numbers(again) == numbers(expected)
+
+
+@pytest.mark.parametrize("at", [3, 7])
+def test_the_draws_of_starts_continue_too(at, tmp_path, monkeypatch, capsys):
+    """Interrupted before the starts with two terms, in the first two searches. The last bits of free exponents tell
+    from which starts they were found."""
+    monkeypatch.setitem(OPTIONS, "exponents", "real")
+    counted, path = Counted(monkeypatch), tmp_path / "law.pt"
+    expected, _ = counted.fit()
+    counted.at = at
+    interrupted, _ = counted.fit(checkpoint=path)
+    assert not interrupted.equations_.complete
+    counted.at = 0
+    continued, _ = counted.fit(checkpoint=path)
+    assert numbers(continued) == numbers(expected)
+
+
+def test_the_generator_of_a_step_that_was_kept_is_as_after_it():
+    """The next step draws the same numbers."""
+
+    def points(draw):
+        return Points(*(torch.from_numpy(draw.random(size)) for size in ((4, 3, 2), (4, 3, 2), (4, 3), 4)))
+
+    def refuse():
+        pytest.fail("made again")
+
+    first, again = Work(0, False, {}), Work(0, False, {})
+    one, two = np.random.default_rng(1), np.random.default_rng(1)
+    made = first.steps(0).points(one, 3, 2, lambda: points(one))
+    again.restore(first.state())
+    kept = again.steps(0).points(two, 3, 2, refuse)
+    assert torch.equal(kept.u, made.u)
+    assert one.random() == two.random()
+
+
+def test_a_killed_fit_continues_and_several_outputs_do(tmp_path, monkeypatch):
+    """Without Ctrl-C: the file is written while the fit runs."""
+    monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)
+    counted, path, earlier = Counted(monkeypatch), tmp_path / "law.pt", tmp_path / "earlier.pt"
+    y = np.column_stack([Y, 3 * X[:, 0]])
+    expected, steps = counted.fit(y)
+    counted.at, counted.call = steps - 3, lambda: shutil.copyfile(path, earlier)
+    counted.fit(y, checkpoint=path)
+    counted.at = 0
+    continued, more = counted.fit(y, checkpoint=earlier)
+    assert 0 < more < 6
+    assert numbers(continued) == numbers(expected)
+
+
+def test_without_a_random_state_the_seed_is_kept(tmp_path, monkeypatch, capsys):
+    counted, path = Counted(monkeypatch), tmp_path / "law.pt"
+    one, _ = counted.fit(random_state=None, checkpoint=path)
+    two, more = counted.fit(random_state=None, checkpoint=path)
+    assert more == 0
+    assert numbers(one) == numbers(two)
+
+
+def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
+    path = tmp_path / "law.pt"
+    options = {"random_state": 0, "max_terms": 1, "output_powers": (1,), "starts": 4}
+    NPURegressor(**options).fit(X, Y, checkpoint=path)
+    before = path.read_bytes()
+    for change, y, said in (
+        ({}, Y + 1e-9, "other data$"),
+        ({"max_terms": 2}, Y, r"other max_terms \(1, here 2\)$"),
+        ({"random_state": 1}, Y, "other random_state"),
+    ):
+        with pytest.raises(ValueError, match=f"checkpoint must be a new file or one of this same .*{said}"):
+            NPURegressor(**(options | change)).fit(X, y, checkpoint=path)
+    assert path.read_bytes() == before
+    with pytest.raises(FileNotFoundError, match=r"NPURegressor.fit: checkpoint must be a file that can be written"):
+        NPURegressor(**options).fit(X, Y, checkpoint=tmp_path / "absent" / "law.pt")

@@ -1,0 +1,187 @@
+"""`NPURegressor` as a scikit-learn estimator, and its answers to bad data and parameters."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+import joblib
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+from npu_kernels.equations import EquationWarning, NPURegressor
+from tests.support.laws import RNG, check, few_rows, fitted_to_noise, noise, terms, uniform
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    return fitted_to_noise()
+
+
+# ---- scikit-learn ---------------------------------------------------------------------------------------------------
+
+
+def test_check_estimator():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_estimator(NPURegressor(1, (1,), starts=4, noise="constant"), on_skip=None)
+    assert len(found) > 40
+    assert {r["check_name"] for r in found if r["status"] != "passed"} <= {"check_array_api_input"}
+
+
+@pytest.mark.skipif("NPU_KERNELS_LONG" not in os.environ, reason="a minute and a half: NPU_KERNELS_LONG=1 runs it")
+def test_check_estimator_with_default_parameters():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_estimator(NPURegressor(), on_skip=None)
+    assert {r["check_name"] for r in found if r["status"] != "passed"} <= {"check_array_api_input"}
+
+
+@few_rows
+def test_pipeline_grid_and_pickle():
+    X = uniform(2, 60)
+    y = X[:, 0] ** 2 + X[:, 1]
+    quick = {"random_state": 0, "starts": 16, "output_powers": (1,)}
+    grid = GridSearchCV(NPURegressor(**quick), {"max_terms": [1, 2]}, cv=2).fit(X, y)
+    assert grid.best_params_ == {"max_terms": 2}
+    assert (cross_val_score(NPURegressor(**quick), X, y, cv=2) > 0.999999).all()
+    model = make_pipeline(FunctionTransformer(np.square), NPURegressor(**quick)).fit(X, y)
+    copy = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(copy.predict(X), model.predict(X))
+    assert str(copy[-1].equations_) == str(model[-1].equations_)
+
+
+def test_frames_give_names():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X = pandas.DataFrame(uniform(2, 60), columns=["mass", "speed"])
+    y = (X.mass * X.speed**2 / 2).rename("energy")
+    assert str(NPURegressor(random_state=0).fit(X, y).best_) == "energy = 0.5*mass*speed**2"
+
+
+def test_two_outputs_at_once():
+    X = uniform(2, 60)
+    y = np.c_[X[:, 0] * X[:, 1], X[:, 0] - 2 * X[:, 1]]
+    model = NPURegressor(random_state=0, n_jobs=1).fit(X, y)
+    assert [terms(e) for e in model.best_] == [
+        pytest.approx({(1, 1): 1.0}),
+        pytest.approx({(1, 0): 1.0, (0, 1): -2.0}),
+    ]
+    np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
+    assert len(model.coef_) == len(model.latex()) == len(model.intervals()) == 2
+    with joblib.parallel_config("threading"):
+        again = NPURegressor(random_state=0, n_jobs=2).fit(X, y)
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_same_seed_same_numbers_whatever_the_order_of_rows(noisy):
+    X, y, model = noisy
+    order = RNG(3).permutation(len(y))
+    again = NPURegressor(random_state=0, output_powers=(1,)).fit(X[order], y[order])
+    np.testing.assert_array_equal(again.coef_, model.coef_)
+
+
+def test_weights_are_repetitions():
+    X = uniform(2, 50)
+    y = X[:, 0] / X[:, 1] + 0.1 * noise(50)
+    weight = RNG(0).integers(0, 4, 50)
+    quick = {"random_state": 0, "starts": 8, "max_terms": 2, "output_powers": (1,)}
+    one = NPURegressor(**quick).fit(X, y, weight)
+    two = NPURegressor(**quick).fit(X.repeat(weight, 0), y.repeat(weight))
+    np.testing.assert_array_equal(one.coef_, two.coef_)
+
+
+# ---- bad data, bad parameters ---------------------------------------------------------------------------------------
+
+
+def test_data_that_cannot_be_used():
+    X = uniform(2, 60)
+    y = X[:, 0] * X[:, 1]
+    with pytest.raises(ValueError, match="NaN"):
+        NPURegressor().fit(np.where(X > 2.9, np.nan, X), y)
+    with pytest.raises(ValueError, match="sample_weight must be at least 0"):
+        NPURegressor().fit(X, y, -np.ones(60))
+    with pytest.raises(ValueError, match="output_powers other than 1 need a y of one sign"):
+        NPURegressor(output_powers=(2,)).fit(X, y - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("max_terms", 0, "max_terms must be an integer of at least 1, got 0"),
+        ("starts", 2.5, "starts must be an integer"),
+        ("exponents", "reals", "exponents must be one of fractions, integers, real, got 'reals'"),
+        ("loss", "l1", "loss must be one of squared"),
+        ("noise", -1, "noise must be None, 'constant', 'relative' or a number greater than 0, got -1"),
+        ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
+    ],
+)
+def test_bad_parameters_are_named(name, value, rule):
+    with pytest.raises(ValueError, match=rule):
+        NPURegressor(**{name: value}).fit(uniform(2, 60), uniform(2, 60)[:, 0])
+
+
+def test_constant_columns_are_left_out():
+    X = np.c_[uniform(2, 60), np.full(60, 7.0)]
+    with pytest.warns(EquationWarning, match="constant columns tell nothing and are left out: x2"):
+        model = NPURegressor(random_state=0).fit(X, X[:, 0] / X[:, 1])
+    check(model, {(1, -1, 0): 1.0})
+
+
+def test_few_rows_are_said():
+    X = uniform(3, 4)
+    with pytest.warns(EquationWarning, match="4 rows are not more than the 4 parameters"):
+        NPURegressor(random_state=0, starts=8).fit(X, X[:, 0])
+    X = uniform(1, 20)
+    with pytest.warns(EquationWarning, match="20 rows are too few to hold some out"):
+        NPURegressor(random_state=0, starts=8).fit(X, X[:, 0])
+
+
+def test_zero_with_a_negative_exponent():
+    X = uniform(2, 60)
+    model = NPURegressor(random_state=0).fit(X, X[:, 0] / X[:, 1])
+    with pytest.warns(EquationWarning, match="1 predictions are infinite"):
+        assert np.isinf(model.predict(np.array([[1.0, 0.0], [1.0, 1.0]]))[0])
+    X[0, 1] = 0
+    y = X[:, 0] + X[:, 1] ** 2
+    assert (NPURegressor(random_state=0).fit(X, y).exponents_[:, 1] >= 0).all()
+
+
+def test_constant_and_zero_targets():
+    X = uniform(2, 60)
+    assert NPURegressor(random_state=0).fit(X, np.full(60, 3.0)).predict(X) == pytest.approx(np.full(60, 3.0))
+    assert (NPURegressor(random_state=0).fit(X, np.zeros(60)).predict(X) == 0).all()
+
+
+@pytest.mark.parametrize("call", [3, 4])
+def test_interrupt_gives_what_was_found(call, monkeypatch, capsys, request):
+    """In the first search, and when the search for errors in proportion to y has begun."""
+    from npu_kernels._laws.table import search
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    X = uniform(3, 100)
+    y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)
+    plain, calls = search._fitted, []
+
+    def stopping(*arguments):
+        calls.append(1)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        return plain(*arguments)
+
+    monkeypatch.setattr(search, "_fitted", stopping)
+    model = NPURegressor(random_state=0).fit(X, y)
+    assert not model.equations_.complete
+    assert model.best_.terms == 2
+    assert len(calls) == call
+    assert "interrupted" in capsys.readouterr().err
+    assert "interrupted" in model.report()

@@ -1,0 +1,272 @@
+"""Many problems at once: each has its own law or error; processes, checkpoints, Ctrl-C, ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+import joblib
+
+from npu_kernels._laws.table import many, ranks, search
+from npu_kernels.equations import NPURegressor, fit_many
+from tests.layers.test_distributed import _free_port, _spawn
+from tests.support.building import ROOT
+from tests.support.laws import uniform
+
+X = uniform(2, 60)
+MODEL = NPURegressor(random_state=0, max_terms=1, starts=4, output_powers=(1,))
+PROBLEMS = {
+    "quotient": (X, 3 * X[:, 0] / X[:, 1]),
+    "text": (X, np.full(60, "a")),
+    "square": (X, X[:, 0] ** 2, np.ones(60)),
+    "unknown": (X * np.nan, np.ones(60)),
+}
+LINES = [
+    "quotient: y = 3*x0/x1",
+    "text: ValueError: ",
+    "square: y = x0**2",
+    "unknown: ValueError: Input X contains NaN.",
+]
+
+
+def same(found):
+    lines = str(found).splitlines()
+    return len(lines) == len(LINES) and all(map(str.startswith, lines, LINES))
+
+
+def test_errors_stay_with_their_problems(tmp_path):
+    found = fit_many(PROBLEMS, MODEL)
+    assert same(found)
+    assert found.complete
+    assert not hasattr(MODEL, "best_")
+    assert [one.error is None for one in found] == [True, False, True, False]
+    assert found[0].model.predict(X) == pytest.approx(PROBLEMS["quotient"][1])
+    assert [one.name for one in fit_many(list(PROBLEMS.values())[:2], MODEL)] == [0, 1]
+    assert fit_many([], MODEL) == []
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_processes_give_the_same():
+    assert same(fit_many(PROBLEMS, MODEL, n_jobs=2))
+
+
+def test_a_folder_of_checkpoints(tmp_path, monkeypatch):
+    """Only what is new is searched, in whatever order."""
+    folder = tmp_path / "laws"
+    assert same(fit_many(PROBLEMS, MODEL, checkpoint=folder))
+    assert len(list(folder.iterdir())) == 2
+    calls, plain = [], search._fitted
+    monkeypatch.setattr(search, "_fitted", lambda *arguments: calls.append(1) or plain(*arguments))
+    turned = dict(reversed([*PROBLEMS.items(), ("new", (X, X[:, 1] ** 3))]))
+    found = fit_many(turned, MODEL, checkpoint=folder)
+    assert str(found).splitlines()[0] == "new: y = x1**3"
+    assert same(many.Outcomes(found[:0:-1]))
+    assert len(calls) == 1
+    with pytest.raises(FileNotFoundError):
+        fit_many(PROBLEMS, MODEL, checkpoint=tmp_path / "absent" / "laws")
+
+
+def test_a_checkpoint_is_found_by_the_data_of_its_problem(tmp_path, monkeypatch):
+    """Not by its name, which for a sequence is the place, and need not be that of a file."""
+    one, two = (X, X[:, 0] ** 2), (X, X[:, 1] ** 3)
+    fit_many([one, two], MODEL, checkpoint=tmp_path)
+    monkeypatch.setattr(search, "_fitted", lambda *arguments: pytest.fail("searched again"))
+    assert str(fit_many([two, one], MODEL, checkpoint=tmp_path)) == "0: y = x1**3\n1: y = x0**2"
+    assert str(fit_many({"a/b": two}, MODEL, checkpoint=tmp_path)) == "a/b: y = x1**3"
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_interrupt_gives_what_was_found(at, monkeypatch, capsys, request):
+    """Before anything of a problem was found, and within its search."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    model = NPURegressor(random_state=0, max_terms=2, starts=4, output_powers=(1,), noise="constant")
+    y = X[:, 0] + X[:, 1] ** 2 + 0.1 * uniform(1, 60, seed=4)[:, 0]
+    calls, plain = [], search._fitted
+
+    def stopping(*arguments):
+        calls.append(1)
+        if len(calls) == at + 2:  # two for the first problem
+            signal.raise_signal(signal.SIGINT)
+        return plain(*arguments)
+
+    monkeypatch.setattr(search, "_fitted", stopping)
+    found = fit_many([(X, y), (X, 2 * y), (X, 3 * y)], model)
+    assert not found.complete
+    assert [one.complete for one in found] == [True] + [False] * (at - 1)
+
+
+INTERRUPTED = """
+import signal
+import sys
+import numpy as np
+from npu_kernels.equations import NPURegressor, fit_many
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+X = np.random.default_rng(0).uniform(0.5, 3, (300, 3))
+noise = 0.1 * np.random.default_rng(1).standard_normal(300)
+problems = [(X, X[:, 0] + k * X[:, 1] ** 2 + noise) for k in range(1, 101)]
+model = NPURegressor(random_state=0, max_terms=2, starts=32, output_powers=(1,))
+found = fit_many(problems, model, n_jobs=2, checkpoint=sys.argv[1])
+print(len(found), found.complete, all(one.error is None for one in found))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
+def test_interrupted_processes_give_what_was_found(tmp_path):
+    """As Ctrl-C in a terminal: to all processes at once."""
+    folder = tmp_path / "laws"
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    ) as process:
+        try:
+            for _ in range(1200):
+                if process.poll() is not None or (folder.exists() and len(list(folder.iterdir())) > 6):
+                    break
+                time.sleep(0.1)
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err
+    count, *rest = out.split()
+    assert 2 <= int(count) < 100
+    assert rest == ["False", "True"]
+    # Between two jobs a process of joblib's has no handler of ours and says so: "Process LokyProcess-1:", traceback.
+    assert not re.search(r"(?<!Process-\d:\n)Traceback", err)
+
+
+def test_progress(capsys):
+    fit_many(PROBLEMS, MODEL, progress=True)
+    assert "fit_many: 100 %" in capsys.readouterr().err
+    fit_many(PROBLEMS, MODEL, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_arguments_that_cannot_be_used():
+    with pytest.raises(TypeError, match=r"^fit_many: problems must be a sequence or a dict of \(X, y\), got ndarray$"):
+        fit_many(X)
+    with pytest.raises(ValueError, match=r"^fit_many: problems must be .* got another one for 'p'$"):
+        fit_many({"p": (X,)})
+    with pytest.raises(TypeError, match=r"^fit_many: model must be a NPURegressor, got int$"):
+        fit_many(PROBLEMS, 3)
+
+
+def on_a_rank(rank, ranks):
+    calls, plain = [], many._one
+    many._one = lambda *arguments: calls.append(1) or plain(*arguments)
+    found = fit_many(PROBLEMS, MODEL)
+    assert same(found)
+    assert found.complete
+    assert len(calls) == len(PROBLEMS) // ranks
+
+
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
+@pytest.mark.skipif(sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS")
+def test_ranks_share_the_problems():
+    _spawn(2, on_a_rank)
+
+
+def _process(rank, store_port):
+    """One of two ranks of a group whose collectives end after five seconds."""
+    store = dist.TCPStore("127.0.0.1", store_port, 2, rank == 0, timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=5))
+    for check in (_a_slow_rank, _a_rank_that_fails, _a_rank_that_dies):
+        check(rank)
+    os._exit(0)  # see `tests.layers.test_distributed._child`
+
+
+def _a_slow_rank(rank):
+    """It is waited for, with more silence than the group's timeout, and its results come in pieces."""
+    plain, pieces = many._one, ranks.PIECE
+    many._one = lambda *arguments: (time.sleep(7 * rank), plain(*arguments))[1]
+    ranks.PIECE = 100
+    found = fit_many(dict(list(PROBLEMS.items())[:2]), MODEL)
+    assert found.complete
+    assert [str(outcome)[:7] for outcome in found] == ["quotien", "text: V"]
+    many._one, ranks.PIECE = plain, pieces
+
+
+def _a_rank_that_fails(rank):
+    """Its error is raised there, at once; the other rank has its own results."""
+    plain = many._fitted
+    if rank == 1:
+        many._fitted = lambda *arguments: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            fit_many(PROBLEMS, MODEL)
+        many._fitted = plain
+        return
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match=r"^fit_many: the results of 1 of 2 ranks are missing, .*: 1$"):
+        found = fit_many(PROBLEMS, MODEL)
+    assert [outcome.name for outcome in found] == ["quotient", "square"]
+    assert not found.complete
+    assert time.monotonic() - start < ranks.SILENCE / 2
+
+
+def _a_rank_that_dies(rank):
+    if rank == 1:
+        many._fitted = lambda *arguments: os._exit(0)
+    ranks.SILENCE = 3
+    with pytest.warns(UserWarning, match=r"gave no sign of life for 3 seconds: 1$"):
+        found = fit_many(PROBLEMS, MODEL)
+    assert [outcome.name for outcome in found] == ["quotient", "square"]
+
+
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
+@pytest.mark.skipif(sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS")
+def test_results_survive_slow_and_lost_ranks():
+    torch.multiprocessing.spawn(_process, (_free_port(),), nprocs=2)
+
+
+class _Lists(joblib.parallel.ThreadingBackend):
+    """As ray's backend: no generators."""
+
+    supports_return_generator = False
+
+
+@pytest.fixture
+def _lists():
+    joblib.register_parallel_backend("lists", _Lists)
+    with joblib.parallel_config(backend="lists"):
+        yield
+    del joblib.parallel.BACKENDS["lists"]
+
+
+@pytest.mark.usefixtures("_lists")
+def test_a_backend_without_generators(monkeypatch):
+    """Some problems at a time; Ctrl-C keeps those that were done before."""
+    plain, sizes = joblib.Parallel.__call__, []
+
+    def call(self, jobs):
+        sizes.append(len(jobs))
+        if len(sizes) == 4:
+            raise KeyboardInterrupt
+        return plain(self, jobs)
+
+    monkeypatch.setattr(joblib.Parallel, "__call__", call)
+    assert same(fit_many(PROBLEMS, MODEL, n_jobs=2))
+    monkeypatch.setattr(many, "BATCH", 1)
+    assert len(fit_many(dict(list(PROBLEMS.items())[:1]), MODEL, n_jobs=2)) == 1
+    found = fit_many(PROBLEMS, MODEL, n_jobs=2)
+    assert sizes == [4, 1, 2, 2]
+    assert [outcome.name for outcome in found] == ["quotient", "text"]
+    assert not found.complete

@@ -1,0 +1,183 @@
+"""What `NPURegressor` gives for a law: its forms, errors, intervals and pictures; and the rules of units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+
+from npu_kernels.equations import NPURegressor
+from tests.support.laws import check, few_rows, fitted_to_noise, noise, terms, uniform
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    return fitted_to_noise()
+
+
+# ---- what comes out -------------------------------------------------------------------------------------------------
+
+
+def test_equation_in_every_form(noisy):
+    sympy = pytest.importorskip("sympy", reason="sympy is not installed")
+    X, _, model = noisy
+    prediction = model.predict(X)
+    function = sympy.lambdify(sympy.symbols("x0 x1 x2", positive=True), model.sympy())
+    np.testing.assert_allclose(function(*X.T), prediction, rtol=1e-9)
+    x = torch.from_numpy(X)
+    np.testing.assert_allclose(model.torch_module()(x).detach().numpy()[:, 0], prediction, rtol=1e-9)
+    np.testing.assert_allclose(model.best_.formula()(x).numpy()[:, 0], prediction, rtol=1e-9)
+    assert model.latex().startswith("y = ")
+    assert model.sympy(0) != model.sympy()
+    with pytest.raises(ValueError, match="index must be one of"):
+        model.sympy(9)
+
+
+def test_table_and_report(noisy):
+    _, _, model = noisy
+    table = str(model.equations_)
+    assert table.splitlines()[0].split() == ["terms", "parameters", "error", "BIC", "exact", "formula"]
+    assert [e.terms for e in model.equations_] == list(range(1, len(model.equations_) + 1))
+    assert model.best_ is model.equations_[model.equations_.best]
+    assert model.best_.bic == min(e.bic for e in model.equations_)
+    report = model.report()
+    assert report.startswith(str(model.best_))
+    assert "Error of 60 rows that were not fitted" in report
+    assert all(str(interval) in report for interval in model.intervals())
+
+
+def test_held_out_error_is_that_of_fresh_rows(noisy):
+    _, y, model = noisy
+    X = uniform(3, 4000, seed=5)
+    law = 3.7 * X[:, 0] ** 2 / X[:, 1] - 12.5 * X[:, 2]
+    fresh = np.sqrt(np.mean((law + 0.2 * noise(4000, 6) - model.predict(X)) ** 2) / np.mean(y**2))
+    assert model.best_.error == pytest.approx(fresh, rel=0.25)
+
+
+def test_held_out_rows_of_pure_noise_are_predicted_worse_than_by_zero():
+    """The search would fit them too if it saw them: then the errors are .6 to 1."""
+    for seed in range(3):
+        X, y = uniform(3, 60, seed=seed), noise(60, 20 + seed)
+        model = NPURegressor(random_state=0, starts=16, output_powers=(1,)).fit(X, y)
+        assert all(e.held_out == 12 and e.error > 1 for e in model.equations_)
+
+
+def test_no_equation_has_a_negative_power_of_a_zero():
+    """Also where y is largest at the zeros, so that a negative power seems to fit."""
+    X = uniform(2, 60, seed=1)
+    X[::6, 0] = 0
+    y = X[:, 1] ** 2 / (X[:, 0] + 0.02)
+    model = NPURegressor(random_state=0, starts=16, max_terms=2, output_powers=(1,)).fit(X, y)
+    assert all((e.exponents[:, 0] >= 0).all() for e in model.equations_)
+    assert np.isfinite(model.predict(X)).all()
+
+
+@few_rows
+def test_pure_noise_of_ten_rows_looks_bad():
+    for seed in range(3):
+        X, y = uniform(3, 10, seed=seed), noise(10, 20 + seed)
+        model = NPURegressor(random_state=0, starts=8, output_powers=(1,)).fit(X, y)
+        assert model.best_.error > 0.4
+
+
+def test_standard_errors_are_those_of_linear_regression(noisy):
+    X, y, model = noisy
+    A = np.c_[X[:, 0] ** 2 / X[:, 1], X[:, 2]]
+    c, rss, *_ = np.linalg.lstsq(A, y, rcond=None)
+    error = np.sqrt(np.diag(np.linalg.inv(A.T @ A)) * rss[0] / (len(y) - 2))
+    found = terms(model.best_)
+    assert [found[2, -1, 0], found[0, 0, 1]] == pytest.approx(c.tolist(), rel=1e-9)
+    order = [tuple(w) for w in model.exponents_.tolist()].index((2, -1, 0))
+    assert model.coef_std_[[order, 1 - order]] == pytest.approx(error, rel=1e-6)
+    assert not model.exponents_std_.any()
+
+
+def test_bootstrap_agrees_with_the_jacobian():
+    X = uniform(2)
+    y = 2.2 * X[:, 0] ** 1.47 * X[:, 1] ** -0.31 + 0.1 * noise()
+    model = NPURegressor(random_state=0, output_powers=(1,), max_terms=1).fit(X, y)
+    plain, drawn = model.intervals(), model.bootstrap(X, y, draws=100)
+    assert [i.name for i in plain] == [i.name for i in drawn]
+    for a, b in zip(plain, drawn, strict=True):
+        assert b.error == pytest.approx(a.error, rel=0.35)
+        assert b.low < a.value < b.high
+
+
+@few_rows
+def test_coverage_of_the_intervals():
+    """95 % intervals of a constant and an exponent contain the truth in 90 to 98 % of 200 draws."""
+    hits, X = np.zeros(2), uniform(1, 39)
+    for seed in range(200):
+        y = 2.2 * X[:, 0] ** 1.47 + 0.1 * noise(39, 100 + seed)
+        model = NPURegressor(
+            random_state=0, max_terms=1, output_powers=(1,), starts=4, noise="constant", exponents="real"
+        )
+        intervals = model.fit(X, y).intervals()
+        hits += [i.low <= true <= i.high for i, true in zip(intervals, (2.2, 1.47), strict=True)]
+    assert (hits >= 180).all()
+    assert (hits <= 196).all()
+
+
+def test_known_noise_sets_the_errors(noisy):
+    X, y, model = noisy
+    known = NPURegressor(random_state=0, output_powers=(1,), noise=0.4).fit(X, y)
+    assert known.coef_std_ == pytest.approx(2 * model.coef_std_, rel=0.15)
+
+
+def test_plot(noisy, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    X, y, model = noisy
+    assert len(model.plot(X, y).axes) == 3
+    model.plot().savefig(tmp_path / "plot.png")
+    with pytest.raises(ValueError, match="X and y must be given together"):
+        model.plot(X)
+
+
+# ---- units ----------------------------------------------------------------------------------------------------------
+
+
+def test_units_restrict_the_exponents():
+    pytest.importorskip("pint", reason="pint is not installed")
+    X = uniform(3, 60)
+    y = 0.5 * X[:, 0] * X[:, 1] ** 2 + 9.81 * X[:, 0] * X[:, 2] + 0.5 * noise(60)
+    g = np.full((60, 1), 9.81)
+    options = {"random_state": 0, "output_powers": (1,), "units": ["kg", "m/s", "m", "m/s**2"], "y_units": "J"}
+    model = NPURegressor(**options).fit(np.c_[X, g], y)
+    for w in model.exponents_:
+        assert (w[0], w[1] + w[2] + w[3], w[1] + 2 * w[3]) == pytest.approx((1, 2, 2), abs=1e-12)
+    check(model, {(1, 2, 0, 0): 0.5, (1, 0, 1, 1): 1.0}, rel=0.1)
+
+
+def test_units_of_an_output_power_and_of_signs():
+    pytest.importorskip("pint", reason="pint is not installed")
+    X = uniform(2, 200, low=-2, high=2)
+    y = np.sqrt(X[:, 0] ** 2 + X[:, 1] ** 2)
+    model = NPURegressor(random_state=0, units={"x0": "cm", "x1": "cm"}, y_units="cm").fit(X, y)
+    check(model, {(2, 0): 1.0, (0, 2): 1.0}, power=2.0)
+
+
+def test_units_may_leave_the_constant_only():
+    pytest.importorskip("pint", reason="pint is not installed")
+    X = uniform(3, 60)
+    y = 0.4 * X[:, 0] * X[:, 1] ** 2 * X[:, 2] * (1 + 0.02 * noise(60))
+    model = NPURegressor(random_state=0, units=["kg/m^3", "m/s", "m^2"], y_units="N").fit(X, y)
+    check(model, {(1, 2, 1): 0.4}, rel=0.01)
+
+
+def test_units_that_cannot_be_met_are_refused():
+    pytest.importorskip("pint", reason="pint is not installed")
+    X = uniform(3, 60)
+    options = {"units": ["mol", "K", "m**3"], "random_state": 0}
+    with pytest.raises(ValueError, match=r"cannot be met by powers of x0, x1, x2: no input contains .*mass"):
+        NPURegressor(y_units="Pa", **options).fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="no combination of exponents"):
+        NPURegressor(units=["kg*m", "kg*m", "m*kg"], y_units="kg", random_state=0).fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="which is no unit"):
+        NPURegressor(units=["mol", "K", "furlongish"], y_units="Pa").fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="units must be given with y_units"):
+        NPURegressor(y_units="Pa").fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="units must have 3 entries"):
+        NPURegressor(units=["m"], y_units="Pa").fit(X, X[:, 0])

@@ -1,0 +1,148 @@
+"""`ode.fit` that is interrupted, killed, and continued."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import ode
+from npu_kernels._jobs.files import load
+from npu_kernels.optim import least_squares
+from tests.support.time_series import T, known, model, noise, predators, solution
+
+pytest.importorskip("scipy.optimize", reason="scipy is not installed")
+pytest.importorskip("scipy.stats")
+
+
+def test_ctrl_c_gives_the_best_law_until_then() -> None:
+    class Keyboard:
+        """Presses at the first step."""
+
+        def __init__(self) -> None:
+            self.steps = 0
+
+        def update(self, done: float, note: str = "", before: float = 0) -> None:
+            self.steps += 1
+            if self.steps == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def __enter__(self) -> Keyboard:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    keyboard = Keyboard()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("npu_kernels._laws.series.fit.Progress", lambda *_: keyboard)
+        found = ode.fit(known(), T, noise(predators(T), 0.01), start="model")
+    assert not found.complete
+    assert keyboard.steps < 20
+    assert "interrupted" in found.report()
+    assert found.model[0].weight_re.isfinite().all()
+
+
+class Counted:
+    """`least_squares.step` that counts, and calls something before one of the steps."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.step, self.made, self.at, self.call = least_squares.step, 0, 0, lambda: None
+        patch.setattr(least_squares, "step", self)
+
+    def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
+        self.made += 1
+        if self.made == self.at:
+            self.call()
+        return self.step(*arguments)
+
+    def of(self, **options: Any) -> tuple[ode.SeriesFit, int]:
+        """A fit and how many steps it took."""
+        self.made = 0
+        law, u = known((1.0, -0.5, 0.4, -1.0)), noise(predators(T), 0.02)
+        return ode.fit(law, T, u, start="model", **options), self.made
+
+
+@pytest.mark.parametrize("at", [2, 12, 25])
+def test_a_checkpoint_loses_nothing(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in a step, and continued: the same bits as without, and no step is made twice."""
+    counted = Counted(monkeypatch)
+    path = tmp_path / "law.pt"
+    expected, steps = counted.of()
+    assert at < steps
+    counted.at, counted.call = at, lambda: os.kill(os.getpid(), signal.SIGINT)
+    interrupted, _ = counted.of(checkpoint=path)
+    assert not interrupted.complete
+    assert sum(descent[4] for descent in load(path, ["kept"])["kept"].values()) == at
+    counted.at = 0
+    continued, more = counted.of(checkpoint=path)
+    assert continued.complete
+    assert at + more == steps
+    assert torch.equal(continued.law.x, expected.law.x)
+    assert torch.equal(continued.free.x, expected.free.x)
+    assert continued.bic == expected.bic
+    assert continued.seconds > interrupted.seconds
+    again, more = counted.of(checkpoint=path)
+    assert more == 0
+    assert torch.equal(again.law.x, expected.law.x)
+
+
+def test_a_killed_fit_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Ctrl-C: the file is written while the fit runs."""
+    monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)
+    path, earlier = tmp_path / "law.pt", tmp_path / "earlier.pt"
+    counted = Counted(monkeypatch)
+    counted.at, counted.call = 15, lambda: shutil.copyfile(path, earlier)
+    found, steps = counted.of(checkpoint=path)
+    counted.at = 0
+    continued, more = counted.of(checkpoint=earlier)
+    assert 14 + more == steps
+    assert torch.equal(continued.law.x, found.law.x)
+
+
+def test_the_search_is_continued_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = solution([[1.5]], [[-0.8]], [1.0], T)
+    options: dict[str, Any] = {"names": ["c"], "checkpoint": tmp_path / "law.pt"}
+    counted = Counted(monkeypatch)
+    counted.at, counted.call = 10, lambda: os.kill(os.getpid(), signal.SIGINT)
+    assert not ode.fit(model(1, 1, 6), T, noise(c, 0.01), **options).complete
+    counted.at = 0
+    continued = ode.fit(model(1, 1, 6), T, noise(c, 0.01), **options)
+    expected = ode.fit(model(1, 1, 6), T, noise(c, 0.01), names=["c"])
+    assert torch.equal(continued.law.x, expected.law.x)
+    assert torch.equal(continued.free.x, expected.free.x)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"u": 1}, r"it is of another fit: other data$"),
+        ({"sigma": 0.1}, r"other data$"),
+        ({"model": 1}, r"other model$"),
+        ({"seed": 4}, r"other seed \(0, here 4\)$"),
+        ({"simplify": True}, r"other simplify \(False, here True\)$"),
+        ({"start": "search"}, r"other model, start \('model', here 'search'\)$"),
+        ({"content": b"nothing"}, r"it is no file that npu_kernels saved$"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_another_fit(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "law.pt"
+    u = predators(T)
+    options: dict[str, Any] = {"start": "model", "simplify": False, "checkpoint": path}
+    ode.fit(known(), T, u, **options)
+    if "content" in change:
+        path.write_bytes(change["content"])
+    before = path.read_bytes()
+    law = known((1.0, -0.6, 0.5, -0.8)) if "model" in change else known()
+    u = u + 1e-9 if "u" in change else u
+    options |= {name: value for name, value in change.items() if name not in ("u", "model", "content")}
+    with pytest.raises(ValueError, match=rf"^ode.fit: checkpoint must be a new file or one of this same .*{said}"):
+        ode.fit(law, T, u, **options)
+    assert path.read_bytes() == before

@@ -1,0 +1,255 @@
+"""Several processes give the numbers of one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from npu_kernels import NAU, NMU, NPU, functional, use_backend
+from npu_kernels._operators import dispatch
+from npu_kernels._testing.samples import RECORDS, CountCalls, normwise_error
+from tests.conftest import needs_library
+
+pytestmark = [
+    needs_library,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
+    pytest.mark.skipif(sys.platform == "win32", reason="DTensor over gloo is tested on Linux and macOS"),
+]
+ROUNDING = 1e-12
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_distributed.py"
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def _child(rank: int, ranks: int, port: int, checks: tuple[Callable[[int, int], None], ...]) -> None:
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks)
+    for check in checks:
+        torch.manual_seed(0)  # the same numbers on every rank
+        check(rank, ranks)
+    dist.barrier()
+    # torch may abort when a thread of gloo drops a tensor while Python ends (pytorch#190489); all is done here.
+    os._exit(0)
+
+
+def _spawn(ranks: int, *checks: Callable[[int, int], None]) -> None:
+    torch.multiprocessing.spawn(_child, (ranks, _free_port(), checks), nprocs=ranks)  # type: ignore[no-untyped-call]
+
+
+def _model() -> nn.Module:
+    options: Any = {"dtype": torch.float64}
+    return nn.Sequential(NPU(3, 8, init_im=0.3, **options), NAU(8, 4, **options), NMU(4, 2, **options))
+
+
+def _single(x: Tensor) -> list[Tensor]:
+    torch.manual_seed(1)
+    model = _model()
+    model(x).square().mean().backward()
+    return [p.grad for p in model.parameters()]  # type: ignore[misc]
+
+
+def _data_parallel(rank: int, ranks: int) -> None:
+    """DistributedDataParallel and FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    x = torch.randn(8 * ranks, 3, dtype=torch.float64)
+    expected = _single(x)
+    own = x.chunk(ranks)[rank]
+
+    torch.manual_seed(1)
+    replicated = nn.parallel.DistributedDataParallel(_model())
+    replicated(own).square().mean().backward()
+    for parameter, want in zip(replicated.parameters(), expected, strict=True):
+        assert normwise_error(parameter.grad, want) < ROUNDING  # type: ignore[arg-type]
+
+    torch.manual_seed(1)
+    sharded = _model()
+    mesh = init_device_mesh("cpu", (ranks,))
+    for layer in sharded.children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    sharded(own).square().mean().backward()
+    for parameter, want in zip(sharded.parameters(), expected, strict=True):
+        assert isinstance(parameter.grad, DTensor)
+        assert normwise_error(parameter.grad.full_tensor(), want) < ROUNDING
+
+
+_TWO = ((None, False), (4, True))
+_SETTINGS = {
+    "npu": ((None, False), (4, False), (4, True)),
+    "nmu": _TWO,
+    "nmru": _TWO,
+    "inalu": _TWO,
+}  # models, whether x is shared
+
+
+def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[str, Any] = _SETTINGS) -> None:
+    """The operators and their backwards under every placement of every operand; gathered where it is not legal."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    import npu_kernels.sharding  # noqa: F401
+
+    mesh = init_device_mesh("cpu", mesh_shape)
+    for name, settings in sizes.items():
+        for num_models, shared in settings:
+            sample = RECORDS[name].sample(8, 4, 4, num_models=num_models, shared=shared).requires_grad()
+            y = sample.call(RECORDS[name].function)
+            grad_y = torch.randn_like(y)
+            expected = [y, *torch.autograd.grad(y, sample.leaves(), grad_y)]
+            k = 0 if num_models is None else 1
+            rows, outputs = (Shard(0 if shared else k), Replicate()), (Replicate(), Shard(k))
+            ways: dict[str, tuple[Any, Any]] = {
+                "replicated": (Replicate(), Replicate()),
+                "rows": rows,
+                "outputs": outputs,
+                "inputs": (Shard(0 if shared else k), Shard(k + 1)),  # not legal: gathered
+            }
+            if num_models is not None:
+                ways["models"] = (Replicate() if shared else Shard(0), Shard(0))
+            choices = list(itertools.product(ways, repeat=len(mesh_shape)))
+            if len(mesh_shape) == 2:  # a few of the many
+                choices = [("rows", "outputs"), ("outputs", "rows"), ("replicated", "outputs")]
+                choices += [("models", "rows"), ("outputs", "models")] if num_models else []
+            for choice in choices:
+                of_x, of_weight = ([ways[way][i] for way in choice] for i in (0, 1))
+                leaves = [distribute_tensor(sample.x.detach(), mesh, of_x).requires_grad_()]
+                for tensor in list(sample.tensors.values()):
+                    assert tensor is not None
+                    matrix = tensor.dim() == k + 2
+                    here = [p if matrix or (p == Shard(0) and k) else Replicate() for p in of_weight]
+                    leaves.append(distribute_tensor(tensor.detach(), mesh, here).requires_grad_())
+                function: Any = getattr(functional, name)
+                found = function(*leaves, **sample.options)
+                assert isinstance(found, DTensor)
+                if choice == ("rows",):
+                    assert found.placements == (Shard(k),)
+                elif choice == ("outputs",):
+                    assert found.placements == (Shard(k + 1),)
+                elif choice == ("models",):
+                    assert found.placements == (Shard(0),)
+                elif choice == ("rows", "outputs"):
+                    assert found.placements == (Shard(k), Shard(k + 1))
+                upstream = distribute_tensor(grad_y, mesh, [Replicate()] * len(mesh_shape))
+                slopes = torch.autograd.grad(found, leaves, upstream)
+                for actual, want in zip((found, *slopes), expected, strict=True):
+                    whole = actual.full_tensor()  # type: ignore[attr-defined]
+                    assert normwise_error(whole, want) < ROUNDING, f"{name} {num_models} {shared} {choice}"
+                if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
+                    *frozen, last = (leaf.detach() for leaf in leaves)
+                    found = function(*frozen, last.requires_grad_(), **sample.options)
+                    (slope,) = torch.autograd.grad(found, [last], upstream)
+                    assert normwise_error(slope.full_tensor(), expected[-1]) < ROUNDING, f"{name} {choice}"  # type: ignore[attr-defined]
+
+
+def _on_a_line(rank: int, ranks: int) -> None:
+    _operators(rank, ranks, (ranks,))
+
+
+def _triton_on_a_line(rank: int, ranks: int) -> None:
+    """NALU has operators of its own in the Triton backend only."""
+    from npu_kernels._backends import triton
+
+    with use_backend("triton"), CountCalls() as counted:
+        assert triton.available("cpu") == (True, "")
+        _operators(rank, ranks, (ranks,), {"nalu": _TWO[1:]})  # the interpreter takes seconds for each placement
+    assert counted.calls["nalu_backward"] > 0
+
+
+def _on_a_mesh(rank: int, ranks: int) -> None:
+    _operators(rank, ranks, (2, ranks // 2))
+
+
+def _models(rank: int, ranks: int) -> None:
+    """An ensemble over the ranks: each keeps its share, and trains it as one process does."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from npu_kernels.sharding import shard_models
+
+    options: Any = {"num_models": 4, "dtype": torch.float64}
+    whole = nn.Sequential(NPU(3, 5, init_im=0.3, **options), NAU(5, 4, **options), NMU(4, 2, **options))
+    spread = nn.Sequential(NPU(3, 5, **options), NAU(5, 4, **options), NMU(4, 2, **options))
+    spread.load_state_dict(whole.state_dict())
+    for model in (whole, spread):
+        model[0].gate.requires_grad_(False)
+    spread = shard_models(spread, init_device_mesh("cpu", (ranks,)))  # type: ignore[assignment]
+    assert all(p.to_local().shape[0] == 4 // ranks for p in spread.parameters())  # type: ignore[attr-defined]
+    assert [name for name, p in spread.named_parameters() if not p.requires_grad] == ["0.gate"]
+    optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in (whole, spread)]
+    for shape in ((9, 3), (4, 9, 3), (9, 3)):
+        x = torch.randn(shape, dtype=torch.float64)
+        for model, optimizer in zip((whole, spread), optimizers, strict=True):
+            optimizer.zero_grad()
+            y = model(x)
+            y = y if model is whole else y.to_local()
+            y.square().mean((1, 2)).sum().backward()
+            optimizer.step()
+    for parameter, want in zip(spread.parameters(), whole.parameters(), strict=True):
+        assert normwise_error(parameter.full_tensor(), want) < 1e-10  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"units with one num_models, got \['None'\]"):
+        shard_models(_model(), init_device_mesh("cpu", (ranks,)))
+    with pytest.raises(ValueError, match=r"units with one num_models, got \['2', '4'\]"):
+        shard_models(nn.Sequential(NPU(3, 5, num_models=2), NAU(5, 4, num_models=4)), init_device_mesh("cpu", (ranks,)))
+
+
+def test_two_processes() -> None:
+    """DDP, FSDP2, every sharding of the operators, models over the ranks."""
+    _spawn(2, _data_parallel, _on_a_line, _models)
+
+
+def test_nalu_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted: the children start with Triton's variable."""
+    runs, reason = dispatch.reasons("cpu")["triton"]
+    if not runs and "TRITON_INTERPRET" not in reason:
+        pytest.skip(reason)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    _spawn(2, _triton_on_a_line)
+
+
+def test_a_mesh_of_four_processes() -> None:
+    _spawn(4, _on_a_mesh)
+
+
+@pytest.mark.parametrize(("models", "machines"), [(1, 1), (6, 2)])
+def test_example(models: int, machines: int) -> None:
+    """The script under torchrun, as its first lines say; the second machine is another torchrun on this one."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(2 // machines)]
+    if machines == 1:
+        command += ["--master-port", str(_free_port())]
+    else:
+        command += ["--nnodes", str(machines), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+    command += [str(EXAMPLE), "--models", str(models), "--steps", "3"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parents[1])}
+    children = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(machines)
+    ]
+    printed = ""
+    try:
+        for child in children:
+            out, errors = child.communicate(timeout=120)
+            printed += out
+            assert child.returncode == 0, errors
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()  # closes the pipes too: one left open is an error in whatever test comes next
+    assert printed.count(f"{models} model(s) on 2 rank(s): best loss") == 1

@@ -1,0 +1,153 @@
+"""Zeros, subnormals, huge values, inf, nan, and the smallest shapes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import functional, reference
+from npu_kernels._testing.samples import RECORDS, normwise_error
+from tests.conftest import needs_library
+
+SPECIAL = [
+    0.0,
+    -0.0,
+    1e-45,
+    -1e-45,
+    1e-40,
+    -1e-40,
+    1e-38,
+    -1e-38,
+    1e38,
+    -1e38,
+    1.0,
+    -1.0,
+    math.inf,
+    -math.inf,
+    math.nan,
+]
+
+
+def _same(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Element by element: nan with nan, inf with its inf, and finite values relative to themselves."""
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=0, equal_nan=True)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gate", [None, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize("imaginary", [False, True])
+@pytest.mark.parametrize("value", SPECIAL)
+def test_special_input(dtype: torch.dtype, gate: float | None, imaginary: bool, value: float) -> None:
+    """Value and gradients of a row with one special input are the formula's."""
+    x = torch.tensor([[value, 0.7, -1.3]], dtype=dtype)
+    weight_re = torch.tensor([[0.5, 0.25, -0.5], [-0.3, 0.5, 0.75]], dtype=dtype)
+    weight_im = torch.tensor([[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]], dtype=dtype) if imaginary else None
+    gates = None if gate is None else torch.full((3,), gate, dtype=dtype)
+    tensors = [t if t is None else t.requires_grad_() for t in (x, weight_re, weight_im, gates)]
+    leaves = [t for t in tensors if t is not None]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    actual, expected = functional.npu(*tensors), reference.npu(*tensors)  # type: ignore[arg-type]
+    assert normwise_error(actual, expected) < tolerance
+    grads = torch.autograd.grad(actual.sum(), leaves)
+    for grad, want in zip(grads, torch.autograd.grad(expected.sum(), leaves), strict=True):
+        if expected.isinf().any():  # the formula's nan of 0 * inf may be inf, see functional.npu
+            grad = torch.where(want.isnan() & grad.isinf(), want, grad)
+        assert normwise_error(grad, want) < tolerance
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_special_inputs_in_every_lane(dtype: torch.dtype) -> None:
+    """A special value in one row leaves the others alone, wherever it stands in a vector."""
+    for in_features in (1, 7, 16, 17, 33):
+        weight = torch.randn(19, in_features, dtype=dtype) / in_features
+        x = torch.randn(23, in_features, dtype=dtype)
+        clean = functional.npu(x, weight, weight.flip(0))
+        for row in range(23):
+            spoiled = x.clone()
+            spoiled[row, row % in_features] = SPECIAL[row % len(SPECIAL)]
+            y = functional.npu(spoiled, weight, weight.flip(0))
+            others = torch.arange(23) != row
+            assert torch.equal(y[others], clean[others])
+            _same(y, reference.npu(spoiled, weight, weight.flip(0)), 1e-3 if dtype == torch.float32 else 1e-11)
+
+
+def test_minus_zero_is_not_negative(backend: str) -> None:
+    zeros = torch.tensor([[0.0], [-0.0]])
+    weight = torch.tensor([[0.5]])
+    y = functional.npu(zeros, weight, weight)
+    assert torch.equal(y[0], y[1])
+    assert y[0] > 0 or y[0] < 0
+
+
+def test_zero_has_no_sign_gradient(backend: str) -> None:
+    """The derivative of |x| at 0 is 0, torch's."""
+    x = torch.zeros(1, 2, requires_grad=True)
+    functional.npu(x, torch.ones(1, 2)).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(1, 2))  # type: ignore[arg-type]
+
+
+def test_overflow_and_underflow(backend: str) -> None:
+    x = torch.tensor([[1e20], [1e-20]])
+    weight = torch.tensor([[3.0], [-3.0], [1.0]])
+    y = functional.npu(x, weight, eps=1e-30)
+    _same(y, torch.tensor([[math.inf, 0.0, 1e20], [0.0, math.inf, 1e-20]]), 1e-4)
+
+
+@pytest.mark.parametrize("power", [1, 2, 3, 7, 40, 101])
+def test_signs_of_whole_powers(power: int, backend: str) -> None:
+    """(-1) ** n in float32: the phase pi n is accurate enough for the sign and the size."""
+    y = functional.npu(torch.tensor([[-1.0]]), torch.tensor([[float(power)]]))
+    assert y.item() == pytest.approx((-1.0) ** power, rel=2e-4)
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+def test_one_of_everything(name: str, backend: str) -> None:
+    record = RECORDS[name]
+    for num_models in (None, 1):
+        sample = record.sample(1, 1, 1, num_models=num_models).requires_grad()
+        y = sample.call(record.function)
+        assert normwise_error(y, sample.call(record.reference)) < 1e-14
+        y.sum().backward()
+        assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in sample.leaves())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nmu_zero_factors(dtype: torch.dtype, backend: str) -> None:
+    """None, one and two zero factors in a product: the gradient is the product of the others."""
+    x = torch.tensor([[2.0, 3.0, 4.0], [0.0, 3.0, 4.0], [0.0, 0.0, 4.0]], dtype=dtype, requires_grad=True)
+    weight = torch.ones(1, 3, dtype=dtype, requires_grad=True)
+    functional.nmu(x, weight).sum().backward()
+    expected = torch.tensor([[12.0, 8.0, 6.0], [12.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=dtype)
+    _same(x.grad, expected, 1e-6)  # type: ignore[arg-type]
+    # d weight_i = sum over rows of (x_i - 1) prod of the others
+    _same(weight.grad, torch.tensor([[12.0 - 12, 16.0, 18.0]], dtype=dtype), 1e-6)  # type: ignore[arg-type]
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nmu_special_inputs(dtype: torch.dtype) -> None:
+    special = torch.tensor(SPECIAL, dtype=dtype)
+    x = torch.stack([special, torch.full_like(special, 0.7), torch.full_like(special, -1.3)], 1)
+    weight = torch.tensor([[0.5, 0.25, 1.0], [0.0, 0.5, 0.75], [1.0, 0.0, 0.0]], dtype=dtype)
+    _same(functional.nmu(x, weight), reference.nmu(x, weight), 1e-5)
+
+
+def test_inalu_recovers_signs(backend: str) -> None:
+    """With open gates the product has the sign that the NALU loses."""
+    x = torch.tensor([[2.0, -3.0], [-2.0, -3.0]])
+    big = torch.full((1, 2), 20.0)
+    gate = torch.zeros(1, 2)
+    y = functional.inalu(x, torch.zeros(1, 2), big, big, big, gate)  # g = 1/2, a = 0
+    _same(2 * y, torch.tensor([[-6.0], [6.0]]), 1e-5)
+
+
+def test_inalu_bounds_the_exponent(backend: str) -> None:
+    x = torch.full((1, 2), 1e30)
+    big = torch.full((1, 2), 20.0)
+    y = functional.inalu(x, torch.zeros(1, 2), big, big, big, torch.zeros(1, 2))
+    _same(2 * y, torch.tensor([[math.exp(20)]]), 1e-5)

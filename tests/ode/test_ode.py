@@ -1,0 +1,375 @@
+"""Trajectories of neural ODEs, their gradients, options and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, ode, use_backend
+from tests.support.vmapped import check_batched_gradients
+
+D, H = 3, 5
+LAYERS = {"NPU": NPU, "RealNPU": RealNPU, "NaiveNPU": NaiveNPU}
+TORCHDIFFEQ = {"euler": "euler", "midpoint": "midpoint", "rk4_38": "rk4"}
+
+
+def make(
+    layer: str = "NPU",
+    models: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    h: int = H,
+    d: int = D,
+    **nau: Any,
+) -> nn.Sequential:
+    """A model whose trajectories stay moderate and cross zero, with gates and weights on both sides of their clips."""
+    model = nn.Sequential(
+        LAYERS[layer](d, h, num_models=models, dtype=dtype), NAU(h, d, num_models=models, dtype=dtype, **nau)
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("gate"):
+                parameter.uniform_(-0.2, 1.2)
+            elif name == "1.weight":
+                parameter.uniform_(-1.3, 1.3)
+            else:  # exponents of e grow with the number of negative inputs
+                bound = (0.15 if name.endswith("im") else 0.6) / max(1.0, d / 3)
+                parameter.uniform_(-bound, bound)
+    return model
+
+
+def starts(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return (torch.rand(*shape, dtype=torch.float64) * 2 - 0.5).to(dtype)
+
+
+def away_from_zero(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Of both signs, where the right side is smooth: rounding errors then stay what they are."""
+    signs = torch.randint(0, 2, shape) * 2 - 1
+    return ((torch.rand(*shape, dtype=torch.float64) + 1) * signs).to(dtype)
+
+
+# ---- what it returns ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("models", "shape", "expected"),
+    [
+        (None, (D,), (7, D)),
+        (None, (4, D), (4, 7, D)),
+        (2, (D,), (2, 7, D)),
+        (2, (2, D), (2, 7, D)),
+        (2, (2, 4, D), (2, 4, 7, D)),
+        (2, (1, 4, D), (2, 4, 7, D)),
+    ],
+)
+def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    u0 = starts(*shape)
+    found = ode.rollout(make(models=models), u0, steps=6, dt=0.1)
+    assert found.shape == expected
+    first = u0.expand((*expected[:-2], D)) if len(shape) != 3 else u0.expand(2, 4, D)
+    assert torch.equal(found[..., 0, :], first)
+
+
+def test_euler_is_the_layers_in_a_loop() -> None:
+    model, u = make(models=2), starts(2, 1, D)
+    found = ode.rollout(model, u.squeeze(1), steps=5, dt=0.1)
+    for n in range(6):
+        torch.testing.assert_close(found[:, n], u.squeeze(1), rtol=1e-13, atol=1e-14)
+        u = u + 0.1 * model(u)
+
+
+def test_order_of_the_methods() -> None:
+    """Half the step, half the error to the power of the order."""
+    model = make(d=1, h=1, layer="RealNPU")
+    with torch.no_grad():
+        model[0].weight_re.fill_(1.0)
+        model[0].gate.fill_(1.0)
+        model[1].weight.fill_(-0.9)
+    u0 = torch.ones(1, dtype=torch.float64)
+    exact = torch.tensor(-0.9, dtype=torch.float64).exp()  # u' = -0.9 u
+    for method, order in (("euler", 1), ("midpoint", 2), ("rk4", 4), ("rk4_38", 4)):
+        error = [
+            (ode.rollout(model, u0, steps=n, dt=1 / n, method=method)[-1, 0] - exact).abs().item() for n in (16, 32)
+        ]
+        assert error[0] / error[1] == pytest.approx(2**order, rel=0.1), method
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("method", TORCHDIFFEQ)
+def test_equals_torchdiffeq(layer: str, method: str) -> None:
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    model, u0 = make(layer, models=3), away_from_zero(3, 2, D).requires_grad_()
+    times = torch.arange(31, dtype=torch.float64) / 64
+    parameters = [u0, *model.parameters()]
+    theirs = torchdiffeq.odeint(lambda t, u: model(u), u0, times, method=TORCHDIFFEQ[method]).movedim(0, -2)
+    ours = ode.rollout(model, u0, steps=30, dt=1 / 64, method=method)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    grad = torch.randn_like(ours)
+    for own, their in zip(
+        torch.autograd.grad(ours, parameters, grad), torch.autograd.grad(theirs, parameters, grad), strict=True
+    ):
+        torch.testing.assert_close(own, their, rtol=1e-9, atol=1e-9 * float(their.abs().max()))
+    assert torch.equal(ode.rollout_any(model, u0, steps=30, dt=1 / 64, method=method), theirs)
+
+
+def test_rollout_any_takes_any_model() -> None:
+    pytest.importorskip("torchdiffeq")
+    model = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, D)).double()
+    u0 = starts(2, D)
+    found = ode.rollout_any(model, u0, steps=4, dt=0.5, method="rk4_38")
+    assert found.shape == (2, 5, D)
+    exact = ode.rollout_any(model, u0, steps=4, dt=0.5, method="dopri5", rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=1e-2)
+    with pytest.raises(ValueError, match=r"^rollout_any: method 'rk4' is the classic .* say 'rk4_38'"):
+        ode.rollout_any(model, u0, steps=4, dt=0.5, method="rk4")
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("method", ["euler", "rk4"])
+@pytest.mark.parametrize("models", [None, 2])
+def test_gradcheck(layer: str, method: str, models: int | None) -> None:
+    model = make(layer, models, h=2)
+    # Of both signs and away from 0, where the right side jumps.
+    u0 = torch.tensor([[1.0, -1.5, 2.0], [-1.2, 1.0, 1.5]], dtype=torch.float64)
+    u0 = (u0 if models is None else torch.stack([u0, -u0])).requires_grad_()
+
+    def function(u0: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        own = dict(zip([name for name, _ in model.named_parameters()], parameters, strict=True))
+        return ode.integrate(
+            u0,
+            own["0.weight_re"],
+            own.get("0.weight_im"),
+            own.get("0.gate"),
+            own["1.weight"],
+            steps=3,
+            dt=0.05,
+            method=method,
+            derivatives=True,
+        )
+
+    parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    torch.autograd.gradcheck(function, (u0, *parameters))
+
+
+@pytest.mark.parametrize("models", [None, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps": 2, "dt": 0.05, "derivatives": True},
+        {"steps": 2, "dt": 0.05, "memory": "checkpointed"},
+        {"t": (0.0, 0.1), "method": "tsit5", "rtol": 1e-2},
+    ],
+    ids=["full", "checkpointed", "adaptive"],
+)
+def test_batched_upstream_gradients(options: dict[str, Any], models: int | None, backend: str) -> None:
+    model, u0 = make("NPU", models, h=2), away_from_zero(*(() if models is None else (models,)), 2, D)
+
+    def function(*tensors: Tensor) -> Tensor:
+        result = ode.integrate(*tensors, **options)
+        return torch.stack(result) if isinstance(result, tuple) else result
+
+    check_batched_gradients(function, [u0.requires_grad_(), *model.parameters()])
+
+
+# ---- between the steps ----------------------------------------------------------------------------------------------
+
+
+def test_hermite_is_exact_for_cubics_and_linear_for_lines() -> None:
+    t = torch.arange(6, dtype=torch.float64) * 0.5
+    cubic = torch.stack([t**3 - t, 2 - t**2], -1)
+    slopes = torch.stack([3 * t**2 - 1, -2 * t], -1)
+    at = torch.tensor([0.0, 0.1, 2.5, 1.0, 1.7], dtype=torch.float64)
+    found = ode.interpolate(cubic, at, dt=0.5, method="hermite", derivatives=slopes)
+    torch.testing.assert_close(found, torch.stack([at**3 - at, 2 - at**2], -1), rtol=1e-14, atol=1e-14)
+    line = torch.stack([3 * t + 1, -t], -1)
+    torch.testing.assert_close(ode.interpolate(line, at, dt=0.5), torch.stack([3 * at + 1, -at], -1))
+    assert torch.equal(ode.interpolate(cubic, t, dt=0.5), cubic)
+    assert torch.equal(ode.interpolate(cubic, t, dt=0.5, method="hermite", derivatives=slopes), cubic)
+
+
+def test_hermite_backwards_in_time() -> None:
+    t = torch.arange(6, dtype=torch.float64) * -0.5
+    at = torch.tensor([-0.1, -1.7, -2.5, 0.0], dtype=torch.float64)
+    found = ode.interpolate((t**3 - t)[:, None], at, dt=-0.5, method="hermite", derivatives=(3 * t**2 - 1)[:, None])
+    torch.testing.assert_close(found, (at**3 - at)[:, None], rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("time", [-0.01, 0.31, float("nan"), float("inf")])
+def test_interpolation_between_the_ends_alone(time: float) -> None:
+    trajectory = torch.arange(4, dtype=torch.float64)[:, None]
+    with pytest.raises(ValueError, match=r"^interpolate: times must lie between 0 and 0.3 \(steps dt\), got"):
+        ode.interpolate(trajectory, [0.1, time], dt=0.1)
+    assert 3 * 0.1 / 0.1 > 3  # a rounding error behind the end is the end
+    assert float(ode.interpolate(trajectory, [3 * 0.1], dt=0.1)) == 3
+
+
+def test_interpolation_is_differentiable() -> None:
+    trajectory, slopes = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    at = [0.0, 0.3, 0.3, 1.99, 2.0]
+    torch.autograd.gradcheck(
+        lambda u, k: ode.interpolate(u, at, dt=0.5, method="hermite", derivatives=k),
+        (trajectory.requires_grad_(), slopes.requires_grad_()),
+    )
+    torch.autograd.gradcheck(lambda u: ode.interpolate(u, at, dt=0.5), (trajectory,))
+
+
+def test_interpolation_before_the_divergence() -> None:
+    trajectory = torch.tensor([[1.0], [2.0], [float("inf")]])
+    found = ode.interpolate(trajectory, [0.5, 1.0, 1.5], dt=1.0)
+    assert found[:2, 0].tolist() == [1.5, 2.0]
+    assert not found[2].isfinite()
+
+
+# ---- what is not finite ---------------------------------------------------------------------------------------------
+
+
+def diverging(models: int | None) -> nn.Sequential:
+    model = make("RealNPU", models, clip=False)
+    with torch.no_grad():
+        model[0].weight_re[-1] = 40.0
+        model[0].gate[-1] = 1.0
+    return model
+
+
+def test_nonfinite_derivatives_of_a_finite_trajectory() -> None:
+    """u' = u^2 from 1e19: the next state is 1e38, whose square overflows."""
+    model = nn.Sequential(RealNPU(1, 1), NAU(1, 1))
+    with torch.no_grad():
+        model[0].weight_re.fill_(2)
+        model[0].gate.fill_(1)
+        model[1].weight.fill_(1)
+    u0, options = torch.tensor([1e19]), {"steps": 1, "dt": 1.0}
+    assert ode.rollout(model, u0, **options).isfinite().all()  # type: ignore[arg-type]
+    with pytest.raises(ode.NonFiniteError, match=r"^rollout: the trajectory is not finite from step 1 on"):
+        ode.rollout(model, u0, derivatives=True, **options)  # type: ignore[arg-type]
+
+
+def test_errors_of_other_numbers_of_models() -> None:
+    with pytest.raises(ValueError, match=r"^rollout: u0 must have shape .*, got shape \(2, 4, 3\)$"):
+        ode.rollout(make(models=3), starts(2, 4, D), steps=2, dt=0.1)
+    model = nn.Sequential(RealNPU(3, 5, num_models=2), NAU(5, 3, num_models=3))
+    with pytest.raises(ValueError, match=r"^rollout: model must map D to h to D features for the same models"):
+        ode.rollout(model, torch.ones(3), steps=2, dt=0.1)
+
+
+def test_nonfinite_is_reported() -> None:
+    model, u0 = diverging(3), torch.full((D,), 3.0, dtype=torch.float64)
+    with pytest.raises(ode.NonFiniteError, match=r"^rollout: model 2 is not finite from step (\d+) on, the first of 1 "
+                       r"of 3 trajectories; nonfinite='keep' returns it as it is$") as raised:  # fmt: skip
+        ode.rollout(model, u0, steps=20, dt=1.0)
+    kept = ode.rollout(model, u0, steps=20, dt=1.0, nonfinite="keep")
+    first = ode.first_nonfinite(kept)
+    assert first[:2].tolist() == [-1, -1]
+    assert torch.equal(raised.value.first, first)
+    step = int(first[2])
+    assert f"from step {step} on" in str(raised.value)
+    assert kept[2, :step].isfinite().all()
+    assert not kept[2, step].isfinite().all()
+    with pytest.raises(ode.NonFiniteError, match=r"^rollout: model 2 start 1 is not finite"):
+        ode.rollout(model, torch.stack([torch.zeros_like(u0), u0]).unsqueeze(0) + 1e-3, steps=20, dt=1.0)
+
+
+def test_divergence_does_not_spoil_the_others() -> None:
+    model = diverging(3)
+    u0 = torch.full((D,), 3.0, dtype=torch.float64)
+    kept = ode.rollout(model, u0, steps=20, dt=1.0, nonfinite="keep")
+    grads = torch.autograd.grad(kept[:2].square().sum(), list(model.parameters()))
+    with torch.no_grad():
+        model[0].weight_re[-1] = 0.1
+    tame = ode.rollout(model, u0, steps=20, dt=1.0)
+    assert torch.equal(tame[:2], kept[:2])
+    expected = torch.autograd.grad(tame[:2].square().sum(), list(model.parameters()))
+    for own, want in zip(grads, expected, strict=True):
+        assert torch.equal(own[:2], want[:2])
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (lambda: ode.rollout(nn.Linear(3, 3), starts(D), steps=3, dt=1.0), TypeError,
+     r"rollout: model must be an nn.Sequential of NPU, RealNPU or NaiveNPU and NAU, got Linear; ode.rollout_any"),
+    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NMU(4, 3)), starts(D), steps=3, dt=1.0), TypeError,
+     r"rollout: model must be .* got Sequential\(NPU, NMU\); ode.rollout_any runs any model, through torchdiffeq$"),
+    (lambda: ode.rollout(nn.Sequential(NPU(3, 4), NAU(4, 2)), starts(D), steps=3, dt=1.0), ValueError,
+     r"rollout: model must map D to h to D features for the same models, got NPU\(in_features=3, out_"),
+    (lambda: ode.rollout(make(), starts(D), steps=0, dt=1.0), ValueError,
+     r"rollout: steps must be an integer of at least 1, got 0$"),
+    (lambda: ode.rollout(make(), starts(D), steps=3, dt=float("nan")), ValueError,
+     r"rollout: dt must be finite and other than 0, got nan$"),
+    (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, method="rk5"), ValueError,
+     r"rollout: method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', got 'rk5'$"),
+    (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, memory="none"), ValueError,
+     r"rollout: memory must be one of 'full', 'checkpointed', got 'none'$"),
+    (lambda: ode.rollout(make(), starts(D), steps=3, dt=1.0, nonfinite="drop"), ValueError,
+     r"rollout: nonfinite must be one of 'raise', 'keep', got 'drop'$"),
+    (lambda: ode.rollout(make(), starts(4), steps=3, dt=1.0), ValueError,
+     r"rollout: u0 must have shape \(3,\) or \(starts, 3\), got shape \(4,\)$"),
+    (lambda: ode.rollout(make(models=2), starts(3, D), steps=3, dt=1.0), ValueError,
+     r"rollout: u0 must have shape \(3,\), \(2, 3\) \(num_models, D\), \(2, starts, 3\) or \(1, starts, 3\) \(shared "
+     r"by all models\), got shape \(3, 3\)$"),
+    (lambda: ode.rollout(make(), [1.0, 2.0, 3.0], steps=3, dt=1.0), TypeError,  # type: ignore[arg-type]
+     r"rollout: u0 must be a torch.Tensor, got list$"),
+    (lambda: ode.rollout(make(), starts(D, dtype=torch.float32), steps=3, dt=1.0), TypeError,
+     r"rollout: all tensors must have one dtype, got u0 torch.float32, weight_re torch.float64"),
+    (lambda: ode.rollout(make(dtype=torch.float16), starts(D, dtype=torch.float16), steps=3, dt=1.0), TypeError,
+     r"rollout: u0 must be float32 or float64, got torch.float16$"),
+    (lambda: ode.rollout(make(), starts(D).to("meta"), steps=3, dt=1.0), ValueError,
+     r"rollout: all tensors must have one device, got u0 meta, weight_re cpu"),
+    (lambda: ode.integrate(starts(D), *(torch.rand(4, 3), None, None, torch.rand(4, 3)), steps=3, dt=1.0), TypeError,
+     r"integrate: all tensors must have one dtype"),
+    (lambda: ode.integrate(torch.rand(3), *(torch.rand(4, 3), None, None, torch.rand(4, 3)), steps=3, dt=1.0),
+     ValueError,
+     r"integrate: weight must have shape \(3, 4\) beside weight_re of shape \(4, 3\), got shape \(4, 3\)$"),
+    (lambda: ode.interpolate(torch.rand(4, 3), [3.5], dt=1.0), ValueError,
+     r"interpolate: times must lie between 0 and 3 \(steps dt\), got 3.5$"),
+    (lambda: ode.interpolate(torch.rand(4, 3), [1.0], dt=1.0, method="hermite"), ValueError,
+     r"interpolate: derivatives must be given for method 'hermite' .*, got method 'hermite'$"),
+    (lambda: ode.interpolate(torch.rand(4, 3), [1.0], dt=1.0, method="cubic"), ValueError,
+     r"interpolate: method must be one of 'linear', 'hermite', got 'cubic'$"),
+    (lambda: ode.interpolate(torch.rand(4, 3), torch.rand(1, 1), dt=1.0), ValueError,
+     r"interpolate: times must have one dimension, got shape \(1, 1\)$"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS, ids=range(len(ERRORS)))
+def test_errors(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match="^" + message):
+        call()
+
+
+def test_hooks_and_forwards_of_their_own_are_refused() -> None:
+    model = make()
+    handle = model[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"^rollout: model must have no hooks, .* NPU has some; ode.rollout_any"):
+        ode.rollout(model, starts(D), steps=3, dt=1.0)
+    handle.remove()
+    ode.rollout(model, starts(D), steps=3, dt=0.1)
+
+    class Twice(NAU):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    with pytest.raises(TypeError, match=r"^rollout: model must be .* with their own forward, got Sequential\(NPU, Twi"):
+        ode.rollout(nn.Sequential(make()[0], Twice(H, D, dtype=torch.float64)), starts(D), steps=3, dt=1.0)
+
+
+# ---- eager ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["euler", "rk4"])
+def test_eager_checkpointed_is_the_same_to_the_bit(method: str) -> None:
+    model, u0 = make(models=2), starts(2, D)
+    found = []
+    with use_backend("reference"):
+        for memory in ("full", "checkpointed"):
+            out = ode.rollout(model, u0, steps=11, dt=0.1, method=method, memory=memory, derivatives=True)
+            loss = sum(o.square().sum() for o in out)
+            found.append([*out, *torch.autograd.grad(loss, list(model.parameters()))])
+    for full, checkpointed in zip(*found, strict=True):
+        assert torch.equal(full, checkpointed)

@@ -1,0 +1,377 @@
+"""Adaptive steps: their results, gradients, numbers of evaluations, and errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NAU, RealNPU, ode, use_backend
+from npu_kernels.ode._pairs import PAIRS
+from npu_kernels.ode._reference import rows
+from tests.ode.test_ode import make
+from tests.ode.test_ode_accuracy import linear
+
+METHODS = tuple(PAIRS)
+TIMES = [0.0, 0.3, 1.0, 1.05, 4.0, 7.5]
+
+
+def power_law(exponents: Any, coefficients: Any, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """``u' = coefficients @ prod_d u_d^exponents``, ``[(K,) h, D]`` and ``[(K,) D, h]``."""
+    powers, rates = torch.tensor(exponents, dtype=dtype), torch.tensor(coefficients, dtype=dtype)
+    models = len(powers) if powers.dim() == 3 else None
+    h, d = powers.shape[-2:]
+    model = nn.Sequential(
+        RealNPU(d, h, num_models=models, dtype=dtype), NAU(h, d, num_models=models, dtype=dtype, clip=False)
+    )
+    with torch.no_grad():
+        model[0].weight_re.copy_(powers)
+        model[0].gate.fill_(1)
+        model[1].weight.copy_(rates)
+    return model
+
+
+# Lotka and Volterra's predator and prey; an epidemic; a cycle of three; each with a start.
+PREDATOR = [[1.0, 0], [1, 1], [0, 1]], [[1.1, -0.4, 0], [0, 0.1, -0.4]]
+EPIDEMIC = [[1.0, 1, 0], [0, 1, 0]], [[-2.0, 0], [2, -0.5], [0, 0.5]]
+CYCLE = [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], [[-1.0, 0, 1], [1, -1, 0], [0, 1, -1]]
+PROBLEMS = [
+    (power_law(*PREDATOR), [10.0, 5.0], 20.0),
+    (power_law(*EPIDEMIC), [0.99, 0.01, 1e-3], 15.0),
+    (power_law(*CYCLE), [1.0, 2.0, 0.5], 8.0),
+]
+
+
+def scipy_path(model: nn.Module, u0: Sequence[float], t: Any, tolerance: float) -> Any:
+    """SciPy's RK45 with its interpolant."""
+    integrate = pytest.importorskip("scipy.integrate")
+
+    def f(_: float, u: Any) -> Any:
+        with torch.no_grad():
+            return model(torch.from_numpy(u)[None])[0].numpy()
+
+    options = {"rtol": tolerance, "atol": tolerance * 1e-3, "t_eval": t}
+    return integrate.solve_ivp(f, (t[0], t[-1]), np.array(u0), method="RK45", **options)
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=METHODS)
+def test_coefficients(pair: Any) -> None:
+    """Order 5 at the end, 4 of the estimate and between the ends; the bound of stability."""
+    triangle = np.zeros((7, 7))
+    for i, row in enumerate(rows(pair.triangle)):
+        triangle[i + 1, : len(row)] = row
+    nodes, error = triangle.sum(1), np.array(pair.error)
+    weights, dense = triangle[-1], np.array(pair.dense).reshape(7, 4)
+    for q in range(5):
+        assert weights @ nodes**q == pytest.approx(1 / (q + 1), abs=1e-13)
+    assert np.abs([error @ nodes**q for q in range(4)]).max() < 1e-13
+    assert abs(error @ nodes**4) > 1e-5
+    for x in (0.25, 0.6, 1.0):
+        at = dense @ x ** np.arange(1, 5)
+        for q in range(4):
+            assert at @ nodes**q == pytest.approx(x ** (q + 1) / (q + 1), abs=1e-13)
+        assert at @ triangle @ nodes == pytest.approx(x**3 / 6, abs=1e-13)
+        assert at @ triangle @ nodes**2 == pytest.approx(x**4 / 12, abs=1e-13)
+        assert at @ triangle @ triangle @ nodes == pytest.approx(x**4 / 24, abs=1e-13)
+    assert dense.sum(1) == pytest.approx(weights, abs=1e-13)
+    assert dense @ np.arange(1, 5) == pytest.approx(np.eye(7)[6], abs=1e-13)  # the slope at the end: smooth
+
+    def growth(z: float) -> float:
+        k = np.linalg.solve(np.eye(7) - z * triangle, np.ones(7))
+        return abs(1 + z * float(weights @ k))
+
+    assert growth(-pair.stable) < 1 < growth(-pair.stable - 2e-4)
+
+
+@pytest.mark.parametrize("problem", range(3))
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 1e-8])
+def test_equals_scipy(problem: int, tolerance: float) -> None:
+    """To the tolerance, with at most 1.3 times its evaluations."""
+    model, u0, end = PROBLEMS[problem]
+    t = np.linspace(0, end, 23)
+    theirs, best = scipy_path(model, u0, t, tolerance), scipy_path(model, u0, t, 1e-12).y.T
+    for method in METHODS:
+        found, statistics = ode.rollout(
+            model, torch.tensor(u0).double(), t=t, method=method, rtol=tolerance, atol=tolerance * 1e-3, statistics=True
+        )
+        ours = np.abs(found.detach().numpy() - best).max()
+        assert ours < 3 * np.abs(theirs.y.T - best).max() + 100 * tolerance
+        assert int(statistics.evaluations) <= 1.3 * theirs.nfev
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_equals_torchdiffeq(direction: int) -> None:
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    model = power_law(*CYCLE)
+    u0 = torch.rand(4, 3, dtype=torch.float64) + 0.5
+    t = direction * torch.tensor(TIMES[:4], dtype=torch.float64)
+    options: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
+    theirs = torchdiffeq.odeint(lambda _, u: model(u), u0, t, method="dopri5", **options).movedim(0, -2)
+    for method in METHODS:
+        found = ode.rollout(model, u0, t=t, method=method, **options)
+        torch.testing.assert_close(found, theirs, rtol=1e-7, atol=1e-7)
+        assert torch.equal(found[:, 0], u0)
+
+
+@pytest.mark.parametrize(
+    ("models", "shape", "expected"),
+    [
+        (None, (3,), (6, 3)),
+        (None, (4, 3), (4, 6, 3)),
+        (2, (3,), (2, 6, 3)),
+        (2, (2, 3), (2, 6, 3)),
+        (2, (2, 4, 3), (2, 4, 6, 3)),
+        (2, (1, 4, 3), (2, 4, 6, 3)),
+        (None, (0, 3), (0, 6, 3)),
+    ],
+)
+def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    laws = [CYCLE] * (models or 1)
+    model = power_law(*(([list(part) for part in zip(*laws, strict=True)]) if models else CYCLE))
+    found, statistics = ode.rollout(model, torch.ones(shape).double(), t=TIMES, method="tsit5", statistics=True)
+    assert found.shape == expected
+    assert all(part.shape == expected[:-2] and part.dtype == torch.int64 for part in statistics)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend"), [(torch.float32, "cpu"), (torch.float64, "cpu"), (torch.float64, "reference")]
+)
+def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str) -> None:
+    """Rates from 1 to 60: each is what it is alone, and takes the steps that it takes alone."""
+    rates = [1.0, 10.0, 60.0, 3.0]
+    model = power_law([[[1.0]]] * 4, [[[-r]] for r in rates], dtype)
+    u0, t = torch.ones(4, 2, 1, dtype=dtype), torch.tensor([0, 0.1, 0.2, 1.0])
+    u0[:, 1] = 2
+    options: dict[str, Any] = {"t": t, "method": "dopri5", "statistics": True, "rtol": 1e-5}
+    with use_backend(backend):
+        found, statistics = ode.rollout(model, u0, **options)
+        for k, rate in enumerate(rates):
+            alone, own = ode.rollout(power_law([[1.0]], [[-rate]], dtype), u0[k], **options)
+            assert torch.equal(found[k], alone)
+            assert all(torch.equal(a[k], b) for a, b in zip(statistics, own, strict=True))
+    assert len(set(statistics.accepted[:, 0].tolist())) == 4
+    exact = u0[:, :, None] * torch.exp(-torch.tensor(rates)[:, None, None, None] * t[:, None]).to(dtype)
+    torch.testing.assert_close(found, exact, rtol=0, atol=2e-4)
+
+
+def test_times_are_read_off_the_same_steps() -> None:
+    """Times between the ends change nothing else, and lie on one smooth curve."""
+    model, u0, end = PROBLEMS[0]
+    start = torch.tensor(u0).double()
+    few, own = ode.rollout(model, start, t=[0, end], method="dopri5", statistics=True)
+    many, own_of_many = ode.rollout(model, start, t=torch.linspace(0, end, 5001), method="dopri5", statistics=True)
+    assert own == own_of_many
+    assert torch.equal(few[-1], many[-1])
+    bend = many.diff(dim=0).diff(dim=0) / (end / 5000) ** 2
+    assert bend.abs().max() < 100
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def gradients(model: nn.Sequential, u0: Tensor, t: Tensor, **options: Any) -> list[Tensor]:
+    """The trajectory, and the gradients of everything from random gradients."""
+    start, times = u0.clone().requires_grad_(), t.clone().requires_grad_()
+    found = ode.rollout(model, start, t=times, **options)
+    assert isinstance(found, Tensor)
+    generator = torch.Generator().manual_seed(1)
+    upstream = torch.randn(found.shape, generator=generator, dtype=torch.float64).to(found)
+    return [found.detach(), *torch.autograd.grad(found, [start, times, *model.parameters()], upstream)]
+
+
+@pytest.mark.parametrize(("layer", "method"), [("NPU", "dopri5"), ("NaiveNPU", "tsit5")])
+def test_gradcheck(layer: str, method: str) -> None:
+    """With a tolerance so small that steps of other sizes give the same."""
+    torch.manual_seed(4)
+    model = make(layer, h=2, d=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    u0 = torch.tensor([[1.0, -1.5], [2.0, 1.2]], dtype=torch.float64)
+    t = torch.tensor([0.5, 0.6, 0.65, 0.8], dtype=torch.float64)
+    names = [name for name, _ in model.named_parameters()]
+
+    def function(u0: Tensor, t: Tensor, *parameters: Tensor) -> Any:
+        own = dict(zip(names, parameters, strict=True))
+        weights = own["0.weight_re"], own.get("0.weight_im"), own.get("0.gate"), own["1.weight"]
+        return ode.integrate(u0, *weights, t=t, method=method, rtol=1e-9, atol=1e-9)
+
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in (u0, t, *model.parameters())]
+    torch.autograd.gradcheck(function, inputs, atol=1e-6, rtol=1e-5)
+
+
+def test_gradients_equal_torchdiffeq() -> None:
+    torchdiffeq = pytest.importorskip("torchdiffeq")
+    model, u0, _ = PROBLEMS[2]
+    t = torch.tensor([0, 0.5, 1.3], dtype=torch.float64)
+    ours = gradients(model, torch.tensor(u0).double(), t, method="dopri5", rtol=1e-10, atol=1e-10)
+    start = torch.tensor(u0).double().requires_grad_()
+    found = torchdiffeq.odeint(lambda _, u: model(u[None])[0], start, t, method="dopri5", rtol=1e-10, atol=1e-10)
+    generator = torch.Generator().manual_seed(1)
+    upstream = torch.randn(found.shape, generator=generator, dtype=torch.float64)
+    theirs = torch.autograd.grad(found, [start, *model.parameters()], upstream)
+    for own, their in zip([ours[1], *ours[3:]], theirs, strict=True):
+        torch.testing.assert_close(own, their, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_checkpointed_is_the_same(backend: str) -> None:
+    model, u0, end = PROBLEMS[0]
+    t = torch.linspace(0, -end / 4, 9, dtype=torch.float64)
+    start = torch.tensor([u0, [1.0, 9.0], [4.0, 4.0]], dtype=torch.float64)
+    with use_backend(backend):
+        full, less = (gradients(model, start, t, method="tsit5", memory=memory) for memory in ("full", "checkpointed"))
+    for own, other in zip(full, less, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_second_derivatives_and_transforms() -> None:
+    model, u0, _ = PROBLEMS[2]
+    t = torch.tensor([0, 0.05, 0.1], dtype=torch.float64)
+    start = torch.tensor(u0).double()
+
+    def run(u0: Tensor, t: Tensor) -> Any:
+        return ode.rollout(model, u0, t=t, method="dopri5", rtol=1e-7, atol=1e-7)
+
+    inputs = start.clone().requires_grad_(), t.clone().requires_grad_()
+    torch.autograd.gradgradcheck(run, inputs, atol=1e-3, rtol=1e-2)
+    expected = torch.autograd.functional.jacobian(run, (start, t))
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        for own, want in zip(transform(run, argnums=(0, 1))(start, t), expected, strict=True):
+            torch.testing.assert_close(own, want, rtol=1e-8, atol=1e-9)
+
+
+# ---- what does not reach its end ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("backend", "most"), [("reference", 40), ("cpu", 250)])
+def test_a_stiff_model_is_named(backend: str, most: int) -> None:
+    model = linear(-1.0, -1.0, models=3)
+    with torch.no_grad():
+        model[1].weight[1, 0, 0] = -1000
+    u0, t = torch.ones(3, 2).double(), torch.tensor([0, 0.1, 1.0])
+    way_out = r"ode\.rollout_any\(model, u0, \.\.\., method='scipy_solver'\)"
+    why = rf"the model is stiff \(an eigenvalue of its Jacobian there is -1e\+03\), and dopri5 needs steps .* {way_out}"
+    options: dict[str, Any] = {"t": t, "method": "dopri5", "atol": 1e-6}
+    with use_backend(backend):
+        message = (
+            rf"^rollout: model 1 needs more than max_steps={most} steps: it has reached t = 0\.\d+, with \d+ .*{why}"
+        )
+        with pytest.raises(ode.StepSizeError, match=message) as caught:
+            ode.rollout(model, u0, max_steps=most, **options)
+        assert caught.value.reached.tolist() == pytest.approx([1, 0.003 * most, 1], abs=0.2)
+        if backend == "reference":  # the rest takes it long
+            return
+        with pytest.warns(
+            ode.StiffWarning, match=rf"^rollout: \d+ of \d+ steps of model 1 are as long .*{why}"
+        ) as seen:
+            ode.rollout(model, u0, **options)
+        assert seen[0].filename == __file__
+        assert seen[0].message.steps[[0, 2]].tolist() == [0, 0]  # type: ignore[union-attr]
+        assert seen[0].message.steps[1] > 250  # type: ignore[union-attr]
+        kept = ode.rollout(model, u0, max_steps=most, nonfinite="keep", **options)
+    assert isinstance(kept, Tensor)
+    assert kept[1, :2].isfinite().all()
+    assert kept[1, 2].isnan().all()
+    torch.testing.assert_close(kept[::2, 2], torch.full((2, 2), -1.0).double().exp(), rtol=0, atol=1e-5)
+    grads = torch.autograd.grad(kept[:, :2].sum() + kept[0, 2].sum(), list(model.parameters()))
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_many_steps_for_accuracy_are_not_called_stiff(recwarn: pytest.WarningsRecorder) -> None:
+    model, u0, end = PROBLEMS[0]
+    start, options = torch.tensor(u0).double(), {"method": "tsit5", "rtol": 1e-11, "atol": 1e-12}
+    ode.rollout(model, start, t=[0, end], **options)  # type: ignore[arg-type]
+    assert not recwarn.list
+    with pytest.raises(ode.StepSizeError, match=r"needs more than max_steps=300 steps: .* rejected; nonfinite="):
+        ode.rollout(model, start, t=[0, end], max_steps=300, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_pole_and_an_overflow(backend: str) -> None:
+    """u' = u^2 from 1 has no solution beyond t = 1; u' = 800 u overflows."""
+    square = power_law([[[2.0]], [[0.0]]], [[[1.0]], [[1.0]]])
+    t = torch.tensor([0, 0.5, 0.9, 1.5])
+    with use_backend(backend):
+        message = r"^rollout: model 0 stops at t = 1\.0\d+: its steps became too small for the time to change, .* pole"
+        with pytest.raises(ode.StepSizeError, match=message):
+            ode.rollout(square, torch.ones(1).double(), t=t, method="dopri5", rtol=1e-4)
+        start = torch.tensor([[1.0], [torch.inf], [torch.nan]]).double()
+        with pytest.raises(ode.NonFiniteError, match=r"start 1 is not finite from t = 0 on, the first of 2 of 3 traj"):
+            ode.rollout(linear(1.0), start, t=[0, 0.1], method="tsit5")
+        if backend == "reference":  # the rest takes it long
+            return
+        kept = ode.rollout(square, torch.ones(1).double(), t=t, method="dopri5", nonfinite="keep")
+        assert isinstance(kept, Tensor)
+        torch.testing.assert_close(kept[0, :3, 0], 1 / (1 - t[:3].double()), rtol=1e-5, atol=0)
+        assert kept[0, 3].isnan()
+        torch.testing.assert_close(kept[1, :, 0], 1 + t.double())
+        message = r"^rollout: start 1 is not finite from t = 0\.8\d+ on; nonfinite='keep' returns it as it is"
+        with pytest.raises(ode.NonFiniteError, match=message) as caught:
+            ode.rollout(linear(800.0), torch.tensor([[1e-20], [1.0]]).double(), t=[0, 0.8, 0.9], method="dopri5")
+        assert caught.value.first.tolist() == [-1, 2]
+
+
+# ---- wrong arguments ------------------------------------------------------------------------------------------------
+
+
+ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"t": None}, ValueError, r"t must be given for method 'dopri5': the times of the result, u0's first$"),
+    ({"t": None, "steps": 3, "dt": 0.1}, ValueError,
+     r"steps is for methods of fixed steps; method 'dopri5' chooses its own and takes t, .*; got steps=3$"),
+    ({"derivatives": True}, ValueError, r"derivatives is for methods of fixed steps; .*; got derivatives=True$"),
+    ({"error": True}, ValueError, r"error is for methods of fixed steps; .*; got error=True$"),
+    ({"method": "euler"}, ValueError,
+     r"t is for the methods that choose their own steps, 'dopri5' and 'tsit5'; method 'euler' takes steps and dt$"),
+    ({"method": "rk45"}, ValueError,
+     r"method must be one of 'euler', 'midpoint', 'rk4', 'rk4_38', 'dopri5', 'tsit5', got 'rk45'$"),
+    ({"method": ["dopri5"]}, ValueError, r"method must be one of .*, got \['dopri5'\]$"),
+    ({"rtol": 0.0}, ValueError, r"rtol must be finite and greater than 0, got 0.0$"),
+    ({"atol": "small"}, ValueError, r"atol must be finite and greater than 0, got 'small'$"),
+    ({"rtol": 1e-16}, ValueError, r"rtol must be at least 8.9e-16 in torch.float64, got 1e-16$"),
+    ({"max_steps": 0}, ValueError, r"max_steps must be an integer of at least 1, got 0$"),
+    ({"memory": "none"}, ValueError, r"memory must be one of 'full', 'checkpointed', got 'none'$"),
+    ({"nonfinite": "drop"}, ValueError, r"nonfinite must be one of 'raise', 'keep', got 'drop'$"),
+    ({"statistics": 1}, TypeError, r"statistics must be True or False, got 1$"),
+    ({"t": [0, 1, 1]}, ValueError, r"t must be finite and rise, or fall, from each time to the next, got 1, 1$"),
+    ({"t": [0, 1, 0.5]}, ValueError, r"t must be finite and rise, or fall, from each time to the next, got 1, 0.5$"),
+    ({"t": [0, 1, float("nan")]}, ValueError, r"t must be finite and rise, .*, got 1, nan$"),
+    ({"t": [0, float("inf")]}, ValueError, r"t must be finite and rise, .*, got 0, inf$"),
+    ({"t": [0.0]}, ValueError, r"t must have one dimension and at least two times, got shape \(1,\)$"),
+    ({"t": torch.rand(2, 2)}, ValueError, r"t must have one dimension and at least two times, got shape \(2, 2\)$"),
+    ({"t": "now"}, TypeError, r"t must be a tensor or numbers, got 'now'"),
+    ({"t": torch.tensor([0, 1j])}, TypeError, r"t must be real, got torch.complex64$"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "error", "message"), ERRORS, ids=range(len(ERRORS)))
+def test_errors(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = {"t": [0, 1], "method": "dopri5", **options}
+    with pytest.raises(error, match="^rollout: " + message):
+        ode.rollout(linear(1.0), torch.ones(1).double(), **arguments)
+
+
+@pytest.mark.parametrize(("name", "value"), [("rtol", 1e-3), ("atol", 1e-3), ("max_steps", 5), ("statistics", True)])
+def test_fixed_steps_refuse_what_is_for_adaptive_ones(name: str, value: Any) -> None:
+    said = rf"^rollout: {name} is for method='dopri5' or 'tsit5', got {name}={value} with method='rk4'$"
+    with pytest.raises(ValueError, match=said):
+        ode.rollout(linear(1.0), torch.ones(1).double(), steps=3, dt=0.1, method="rk4", **{name: value})
+
+
+def test_shapes_and_dtypes_are_checked_as_for_fixed_steps() -> None:
+    run: Callable[..., Any] = functools.partial(ode.rollout, linear(1.0), t=[0, 1], method="tsit5")
+    with pytest.raises(ValueError, match=r"^rollout: u0 must have shape \(1,\) or \(starts, 1\), got shape \(2,\)$"):
+        run(torch.ones(2).double())
+    with pytest.raises(TypeError, match=r"^rollout: all tensors must have one dtype, got u0 torch.float32"):
+        run(torch.ones(1))
+    with pytest.raises(RuntimeError, match=r"^rollout: method 'tsit5' has to look at the values .* torch.func.vmap"):
+        torch.func.vmap(run)(torch.ones(2, 1).double())

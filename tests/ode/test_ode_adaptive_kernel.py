@@ -1,0 +1,216 @@
+"""Adaptive steps: the fused ones and their adjoint, against the eager ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import NAU, ode, use_backend
+from npu_kernels._backends import cpu
+from npu_kernels._operators import ops
+from npu_kernels._testing.samples import fill_uninitialized_with_nan, normwise_error
+from npu_kernels.ode._pairs import PAIRS
+from tests.conftest import needs_library
+from tests.ode.test_ode import LAYERS, away_from_zero
+from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law
+
+pytestmark = needs_library
+TIMES = torch.tensor([1.0, 1.02, 1.05, 1.3, 1.31, 1.4], dtype=torch.float64)
+
+
+def smooth(layer: str, models: int | None, h: int, d: int, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """A model whose trajectories from `away_from_zero` keep their signs until t = 1.4."""
+    options: dict[str, Any] = {"num_models": models, "dtype": dtype}
+    model = nn.Sequential(LAYERS[layer](d, h, **options), NAU(h, d, **options))
+    generator = torch.Generator().manual_seed(d)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) * 2 - 1
+            scale = 0.6 / h if name == "1.weight" else 0.5 / d
+            parameter.copy_((drawn + 1) / 2 if name.endswith("gate") else scale * drawn)
+    return model
+
+
+def both(model: nn.Sequential, u0: Tensor, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
+    found = []
+    for backend in ("cpu", "reference"):
+        with use_backend(backend):
+            found.append(gradients(model, u0, TIMES, **options))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    ("models", "batch", "d", "h"),
+    [(None, None, 3, 5), (None, 9, 1, 1), (3, None, 2, 9), (3, 2, 4, 3), (2, 19, 2, 3), (19, 1, 9, 2), (1, 140, 1, 2)],
+)
+def test_fused_is_eager(layer: str, models: int | None, batch: int | None, d: int, h: int) -> None:
+    """Another direction and another pair for every other size."""
+    model = smooth(layer, models, h, d)
+    torch.manual_seed(1)
+    u0 = away_from_zero(*(() if models is None else (models,)), *(() if batch is None else (batch,)), d)
+    options = {"method": tuple(PAIRS)[d % 2], "rtol": 1e-8, "atol": 1e-10}
+    fused, eager = both(model, u0, **options)
+    for own, want in zip(fused, eager, strict=True):
+        torch.testing.assert_close(own, want, rtol=1e-9, atol=1e-11 * (1 + float(want.abs().max())))
+
+
+@pytest.mark.parametrize("method", PAIRS)
+def test_in_float32(method: str) -> None:
+    model, u0 = smooth("NPU", 3, 5, 3), away_from_zero(3, 4, 3)
+    exact = gradients(model, u0, TIMES, method=method, rtol=1e-9)
+    found = gradients(model.float(), u0.float(), TIMES, method=method, rtol=1e-6)
+    assert found[0].dtype == found[1].dtype == torch.float32
+    assert found[2].dtype == torch.float64
+    for own, want in zip(found, exact, strict=True):
+        assert normwise_error(own, want) < 2e-5
+
+
+def test_straight_through_gates_and_free_weights() -> None:
+    model, u0 = smooth("NPU", 2, 3, 2), away_from_zero(2, 3, 2)
+    with torch.no_grad():
+        model[0].gate.copy_(torch.tensor([[1.2, 0.4], [-0.1, 0.9]]))
+        model[1].weight[0, 0, 0] = 1.3
+    for straight in ("clip", "straight_through"):
+        for clip in (True, False):
+            model[0].gate_gradient, model[1].clip = straight, clip
+            fused, eager = both(model, u0, method="dopri5", rtol=1e-8)
+            for own, want in zip(fused, eager, strict=True):
+                torch.testing.assert_close(own, want, rtol=1e-8, atol=1e-10)
+            grad_gate, grad_weight = fused[-2:]
+            assert (grad_gate[0, 0] == 0) == (straight == "clip")
+            assert (grad_weight[0, 0, 0] == 0) == clip
+
+
+@pytest.mark.parametrize(("models", "batch"), [(None, None), (20, 1), (2, 300)])
+def test_bits(models: int | None, batch: int | None) -> None:
+    """The same from several threads, from checkpoints, in memory full of nan, and of one start among others."""
+    model = smooth("NPU", models, 9, 3)
+    u0 = away_from_zero(*(() if models is None else (models,)), *(() if batch is None else (batch,)), 3)
+    options: dict[str, Any] = {"method": "tsit5", "rtol": 1e-9, "atol": 1e-12}
+    expected = gradients(model, u0, TIMES, **options)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        found = [gradients(model, u0, TIMES, **options)]
+    finally:
+        torch.set_num_threads(threads)
+    found.append(gradients(model, u0, TIMES, memory="checkpointed", **options))
+    with fill_uninitialized_with_nan():
+        found.append(gradients(model, u0, TIMES, **options))
+    for other in found:
+        for own, want in zip(other, expected, strict=True):
+            assert torch.equal(own, want)
+    if batch == 300:
+        alone = ode.rollout(model, u0[:, 123:124], t=TIMES, **options)
+        assert torch.equal(alone, expected[0][:, 123:124])
+
+
+def test_every_number_of_steps_between_checkpoints() -> None:
+    """Around 32: the last state may begin a segment."""
+    model = power_law([[1.0]], [[-1.0]])
+    counts = set()
+    for end in (0.05, 1.7, 1.75, 1.8, 1.85, 1.9, 1.95, 2.0):
+        t = torch.tensor([0, end / 3, end], dtype=torch.float64)
+        u0, options = torch.tensor([[1.0], [3.0]]).double(), {"method": "dopri5", "rtol": 1e-13, "atol": 1e-9}
+        _, statistics = ode.rollout(model, u0, t=t, statistics=True, **options)  # type: ignore[arg-type]
+        counts |= set(statistics.accepted.tolist())
+        full, less = (gradients(model, u0, t, memory=memory, **options) for memory in ("full", "checkpointed"))
+        for own, other in zip(full, less, strict=True):
+            assert torch.equal(own, other)
+        exact = u0[:, None] * torch.exp(-t)[:, None]
+        torch.testing.assert_close(full[0], exact, rtol=1e-7, atol=1e-9)
+    assert any(count % 32 == 0 for count in counts), sorted(counts)
+
+
+def test_other_instruction_sets() -> None:
+    model, u0 = smooth("NPU", 3, 5, 3), away_from_zero(3, 2, 3)
+    expected, before = gradients(model, u0, TIMES, method="dopri5", rtol=1e-8), cpu.isa()
+    try:
+        for isa in cpu.supported_isas():
+            cpu.set_isa(isa)
+            for own, want in zip(gradients(model, u0, TIMES, method="dopri5", rtol=1e-8), expected, strict=True):
+                torch.testing.assert_close(own, want, rtol=1e-9, atol=1e-11)
+    finally:
+        cpu.set_isa(before)
+
+
+def test_some_gradients_alone() -> None:
+    """Only what requires a gradient gets one, and the same one; strides of the caller's do not matter."""
+    model, u0 = smooth("NPU", 2, 5, 3), away_from_zero(2, 3)
+    _, of_u0, of_times, *expected = gradients(model, u0, TIMES, method="dopri5")
+    generator = torch.Generator().manual_seed(1)
+    upstream = torch.randn(2, len(TIMES), 3, generator=generator, dtype=torch.float64)
+    model.requires_grad_(False)
+    strided, times = u0.mT.contiguous().mT, TIMES.clone()
+    for leaf, want in zip((strided, times, *model.parameters()), (of_u0, of_times, *expected), strict=True):
+        leaf.requires_grad_()
+        found = ode.rollout(model, strided, t=times, method="dopri5")
+        (grad,) = torch.autograd.grad(found, [leaf], upstream.mT.contiguous().mT)
+        assert torch.equal(grad, want)
+        leaf.requires_grad_(False)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    """Of every accepted step its time, and its state or one of 32; nothing without a gradient."""
+    model, u0 = power_law(*PREDATOR), torch.tensor([10.0, 5.0]).double().requires_grad_()
+    for memory, every in (("full", 1), ("checkpointed", 32)):
+        path, statistics = ode.rollout(model, u0, t=[0, 20], method="dopri5", memory=memory, statistics=True)
+        *_, times, states = path.grad_fn.saved_tensors
+        steps = int(statistics.accepted)
+        assert len(times) == steps
+        assert states.shape == (steps // every + 1, 2)
+
+
+def test_wrong_operands_of_the_operator() -> None:
+    """No access outside of a tensor."""
+    model = power_law(*PREDATOR)
+    weights = [p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)]
+    rest: list[Any] = [PAIRS["dopri5"].numbers, 1e-6, 1e-9, 100, 1e-16, False, 1]
+    u0, t = torch.ones(1, 2, 2).double(), torch.tensor([0.0, 1.0]).double()
+
+    def call(u0: Tensor = u0, t: Tensor = t, gate: Tensor = weights[1], rest: list[Any] = rest) -> Any:
+        return ops.ode_adaptive_forward(u0, weights[0], None, gate, weights[2], t, *rest)
+
+    path, last, counts, _, times, states = call()
+    assert torch.equal(path[:, :, -1], last)
+    for options, message in (
+        ({"u0": u0.float()}, "weight_re must be contiguous, on the CPU, of the operator's dtype"),
+        ({"u0": u0.mT.contiguous().mT}, "u0 must be contiguous"),
+        ({"u0": u0[..., :1]}, r"must have shapes \(K, B, .., D\) and \(K, h, D\)"),
+        ({"t": t[:1]}, r"t must have two times or more, got shape \(1,\)"),
+        ({"t": t.float()}, "t must be contiguous"),
+        ({"gate": weights[1][..., :1].contiguous()}, "gate must be .* 2 elements"),
+        ({"rest": [[1.0], *rest[1:]]}, "pair must have 57 numbers, got 1"),
+    ):
+        with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
+            call(**options)  # type: ignore[arg-type]
+    operands = u0, weights[0], None, weights[1], weights[2], t
+    end: list[Any] = [rest[0], 1e-16, False, 1, False, 63]
+    for kept, message in (
+        ((counts, times[1:], states), "times must be"),
+        ((counts, times, states[1:]), "states must be"),
+        ((counts[..., :3], times, states), "counts must be"),
+        ((-counts, times, states), "counts must not be negative"),
+    ):
+        with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
+            ops.ode_adaptive_backward(path, *operands, *kept, *end)
+    with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
+        ops.ode_adaptive_backward(path, *operands, counts, times, states, rest[0], 1e-16, False, 0, False, 63)
+
+
+def test_counts_whose_sum_overflows() -> None:
+    """Four times 2^62 steps are none modulo 2^64; they must not be looked for."""
+    model = power_law(*PREDATOR)
+    weights = [p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)]
+    u0, t = torch.ones(1, 4, 2).double(), torch.tensor([0.0, 1.0]).double()
+    counts, times, states = torch.full((1, 4, 4), 2**62), torch.zeros(0).double(), torch.ones(4, 2).double()
+    operands: list[Any] = [u0, weights[0], None, weights[1], weights[2], t, counts, times, states]
+    end: list[Any] = [PAIRS["dopri5"].numbers, 1e-16, False, 1, False, 63]
+    with pytest.raises(
+        RuntimeError, match="counts must not be negative, nor above 0, the number of times, got 46116860"
+    ):
+        ops.ode_adaptive_backward(torch.ones(1, 4, 2, 2).double(), *operands, *end)

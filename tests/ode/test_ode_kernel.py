@@ -1,0 +1,318 @@
+"""The time loop: the fused loop and its adjoint, against the eager ones."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npu_kernels import ode, use_backend
+from npu_kernels._backends import cpu
+from npu_kernels._operators import ops
+from npu_kernels._testing.samples import (
+    LAYOUTS,
+    error_bound,
+    fill_uninitialized_with_nan,
+    normwise_error,
+    rms_error,
+    with_layout,
+)
+from npu_kernels.ode import _reference as reference
+from tests.conftest import needs_library
+from tests.ode.test_ode import LAYERS, D, away_from_zero, make, starts
+
+
+def outputs_and_gradients(
+    model: nn.Sequential, u0: Tensor, grad_layout: Callable[[Tensor], Tensor] = lambda t: t, **options: Any
+) -> list[Tensor]:
+    """Trajectory, derivatives, and the gradients of everything from random gradients of both."""
+    leaf = u0.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    out = ode.rollout(model, leaf, derivatives=True, **options)
+    generator = torch.Generator().manual_seed(1)
+    upstream = [grad_layout(torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o)) for o in out]
+    return [*(o.detach() for o in out), *torch.autograd.grad(out, [leaf, *model.parameters()], upstream)]
+
+
+def both(model: nn.Sequential, u0: Tensor, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
+    found = []
+    for backend in ("cpu", "reference"):
+        with use_backend(backend):
+            found.append(outputs_and_gradients(model, u0, **options))
+    return found[0], found[1]
+
+
+SIZES = [(3, 5), (1, 1), (2, 9), (4, 20), (5, 17), (9, 2), (17, 3)]  # D, h
+
+
+@needs_library
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("method", ode.METHODS)
+@pytest.mark.parametrize("models", [None, 1, 3, 19])
+@pytest.mark.parametrize("batch", [None, 1, 3, 9, 150])
+def test_fused_is_eager(layer: str, method: str, models: int | None, batch: int | None) -> None:
+    sizes = SIZES if batch != 150 else SIZES[:1]
+    for d, h in sizes if method in ("euler", "rk4") else sizes[:1]:
+        model = make(layer, models, h=h, d=d)
+        u0 = away_from_zero(*(() if models is None else (models,)), *(() if batch is None else (batch,)), d)
+        fused, eager = both(model, u0, steps=5, dt=0.005, method=method)
+        for own, want in zip(fused, eager, strict=True):
+            assert normwise_error(own, want) < 5e-12, (d, h)
+
+
+@needs_library
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("models", [None, 5])
+@pytest.mark.parametrize("method", ["euler", "rk4"])
+def test_float32_error(layer: str, models: int | None, method: str) -> None:
+    """Against float64 from the same numbers, at most twice the eager loop's."""
+    model, u0 = make(layer, models, torch.float32), away_from_zero(*(() if models is None else (models,)), D)
+    fused, eager = both(model, u0.float(), steps=40, dt=0.002, method=method)
+    double = copy.deepcopy(model).double()
+    double[0].eps = torch.finfo(torch.float32).eps
+    with use_backend("reference"):
+        exact = outputs_and_gradients(double, u0.float().double(), steps=40, dt=0.002, method=method)
+    for own, their, true in zip(fused, eager, exact, strict=True):
+        assert own.dtype == torch.float32
+        assert rms_error(own, true) <= error_bound(rms_error(their, true), torch.float32)
+
+
+@needs_library
+def test_options_of_the_layers() -> None:
+    """clip, eps and gate_gradient mean in the fused loop what they mean in the layers."""
+    u0 = away_from_zero(3, D)
+    for clip in (True, False):
+        for gate_gradient in ("clip", "straight_through"):
+            model = make("NPU", 3, clip=clip)
+            model[0].gate_gradient, model[0].eps = gate_gradient, 0.25
+            with torch.no_grad():
+                model[1].weight[0, 0, :3] = torch.tensor([-1.0, 1.0, 1.0 + 1e-15])
+                model[0].gate[0] = torch.tensor([0.0, 1.0, 1.0 + 1e-15])
+            fused, eager = both(model, u0, steps=5, dt=0.01)
+            for own, want in zip(fused, eager, strict=True):
+                assert normwise_error(own, want) < 1e-13, (clip, gate_gradient)
+    assert (fused[-1] != 0).all()  # not clipped: every weight has a gradient
+    model[1].clip = True
+    assert (both(model, u0, steps=5, dt=0.01)[0][-1] == 0).any()
+
+
+def at_the_bounds(**nau: Any) -> nn.Sequential:
+    """Two models with gates and NAU weights inside, on and outside the bounds of their clips."""
+    model = make("NPU", 2, **nau)
+    with torch.no_grad():
+        model[0].gate[0] = torch.tensor([-0.1, 0.5, 1.1])
+        model[0].gate[1] = torch.tensor([0.0, 1.0, 0.7])
+        model[1].weight[0, 0, :3] = torch.tensor([-1.2, 0.5, 1.2])
+        model[1].weight[1, 0, :2] = torch.tensor([-1.0, 1.0])
+    return model
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("gate_gradient", ["clip", "straight_through"])
+def test_a_gradient_that_can_be_differentiated_is_the_same(clip: bool, gate_gradient: str, backend: str) -> None:
+    """The formula behind second derivatives has the options of the adjoint."""
+    model = at_the_bounds(clip=clip)
+    model[0].gate_gradient, model[0].eps = gate_gradient, 0.25
+    leaves = [away_from_zero(2, D).requires_grad_(), *model.parameters()]
+    loss = ode.rollout(model, leaves[0], steps=4, dt=0.05, method="rk4_38").sin().sum()
+    once = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for own, want in zip(torch.autograd.grad(loss, leaves, create_graph=True), once, strict=True):
+        assert own.requires_grad
+        assert normwise_error(own.detach(), want) < 1e-12
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("ends", ["trajectory", "derivatives", "both"])
+def test_the_eager_adjoint_is_the_derivative_of_the_eager_loop(clip: bool, ends: str) -> None:
+    run: Callable[..., Any] = reference.ode_forward
+    differentiate: Callable[..., Any] = reference.ode_backward
+    model, tableau = at_the_bounds(), ode.METHODS["rk4_38"]
+    parameters = (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
+    leaves = [t.detach().clone().requires_grad_() for t in (away_from_zero(2, 2, D), *parameters)]
+    options = 0.05, 1e-16, clip
+    path, slopes, stages = run(*leaves, tableau, 4, *options, True, False)
+    grad_path = torch.randn_like(path) if ends != "derivatives" else None
+    grad_slopes = torch.randn_like(path) if ends != "trajectory" else None
+    loss = sum((y * g).sum() for y, g in ((path, grad_path), (slopes, grad_slopes)) if g is not None)
+    _, *others = (leaf.detach() for leaf in leaves)
+    found = differentiate(grad_path, grad_slopes, path.detach(), *others, stages, tableau, *options, False)
+    for own, want in zip(found, torch.autograd.grad(loss, leaves), strict=True):  # type: ignore[arg-type]
+        assert normwise_error(own, want) < 1e-12
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("models", "batch"), [(None, None), (3, None), (2, 3), (2, 40), (None, 5)])
+def test_checkpointed_is_the_same_to_the_bit(dtype: torch.dtype, models: int | None, batch: int | None) -> None:
+    model = make("NPU", models, dtype)
+    u0 = starts(*(() if models is None else (models,)), *(() if batch is None else (batch,)), D, dtype=dtype)
+    for method in ("euler", "rk4"):
+        found = [
+            outputs_and_gradients(model, u0, steps=9, dt=0.01, method=method, memory=memory)
+            for memory in ("full", "checkpointed")
+        ]
+        for full, again in zip(*found, strict=True):
+            assert torch.equal(full, again)
+
+
+def test_checkpointed_keeps_no_stages(backend: str) -> None:
+    model, u0 = make("NPU", 3), starts(3, 2, D)
+    sizes = {}
+    for memory in ("full", "checkpointed"):
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.numel()) or t, lambda t: t):
+            ode.rollout(model, u0, steps=40, dt=0.01, memory=memory)
+        sizes[memory] = sum(kept)
+    assert sizes["checkpointed"] < sizes["full"] / 3
+
+
+@needs_library
+@pytest.mark.parametrize(("models", "batch"), [(300, None), (40, 5), (3, 700)])
+def test_same_bits_at_any_number_of_threads(models: int, batch: int | None) -> None:
+    model, u0 = make("NPU", models), starts(models, *(() if batch is None else (batch,)), D)
+    found = []
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            found.append(outputs_and_gradients(model, u0, steps=12, dt=0.01, nonfinite="keep"))
+    finally:
+        torch.set_num_threads(1)
+    for other in found[1:]:
+        for own, want in zip(other, found[0], strict=True):
+            torch.testing.assert_close(own, want, rtol=0, atol=0, equal_nan=True)
+
+
+@needs_library
+@pytest.mark.parametrize("isa", cpu.supported_isas() if cpu.available()[0] else [])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_instruction_set(isa: str, dtype: torch.dtype) -> None:
+    before = cpu.isa()
+    cpu.set_isa(isa)
+    try:
+        for models, batch in ((None, None), (5, None), (3, 3), (2, 21)):
+            model = make("NPU", models, dtype)
+            shape = (*(() if models is None else (models,)), *(() if batch is None else (batch,)), D)
+            fused, eager = both(model, away_from_zero(*shape, dtype=dtype), steps=6, dt=0.005, method="rk4")
+            for own, want in zip(fused, eager, strict=True):
+                assert normwise_error(own, want) < 500 * torch.finfo(dtype).eps
+    finally:
+        cpu.set_isa(before)
+
+
+@needs_library
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strided_operands(layout: str) -> None:
+    model, u0 = make("NPU", 4), away_from_zero(4, 3, D)
+    options: dict[str, Any] = {"steps": 5, "dt": 0.01, "method": "rk4"}
+    expected = outputs_and_gradients(model, with_layout(u0, layout).contiguous(), **options)
+    parameters = [with_layout(p.detach(), "sliced" if layout == "expanded" else layout) for p in model.parameters()]
+    for parameter, strided in zip(model.parameters(), parameters, strict=True):
+        parameter.data = strided
+    kept = [p.clone() for p in parameters]
+
+    def as_laid_out(grad: Tensor) -> Tensor:
+        return grad if layout == "expanded" else with_layout(grad, layout)
+
+    found = outputs_and_gradients(model, with_layout(u0, layout), as_laid_out, **options)
+    for own, want in zip(found, expected, strict=True):
+        assert torch.equal(own, want)
+    for parameter, before in zip(parameters, kept, strict=True):
+        assert torch.equal(parameter, before)
+
+
+@needs_library
+def test_every_output_is_written() -> None:
+    for models, batch in ((None, None), (3, 2), (2, 20)):
+        model = make("NPU", models)
+        shape = (*(() if models is None else (models,)), *(() if batch is None else (batch,)), D)
+        u0 = away_from_zero(*shape)
+        expected = outputs_and_gradients(model, u0, steps=3, dt=0.01)
+        with fill_uninitialized_with_nan():
+            found = outputs_and_gradients(model, u0, steps=3, dt=0.01)
+        for own, want in zip(found, expected, strict=True):
+            assert torch.equal(own, want)
+
+
+@needs_library
+def test_no_starts_at_all() -> None:
+    model = make("NPU", 2)
+    out, _, grad_u0, *grads = outputs_and_gradients(model, torch.empty(2, 0, D, dtype=torch.float64), steps=3, dt=0.1)
+    assert out.shape == (2, 0, 4, D)
+    assert grad_u0.shape == (2, 0, D)
+    assert all(grad.count_nonzero() == 0 for grad in grads)
+
+
+def test_some_gradients_alone(backend: str) -> None:
+    """Only what requires a gradient gets one, and the same one."""
+    model, u0 = make("NPU", 2), away_from_zero(2, D)
+    expected = outputs_and_gradients(model, u0, steps=4, dt=0.01)[3:]
+    for index, parameter in enumerate(model.parameters()):
+        model.requires_grad_(False)
+        parameter.requires_grad_()
+        trajectory, slopes = ode.rollout(model, u0, steps=4, dt=0.01, derivatives=True)
+        generator = torch.Generator().manual_seed(1)
+        upstream = [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in (trajectory, slopes)]
+        (found,) = torch.autograd.grad([trajectory, slopes], [parameter], upstream)
+        assert torch.equal(found, expected[index])
+
+
+def test_second_derivatives(backend: str) -> None:
+    model = make("NPU", h=2)
+    u0 = torch.tensor([1.0, -1.5, 2.0], dtype=torch.float64, requires_grad=True)
+
+    def function(u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Any:
+        return ode.integrate(
+            u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint", derivatives=True
+        )
+
+    torch.autograd.gradgradcheck(function, (u0, *(p.detach().clone().requires_grad_() for p in model.parameters())))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_transforms_and_forward_mode() -> None:
+    model, u0 = make("NPU"), away_from_zero(4, D)
+    run = functools.partial(ode.rollout, model, steps=4, dt=0.01, nonfinite="keep")
+    torch.testing.assert_close(torch.func.vmap(run)(u0), run(u0))
+    jacobian = torch.func.jacrev(run)(u0[0])
+    torch.testing.assert_close(torch.func.jacfwd(run)(u0[0]), jacobian)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(run, u0[0]), jacobian)
+    with pytest.raises(RuntimeError, match=r"^rollout: nonfinite='raise' has to look at the values, .*'keep'$"):
+        torch.func.vmap(functools.partial(ode.rollout, model, steps=4, dt=0.01))(u0)
+
+
+@needs_library
+def test_operators() -> None:
+    for models, batch, save, derivatives in ((None, 1, True, True), (3, 2, True, False), (2, 9, False, True)):
+        model = make("NPU", models)
+        u0 = away_from_zero(*(() if models is None else (models,)), batch, D)
+        parameters = [p.detach() for p in (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)]
+        tableau = list(ode.METHODS["midpoint"])
+        options = (tableau, 3, 0.1, 1e-16, True)
+        for kernels in (ops.ode_forward, torch.ops.npu_kernels.ode_forward.default):
+            out = kernels(u0, *parameters, *options, derivatives, save)
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = ops.ode_forward(*(mode.from_tensor(t) for t in (u0, *parameters)), *options, derivatives, save)
+        assert [tuple(t.shape) for t in fake] == [tuple(t.shape) for t in out]
+        grad = torch.randn_like(out[0])
+        of_slopes = torch.randn_like(out[0]) if derivatives else None
+        torch.library.opcheck(
+            ops.ode_backward,
+            (grad, of_slopes, out[0], *parameters, out[2], tableau, 0.1, 1e-16, True, False, 31),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+
+
+@needs_library
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own dependencies
+def test_compiled() -> None:
+    model, u0 = make("NPU", 2), away_from_zero(2, D)
+    run = functools.partial(ode.rollout, model, steps=4, dt=0.01, nonfinite="keep")
+    found = torch.compile(run, fullgraph=True, backend="aot_eager")(u0)
+    assert torch.equal(found, run(u0))
+    grads = torch.autograd.grad(found.square().sum(), list(model.parameters()))
+    for own, want in zip(grads, torch.autograd.grad(run(u0).square().sum(), list(model.parameters())), strict=True):
+        assert torch.equal(own, want)

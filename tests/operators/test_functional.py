@@ -1,0 +1,357 @@
+"""Shapes, dtypes, autocast and the choice of a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from npu_kernels import NAU, NPU, backend_for, functional, ode, reference, use_backend
+from npu_kernels._backends import cpu, fast_path
+from npu_kernels._operators import dispatch, ops
+from npu_kernels._operators.operands import fits
+from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
+from tests.conftest import needs_library
+
+every_operator = pytest.mark.parametrize("name", list(RECORDS))
+
+
+@every_operator
+@pytest.mark.parametrize("batch", [(), (0,), (1,), (5,), (2, 3), (2, 0, 3), (2, 1, 3, 2)])
+def test_batch_shapes(name: str, batch: tuple[int, ...], backend: str) -> None:
+    """Any batch shape is the flat batch, reshaped."""
+    record = RECORDS[name]
+    sample = record.sample(1, 4, 3)
+    x = torch.randn(*batch, 4, dtype=torch.float64)
+    y = record.function(x, *sample.tensors.values())
+    assert y.shape == (*batch, 3)
+    flat = record.function(x.reshape(-1, 4) if x.numel() else x.new_empty(0, 4), *sample.tensors.values())
+    assert normwise_error(y.reshape(-1, 3) if y.numel() else y.new_empty(0, 3), flat) < 1e-14
+
+
+@every_operator
+@pytest.mark.parametrize("batch", [(5,), (0,), (2, 3), (2, 0, 3), (2, 1, 3, 2)])
+def test_batch_shapes_of_models(name: str, batch: tuple[int, ...], backend: str) -> None:
+    record = RECORDS[name]
+    sample = record.sample(1, 4, 3, num_models=2)
+    x = torch.randn(2, *batch, 4, dtype=torch.float64)
+    y = record.function(x, *sample.tensors.values())
+    assert y.shape == (2, *batch, 3)
+    for k in range(2):
+        tensors = [None if t is None else t[k] for t in sample.tensors.values()]
+        assert normwise_error(y[k], record.function(x[k], *tensors)) < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("npu", {"eps": 0.25}),
+        ("nmru", {"eps": 0.25, "clip": False, "sign": "separate"}),
+        ("nalu", {"eps": 0.25}),
+        ("inalu", {"eps": 0.25, "omega": 0.05}),
+    ],
+)
+def test_options_reach_every_backend(name: str, options: dict[str, Any], backend: str) -> None:
+    sample = RECORDS[name].sample(5, 4, 3)
+    inputs = sample.x, *sample.tensors.values()
+    expected = getattr(reference, name)(*inputs, **options)
+    assert normwise_error(getattr(functional, name)(*inputs, **options), expected) < 1e-13
+    for option in options:  # each of them matters here
+        others = {other: value for other, value in options.items() if other != option}
+        assert normwise_error(getattr(reference, name)(*inputs, **others), expected) > 1e-3, option
+
+
+def test_two_dimensional_rows_are_shared_even_when_their_number_is_k(backend: str) -> None:
+    sample = RECORDS["npu"].sample(3, 4, 2, num_models=3, shared=True)
+    expected = functional.npu(sample.x.expand(3, 3, 4), *sample.tensors.values())  # type: ignore[misc]
+    torch.testing.assert_close(sample.call(functional.npu), expected)
+
+
+@needs_library
+def test_no_graph_without_need() -> None:
+    """No gradient wanted: nothing is saved, and the bits are those with one."""
+    for name in ("npu", "nmu", "nmru"):
+        sample = RECORDS[name].sample(7, 4, 3).requires_grad()
+        y = sample.call(RECORDS[name].function)
+        with torch.no_grad():
+            assert not sample.call(RECORDS[name].function).requires_grad
+            assert torch.equal(sample.call(RECORDS[name].function), y)
+        with torch.inference_mode():
+            assert torch.equal(sample.call(RECORDS[name].function), y)
+        assert y.grad_fn is not None
+        assert not sample.map(Tensor.detach).call(RECORDS[name].function).requires_grad
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(name: str, dtype: torch.dtype, backend: str) -> None:
+    """Computed in float32 and rounded once."""
+    record = RECORDS[name]
+    sample = record.sample(9, 5, 3, num_models=2, dtype=dtype)
+    y = sample.call(record.function)
+    assert y.dtype == dtype
+    assert torch.equal(y, sample.map(Tensor.float).call(record.function).to(dtype))
+    leaves = sample.requires_grad()
+    leaves.call(record.function).float().square().sum().backward()
+    assert all(leaf.grad is not None and leaf.grad.dtype == dtype for leaf in leaves.leaves())
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
+    """Float32 inside and out; mixed dtypes are welcome; float64 stays; the backward needs no autocast of its own."""
+    record = RECORDS[name]
+    sample = record.sample(9, 5, 3, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=dtype):
+        y = sample.call(record.function)
+        mixed = Sample("", sample.x.to(dtype), sample.tensors, sample.options).call(record.function)
+        double = sample.map(Tensor.double).call(record.function)
+        leaves = sample.requires_grad()
+        out = leaves.call(record.function)
+        inside = torch.autograd.grad(out.sum(), leaves.leaves(), retain_graph=True)
+    assert y.dtype == mixed.dtype == torch.float32
+    assert double.dtype == torch.float64
+    plain = sample.call(record.function)
+    if name == "nau" and backend == "cpu":  # under autocast torch's product, otherwise its own kernel
+        assert normwise_error(y, plain) < 1e-6
+    else:
+        assert torch.equal(y, plain)
+    outside = torch.autograd.grad(out.sum(), leaves.leaves())
+    for a, b in zip(inside, outside, strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        if name in ("npu", "nmu") and backend == "cpu":
+            assert torch.equal(a, b)
+
+
+@needs_library
+def test_autocast_of_the_second_derivative() -> None:
+    """A double backward inside autocast is in float32 all the way (the eager formula has its products cast)."""
+    sample = RECORDS["npu"].sample(9, 5, 3, dtype=torch.float32).requires_grad()
+
+    def second() -> tuple[Tensor, ...]:
+        grads = torch.autograd.grad(sample.call(functional.npu).sum(), sample.leaves(), create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())  # type: ignore[arg-type]
+
+    expected = second()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = second()
+    for a, b in zip(actual, expected, strict=True):
+        assert normwise_error(a, b) < 1e-5
+
+
+def test_autocast_of_another_device_changes_nothing() -> None:
+    sample = RECORDS["npu"].sample(9, 5, 3, dtype=torch.float32)
+    expected = sample.call(functional.npu)
+    previous = torch.is_autocast_enabled("xpu")
+    torch.set_autocast_enabled("xpu", True)
+    try:
+        assert torch._C._is_any_autocast_enabled()
+        assert torch.equal(sample.call(functional.npu), expected)
+    finally:
+        torch.set_autocast_enabled("xpu", previous)
+
+
+# ---- the choice of a backend ----------------------------------------------------------------------------------------
+
+
+class _Spy(torch.utils._python_dispatch.TorchDispatchMode):
+    """The names of this package's operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.forced: list[str | None] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "npu_kernels":
+            self.names.append(func.name().removeprefix("npu_kernels::"))
+            self.forced.append(dispatch.forced())
+        return func(*args, **(kwargs or {}))
+
+
+@needs_library
+def test_the_operators_run() -> None:
+    sample = RECORDS["npu"].sample(4, 3, 2).requires_grad()
+    with _Spy() as spy:
+        sample.call(functional.npu).sum().backward()
+    assert spy.names == ["npu_forward", "npu_backward"]
+    with _Spy() as spy, use_backend("reference"):
+        sample.call(functional.npu).sum().backward()
+    assert spy.names == []
+
+
+@needs_library
+def test_use_backend_nests_and_decorates() -> None:
+    x = torch.ones(1)
+    assert backend_for(x) == "cpu"
+    with use_backend("reference"):
+        assert backend_for(x) == "reference"
+        with use_backend("cpu"):
+            assert backend_for(x) == "cpu"
+        assert backend_for(x) == "reference"
+
+    outer = use_backend("reference")
+
+    @outer
+    def inside(depth: int) -> str:
+        return inside(depth - 1) if depth else backend_for(x)
+
+    assert inside(3) == "reference"
+    assert backend_for(x) == "cpu"
+    with pytest.raises(KeyError), outer:
+        raise KeyError
+    assert backend_for(x) == "cpu"
+
+
+def in_a_thread(function: Callable[[], Any]) -> Any:
+    """What a function returns in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+@needs_library
+def test_use_backend_forces_for_its_thread_only() -> None:
+    """Another thread makes its own choice, and blocks that overlap in time do not touch each other."""
+    x, shared = torch.ones(1), use_backend("reference")
+    entered, left = threading.Event(), threading.Event()
+
+    def other() -> list[str]:
+        found = [backend_for(x)]
+        with shared:  # the same object as in the main thread
+            entered.set()
+            left.wait(10)
+            found.append(backend_for(x))
+        return [*found, backend_for(x)]
+
+    with ThreadPoolExecutor(1) as pool:
+        with use_backend("cpu"), shared:
+            answer = pool.submit(other)
+            entered.wait(10)
+            assert backend_for(x) == "reference"
+        assert backend_for(x) == "cpu"
+        left.set()
+        assert answer.result() == ["cpu", "reference", "cpu"]
+
+
+@needs_library
+def test_use_backend_forces_for_its_task_and_those_that_it_starts() -> None:
+    x = torch.ones(1)
+
+    async def ask(name: str | None) -> list[str]:
+        with use_backend(name) if name else contextlib.nullcontext():
+            found = []
+            for _ in range(3):
+                found.append(backend_for(x))
+                await asyncio.sleep(0)
+            if name:
+                found += await asyncio.create_task(ask(None))
+        return [*found, backend_for(x)]
+
+    async def everybody() -> list[list[str]]:
+        return await asyncio.gather(ask("reference"), ask(None), ask("cpu"))
+
+    reference, none, cpu_ = asyncio.run(everybody())
+    assert reference == ["reference"] * 7 + ["cpu"]
+    assert none == ["cpu"] * 4
+    assert cpu_ == ["cpu"] * 8
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["cpu", None])
+def test_a_backward_has_the_choice_of_its_forward(name: str | None) -> None:
+    """In whatever thread it is computed, as autograd's own threads do for tensors on a GPU; no choice stays none."""
+    sample = RECORDS["npu"].sample(4, 3, 2).requires_grad()
+    u0 = torch.rand(4, 3, dtype=torch.float64, requires_grad=True)
+    model = torch.nn.Sequential(NPU(3, 2, dtype=torch.float64), NAU(2, 3, dtype=torch.float64))
+    with _Spy(), use_backend(name) if name else contextlib.nullcontext():
+        losses = [sample.call(functional.npu).sum(), ode.rollout(model, u0, steps=2, dt=0.1).sum()]
+
+    def backward(loss: torch.Tensor) -> tuple[list[str], list[str | None], str | None]:
+        with _Spy() as spy:
+            loss.backward()
+        return spy.names, spy.forced, dispatch.forced()
+
+    for loss, operator in zip(losses, ("npu_backward", "ode_backward"), strict=True):
+        assert in_a_thread(lambda loss=loss: backward(loss)) == ([operator], [name], None)
+
+
+@pytest.fixture
+def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_symbols", None)
+    monkeypatch.setattr(cpu, "_reason", "the C++ library is not built")
+    monkeypatch.setattr(dispatch, "_cpu_runs", False)
+    monkeypatch.setattr(fast_path, "npu", None)
+    monkeypatch.setattr(dispatch, "_chosen", {})
+
+
+@pytest.mark.usefixtures("_no_library")
+def test_without_the_library_one_notice() -> None:
+    sample = RECORDS["npu"].sample(4, 3, 2)
+    message = r"^npu_kernels: cpu tensors are computed by the slower eager formulas .*not built.*build .* with `pip"
+    with pytest.warns(UserWarning, match=message):
+        y = sample.call(functional.npu)
+    assert torch.equal(y, sample.call(functional.npu))  # a second warning would be an error
+    assert backend_for(sample.x) == "reference"
+
+
+@pytest.mark.usefixtures("_no_library")
+def test_forcing_what_cannot_run() -> None:
+    sample = RECORDS["npu"].sample(4, 3, 2)
+    for name in ("cpu", "triton"):
+        if dispatch.reasons("cpu")[name][0]:
+            continue
+        message = rf"backend '{name}' cannot run on cpu tensors. Candidates: reference: available; cpu: .+; triton: .+"
+        with use_backend(name), pytest.raises(RuntimeError, match=message):
+            sample.call(functional.npu)
+    with use_backend("cpu"), pytest.raises(RuntimeError, match=r"on meta tensors.*cpu: runs on cpu tensors only"):
+        functional.npu(torch.ones(1, 2, device="meta"), torch.ones(1, 2, device="meta"))
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(ValueError, match=r"name must be one of 'reference', 'cpu', 'triton', got 'cuda'"):
+        use_backend("cuda")
+
+
+def test_operators_run_where_nothing_is_compiled() -> None:
+    """The default kernel of every operator, here for a device without one: the reference."""
+    sample = RECORDS["npu"].sample(4, 3, 2)
+    with use_backend("reference"):
+        y, s = dispatch._run("npu_forward", sample.x, *sample.tensors.values(), 1e-3, True)
+    expected = ops.npu_forward(sample.x, *sample.tensors.values(), 1e-3, True)
+    assert normwise_error(y, expected[0]) < 1e-14
+    assert normwise_error(s, expected[1]) < 1e-14
+
+
+def test_one_tensor_in_two_places_is_checked_in_both() -> None:
+    weight = torch.rand(2, 3)
+    with pytest.raises(ValueError, match=r"^npu: gate must have shape \(3,\) \(in_features\), got shape \(2, 3\)$"):
+        functional.npu(torch.rand(4, 3), weight, weight, weight)
+
+
+def test_the_short_check_knows_devices() -> None:
+    """Plain operands of one GPU need no more than those of the CPU; everything else goes to the whole check."""
+
+    def operands(device: str, *others: str) -> tuple[Tensor, list[Tensor]]:
+        places = [device, *others, *([device] * (3 - len(others)))]
+        shapes = [(5, 3), (2, 3), (2, 3), (3,)]
+        x, *weights = [torch.empty(shape, device=place) for shape, place in zip(shapes, places, strict=True)]
+        return x, weights
+
+    expected = (("OI", False), ("OI", True), ("I", True))
+    with FakeTensorMode():
+        for device in ("cpu", "cuda:0"):
+            x, weights = operands(device)
+            assert fits(x, weights, expected)
+            assert not fits(torch.empty(5, 2, device=device), weights, expected)
+            assert not fits(x.double(), weights, expected)
+        for mixed in (("cuda:0", "cuda:1"), ("cuda:0", "cuda:0", "cpu"), ("cpu", "cuda:0"), ("cpu", "cpu", "cuda:0")):
+            assert not fits(*operands(*mixed), expected)
+        assert not fits(*operands("meta"), expected)

@@ -1,0 +1,220 @@
+"""The registered operators, called as they are."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.version import Version
+
+from npu_kernels import reference
+from npu_kernels._operators import ops
+from npu_kernels._testing.samples import (
+    LAYOUTS,
+    RECORDS,
+    error_bound,
+    fill_uninitialized_with_nan,
+    normwise_error,
+    with_layout,
+)
+from tests.conftest import needs_library
+from tests.support.kernels import ALL, backward, errors, forward, outputs
+from tests.support.kernels import options as options_of
+
+FUSED = ("npu", "nmu", "nmru", "inalu")  # by the C++ library
+OPERATORS = (*FUSED, "nalu")
+
+
+@needs_library
+@pytest.mark.parametrize("name", FUSED)
+def test_float32_error(name: str) -> None:
+    """Forward and backward of every sample. An output that is not written would be nan.
+
+    Over all samples at most twice the eager error and an ulp. A sample alone has some outputs of one or two elements,
+    in which the sum of a few terms cancels now and then: there, a few ulp more. The eager error of such an output
+    depends on the processor, whose matrix library adds up in an order of its own.
+    """
+    pooled = []
+    for samples in zip(*(RECORDS[name].samples(torch.float32, seed=seed) for seed in range(4)), strict=True):
+        alone = torch.tensor([errors(sample) for sample in samples]).square().mean(0)
+        pooled.append(alone)
+        for which, (error, eager) in enumerate(alone.sqrt().tolist()):
+            assert error <= error_bound(eager, torch.float32, ulps=24), f"{samples[0].name}, output {which}"
+    for which, (error, eager) in enumerate(torch.stack(pooled).mean(0).sqrt().tolist()):
+        assert error <= error_bound(eager, torch.float32, ulps=1), f"output {which}"
+
+
+@needs_library
+@pytest.mark.parametrize("in_features", [6, 31, 64, 100, 256, 1000])
+def test_float32_error_of_long_sums(in_features: int) -> None:
+    """Where rounding adds up there is nothing but twice the eager error; a straight running sum would not do."""
+    pooled = torch.zeros(6, 2)
+    for seed in range(3):
+        sample = RECORDS["npu"].sample(200, in_features, 10, dtype=torch.float32, seed=seed)
+        pooled += torch.tensor(errors(sample)).square()
+    error, eager = pooled.sqrt().T
+    ulp = torch.finfo(torch.float32).eps
+    assert (error <= 2 * eager + ulp / 2).all(), f"kernel / eager: {(error / eager).tolist()}"
+
+
+@needs_library
+def test_float32_error_of_many_rows() -> None:
+    """The sums over rows likewise; without signs those of the gate have one sign, and grow."""
+    pooled = torch.zeros(6, 2)
+    for seed in range(3):
+        sample = RECORDS["npu"].sample(4096, 64, 32, dtype=torch.float32, seed=seed)
+        pooled += torch.tensor(errors(dataclasses.replace(sample, x=sample.x.abs()))).square()
+    error, eager = pooled.sqrt().T
+    assert (error <= 2 * eager + torch.finfo(torch.float32).eps / 2).all(), (
+        f"kernel / eager: {(error / eager).tolist()}"
+    )
+
+
+@needs_library
+@pytest.mark.parametrize("name", FUSED)
+def test_float64_parity(name: str) -> None:
+    for sample in RECORDS[name].samples(torch.float64):
+        grad_y = torch.randn_like(forward(sample, reference)[0])
+        for actual, expected in zip(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True):
+            assert normwise_error(actual, expected) < 5e-14, sample.name
+
+
+@needs_library
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_upstream_layouts(name: str, layout: str) -> None:
+    """An upstream gradient of any strides gives the bits of a contiguous one."""
+    for shared in (False, True):
+        for num_models in (None, 3):
+            sample = RECORDS[name].sample(17, 6, 5, num_models=num_models, shared=shared and num_models is not None)
+            grad_y = with_layout(torch.randn_like(forward(sample, ops)[0]), layout)
+            expected = backward(sample, ops, grad_y.contiguous(), ALL)
+            for grad, want in zip(backward(sample, ops, grad_y, ALL), expected, strict=True):
+                assert torch.equal(grad, want)
+
+
+@needs_library
+@pytest.mark.parametrize("name", FUSED)
+def test_needs(name: str) -> None:
+    """Every subset gives the bits of the full set, and empty tensors for the rest."""
+    sample = RECORDS[name].sample(17, 6, 5, num_models=2)
+    grad_y = torch.randn_like(forward(sample, ops)[0])
+    full = backward(sample, ops, grad_y, ALL)
+    for needs in range(1 << len(full)):
+        with fill_uninitialized_with_nan():
+            some = backward(sample, ops, grad_y, needs)
+        for bit, (grad, want) in enumerate(zip(some, full, strict=True)):
+            assert torch.equal(grad, want) if needs >> bit & 1 else grad.shape == (0,)
+
+
+@needs_library
+@pytest.mark.parametrize("without", RECORDS["npu"].variants())
+def test_absent_tensors_have_no_gradient(without: tuple[str, ...]) -> None:
+    sample = RECORDS["npu"].sample(5, 3, 2, without=without)
+    grads = backward(sample, ops, torch.ones(5, 2, dtype=torch.float64), 15)
+    shapes = {"weight_im": (2, 3), "gate": (3,)}
+    for name, grad in zip(shapes, grads[2:], strict=True):
+        assert grad.shape == ((0,) if name in without else shapes[name])
+
+
+@needs_library
+def test_sine_is_saved_on_request() -> None:
+    sample = RECORDS["npu"].sample(5, 3, 2)
+    tensors = sample.tensors.values()
+    y, s = ops.npu_forward(sample.x, *tensors, 1e-3, True)
+    alone, empty = ops.npu_forward(sample.x, *tensors, 1e-3, False)
+    assert torch.equal(y, alone)
+    assert s.shape == y.shape
+    assert empty.shape == (0,)
+
+
+@needs_library
+@pytest.mark.parametrize("name", FUSED)
+def test_inputs_are_unchanged(name: str) -> None:
+    for layout in LAYOUTS:
+        sample = RECORDS[name].sample(9, 5, 3, num_models=2, layout=layout)
+        copies = [t.clone() for t in sample.leaves()]
+        y = forward(sample, ops)[0]
+        grad_y = torch.randn_like(y)
+        before, grad_copy = y.clone(), grad_y.clone()
+        backward(sample, ops, grad_y, ALL)
+        assert all(torch.equal(t, copy) for t, copy in zip(sample.leaves(), copies, strict=True))
+        assert torch.equal(y, before)
+        assert torch.equal(grad_y, grad_copy)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -> None:
+    """Schema, fake kernel and tracing. The operators have no autograd of their own, so no input requires a gradient."""
+    record = RECORDS[name]
+    forward_op, backward_op = getattr(ops, f"{name}_forward"), getattr(ops, f"{name}_backward")
+    for without in record.variants():
+        sample = record.sample(4, 3, 2, num_models=num_models, shared=shared, without=without, layout=layout)
+        tensors = tuple(sample.tensors.values())
+        y = forward(sample, ops)[0]
+        if name == "npu":
+            for save in (True, False):
+                torch.library.opcheck(forward_op, (sample.x, *tensors, 1e-3, save))
+            y, s = ops.npu_forward(sample.x, *tensors, 1e-3, True)
+            for needs in (15, 2, 9):
+                torch.library.opcheck(backward_op, (y, sample.x, *tensors, y, s, 1e-3, False, needs))
+        elif name in ("nalu", "inalu"):
+            options = (1e-3, 20.0) if name == "inalu" else (1e-3,)
+            torch.library.opcheck(forward_op, (sample.x, *tensors, *options, False))
+            y, *saved = forward_op(sample.x, *tensors, *options, True)
+            for needs in (ALL, 9):
+                torch.library.opcheck(backward_op, (y, sample.x, *tensors, *saved, *options, needs))
+        else:
+            torch.library.opcheck(forward_op, (sample.x, *tensors, *options_of(sample)))
+            for needs in (3, 1, 2):
+                torch.library.opcheck(backward_op, (y, sample.x, *tensors, *options_of(sample), needs))
+
+
+# glibc 2.43 keeps small aligned blocks for each thread and does not fill them; 2.36 fills all. None between was tried.
+KEEPS_SMALL_BLOCKS = Version(platform.libc_ver()[1] or "0") > Version("2.36")
+SIZES_THAT_GLIBC_FILLS = (1000, 100_000) if KEEPS_SMALL_BLOCKS else (1, 5, 64, 1000, 100_000)
+
+
+def test_uninitialized_memory_is_filled() -> None:
+    with fill_uninitialized_with_nan():
+        assert torch.ops.aten.new_empty(torch.zeros(1), [64]).isnan().all()
+        assert torch.ops.aten.empty.memory_format([64]).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc fills what it allocates")
+@pytest.mark.parametrize("size", SIZES_THAT_GLIBC_FILLS)
+def test_uninitialized_memory_of_the_library_is_filled(size: int) -> None:
+    """The allocation that the C++ code makes, here from Python."""
+    torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    handle, pointer = ctypes.c_void_p(), ctypes.c_void_p()
+    with fill_uninitialized_with_nan():
+        error = torch_cpu.aoti_torch_empty_strided(
+            ctypes.c_int64(1),
+            (ctypes.c_int64 * 1)(size),
+            (ctypes.c_int64 * 1)(1),
+            torch_cpu.aoti_torch_dtype_float32(),
+            torch_cpu.aoti_torch_device_type_cpu(),
+            -1,
+            ctypes.byref(handle),
+        )
+        assert error == 0
+        torch_cpu.aoti_torch_get_data_ptr(handle, ctypes.byref(pointer))
+        values = torch.tensor((ctypes.c_float * size).from_address(pointer.value or 0)[:])
+    torch_cpu.aoti_torch_delete_tensor_object(handle)
+    filled = ((values + 1.498).abs() < 1e-3) | ((values - 3.0039).abs() < 1e-3)
+    assert filled.float().mean() > 0.9 or size == 1  # the allocator keeps its books in the first words of a free block
+
+
+def test_meta_tensors_have_shapes() -> None:
+    for name in OPERATORS:
+        for sample in (RECORDS[name].sample(4, 3, 2, num_models=k) for k in (None, 2)):
+            found = forward(sample.map(lambda t: t.to("meta")), ops)
+            assert [o.shape for o in found] == [o.shape for o in forward(sample, reference)]
+            assert all(o.device.type == "meta" for o in found)

@@ -1,0 +1,148 @@
+"""Every operator has a record, and every record has all rules, or says why not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from npu_kernels import functional, reference
+from npu_kernels._backends import fast_path, triton
+from npu_kernels._operators import autograd, ops, transforms
+from npu_kernels._testing.samples import RECORDS
+from tests.conftest import needs_library
+
+NAMESPACE = "npu_kernels::"
+
+
+def _registered(names: tuple[str, str], key: str) -> bool:
+    return all(torch._C._dispatch_has_kernel_for_dispatch_key(NAMESPACE + name, key) for name in names)
+
+
+def _has_sharding(names: tuple[str, str]) -> bool:
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    import npu_kernels.sharding  # noqa: F401
+
+    rules = tensor.DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    return all(getattr(ops, name) in rules for name in names)
+
+
+def _has_triton(names: tuple[str, str]) -> bool:
+    pytest.importorskip("triton")
+    return all(hasattr(triton, name) for name in names)
+
+
+# Rule -> whether the two operators have it.
+RULES: dict[str, Callable[[str, tuple[str, str]], bool]] = {
+    "shape function": lambda layer, names: _registered(names, "Meta"),
+    "formula": lambda layer, names: all(hasattr(reference, name) for name in names),
+    "autograd": lambda layer, names: layer in autograd.FUNCTIONS and layer in autograd.GRADIENTS,
+    "vmap": lambda layer, names: layer in transforms.FUNCTIONS,
+    "sharding": lambda layer, names: _has_sharding(names),
+    "cpu": lambda layer, names: _registered(names, "CPU"),
+    "triton": lambda layer, names: _has_triton(names),
+    "fast path": lambda layer, names: getattr(fast_path, layer, None) is not None,
+    "function": lambda layer, names: hasattr(functional, layer),
+    "samples": lambda layer, names: layer in RECORDS,
+}
+
+
+def missing(layer: str) -> set[str]:
+    """The rules that the layer's operators lack."""
+    names = f"{layer}_forward", f"{layer}_backward"
+    return {rule for rule, has in RULES.items() if not has(layer, names)}
+
+
+@needs_library
+@pytest.mark.skipif(fast_path.npu is None, reason="the fast path is not built for this torch and Python")
+@pytest.mark.parametrize("layer", ops.LAYERS)
+def test_every_rule_is_there_or_its_absence_has_a_reason(layer: str) -> None:
+    record = ops.LAYERS[layer]
+    assert missing(layer) == set(record.without)
+    assert all(record.without.values())
+    assert {"cpu", "triton"} - missing(layer) == set(record.backends)
+
+
+def test_every_operator_has_a_record() -> None:
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(NAMESPACE)}
+    assert registered == {NAMESPACE + name for name in (*ops.NAMES, *ops.TIME_LOOPS, *ops.ADAPTIVE, ops.TRAIN)}
+    assert set(ops.NAMES) == {f"{layer}_{way}" for layer in ops.LAYERS for way in ("forward", "backward")}
+    assert set(RECORDS) == set(ops.WEIGHTS)
+
+
+@contextlib.contextmanager
+def _without(rule: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The layer without one of its rules."""
+    tables: dict[str, tuple[Any, str]] = {
+        "autograd": (autograd.FUNCTIONS, layer),
+        "vmap": (transforms.FUNCTIONS, layer),
+        "samples": (RECORDS, layer),
+    }
+    attributes: dict[str, tuple[Any, str]] = {
+        "formula": (reference, f"{layer}_backward"),
+        "fast path": (fast_path, layer),
+        "function": (functional, layer),
+    }
+    with monkeypatch.context() as patch:
+        if rule in tables:
+            patch.delitem(*tables[rule])
+        elif rule in attributes:
+            patch.delattr(*attributes[rule])
+        else:
+            tensor = pytest.importorskip("torch.distributed.tensor")
+            import npu_kernels.sharding  # noqa: F401
+
+            rules = tensor.DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+            patch.delitem(rules, getattr(ops, f"{layer}_backward"))
+        yield
+
+
+@needs_library
+@pytest.mark.skipif(fast_path.npu is None, reason="the fast path is not built for this torch and Python")
+@pytest.mark.parametrize("rule", ["autograd", "vmap", "samples", "formula", "fast path", "function", "sharding"])
+def test_a_missing_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _without(rule, "inalu", monkeypatch):
+        assert missing("inalu") == {rule}
+    assert missing("inalu") == set()
+
+
+def test_the_time_loops_say_what_they_lack() -> None:
+    names = "ode_forward", "ode_backward"
+    lacking = {rule for rule in ("shape function", "vmap", "sharding") if not RULES[rule]("ode", names)}
+    assert lacking == set(ops.TIME_LOOP_WITHOUT)
+
+
+def test_schemas_of_a_record() -> None:
+    """Also for a layer that is not there yet: a name, a shape and an option each."""
+    layer = ops.Layer("sum", {"weight": "OI", "bias": "O"}, optional=("bias",), options={"eps": "float"})
+    forward, backward = layer.schemas()
+    assert forward == "sum_forward(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor"
+    assert backward == (
+        "sum_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor? bias, float eps, int needs)"
+        " -> (Tensor, Tensor, Tensor)"
+    )
+    kept = dataclasses.replace(layer, kept={"h": None}, takes_y=True, backward_options={"hard": "bool"})
+    assert kept.schemas()[0].endswith("float eps, bool save) -> (Tensor, Tensor)")
+    assert "Tensor? bias, Tensor y, Tensor h, float eps, bool hard, int needs)" in kept.schemas()[1]
+
+
+def test_nothing_reaches_into_another_module() -> None:
+    """What two modules share has a public name: no `module._name` of this package, and no import of one."""
+    root = Path(functional.__file__).parent
+    modules = "|".join({path.stem for path in root.rglob("*.py")} - {"__init__"})
+    door = re.compile(rf"(?<![\w.])({modules})\.(_[a-z]\w*)")
+    imported = re.compile(r"from npu_kernels[\w.]* import [^\n]*\b(_[a-zA-Z]\w*)")
+    found = []
+    for path in root.rglob("*.py"):
+        text = path.read_text()
+        found += [f"{path.name}: {name}" for name in imported.findall(text)]
+        for module, name in door.findall(text):
+            if re.search(rf"import [^\n]*\b{module}\b", text):
+                found.append(f"{path.name}: {module}.{name}")
+    assert found == []

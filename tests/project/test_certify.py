@@ -1,0 +1,166 @@
+"""``python -m npu_kernels.certify`` and the table in the documentation made from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels import certify, functional, reference, use_backend
+from npu_kernels._backends import cpu
+from npu_kernels._operators import dispatch
+from tests.conftest import needs_library
+from tests.support.building import ROOT, run_python
+
+TABLE = ROOT / "docs" / "compatibility.md"
+# These take seconds, and tests of their own measure the same.
+SLOW = ("torch.compile", "torch.export", "ONNX", "AOTInductor", "two processes", "fork", "double backward", "all sizes")
+
+
+@needs_library
+def test_quick_checks_pass() -> None:
+    titles = [title for title in certify.CHECKS if not title.startswith(SLOW)]
+    column = certify.Column("cpu", isa=cpu.isa())
+    before = cpu.isa()
+    results = certify.measure(titles, [column])
+    assert [result.check for result in results] == titles
+    assert [(r.check, r.detail) for r in results if r.status != "ok"] == []
+    assert cpu.isa() == before
+
+
+def test_the_quick_form_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every layer and every backend of this machine, the interpreted kernels too."""
+    assert certify.main(["--quick", "--json", str(tmp_path / "quick.json")]) == 0, capsys.readouterr().out
+    results = json.loads((tmp_path / "quick.json").read_text())["results"]
+    assert {result["column"] for result in results} == {column.name for column in certify.columns(quick=True)}
+    checks = [title for title in certify.CHECKS if not title.startswith(certify.matrix.SLOW)]
+    assert list(dict.fromkeys(result["check"] for result in results)) == checks
+
+
+def test_all_of_the_table_is_measured() -> None:
+    """The documentation has every check, a measured cell for each, and nothing that failed."""
+    rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+    head, _, *body = cells
+    assert [row[0] for row in body] == list(certify.CHECKS)
+    assert "reference on cpu" in head
+    assert any(name.startswith("cpu ") for name in head)
+    for row in body:
+        assert len(row) == len(head)
+        assert all(cell and "FAIL" not in cell and not cell.startswith("n/a") for cell in row), row
+    assert "triton interpreted" in head
+    for name in ("triton on cuda", "reference on cuda"):  # measured, or said to be not
+        assert (name in head) != (f"\nNot run, and so not in the table: {name}: " in TABLE.read_text())
+    assert "\nMeasured with npu_kernels " in TABLE.read_text()
+    assert TABLE.read_text().endswith(certify.NOTES)
+
+
+def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A backward that is wrong by one part in a thousand: exit status 1, and the report says where."""
+
+    def wrong(*arguments: object) -> tuple[torch.Tensor, ...]:
+        first, second, *rest = reference.npu_backward(*arguments)  # type: ignore[arg-type]
+        return first, 1.001 * second, *rest
+
+    arguments = [
+        "--json",
+        str(tmp_path / "c.json"),
+        "--markdown",
+        str(tmp_path / "c.md"),
+        "--only",
+        "gradcheck, batched",
+    ]
+    arguments += ["--column", "cpu " if cpu.available()[0] else "reference"]
+    assert certify.main(arguments) == 0
+    report = json.loads((tmp_path / "c.json").read_text())
+    assert report["passed"]
+    assert report["versions"]["torch"] == torch.__version__
+    assert len(report["results"]) == len([c for c in certify.columns() if c.name.startswith(arguments[-1])])
+    if cpu.available()[0]:
+        library = torch.library.Library("npu_kernels", "IMPL", "CPU")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            library.impl("npu_backward", wrong, allow_override=True)
+        try:
+            assert certify.main(arguments) == 1
+        finally:
+            library._destroy()
+        assert not json.loads((tmp_path / "c.json").read_text())["passed"]
+        assert "**FAIL** GradcheckError" in (tmp_path / "c.md").read_text()
+        assert "failed" in capsys.readouterr().out
+
+
+def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    result = certify.run("torch.compile, inductor: the same", certify.Column("reference"))
+    assert (result.status, result.detail) == ("n/a", "no C++ compiler")
+    assert "n/a: no C++ compiler" in certify.markdown([result], {"torch": "x"}, {})
+    monkeypatch.setattr(dispatch, "reasons", lambda device_type: {"triton": (False, "no such thing")})
+    for name in ("triton interpreted", "triton on cuda"):
+        assert name not in [column.name for column in certify.columns()]
+        assert certify.not_run()[name] == "no such thing"
+        text = certify.markdown([result], {"torch": "x"}, certify.not_run())
+        assert f"\nNot run, and so not in the table: {name}: no such thing." in text
+    with pytest.raises(SystemExit):
+        certify.main(["--only", "no such check"])
+
+
+def test_interpreted_kernels_in_a_process_of_their_own() -> None:
+    """Of a run without TRITON_INTERPRET=1; what fails there arrives here."""
+    pytest.importorskip("triton")
+    column = certify.Column("triton")
+    assert column in certify.columns()
+    found = certify.measure(["an empty batch", "no such check"], [column])
+    assert [(result.column, result.status) for result in found] == [
+        ("triton interpreted", "ok"),
+        ("triton interpreted", "fail"),
+    ]
+    assert found[1].detail.startswith("KeyError")
+    assert "TRITON_INTERPRET" not in os.environ
+
+
+def test_command(tmp_path: Path) -> None:
+    """As a user calls it; no warnings, no path of this machine in the report."""
+    child = run_python(
+        "-m",
+        "npu_kernels.certify",
+        "--only",
+        "empty",
+        "--column",
+        "reference",
+        "--json",
+        "part.json",
+        "--markdown",
+        "part.md",
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert child.returncode == 0, child.stderr
+    assert "1 cells, 0 failed" in child.stdout
+    assert not child.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part.json", "part.md"]
+    for name in ("part.json", "part.md"):
+        assert str(ROOT) not in (tmp_path / name).read_text()
+
+
+def test_threads_compute_by_the_columns_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`use_backend` holds in a thread's context only."""
+    seen: list[str | None] = []
+    npu = functional.npu
+
+    def noting(*operands: Tensor, **options: Any) -> Tensor:
+        seen.append(dispatch.forced())
+        return npu(*operands, **options)
+
+    monkeypatch.setattr(functional, "npu", noting)
+    title = "the same bits at 1, 2 and 4 threads, from 8 Python threads, and every time"
+    with use_backend("reference"):
+        certify.CHECKS[title](certify.Column("reference"))
+    assert len(seen) == 20
+    assert set(seen) == {"reference"}

@@ -1,0 +1,160 @@
+"""Every example in the documentation and in docstrings runs as a reader would copy it, and prints what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import enum
+import importlib
+import inspect
+import io
+import re
+
+import pytest
+import torch
+
+from tests.support import examples
+from tests.support.examples import ROOT, Example
+
+NUMBER = re.compile(r"[-+]?\d+\.\d+e[-+]\d+")
+EXAMPLES = [example for page in examples.pages() for example in examples.of_page(page)] + examples.of_docstrings()
+
+
+@pytest.fixture(autouse=True)
+def reader(tmp_path, monkeypatch):
+    """A folder of one's own, and a start for random numbers; the process is as before afterwards."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+
+
+def run_block(example: Example) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(example.code, example.name, "exec"), {"__name__": "__main__"})
+    if example.said is None:
+        return
+    # The same words; errors in scientific notation to 20 %, as another processor's training may end in other digits.
+    assert NUMBER.sub("#", printed.getvalue()).split() == NUMBER.sub("#", example.said).split()
+    found, expected = (torch.tensor([float(n) for n in NUMBER.findall(t)]) for t in (printed.getvalue(), example.said))
+    torch.testing.assert_close(found, expected, rtol=0.2, atol=1e-5)
+
+
+def run_session(example: Example) -> None:
+    test = doctest.DocTestParser().get_doctest(example.code, {"__name__": "__main__"}, example.name, example.name, 0)
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(verbose=False)
+    runner.run(test, out=report.write)
+    result = runner.summarize(verbose=False)
+    assert result.attempted > 0
+    assert not result.failed, report.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch._dynamo's own
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_example(example):
+    """Alone, with names of its own only; what belongs together says so on its page."""
+    pytest.importorskip("sympy", reason="sympy is not installed")
+    if "NPURegressor" in example.code or "ode.fit(" in example.code:
+        for name in ("sklearn", "pandas", "pint"):
+            pytest.importorskip(name, reason=f"{name} is not installed")
+    (run_session if example.kind == "pycon" else run_block)(example)
+
+
+def test_examples_are_found():
+    names = {example.name.partition(":")[0] for example in EXAMPLES}
+    assert {
+        "README.md",
+        "docs/choosing-a-layer.md",
+        "npu_kernels/fitting/_fit.py",
+        "npu_kernels/ode/_solver.py",
+    } <= names
+
+
+def test_code_in_docstrings_is_an_example_that_runs():
+    texts = [pair for source in sorted((ROOT / "npu_kernels").rglob("*.py")) for pair in examples.docstrings(source)]
+    assert [(name, code) for name, text in texts for code in examples.unmarked_code(text)] == []
+
+
+def test_unmarked_code_is_noticed():
+    assert examples.unmarked_code("Text\n\n    y = f(x)\n    print(y)\n") == ["y = f(x)\nprint(y)"]
+    assert examples.unmarked_code("Text\n\n    y = A x\n\n    >>> f(1)\n") == []
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+# ---- the site: what `make docs` checks in full ----------------------------------------------------------------------
+
+
+PUBLIC = [
+    "npu_kernels",
+    *(
+        f"npu_kernels.{name}"
+        for name in ("env", "equations", "fitting", "formula", "functional", "interop", "layers", "lbfgs", "ode")
+    ),
+    *(f"npu_kernels.{name}" for name in ("optim", "reference", "reference_layers", "sharding", "trace", "training")),
+]
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def public_names() -> dict[str, object]:
+    """All functions and classes of the public modules' `__all__`, by their full names."""
+    found = {}
+    for module in map(importlib.import_module, PUBLIC):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isroutine(value):
+                found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+def test_every_public_name_is_on_a_reference_page():
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = set()
+    for name in re.findall(r"^\.\. auto(?:function|class):: (\S+)", text, re.M):
+        module, _, last = name.rpartition(".")
+        shown.add(getattr(importlib.import_module(module), last))
+    assert [name for name, value in public_names().items() if value not in shown] == []
+
+
+def test_every_page_is_in_the_navigation():
+    docs = ROOT / "docs"
+    listed = set(re.findall(r"^([\w/-]+)$", (docs / "index.md").read_text(), re.M))
+    assert {str(page.relative_to(docs))[:-3] for page in docs.rglob("*.md")} - {"index"} == listed
+
+
+def anchor(heading: str) -> str:
+    """The anchor that GitHub and the generator give a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_links_between_pages():
+    broken = []
+    for page in examples.pages():
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        for target, place in LINK.findall(text):
+            if "://" in target:
+                continue
+            file = page if not target else (page.parent / target).resolve()
+            headings = re.findall(r"^#+ (.*)", file.read_text(), re.M) if file.suffix == ".md" and file.exists() else []
+            if not file.exists() or (place and place[1:] not in map(anchor, headings)):
+                broken.append(f"{page.name}: {target}{place}")
+    assert broken == []
+
+
+@pytest.mark.parametrize(("name", "value"), public_names().items(), ids=public_names())
+def test_help_is_complete_by_itself(name, value):
+    """A docstring names every argument, and sends nobody elsewhere for one."""
+    text = inspect.getdoc(value)
+    assert text
+    assert re.findall(r"(?i)(?:arguments|errors|shapes)\b[^.]* as (?:for |in )?`|: as (?:for|in) `", text) == []
+    if inspect.isclass(value) and issubclass(value, (enum.Enum, torch.optim.Optimizer)):
+        return  # a member is no argument; the optimiser's arguments are torch's
+    skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [p.name for p in inspect.signature(value).parameters.values() if p.kind not in skipped]
+    assert [p for p in parameters if not p.startswith("_") and not re.search(rf"\b{p}\b", text)] == []

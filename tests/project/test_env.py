@@ -1,0 +1,41 @@
+"""The report of ``python -m npu_kernels.env``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from npu_kernels import __version__, env
+from npu_kernels._backends import cpu
+
+
+def test_environment() -> None:
+    facts = env.environment()
+    assert facts["npu_kernels"] == __version__
+    assert facts["torch"] == torch.__version__
+    assert facts["torch threads"] == str(torch.get_num_threads())
+    runs, reason = cpu.available()
+    assert facts["cpu on cpu"] == ("available" if runs else f"unavailable: {reason}")
+    assert facts["cpu on cuda"] == "unavailable: runs on cpu tensors only"
+    assert facts["reference on cpu"] == facts["reference on cuda"] == "available"
+    assert facts["triton on cuda"]
+    if runs:
+        assert facts["cpu instruction set"].startswith(cpu.isa())
+
+
+def test_command() -> None:
+    child = subprocess.run([sys.executable, "-m", "npu_kernels.env"], capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    names = [line.partition("  ")[0] for line in child.stdout.splitlines()]
+    assert names == list(env.environment())
+    assert not child.stderr
+
+
+def test_importing_is_quiet() -> None:
+    """No output, no compiler, no GPU library."""
+    code = "import sys, npu_kernels; assert 'triton' not in sys.modules; assert 'torch._dynamo' not in sys.modules"
+    child = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout == child.stderr == ""

@@ -1,0 +1,83 @@
+"""The example scripts do what they say. `train_distributed.py` is tested in test_distributed.py."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import needs_library
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+pytestmark = needs_library
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a script in a folder of its own; gives what it printed."""
+
+    def script(name: str, *words: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return script
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch._dynamo's own
+def test_drop_in_goes_on_from_its_checkpoint(run):
+    words = ("--backend", "aot_eager", "--steps", "100")
+    first, second = run("train_drop_in.py", *words), run("train_drop_in.py", *words)
+    assert first.startswith("100 steps: error ")
+    assert second.startswith("200 steps: error ")
+    assert float(second.split()[-1]) < min(0.02, float(first.split()[-1]))
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def for_tables():
+    for name in ("sklearn", "pandas", "pint"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+
+
+def test_equation_of_a_csv(run, tmp_path, for_tables):
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)) + 1
+    lines = [f"{a:.8f},{b:.8f},text,{3 * a * a / b:.8f}" for a, b in x.tolist()]
+    (tmp_path / "data.csv").write_text("\n".join(["# a comment", "a,b,name,c", *lines]) + "\n")
+    assert re.search(r"^c = 3(\.0*)?\*a\*\*2/b$", run("equation_from_csv.py", "data.csv"), re.M)
+
+
+def test_equation_of_a_csv_with_units(run, tmp_path, for_tables):
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)) + 1
+    lines = [f"{a:.8f},{b:.8f},{a * b * b / 2:.8f}" for a, b in x.tolist()]
+    (tmp_path / "data.csv").write_text("\n".join(["m [kg],v [m/s],E [J]", *lines]) + "\n")
+    said = run("equation_from_csv.py", "data.csv")
+    assert said.startswith("60 rows of m, v, with units\nE = 0.5*m*v**2\n")
+
+
+@pytest.mark.filterwarnings("ignore:NPURegressor. 34 rows are too few")
+def test_equation_of_the_planets(run, for_tables):
+    (factor,) = re.findall(r"^period_days = ([\d.]+)\*axis_au\*\*\(3/2\)$", run("equation_from_csv.py"), re.M)
+    assert float(factor) == pytest.approx(365.25, rel=2e-3)
+
+
+def test_neural_ode(run):
+    (error,) = re.findall(r"greatest error on the series ([\d.]+)$", run("neural_ode.py"))
+    assert float(error) < 0.2
+
+
+def test_law_of_a_time_series(run, tmp_path):
+    for name in ("scipy", "pandas", "sympy", "matplotlib"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    said = run("law_of_a_time_series.py", "--plot", "picture.png")
+    assert re.search(r"^hare' = -0.027\d*\*hare\*lynx \+ 0.5[34]\d*\*hare$", said, re.M)
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    times = [0.1 * k for k in range(20)]
+    lines = ["# a comment", "t,c", *(f"{t},{2 / (1 + t)}" for t in times), "3.0,"]
+    (tmp_path / "data.csv").write_text("\n".join(lines) + "\n")
+    assert run("law_of_a_time_series.py", "data.csv", "--terms", "1", "--starts", "4").startswith("c' = -0.5*c**2\n")

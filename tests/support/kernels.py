@@ -1,0 +1,98 @@
+"""Calls of anything with the operators' names and signatures, and their float32 error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels import reference
+from npu_kernels._operators import ops
+from npu_kernels._testing.samples import Sample, fill_uninitialized_with_nan, rms_error
+
+NPU, NMU, INALU = "npu", "nmu", "inalu"
+OMEGA = 20.0
+ALL = 63  # gradients
+EPS = torch.finfo(torch.float32).eps  # in float64 too: there the formula in float64 is the exact result
+
+
+def layer(sample: Sample) -> str:
+    """The name of its operators, with which the sample's begins."""
+    return sample.name.partition("-")[0]
+
+
+def options(sample: Sample) -> tuple[Any, ...]:
+    """Of both operators."""
+    name, given = layer(sample), sample.options
+    if name == "nmru":
+        return given.get("eps", 0.0), given.get("clip", True), given.get("sign") == "separate"
+    return {NMU: (), INALU: (EPS, OMEGA)}.get(name, (EPS,))
+
+
+def count(sample: Sample) -> int:
+    """How many gradients its backward operator has."""
+    return 1 + len(sample.tensors)
+
+
+def forward(sample: Sample, kernels: Any) -> tuple[Tensor, ...]:
+    """y and what is saved for the backward: s of the NPU; h, a and t of the NALU, and flags of the iNALU."""
+    name = layer(sample)
+    found = getattr(kernels, f"{name}_forward")(
+        sample.x, *sample.tensors.values(), *options(sample), *ops.LAYERS[name].keep
+    )
+    return (found,) if isinstance(found, Tensor) else found
+
+
+def backward(sample: Sample, kernels: Any, grad_y: Tensor, needs: int, straight_through: bool = False) -> Any:
+    """The gradients, from the kernels' own forward."""
+    name = layer(sample)
+    y, *saved = forward(sample, kernels)
+    if name == NPU:
+        saved = [y, *saved]
+    more = (straight_through,) if name == NPU else ()
+    return getattr(kernels, f"{name}_backward")(
+        grad_y, sample.x, *sample.tensors.values(), *saved, *options(sample), *more, needs
+    )
+
+
+def outputs(sample: Sample, kernels: Any, grad_y: Tensor) -> list[Tensor]:
+    """All of both. What is not written is nan."""
+    straight = sample.options.get("gate_gradient") == "straight_through"
+    with fill_uninitialized_with_nan():
+        return [*forward(sample, kernels), *backward(sample, kernels, grad_y, ALL, straight)]
+
+
+def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
+    """(kernel's error, eager error) of every output of a float32 sample against the formula in float64."""
+    # Away from 0, where 1 / r makes the gradient of one x outweigh all others.
+    sample = Sample(sample.name, sample.x + 0.25 * sample.x.sign(), sample.tensors, sample.options)
+    exact = sample.map(Tensor.double)
+    exact_forward = forward(exact, reference)
+    # The size that rounding is relative to: exp(P) for y and s. Upstream gradients undo it, lest one row be all.
+    is_npu = layer(sample) == NPU
+    scale = torch.hypot(*exact_forward) if is_npu else exact_forward[0].abs().clamp(min=1e-3)
+    grad_y = (torch.randn_like(scale) / scale).expand_as(exact_forward[0]).float()
+    kernel, eager = outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y)
+    found = []
+    for i, (a, e, x) in enumerate(zip(kernel, eager, outputs(exact, reference, grad_y.double()), strict=True)):
+        assert a.dtype == (torch.int32 if e.dtype == torch.int32 else torch.float32)
+        assert a.is_contiguous()
+        at = scale if is_npu and i < 2 else None
+        found.append((rms_error(a, x, at), rms_error(e, x, at)))
+    return found
+
+
+def with_zero_factors(sample: Sample) -> Sample:
+    """In place: some x are 0, and two weights of an iNALU so large that their factors can be: 1 - 2/2 and 1 - 1."""
+    sample.x[..., 0, 1] = 0
+    sample.x[..., 1, :3] = sample.x.new_tensor([0.0, -1.0, 1.0])
+    sample.x[..., 2, :2] = -1
+    sample.x[..., 3, :2] = 1
+    if layer(sample) == INALU:
+        weight, mask = sample.tensors["weight_mul"], sample.tensors["mask_mul"]
+        assert weight is not None
+        assert mask is not None
+        weight[..., 0, :2], mask[..., 0, :2] = 50, weight.new_tensor([50.0, 0.0])
+        weight[..., 1, :2], mask[..., 1, :2] = -50, 0
+    return sample

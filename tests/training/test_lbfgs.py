@@ -1,0 +1,314 @@
+"""Batched L-BFGS: torch's iterates one model at a time, independence of the batch, rules, walls, resuming."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from npu_kernels.optim.lbfgs import LBFGS, Closure, Status, lbfgs
+
+
+def rosenbrock(x: Tensor) -> Tensor:
+    return (100 * (x[:, 1:] - x[:, :-1] ** 2) ** 2 + (1 - x[:, :-1]) ** 2).sum(1)
+
+
+def differentiated(function: Callable[[Tensor], Tensor]) -> Closure:
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            f = function(x)
+            (gradient,) = torch.autograd.grad(f.sum(), x)
+        return f.detach(), gradient
+
+    return closure
+
+
+def starts(models: int = 12, size: int = 6) -> Tensor:
+    return 1.5 * torch.randn(models, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def with_torch(function: Callable[[Tensor], Tensor], x0: Tensor, iterations: int, evaluations: int = 10_000) -> Tensor:
+    found = []
+    for row in x0:
+        parameter = torch.nn.Parameter(row.clone().unsqueeze(0))
+        optimizer = torch.optim.LBFGS(
+            [parameter],
+            max_iter=iterations,
+            max_eval=evaluations,
+            tolerance_grad=1e-8,
+            tolerance_change=0,
+            history_size=10,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure(parameter: Tensor = parameter) -> Tensor:
+            parameter.grad = None
+            value = function(parameter).sum()
+            value.backward()
+            return value.detach()
+
+        optimizer.step(closure)
+        found.append(parameter.detach()[0])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5, 12, 20])
+def test_iterates_are_torchs(iterations: int) -> None:
+    x0 = starts()
+    expected = with_torch(rosenbrock, x0, iterations)
+    result = lbfgs(differentiated(rosenbrock), x0, max_iterations=iterations)
+    # Twenty iterations amplify the last digit, differently with every order of summation.
+    torch.testing.assert_close(result.x, expected, rtol=0, atol=1e-14 * 3.0**iterations)
+    assert set(result.status.tolist()) == {Status.ITERATIONS}
+    assert set(result.iterations.tolist()) == {iterations}
+
+
+def test_the_first_step_is_at_most_the_gradient() -> None:
+    """As torch's: where the gradient's absolute values add up to less than 1, the first trial is not longer."""
+
+    def flat(x: Tensor) -> Tensor:
+        return 1e-3 * rosenbrock(x)
+
+    x0 = 0.1 * starts()
+    _, gradient = differentiated(flat)(x0, torch.arange(len(x0)))
+    assert (gradient.abs().sum(1) < 0.6).all()
+    result = lbfgs(differentiated(flat), x0, max_iterations=2)
+    torch.testing.assert_close(result.x, with_torch(flat, x0, 2), rtol=0, atol=1e-12)
+
+
+def wavy(x: Tensor) -> Tensor:
+    """Many waves: line searches that extrapolate, zoom, hesitate."""
+    return (0.1 * x**2 + torch.sin(3 * x) + 0.3 * torch.cos(11 * x)).sum(1)
+
+
+def test_line_searches_are_torchs() -> None:
+    x0 = 3 * starts(40, 2)
+    result = lbfgs(differentiated(wavy), x0, max_iterations=6)
+    moved = result.status == Status.ITERATIONS
+    assert moved.sum() >= 20
+    assert (result.evaluations - result.iterations).max() >= 5
+    torch.testing.assert_close(result.x[moved], with_torch(wavy, x0[moved], 6), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rosenbrock_is_solved(dtype: torch.dtype) -> None:
+    tolerance = 1e-8 if dtype == torch.float64 else 1e-3
+    result = lbfgs(differentiated(rosenbrock), starts(12, 2).to(dtype), gradient_tolerance=tolerance)
+    assert set(result.status.tolist()) == {Status.CONVERGED}
+    assert (result.gradient <= tolerance).all()
+    torch.testing.assert_close(result.x, torch.ones_like(result.x), rtol=0, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 7, 33])
+def test_no_model_depends_on_the_others(size: int, compact: bool) -> None:
+    function = rosenbrock if size > 1 else wavy
+    x0 = starts(9, size)
+    together = lbfgs(differentiated(function), x0, max_iterations=60, compact=compact)
+    assert len(set(together.evaluations.tolist())) > 1
+    for k in range(9):
+        alone = lbfgs(differentiated(function), x0[k : k + 1], max_iterations=60)
+        for ours, theirs in zip(together, alone, strict=True):
+            assert torch.equal(ours[k], theirs[0])
+
+
+def test_only_running_models_are_evaluated() -> None:
+    seen = []
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(active.tolist())
+        curvature = torch.tensor([1.0, 1.0, 400.0], dtype=x.dtype)[active]
+        offset = x - torch.tensor([0.0, 1.0, 1.0], dtype=x.dtype)[active].unsqueeze(1)
+        scale = torch.stack([torch.ones_like(curvature), curvature], 1)
+        return (offset.square() * scale).sum(1), 2 * offset * scale
+
+    result = lbfgs(closure, torch.zeros(3, 2, dtype=torch.float64))
+    assert set(result.status.tolist()) == {Status.CONVERGED}
+    assert result.iterations[0] == 0
+    assert seen[0] == [0, 1, 2]
+    assert seen[1] == [1, 2]
+    assert seen[-1] == [2]
+
+
+def test_finished_models_stay_where_they_are() -> None:
+    """Without `compact` the closure sees all models; those that have finished, at their result."""
+    seen = []
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(x.clone())
+        return differentiated(rosenbrock)(x, active)
+
+    result = lbfgs(closure, starts(6, 2), compact=False)
+    ended = result.evaluations
+    assert ended.min() + 2 < ended.max()
+    for k in range(6):
+        for points in seen[int(ended[k]) :]:
+            assert torch.equal(points[k], result.x[k])
+
+
+def log_barrier(x: Tensor) -> Tensor:
+    """Finite for x > 0 only; minimum at 1."""
+    return (x - x.log()).sum(1)
+
+
+def test_non_finite_steps_are_taken_back() -> None:
+    x0 = torch.tensor([[3.0, 0.2], [8.0, 5.0], [0.01, 30.0]], dtype=torch.float64)
+    values = []
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        f, gradient = differentiated(log_barrier)(x, active)
+        values.append(f)
+        return f, gradient
+
+    result = lbfgs(closure, x0)
+    assert torch.cat(values).isnan().any()
+    assert result.x.isfinite().all()
+    torch.testing.assert_close(result.x, torch.ones_like(x0), rtol=0, atol=1e-7)
+
+
+def test_a_gradient_that_is_not_finite_is_a_wall_too() -> None:
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = torch.where(x > 2, math.nan, 2 * (x - 1.9))
+        return (x - 1.9).square().sum(1), gradient
+
+    result = lbfgs(closure, torch.full((1, 1), -30.0, dtype=torch.float64))
+    assert float(result.x) == pytest.approx(1.9, abs=1e-7)
+
+
+def test_rules() -> None:
+    x0 = starts(4, 3)
+    closure = differentiated(rosenbrock)
+    assert set(lbfgs(closure, x0, max_iterations=3).iterations.tolist()) == {3}
+    assert set(lbfgs(closure, x0, gradient_tolerance=1e9).status.tolist()) == {Status.CONVERGED}
+    assert set(lbfgs(closure, x0, x_tolerance=1e-3).status.tolist()) == {Status.SMALL_STEP}
+    assert set(lbfgs(closure, x0, f_tolerance=1e9).status.tolist()) == {Status.SMALL_CHANGE}
+    spent = lbfgs(closure, x0, max_evaluations=7)
+    assert set(spent.status.tolist()) == {Status.EVALUATIONS}
+    assert ((spent.evaluations >= 7) & (spent.evaluations < 7 + 25)).all()
+    x0[1, 0] = math.nan
+    assert lbfgs(closure, x0, max_iterations=3).status.tolist() == [5, Status.NOT_FINITE, 5, 5]
+
+    def uphill(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        return x.square().sum(1), -2 * x
+
+    start = torch.ones(1, 2, dtype=torch.float64)
+    result = lbfgs(uphill, start)
+    assert result.status.item() == Status.NO_DECREASE
+    assert torch.equal(result.x, start)
+
+
+def test_the_ends_of_the_rules() -> None:
+    closure, x0 = differentiated(rosenbrock), starts(1, 3)
+    five = lbfgs(closure, x0, max_iterations=5)
+    assert lbfgs(closure, x0, max_evaluations=int(five.evaluations)).iterations.tolist() == [5]
+    # A step is as long as its longest part: the second variable is at its minimum and never moves.
+    x0 = torch.tensor([[30.0, 1.0]], dtype=torch.float64)
+    result = lbfgs(differentiated(log_barrier), x0, x_tolerance=1e-3)
+    torch.testing.assert_close(result.x, torch.ones_like(x0), rtol=0, atol=1e-2)
+    # Downhill for ever: x0, the first trial point, and as many more as a line search may have.
+    line = differentiated(lambda x: -x.sum(1))
+    assert lbfgs(line, x0, max_iterations=1, max_line_search=3).evaluations.tolist() == [5]
+
+
+def test_a_step_that_hardly_descends_is_too_long() -> None:
+    """Where f falls by less than a ten-thousandth of what its slope promised, the next trial point lies before it."""
+    tried = []
+
+    def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        tried.append(x.item())
+        behind = x != 0
+        return torch.where(behind, -1e-6, 0.0)[:, 0], torch.where(behind, -0.95, -1.0)
+
+    lbfgs(closure, torch.zeros(1, 1), max_evaluations=3)
+    assert tried[:2] == [0, 1]
+    assert 0 < tried[2] < 1
+
+
+def test_f_never_increases() -> None:
+    problems = LBFGS(differentiated(wavy), 3 * starts(30, 3), max_iterations=50)
+    problems.round()
+    before = problems.f.clone()
+    while problems.round():
+        assert (problems.f <= before).all()
+        before = problems.f.clone()
+
+
+def test_resumed_as_uninterrupted() -> None:
+    x0 = starts()
+    whole = LBFGS(differentiated(rosenbrock), x0)
+    while whole.round():
+        pass
+    first = LBFGS(differentiated(rosenbrock), x0)
+    for _ in range(37):
+        first.round()
+    second = LBFGS(differentiated(rosenbrock), torch.zeros_like(x0))
+    second.load_state_dict(first.state_dict())
+    first.round()  # the state is a copy
+    while second.round():
+        pass
+    for ours, theirs in zip(second.result(), whole.result(), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(ValueError, match=r"lbfgs: its x must be .*shape \(3, 6\), got .*shape \(12, 6\)"):
+        LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(whole.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("x0", "options", "kind", "message"),
+    [
+        (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), got \(3,\)"),
+        (torch.zeros(3, 2).half(), {}, TypeError, "x0 must be float32 or float64, got torch.float16"),
+        (torch.zeros(3, 2), {"history": 0}, ValueError, "history must be an integer of at least 1, got 0"),
+        (
+            torch.zeros(3, 2),
+            {"max_iterations": -1},
+            ValueError,
+            "max_iterations must be an integer of at least 1, got -1",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"max_evaluations": 0},
+            ValueError,
+            "max_evaluations must be an integer of at least 1, got 0",
+        ),
+        (torch.zeros(3, 2), {"x_tolerance": -1.0}, ValueError, "x_tolerance must be finite and at least 0, got -1.0"),
+        (torch.zeros(3, 2), {"f_tolerance": math.nan}, ValueError, "f_tolerance must be finite and at least 0"),
+    ],
+)
+def test_errors(x0: Tensor, options: dict[str, float], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        lbfgs(differentiated(rosenbrock), x0, **options)
+
+
+def test_wrong_closures_are_named() -> None:
+    with pytest.raises(ValueError, match=r"must give f of shape \(3,\) and a gradient of shape \(3, 2\), got \(\)"):
+        lbfgs(lambda x, active: (x.sum(), x), torch.zeros(3, 2))
+
+
+def test_empty_batch_and_unchanged_start() -> None:
+    assert lbfgs(differentiated(rosenbrock), torch.zeros(0, 4)).x.shape == (0, 4)
+    x0 = starts()
+    kept = x0.clone()
+    lbfgs(differentiated(rosenbrock), x0, max_iterations=3)
+    assert torch.equal(x0, kept)
+
+
+def kinked(x: Tensor) -> Tensor:
+    """An absolute value across a curved valley: line searches end in the kink, where old pairs mislead."""
+    return (x[:, 1:] - x[:, :-1] ** 2).abs().sum(1) + 0.1 * (1 - x[:, :-1]).square().sum(1)
+
+
+def test_restarts_go_on_from_kinks() -> None:
+    x0 = starts(20, 4)
+    options = {"max_iterations": 300, "max_line_search": 10}
+    stopped = lbfgs(differentiated(kinked), x0, **options)
+    restarted = lbfgs(differentiated(kinked), x0, restart=True, **options)
+    assert (stopped.status == Status.NO_DECREASE).sum() >= 10
+    assert (restarted.f <= stopped.f).all()
+    assert (restarted.f < stopped.f).sum() >= 10
+    assert not (restarted.status == Status.RUNNING).any()
+    alone = lbfgs(differentiated(kinked), x0[3:4], restart=True, **options)
+    assert torch.equal(alone.x[0], restarted.x[3])

@@ -1,0 +1,253 @@
+"""Adam in one call, beside torch's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from npu_kernels import NAU, NPU, use_backend
+from npu_kernels._backends import fast_path
+from npu_kernels.optim import Adam
+from npu_kernels.training import mse_loss
+from tests.conftest import needs_library
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"betas": (0.5, 0.9), "eps": 1e-6},
+    {"weight_decay": 0.1},
+    {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    {"maximize": True},
+    {"amsgrad": True},
+]
+
+
+class Counting:
+    """The fast path's step, counted where it was taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.function = fast_path.adam
+
+    def __call__(self, *arguments: Any) -> Any:
+        assert self.function is not None
+        answer = self.function(*arguments)
+        self.taken += answer is not NotImplemented
+        return answer
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    found = Counting()
+    monkeypatch.setattr(fast_path, "adam", found)
+    return found
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(n, dtype=dtype, generator=generator).requires_grad_() for n in (1, 3, 40, 9000)]
+
+
+def train(optimizer: torch.optim.Optimizer, own: list[Tensor], steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        sum(p.cos().sum() for p in own).backward()  # type: ignore[union-attr]
+        optimizer.step()
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
+def test_as_torchs(options: dict[str, Any], dtype: torch.dtype, counting: Counting) -> None:
+    ours, theirs = parameters(dtype), parameters(dtype)
+    mine, torchs = Adam(ours, lr=1e-2, **options), torch.optim.Adam(theirs, lr=1e-2, fused=True, **options)
+    train(mine, ours, 60)
+    train(torchs, theirs, 60)
+    assert counting.taken == (0 if "amsgrad" in options else 59)  # the first step makes the state
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if dtype is torch.float32 else 1e-12)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.state[one], torchs.state[other])
+
+
+@needs_library
+def test_states_are_exchanged(counting: Counting) -> None:
+    """Half the steps by one optimiser and half by the other, through state_dict, in both orders."""
+    expected = parameters()
+    train(torch.optim.Adam(expected, lr=1e-2), expected, 20)
+    for first, second in ((Adam, torch.optim.Adam), (torch.optim.Adam, Adam)):
+        own = parameters()
+        one = first(own, lr=1e-2)
+        train(one, own, 10)
+        other = second(own, lr=1.0)
+        other.load_state_dict(copy.deepcopy(one.state_dict()))
+        train(other, own, 10)
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-6)
+    assert counting.taken == 9 + 10
+
+
+@needs_library
+def test_groups_schedules_and_missing_gradients(counting: Counting) -> None:
+    """Groups with rates of their own, a schedule, a parameter without a gradient now and then."""
+    results = []
+    for kind in (Adam, torch.optim.Adam):
+        own = parameters()
+        optimizer = kind([{"params": own[:2], "lr": 1e-3}, {"params": own[2:], "weight_decay": 0.1}], lr=1e-2)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for step in range(12):
+            optimizer.zero_grad()
+            sum(p.cos().sum() for n, p in enumerate(own) if n != step % 3).backward()  # type: ignore[union-attr]
+            optimizer.step()
+            schedule.step()
+        results.append(own)
+    torch.testing.assert_close(*results, rtol=0, atol=1e-6)
+    assert counting.taken == 10  # not the first two: the second has a parameter whose state has not begun
+
+
+@needs_library
+def test_general_steps(counting: Counting) -> None:
+    """Hooks, closures, profilers, tensors as learning rates and other backends take torch's step, hooks included."""
+    own = parameters()
+    optimizer = Adam(own, lr=1e-2)
+    train(optimizer, own, 2)
+    assert counting.taken == 1
+    seen: list[str] = []
+    handle = optimizer.register_step_post_hook(lambda *_: seen.append("hook"))
+    train(optimizer, own, 1)
+    handle.remove()
+    assert seen == ["hook"]
+    assert optimizer.step(lambda: 5.0) == 5.0
+    with torch.profiler.profile() as profile:
+        train(optimizer, own, 1)
+    assert any("Optimizer.step#Adam" in event.key for event in profile.key_averages())
+    with use_backend("reference"):
+        train(optimizer, own, 1)
+    optimizer.param_groups[0]["lr"] = torch.tensor(1e-2)
+    train(optimizer, own, 1)
+    assert counting.taken == 1
+    optimizer.param_groups[0]["lr"] = 1e-2
+    train(optimizer, own, 1)
+    assert counting.taken == 2
+
+
+@needs_library
+def test_global_hooks_and_gradient_scalers(counting: Counting) -> None:
+    own = parameters()
+    optimizer = Adam(own, lr=1e-2)
+    train(optimizer, own, 2)
+    seen: list[str] = []
+    handle = register_optimizer_step_pre_hook(lambda *_: seen.append("hook"))
+    try:
+        train(optimizer, own, 1)
+    finally:
+        handle.remove()
+    assert seen == ["hook"]
+    for name in ("grad_scale", "found_inf"):  # what torch.amp.GradScaler leaves for an optimiser that reads it itself
+        setattr(optimizer, name, torch.ones(()))
+        with pytest.raises(AssertionError):  # torch's step, which takes them on a GPU alone
+            train(optimizer, own, 1)
+        delattr(optimizer, name)
+    assert counting.taken == 1
+
+
+def test_zero_grad_keeps_the_tensors_on_request() -> None:
+    own = parameters()
+    optimizer = Adam(own)
+    train(optimizer, own, 1)
+    kept = [p.grad for p in own]
+    optimizer.zero_grad(set_to_none=False)
+    assert all(p.grad is grad and not grad.any() for p, grad in zip(own, kept, strict=True))  # type: ignore[union-attr]
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in own)
+
+
+@needs_library
+def test_gradients_of_any_layout(counting: Counting) -> None:
+    """A gradient with other strides than its parameter's; a parameter that is not contiguous is torch's matter."""
+    results = []
+    for kind in (Adam, torch.optim.Adam):
+        weight = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+        turned = torch.linspace(-1, 1, 12).reshape(3, 4).t().requires_grad_()
+        for own in (weight, turned):
+            optimizer = kind([own], lr=1e-2)
+            for _ in range(5):
+                own.grad = own.detach().cos().t().contiguous().t()
+                optimizer.step()
+        results.append([weight, turned])
+    torch.testing.assert_close(*results, rtol=0, atol=1e-6)
+    assert counting.taken == 4
+
+
+def test_trains_a_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(NPU(2, 6), NAU(6, 1))
+    optimizer = Adam(model.parameters(), lr=5e-3)
+    x = torch.rand(100, 2) + 0.1
+    target = x[:, :1] * x[:, 1:]
+    losses = []
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.05 * losses[0]
+
+
+@needs_library
+def test_a_changed_parameter_is_noticed() -> None:
+    """A step between forward and backward is the error that it is with torch's Adam."""
+    layer = NPU(2, 3)
+    optimizer = Adam(layer.parameters())
+    x = torch.randn(5, 2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        layer(x).sum().backward()
+        optimizer.step()
+    y = layer(x)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@needs_library
+def test_it_is_pickled_and_copied(counting: Counting) -> None:
+    own = parameters()
+    optimizer = Adam(own, lr=1e-2)
+    train(optimizer, own, 2)
+    twin = copy.deepcopy(optimizer)
+    copies = twin.param_groups[0]["params"]
+    train(optimizer, own, 3)
+    train(twin, copies, 3)
+    assert counting.taken == 1 + 3 + 3
+    torch.testing.assert_close(own, copies, rtol=0, atol=0)
+
+
+def test_in_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's name made to mean this class, as one does to change every optimiser of a program."""
+    expected = parameters()
+    train(torch.optim.Adam(expected, lr=1e-2), expected, 3)
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    own = parameters()
+    train(torch.optim.Adam(own, lr=1e-2), own, 3)
+    torch.testing.assert_close(own, expected, rtol=0, atol=1e-6)
+
+
+def test_torchs_hooks_and_closures_are_called() -> None:
+    """On the general way."""
+    own, seen = parameters(), []
+    optimizer = Adam(own, lr=1e-2)
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+
+    def closure() -> Tensor:
+        seen.append("closure")
+        loss = sum(p.cos().sum() for p in own)
+        loss.backward()  # type: ignore[union-attr]
+        return loss  # type: ignore[return-value]
+
+    assert isinstance(optimizer.step(closure), Tensor)
+    assert seen == ["before", "closure", "after"]

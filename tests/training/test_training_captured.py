@@ -1,0 +1,323 @@
+"""`training.run` by CUDA graphs: the sequence of captures and replays, on CPU tensors under a stand-in for a graph.
+
+The stand-in does what a graph does: it notes the operations of the captured step, with their tensors and numbers, and
+undoes them; a replay computes them again from the same tensors into the same tensors. Real graphs are in
+`tests/triton/test_training.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
+from npu_kernels.optim import Adam
+from npu_kernels.training import Run, SteppedSchedule, run
+from npu_kernels.training import _captured as captured
+from npu_kernels.training import _runs as runs
+from npu_kernels.training._captured import FIRST, LEAST, Captured
+from npu_kernels.training._steps import Ordinary
+
+events: list[str] = []
+
+
+class Graph(TorchDispatchMode):
+    """Stands for torch.cuda.CUDAGraph, and within it for what captures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+        if func._schema.is_mutable:
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, Tensor) and id(tensor) not in self.before:
+                    self.before[id(tensor)] = tensor, tensor.clone()
+        found = func(*args, **kwargs)
+        if not func.is_view:
+            self.calls.append((func, args, kwargs, found))
+        return found
+
+    def replay(self) -> None:
+        events.append("replay")
+        with torch.no_grad():
+            for func, args, kwargs, found in self.calls:
+                again = func(*args, **kwargs)
+                for old, new in zip(tree_leaves(found), tree_leaves(again), strict=True):
+                    if isinstance(old, Tensor) and old is not new:
+                        old.copy_(new)
+
+
+class Stream:
+    def wait_stream(self, other: Any) -> None:
+        events.append("wait")
+
+
+@contextlib.contextmanager
+def _capture(graph: Graph) -> Iterator[None]:
+    events.append("capture")
+    with graph:
+        yield
+    with torch.no_grad():
+        for tensor, value in graph.before.values():
+            tensor.copy_(value)
+
+
+@contextlib.contextmanager
+def _on(stream: Stream) -> Iterator[None]:
+    events.append("side stream")
+    yield
+    events.append("back")
+
+
+@pytest.fixture
+def gpu_is_played(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPU tensors take the way of CUDA tensors; formulas compute, whose every operation is seen."""
+    for name, value in {
+        "device": lambda device: contextlib.nullcontext(),
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": _on,
+        "CUDAGraph": Graph,
+        "graph": _capture,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for name in ("adam", "rmsprop"):
+        module = sys.modules[f"torch.optim.{name}"]  # torch.optim deletes their names
+        monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda **_: ["cpu"])
+    monkeypatch.setattr(runs, "loop_for", lambda *_: (Captured, None))
+    events.clear()
+    with use_backend("reference"):
+        yield
+
+
+def model_of(models: int | None, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"num_models": models, "dtype": dtype}
+    return nn.Sequential(NPU(2, 4, init_im="uniform", **options), NAU(4, 3, **options))
+
+
+def data(dtype: torch.dtype = torch.float64, rows: int = 20) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(rows, 2, generator=generator, dtype=dtype) + 0.5
+    return x, torch.stack([x[:, 0] * x[:, 1], x[:, 0] / x[:, 1], x[:, 0]], -1)
+
+
+def ordinary(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **settings: Any) -> Run:
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "loop_for", lambda *_: (Ordinary, None))
+        return run(*arguments, **settings)
+
+
+def assert_same(one: Run, other: Run, within: float = 1e-10) -> None:
+    torch.testing.assert_close(one.losses, other.losses, rtol=within, atol=within)
+    for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=within, atol=within)
+        for name, value in other.optimizer.state[q].items():
+            found = one.optimizer.state[p][name]
+            assert found.dtype == value.dtype
+            torch.testing.assert_close(found, value, rtol=within, atol=within)
+    for group, expected in zip(one.optimizer.param_groups, other.optimizer.param_groups, strict=True):
+        assert {k: v for k, v in group.items() if k != "params"} == {k: v for k, v in expected.items() if k != "params"}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all rows": {},
+    "drawn rows": {"batch_size": 7},
+    "given rows": {"rows": torch.arange(40 * 5).view(40, 5) % 20},
+    "a rate that falls": {"lr": lambda step: 0.01 / step},
+    "penalties": {
+        "penalties": {"l1": SteppedSchedule(1e-4, 1e-2, step=20), "madsen": lambda n: 1e-4 * n, "paper": 0.1}
+    },
+    "frobenius": {"penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3}, "project": 2.0},
+    "weights, few losses": {"sample_weight": torch.linspace(0, 1, 60, dtype=torch.float64).view(20, 3), "every": 7},
+    "zero, no projection": {"nonfinite": "zero", "project": False},
+    "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
+    "callbacks": {"callbacks": lambda found: None, "stretch": 20},
+    "one by one between callbacks": {"callbacks": lambda found: None, "stretch": LEAST - 1},
+}
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+@pytest.mark.parametrize("models", [None, 3])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_as_the_ordinary_loop(name: str, models: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, settings = model_of(models), {"lr": 0.01, **SETTINGS[name]}
+    if models and "sample_weight" in settings:
+        settings["sample_weight"] = settings["sample_weight"].expand(3, 20, 3).contiguous()
+        settings["y"] = data()[1].expand(3, 20, 3).contiguous()
+    x, y = data()
+    y = settings.pop("y", y)
+    found = []
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+        torch.manual_seed(3)
+        found.append(make(copy.deepcopy(model), x, y, steps=40, **copy.deepcopy(settings)))  # type: ignore[operator]
+    assert_same(found[0], found[1])
+    assert (found[0].captured, found[1].captured) == (True, False)
+    assert ("replay" in events) == (name != "one by one between callbacks")
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+@pytest.mark.parametrize("foreach", [False, True])
+def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups with rates and settings of their own, a state to continue, a frozen parameter; float32 too."""
+    for dtype, within in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
+        for kind, more in ((Adam, {}), (torch.optim.AdamW, {"weight_decay": 0.1, "amsgrad": True})):
+            found = []
+            for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+                model = model_of(2, dtype)
+                model[0].gate.requires_grad_(False)  # type: ignore[index]
+                groups = [{"params": model[0].parameters(), "lr": 0.02}, {"params": model[1].parameters()}]  # type: ignore[index]
+                optimizer = kind(groups, lr=0.01, foreach=foreach, **more)  # type: ignore[operator]
+                for _ in range(2):
+                    if more and make is run:
+                        monkeypatch.setattr(runs, "loop_for", lambda *_: (Captured, None))
+                    result = make(model, *data(dtype), steps=30, optimizer=optimizer)  # type: ignore[operator]
+                found.append(result)
+            assert found[0].captured
+            assert_same(found[0], found[1], within)
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has it for many tensors at a time, its choice on a GPU, and otherwise needs the rate on the processor."""
+    found = []
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+        model = model_of(None)
+        optimizer = torch.optim.RMSprop(model.parameters(), foreach=True, momentum=0.5)
+        found.append(make(model, *data(), steps=40, optimizer=optimizer, lr=lambda step: 1e-3 / step))  # type: ignore[operator]
+    assert found[0].captured
+    assert_same(found[0], found[1])
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+def test_the_sequence() -> None:
+    """The first step begins the state, three on a side stream, a capture, replays, each step made once."""
+    copied: list[int] = []
+    take = captured._Inputs.take
+
+    def note(self: Any, step: int) -> None:
+        copied.append(step)
+        take(self, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(captured._Inputs, "take", note)
+        rows = torch.arange(40).view(40, 1) % 20
+        found = _loop(Captured, rows)
+        found.advance(0, rows, torch.full((1, 40), 0.01, dtype=torch.float64))
+    assert events == ["wait", "side stream", "back", "wait", "capture", *["replay"] * (40 - 1 - FIRST)]
+    assert copied == list(range(1, 40))
+    assert all(state["step"].item() == 40 for state in found.optimizer.state.values())
+    assert all(parameter.grad is None for parameter in found.model.parameters())
+    assert not any(group["capturable"] for group in found.optimizer.param_groups)
+    events.clear()
+    found.advance(40, rows, torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None])
+    assert events.count("replay") == 40 - FIRST  # there is a state
+    assert [group["lr"] for group in found.optimizer.param_groups] == [0.01]  # the optimiser's own, not the graph's
+
+
+def _loop(kind: Any, rows: Tensor | None) -> Any:
+    model = model_of(None)
+    x, y = data()
+    return kind(
+        model=model, models=None, optimizer=Adam(model.parameters(), 0.01), x=x, y=y, weight=None, penalties=[],
+        gates=True, bound=None, finite=False, losses=x.new_zeros(100), every=1,
+    )  # fmt: skip
+
+
+class _Reads(nn.Module):
+    """A value of the first layer's result decides: no graph can do so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum().item() > 0 else 2 * x
+
+
+@pytest.mark.usefixtures("gpu_is_played")
+def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One notice, and the ordinary loop from there on: the same numbers."""
+    found = []
+    for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
+        model = nn.Sequential(*model_of(None), _Reads())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found.append(make(model, *data(), steps=40, lr=0.01, callbacks=lambda _: None, stretch=20))  # type: ignore[operator]
+        texts = [str(warning.message) for warning in caught]
+        assert texts == [] if found[1:] else len(texts) == 1
+    assert_same(found[0], found[1])
+    assert not found[0].captured
+    assert events.count("capture") == 1
+    assert "replay" not in events
+
+
+def test_the_notice_of_a_capture_that_fails(gpu_is_played: None) -> None:
+    match = r"one by one, because no CUDA graph can be captured of them \(RuntimeError: CUDA error: .* capturing\)"
+    with pytest.warns(UserWarning, match=match):
+        run(nn.Sequential(*model_of(None), _Reads()), *data(), steps=30, lr=0.01)
+
+
+# ---- what is not tried ----------------------------------------------------------------------------------------------
+
+_X = types.SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
+
+
+def _why(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, x: Any = _X) -> str | None:
+    return captured.obstacle(model, optimizer or Adam(model.parameters(), 0.01), x)
+
+
+def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for model in (model_of(3), iNALU(2, 3), nn.Sequential(nn.Linear(2, 2), nn.Tanh(), NMU(2, 1))):
+        assert _why(model) is None
+    assert "cpu tensors have no CUDA graphs" in str(_why(model_of(None), x=torch.rand(3, 2)))
+    assert "Dropout may do something else at each step" in str(_why(nn.Sequential(NPU(2, 2), nn.Dropout())))
+    assert "_Reads may do something else" in str(_why(nn.Sequential(NPU(2, 2), _Reads())))
+
+    class Own(NPU):
+        pass
+
+    assert "Own may do something else" in str(_why(Own(2, 2)))
+    hooked = model_of(None)
+    hooked.register_forward_hook(lambda *_: None)
+    assert _why(hooked) == "a module has hooks"
+    hooked = model_of(None)
+    next(hooked.parameters()).register_post_accumulate_grad_hook(lambda _: None)
+    assert _why(hooked) == "a parameter has hooks"
+    torch.nn.utils.parametrize.register_parametrization(unit := NAU(2, 2), "weight", nn.Identity())
+    assert "may do something else" in str(_why(unit))
+    model = model_of(None)
+    assert "SGD" in str(_why(model, torch.optim.SGD(model.parameters())))
+    assert "tensor" in str(_why(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))))
+    optimizer = Adam(model.parameters(), 0.01)
+    optimizer.register_step_post_hook(lambda *_: None)
+    assert _why(model, optimizer) == "the optimiser has hooks"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "is_autocast_enabled", lambda device_type: device_type == "cuda")
+        assert "autocast" in str(_why(model))
+    with torch.inference_mode():
+        assert "inference mode" in str(_why(model))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert _why(model) == "a CUDA graph is being captured already"
+
+
+def test_cuda_tensors_ask_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    model = model_of(None)
+    optimizer = Adam(model.parameters(), 0.01)
+    x: Any = _X
+    assert runs.loop_for(model, optimizer, x) == (Captured, None)
+    assert runs.loop_for(nn.Sequential(model, nn.Dropout()), optimizer, x)[0] is Ordinary

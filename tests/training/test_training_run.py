@@ -1,0 +1,440 @@
+"""`training.run`: many steps in one call of C++ make the numbers of the ordinary loop; rows, losses, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import math
+import signal
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
+from npu_kernels._backends import cpu
+from npu_kernels.optim import Adam
+from npu_kernels.training import Run, SteppedSchedule, run
+from tests.conftest import ISAS, needs_library
+
+STEPS, ROWS = 50, 21
+NOTICE = "training.run makes its steps one by one"
+
+Make = Callable[[int | None, torch.dtype], nn.Module]
+
+
+def _chain(*units: Callable[..., nn.Module]) -> Make:
+    return lambda k, dtype: nn.Sequential(*(unit(num_models=k, dtype=dtype) for unit in units))
+
+
+def of(unit: Any, *sizes: int, **options: Any) -> Callable[..., nn.Module]:
+    return lambda **more: unit(*sizes, **options, **more)
+
+
+MODELS: dict[str, Make] = {
+    "npu nau": _chain(of(NPU, 2, 6, init_im="uniform"), of(NAU, 6, 3)),
+    "real npu alone": lambda k, dtype: RealNPU(2, 3, num_models=k, dtype=dtype, gate_gradient="straight_through"),
+    "naive npu nmu": _chain(of(NaiveNPU, 2, 4, eps=1e-3), of(NMU, 4, 3, clip=False)),
+    "deep": _chain(of(NAU, 2, 5, clip=False), of(RealNPU, 5, 4), of(NMU, 4, 17), of(NAU, 17, 3)),
+    "nmru": _chain(of(NMRU, 2, 3, sign="separate")),
+}
+
+
+def data(k: int | None, dtype: torch.dtype, own: bool = False) -> tuple[Tensor, Tensor]:
+    """Rows with signs, and products and quotients of them; of each model's own, or shared by all."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (k, ROWS) if own and k is not None else (ROWS,)
+    x = torch.rand(*shape, 2, generator=generator, dtype=torch.float64) + 0.5
+    x *= torch.where(torch.rand(x.shape, generator=generator) < 0.3, -1, 1)
+    y = torch.stack([x[..., 0] * x[..., 1], x[..., 0] / x[..., 1], x[..., 0]], -1)
+    return x.to(dtype), y.to(dtype)
+
+
+def both(make: Make, k: int | None, dtype: torch.dtype, own: bool = False, **settings: Any) -> list[Run]:
+    """The run in one call, and by the ordinary loop: a hook keeps it from being fused."""
+    model = make(k, dtype)
+    twin = copy.deepcopy(model)
+    twin.register_forward_hook(lambda *_: None)
+    x, y = data(k, dtype, own)
+    found = []
+    for each in (model, twin):
+        # What has a state begins anew for each; a function as optimiser makes one.
+        given = {name: copy.deepcopy(value) for name, value in settings.items()}
+        if callable(given.get("optimizer")):
+            given["optimizer"] = given["optimizer"](each.parameters())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f".*{NOTICE}")
+            found.append(run(each, x, y, steps=STEPS, **{"lr": 0.01, **given}))
+    assert [each.fused for each in found] == [True, False]
+    return found
+
+
+def assert_same(fused: Run, ordinary: Run, within: float) -> None:
+    """Losses, parameters and the optimiser's state."""
+    torch.testing.assert_close(fused.losses, ordinary.losses, rtol=within, atol=within)
+    for own, other in zip(fused.model.parameters(), ordinary.model.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=within, atol=within)
+        state, expected = fused.optimizer.state[own], ordinary.optimizer.state[other]
+        assert state.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(state[name], value, rtol=within, atol=within)
+
+
+@needs_library
+@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_as_the_ordinary_loop(name: str, k: int | None) -> None:
+    fused, ordinary = both(MODELS[name], k, torch.float64, own=True)
+    assert_same(fused, ordinary, 1e-11)
+    assert fused.losses.shape == (STEPS, *([] if k is None else [k]))
+    assert fused.complete
+    assert fused.steps == STEPS
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3},  # larger, rounding errors grow a thousandfold in a few steps
+    "rmsprop with all": {
+        "optimizer": lambda p: torch.optim.RMSprop(p, alpha=0.9, momentum=0.5, centered=True, weight_decay=0.1),
+        "lr": None,
+    },
+    "adam with weight decay": {
+        "optimizer": lambda p: Adam(p, betas=(0.5, 0.9), eps=1e-4, weight_decay=0.1, maximize=True),
+        "lr": 1e-3,
+    },
+    "adamw": {"optimizer": lambda p: torch.optim.AdamW(p, weight_decay=0.5)},
+    "a rate for each step": {"lr": lambda step: 0.01 / step},
+}
+PENALTIES: dict[str, Any] = {
+    "l1": SteppedSchedule(1e-3, 1.0, step=7),
+    "frobenius": lambda step: step / 100,
+    "madsen": 0.1,
+    "paper": 0.2,
+    "whole": lambda step: step / 500,
+}
+
+
+@needs_library
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name: str) -> None:
+    fused, ordinary = both(MODELS["npu nau"], 2, torch.float64, **OPTIMIZERS[name])
+    assert_same(fused, ordinary, 1e-10)
+    assert fused.optimizer.param_groups[0]["lr"] == ordinary.optimizer.param_groups[0]["lr"]
+
+
+@needs_library
+@pytest.mark.parametrize("project", [False, True, 0.4])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_penalties_and_projection(penalty: str, project: bool | float) -> None:
+    settings = {"penalties": {penalty: PENALTIES[penalty]}, "project": project}
+    fused, ordinary = both(MODELS["deep"], 2, torch.float64, **settings)
+    assert_same(fused, ordinary, 1e-8)
+    gate = fused.model[1].gate
+    assert project is False or not ((gate < 0) | (gate > 1)).any()
+    assert project != 0.4 or fused.model[1].weight_re.abs().max() <= 0.4
+
+
+@needs_library
+@pytest.mark.parametrize("size", [1.0, 0.0])
+def test_penalties_at_their_kinks(size: float) -> None:
+    """At 0, 1/2 and 1 the derivatives are torch's, and where all is 0, which has no direction."""
+    weight = size * torch.tensor([[-1.5, -1, -0.5], [-0.2, 0, 0.2], [0.5, 1, 1.5]], dtype=torch.float64)
+    for penalty in PENALTIES:
+        models = [NAU(3, 3, dtype=torch.float64, clip=False) for _ in range(2)]
+        models[1].register_forward_hook(lambda *_: None)
+        for model in models:
+            with torch.no_grad():
+                model.weight.copy_(weight)
+            x = torch.zeros(2, 3, dtype=torch.float64)  # no data term
+            sgd_like = torch.optim.RMSprop(model.parameters(), lr=0.1, alpha=0.0, eps=1.0)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", f".*{NOTICE}")
+                run(model, x, x, steps=1, optimizer=sgd_like, penalties={penalty: 1.0}, project=False)
+        torch.testing.assert_close(models[0].weight, models[1].weight, rtol=1e-14, atol=1e-15)
+        assert torch.equal(models[0].weight, weight) is (size == 0)
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+def test_instruction_sets(isa: str) -> None:
+    before = cpu.isa()
+    cpu.set_isa(isa)
+    try:
+        for dtype, within in ((torch.float32, 2e-4), (torch.float64, 1e-11)):
+            fused, ordinary = both(MODELS["npu nau"], 3, dtype)
+            assert_same(fused, ordinary, within)
+    finally:
+        cpu.set_isa(before)
+
+
+@needs_library
+def test_rows() -> None:
+    rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
+    for own in (False, True):
+        fused, ordinary = both(MODELS["npu nau"], 3, torch.float64, own=own, rows=rows)
+        assert_same(fused, ordinary, 1e-11)
+    drawn = [
+        both(MODELS["npu nau"], 2, torch.float32, batch_size=8, generator=torch.Generator().manual_seed(s))[0].losses
+        for s in (2, 2, 3)
+    ]
+    assert [torch.equal(drawn[0], other) for other in drawn[1:]] == [False, False]  # the models start anew
+    torch.manual_seed(0)
+    first = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
+    torch.manual_seed(0)
+    again = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
+    assert torch.equal(first[0].losses, again[0].losses)
+
+
+@needs_library
+@pytest.mark.parametrize("k", [None, 3, 40])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
+def test_rows_that_follow_one_another(k: int | None, own: bool, name: str) -> None:
+    """As fresh rows do; those of every third step do not, and of those some follow one another up to the last."""
+    rows = torch.stack([(5 * step) % (ROWS - 8) + torch.arange(8) for step in range(STEPS)])
+    rows[::3] = torch.randint(ROWS, rows[::3].shape, generator=torch.Generator().manual_seed(2))
+    rows[3::6] = torch.arange(8)
+    rows[3::6, -1] = ROWS - 1
+    fused, ordinary = both(MODELS[name], k, torch.float64, own=own, rows=rows)
+    assert_same(fused, ordinary, 1e-11)
+
+
+SMALL: dict[str, Make] = {
+    "npu": lambda k, dtype: NPU(2, 1, num_models=k, dtype=dtype, init_im="uniform"),
+    "real npu": lambda k, dtype: RealNPU(1, 2, num_models=k, dtype=dtype, eps=1e-3),
+    "naive npu": lambda k, dtype: NaiveNPU(2, 2, num_models=k, dtype=dtype),
+    "straight through": lambda k, dtype: NPU(2, 2, num_models=k, dtype=dtype, gate_gradient="straight_through"),
+}
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("batch", [40, 128, 300, 1100])
+@pytest.mark.parametrize("name", SMALL)
+def test_small_power_units_alone(name: str, batch: int, own: bool, isa: str) -> None:
+    """One kernel has their losses and gradients: of rows that follow one another and others, gates outside [0, 1]."""
+    model = SMALL[name](7, torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    if model.gate is not None:
+        with torch.no_grad():
+            model.gate.copy_(torch.rand(model.gate.shape, generator=generator, dtype=torch.float64) * 1.6 - 0.3)
+    count = 2 * batch + 11
+    shape = (7, count) if own else (count,)
+    x = torch.rand(*shape, model.in_features, generator=generator, dtype=torch.float64) + 0.5
+    x *= torch.where(torch.rand(x.shape, generator=generator) < 0.3, -1, 1)
+    y = torch.rand(*shape, model.out_features, generator=generator, dtype=torch.float64)
+    rows = torch.stack([7 * step + torch.arange(batch) for step in range(6)])
+    rows[1::2] = torch.randint(count, rows[1::2].shape, generator=generator)
+    twin = copy.deepcopy(model)
+    twin.register_forward_hook(lambda *_: None)
+    settings = {"steps": 6, "rows": rows, "lr": 0.01, "every": 2, "progress": False}
+    before = cpu.isa()
+    cpu.set_isa(isa)
+    try:
+        fused = run(model, x, y, **settings)
+    finally:
+        cpu.set_isa(before)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        ordinary = run(twin, x, y, **settings)
+    assert [fused.fused, ordinary.fused] == [True, False]
+    assert_same(fused, ordinary, 1e-11)
+
+
+@needs_library
+@pytest.mark.parametrize("k", [None, 3, 40])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
+def test_weights_of_errors(name: str, k: int | None, own: bool) -> None:
+    """Those of the rows that a step takes; losses are weighted too."""
+    _, y = data(k, torch.float64, own)
+    rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
+    for settings in ({}, {"rows": rows}):
+        weighted = {"sample_weight": y.abs() + 0.1, **settings}
+        fused, ordinary = both(MODELS[name], k, torch.float64, own=own, **weighted)
+        assert_same(fused, ordinary, 1e-10)
+
+
+@needs_library
+def test_gradients_that_are_not_finite() -> None:
+    """Such a model stays where it is, or not; the others are trained."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.rand(2, ROWS, size, generator=generator, dtype=torch.float64) for size in (2, 3))
+    y[0] = math.inf
+    for nonfinite in ("zero", "keep"):
+        model = MODELS["npu nau"](2, torch.float64)
+        twin, before = copy.deepcopy(model), [p.detach().clone() for p in model.parameters()]
+        twin.register_forward_hook(lambda *_: None)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f".*{NOTICE}")
+            found = [run(m, x, y, steps=5, lr=0.01, nonfinite=nonfinite) for m in (model, twin)]
+        assert [each.fused for each in found] == [True, False]
+        for own, other, old in zip(model.parameters(), twin.parameters(), before, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-11, atol=1e-11, equal_nan=True)
+            assert torch.equal(own[0], old[0]) is (nonfinite == "zero")
+            assert own[1].isfinite().all()
+            assert not torch.equal(own[1], old[1])
+
+
+@needs_library
+def test_same_bits_with_threads_and_in_stretches(one_thread: None) -> None:
+    x, y = data(20, torch.float32)
+    start = MODELS["npu nau"](20, torch.float32)
+    found = []
+    for threads, stretch in ((1, None), (2, None), (1, 7)):
+        torch.set_num_threads(threads)
+        model = copy.deepcopy(start)
+        generator, calls = torch.Generator().manual_seed(4), list[int]()
+        result = run(
+            model, x, y, steps=400, lr=0.01, batch_size=16, generator=generator, stretch=stretch, every=3,
+            callbacks=None if stretch is None else lambda part, calls=calls: calls.append(part.steps),
+        )  # fmt: skip
+        assert result.losses.shape == (134, 20)
+        assert result.fused
+        assert calls == ([] if stretch is None else [*range(7, 400, 7), 400])
+        found.append([result.losses, *(p.detach() for p in model.parameters())])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@needs_library
+def test_torch_continues_with_the_state() -> None:
+    """An optimiser that has made steps before makes more here, and more by itself behind."""
+    settings: dict[str, Any] = {"lr": 0.01, "steps": 5}
+    x, y = data(None, torch.float64)
+    models = [MODELS["npu nau"](None, torch.float64)]
+    models.append(copy.deepcopy(models[0]))
+    models[1].register_forward_hook(lambda *_: None)
+    for model in models:
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f".*{NOTICE}")
+            for _ in range(2):
+                run(model, x, y, optimizer=optimizer, **settings)
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        assert optimizer.state[next(model.parameters())]["step"] == 12
+    for own, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+
+
+@needs_library
+def test_what_is_not_trained_stays() -> None:
+    x, y = data(2, torch.float64)
+    model = MODELS["deep"](2, torch.float64)
+    for frozen in (model[0].weight, model[1].gate, model[2].weight):
+        frozen.requires_grad_(False)
+    before = [p.clone() for p in model.parameters()]
+    versions = [p._version for p in model.parameters()]
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.Adam([model[1].weight_re, model[3].weight], 0.01)
+    assert run(model, x, y, steps=3, optimizer=optimizer).fused
+    changed = [not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
+    assert changed == [False, True, False, False, True]
+    written = [p._version > old for p, old in zip(model.parameters(), versions, strict=True)]
+    assert written == [False, True, True, False, True]  # the gate is clamped
+    twin.register_forward_hook(lambda *_: None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        run(twin, x, y, steps=3, optimizer=torch.optim.Adam([twin[1].weight_re, twin[3].weight], 0.01))
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
+@pytest.mark.filterwarnings(f"ignore:.*{NOTICE}")
+def test_checkpoint(fused: bool, tmp_path: Path) -> None:
+    """A run that is ended and continued makes the same bits as one that is not."""
+    x, y = data(2, torch.float32)
+    start = MODELS["npu nau"](2, torch.float32)
+    if not fused:
+        start.append(nn.Identity())
+    path = tmp_path / "run"
+
+    def train(checkpoint: Path | None, end_at: int | None = None, steps: int = 60) -> Run:
+        torch.manual_seed(len(str(checkpoint)))  # the checkpoint brings the generator's state
+        return run(
+            copy.deepcopy(start), x, y, steps=steps, lr=0.01, batch_size=8, checkpoint=checkpoint, stretch=10,
+            generator=torch.Generator().manual_seed(3), penalties={"l1": SteppedSchedule(1e-3, 1.0, step=15)},
+            callbacks=lambda part: part.steps == end_at,
+        )  # fmt: skip
+
+    whole, part = train(None), train(path, 20)
+    assert part.fused is fused
+    assert (part.steps, part.complete, len(part.losses)) == (20, False, 20)
+    rest = train(path)
+    assert (rest.steps, rest.complete) == (60, True)
+    assert torch.equal(whole.losses, rest.losses)
+    assert all(map(torch.equal, whole.model.parameters(), rest.model.parameters()))
+    assert torch.equal(train(path).losses, whole.losses)  # a finished one has nothing left to do
+    with pytest.raises(ValueError, match=r"run: checkpoint must be .* of this same run, .*other steps \(60, here 61\)"):
+        train(path, steps=61)
+    path.write_bytes(b"no checkpoint")
+    with pytest.raises(ValueError, match=r"run: checkpoint must be .*: it is no file that npu_kernels saved"):
+        train(path)
+    with pytest.raises(FileNotFoundError, match="run: checkpoint must be a file that can be written"):
+        train(tmp_path / "nowhere" / "run")
+
+
+@needs_library
+def test_ctrl_c() -> None:
+    x, y = data(None, torch.float32)
+
+    def press(part: Run) -> None:
+        if part.steps == 20:
+            signal.raise_signal(signal.SIGINT)
+
+    found = run(MODELS["npu nau"](None, torch.float32), x, y, steps=100, lr=0.01, callbacks=[press], stretch=10)
+    assert (found.steps, found.complete, found.losses.shape) == (20, False, (20,))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: model.append(nn.Tanh()), "Tanh has no place in a chain"),
+        (lambda model: model.append(iNALU(3, 3)), "iNALU has no place in a chain"),
+        (lambda model: model[0].register_forward_hook(lambda *_: None), "a module has hooks"),
+        (lambda model: model[0].gate.register_hook(lambda grad: grad), "a parameter of NPU has hooks"),
+        (
+            lambda model: parametrize.register_parametrization(model[1], "weight", nn.Identity()),
+            "ParametrizedNAU has no place",
+        ),
+        (lambda model: prune.l1_unstructured(model[1], "weight", 1), "hooks"),
+    ],
+)
+@needs_library
+def test_ordinary_loop(change: Callable[[nn.Sequential], Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be fused makes ordinary steps, and says why once."""
+    monkeypatch.setattr("npu_kernels.training._runs._noticed", set())
+    model = MODELS["npu nau"](None, torch.float32)
+    change(model)  # type: ignore[arg-type]
+    x, y = data(None, torch.float32)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.warns(UserWarning, match=f"{NOTICE}, because .*{reason}"):
+        found = run(model, x, y, steps=2, lr=0.01)
+    assert not found.fused
+    assert not all(map(torch.equal, before, model.parameters()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(model, x, y, steps=1, lr=0.01)
+
+
+@needs_library
+@pytest.mark.filterwarnings(f"ignore:.*{NOTICE}")
+def test_optimizers_that_are_not_fused() -> None:
+    x, y = data(None, torch.float32)
+    for make in (
+        lambda p: torch.optim.SGD(p, 0.01),
+        lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+        lambda p: torch.optim.Adam(p, torch.tensor(0.01)),
+    ):
+        model = MODELS["npu nau"](None, torch.float32)
+        found = run(model, x, y, steps=3, optimizer=make(model.parameters()))
+        assert not found.fused
+        assert found.losses[2] < found.losses[0]
+        assert isinstance(found.optimizer.param_groups[0]["lr"], (float, Tensor))
