@@ -22,7 +22,7 @@ import npu_kernels
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import files
 from npu_kernels._jobs.progress import Progress
-from npu_kernels.layers._base import Unit
+from npu_kernels.layers import Unit
 
 CHECKPOINT_SECONDS = 30.0  # between two savings
 SLICE_SECONDS = 0.2  # of work, between which progress, Ctrl-C and checkpoints have their turn

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from npu_kernels.fitting._recipe import Recipe
-from npu_kernels.formula._fractions import nearest_fraction
-from npu_kernels.layers._base import Unit
-from npu_kernels.layers._nalu import NALU
-from npu_kernels.layers._nau import NAU
-from npu_kernels.layers._npu import NPU, NaiveNPU, RealNPU
+from npu_kernels.formula import nearest_fraction
+from npu_kernels.layers import Unit
+from npu_kernels.layers import NALU
+from npu_kernels.layers import NAU
+from npu_kernels.layers import NPU, NaiveNPU, RealNPU
 
 # What a parameter is. A coefficient, the weight of a sum that is not clipped, may have any size and unit: it is rounded
 # only where the data are exact. A free one is never rounded.

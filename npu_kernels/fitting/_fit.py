@@ -20,7 +20,7 @@ from npu_kernels.fitting._result import Fit, Fits
 from npu_kernels.fitting._run import Run
 from npu_kernels.fitting._scale import with_coefficient, without_coefficient
 from npu_kernels.fitting._validation import cross_validated
-from npu_kernels.formula._models import select
+from npu_kernels.formula import select
 
 ROWS = 2048  # taken from batches
 FEW = 5  # held-out rows below which their error says little

@@ -32,7 +32,7 @@ from npu_kernels.fitting._refine import Refinement
 from npu_kernels.fitting._result import Candidate, Fits
 from npu_kernels.fitting._scale import LastSum, Scale
 from npu_kernels.fitting._search import Search
-from npu_kernels.layers._base import Unit
+from npu_kernels.layers import Unit
 
 FORMAT = 2  # of a saved state
 _TENSORS = ("scores", "retired", "solved", "rows")  # of a saved state, and the entries of its history

@@ -15,9 +15,9 @@ from torch.func import functional_call
 
 from npu_kernels.fitting._batch import COEFFICIENT, Template, chain
 from npu_kernels.fitting._data import Rows
-from npu_kernels.layers._base import Unit
-from npu_kernels.layers._nau import NAU
-from npu_kernels.layers._npu import NPU, NaiveNPU, RealNPU
+from npu_kernels.layers import Unit
+from npu_kernels.layers import NAU
+from npu_kernels.layers import NPU, NaiveNPU, RealNPU
 
 NEAR_ONE = 0.1  # a coefficient so near to 1 or -1 is tried as that
 RANK = 1e-10  # singular values below this share of the greatest are dropped

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from npu_kernels.fitting._data import stream
 from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.fitting._run import Run
-from npu_kernels.layers._base import Unit
+from npu_kernels.layers import Unit
 
 FOLDS = 5
 

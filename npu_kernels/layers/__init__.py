@@ -11,6 +11,7 @@ from npu_kernels.layers._nalu import *  # noqa: F403
 from npu_kernels.layers._nau import *  # noqa: F403
 from npu_kernels.layers._nmu import *  # noqa: F403
 from npu_kernels.layers._npu import *  # noqa: F403
+from npu_kernels.layers._npu import PowerUnit as PowerUnit
 
 if not TYPE_CHECKING:  # type checkers know the names by the imports
     __all__ = [*nalu.__all__, *nau.__all__, *nmu.__all__, *npu.__all__]

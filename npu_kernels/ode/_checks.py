@@ -13,7 +13,7 @@ from torch.jit import is_tracing
 from npu_kernels._common.checks import as_number, check_tensor, check_whole
 from npu_kernels._operators import operands
 from npu_kernels.layers import NAU
-from npu_kernels.layers._npu import PowerUnit
+from npu_kernels.layers import PowerUnit
 from npu_kernels.ode._pairs import PAIRS
 from npu_kernels.ode._reference import METHODS
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH

@@ -21,7 +21,7 @@ from torch.compiler import is_compiling
 
 from npu_kernels import layers
 from npu_kernels._common.notices import warn
-from npu_kernels.layers._base import Unit
+from npu_kernels.layers import Unit
 from npu_kernels.training import _plan as plan
 from npu_kernels.training._steps import Ordinary
 

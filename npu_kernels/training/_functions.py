@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from npu_kernels._backends import fast_path
 from npu_kernels._common.checks import check_module, check_number, check_tensor, check_whole
 from npu_kernels._operators import dispatch, operands
-from npu_kernels.layers._base import Unit
+from npu_kernels.layers import Unit
 
 __all__ = ["SteppedSchedule", "l1", "mse_loss", "project_", "regularizer"]
 

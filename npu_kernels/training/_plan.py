@@ -16,10 +16,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from npu_kernels import optim
 from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.precision import float32_matmul_precision
-from npu_kernels.layers._base import Unit
-from npu_kernels.layers._nau import NAU
-from npu_kernels.layers._nmu import NMRU, NMU
-from npu_kernels.layers._npu import NPU, NaiveNPU, PowerUnit, RealNPU
+from npu_kernels.layers import Unit
+from npu_kernels.layers import NAU
+from npu_kernels.layers import NMRU, NMU
+from npu_kernels.layers import NPU, NaiveNPU, PowerUnit, RealNPU
 from npu_kernels.training import _records as records
 
 NPUS = (NPU, RealNPU, NaiveNPU)

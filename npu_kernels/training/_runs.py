@@ -17,7 +17,7 @@ from npu_kernels._common.checks import check_module, check_number, check_tensor,
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.checkpoints import check_same, described, digest, drive, fingerprint
-from npu_kernels.layers._base import Unit
+from npu_kernels.layers import Unit
 from npu_kernels.training import _captured as captured
 from npu_kernels.training import _plan as plan
 from npu_kernels.training._captured import Captured

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.layers._base import Unit
+from npu_kernels.layers import Unit
 from npu_kernels.training._functions import l1, mse_loss, project_, regularizer
 from npu_kernels.training._plan import Loop
 

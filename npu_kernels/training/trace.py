@@ -36,7 +36,7 @@ from npu_kernels import reference
 from npu_kernels._common.notices import warn
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels.layers import Unit
-from npu_kernels.layers._npu import PowerUnit
+from npu_kernels.layers import PowerUnit
 
 ACTIONS = ("raise", "warn", "record")
 

@@ -10,13 +10,12 @@ import itertools
 import pickle
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 
-from npu_kernels._jobs.checkpoints import users_level
+from npu_kernels._common.notices import warn
 
 BEAT = 1.0  # seconds between signs of life
 SILENCE = 300.0  # seconds without one, after which a rank counts as lost
@@ -74,11 +73,9 @@ class Exchange:
             pass  # the store went with the process that had it
         missing = [str(rank) for rank, its in enumerate(values) if its is None]
         if missing:
-            warnings.warn(
+            warn(
                 f"{self.function}: the results of {len(missing)} of {self.size} ranks are missing, as these failed or "
                 f"gave no sign of life for {SILENCE:g} seconds: {', '.join(missing)}",
-                UserWarning,
-                stacklevel=users_level(),
             )
         return values
 
