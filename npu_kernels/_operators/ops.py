@@ -151,7 +151,7 @@ WEIGHTS: dict[str, Mapping[str, str]] = {
     "nac": {"weight": "OI", "mask": "OI"},
 }
 
-# Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in `ode.function`.
+# Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in `ode._function`.
 TIME_LOOP_SCHEMAS = (
     "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, float[] tableau,"
     " int steps, float dt, float eps, bool clip, bool derivatives, bool save) -> (Tensor, Tensor, Tensor)",
@@ -159,7 +159,7 @@ TIME_LOOP_SCHEMAS = (
     " Tensor? weight_im, Tensor? gate, Tensor weight, Tensor stages, float[] tableau, float dt, float eps, bool clip,"
     " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-# The same with steps of their own sizes, for `ode.adaptive`; on the CPU alone. How long the last two outputs are
+# The same with steps of their own sizes, for `ode._adaptive`; on the CPU alone. How long the last two outputs are
 # follows from the values, so that there are no shape functions.
 ADAPTIVE_SCHEMAS = (
     "ode_adaptive_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, Tensor t,"
@@ -169,7 +169,7 @@ ADAPTIVE_SCHEMAS = (
     " Tensor weight, Tensor t, Tensor counts, Tensor times, Tensor states, float[] pair, float eps, bool clip,"
     " int every, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-# Many training steps, for `training.plan`; on the CPU alone.
+# Many training steps, for `training._plan`; on the CPU alone.
 TRAIN = "train"
 TRAIN_SCHEMA = (
     "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y, Tensor weight,"
@@ -181,8 +181,8 @@ TIME_LOOP_WITHOUT = {
 }
 SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
 NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)  # of the layers
-TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # formulas in ode.reference
-ADAPTIVE = tuple(schema.partition("(")[0] for schema in ADAPTIVE_SCHEMAS)  # and in ode.adaptive_reference
+TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # formulas in ode._reference
+ADAPTIVE = tuple(schema.partition("(")[0] for schema in ADAPTIVE_SCHEMAS)  # and in ode._adaptive_reference
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))

@@ -28,7 +28,7 @@ LAYOUTS: dict[str, tuple[tuple[str, str, str], bool]] = {
 }
 
 
-def _power(layer: layers.npu.PowerUnit, x: Tensor) -> Tensor:
+def _power(layer: layers.PowerUnit, x: Tensor) -> Tensor:
     weights = [getattr(layer, name) for name in ops.WEIGHTS["npu"]]
     return call("npu", reference.npu, x, weights, eps=layer.eps, gate_gradient=layer.gate_gradient)
 

@@ -2,10 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from npu_kernels.layers import _nalu as nalu
-from npu_kernels.layers import _nau as nau
-from npu_kernels.layers import _nmu as nmu
-from npu_kernels.layers import _npu as npu
+from npu_kernels.layers import _nalu, _nau, _nmu, _npu
 from npu_kernels.layers._base import Unit as Unit
 from npu_kernels.layers._nalu import *  # noqa: F403
 from npu_kernels.layers._nau import *  # noqa: F403
@@ -14,4 +11,4 @@ from npu_kernels.layers._npu import *  # noqa: F403
 from npu_kernels.layers._npu import PowerUnit as PowerUnit
 
 if not TYPE_CHECKING:  # type checkers know the names by the imports
-    __all__ = [*nalu.__all__, *nau.__all__, *nmu.__all__, *npu.__all__]
+    __all__ = [*_nalu.__all__, *_nau.__all__, *_nmu.__all__, *_npu.__all__]

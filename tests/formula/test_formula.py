@@ -156,7 +156,7 @@ def _refuse(*_):
 def steps(module: nn.Module, x: Tensor) -> list[Tensor]:
     """The values after each layer."""
     found = []
-    for layer in formula.models.layers_of("test", module).values():
+    for layer in formula._models.layers_of("test", module).values():
         x = in_float64(layer, x)
         found.append(x)
     return found

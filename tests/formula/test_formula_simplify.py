@@ -86,7 +86,7 @@ def test_every_cost_is_what_was_measured(tolerance, refit):
     assert result.steps[-1].after == pytest.approx(error(result.module, x, y), rel=1e-9)
     last = result.error
     replay = formula.select(given_model)
-    formula.weights.clip_(replay)
+    formula._weights.clip_(replay)
     for step in result.steps:
         assert step.before == last
         for change in step.changes:
@@ -118,7 +118,7 @@ def test_cost_of_one_change_alone():
     assert len(step.changes) > 5
     for change in step.changes:
         one = copy.deepcopy(model)
-        formula.weights.clip_(one)
+        formula._weights.clip_(one)
         with torch.no_grad():
             one.get_parameter(change.parameter)[change.index] = change.after
         assert change.alone == pytest.approx(error(one, x, y), rel=1e-9)
@@ -160,7 +160,7 @@ def test_simplest_fraction_that_the_tolerance_allows():
     assert found == [0.61, 0.6, 0.5, 1.0]
 
 
-def sum_of(*weights: float) -> tuple[NAU, formula.scoring.Score]:
+def sum_of(*weights: float) -> tuple[NAU, formula._scoring.Score]:
     """A sum with these weights, and a score: how far they have moved in all."""
     layer = NAU(len(weights), 1, dtype=torch.float64)
     layer.weight.data = torch.tensor([weights], dtype=torch.float64)

@@ -477,7 +477,7 @@ def test_what_cannot_be_saved_fails_before_any_step(tmp_path: Path, monkeypatch:
         calls.append("digest")
         raise RuntimeError("no digest")
 
-    for module in ("training.runs", "fitting.run"):
+    for module in ("training._runs", "fitting._run"):
         monkeypatch.setattr(f"npu_kernels.{module}.digest", failing)
     model = chain()
     before = [p.detach().clone() for p in model.parameters()]

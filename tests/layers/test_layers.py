@@ -245,7 +245,7 @@ def test_numpy_integers_are_integers() -> None:
     assert NPU(np.int64(2), np.int32(3)).in_features == 2
 
 
-@pytest.mark.parametrize("module", [functional, layers.npu, layers.nau, layers.nmu, layers.nalu])
+@pytest.mark.parametrize("module", [functional, layers._npu, layers._nau, layers._nmu, layers._nalu])
 def test_examples(module: Any) -> None:
     result = doctest.testmod(module)
     assert result.attempted
