@@ -274,6 +274,8 @@ def test_report_picture(tmp_path, capsys):
     text = picture.read_text()
     for shown in ("npu_kernels = 1", "JAX", "3 → 2", "1 doubtful number left out"):
         assert shown in text
+    assert "<!-- 5.0 -->" in text
+    assert "<!-- 0.0 -->" not in text  # nothing stands where a bar is left out
     write(file, [made_up("ours", 1.0, MODELS)])
     assert report.main([str(file), "--picture", str(picture)]) == 1
     assert "single models" in capsys.readouterr().err

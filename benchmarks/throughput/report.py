@@ -389,7 +389,8 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
         colors = [BARS[rival] for rival in bars[2]]
         frame.plot.bar(ax=axis, width=0.84, color=colors, rot=0, fontsize=8, legend=False)
         for container in axis.containers:
-            axis.bar_label(container, fmt="%.1f", padding=1, fontsize=6.5)
+            labels = [f"{ratio:.1f}" if ratio else "" for ratio in container.datavalues]  # 0: left out
+            axis.bar_label(container, labels, padding=1, fontsize=6.5)
         axis.axhline(1, color="tab:blue", linewidth=2.2, label="npu_kernels = 1")
         title = f"{PASS_NAMES[kind].capitalize()}: where a bar is above the line, npu_kernels is faster"
         axis.set(title=title, ylabel="time / npu_kernels' time")
