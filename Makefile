@@ -107,7 +107,8 @@ gpu:
 	PYTHON="$(PYTHON)" benchmarks/gpu.sh $(ARGS)
 
 tables: install
-	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --page docs/performance.md --readme README.md \
+	$(BIN)/python -m benchmarks.throughput.report $(THROUGHPUT) --tables docs/tables \
+	  --page docs/performance.md --readme README.md \
 	  --picture docs/images/throughput.png --processor "$(PROCESSOR)"
 	$(BIN)/python -m benchmarks.paper report --out benchmarks/results/paper --insert docs/paper.md \
 	  docs/choosing-a-layer.md

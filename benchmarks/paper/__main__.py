@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.blocks import MarksError
 from benchmarks.paper import pictures, report, workers
 from benchmarks.paper.drawing import SUFFIXES
 from benchmarks.paper.experiment import VARIANTS, Experiment
@@ -197,13 +198,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     place = Place.find()
     folder = Folder(options.out / WORK)
-    if options.experiment == "report":
-        pictures.draw_all(options.out, options.format)
-        print(report.write(options.out))
-        for page in options.insert:
-            print(f"{page}: {', '.join(report.insert(options.out, page)) or 'no marks'}")
-        return 0
     try:
+        if options.experiment == "report":
+            pictures.draw_all(options.out, options.format)
+            print(report.write(options.out))
+            for page in options.insert:
+                print(f"{page}: {', '.join(report.insert(options.out, page)) or 'no marks'}")
+            return 0
         folder.create()
         files.remove_leftovers(options.out)
         store = workers.shared_store(place, folder.path) if place.size > 1 else None
@@ -216,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if place.rank == 0:
                 print("stopped; what was done is kept, the same command goes on from there")
             return 130
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, MarksError) as error:
         print(f"benchmarks.paper: {error}", file=sys.stderr)
         return 1
     if place.rank == 0:

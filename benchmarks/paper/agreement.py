@@ -20,7 +20,6 @@ class Entry:
 
     Args:
         item, shows: its name, and what it shows.
-        ours: where it is on the page.
         agreement: from the rows of a table, with those of the table beside it, and the file of its models.
         why: what is known of the reasons for differences, and which experiment shows it.
         measured: whether it has numbers of runs; then there is nothing to say without full runs.
@@ -28,7 +27,6 @@ class Entry:
 
     item: str
     shows: str
-    ours: str
     agreement: Callable[[Sequence[Rows], Path], str]
     why: str = "-"
     measured: bool = True
@@ -61,13 +59,13 @@ def verdicts(cells: Sequence[tuple[str, str]], what: str) -> str:
     return ", ".join([*parts, *([f"{left} cannot be judged yet"] if left else [])])
 
 
-def unmeasured(item: str, shows: str, ours: str) -> Entry:
+def unmeasured(item: str, shows: str) -> Entry:
     """A figure without numbers."""
-    return Entry(item, shows, ours, lambda rows, models: "no numbers", measured=False)
+    return Entry(item, shows, lambda rows, models: "no numbers", measured=False)
 
 
-def definitions(item: str, shows: str, ours: str) -> Entry:
+def definitions(item: str, shows: str) -> Entry:
     """A table of the appendix that says what was run: on how many points text and code disagree."""
     count = sum(item in str(row["place"]).split("; ") for row in published.load("text_and_code"))
     said = "text and code agree" if not count else f"text and code disagree on {count} point{'s' * (count > 1)}"
-    return Entry(item, shows, ours, lambda rows, models: f"{said}; ours is the code's", TEXT_AND_CODE, measured=False)
+    return Entry(item, shows, lambda rows, models: f"{said}; ours is the code's", TEXT_AND_CODE, measured=False)

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.blocks import table
 from benchmarks.paper.agreement import Entry, counted
 from benchmarks.paper.checks import Check, at_most, statistic
 from benchmarks.paper.drawing import figure, headline, save
 from benchmarks.paper.experiment import Experiment, Sources, Table
-from benchmarks.paper.markdown import between, table
+from benchmarks.paper.markdown import between
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
 from benchmarks.paper.summary import interval, median
@@ -212,7 +213,6 @@ EXPERIMENT = Experiment(
                 Entry(
                     "Figure 3",
                     "gradients with and without the gate",
-                    "[relevance gate](#the-relevance-gate)",
                     lambda rows, models: counted(checks(*rows)),
                     "the plateau needs x2 from U(-0.05, 0.05), as in the code; the table has the text's range too",
                 ),

@@ -1,19 +1,12 @@
-"""What the sections of the report share: tables, numbers with their spread, the signs of the operations."""
+"""What the sections of the report share: numbers with their spread, the signs of the operations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 
 from benchmarks.paper.summary import number
 
 SIGNS = {"add": "+", "mul": "×", "div": "÷", "sqrt": "√", "sub": "-"}
-
-
-def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    rule = ["---"] * len(header)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *lines]) + "\n"
 
 
 def plus_minus(centre: float, spread: float) -> str:

@@ -9,17 +9,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.blocks import record_table
 from benchmarks.paper import tables
 from benchmarks.paper.agreement import Entry, unmeasured
 from benchmarks.paper.experiment import Table
-from benchmarks.paper.markdown import table
 from benchmarks.paper.registry import EXPERIMENTS, TABLES
 
 NONE = "nothing to compare: no full runs"
-LAYERS = "[layers](reference/layers.md)"
 DIAGRAMS = (
-    unmeasured("Figure 1", "the NaiveNPU", LAYERS),
-    unmeasured("Figure 2", "the NPU with its relevance gate", LAYERS),
+    unmeasured("Figure 1", "the NaiveNPU"),
+    unmeasured("Figure 2", "the NPU with its relevance gate"),
 )
 
 
@@ -61,11 +60,16 @@ def agreement(folder: Path, entry: Entry, one: Table | None) -> str:
     return entry.agreement(rows, folder / one.models_file) if is_of_full_runs(comments) else NONE
 
 
-def overview(folder: Path) -> str:
-    """The table of all entries, from the folder's rows."""
-    lines = [
-        [entry.item, entry.shows, f"`{name}`" if name else "-", entry.ours, agreement(folder, entry, one), entry.why]
-        for entry, name, one in sorted(entries(), key=lambda found: place(found[0].item))
-    ]
-    header = ["in the paper", "shows", "experiment", "ours", "agreement", "cause of differences, and what shows it"]
-    return table(header, lines)
+def overview(folder: Path, with_causes: bool = True) -> str:
+    """The table of all entries, from the folder's rows; without causes of those with numbers."""
+    return record_table(
+        {
+            "in the paper": entry.item,
+            "shows": entry.shows,
+            "experiment": f"`{name}`" if name else "-",
+            "agreement": agreement(folder, entry, one),
+            "cause of differences, and what shows it": entry.why if with_causes else "",
+        }
+        for entry, name, one in sorted(entries(), key=lambda triple: place(triple[0].item))
+        if entry.measured or with_causes
+    )

@@ -1,20 +1,17 @@
 """The Markdown report: the paper and ours, difference, verdict, pictures. Made only from the tables in the folder.
 
-`insert` puts the short tables into another Markdown file, between ``<!-- paper: NAME -->`` and ``<!-- end -->``,
-and those of the guide to the layers between ``<!-- paper: NAME, guide -->`` and ``<!-- end -->``.
+`insert` puts the short tables into the blocks of a page: ``paper-NAME``, in the guide to the layers
+``paper-NAME-guide``.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.blocks import record_table, renew, table
 from benchmarks.paper import pictures, published
 from benchmarks.paper.checks import Check
-from benchmarks.paper.experiment import Table
-from benchmarks.paper.markdown import table
 from benchmarks.paper.overview import contents, is_of_full_runs, overview
 from benchmarks.paper.registry import TABLES
 from npu_kernels._jobs import files
@@ -33,13 +30,20 @@ def verdicts(checks: Sequence[Check]) -> str:
     return text + table(["number", "wanted", "found", "verdict"], lines)
 
 
-def write(folder: Path) -> Path:
-    """Make report.md from the tables that are there; returns its path."""
+def full(folder: Path) -> str:
+    """The report: all tables, checks and pictures of the folder."""
     parts = [
         '# "Neural Power Units", reproduced\n',
         "Made by `python -m benchmarks.paper`; every number comes from the tables in this folder. A run's numbers "
         "depend on its seed alone, not on the runs beside it or on the number of processes; another processor or "
         "version of torch rounds differently, which training amplifies.\n",
+        "## Every figure and table of the paper\n",
+        "Ours *differs* where chance alone makes two numbers differ so much with a probability below 0.05; of twenty "
+        "pairs one does by chance.\n",
+        overview(folder),
+        "## Where the paper's text and the authors' code disagree\n",
+        "All other tables follow the code, which made the published numbers.\n",
+        text_and_code(),
     ]
     for one in TABLES.values():
         if not (folder / one.file).exists():
@@ -57,9 +61,13 @@ def write(folder: Path) -> Path:
         parts.append(
             verdicts(one.checks(*rows)) if judged else "None: the paper's numbers are for variant code and all steps.\n"
         )
-    path = folder / "report.md"
-    files.write(path, "\n".join(parts))
-    return path
+    return "\n".join(parts)
+
+
+def write(folder: Path) -> Path:
+    """Make report.md from the tables that are there; returns its path."""
+    files.write(folder / "report.md", full(folder))
+    return folder / "report.md"
 
 
 def is_full(comments: Sequence[str]) -> bool:
@@ -71,32 +79,17 @@ def is_full(comments: Sequence[str]) -> bool:
 
 def text_and_code() -> str:
     """Where the paper's text and its authors' code disagree."""
-    names = ("experiment", "text", "code", "place")
-    return table(names, ([str(row[name]) for name in names] for row in published.load("text_and_code")))
-
-
-def _block(folder: Path, one: Table, made: Callable[..., str]) -> str:
-    return made(*contents(folder, one)[1])
-
-
-def _blocks(folder: Path) -> dict[str, Callable[[], str]]:
-    """The functions that make blocks, by the names in the marks."""
-    blocks: dict[str, Callable[[], str]] = {}
-    for one in TABLES.values():
-        for name, made in ((one.name, one.short), (f"{one.name}, guide", one.guide)):
-            if made is not None and (folder / one.file).exists():
-                blocks[name] = partial(_block, folder, one, made)
-    return {**blocks, "text-and-code": text_and_code, "overview": lambda: overview(folder)}
+    return record_table(published.load("text_and_code"))
 
 
 def insert(folder: Path, target: Path) -> list[str]:
-    """Put the tables into a Markdown file, between its marks; returns the names of those it has marks for."""
-    text, names = target.read_text(encoding="utf-8"), []
-    for name, made in _blocks(folder).items():
-        pattern = re.compile(rf"(<!-- paper: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if pattern.search(text):
-            content = made()
-            text = pattern.sub(lambda match, content=content: match[1] + content + match[2], text)  # type: ignore[misc]
-            names.append(name)
-    files.write(target, text)
-    return names
+    """Renew the blocks of a page; returns the names of those that it has."""
+    text, blocks = target.read_text(encoding="utf-8"), {}
+    if "<!-- paper-overview:begin -->" in text:
+        blocks["paper-overview"] = overview(folder, with_causes=False).strip()
+    for one in TABLES.values():
+        for name, make in ((f"paper-{one.name}", one.short), (f"paper-{one.name}-guide", one.guide)):
+            if make is not None and f"<!-- {name}:begin -->" in text and (folder / one.file).exists():
+                blocks[name] = make(*contents(folder, one)[1]).strip()
+    renew(target, blocks)
+    return list(blocks)

@@ -1,24 +1,28 @@
-"""``python -m benchmarks.throughput.report FILE...``: Markdown tables and a picture out of the suite's JSON lines.
+"""Markdown tables and a picture out of the suite's JSON lines.
 
---markdown FILE     write all tables there; without any option they are printed
---page FILE         all tables, one per processor, between the two throughput markers; the main cases on several
-                    processors between those of the summary
---readme FILE       a short table of one processor between the two throughput markers
---picture FILE      bars of each rival's time divided by ours, by size, PNG, SVG or PDF (needs matplotlib)
---processor NAME    whose rows the short table and the picture show; needed where the files have several
+    python -m benchmarks.throughput.report FILE...
+
+prints all tables, unless an option says where they go:
+
+--tables FOLDER     all tables, a page for each processor and one with the processors side by side
+--page FILE         the main cases on several processors, between the marks of the summary
+--readme FILE       a short table of one processor, between the marks "throughput"
+--picture FILE      bars of each rival's time divided by ours, by size; PNG, SVG or PDF
+--processor NAME    whose rows the short table and the picture show; needed where there are several
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.blocks import MarksError, insert
-from benchmarks.throughput.cases import ADAPTIVE, ROLLOUT, RUN, STEP, TRAIN, UNITS, Case, Size
+from benchmarks.blocks import MarksError, record_table, renew
+from benchmarks.throughput.cases import ADAPTIVE, FORWARD, ROLLOUT, RUN, STEP, TRAIN, UNITS, Case, Size
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
 
@@ -28,6 +32,11 @@ Machine = tuple[str, ...]  # processor, instruction set, torch, npu_kernels, com
 Groups = dict[tuple[Case, int], Group]  # case, threads
 
 MARK, SUMMARY_MARK = "throughput", "throughput-summary"
+PAGE_HEAD = "---\norphan: true\n---\n\n# Throughput\n\n"  # the page is in no menu
+READING = (
+    "A rival's column is its time divided by ours: **below 1 we lose**. The performance page says "
+    "[how a row is measured](../performance.md#how-a-row-is-measured), and what the columns are."
+)
 NEEDED = ("layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads", "rival", "median_us", "ratio")
 COLUMNS = {
     "eager": "eager",
@@ -56,7 +65,6 @@ BAR_NAMES = {
     "compile-autotune": "torch.compile, max-autotune",
     "linear": "nn.Linear (another function)",
 }
-SIDE_BY_SIDE = ("eager", "compile", "compile-autotune", "jax")
 # Virtual machines give several processors one name. Family, model and stepping tell them apart; old rows lack these.
 PROCESSORS = {
     ("AMD EPYC", None): "AMD Zen 4",
@@ -122,13 +130,10 @@ def _machine(row: Row) -> Machine:
     where = row.get("environment", {})
     keys = ("processor", "instruction_set", "torch", "npu_kernels", "commit")
     if "gpu" in where:
-        where = where | {
-            "processor": where["gpu"],
-            "instruction_set": f"compute capability {where['compute_capability']}",
-        }
-    name = PROCESSORS.get((where.get("processor"), where.get("processor_model")))
-    if name is not None:
-        where = where | {"processor": name}
+        isa = f"compute capability {where['compute_capability']}"
+        where = where | {"processor": where["gpu"], "instruction_set": isa}
+    processor = where.get("processor", "unknown")
+    where = where | {"processor": PROCESSORS.get((processor, where.get("processor_model")), processor)}
     return (*(str(where.get(key, "unknown")) for key in keys), str(row.get("matmul_precision", "highest")))
 
 
@@ -144,92 +149,96 @@ def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
 def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]:
     """One processor's newest full-precision rows with its best instruction set; ReportError names the processors."""
     machines = {machine: groups for machine, groups in grouped(rows).items() if machine[-1] == "highest"}
-    names = list(dict.fromkeys(machine[0] for machine in machines))
-    if processor is None and len(names) > 1:
-        raise ReportError(f"--processor must name one of: {', '.join(names)}")
-    found = [pair for pair in machines.items() if processor is None or processor == pair[0][0]]
-    if not found:
-        raise ReportError(f"--processor must name one of: {', '.join(names)}; got {processor!r}")
+    named = [pair for pair in machines.items() if processor in (None, pair[0][0])]
+    if len({machine[0] for machine, _ in named}) != 1:
+        names = ", ".join(dict.fromkeys(machine[0] for machine in machines))
+        raise ReportError(f"--processor must name one of: {names}; got {processor}")
 
     def rank(pair: tuple[Machine, Groups]) -> tuple[int, str]:
         isa = pair[0][1]
         newest = max(str(row.get("environment", {}).get("date", "")) for g in pair[1].values() for row in g.values())
         return INSTRUCTION_SETS.index(isa) if isa in INSTRUCTION_SETS else len(INSTRUCTION_SETS), newest
 
-    return max(found, key=rank)
+    return max(named, key=rank)
 
 
-def _time(microseconds: float) -> str:
-    if microseconds < 1000:
-        return f"{microseconds:.0f} µs" if microseconds >= 100 else f"{microseconds:.1f} µs"
-    return f"{microseconds / 1000:.3g} ms"
-
-
-def _marked_time(ours: Row) -> str:
-    return _time(ours["median_us"]) + ("?" if doubtful(ours) else "")
-
-
-def _doubts(machines: Iterable[Groups]) -> str:
-    """What the mark means, if there is one."""
-    rows = (row for groups in machines for group in groups.values() for row in group.values())
-    return f" A number with ? is {DOUBT}." if any(map(doubtful, rows)) else ""
+def _time(ours: Row) -> str:
+    us = ours["median_us"]
+    text = f"{us / 1000:.3g} ms" if us >= 1000 else f"{us:.{0 if us >= 100 else 1}f} µs"
+    return text + "?" * doubtful(ours)
 
 
 def _ratio(row: Row | None) -> str:
+    """A rival's time divided by ours, bold where we lose; of a yardstick ours divided by its own."""
     if row is None:
         return ""
-    if row["rival"] in YARDSTICKS:
-        return f"{1 / row['ratio']:.2f}" + ("?" if doubtful(row) else "")
-    text = f"{row['ratio']:.2f}"
+    yardstick = row["rival"] in YARDSTICKS
+    text = f"{1 / row['ratio'] if yardstick else row['ratio']:.2f}"
     if doubtful(row):
         return text + "?"
-    return f"**{text}**" if row["ratio"] < 1 else text
+    return f"**{text}**" if row["ratio"] < 1 and not yardstick else text
 
 
-def _pair(ours: Row, eager: Row | None, key: str, text: Callable[[Any], str]) -> str:
-    own, other = ours.get(key), None if eager is None else eager.get(key)
-    if own is None:
+def _pair(group: Group, key: str, form: str, unit: float = 1) -> str:
+    """Our value of a column, and eager's in brackets; empty where ours was not measured."""
+    ours, eager = group["ours"], group.get("eager", {})
+    if ours.get(key) is None:
         return ""
-    return text(own) + (f" ({text(other)})" if other is not None else "")
+    other = f" ({eager[key] / unit:{form}})" if eager.get(key) is not None else ""
+    return f"{ours[key] / unit:{form}}{other}"
 
 
-def _table(groups: Groups) -> list[str]:
-    columns = {**COLUMNS, **YARDSTICKS}
-    present = [rival for rival in columns if any(rival in group for group in groups.values())]
-    head = ["layer", "pass", "B, I, O, K", "threads", "ours", *(columns[rival] for rival in present)]
-    head += ["error (eager's)", "peak MiB (eager's)", "of the limit"]
-    measured = _of_the_peak(groups)
-    head += ["of the peak"] if measured else []
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+def _share(ours: Row, key: str) -> str:
+    """A share in percent; of the peak also what the tiles did, where the layer used them."""
+    if ours.get(key) is None:
+        return ""
+    tiles = key == "share_of_peak" and "tile_gflops" in ours
+    rate = f" (tiles {ours['tile_gflops']:.0f} GFLOP/s)" if tiles else ""
+    return f"{100 * ours[key]:.0f} %{rate}"
+
+
+def _no_negatives(case: Case) -> str:
+    return ", no negatives" if case.signs == "positive" and case.kind in (FORWARD, STEP) else ""
+
+
+def _size(size: Size) -> str:
+    return f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}"
+
+
+def _case(case: Case) -> dict[str, str]:
+    """The cells that say what was measured."""
+    ode = {
+        ROLLOUT: f"u' = NAU(NPU(u)), {case.size.rows} steps, float64",
+        ADAPTIVE: f"u' = NAU(NPU(u)), dopri5, rtol 1e-6, {case.size.rows} times, float64",
+    }
+    return {
+        "layer": ode.get(case.kind, LAYERS.get(case.layer, case.layer)),
+        "pass": case.kind + _no_negatives(case),
+        "B, I, O, K": _size(case.size),
+    }
+
+
+def _table(groups: Groups) -> str:
+    """All rows of a machine."""
+    records = []
     for (case, threads), group in groups.items():
         ours = group.get("ours")
         if ours is None:
             continue
-        size, eager = case.size, group.get("eager")
-        positive = (
-            ", no negatives" if case.signs == "positive" and case.kind not in (TRAIN, RUN, ROLLOUT, ADAPTIVE) else ""
+        titles = COLUMNS | YARDSTICKS
+        records.append(
+            {
+                **_case(case),
+                "threads": str(threads),
+                "ours": _time(ours),
+                **{title: _ratio(group.get(rival)) for rival, title in titles.items()},
+                "error (eager's)": _pair(group, "error", ".1e"),
+                "peak MiB (eager's)": _pair(group, "peak_bytes", ".1f", 2**20),
+                "of the limit": _share(ours, "share_of_limit"),
+                "of the peak": _share(ours, "share_of_peak"),
+            }
         )
-        layer = f"u' = NAU(NPU(u)), {size.rows} steps, float64" if case.kind == ROLLOUT else case.layer
-        if case.kind == ADAPTIVE:
-            layer = f"u' = NAU(NPU(u)), dopri5, rtol 1e-6, {size.rows} times, float64"
-        cells = [LAYERS.get(layer, layer), case.kind + positive]
-        cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", str(threads)]
-        cells.append(_marked_time(ours))
-        cells += [_ratio(group.get(rival)) for rival in present]
-        cells.append(_pair(ours, eager, "error", lambda value: f"{value:.1e}"))
-        cells.append(_pair(ours, eager, "peak_bytes", lambda value: f"{value / 2**20:.1f}"))
-        share = ours.get("share_of_limit")
-        cells.append("" if share is None else f"{100 * share:.0f} %")
-        if measured:
-            share = ours.get("share_of_peak")
-            tiles = f" (tiles {ours['tile_gflops']:.0f} GFLOP/s)" if "tile_gflops" in ours else ""
-            cells.append("" if share is None else f"{100 * share:.0f} %{tiles}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
-def _of_the_peak(groups: Groups) -> bool:
-    return any(group.get("ours", {}).get("share_of_peak") is not None for group in groups.values())
+    return record_table(records)
 
 
 def _where(machine: Machine) -> str:
@@ -238,219 +247,188 @@ def _where(machine: Machine) -> str:
     return where + ("" if precision == "highest" else f', float32 matmul precision "{precision}"')
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """How to read the tables, and a section with a table for each machine."""
-    parts = [
-        "A rival's column is its time divided by ours: the median over interleaved repetitions. **Below 1 we lose.** "
-        "The yardsticks compute something else. They say how many times as long as `nn.Linear` of the same shape (for "
-        "several models a batched product), or as a single model, we take. Errors are relative, against float64, and "
-        "the greatest of the result and all gradients. The limit is the machine's own `a @ b` rate or copy rate, "
-        "whichever takes longer for the work that cannot be avoided. A rollout's sizes are its steps, features and "
-        "hidden units; its error is its difference to eager's, both in float64. An adaptive rollout's are its times, "
-        "features and hidden units; its error is against a far smaller tolerance." + _doubts(grouped(rows).values())
-    ]
-    if any(map(_of_the_peak, grouped(rows).values())):
-        parts[0] += (
-            " The peak is what the vector units can multiply and add in registers alone, timed in the same rounds; the "
-            "share counts the layer's own products. The NPU's kernels for AMX multiply in tiles of bfloat16 beside the "
-            "vector units and can exceed it: the rate of tiles in those rounds says how much of that unit was free."
-        )
-    parts += side_by_side(rows)
+def pages(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the pages with all tables by file names: of each processor, and of all side by side."""
+    texts: dict[str, list[str]] = {}
     for machine, groups in grouped(rows).items():
-        title = f"### {machine[0]}, {machine[1]}" + ("" if machine[-1] == "highest" else f', "{machine[-1]}" precision')
-        parts.append("\n".join([title, "", f"{_where(machine)}:", "", *_table(groups)]))
-    return "\n\n".join(parts) + "\n"
+        precision = "" if machine[-1] == "highest" else f', "{machine[-1]}" precision'
+        table = f"{_where(machine)}:\n\n{_table(groups)}"
+        section = f"## {machine[0]}, {machine[1]}{precision}\n\n{table}"
+        texts.setdefault(machine[0], []).append(section)
+    compared = _compared_processors(rows, ("eager", "compile", "compile-autotune", "jax"))
+    if compared:
+        texts["side by side"] = [f"## Processors side by side, one thread\n\n{compared}"]
+    return {
+        f"throughput-{name.lower().replace(' ', '-')}.md": (
+            f"{PAGE_HEAD}{READING}{_doubts(*sections)}\n\n" + "\n".join(sections)
+        )
+        for name, sections in texts.items()
+    }
 
 
-def side_by_side(rows: Sequence[Row]) -> list[str]:
-    """A section with the ratios of several processors beside one another, at one thread; none for one processor."""
-    text = _compared_processors(rows, SIDE_BY_SIDE)
-    return [f"### Processors side by side, one thread\n\n{text}"] if text else []
+def _doubts(*tables: str) -> str:
+    """What the mark means, if it is in the tables."""
+    return f" A number with ? is {DOUBT}." if any("?" in text for text in tables) else ""
 
 
 def summary(rows: Sequence[Row]) -> str:
     """The main cases on several processors, at one thread; nothing for one processor."""
-    return _compared_processors(rows, ("eager", "compile", "jax"), SUMMARY)
+    return _compared_processors(rows, ("eager", "compile", "jax"), SUMMARY).strip()
 
 
 def _compared_processors(rows: Sequence[Row], rivals: Sequence[str], only: Collection[Case] | None = None) -> str:
     """A table of the cases that several processors have, all of them or those of `only`."""
-    names = dict.fromkeys(machine[0] for machine in grouped(rows) if machine[-1] == "highest")
-    found = {name: chosen(rows, name) for name in names}
-    cases = {case: None for _, groups in found.values() for case, threads in groups if threads == 1}
-    shared = [case for case in cases if sum((case, 1) in groups for _, groups in found.values()) > 1]
-    shared = [case for case in shared if only is None or case in only]
-    if not shared:
+    names = {machine[0]: None for machine in grouped(rows) if machine[-1] == "highest"}
+    best = {name: chosen(rows, name) for name in names}
+    measured: dict[Case, dict[str, Group]] = {}
+    for name, (_, groups) in best.items():
+        for (case, threads), group in groups.items():
+            if threads == 1 and (only is None or case in only):
+                measured.setdefault(case, {})[name] = group
+    ratios = {
+        case: {(rival, name): _ratio(of.get(name, {}).get(rival)) for rival in rivals for name in best}
+        for case, of in measured.items()
+        if len(of) > 1
+    }
+    if not ratios:
         return ""
-    columns = [
-        (rival, name)
-        for rival in rivals
-        for name, (_, groups) in found.items()
-        if any(rival in groups.get((case, 1), {}) for case in shared)
+    compared = {name for cells in ratios.values() for (_, name), cell in cells.items() if cell}
+    machines = "; ".join(_where(best[name][0]) for name in best if name in compared)
+    records = [
+        _case(case) | {f"{COLUMNS[rival]}: {name}": cell for (rival, name), cell in cells.items()}
+        for case, cells in ratios.items()
     ]
-    compared = {name for _, name in columns}
-    machines = "; ".join(_where(found[name][0]) for name in found if name in compared)
-    head = ["layer", "pass", "B, I, O, K", *(f"{COLUMNS[rival]}: {name}" for rival, name in columns)]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for case in shared:
-        size = case.size
-        positive = ", no negatives" if case.signs == "positive" and case.kind in ("forward", STEP) else ""
-        cells = [LAYERS.get(case.layer, case.layer), case.kind + positive]
-        cells.append(f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}")
-        cells += [_ratio(found[name][1].get((case, 1), {}).get(rival)) for rival, name in columns]
-        lines.append("| " + " | ".join(cells) + " |")
-    return f"{machines}:\n\n" + "\n".join(lines)
+    return f"{machines}:\n\n{record_table(records)}"
 
 
 def short(rows: Sequence[Row], processor: str | None = None) -> str:
-    """The README's table: `SHORT` on one processor with its most threads, and every case there that we lose."""
+    """The README's table: `SHORT` on a processor with its most threads, and every case that we lose."""
     machine, groups = chosen(rows, processor)
     threads = max(count for _, count in groups)
     lost = [
-        (case, count)
-        for (case, count), group in groups.items()
+        key
+        for key, group in groups.items()
         if any(row["ratio"] < 1 and rival not in YARDSTICKS for rival, row in group.items())
     ]
-    wanted = [(case, threads) for case in SHORT] + lost
-    head = ["", "B, I, O, K", "ours", "eager", "`torch.compile`", "ours / `nn.Linear`", "error (eager's)"]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    shown: Groups = {}
-    for case, count in dict.fromkeys(wanted):
+    records = []
+    for case, count in dict.fromkeys([*((case, threads) for case in SHORT), *lost]):
         group = groups.get((case, count), {})
         if "ours" not in group:
             continue
-        size, ours = case.size, group["ours"]
-        name = f"{LAYERS.get(case.layer, case.layer)}, {PASS_NAMES[case.kind]}"
+        name = f"{LAYERS.get(case.layer, case.layer)}, {PASS_NAMES[case.kind]}{_no_negatives(case)}"
         if case.kind == ROLLOUT:
-            name = f"neural ODE, {size.rows} steps, forward and backward"
-        if case.signs == "positive" and case.kind not in (TRAIN, RUN, ROLLOUT, ADAPTIVE):
-            name += ", no negatives"
-        cells = [name + ("" if count == threads else f", {count} thread{'s' if count > 1 else ''}")]
-        cells += [f"{size.rows}, {size.inputs}, {size.outputs}, {size.models}", _marked_time(ours)]
-        shown[case, count] = {rival: group[rival] for rival in ("ours", "eager", "compile", "linear") if rival in group}
-        cells += [_ratio(group.get(rival)) for rival in ("eager", "compile", "linear")]
-        cells.append(_pair(ours, group.get("eager"), "error", lambda value: f"{value:.1e}"))
-        lines.append("| " + " | ".join(cells) + " |")
+            name = f"neural ODE, {case.size.rows} steps, forward and backward"
+        records.append(
+            {
+                "": name + ("" if count == threads else f", {_threads(count)}"),
+                "B, I, O, K": _size(case.size),
+                "ours": _time(group["ours"]),
+                "eager": _ratio(group.get("eager")),
+                "`torch.compile`": _ratio(group.get("compile")),
+                "ours / `nn.Linear`": _ratio(group.get("linear")),
+                "error (eager's)": _pair(group, "error", ".1e"),
+            }
+        )
     where = (
-        f"{_where(machine)}; {threads} thread{'s' if threads > 1 else ''}, float32 (the ODE: float64). "
+        f"{_where(machine)}; {_threads(threads)}, float32 (the ODE: float64). "
         "B rows, I inputs, O outputs, K models; for the ODE steps, features, hidden units, models. "
-        "The columns eager and `torch.compile` are their time divided by ours: **below 1 we lose**." + _doubts([shown])
+        "The columns eager and `torch.compile` are their time divided by ours: **below 1 we lose**."
     )
-    return "\n".join([where, "", *lines]) + "\n"
+    text = record_table(records)
+    return f"{where}{_doubts(text)}\n\n{text}".strip()
 
 
-def page(text: str, rows: Sequence[Row]) -> str:
-    """The page with all tables and the summary of these rows."""
-    return insert(insert(text, summary(rows), SUMMARY_MARK), markdown(rows).strip(), MARK)
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
-def readme(text: str, rows: Sequence[Row], processor: str | None = None) -> str:
-    """The README with the short table of these rows."""
-    return insert(text, short(rows, processor).strip(), MARK)
+Bars = tuple[list[list[float]], list[str], list[str]]  # ratios by size and rival; sizes; rivals
 
 
-def _drawn(groups: Groups, kind: str, threads: int) -> Groups:
-    """A pass of the NPU, one model, random signs, the smallest size first."""
-    found = {
-        (case, count): group
+def _bars(groups: Groups, kind: str, threads: int) -> tuple[Bars, int]:
+    """Return what is drawn of a pass of the NPU with one model and random signs, small sizes first.
+
+    Doubtful ratios are left out; the second value counts them.
+    """
+    drawn = ("npu", kind, "random", 1, threads)
+    measured = {
+        case.size: group
         for (case, count), group in groups.items()
-        if (case.layer, case.kind, case.signs, case.size.models, count) == ("npu", kind, "random", 1, threads)
+        if (case.layer, case.kind, case.signs, case.size.models, count) == drawn
     }
-    return dict(sorted(found.items(), key=lambda item: _products(item[0][0].size)))
-
-
-def _products(size: Size) -> int:
-    return size.rows * size.inputs * size.outputs
-
-
-def _bars(axis: Any, drawn: Groups, rivals: Sequence[str]) -> int:
-    """A bar for each rival at each size; returns how many are left out as doubtful."""
-    width, doubts = 0.84 / len(rivals), 0
-    for n, rival in enumerate(rivals):
-        at, ratios = [], []
-        for place, group in enumerate(drawn.values()):
-            row = group.get(rival)
-            if row is None:
-                continue
-            if doubtful(row):
-                doubts += 1
-                continue
-            at.append(place - 0.42 + (n + 0.5) * width)
-            ratios.append(row["ratio"])
-        bars = axis.bar(at, ratios, width, label=BAR_NAMES.get(rival, COLUMNS.get(rival, rival)), color=BARS[rival])
-        axis.bar_label(bars, [f"{ratio:.1f}" for ratio in ratios], padding=1, fontsize=6.5)
-    names = [f"{size.inputs} → {size.outputs}\n{size.rows:,} rows" for size in (case.size for case, _ in drawn)]
-    axis.set_xticks(range(len(names)), names, fontsize=8)
-    return doubts
+    sizes = sorted(measured, key=lambda size: size.rows * size.inputs * size.outputs)
+    rivals = [rival for rival in BARS if any(rival in group for group in measured.values())]
+    lines = [[measured[size].get(rival) for rival in rivals] for size in sizes]
+    doubts = sum(row is not None and doubtful(row) for line in lines for row in line)
+    ratios = [[row["ratio"] if row and not doubtful(row) else math.nan for row in line] for line in lines]
+    names = [f"{size.inputs} → {size.outputs}\n{size.rows:,} rows" for size in sizes]
+    return (ratios, names, rivals), doubts
 
 
 def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> None:
-    """Draw a processor's rows at its least number of threads; ReportError without matplotlib or such rows."""
+    """Draw a processor's rows at its least number of threads.
+
+    Raises ReportError without matplotlib or pandas, or without such rows.
+    """
     try:
         from matplotlib.figure import Figure
+        from pandas import DataFrame
     except ImportError:
-        raise ReportError("the picture needs matplotlib (pip install matplotlib)") from None
+        what = "matplotlib and pandas (pip install matplotlib pandas)"
+        raise ReportError(f"the picture needs {what}") from None
     machine, groups = chosen(rows, processor)
     threads = min(count for _, count in groups)
-    panels = {"forward": _drawn(groups, "forward", threads), STEP: _drawn(groups, STEP, threads)}
-    panels = {kind: drawn for kind, drawn in panels.items() if drawn}
+    panels = {kind: _bars(groups, kind, threads) for kind in (FORWARD, STEP)}
+    panels = {kind: (bars, doubts) for kind, (bars, doubts) in panels.items() if bars[0]}
     if STEP not in panels:
         raise ReportError("the picture needs rows of the NPU's step, single models, random signs")
     figure = Figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
-    doubts = 0
-    for axis, (kind, drawn) in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels.items(), strict=True):
-        doubts += _bars(axis, drawn, [rival for rival in BARS if any(rival in group for group in drawn.values())])
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axis, (kind, (bars, _)) in zip(axes, panels.items(), strict=True):
+        frame = DataFrame(*bars).rename(columns=COLUMNS | BAR_NAMES)
+        colors = [BARS[rival] for rival in bars[2]]
+        frame.plot.bar(ax=axis, width=0.84, color=colors, rot=0, fontsize=8, legend=False)
+        for container in axis.containers:
+            labels = [f"{ratio:.1f}" if ratio else "" for ratio in container.datavalues]  # 0: left out
+            axis.bar_label(container, labels, padding=1, fontsize=6.5)
         axis.axhline(1, color="tab:blue", linewidth=2.2, label="npu_kernels = 1")
-        title = PASS_NAMES[kind].capitalize()
-        axis.set(
-            title=f"{title}: where a bar is above the line, npu_kernels is faster", ylabel="time / npu_kernels' time"
-        )
+        title = f"{PASS_NAMES[kind].capitalize()}: where a bar is above the line, npu_kernels is faster"
+        axis.set(title=title, ylabel="time / npu_kernels' time")
         axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("inputs → outputs of the layer, and rows of the batch")
-    figure.axes[0].legend(fontsize=8, loc="upper right")
-    count = f"{threads} thread{'s' if threads > 1 else ''}"
-    count += f"; {doubts} doubtful number{'s' if doubts > 1 else ''} left out" if doubts else ""
-    figure.suptitle(f"NPU layer, float32: {machine[0]}, {machine[1]}, {count}")
+    axes[-1].set_xlabel("inputs → outputs of the layer, and rows of the batch")
+    axes[0].legend(fontsize=8, loc="upper right")
+    doubts = sum(count for _, count in panels.values())
+    title = f"NPU layer, float32: {machine[0]}, {machine[1]}, {_threads(threads)}"
+    left_out = f"; {doubts} doubtful number{'s' if doubts > 1 else ''} left out" if doubts else ""
+    figure.suptitle(title + left_out)
     figure.savefig(path, dpi=120)
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write what the options ask for, or print all tables; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput.report")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="put all tables and the summary there")
+    parser.add_argument("--tables", type=Path, metavar="FOLDER", help="put pages with all tables there")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="put the summary there")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="put a short table there")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
     parser.add_argument("--processor", metavar="NAME", help="whose rows the short table and the picture show")
-    return parser.parse_args(argv)
-
-
-def _rewrite(path: Path, renewed: Callable[[str], str]) -> None:
-    try:
-        files.write(path, renewed(path.read_text()))
-    except MarksError as error:
-        raise ReportError(f"{path} {error}") from None
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
-    options = arguments(argv)
+    options = parser.parse_args(argv)
     try:
         rows = read(options.files)
-        text = markdown(rows)
+        for name, text in pages(rows).items() if options.tables else ():
+            files.write(options.tables / name, text)
         if options.page:
-            _rewrite(options.page, lambda old: page(old, rows))
+            renew(options.page, {SUMMARY_MARK: summary(rows)})
         if options.readme:
-            _rewrite(options.readme, lambda old: readme(old, rows, options.processor))
-        if options.markdown:
-            files.write(options.markdown, text)
+            renew(options.readme, {MARK: short(rows, options.processor)})
         if options.picture:
             picture(rows, options.picture, options.processor)
-    except (ReportError, OSError) as error:
+    except (ReportError, MarksError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    if not (options.page or options.readme or options.markdown or options.picture):
-        print(text, end="")
+    if not (options.tables or options.page or options.readme or options.picture):
+        print("\n".join(pages(rows).values()), end="")
     return 0
 
 

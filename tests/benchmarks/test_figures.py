@@ -11,33 +11,32 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.blocks import insert
 from benchmarks.paper import report as paper
 from benchmarks.throughput import report
 from tests.support import examples
 from tests.support.examples import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-SHORT = {table.name for table in paper.TABLES.values() if table.short is not None}
-GUIDE = {f"{table.name}, guide" for table in paper.TABLES.values() if table.guide is not None}
+TABLES = ROOT / "docs" / "tables"
+SHORT = {f"paper-{table.name}" for table in paper.TABLES.values() if table.short is not None} | {"paper-overview"}
+GUIDE = {f"paper-{table.name}-guide" for table in paper.TABLES.values() if table.guide is not None}
 # Pages that this rule leaves out, and why.
 LEFT_OUT = {
     "CHANGELOG.md": "history: the figures of their day",
     "benchmarks/NOTES.md": "a diary of what was tried",
     "docs/compatibility.md": "python -m npu_kernels.certify writes it",
     "docs/triton-resources.md": "make resources writes it",
+    **{str(page.relative_to(ROOT)): "make tables writes it" for page in TABLES.glob("*.md")},
     "docs/reliability.md": "bounds, each with the test that checks it (tests/project/test_reliability.py)",
 }
 # The blocks that a test compares with what makes them.
 BLOCKS = {
     *("throughput", "throughput-summary", "equations", "published", "support"),
     *("time-series", "time-series-laws", "time-series-wrong"),
-    *(f"paper: {name}" for name in SHORT | GUIDE | {"text-and-code", "overview"}),
+    *(SHORT | GUIDE),
 }
-BLOCK = re.compile(
-    r"^<!-- (?P<name>[\w-]+):begin -->$.*?^<!-- (?P=name):end -->$|"
-    r"^<!-- (?P<paper>paper: .*?) -->$.*?^<!-- end -->$",
-    re.M | re.S,
-)
+BLOCK = re.compile(r"^<!-- (?P<name>[\w-]+):begin -->$.*?^<!-- (?P=name):end -->$", re.M | re.S)
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.M | re.S)
 
 FRACTION = r"half|third|quarter|fifth|sixth|seventh|eighth|ninth|tenth|hundredth"
@@ -66,7 +65,7 @@ NO_MEASUREMENT = {
     },
     "a definition: noise that is added, an interval, a threshold": {
         "docs/equations.md": ["is 1 % of y's", "within 2 % of"],
-        "docs/paper.md": ["the largest\n5 % of", "95 % interval"],
+        "docs/paper.md": ["the largest 5 % of"],
         "docs/time-series.md": [
             *("errors of 1 %", "5 % noise", "At 1 %", "at 1 % noise", "at 1 % in"),
             *("95 % interval", "their 95 %"),
@@ -83,15 +82,30 @@ NO_MEASUREMENT = {
 
 def test_throughput_tables_are_those_of_the_results() -> None:
     rows = report.read(sorted(RESULTS.glob("throughput-*.jsonl")))
+    assert {page.name: page.read_text() for page in TABLES.iterdir()} == report.pages(rows)
     page, readme = (ROOT / "docs" / "performance.md").read_text(), (ROOT / "README.md").read_text()
-    assert page == report.page(page, rows)
+    assert page == insert(page, report.summary(rows), report.SUMMARY_MARK)
     (processor,) = re.findall(r"<!-- throughput:begin -->\n(.*?), kernels for", readme)
-    assert readme == report.readme(readme, rows, processor)
+    assert readme == insert(readme, report.short(rows, processor), report.MARK)
+
+
+def test_every_row_of_the_suite_is_on_a_page() -> None:
+    rows = report.read(sorted(RESULTS.glob("throughput-*.jsonl")))
+    groups = [group for machine in report.grouped(rows).values() for group in machine.values()]
+    assert sum(map(len, groups)) == len(rows)  # a later row of the same case would hide the earlier one
+    assert all("ours" in group for group in groups)  # a line of a table is one of ours
+    assert {row["rival"] for row in rows} <= {"ours"} | report.COLUMNS.keys() | report.YARDSTICKS.keys()
+    pages = [text for name, text in report.pages(rows).items() if "side-by-side" not in name]
+    assert sum(text.count("\n| ") - 2 * text.count("\n| layer |") for text in pages) == len(groups)
+
+
+def test_the_papers_report_is_that_of_the_results() -> None:
+    assert (RESULTS / "paper" / "report.md").read_text() == paper.full(RESULTS / "paper")
 
 
 @pytest.mark.parametrize(
     ("name", "blocks"),
-    [("paper.md", SHORT | {"text-and-code", "overview"}), ("choosing-a-layer.md", GUIDE)],
+    [("paper.md", SHORT), ("choosing-a-layer.md", GUIDE)],
     ids=["paper", "choosing-a-layer"],
 )
 def test_paper_tables_are_those_of_the_results(name: str, blocks: set[str], tmp_path: Path) -> None:
@@ -155,7 +169,7 @@ def test_every_exception_is_needed(name: str) -> None:
 def test_every_generated_block_has_a_test() -> None:
     """A block of another name would hide its figures from the rule."""
     texts = [page.read_text(encoding="utf-8") for page in PAGES.values()]
-    names = {match["name"] or match["paper"] for text in texts for match in BLOCK.finditer(text)}
+    names = {match["name"] for text in texts for match in BLOCK.finditer(text)}
     assert names == BLOCKS
 
 

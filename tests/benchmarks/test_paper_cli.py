@@ -101,16 +101,21 @@ def test_simple_quick_from_end_to_end(
     assert "### Verdict\n\nNone" in text  # a quick run is not asked for the paper's numbers
 
     readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- paper: simple -->\nold\n<!-- end -->\nafter\n<!-- paper: large -->\n<!-- end -->\n")
+    readme.write_text(
+        "before\n<!-- paper-simple:begin -->\nold\n<!-- paper-simple:end -->\nafter\n<!-- paper-large:begin -->\n"
+    )
     guide = tmp_path / "guide.md"
-    guide.write_text("<!-- paper: simple, guide -->\nold\n<!-- end -->\n")
+    guide.write_text("<!-- paper-simple-guide:begin -->\nold\n<!-- paper-simple-guide:end -->\n")
     assert main(["report", "--out", str(tmp_path), "--insert", str(readme), str(guide)]) == 0
-    assert guide.read_text().startswith("<!-- paper: simple, guide -->\n| median error")
+    assert guide.read_text().startswith("<!-- paper-simple-guide:begin -->\n| median error")
     assert "old" not in guide.read_text()
     inserted = readme.read_text()
-    assert inserted.startswith("before\n<!-- paper: simple -->\n| task | model |")
+    assert inserted.startswith("before\n<!-- paper-simple:begin -->\n| task | model |")
     assert "old" not in inserted
-    assert inserted.endswith("<!-- end -->\nafter\n<!-- paper: large -->\n<!-- end -->\n")
+    assert inserted.endswith("<!-- paper-simple:end -->\nafter\n<!-- paper-large:begin -->\n")
+    readme.write_text("<!-- paper-simple:begin -->\n")  # without its end
+    assert main(["report", "--out", str(tmp_path), "--insert", str(readme)]) == 1
+    assert f"benchmarks.paper: {readme} needs <!-- paper-simple:begin -->" in capsys.readouterr().err
 
 
 def test_one_model_or_one_operation_of_the_simple_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,13 +166,17 @@ def test_verdicts_on_the_published_numbers() -> None:
     assert checks["÷ NMU, median of all"].holds is None
     assert checks["+, medians of the best 10: NMU, RealNPU, NPU, NALU, NaiveNPU"].holds is True
     assert checks["√, medians of the best 10: RealNPU, NPU, NMU"].holds is None  # 0.054 twice: wanted is below 0.1
-    assert {line[5] for line in large_report.lines(rows, last)} == {"no difference"}
+    assert {line["verdict"] for line in large_report.lines(rows, last)} == {"no difference"}
     for row in rows:
         row["test_mse"] *= 100 if row["model"] == "NPU" else 1
     worse = large_report.checks(rows, last)
     assert {c.holds for c in worse if c.what.endswith(" NPU, median of the best 10")} == {False}
     assert "**does not hold**" in report.verdicts(worse)
-    assert {line[5] for line in large_report.lines(rows, last) if line[1] == "NPU"} == {"**ours greater**"}
+    greater = [line["model"] for line in large_report.lines(rows, last) if line["verdict"] == "**ours greater**"]
+    assert greater == ["NPU"] * len(large.TASKS)
+    (one_step,) = (line for line in large_report.short_table(rows, last).splitlines() if "| × | here: best 10" in line)
+    assert one_step.startswith("| × | here: best 10 (95 %) | **")
+    assert one_step.count("**") == 2
 
 
 def steady(factor: float) -> list[dict[str, Any]]:
@@ -186,6 +195,9 @@ ITEMS = [*(f"Figure {n}" for n in range(1, 8)), "Table 1", *(f"Table A{n}" for n
 
 def test_overview_has_every_figure_and_table(tmp_path: Path) -> None:
     lines = overview.overview(tmp_path).splitlines()[2:]
+    short = overview.overview(tmp_path, with_causes=False).splitlines()
+    assert short[0] == "| in the paper | shows | experiment | agreement |"
+    assert short[2:] == [line.rsplit(" | ", 1)[0] + " |" for line in lines if overview.NONE in line]
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == ITEMS
     measured = {line.split(" | ")[0].removeprefix("| ") for line in lines if overview.NONE in line}
     assert measured == {"Figure 3", "Figure 4", "Figure 5", "Figure 7", "Table 1", "Table A2"}
@@ -222,14 +234,9 @@ def test_overview_counts_verdicts() -> None:
     assert agreement.counted(checks) == "2 of 4 checks hold, 1 do not, 1 cannot be told"
 
 
-def test_disagreements_of_text_and_code_are_inserted(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("<!-- paper: text-and-code -->\nold\n<!-- end -->\n<!-- paper: large -->\nkept\n<!-- end -->\n")
-    assert report.insert(tmp_path, page) == ["text-and-code"]
-    text = page.read_text()
+def test_disagreements_of_text_and_code_are_in_the_report(tmp_path: Path) -> None:
+    _, text = report.write(tmp_path).read_text().split("## Where the paper's text and the authors' code disagree")
     assert "| large | gate starts at 0.5 | at 1 for the NPU |" in text
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(lines) == 2 + len(published.load("text_and_code"))
     assert {line.count("|") for line in lines} == {5}
-    assert "old" not in text
-    assert "kept" in text

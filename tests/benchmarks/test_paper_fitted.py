@@ -70,8 +70,12 @@ def test_verdict() -> None:
     assert [check.holds for check in fitted_report.checks([bad] * 6)] == [False, False]
     assert [check.holds for check in fitted_report.checks([good] * 5)] == [None, None]  # too few for an interval
     assert [check.holds for check in fitted_report.checks([good] * 5 + [bad])] == [None, None]
-    table = fitted_report.short_table([good, good, bad])
+    table = fitted_report.section([good, good, bad])
     assert "| large | + | NPU | 16 | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in table
+    other = {**bad, "task": "mul", "kind": "free"}
+    short = fitted_report.short_table([good, other, {**good, "starts": 128}]).splitlines()
+    assert short[0] == "| tasks | layer | starts | + | × |"
+    assert short[2:] == ["| large | NPU | 16 | 1 of 1 | 0 of 1 |", "| large | NPU | 128 | 1 of 1 |  |"]
 
 
 def test_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

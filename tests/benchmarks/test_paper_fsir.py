@@ -250,14 +250,14 @@ def test_verdicts_on_the_published_numbers() -> None:
 def test_runs_by_the_authors_gradient_stand_beside() -> None:
     rows = fsir_report.paper_rows()
     ours = [{**row, "mse": 0.1 * row["mse"]} for row in rows]
-    text = fsir_report.short_table(ours, rows)
+    text = fsir_report.full_table(ours, rows)
     assert text.count("| here, authors' gradient |") == 2 * len(fsir.MODELS)
-    assert "authors" not in fsir_report.short_table(ours)
+    assert "authors" not in fsir_report.full_table(ours)
     timed = [{**row, "first_mse": 3.0, "iterations": 7} for row in ours]
-    assert "| Dense | 3.00 (3.00 to 3.00) |" in fsir_report.short_table(timed)
+    assert "| Dense | 3.00 (3.00 to 3.00) |" in fsir_report.full_table(timed)
     part = [row for row in rows if row["model"] == "Dense" or row["run"] == 1]  # all of one model, some of the others
-    assert fsir_report.short_table(ours, part).count("| Dense | here, authors' gradient | 100 |") == 1
-    assert fsir_report.short_table(ours, part).count("| here, authors' gradient |") == 2
+    assert fsir_report.full_table(ours, part).count("| Dense | here, authors' gradient | 100 |") == 1
+    assert fsir_report.full_table(ours, part).count("| here, authors' gradient |") == 2
     said = fsir_report.ENTRIES[0].agreement([ours, rows], Path())
     better, same = said.split(". with the authors' gradient: ")
     assert same.startswith("12 of 12 medians (model and beta) do not differ; 15 of 15 least errors (model and most")

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.throughput import report, suite, timing
 from benchmarks.throughput.cases import STEP, Size
 from tests.support.building import run_python
-from tests.support.throughput import MODELS, TINY, made_up, made_up_rows
+from tests.support.throughput import MODELS, TINY, all_tables, made_up, made_up_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
@@ -85,17 +85,17 @@ def test_no_verdict_from_doubtful_times():
 
 def test_doubtful_numbers_are_marked_in_the_tables():
     rows = [{**row, "waited": 0.5} for row in made_up_rows()]
-    line = next(line for line in report.markdown(rows).splitlines() if "5, 3, 2, 1" in line)
+    line = next(line for line in all_tables(rows).splitlines() if "5, 3, 2, 1" in line)
     for cell in ("100 µs?", "5.00?", "0.80?", "2.00?"):
         assert f" {cell} |" in line
     assert "**" not in line
-    assert f"A number with ? is {timing.DOUBT}." in report.markdown(rows)
-    assert "?" not in report.markdown(made_up_rows())
+    assert f"A number with ? is {timing.DOUBT}." in all_tables(rows)
+    assert "?" not in all_tables(made_up_rows())
 
 
 def test_the_later_of_two_rows_counts():
     rows = [made_up("ours", 1.0), made_up("eager", 0.5), made_up("eager", 3.0)]
-    text = report.markdown(rows)
+    text = all_tables(rows)
     assert "3.00" in text
     assert "0.50" not in text
 
@@ -104,7 +104,7 @@ def test_the_later_of_two_rows_counts():
 
 
 def test_markdown_table():
-    lines = report.markdown(made_up_rows()).splitlines()
+    lines = all_tables(made_up_rows()).splitlines()
     assert "Abacus 3, kernels for beads, torch 9, npu_kernels 8 at c0ffee:" in lines
     head = [cell.strip() for cell in next(line for line in lines if line.startswith("| layer")).split("|")[1:-1]]
     row = [cell.strip() for cell in next(line for line in lines if "5, 3, 2, 1" in line).split("|")[1:-1]]
@@ -121,23 +121,24 @@ def test_markdown_table():
 
 def test_the_share_of_the_peak_is_a_column():
     with_tiles = made_up("ours", 1.0, share_of_peak=1.2, tile_gflops=1170.4)
-    text = report.markdown([with_tiles, made_up("ours", 1.0, Size(500, 30, 20), share_of_peak=0.61)])
+    text = all_tables([with_tiles, made_up("ours", 1.0, Size(500, 30, 20), share_of_peak=0.61)])
     assert "| of the peak |" in text
     assert "| 120 % (tiles 1170 GFLOP/s) |" in text
     assert "| 61 % |" in text
-    assert "in registers alone" in text
-    assert "in registers alone" not in report.markdown(made_up_rows())
+    assert "of the peak" not in all_tables(made_up_rows())
 
 
 def test_machines_and_precisions_have_their_own_tables():
     other = made_up("ours", 1.0, environment={"processor": "Slide rule"})
-    text = report.markdown([*made_up_rows(), other, made_up("ours", 1.0, matmul_precision="high")])
+    text = all_tables([*made_up_rows(), other, made_up("ours", 1.0, matmul_precision="high")])
     assert text.count("| layer |") == 4  # and that of the processors side by side
+    assert list(report.pages([*made_up_rows(), other])) == [
+        *("throughput-abacus-3.md", "throughput-slide-rule.md", "throughput-side-by-side.md")
+    ]
     assert 'matmul precision "high"' in text
 
 
 BEGIN, END = "<!-- throughput:begin -->", "<!-- throughput:end -->"
-SUMMARY_BEGIN, SUMMARY_END = "<!-- throughput-summary:begin -->", "<!-- throughput-summary:end -->"
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -145,18 +146,29 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("option", ["--page", "--readme"])
-def test_a_block_is_replaced_and_nothing_else(option, tmp_path):
-    file, page = write(tmp_path / "rows.jsonl", made_up_rows()), tmp_path / "page.md"
-    summary = f"{SUMMARY_BEGIN}\n\n{SUMMARY_END}"  # of one processor: nothing to compare
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n{summary}")
+@pytest.mark.parametrize(("option", "name"), [("--page", "throughput-summary"), ("--readme", "throughput")])
+def test_a_block_is_replaced_and_nothing_else(option, name, tmp_path):
+    size = report.SHORT[4].size
+    rows = [made_up(rival, 2.0, size) for rival in ("ours", "eager")]
+    rows += [{**row, "environment": {"processor": "Slide rule"}} for row in rows]
+    file, page = write(tmp_path / "rows.jsonl", rows), tmp_path / "page.md"
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     for _ in range(2):  # again gives the same
-        assert report.main([str(file), option, str(page)]) == 0
+        assert report.main([str(file), option, str(page), "--processor", "Abacus 3"]) == 0
         text = page.read_text()
-        assert text.startswith(f"before\n{BEGIN}\n" + ("A rival's" if option == "--page" else "Abacus 3"))
-        assert text.endswith(f"{END}\nafter\n{summary}")
+        assert text.startswith(f"before\n{begin}\nAbacus 3, kernels for")
+        assert text.endswith(f"|\n{end}\nafter\n")
         assert "old" not in text
         assert text.count("| --- |\n") == 1
+
+
+def test_the_pages_of_all_tables_are_written(tmp_path):
+    rows = [*made_up_rows(), made_up("ours", 1.0, environment={"processor": "Slide rule"})]
+    assert report.main([str(write(tmp_path / "rows.jsonl", rows)), "--tables", str(tmp_path)]) == 0
+    for name, text in report.pages(rows).items():
+        assert (tmp_path / name).read_text() == text
+        assert text.startswith("---\norphan: true\n---\n")
 
 
 def test_the_short_table_has_its_rows_and_every_one_that_we_lose():
@@ -184,7 +196,7 @@ def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
     for name in (None, "Abacus 4"):
         with pytest.raises(report.ReportError, match="must name one of: Abacus 3, Slide rule"):
             report.short(rows, name)
-    assert report.markdown(rows).count("\n### ") == 6  # the page has them all, and the processors side by side
+    assert all_tables(rows).count("\n## ") == 6  # the pages have them all, and the processors side by side
 
 
 def test_generations_of_one_name_are_told_apart():
@@ -208,11 +220,10 @@ def test_processors_side_by_side():
 
     rows = on("Abacus 3", "avx512", 3.0) + on("Abacus 3", "avx2", 4.0) + on("Slide rule", "amx", 0.5)
     rows += on("Slide rule", "amx", 7.0, Size(5, 4, 3)) + on("Slide rule", "amx", 8.0, threads=2)
-    (section,) = report.side_by_side(rows)
-    lines = [line for line in section.splitlines() if line.startswith("|")]
+    lines = [line for line in report.pages(rows)["throughput-side-by-side.md"].splitlines() if line.startswith("|")]
     assert lines[0] == "| layer | pass | B, I, O, K | eager: Abacus 3 | eager: Slide rule |"
     assert lines[2:] == ["| NPU | step | 5, 3, 2, 1 | 3.00 | **0.50** |"]
-    assert report.side_by_side(on("Abacus 3", "avx512", 3.0)) == []
+    assert list(report.pages(on("Abacus 3", "avx512", 3.0))) == ["throughput-abacus-3.md"]
     main = report.SHORT[4].size
     rows += on("Abacus 3", "avx512", 2.0, main) + on("Slide rule", "amx", 4.0, main)
     lines = [line for line in report.summary(rows).splitlines() if line.startswith("|")]
@@ -263,6 +274,8 @@ def test_report_picture(tmp_path, capsys):
     text = picture.read_text()
     for shown in ("npu_kernels = 1", "JAX", "3 → 2", "1 doubtful number left out"):
         assert shown in text
+    assert "<!-- 5.0 -->" in text
+    assert "<!-- 0.0 -->" not in text  # nothing stands where a bar is left out
     write(file, [made_up("ours", 1.0, MODELS)])
     assert report.main([str(file), "--picture", str(picture)]) == 1
     assert "single models" in capsys.readouterr().err

@@ -122,10 +122,26 @@ def test_every_public_name_is_on_a_reference_page():
     assert [name for name, value in public_names().items() if value not in shown] == []
 
 
+ORPHAN = "---\norphan: true\n---\n"  # Sphinx's word for a page that is in no menu
+LONGEST = {"performance.md": 1500, "paper.md": 2500}  # words of a page that people read
+
+
 def test_every_page_is_in_the_navigation():
+    """Pages of generated tables are not: a page of the menu links to them."""
     docs = ROOT / "docs"
-    listed = set(re.findall(r"^([\w/-]+)$", (docs / "index.md").read_text(), re.M))
-    assert {str(page.relative_to(docs))[:-3] for page in docs.rglob("*.md")} - {"index"} == listed
+    menu = re.findall(r"^([\w/-]+)$", (docs / "index.md").read_text(), re.M)
+    texts = {str(page.relative_to(docs))[:-3]: page.read_text() for page in docs.rglob("*.md")}
+    tables = {name for name, text in texts.items() if text.startswith(ORPHAN)}
+    assert len(menu) == len(set(menu))
+    assert texts.keys() - {"index"} - tables == set(menu)
+    assert tables == {name for name in texts if name.startswith("tables/")} | {"paper-report", "triton-resources"}
+    shown = "".join(texts[name] for name in menu).replace("../benchmarks/results/paper/report.md", "paper-report.md")
+    assert [name for name in tables if not re.search(rf"\]\((\.\./)?{name}\.md[)#]", shown)] == []
+
+
+@pytest.mark.parametrize(("name", "words"), LONGEST.items())
+def test_pages_for_people_are_short(name, words):
+    assert len((ROOT / "docs" / name).read_text().split()) <= words
 
 
 def anchor(heading: str) -> str:

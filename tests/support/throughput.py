@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.throughput import report
 from benchmarks.throughput.cases import STEP, Case, Size
 
 TINY, MODELS = Size(5, 3, 2), Size(5, 3, 2, 3)
@@ -22,3 +23,7 @@ def made_up_rows() -> list[dict[str, object]]:
         made_up("ours", 1.0, Size(500, 30, 20)),
         made_up("eager", 4.0, Size(500, 30, 20)),
     ]
+
+
+def all_tables(rows: list[dict[str, object]]) -> str:
+    return "\n".join(report.pages(rows).values())

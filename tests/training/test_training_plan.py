@@ -21,7 +21,7 @@ from npu_kernels.training import _records as records
 from tests.conftest import needs_library
 
 pytestmark = needs_library
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 K, STEPS, COUNT, BATCH, IN, HIDDEN, OUT = 3, 4, 6, 2, 2, 3, 2
 SIZES = (HIDDEN * IN, HIDDEN * IN, IN, OUT * HIDDEN)  # of the parameters of an NPU and an NAU
 NAMES = ("parameters", "state", "losses", "x", "y", "weight", "rows", "schedules", "integers", "numbers")

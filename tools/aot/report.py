@@ -18,7 +18,11 @@ from npu_kernels._jobs import files
 
 Row = dict[str, Any]
 
-HEAD = """# What the Triton kernels compile to
+HEAD = """---
+orphan: true
+---
+
+# What the Triton kernels compile to
 
 Made by `make resources` from `python -m tools.aot`, which compiles every kernel and shipped configuration ahead of
 time, without a GPU, and fails when one exceeds its budget: a register spill, more registers or shared memory than the

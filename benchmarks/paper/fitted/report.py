@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.blocks import crossed, record_table
 from benchmarks.paper import published
 from benchmarks.paper.checks import Check, statistic
 from benchmarks.paper.fitted.task import BUDGET, MODELS
-from benchmarks.paper.markdown import SIGNS, table
+from benchmarks.paper.markdown import SIGNS
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.summary import median, number
 from benchmarks.paper.tables import Rows
@@ -37,27 +38,27 @@ def groups(rows: Rows) -> Iterable[tuple[str, str, str, int, list[dict[str, Any]
                     yield task_set, task, model, starts, [row for row in cell if row["starts"] == starts]
 
 
-def short_table(rows: Rows) -> str:
-    lines = []
-    header = ["tasks", "", "layer", "starts", "wanted", "median", "worst", "exact", "model-steps, median", "largest"]
+def lines(rows: Rows) -> Iterable[dict[str, str]]:
     for task_set, task, model, starts, cell in groups(rows):
         errors, steps = [_finite(row["error"]) for row in cell], [row["steps"] for row in cell]
         exact = sum(row["kind"] == "rounded" and row["held_out"] < 1e-11 for row in cell)
-        lines.append(
-            [
-                task_set,
-                SIGNS[task],
-                model,
-                str(starts),
-                f"≤ {number(wanted(task_set, task, model))}",
-                number(median(errors)),
-                number(max(errors)),
-                f"{exact} of {len(cell)}",
-                f"{median(steps):.0f}",
-                f"{max(steps):.0f}",
-            ]
-        )
-    return table(header, lines)
+        yield {
+            "tasks": task_set,
+            "": SIGNS[task],
+            "layer": model,
+            "starts": str(starts),
+            "wanted": f"≤ {number(wanted(task_set, task, model))}",
+            "median": number(median(errors)),
+            "worst": number(max(errors)),
+            "exact": f"{exact} of {len(cell)}",
+            "model-steps, median": f"{median(steps):.0f}",
+            "largest": f"{max(steps):.0f}",
+        }
+
+
+def short_table(rows: Rows) -> str:
+    """The runs that are exact, a column for each operation."""
+    return crossed(lines(rows), ("tasks", "layer", "starts"), "", "exact")
 
 
 def _finite(value: float) -> float:
@@ -70,7 +71,7 @@ def section(rows: Rows) -> str:
         "operation. Wanted: in the simple task a tenth of the least number of any layer in the row of Table A2, in"
         " the large one the layer's own cell of Table 1. Exact: all weights rounded to fractions, with an error on"
         " held-out rows as small as float32 gives. Model-steps: of the task's own batch size, of all starts "
-        f"together; the paper's runs take {BUDGET['simple']:,} and {BUDGET['large']:,}.\n\n" + short_table(rows)
+        f"together; the paper's runs take {BUDGET['simple']:,} and {BUDGET['large']:,}.\n\n" + record_table(lines(rows))
     )
 
 

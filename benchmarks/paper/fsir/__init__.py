@@ -22,7 +22,7 @@ EXPERIMENT = Experiment(
             task.COLUMNS,
             report.section,
             report.checks,
-            report.short_table,
+            report.phase_table,
             keep=models.keep_best,
             models_section=models.section,
             picture=picture.picture,

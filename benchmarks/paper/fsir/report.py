@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.blocks import table
 from benchmarks.paper import published
 from benchmarks.paper.agreement import Entry, definitions, verdicts
 from benchmarks.paper.checks import Check, explained, judged, order, share, statistic
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.fsir.models import FEW
-from benchmarks.paper.markdown import between, table
+from benchmarks.paper.markdown import between
 from benchmarks.paper.summary import FEWEST, bootstrap, compared, interval, median, number, samples, wilson
 from benchmarks.paper.tables import Rows
 
@@ -87,7 +88,7 @@ def complete(rows: Rows, authors: Rows) -> Rows:
     return [row for row in authors if row["model"] in done]
 
 
-def short_table(rows: Rows, authors: Rows = ()) -> str:
+def full_table(rows: Rows, authors: Rows = ()) -> str:
     """A line for the paper's runs of a model, and for ours, with 95 % intervals.
 
     Args:
@@ -139,8 +140,8 @@ def budget_table(rows: Rows, authors: Rows = ()) -> str:
     return table(["least error, by parameters that are not 0 (95 %)", "", *names], lines)
 
 
-def phase_table(rows: Rows) -> str:
-    """Medians after the first phase and at the end, beside the published ones."""
+def phase_table(rows: Rows, authors: Rows = ()) -> str:
+    """Medians after the first phase and at the end, beside the published ones; `authors` has none."""
 
     def middle(found: Rows, column: str) -> str:
         values = [math.inf if math.isnan(row[column]) else row[column] for row in found]
@@ -170,7 +171,7 @@ def section(rows: Rows, authors: Rows = ()) -> str:
     return (
         "Error on the 40 training points (there is no test set), after both phases; a parameter counts when it is "
         f"larger than {fsir.NON_ZERO:g}.\n\n"
-        + short_table(rows, authors)
+        + full_table(rows, authors)
         + "\nIn brackets: 95 % intervals, exact for medians, Wilson's for shares, a bootstrap of the runs for "
         "least errors. No sample has an error below the least that was seen: the lower ends of the last table are too "
         "high.\n\n"
@@ -241,8 +242,6 @@ def accurate_checks(rows: Rows) -> list[Check]:
 
 # ---- the paper's figures and tables ----------------------------------------------------------------------------------
 
-_PLACE = "[fractional SIR](#the-fractional-sir-model)"
-
 
 def _fronts(rows: Sequence[Rows], models: Path) -> str:
     """Ours beside the published runs, by the loss's own gradient and by the authors'."""
@@ -292,13 +291,12 @@ def _weights(rows: Sequence[Rows], models: Path) -> str:
 
 
 ENTRIES = (
-    Entry("Figure 4", "error and size of fractional SIR models", _PLACE, _fronts, BETTER),
+    Entry("Figure 4", "error and size of fractional SIR models", _fronts, BETTER),
     Entry(
         "Figure 5",
         "the weights of the best RealNPU",
-        _PLACE,
         _weights,
         "coarse steps: the true exponents are 0.5; with accurate ones and pruning `fsir-equation` finds them",
     ),
-    definitions("Table A1", "models of the fractional SIR task", _PLACE),
+    definitions("Table A1", "models of the fractional SIR task"),
 )

@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+from benchmarks.blocks import table
 from benchmarks.paper.checks import Check, at_most, within
 from benchmarks.paper.experiment import Results
 from benchmarks.paper.fsir.models import beside_the_true, paragraph
 from benchmarks.paper.fsir_equation import search
-from benchmarks.paper.markdown import table
 from benchmarks.paper.summary import number
 from benchmarks.paper.tables import Rows
 from npu_kernels._jobs import files

@@ -35,7 +35,6 @@ SNAPSHOTS = Experiment(
             snapshots.COLUMNS,
             last_steps.section,
             last_steps.checks,
-            last_steps.short_table,
             key=snapshots.key,
         ),
     ),

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from benchmarks.blocks import record_table, table
 from benchmarks.paper import published
 from benchmarks.paper.checks import Check, order
 from benchmarks.paper.large import snapshots
 from benchmarks.paper.large import task as large
 from benchmarks.paper.large.snapshots import GATES, POINTS
 from benchmarks.paper.large.swing import Swing
-from benchmarks.paper.markdown import SIGNS, between, table
+from benchmarks.paper.markdown import SIGNS, between
 from benchmarks.paper.summary import DRAWS, FEWEST, compared, median, number, quantiles
 from benchmarks.paper.tables import Rows
 
@@ -65,40 +66,34 @@ def swing(runs: Sequence[Sequence[float]]) -> str:
     return f"{number(low)} to {number(high)}"
 
 
-def lines(rows: Rows) -> Iterable[list[str]]:
-    for cell, found in cells(rows):
+def _between(value: float, draws: np.ndarray | None) -> str:
+    return between(value, None if draws is None else quantiles(draws.tolist()))
+
+
+def lines(rows: Rows) -> Iterable[dict[str, str]]:
+    for cell, runs in cells(rows):
         task, model, gate = cell
         theirs = Swing(rows, task, model).draws(median, paper_points(task, model), key=1)
-        ratio, verdict = compared(pooled_draws(found["own"]), theirs)
-        middles = [pooled(found[points]) if found[points] else math.nan for points in POINTS]
-        drawn = [pooled_draws(found[points]) for points in POINTS]
-        yield [
-            SIGNS[task],
-            model,
-            f"{gate}" if authors(cell) else f"{gate} {VARIANT}",
-            between(median(paper_points(task, model)), None if theirs is None else quantiles(theirs.tolist())),
-            *(between(m, None if d is None else quantiles(d.tolist())) for m, d in zip(middles, drawn, strict=True)),
-            swing(found["own"]),
-            f"{number(ratio[0])} to {number(ratio[1])}" if ratio else "-",
-            verdict,
-            ", ".join(str(len(found[points])) for points in POINTS),
-        ]
+        ratio, verdict = compared(pooled_draws(runs["own"]), theirs)
+        middles = {points: pooled(runs[points]) if runs[points] else math.nan for points in POINTS}
+        yield {
+            "task": SIGNS[task],
+            "model": model,
+            "gate's start": f"{gate}" if authors(cell) else f"{gate} {VARIANT}",
+            "paper: median (95 %)": _between(median(paper_points(task, model)), theirs),
+            **{
+                f"{points} points: median (95 %)": _between(middle, pooled_draws(runs[points]))
+                for points, middle in middles.items()
+            },
+            "one run with own points, last 2,000 steps: 10 % to 90 %": swing(runs["own"]),
+            "own points / paper (95 %)": f"{number(ratio[0])} to {number(ratio[1])}" if ratio else "-",
+            "verdict": verdict,
+            "runs: own, shared": ", ".join(str(len(runs[points])) for points in POINTS),
+        }
 
 
-def short_table(rows: Rows) -> str:
-    header = [
-        "task",
-        "model",
-        "gate's start",
-        "paper: median (95 %)",
-        "own points: median (95 %)",
-        "shared points: median (95 %)",
-        "one run with own points, last 2,000 steps: 10 % to 90 %",
-        "own points / paper (95 %)",
-        "verdict",
-        "runs: own, shared",
-    ]
-    return f"{made(rows)}\n\n{table(header, lines(rows))}\n{redrawn(rows)}"
+def full_table(rows: Rows) -> str:
+    return f"{made(rows)}\n\n{record_table(lines(rows))}\n{redrawn(rows)}"
 
 
 def made(rows: Rows) -> str:
@@ -142,7 +137,7 @@ def section(rows: Rows) -> str:
         "interval counts that step's swing, as our runs have it. They are the ten with the lowest test error of an "
         "unknown number, so their median is too low by an unknown factor: the second table draws the median of the "
         "ten best of 10, 20 and 100 of our runs at one step, again and again. A difference is named where the "
-        "quotient's interval does not contain 1. *Variant*: the gate's other start.\n\n" + short_table(rows)
+        "quotient's interval does not contain 1. *Variant*: the gate's other start.\n\n" + full_table(rows)
     )
 
 

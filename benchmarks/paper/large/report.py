@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.blocks import crossed, record_table
 from benchmarks.paper import published
 from benchmarks.paper.agreement import TEXT_AND_CODE, Entry, counted, definitions, verdicts
 from benchmarks.paper.checks import Check, Statistic, at_most, explained, judged, order
@@ -17,7 +18,7 @@ from benchmarks.paper.large import task as large
 from benchmarks.paper.large.last_steps import in_order
 from benchmarks.paper.large.snapshots import authors
 from benchmarks.paper.large.swing import BEST, Swing, around
-from benchmarks.paper.markdown import SIGNS, between, plus_minus, table
+from benchmarks.paper.markdown import SIGNS, between, plus_minus
 from benchmarks.paper.summary import SAME, best, compared, interval, median, number
 from benchmarks.paper.tables import Rows
 
@@ -36,7 +37,7 @@ def of_best(values: Sequence[float]) -> float:
     return median(best(values, BEST))
 
 
-def lines(rows: Rows, last: Rows) -> Iterable[list[str]]:
+def lines(rows: Rows, last: Rows = ()) -> Iterable[dict[str, str]]:
     paper = {(r["task"], r["model"]): r for r in published.load("large") if r["metric"] == "test_mse"}
     cells = Cells(rows, last)
     for task in large.TASKS:
@@ -47,34 +48,38 @@ def lines(rows: Rows, last: Rows) -> Iterable[list[str]]:
             theirs, chosen = paper[task, model], shown(rows, task, model)
             ours, ratio, verdict = cells.beside_the_paper(task, model)
             counts = [row["n_params"] for row in chosen]
-            yield [
-                SIGNS[task],
-                model,
-                plus_minus(theirs["median"], theirs["mad"]),
-                between(of_best(every), around(ours)),
-                f"{number(ratio[0])} to {number(ratio[1])}" if ratio else "-",
-                verdict,
-                between(median(every), interval(median, every)),
-                f"{theirs['median_n_params']:.0f} ({theirs['min_n_params']}-{theirs['max_n_params']})",
-                f"{median(counts):.0f} ({min(counts, default=0)}-{max(counts, default=0)})",
-                str(len(every)),
-            ]
+            fewest, highest = theirs["min_n_params"], theirs["max_n_params"]
+            yield {
+                "task": SIGNS[task],
+                "model": model,
+                "paper: best 10": plus_minus(theirs["median"], theirs["mad"]),
+                "here: best 10 (95 %, runs and step)": between(of_best(every), around(ours)),
+                "here / paper (95 %)": f"{number(ratio[0])} to {number(ratio[1])}" if ratio else "-",
+                "verdict": verdict,
+                "here: all runs (95 %, runs)": between(median(every), interval(median, every)),
+                "paper: parameters": f"{theirs['median_n_params']:.0f} ({fewest}-{highest})",
+                "here: parameters": f"{median(counts):.0f} ({min(counts, default=0)}-{max(counts, default=0)})",
+                "runs": str(len(every)),
+            }
 
 
 def short_table(rows: Rows, last: Rows = ()) -> str:
-    header = [
-        "task",
-        "model",
-        "paper: best 10",
-        "here: best 10 (95 %, runs and step)",
-        "here / paper (95 %)",
-        "verdict",
-        "here: all runs (95 %, runs)",
-        "paper: parameters",
-        "here: parameters",
-        "runs",
-    ]
-    return table(header, lines(rows, last))
+    """Table 1 beside ours of one step and of the last steps, by model; what differs is bold."""
+    one_step, gate = list(lines(rows, last)), "gate's start"
+    steps = [line for line in last_steps.lines(last) if last_steps.VARIANT not in line[gate]]
+    sources = (
+        ("paper: best 10", "paper: best 10", one_step),
+        ("here: best 10 (95 %)", "here: best 10 (95 %, runs and step)", one_step),
+        ("here: last steps (95 %)", "own points: median (95 %)", steps),
+    )
+    records = []
+    for title, column, source in sources:
+        for line in source:
+            mark = "**" if line["verdict"].startswith("**") and not title.startswith("paper") else ""
+            error = f"{mark}{line[column]}{mark}"
+            records.append({"task": line["task"], "": title, "model": line["model"], "error": error})
+    records.sort(key=lambda record: list(SIGNS.values()).index(record["task"]))
+    return crossed(records, ("task", ""), "model", "error")
 
 
 def section(rows: Rows, last: Rows = ()) -> str:
@@ -86,7 +91,7 @@ def section(rows: Rows, last: Rows = ()) -> str:
         "cell's runs in the table of the last steps' errors; where these are not made, there is none and no verdict. "
         "*Here / paper* is the quotient of the two medians, both of a drawn step: they differ where its interval does "
         "not contain 1. Parameters: how many are greater than 0.01 in size, median and range of those ten; the paper's "
-        "are those of its Pareto figure.\n\n" + short_table(rows, last) + "\n"
+        "are those of its Pareto figure.\n\n" + record_table(lines(rows, last)) + "\n"
         "How many runs the authors chose the NPU's ten from is not known: an earlier version of their scripts made "
         "100, of which the best ten have a median at the 5th percentile. The least of the NPU's runs here is "
         f"{number(_least(rows, 'mul', 'NPU'))} on × and {number(_least(rows, 'div', 'NPU'))} on ÷. The NALU's runs "
@@ -237,21 +242,21 @@ def _orders(cells: Cells) -> list[Check]:
 
 # ---- the paper's figures and tables ----------------------------------------------------------------------------------
 
-_PLACE = "[large scale](#large-scale-arithmetic)"
-
 
 def _errors(rows: Sequence[Rows], models: Path) -> str:
     """One step, then the last steps."""
-    one = verdicts([(f"{line[0]} {line[1]}", line[5]) for line in lines(*rows)], "medians")
-    cells: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
-    for line in last_steps.lines(rows[1]):
-        cells[last_steps.VARIANT in line[2]][f"{line[0]} {line[1]}"] = line
-    ours, variants = cells[False], cells[True]
-    last = verdicts([(cell, line[8]) for cell, line in ours.items()], "medians")
+
+    def judged_cells(records: Iterable[dict[str, str]]) -> list[tuple[str, str]]:
+        return [(f"{line['task']} {line['model']}", line["verdict"]) for line in records]
+
+    gate, steps = "gate's start", list(last_steps.lines(rows[1]))
+    variants = [line for line in steps if last_steps.VARIANT in line[gate]]
+    ours = judged_cells(line for line in steps if line not in variants)
+    one, last = verdicts(judged_cells(lines(*rows)), "medians"), verdicts(ours, "medians")
     starts = [
-        f"; {cell} does not differ where the gate starts at {line[2].removesuffix(last_steps.VARIANT).strip()}"
-        for cell, line in variants.items()
-        if line[8] == SAME and ours[cell][8].startswith("**")
+        f"; {cell} does not differ where the gate starts at {line[gate].removesuffix(last_steps.VARIANT).strip()}"
+        for (cell, verdict), line in zip(judged_cells(variants), variants, strict=True)
+        if verdict == SAME and dict(ours)[cell].startswith("**")
     ]
     return f"one step: {one}; last steps, own points: {last}{''.join(starts)}"
 
@@ -275,19 +280,17 @@ ENTRIES = (
     Entry(
         "Figure 7",
         "test error over number of parameters",
-        _PLACE,
         _sizes,
         f"as in Table 1; the paper's threshold is 0.01 and not 0.001 ({TEXT_AND_CODE})",
     ),
     Entry(
         "Table 1",
         "test errors of the large scale task",
-        _PLACE,
         _errors,
         "one step of errors that swing together, and the best ten of an unknown number: `large-snapshots` has the last "
         "steps, and draws the paper's numbers again",
     ),
-    definitions("Table A4", "models of the large scale task", _PLACE),
-    Entry("Table A5", "data of the large scale task", _PLACE, _ranges, TEXT_AND_CODE, measured=False),
-    Entry("Table A6", "training of the large scale task", _PLACE, _penalties, TEXT_AND_CODE, measured=False),
+    definitions("Table A4", "models of the large scale task"),
+    Entry("Table A5", "data of the large scale task", _ranges, TEXT_AND_CODE, measured=False),
+    Entry("Table A6", "training of the large scale task", _penalties, TEXT_AND_CODE, measured=False),
 )

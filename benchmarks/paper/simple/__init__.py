@@ -26,7 +26,7 @@ EXPERIMENT = Experiment(
             task.COLUMNS,
             report.section,
             report.checks,
-            report.short_table,
+            report.differences,
             guide=report.guide_table,
             key=task.key,
             keep=task.keep_best,

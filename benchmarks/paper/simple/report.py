@@ -8,15 +8,17 @@ hold for the variant "code" with all steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.blocks import record_table
 from benchmarks.paper import published
 from benchmarks.paper.agreement import Entry, definitions, unmeasured, verdicts
 from benchmarks.paper.checks import Check, Statistic, ranked, statistic
-from benchmarks.paper.markdown import SIGNS, between, plus_minus, probable, table
+from benchmarks.paper.markdown import SIGNS, between, plus_minus, probable
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.summary import DRAWS, interval, mean, median, number, probability
 from benchmarks.paper.tables import Rows
@@ -40,76 +42,66 @@ def solved_below(task: str) -> float:
     return SOLVED * float(simple.targets(simple.grid(task))[:, index].abs().mean())
 
 
-def lines(rows: Rows) -> Iterable[list[str]]:
+def pairs(rows: Rows) -> Iterator[tuple[str, str, list[float], dict[str, Any], float]]:
+    """Each task and model with our errors, the paper's row, and how probable the means are by chance."""
     paper = {(row["task"], row["model"]): row for row in published.load("simple")}
     for task in simple.TASKS:
         for model in simple.RECIPES:
             values = [row[task] for row in rows if row["model"] == model and not math.isnan(row[task])]
-            if not values:
-                continue
             theirs = paper[task, model]
-            chance = probability(values, theirs["centre"], theirs["spread"])
-            yield [
-                SIGNS[task],
-                model,
-                plus_minus(theirs["centre"], theirs["spread"]),
-                between(mean(values), interval(mean, values)),
-                f"{'no difference' if chance >= DIFFERS else '**differs**'} (p = {probable(chance)})",
-                between(median(values), interval(median, values)),
-                f"{100 * mean([value < solved_below(task) for value in values]):.0f} %",
-            ]
+            if values:
+                yield task, model, values, theirs, probability(values, theirs["centre"], theirs["spread"])
 
 
-def short_table(rows: Rows) -> str:
-    header = [
-        "task",
-        "model",
-        "paper: mean ± s.e.",
-        "here: mean (95 %)",
-        "paper and here: means",
-        "here: median (95 %)",
-        "solved",
-    ]
-    return table(header, lines(rows)) + "\n" + differences(rows)
+def share_solved(task: str, errors: Sequence[float]) -> str:
+    return f"{100 * mean([error < solved_below(task) for error in errors]):.0f} %"
+
+
+def lines(rows: Rows) -> Iterator[dict[str, str]]:
+    for task, model, values, theirs, chance in pairs(rows):
+        differ = "no difference" if chance >= DIFFERS else "**differs**"
+        yield {
+            "task": SIGNS[task],
+            "model": model,
+            "paper: mean ± s.e.": plus_minus(theirs["centre"], theirs["spread"]),
+            "here: mean (95 %)": between(mean(values), interval(mean, values)),
+            "paper and here: means": f"{differ} (p = {probable(chance)})",
+            "here: median (95 %)": between(median(values), interval(median, values)),
+            "solved": share_solved(task, values),
+        }
 
 
 def guide_table(rows: Rows) -> str:
     """The medians and the shares of solved seeds; the least median of a column is bold."""
-    errors = {
-        (model, task): [row[task] for row in rows if row["model"] == model]
-        for model in GUIDE
-        for task in simple.TASKS
-    }  # fmt: skip
-    least = {task: min(median(errors[model, task]) for model in GUIDE) for task in simple.TASKS}
-    cells = []
-    for model, title in GUIDE.items():
-        cells.append([title])
-        for task in simple.TASKS:
-            values = errors[model, task]
-            solved = mean([value < solved_below(task) for value in values])
-            text = f"{number(median(values))} ({100 * solved:.0f} %)"
-            cells[-1].append(f"**{text}**" if median(values) == least[task] else text)
-    header = ["median error (share of seeds that solved it)", *(SIGNS[task] for task in simple.TASKS)]
-    return table(header, cells)
+    records = [{"median error (share of seeds that solved it)": title} for title in GUIDE.values()]
+    for task in simple.TASKS:
+        errors = [[row[task] for row in rows if row["model"] == model] for model in GUIDE]
+        least = min(map(median, errors))
+        for record, values in zip(records, errors, strict=True):
+            text = f"{number(median(values))} ({share_solved(task, values)})"
+            record[SIGNS[task]] = f"**{text}**" if median(values) == least else text
+    return record_table(records)
 
 
 def differences(rows: Rows) -> str:
     """The pairs whose means differ: what rare large errors have to do with it."""
-    paper, found = {(row["task"], row["model"]): row for row in published.load("simple")}, []
-    for task in simple.TASKS:
-        for model in simple.RECIPES:
-            values = [row[task] for row in rows if row["model"] == model and not math.isnan(row[task])]
-            theirs = paper[task, model]["centre"]
-            if not values or probability(values, theirs, paper[task, model]["spread"]) >= DIFFERS:
-                continue
+    records = []
+    for task, model, values, theirs, chance in pairs(rows):
+        if chance < DIFFERS:
             drawn = np.random.default_rng(0).choice(np.asarray(values), (DRAWS, PAPER_RUNS)).mean(1)
-            far = float((drawn <= theirs).mean() if theirs < mean(values) else (drawn >= theirs).mean())
-            rest = sorted(values)[: -max(1, len(values) // 20)]
-            found.append([SIGNS[task], model, number(theirs), number(mean(values)), number(mean(rest)), probable(far)])
-    if not found:
-        return "No means differ.\n"
-    header = ["task", "model", "paper: mean", "here: mean", "without the largest 5 %"]
-    return table([*header, f"share of means of {PAPER_RUNS} of our runs as far off as the paper's"], found)
+            below = theirs["centre"] < mean(values)
+            far = (drawn <= theirs["centre"] if below else drawn >= theirs["centre"]).mean()
+            records.append(
+                {
+                    "task": SIGNS[task],
+                    "model": model,
+                    "paper: mean": number(theirs["centre"]),
+                    "here: mean": number(mean(values)),
+                    "without the largest 5 %": number(mean(sorted(values)[: -max(1, len(values) // 20)])),
+                    f"share of means of {PAPER_RUNS} of our runs as far off as the paper's": probable(float(far)),
+                }
+            )
+    return record_table(records) if records else "No means differ.\n"
 
 
 def section(rows: Rows) -> str:
@@ -122,7 +114,9 @@ def section(rows: Rows) -> str:
         "a task when its error is "
         f"below 1 % of the answers' mean size ({limits}). NPU and RealNPU of one seed give the same numbers: the "
         "imaginary weights start at 0 and no training input is negative, so their gradient is exactly 0.\n\n"
-        + short_table(rows)
+        + record_table(lines(rows))
+        + "\nThe pairs whose means differ:\n\n"
+        + differences(rows)
     )
 
 
@@ -192,22 +186,20 @@ def checks(rows: Rows) -> list[Check]:
 
 # ---- the paper's figures and tables ----------------------------------------------------------------------------------
 
-_PLACE = "[simple](#simple-arithmetic)"
-
 
 def _means(rows: Sequence[Rows], models: Path) -> str:
-    return verdicts([(f"{line[0]} {line[1]}", line[4]) for line in lines(rows[0])], "means")
+    cells = [(f"{line['task']} {line['model']}", line["paper and here: means"]) for line in lines(rows[0])]
+    return verdicts(cells, "means")
 
 
 ENTRIES = (
-    unmeasured("Figure 6", "errors of the best of 20 models over the plane", _PLACE),
+    unmeasured("Figure 6", "errors of the best of 20 models over the plane"),
     Entry(
         "Table A2",
         "test errors of the simple task",
-        _PLACE,
         _means,
         "heavy tails: means of twenty runs miss rare large errors (second table there); of twenty pairs one differs by "
         "chance",
     ),
-    definitions("Table A3", "models of the simple task", _PLACE),
+    definitions("Table A3", "models of the simple task"),
 )

@@ -15,7 +15,6 @@ EXPERIMENT = Experiment(
             task.COLUMNS,
             report.section,
             report.checks,
-            report.short_table,
             guide=report.guide_table,
             key=report.key,
             picture=picture.picture,

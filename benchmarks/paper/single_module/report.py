@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from benchmarks.blocks import table
 from benchmarks.durations import duration
 from benchmarks.paper import published
 from benchmarks.paper.checks import Check, share, within
 from benchmarks.paper.experiment import Account
-from benchmarks.paper.markdown import SIGNS, probable, table
+from benchmarks.paper.markdown import SIGNS, probable
 from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, STEPS, THRESHOLDS, UNITS, thresholds
 from benchmarks.paper.summary import median, number, same_share, wilson
 from benchmarks.paper.tables import Rows
@@ -62,7 +63,7 @@ def rate(runs: Rows, solved: Callable[[dict[str, Any]], bool]) -> str:
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 
-def short_table(rows: Rows) -> str:
+def full_table(rows: Rows) -> str:
     """Shares of all seeds and ranges."""
     columns = [(op, names) for op in ("mul", "div") for names in (("fixed",), THRESHOLDS)]
     columns += [("add", ("fixed",)), ("sub", ("fixed",))]
@@ -123,7 +124,7 @@ def section(rows: Rows) -> str:
         "of the heading and tested on 10,000 rows beyond it; the test error counts where the error on as many of "
         "the training range is least. Shares of seeds that solve it, in brackets Wilson's 95 % interval; all ranges "
         "together:\n",
-        short_table(rows),
+        full_table(rows),
     ]
     for name in THRESHOLDS:
         test = solves([name])
