@@ -61,7 +61,11 @@ def torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
     # An isolated build by pip imports nothing of the environment that it builds for, but runs with its Python.
     installed = [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
-    candidates = [Path(named)] if named else [*([Path(spec.origin).parent] if spec and spec.origin else []), *installed]
+    candidates = (
+        [Path(named)]
+        if named
+        else [*([Path(spec.origin).parent] if spec and spec.origin else []), *installed]
+    )
     for folder in candidates:
         # The stable ABI's thread functions came with 2.10.
         if "parallel_for" in _read(folder / "include/torch/csrc/stable/ops.h"):
@@ -121,7 +125,11 @@ def compile_with_ninja(build: Path, *targets: str) -> int:
             progress = re.match(r"\[(\d+)/(\d+)\]", line)
             if progress and seen and (tenths := 10 * int(progress[1]) // int(progress[2])) > said:
                 said = tenths
-                print(f"\rnpu_kernels: {progress[0]} built, {time.monotonic() - start:.0f} s", file=seen, flush=True)
+                print(
+                    f"\rnpu_kernels: {progress[0]} built, {time.monotonic() - start:.0f} s",
+                    file=seen,
+                    flush=True,
+                )
     if seen:
         seen.close()
     return run.returncode
@@ -153,20 +161,33 @@ class BuildKernels(build_ext):
         need("ninja", what="Ninja", command="pip install ninja")
         build.mkdir(parents=True, exist_ok=True)
         headers = [path for path in wanted if (Path(path.split("|")[2]) / "Python.h").exists()]
-        configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", f"-DTORCH_DIR={torch}"]
+        configure = [
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(build),
+            "-G",
+            "Ninja",
+            f"-DTORCH_DIR={torch}",
+        ]
         configure += [f"-DNPU_KERNELS_FAST_PATHS={';'.join(headers)}"]
         configure += [f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release"]
         subprocess.run(configure + shlex.split(os.environ.get("CMAKE_ARGS", "")), check=True)
         for old in build.glob("fast_path-*.so"):  # what is there afterwards has been built now
             old.unlink()
         if compile_with_ninja(build, "npu_kernels_cpu", "fast_path") != 0:
-            status = compile_with_ninja(build, "npu_kernels_cpu")  # the rest of it, if only a fast path failed
+            status = compile_with_ninja(
+                build, "npu_kernels_cpu"
+            )  # the rest of it, if only a fast path failed
             if status != 0:
                 sys.exit(status)
         if wanted and len(self.fast_path_libraries()) < len(wanted):
             print(NO_FAST_PATH.format(include=sysconfig.get_path("include")), file=sys.stderr)
             if "NPU_KERNELS_FAST_PATHS" in os.environ:
-                sys.exit("npu_kernels: not every fast path that NPU_KERNELS_FAST_PATHS names was built")
+                sys.exit(
+                    "npu_kernels: not every fast path that NPU_KERNELS_FAST_PATHS names was built"
+                )
         self.install_libraries(ext)
 
     def fast_path_libraries(self) -> list[Path]:
@@ -194,7 +215,9 @@ class BinaryWheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[] if WITHOUT_CPP else [Extension("npu_kernels.lib.libnpu_kernels_cpu", sources=[])],
+    ext_modules=[]
+    if WITHOUT_CPP
+    else [Extension("npu_kernels.lib.libnpu_kernels_cpu", sources=[])],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": BinaryWheel},
     setup_requires=["torch>=2.10"] if FETCH_TORCH else [],
 )

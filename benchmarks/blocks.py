@@ -29,7 +29,9 @@ def record_table(records: Iterable[Mapping[str, str]]) -> str:
     return table(header, ([line.get(key, "") for key in header] for line in lines))
 
 
-def crossed(records: Iterable[Mapping[str, str]], rows: Sequence[str], across: str, cell: str) -> str:
+def crossed(
+    records: Iterable[Mapping[str, str]], rows: Sequence[str], across: str, cell: str
+) -> str:
     """Return a table of one cell of each record: a column for each value of `across`."""
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for record in records:

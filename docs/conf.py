@@ -10,7 +10,9 @@ copyright = "the npu_kernels authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header"]  # a page may begin below the first level, as those that others are included from
+suppress_warnings = [
+    "myst.header"
+]  # a page may begin below the first level, as those that others are included from
 default_role = "py:obj"  # `NPU` in a docstring is a link where there is something to link to
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
@@ -47,7 +49,9 @@ def _paragraphs(lines: list[str]) -> list[list[str]]:
     return [paragraph for paragraph in found if paragraph]
 
 
-def literal_blocks(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+def literal_blocks(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
     """Docstrings are written for `help()`: formulas are indented, and lists stand in columns. Mark both as literal."""
     new: list[str] = []
     literal = False
@@ -74,4 +78,6 @@ def own_pages(app: Any, name: str, source: list[str]) -> None:
 
 def setup(app: Any) -> None:
     app.connect("source-read", own_pages)
-    app.connect("autodoc-process-docstring", literal_blocks, priority=400)  # before napoleon reads the sections
+    app.connect(
+        "autodoc-process-docstring", literal_blocks, priority=400
+    )  # before napoleon reads the sections

@@ -24,7 +24,9 @@ KEPLER = Path(__file__).resolve().parents[1] / "benchmarks" / "demo" / "kepler.c
 
 def read(path: Path) -> tuple[pandas.DataFrame, dict[str, str]]:
     """The columns of numbers, and their units where the header has them."""
-    lines = [line for line in path.read_text().splitlines(keepends=True) if not line.startswith("#")]
+    lines = [
+        line for line in path.read_text().splitlines(keepends=True) if not line.startswith("#")
+    ]
     table = pandas.read_csv(io.StringIO("".join(lines))).select_dtypes("number").dropna(axis=1)
     found = {title: re.fullmatch(r"(.*?)\s*\[(.*)\]", title) for title in table}
     units = {match[1]: match[2] for match in found.values() if match}
@@ -33,11 +35,15 @@ def read(path: Path) -> tuple[pandas.DataFrame, dict[str, str]]:
 
 def main() -> None:
     """Find the equation and report on it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", nargs="?", type=Path, default=KEPLER)
     parser.add_argument("--target", help="column to explain; default: the last one")
     parser.add_argument("--inputs", nargs="+", help="columns to explain it by; default: all others")
-    parser.add_argument("--terms", type=int, default=4, help="how many products the equation may add up")
+    parser.add_argument(
+        "--terms", type=int, default=4, help="how many products the equation may add up"
+    )
     parser.add_argument("--starts", type=int, default=64)
     arguments = parser.parse_args()
 

@@ -28,7 +28,11 @@ def lotka_volterra() -> nn.Sequential:
     weight_re = [[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]  # hare, hare lynx, lynx
     rates = [[0.5, -0.02, 0.0], [0.0, 0.02, -0.8]]
     model.load_state_dict(
-        {"0.weight_re": torch.tensor(weight_re), "0.gate": torch.ones(2), "1.weight": torch.tensor(rates)}
+        {
+            "0.weight_re": torch.tensor(weight_re),
+            "0.gate": torch.ones(2),
+            "1.weight": torch.tensor(rates),
+        }
     )
     model[0].requires_grad_(False)  # the exponents stay
     return model
@@ -36,19 +40,27 @@ def lotka_volterra() -> nn.Sequential:
 
 def main() -> None:
     """Fit, and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", nargs="?", type=Path, default=PELTS)
     parser.add_argument("--terms", type=int, default=3, help="how many products the law may have")
     parser.add_argument("--starts", type=int, default=24)
-    parser.add_argument("--relative", action="store_true", help="errors are in proportion to the states")
-    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw the series and the law into this file")
+    parser.add_argument(
+        "--relative", action="store_true", help="errors are in proportion to the states"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="PICTURE", help="draw the series and the law into this file"
+    )
     arguments = parser.parse_args()
 
     table = pandas.read_csv(arguments.file, comment="#")
     t, u = table.iloc[:, 0], table.iloc[:, 1:]
     known = arguments.file == PELTS
     sizes = u.shape[1], arguments.terms
-    models = nn.Sequential(RealNPU(*sizes, num_models=arguments.starts), NAU(*sizes[::-1], num_models=arguments.starts))
+    models = nn.Sequential(
+        RealNPU(*sizes, num_models=arguments.starts), NAU(*sizes[::-1], num_models=arguments.starts)
+    )
     found = ode.fit(
         lotka_volterra() if known else models,
         t,

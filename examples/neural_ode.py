@@ -25,14 +25,18 @@ def series() -> Tensor:
     weights = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)  # x, y, x y
     rates = torch.tensor([[1.0, 0.0, -1.0], [0.0, -1.0, 1.0]], dtype=torch.float64)
     start, gate = torch.tensor([1.0, 0.5], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    path = ode.integrate(start, weights, None, gate, rates, steps=10 * POINTS, dt=DT / 10, method="rk4")
+    path = ode.integrate(
+        start, weights, None, gate, rates, steps=10 * POINTS, dt=DT / 10, method="rk4"
+    )
     assert isinstance(path, Tensor)
     return path[::10]
 
 
 def main() -> None:
     """Train on growing parts of the series, and print the best model's error on the whole."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=600)
     arguments = parser.parse_args()
 
@@ -41,7 +45,9 @@ def main() -> None:
     models = nn.Sequential(RealNPU(2, 4, num_models=MODELS), NAU(4, 2, num_models=MODELS)).double()
     optimizer = Adam(models.parameters(), 0.01)
     for step in range(arguments.steps):
-        length = min(POINTS, 5 + POINTS * step // (arguments.steps // 2 + 1))  # a long start is hard to learn
+        length = min(
+            POINTS, 5 + POINTS * step // (arguments.steps // 2 + 1)
+        )  # a long start is hard to learn
         optimizer.zero_grad()
         path = ode.rollout(models, measured[0], steps=length, dt=DT, method="rk4", nonfinite="keep")
         losses = mse_loss(path, measured[: length + 1], num_models=MODELS)
@@ -53,7 +59,9 @@ def main() -> None:
     path = ode.rollout(models, measured[0], steps=POINTS, dt=DT, method="rk4", nonfinite="keep")
     errors = (path - measured).abs().amax((1, 2)).nan_to_num(float("inf"))
     best = int(errors.argmin())
-    print(f"best of {MODELS} models: number {best}, greatest error on the series {errors[best].item():.3f}")
+    print(
+        f"best of {MODELS} models: number {best}, greatest error on the series {errors[best].item():.3f}"
+    )
 
 
 if __name__ == "__main__":

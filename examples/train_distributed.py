@@ -30,7 +30,9 @@ def batch(rows: int, generator: torch.Generator, device: str) -> tuple[Tensor, T
 
 def main() -> None:
     """Train and print the loss, of many models the best one's, on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", type=int, default=1)
     parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
@@ -42,7 +44,9 @@ def main() -> None:
 
     torch.manual_seed(0)
     models = None if arguments.models == 1 else arguments.models
-    model: nn.Module = nn.Sequential(NPU(2, 6, num_models=models), NAU(6, 4, num_models=models)).to(device)
+    model: nn.Module = nn.Sequential(NPU(2, 6, num_models=models), NAU(6, 4, num_models=models)).to(
+        device
+    )
     if models is None:
         model = DistributedDataParallel(model)
         seed = rank  # every rank has its own rows
@@ -65,7 +69,10 @@ def main() -> None:
     best = losses.detach().min()
     dist.all_reduce(best, dist.ReduceOp.MIN)
     if rank == 0:
-        print(f"{arguments.models} model(s) on {ranks} rank(s): best loss {best.item():.4f}", flush=True)
+        print(
+            f"{arguments.models} model(s) on {ranks} rank(s): best loss {best.item():.4f}",
+            flush=True,
+        )
     dist.destroy_process_group()
     if device == "cpu":
         # A thread of gloo drops the last collective's tensors some time after it; where Python ends meanwhile, torch

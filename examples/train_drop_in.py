@@ -27,14 +27,18 @@ def batch(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     """Train for some steps and print the error; the checkpoint holds model and optimiser."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--checkpoint", type=Path, default=Path("drop_in.pt"))
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
-    eager = nn.Sequential(reference_layers.RealNPU(2, 8), nn.Linear(8, 1))  # stands for a model that you have
+    eager = nn.Sequential(
+        reference_layers.RealNPU(2, 8), nn.Linear(8, 1)
+    )  # stands for a model that you have
     model = interop.swap(eager)  # the same weights, computed by the fused kernels
     optimizer = Adam(model.parameters(), 1e-2)  # after the swap
     done = 0

@@ -13,7 +13,17 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from npu_kernels import fitting, formula, functional, interop, layers, ode, optim, reference, training
+from npu_kernels import (
+    fitting,
+    formula,
+    functional,
+    interop,
+    layers,
+    ode,
+    optim,
+    reference,
+    training,
+)
 from npu_kernels._operators.dispatch import backend_for as backend_for
 from npu_kernels._operators.dispatch import use_backend as use_backend
 from npu_kernels.fitting import fit as fit
@@ -29,7 +39,9 @@ try:
 except PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
 
-if not TYPE_CHECKING:  # type checkers know the names by the imports, and report one that is not there
+if (
+    not TYPE_CHECKING
+):  # type checkers know the names by the imports, and report one that is not there
     __all__ = [
         "__version__",
         "backend_for",

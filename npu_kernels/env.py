@@ -44,14 +44,20 @@ def _origin() -> str:
     except importlib.metadata.PackageNotFoundError:
         return "a source tree that is not installed"
     tags = [
-        line.partition(":")[2].strip() for line in (installed.read_text("WHEEL") or "").splitlines() if "Tag" in line
+        line.partition(":")[2].strip()
+        for line in (installed.read_text("WHEEL") or "").splitlines()
+        if "Tag" in line
     ]
     direct_url = json.loads(installed.read_text("direct_url.json") or "{}")
     source = f", from {direct_url['url']}" if "url" in direct_url else ""
     if direct_url.get("dir_info", {}).get("editable"):
         return f"built on this machine{source}, editable"
     # Only a release's wheel runs on other machines. Its tag says on which.
-    made = "a wheel" if any("manylinux" in tag or "macosx" in tag for tag in tags) else "built on this machine"
+    made = (
+        "a wheel"
+        if any("manylinux" in tag or "macosx" in tag for tag in tags)
+        else "built on this machine"
+    )
     return f"{made} ({', '.join(tags)}){source}"
 
 
@@ -59,12 +65,20 @@ def _matmul_precision() -> str:
     """What both devices are allowed, or each of them where that differs."""
     found = {device: float32_matmul_precision(device) for device in ("cpu", "cuda")}
     same = len(set(found.values())) == 1
-    return found["cpu"] if same else ", ".join(f"{device} {allowed}" for device, allowed in found.items())
+    return (
+        found["cpu"]
+        if same
+        else ", ".join(f"{device} {allowed}" for device, allowed in found.items())
+    )
 
 
 def _large_layers() -> str:
     """Which of the Triton kernels they take on the device, or on each architecture where there is none."""
-    if not torch.cuda.is_available() or torch.version.hip is not None or not dispatch.reasons("cuda")["triton"][0]:
+    if (
+        not torch.cuda.is_available()
+        or torch.version.hip is not None
+        or not dispatch.reasons("cuda")["triton"][0]
+    ):
         return "; ".join(map(costs.describe, costs.CHIPS))
     from npu_kernels._backends.triton import tuning
 
@@ -90,7 +104,9 @@ def environment() -> dict[str, str]:
         "installed as": _origin(),
         "cpu library": str(cpu.LIBRARY) if runs else reason,
         "fast path": fast_path.LIBRARY.name if fast_path.npu else f"no: {fast_path.reason}",
-        "cpu instruction set": f"{cpu.isa()} (of {', '.join(cpu.supported_isas())})" if runs else "-",
+        "cpu instruction set": f"{cpu.isa()} (of {', '.join(cpu.supported_isas())})"
+        if runs
+        else "-",
         cpu.ISA_VARIABLE: os.environ.get(cpu.ISA_VARIABLE, "not set"),
     }
     for device_type in ("cpu", "cuda"):

@@ -97,7 +97,9 @@ def _npu(
 ) -> Tensor:
     eps = EPS[x.dtype] if eps is None else check_positive("npu", "eps", eps, x.dtype)
     if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
-        raise ValueError(f"npu: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}")
+        raise ValueError(
+            f"npu: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}"
+        )
     straight_through = gate_gradient == STRAIGHT_THROUGH
     y = _run_npu(x, weight_re, weight_im, gate, eps, straight_through)
     if y is NotImplemented:
@@ -130,7 +132,13 @@ def _sign_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _nalu(
-    x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None = None, *, eps: float
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    *,
+    eps: float,
 ) -> Tensor:
     inputs = x, weight, mask, gate_weight, gate_bias
     y = _run_nalu(*inputs, eps)
@@ -214,7 +222,15 @@ def npu(
     y = _by_fast_path(fast_path.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
     if y is not NotImplemented:  # the general way below handles errors and special cases
         return y
-    return call("npu", _npu, x, (weight_re, weight_im, gate), eps=eps, gate_gradient=gate_gradient, fused=True)
+    return call(
+        "npu",
+        _npu,
+        x,
+        (weight_re, weight_im, gate),
+        eps=eps,
+        gate_gradient=gate_gradient,
+        fused=True,
+    )
 
 
 def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
@@ -256,7 +272,9 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
     return call("nmu", _nmu_clipped if clip else _nmu, x, (weight,), fused=True)
 
 
-def nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product") -> Tensor:
+def nmru(
+    x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product"
+) -> Tensor:
     """Neural Multiplicative Reciprocal Unit, a layer that also divides: the `nmu` of ``x' = [x, 1 / (x + eps)]``.
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)
@@ -370,7 +388,9 @@ def inalu(
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
     the authors of "Neural Power Units" ran.
     """
-    y = _by_fast_path(fast_path.inalu, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega)
+    y = _by_fast_path(
+        fast_path.inalu, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega
+    )
     if y is not NotImplemented:
         return y
     dtype = getattr(x, "dtype", torch.float32)

@@ -141,7 +141,9 @@ def _with_reciprocals(x: Tensor, eps: float) -> Tensor:
     return torch.cat([x, (x + eps if eps else x).reciprocal()], -1)
 
 
-def nmru(x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product") -> Tensor:
+def nmru(
+    x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product"
+) -> Tensor:
     """Neural Multiplicative Reciprocal Unit: the NMU of ``x' = [x, 1 / (x + eps)]``.
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)
@@ -301,7 +303,9 @@ def nmu_forward(x: Tensor, weight: Tensor) -> Tensor:
     return nmu(x, weight, clip=False)
 
 
-def nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int = 3) -> tuple[Tensor, Tensor]:
+def nmu_backward(
+    grad_y: Tensor, x: Tensor, weight: Tensor, needs: int = 3
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of x (bit 1 of `needs`) and weight (bit 2), differentiable.
 
     f = weight x + (1 - weight)      e_i = prod_{j != i} f_j     (right where a factor is 0)

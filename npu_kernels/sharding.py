@@ -46,11 +46,19 @@ def _placements(layer: ops.Layer, x: Any, weight: Any, over: str) -> dict[str, t
 
 def _ways(layer: ops.Layer, x: Any, weight: Any) -> list[dict[str, tuple[Any, Any]]]:
     """One for each legal sharding."""
-    return [_placements(layer, x, weight, over) for over in ("", "B", "O", "K")[: 2 + len(weight.shape) - 1]]
+    return [
+        _placements(layer, x, weight, over)
+        for over in ("", "B", "O", "K")[: 2 + len(weight.shape) - 1]
+    ]
 
 
-def _operands(layer: ops.Layer, way: dict[str, tuple[Any, Any]], tensors: Sequence[Any]) -> list[Any]:
-    return [None if t is None else way[name][0] for name, t in zip(("x", *layer.weights), tensors, strict=True)]
+def _operands(
+    layer: ops.Layer, way: dict[str, tuple[Any, Any]], tensors: Sequence[Any]
+) -> list[Any]:
+    return [
+        None if t is None else way[name][0]
+        for name, t in zip(("x", *layer.weights), tensors, strict=True)
+    ]
 
 
 def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
@@ -70,7 +78,10 @@ def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[
 
 def _backward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     def rule(grad_y: Any, *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-        tensors, others = arguments[: layer.operands], arguments[layer.operands + len(layer.saved) :]
+        tensors, others = (
+            arguments[: layer.operands],
+            arguments[layer.operands + len(layer.saved) :],
+        )
         needs, found = others[-1], []
         for way in _ways(layer, *tensors[:2]):
             y = way["y"][0]
@@ -79,7 +90,9 @@ def _backward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list
                 for bit, (name, t) in enumerate(zip(("x", *layer.weights), tensors, strict=True))
             ]
             saved = [y] * len(layer.saved)
-            found.append((grads, [y, *_operands(layer, way, tensors), *saved, *(None for _ in others)]))
+            found.append(
+                (grads, [y, *_operands(layer, way, tensors), *saved, *(None for _ in others)])
+            )
         return found
 
     return rule
@@ -101,7 +114,11 @@ def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     units = [module for module in model.modules() if isinstance(module, Unit)]
     owned = {id(parameter) for unit in units for parameter in unit.parameters(recurse=False)}
     found = {unit.num_models for unit in units}
-    if len(found) != 1 or None in found or any(id(parameter) not in owned for parameter in model.parameters()):
+    if (
+        len(found) != 1
+        or None in found
+        or any(id(parameter) not in owned for parameter in model.parameters())
+    ):
         raise ValueError(
             f"shard_models: every parameter must be of units with one num_models, got {sorted(map(str, found))}"
         )
@@ -110,7 +127,9 @@ def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for key, parameter in list(module._parameters.items()):
             if parameter is not None:
                 tensor = dt.distribute_tensor(parameter.detach(), mesh, [dt.Shard(0)])
-                module.register_parameter(key, nn.Parameter(tensor, requires_grad=parameter.requires_grad))
+                module.register_parameter(
+                    key, nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+                )
 
     def enter(module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
         return tuple(

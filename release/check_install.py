@@ -45,10 +45,14 @@ def check_layers() -> int:
     for record in testing.RECORDS.values():
         for dtype, tolerance in ((torch.float32, 2e-3), (torch.float64, 1e-9)):
             for sample in record.samples(dtype):
-                pairs = zip(outcome(sample, record.function), outcome(sample, record.reference), strict=True)
+                pairs = zip(
+                    outcome(sample, record.function), outcome(sample, record.reference), strict=True
+                )
                 for actual, expected in pairs:
                     scale = float(expected.abs().max()) if expected.numel() else 1.0
-                    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * scale)
+                    torch.testing.assert_close(
+                        actual, expected, rtol=tolerance, atol=tolerance * scale
+                    )
                 calls += 1
     return calls
 
@@ -56,7 +60,9 @@ def check_layers() -> int:
 def losses(backend: str, make_optimizer: Callable[..., torch.optim.Optimizer]) -> Tensor:
     """Of 20 steps of training, for 8 models."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(npu_kernels.NPU(2, 6, num_models=8), npu_kernels.NAU(6, 1, num_models=8))
+    model = torch.nn.Sequential(
+        npu_kernels.NPU(2, 6, num_models=8), npu_kernels.NAU(6, 1, num_models=8)
+    )
     x = torch.rand(64, 2) + 1
     target = (x[:, :1] / x[:, 1:]).expand(8, -1, -1)
     optimizer = make_optimizer(model.parameters(), lr=1e-2)
@@ -79,21 +85,27 @@ def check_training() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--fast-path", action="store_true")
     parser.add_argument("--emulated", action="store_true")
     parser.add_argument("--row", type=Path)
     parser.add_argument("--sha256", default="")
     arguments = parser.parse_args()
     if Path(npu_kernels.__file__).is_relative_to(ROOT / "npu_kernels"):
-        sys.exit(f"release/check_install.py: this Python has the source tree, {ROOT}, and nothing installed")
+        sys.exit(
+            f"release/check_install.py: this Python has the source tree, {ROOT}, and nothing installed"
+        )
     runs, reason = cpu.available()
     if not runs:
         sys.exit(f"release/check_install.py: {reason}")
     if arguments.fast_path and fast_path.npu is None:
         sys.exit(f"release/check_install.py: {fast_path.reason}")
     with warnings.catch_warnings():
-        warnings.simplefilter("error" if arguments.fast_path else "default")  # the notice of a missing fast path
+        warnings.simplefilter(
+            "error" if arguments.fast_path else "default"
+        )  # the notice of a missing fast path
         calls = check_layers()
         check_training()
     subprocess.run([sys.executable, "-m", "npu_kernels.env"], check=True)
@@ -105,7 +117,9 @@ def main() -> None:
         "torch": str(torch.__version__),
         "python": ".".join(platform.python_version_tuple()[:2]),
         "fast path": fast_path.npu is not None,
-        "wheel": next((line.split()[-1] for line in tags.splitlines() if line.startswith("Tag:")), ""),
+        "wheel": next(
+            (line.split()[-1] for line in tags.splitlines() if line.startswith("Tag:")), ""
+        ),
         "sha256": arguments.sha256,
         "calls": calls,
         **({"emulated": True} if arguments.emulated else {}),

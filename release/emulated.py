@@ -22,9 +22,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "emulated"
-SYSTEM, SITE, WHEEL, TESTS, PYTHON = (FOLDER / name for name in ("system", "site", "wheel", "tests", "python"))
+SYSTEM, SITE, WHEEL, TESTS, PYTHON = (
+    FOLDER / name for name in ("system", "site", "wheel", "tests", "python")
+)
 PACKAGES = ["python3.11-minimal", "libpython3.11-stdlib", "libstdc++6", "libgomp1"]  # Debian 12's
-PLATFORMS = ["manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 37))]  # its glibc is 2.36
+PLATFORMS = [
+    "manylinux2014_aarch64",
+    *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 37)),
+]  # its glibc is 2.36
 # torch's dependencies by name, without CUDA's: pip asks this processor whether torch needs them, not the emulated one.
 NEEDED = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions", "numpy", "tqdm"]
 NEEDED += ["pytest", "hypothesis"]
@@ -32,7 +37,9 @@ NEEDED += ["pytest", "hypothesis"]
 
 def call(*command: object, **environment: str) -> None:
     print("+", *command, flush=True)
-    subprocess.run([str(word) for word in command], check=True, cwd=FOLDER, env={**os.environ, **environment})
+    subprocess.run(
+        [str(word) for word in command], check=True, cwd=FOLDER, env={**os.environ, **environment}
+    )
 
 
 def system() -> None:
@@ -60,7 +67,17 @@ def site(torch: str) -> None:
         return
     shutil.rmtree(SITE, ignore_errors=True)
     kinds = [option for platform in PLATFORMS for option in ("--platform", platform)]
-    install = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target", SITE, "--only-binary=:all:"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--upgrade",
+        "--target",
+        SITE,
+        "--only-binary=:all:",
+    ]
     install += [*kinds, "--python-version", "3.11"]
     call(*install, *NEEDED)
     call(*install, "--no-deps", f"torch=={torch}")
@@ -80,21 +97,39 @@ def core_tests() -> None:
     """The C++ tests, of every instruction set."""
     build = ROOT / "build" / "cmake-wheels-aarch64"
     emulator = "qemu-aarch64-static;-L;/usr/aarch64-linux-gnu"
-    call("cmake", "-S", ROOT, "-B", build, "-DNPU_KERNELS_TESTS=ON", f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator}")
+    call(
+        "cmake",
+        "-S",
+        ROOT,
+        "-B",
+        build,
+        "-DNPU_KERNELS_TESTS=ON",
+        f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator}",
+    )
     call("ninja", "-C", build)
     call("ctest", "--test-dir", build, "--output-on-failure", "-j", os.cpu_count())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--torch", default="2.10.0", help="a release whose wheel for that processor has no CUDA")
-    parser.add_argument("--row", type=Path, help="where to append what was run; see release/check_install.py")
+    parser.add_argument(
+        "--torch", default="2.10.0", help="a release whose wheel for that processor has no CUDA"
+    )
+    parser.add_argument(
+        "--row", type=Path, help="where to append what was run; see release/check_install.py"
+    )
     parser.add_argument("--no-core", action="store_true", help="without the C++ tests")
     parser.add_argument(
         "--tests",
         nargs="*",
-        default=["tests/layers/test_layers.py", "tests/operators/test_gradients.py", "tests/operators/test_errors.py"],
+        default=[
+            "tests/layers/test_layers.py",
+            "tests/operators/test_gradients.py",
+            "tests/operators/test_errors.py",
+        ],
     )
     arguments = parser.parse_args()
     wheel = arguments.wheel.resolve(strict=True)
@@ -111,10 +146,21 @@ def main() -> None:
         archive.extractall(WHEEL)
     call(PYTHON, ROOT / "release" / "check_install.py", "--fast-path", "--emulated", *row)
     if arguments.tests:
-        shutil.rmtree(TESTS, ignore_errors=True)  # a copy: beside the tests must not lie the package of the tree
+        shutil.rmtree(
+            TESTS, ignore_errors=True
+        )  # a copy: beside the tests must not lie the package of the tree
         shutil.copytree(ROOT / "tests", TESTS / "tests")
         shutil.copy(ROOT / "pyproject.toml", TESTS)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", TESTS, "-c", TESTS / "pyproject.toml"]
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            TESTS,
+            "-c",
+            TESTS / "pyproject.toml",
+        ]
         call(PYTHON, "-m", "pytest", *options, *(TESTS / test for test in arguments.tests))
 
 

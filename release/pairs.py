@@ -12,7 +12,9 @@ FLAGS = "import sys, sysconfig; print(sys.implementation.cache_tag + sys.abiflag
 
 def by_torch() -> dict[str, list[str]]:
     """The versions of Python of every release of torch, as release/pairs.txt lists them."""
-    rows = [line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#")]
+    rows = [
+        line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#")
+    ]
     return {torch: pythons for torch, *pythons in rows}
 
 
@@ -27,7 +29,9 @@ def interpreter(python: str) -> tuple[str, Path] | None:
     if command is None:
         return None
     asked = subprocess.run([command, "-c", FLAGS], capture_output=True, text=True)
-    if asked.returncode != 0:  # pyenv has a command for every version, also for those that are not chosen
+    if (
+        asked.returncode != 0
+    ):  # pyenv has a command for every version, also for those that are not chosen
         return None
     tag, include = asked.stdout.split()
     return tag, Path(include)

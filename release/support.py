@@ -38,14 +38,18 @@ def fast_paths(wheel: Path) -> list[str]:
     return [f"{processor} {torch}:3.{minor}" for torch, minor in found]
 
 
-def table(processor: str, runs: list[dict[str, Any]], pairs: dict[str, list[str]], built: list[str]) -> list[str]:
+def table(
+    processor: str, runs: list[dict[str, Any]], pairs: dict[str, list[str]], built: list[str]
+) -> list[str]:
     """Lines for one processor.
 
     runs: rows of check_install.py. pairs: Pythons of each release of torch. built: as `fast_paths` has it.
     """
     # With a wheel: a build from source on the machine that it is tested on says nothing about others.
     ran = {
-        (str(run["torch"]).partition("+")[0], run["python"]): "*emulated*" if run.get("emulated") else "**run**"
+        (str(run["torch"]).partition("+")[0], run["python"]): "*emulated*"
+        if run.get("emulated")
+        else "**run**"
         for run in runs
         if run["fast path"] and "manylinux" in run["wheel"] and run["wheel"].endswith(processor)
     }
@@ -54,7 +58,13 @@ def table(processor: str, runs: list[dict[str, Any]], pairs: dict[str, list[str]
     for torch, pythons in pairs.items():
         states = [
             ran.get((torch, python))
-            or ("*built*" if f"{processor} {torch}:{python}" in built else "listed" if python in pythons else "-")
+            or (
+                "*built*"
+                if f"{processor} {torch}:{python}" in built
+                else "listed"
+                if python in pythons
+                else "-"
+            )
             for python in PYTHONS
         ]
         lines.append(f"| {torch} | " + " | ".join(states) + " |")
@@ -63,13 +73,17 @@ def table(processor: str, runs: list[dict[str, Any]], pairs: dict[str, list[str]
 
 def section(runs: list[dict[str, Any]], pairs: dict[str, list[str]], built: list[str]) -> str:
     """The text between the markers."""
-    tables = [line for processor in PROCESSORS for line in (*table(processor, runs, pairs, built), "")]
+    tables = [
+        line for processor in PROCESSORS for line in (*table(processor, runs, pairs, built), "")
+    ]
     how = sorted(
         f"{run['wheel']} on {run['system']}, {run['libc']}, torch {run['torch']}, Python {run['python']}, "
         f"{'with' if run['fast path'] else 'without'} the fast path{', emulated' if run.get('emulated') else ''}"
         for run in runs
     )
-    return "\n".join([LEGEND, *tables, "The runs:", "", *(f"- {row}" for row in dict.fromkeys(how)), ""])
+    return "\n".join(
+        [LEGEND, *tables, "The runs:", "", *(f"- {row}" for row in dict.fromkeys(how)), ""]
+    )
 
 
 def current() -> str:
@@ -80,7 +94,9 @@ def current() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--wheels", type=Path, nargs="+")
     arguments = parser.parse_args()
     if arguments.wheels:

@@ -51,10 +51,16 @@ def tried(rows: Path | None, sha256: str) -> set[tuple[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path)
-    parser.add_argument("--pairs", nargs="+", metavar="TORCH:PYTHON", help="releases of torch and interpreters")
-    parser.add_argument("--row", type=Path, help="where to append what was run; see release/check_install.py")
+    parser.add_argument(
+        "--pairs", nargs="+", metavar="TORCH:PYTHON", help="releases of torch and interpreters"
+    )
+    parser.add_argument(
+        "--row", type=Path, help="where to append what was run; see release/check_install.py"
+    )
     arguments, rest = parser.parse_known_args()
     file = arguments.file.resolve(strict=True)
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -32,7 +32,9 @@ from release.pairs import interpreter, of_the_release
 ROOT = Path(__file__).resolve().parents[1]
 HEADERS = ROOT / "build" / "headers"
 LARGEST = 10_000_000  # bytes
-MAC = [option for tag in ("macosx_14_0_arm64", "macosx_11_0_arm64") for option in ("--platform", tag)]
+MAC = [
+    option for tag in ("macosx_14_0_arm64", "macosx_11_0_arm64") for option in ("--platform", tag)
+]
 NATIVE = platform.machine()
 
 
@@ -41,7 +43,10 @@ def call(*command: object, **environment: str) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     print("+", *command, flush=True)
     subprocess.run(
-        [str(word) for word in command], check=True, cwd=ROOT, env={**os.environ, "PATH": path, **environment}
+        [str(word) for word in command],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, **environment},
     )
 
 
@@ -50,7 +55,15 @@ def headers(torch: str) -> Path:
     folder = HEADERS / f"torch-{torch}"
     if not (folder / "torch" / "version.py").exists():
         wheels = HEADERS / "wheels" / torch
-        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+        download = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--only-binary=:all:",
+        ]
         call(*download, *MAC, "--python-version", "3.11", "-d", wheels, f"torch=={torch}")
         (wheel,) = wheels.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
@@ -73,7 +86,9 @@ def cross_compiler(target: str) -> dict[str, str]:
     """What CMake, pip and setup.py are told to build for another processor."""
     compiler = shutil.which(f"{target}-linux-gnu-g++")
     if compiler is None:
-        sys.exit(f"release.wheels: no compiler for {target} (Debian, Ubuntu: apt-get install g++-{target}-linux-gnu)")
+        sys.exit(
+            f"release.wheels: no compiler for {target} (Debian, Ubuntu: apt-get install g++-{target}-linux-gnu)"
+        )
     return {
         "CXX": compiler,
         "CMAKE_ARGS": f" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={target}",
@@ -88,7 +103,9 @@ def build(out: Path, wanted: list[str], target: str) -> Path:
     shutil.rmtree(raw, ignore_errors=True)
     special = {} if target == NATIVE else cross_compiler(target)
     # Without symbols: `auditwheel repair --strip` knows this machine's libraries only.
-    linux = " -DNPU_KERNELS_OLD_GLIBC=ON -DCMAKE_SHARED_LINKER_FLAGS=-s -DCMAKE_MODULE_LINKER_FLAGS=-s"
+    linux = (
+        " -DNPU_KERNELS_OLD_GLIBC=ON -DCMAKE_SHARED_LINKER_FLAGS=-s -DCMAKE_MODULE_LINKER_FLAGS=-s"
+    )
     arguments = os.environ.get("CMAKE_ARGS", "") + special.pop("CMAKE_ARGS", "")
     call(
         sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "-w", raw, ROOT,
@@ -97,16 +114,32 @@ def build(out: Path, wanted: list[str], target: str) -> Path:
         CMAKE_ARGS=arguments + (linux if sys.platform == "linux" else ""), **special,
     )  # fmt: skip
     (wheel,) = raw.glob("*.whl")
-    return Path(shutil.copy(wheel, out)) if sys.platform != "linux" else manylinux(wheel, out, target)
+    return (
+        Path(shutil.copy(wheel, out)) if sys.platform != "linux" else manylinux(wheel, out, target)
+    )
 
 
 def manylinux(wheel: Path, out: Path, target: str) -> Path:
     """The wheel with the tag that says which glibc it runs with, once auditwheel has found this true."""
-    apart = [f"--exclude=lib{name}.so" for name in ("torch_cpu", "torch_python", "c10")]  # the user's torch has them
+    apart = [
+        f"--exclude=lib{name}.so" for name in ("torch_cpu", "torch_python", "c10")
+    ]  # the user's torch has them
     # auditwheel takes the names of this machine's tags only; for another it finds the oldest itself.
     tag = f"manylinux_2_28_{target}" if target == NATIVE else "auto"
     before = set(out.glob("*.whl"))
-    call(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", tag, *apart, "-w", out, wheel)
+    call(
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        "--only-plat",
+        "--plat",
+        tag,
+        *apart,
+        "-w",
+        out,
+        wheel,
+    )
     (made,) = set(out.glob("*.whl")) - before
     found = re.search(r"manylinux_2_(\d+)_", made.name)
     if found is None or int(found[1]) > 28:
@@ -117,7 +150,9 @@ def manylinux(wheel: Path, out: Path, target: str) -> Path:
 def check(wheel: Path) -> None:
     """Its size, and that it holds what it is for; setup.py has failed already where a fast path is missing."""
     with zipfile.ZipFile(wheel) as archive:
-        libraries = [name for name in archive.namelist() if re.fullmatch(r"npu_kernels/lib/.+\.so", name)]
+        libraries = [
+            name for name in archive.namelist() if re.fullmatch(r"npu_kernels/lib/.+\.so", name)
+        ]
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, {len(libraries)} libraries")
     if "npu_kernels/lib/libnpu_kernels_cpu.so" not in libraries:
         sys.exit("release.wheels: the wheel lacks its library")
@@ -126,14 +161,28 @@ def check(wheel: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", nargs="+", metavar="TORCH:PYTHON", default=of_the_release())
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="the folder for sdist and wheel, emptied first")
-    parser.add_argument("--targets", nargs="+", metavar="PROCESSOR", default=[NATIVE], help="x86_64, aarch64, ...")
-    parser.add_argument("--strict", action="store_true", help="fail where a pair's Python is not here")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "dist",
+        help="the folder for sdist and wheel, emptied first",
+    )
+    parser.add_argument(
+        "--targets", nargs="+", metavar="PROCESSOR", default=[NATIVE], help="x86_64, aarch64, ..."
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="fail where a pair's Python is not here"
+    )
     arguments = parser.parse_args()
     missing = [pair for pair in arguments.pairs if fast_path(*pair.split(":")) is None]
-    print(f"{len(arguments.pairs) - len(missing)} pairs; no such Python here: {', '.join(missing) or '-'}", flush=True)
+    print(
+        f"{len(arguments.pairs) - len(missing)} pairs; no such Python here: {', '.join(missing) or '-'}",
+        flush=True,
+    )
     if missing and (arguments.strict or len(missing) == len(arguments.pairs)):
         sys.exit("release.wheels: the Python of a pair is missing")
     out = arguments.out.resolve()

@@ -16,11 +16,15 @@ with contextlib.suppress(ImportError):  # most tests on a GPU do without it
     import hypothesis
 
     # No deadline: the machines that run this are shared. No database: a run does not depend on the one before.
-    hypothesis.settings.register_profile("npu_kernels", deadline=None, database=None, derandomize=True, max_examples=60)
+    hypothesis.settings.register_profile(
+        "npu_kernels", deadline=None, database=None, derandomize=True, max_examples=60
+    )
     hypothesis.settings.load_profile("npu_kernels")
 
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
-needs_library = pytest.mark.skipif(not cpu.available()[0], reason=f"the cpu backend cannot run: {cpu.available()[1]}")
+needs_library = pytest.mark.skipif(
+    not cpu.available()[0], reason=f"the cpu backend cannot run: {cpu.available()[1]}"
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,7 +59,10 @@ def _seed() -> None:
     params=[
         "reference",
         pytest.param("cpu", marks=needs_library),
-        pytest.param("operators", marks=pytest.mark.skipif(fast_path.npu is None, reason="they are what `cpu` calls")),
+        pytest.param(
+            "operators",
+            marks=pytest.mark.skipif(fast_path.npu is None, reason="they are what `cpu` calls"),
+        ),
     ]
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

@@ -62,7 +62,8 @@ def polynomial(form: Format) -> list[mpf]:
     low, high = -mpf(1) / (2 * form.cells), mpf(1) / form.cells
     count = form.log_degree + 1
     nodes = [
-        (low + high) / 2 + (high - low) / 2 * mpmath.cos(mpmath.pi * (2 * n + 1) / (2 * count)) for n in range(count)
+        (low + high) / 2 + (high - low) / 2 * mpmath.cos(mpmath.pi * (2 * n + 1) / (2 * count))
+        for n in range(count)
     ]
     powers = mpmath.matrix([[z**n for n in range(count)] for z in nodes])
     values = mpmath.matrix([(mpmath.log1p(z) - z) / z**2 for z in nodes])
@@ -87,12 +88,20 @@ def log_numbers(form: Format) -> dict[str, list[float]]:
 def exp_numbers(form: Format) -> dict[str, list[float]]:
     """The members of ExpTable<form.name>; the factors are (exp t - 1 - t) / t^2's Taylor series, constant first."""
     with mp.workprec(300):
-        powers = [float(rounded(mpf(2) ** (mpf(n) / form.cells), form.digits)) for n in range(form.cells)]
-        factors = [float(rounded(1 / mpmath.factorial(n + 2), form.digits)) for n in range(form.exp_degree + 1)]
+        powers = [
+            float(rounded(mpf(2) ** (mpf(n) / form.cells), form.digits)) for n in range(form.cells)
+        ]
+        factors = [
+            float(rounded(1 / mpmath.factorial(n + 2), form.digits))
+            for n in range(form.exp_degree + 1)
+        ]
     return {"kPowers": powers, "kFactors": factors}
 
 
-TABLES: dict[str, Callable[[Format], dict[str, list[float]]]] = {"LogTable": log_numbers, "ExpTable": exp_numbers}
+TABLES: dict[str, Callable[[Format], dict[str, list[float]]]] = {
+    "LogTable": log_numbers,
+    "ExpTable": exp_numbers,
+}
 
 
 def main() -> None:

@@ -28,14 +28,18 @@ def writable_folder(text: str) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot write into {text}: {error.strerror or error}") from None
+        raise argparse.ArgumentTypeError(
+            f"cannot write into {text}: {error.strerror or error}"
+        ) from None
     return folder
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     description = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=description)
-    parser.add_argument("--quick", action="store_true", help="short trainings and small sizes: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="short trainings and small sizes: does it run?"
+    )
     parser.add_argument(
         "--out",
         type=writable_folder,
@@ -43,7 +47,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="for the picture, default %(default)s",
     )
-    parser.add_argument("--skip-compile", action="store_true", help="compare speeds without torch.compile")
+    parser.add_argument(
+        "--skip-compile", action="store_true", help="compare speeds without torch.compile"
+    )
     return parser.parse_args(argv)
 
 

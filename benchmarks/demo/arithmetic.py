@@ -92,10 +92,22 @@ def train(*, steps: int = STEPS, seeds: int = SEEDS, seed: int = 0) -> Trained:
     with Progress("  training", steps) as progress:
         for done in range(0, steps, STRETCH):
             count = min(STRETCH, steps - done)
-            x = torch.empty(count, seeds, BATCH, 2).uniform_(LOW, HIGH).transpose(0, 1).flatten(1, 2)  # [K, rows, 2]
+            x = (
+                torch.empty(count, seeds, BATCH, 2)
+                .uniform_(LOW, HIGH)
+                .transpose(0, 1)
+                .flatten(1, 2)
+            )  # [K, rows, 2]
             rows = torch.arange(count * BATCH).view(count, BATCH)
             training.run(
-                model, x, targets(x), steps=count, rows=rows, optimizer=optimizer, project=False, progress=False
+                model,
+                x,
+                targets(x),
+                steps=count,
+                rows=rows,
+                optimizer=optimizer,
+                project=False,
+                progress=False,
             )
             progress.update(done + count)
     untested = Trained(power, scale, torch.empty(0))
@@ -118,7 +130,9 @@ def _table(model: Trained) -> None:
     rows[f"this run, best seed ({model.best})"] = [f"{e:.3g}" for e in errors[model.best].tolist()]
     for name, cells in rows.items():
         print(f"    {name:<44}" + "".join(f"{cell:>18}" for cell in cells))
-    print("    The mean is ruled by the few worst seeds: two faithful runs may well differ by a factor of 3.")
+    print(
+        "    The mean is ruled by the few worst seeds: two faithful runs may well differ by a factor of 3."
+    )
 
 
 def _formula(model: Trained) -> None:
@@ -132,13 +146,27 @@ def _formula(model: Trained) -> None:
         print(f"    No formula of the best seed: {error}")
         return
     left, cost = pruned.steps[-1].parameters, pruned.steps[-1].after
-    print(f"    The best seed as a formula, for x, y >= 0. Weights below {THRESHOLD:g} are made 0: {left} of")
+    print(
+        f"    The best seed as a formula, for x, y >= 0. Weights below {THRESHOLD:g} are made 0: {left} of"
+    )
     print(f"    {pruned.parameters} remain, and the outputs move by {cost:.1e} of their size:")
     for line in positive.text().splitlines():
-        print(textwrap.fill(line, 118, initial_indent="      ", subsequent_indent=" " * 16, break_long_words=False))
+        print(
+            textwrap.fill(
+                line,
+                118,
+                initial_indent="      ",
+                subsequent_indent=" " * 16,
+                break_long_words=False,
+            )
+        )
     deviation = (found(x) - model(x.float())[model.best].double()).abs().max().item()
-    print(f"    On the training square this formula deviates from the model by at most {deviation:.1e}.")
-    print("    A power of (g*x + 1 - g) is no power of x: only a gate g that has become 0 or 1 gives an exponent of x.")
+    print(
+        f"    On the training square this formula deviates from the model by at most {deviation:.1e}."
+    )
+    print(
+        "    A power of (g*x + 1 - g) is no power of x: only a gate g that has become 0 or 1 gives an exponent of x."
+    )
 
 
 def _picture(model: Trained, folder: Path) -> None:
@@ -158,9 +186,13 @@ def run(folder: Path, *, steps: int = STEPS, seeds: int = SEEDS) -> Trained:
     """Train, print, draw into the folder."""
     print("(b) the paper's arithmetic: NPU(2, 6) -> NAU(6, 4)")
     print(f"    {seeds} seeds in one batch of models, {steps:,} steps of Adam, {BATCH} rows each")
-    print(f"    trained on x, y ~ U({LOW:g}, {HIGH:g}); tested on -4.1 ... 3.9 (the root on 0.1 ... 4)")
+    print(
+        f"    trained on x, y ~ U({LOW:g}, {HIGH:g}); tested on -4.1 ... 3.9 (the root on 0.1 ... 4)"
+    )
     if steps != STEPS or seeds != SEEDS:
-        print(f"    (the paper trains {SEEDS} seeds for {STEPS:,} steps: these numbers are not comparable with its)")
+        print(
+            f"    (the paper trains {SEEDS} seeds for {STEPS:,} steps: these numbers are not comparable with its)"
+        )
     model = train(steps=steps, seeds=seeds)
     _table(model)
     _formula(model)

@@ -63,7 +63,13 @@ def read_bodies(path: Path = DATA) -> list[Body]:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     return [
-        Body(r["name"], r["kind"], float(r["axis_au"]), float(r["period_days"]) / YEAR, r["source"] == "fact sheet")
+        Body(
+            r["name"],
+            r["kind"],
+            float(r["axis_au"]),
+            float(r["period_days"]) / YEAR,
+            r["source"] == "fact sheet",
+        )
         for r in rows
     ]
 
@@ -127,8 +133,12 @@ def _print_rounded(law: Law, bodies: list[Body]) -> None:
     except ImportError as error:
         print(f"    no rounded formula: {error}")
         return
-    print(f"    with simple fractions where they make the error greater by at most {TOLERANCE:g}: {found.text(6)}")
-    print(f"    (error relative to the periods' size: {result.error:.1e} before, {result.steps[-1].after:.1e} after)")
+    print(
+        f"    with simple fractions where they make the error greater by at most {TOLERANCE:g}: {found.text(6)}"
+    )
+    print(
+        f"    (error relative to the periods' size: {result.error:.1e} before, {result.steps[-1].after:.1e} after)"
+    )
 
 
 def run(*, steps: int = STEPS, starts: int = STARTS) -> Law:
@@ -136,21 +146,37 @@ def run(*, steps: int = STEPS, starts: int = STARTS) -> Law:
     bodies = read_bodies()
     known = [b for b in bodies if b.measured]
     unseen = [b for b in bodies if not b.measured]
-    print(f"(a) Kepler's third law from {len(known)} orbits, {known[0].name} to {known[-1].name} ({DATA.name})")
-    print(f"    RealNPU(1, 1) -> NAU(1, 1), axis in au, period in years; {starts} starts in one batch of models")
+    print(
+        f"(a) Kepler's third law from {len(known)} orbits, {known[0].name} to {known[-1].name} ({DATA.name})"
+    )
+    print(
+        f"    RealNPU(1, 1) -> NAU(1, 1), axis in au, period in years; {starts} starts in one batch of models"
+    )
     law = learn(known, steps=steps, starts=starts)
     print(f"    period = {law.constant:.6f} * axis ^ {law.exponent:.6f}")
     off = abs(law.exponent - 1.5)
-    print(f"    exponent {law.exponent:.6f}, {off:.1e} from 3/2; constant {law.constant:.6f} (Kepler: 1)")
+    print(
+        f"    exponent {law.exponent:.6f}, {off:.1e} from 3/2; constant {law.constant:.6f} (Kepler: 1)"
+    )
     if law.gate == 1:
-        print("    gate 1: the layer sees the axis itself (r = g|x| + 1 - g), so the exponent is one of the axis")
+        print(
+            "    gate 1: the layer sees the axis itself (r = g|x| + 1 - g), so the exponent is one of the axis"
+        )
     else:
-        print(f"    gate {law.gate:.6f}: a power of r = g|x| + 1 - g, so the exponent is NOT one of the axis itself")
-    print(f"    {law.agreeing} of {law.starts} starts found this exponent; the one with the least loss is shown")
+        print(
+            f"    gate {law.gate:.6f}: a power of r = g|x| + 1 - g, so the exponent is NOT one of the axis itself"
+        )
+    print(
+        f"    {law.agreeing} of {law.starts} starts found this exponent; the one with the least loss is shown"
+    )
     _print_rounded(law, known)
     exponent, constant = least_squares(known)
-    print(f"    least squares on the logarithms, for comparison: {constant:.6f} * axis ^ {exponent:.6f}")
-    print("    (not 3/2 to the last digit: the giants' masses and mutual pull are in their measured periods)")
+    print(
+        f"    least squares on the logarithms, for comparison: {constant:.6f} * axis ^ {exponent:.6f}"
+    )
+    print(
+        "    (not 3/2 to the last digit: the giants' masses and mutual pull are in their measured periods)"
+    )
     for title, group in (("trained on", known), (f"{len(unseen)} bodies not seen", unseen)):
         errors = [(abs(law.period(b.axis) / b.period - 1), b) for b in group]
         worst, body = max(errors, key=lambda pair: pair[0])

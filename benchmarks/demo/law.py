@@ -25,7 +25,9 @@ def measurements(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def run() -> Any:
     """Find the law and report on it; None where a package is missing."""
     print("(d) a law from a table: heights of thrown stones")
-    print(f"    {ROWS} rows of speed, gravity and time on the Moon, Mars and the Earth; heights measured to 20 cm")
+    print(
+        f"    {ROWS} rows of speed, gravity and time on the Moon, Mars and the Earth; heights measured to 20 cm"
+    )
     try:
         import pandas
         import pint  # noqa: F401
@@ -38,8 +40,13 @@ def run() -> Any:
     X, height = measurements()
     begin = time.perf_counter()
     model = NPURegressor(units=["m/s", "m/s^2", "s"], y_units="m", random_state=0)
-    model.fit(pandas.DataFrame(X, columns=["speed", "gravity", "time"]), pandas.Series(height, name="height"))
+    model.fit(
+        pandas.DataFrame(X, columns=["speed", "gravity", "time"]),
+        pandas.Series(height, name="height"),
+    )
     for line in model.report().splitlines():
         print(f"    {line}" if line else "")
-    print(f"    The law is height = speed*time - gravity*time**2/2. Found in {time.perf_counter() - begin:.1f} s.")
+    print(
+        f"    The law is height = speed*time - gravity*time**2/2. Found in {time.perf_counter() - begin:.1f} s."
+    )
     return model

@@ -22,7 +22,9 @@ WIDTHS = (20, 12, 10, 10, 14, 24)
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"    {cells[0]:<{WIDTHS[0]}}" + "".join(f"{c:>{w}}" for c, w in zip(cells[1:], WIDTHS[1:], strict=True))
+    return f"    {cells[0]:<{WIDTHS[0]}}" + "".join(
+        f"{c:>{w}}" for c, w in zip(cells[1:], WIDTHS[1:], strict=True)
+    )
 
 
 def _ratio(row: suite.Row | None, *, inverse: bool = False) -> str:
@@ -60,13 +62,21 @@ def run(
         names.insert(1, rivals.COMPILE)
     threads = torch.get_num_threads()
     backend = backend_for(torch.empty(0))
-    print(f"(c) speed of one NPU layer here, forward + backward, float32, {threads} thread{'s' if threads > 1 else ''}")
+    print(
+        f"(c) speed of one NPU layer here, forward + backward, float32, {threads} thread{'s' if threads > 1 else ''}"
+    )
     if backend != "cpu":
-        print(f"    the C++ kernels are not installed: the column 'fused' is the {backend!r} backend")
+        print(
+            f"    the C++ kernels are not installed: the column 'fused' is the {backend!r} backend"
+        )
     if why:
         print(f"    without torch.compile: {why}")
-    print("    eager, compile: how many times as long as the fused layer they take; below 1 they are faster")
-    print("    fused/linear: how many times as long as nn.Linear of the shape the fused layer takes, a yardstick")
+    print(
+        "    eager, compile: how many times as long as the fused layer they take; below 1 they are faster"
+    )
+    print(
+        "    fused/linear: how many times as long as nn.Linear of the shape the fused layer takes, a yardstick"
+    )
     print("    errors: relative, against float64, the greatest of the result and all gradients")
     found: list[list[suite.Row]] = []
     with Progress("  measuring", len(sizes)) as progress:
@@ -78,6 +88,8 @@ def run(
     for rows in found:
         print(line(rows))
     every = [row for rows in found for row in rows]
-    for text in suite.verdict(every, "Neither eager nor compiled torch was faster at any size of this run."):
+    for text in suite.verdict(
+        every, "Neither eager nor compiled torch was faster at any size of this run."
+    ):
         print(f"    {text}")
     return every

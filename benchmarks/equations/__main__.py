@@ -43,7 +43,10 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def same(law: Law, power: float, sums: Any) -> bool:
@@ -78,7 +81,9 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
         return np.sign(values) * np.abs(values) ** best.power
 
     found = same(law, best.power, sums)
-    more = {} if found else {"bic": criterion.of(best, X, y), "truth_bic": criterion.of_law(law, X, y)}
+    more = (
+        {} if found else {"bic": criterion.of(best, X, y), "truth_bic": criterion.of_law(law, X, y)}
+    )
     return found, best.terms, str(best), best.predict, more
 
 
@@ -123,8 +128,17 @@ def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
         seconds = round(time.process_time() - begin, 3)
         fresh = law.draw(1000, generator)
         with np.errstate(all="ignore"):
-            error = float(np.sqrt(np.mean((predict(fresh) - law(fresh)) ** 2) / np.mean(law(fresh) ** 2)))
-    key = {"equation": law.name, "class": law.kind, "noise": noise, "seed": seed, "method": method, "rows": rows}
+            error = float(
+                np.sqrt(np.mean((predict(fresh) - law(fresh)) ** 2) / np.mean(law(fresh) ** 2))
+            )
+    key = {
+        "equation": law.name,
+        "class": law.kind,
+        "noise": noise,
+        "seed": seed,
+        "method": method,
+        "rows": rows,
+    }
     if law.source:
         key["set"] = law.source
     return {
@@ -140,15 +154,24 @@ def read(path: Path) -> list[Row]:
 
 def main() -> None:
     """Run what the file lacks, or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--classes", default=CLASSES, help=f"of {CLASSES}")
     parser.add_argument("--methods", default=",".join(METHODS[:2]), help=f"of {', '.join(METHODS)}")
     parser.add_argument("--noise", default=NOISES)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--out", type=files.output, default=OUT)
-    parser.add_argument("--report", type=Path, metavar="PAGE", help="write the tables into this page, and run nothing")
-    parser.add_argument("--picture", type=files.output, help="draw the shares over the noise, and run nothing")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="PAGE",
+        help="write the tables into this page, and run nothing",
+    )
+    parser.add_argument(
+        "--picture", type=files.output, help="draw the shares over the noise, and run nothing"
+    )
     arguments = parser.parse_args()
     found = read(arguments.out)
     if arguments.report:

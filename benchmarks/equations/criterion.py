@@ -31,7 +31,9 @@ def of_law(law: Law, X: np.ndarray, y: np.ndarray) -> float | None:
     """The criterion of a law; None if it is not finite."""
     coef = np.array([coef for coef, _ in law.terms])
     free = np.zeros(law.exponents.shape, dtype=bool)
-    return _cost(X, y, law.power, np.sign(coef), np.log(np.abs(coef)), law.exponents, free, iterations=20)
+    return _cost(
+        X, y, law.power, np.sign(coef), np.log(np.abs(coef)), law.exponents, free, iterations=20
+    )
 
 
 def _cost(
@@ -39,7 +41,9 @@ def _cost(
     free: np.ndarray, iterations: int,
 ) -> float | None:  # fmt: skip
     columns, inputs = Columns.of(X), Exponents.unrestricted(X.shape[1])
-    rows = all_rows(columns, y, np.ones(len(y)), 1.0, inputs, None)  # those of another power need a y of one sign
+    rows = all_rows(
+        columns, y, np.ones(len(y)), 1.0, inputs, None
+    )  # those of another power need a y of one sign
     assert rows is not None
     if abs(power) == 1:  # the target is rows.sign * y
         sign = sign * rows.sign
@@ -49,5 +53,7 @@ def _cost(
         * np.exp(log_coef + exponents @ columns.log_mean - power * math.log(rows.scale))
     )
     parity = np.where(columns.negative, np.round(exponents) % 2, 0.0)
-    cost = refit(replace(rows, power=power), Sum(exponents, parity, free, c), iterations=iterations).cost
+    cost = refit(
+        replace(rows, power=power), Sum(exponents, parity, free, c), iterations=iterations
+    ).cost
     return cost if math.isfinite(cost) else None

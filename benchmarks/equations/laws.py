@@ -49,7 +49,11 @@ class Range:
 
 
 def _signs(sign: str, rows: int, generator: np.random.Generator) -> np.ndarray:
-    return generator.choice([-1.0, 1.0], rows) if sign == "both" else np.full(rows, -1.0 if sign == "-" else 1.0)
+    return (
+        generator.choice([-1.0, 1.0], rows)
+        if sign == "both"
+        else np.full(rows, -1.0 if sign == "-" else 1.0)
+    )
 
 
 @dataclass(frozen=True)
@@ -173,13 +177,22 @@ LAWS = (
     _c("I.39.11", -1, (1, "g p^-1 V^-1"), (-1, "p^-1 V^-1"), g=(2.0, 5.0)),
     _c("I.43.43", -1, (1, "g A kb^-1 v^-1"), (-1, "A kb^-1 v^-1"), g=(2.0, 5.0)),
     _c("I.48.2", -2, (1, "m^-2 c^-4"), (-1, "m^-2 v^2 c^-6"), **SLOW),
-    _c("II.6.15a", 2, (9 / (16 * PI**2), "p^2 z^2 x^2 eps^-2 r^-10"), (9 / (16 * PI**2), "p^2 z^2 y^2 eps^-2 r^-10")),
+    _c(
+        "II.6.15a",
+        2,
+        (9 / (16 * PI**2), "p^2 z^2 x^2 eps^-2 r^-10"),
+        (9 / (16 * PI**2), "p^2 z^2 y^2 eps^-2 r^-10"),
+    ),
     _c("II.10.9", -1, (1, "eps s^-1"), (1, "eps chi s^-1")),
-    _c("II.11.3", -1, (1, "m w0^2 q^-1 E^-1"), (-1, "m w^2 q^-1 E^-1"), w0=(3.0, 5.0), w=(1.0, 2.0)),
+    _c(
+        "II.11.3", -1, (1, "m w0^2 q^-1 E^-1"), (-1, "m w^2 q^-1 E^-1"), w0=(3.0, 5.0), w=(1.0, 2.0)
+    ),
     _c("II.13.23", -2, (1, "rho^-2"), (-1, "rho^-2 v^2 c^-2"), **SLOW),
     _c("II.13.34", -2, (1, "rho^-2 v^-2"), (-1, "rho^-2 c^-2"), **SLOW),
     _c("II.21.32", -1, (4 * PI, "eps r q^-1"), (-4 * PI, "eps r v q^-1 c^-1"), **SLOW),
-    _c("II.24.17", 2, (1, "w^2 c^-2"), (-(PI**2), "d^-2"), w=(4.0, 6.0), c=(1.0, 2.0), d=(2.0, 4.0)),
+    _c(
+        "II.24.17", 2, (1, "w^2 c^-2"), (-(PI**2), "d^-2"), w=(4.0, 6.0), c=(1.0, 2.0), d=(2.0, 4.0)
+    ),
     _c("II.38.14", -1, (2, "Y^-1"), (2, "s Y^-1")),
     _c("III.10.19", 2, (1, "mu^2 Bx^2"), (1, "mu^2 By^2"), (1, "mu^2 Bz^2")),
 )
@@ -187,7 +200,9 @@ LAWS = (
 
 def with_dummies(law: Law) -> Law:
     """The law with two columns that are not needed."""
-    return replace(law, name=f"{law.name} +2", kind=f"{law.kind}d", columns=(*law.inputs, "dummy1", "dummy2"))
+    return replace(
+        law, name=f"{law.name} +2", kind=f"{law.kind}d", columns=(*law.inputs, "dummy1", "dummy2")
+    )
 
 
 def drawn(seed: int) -> Law:
@@ -198,7 +213,9 @@ def drawn(seed: int) -> Law:
     while len(products) < count:
         some = generator.choice(inputs, size=int(generator.integers(1, 4)), replace=False)
         powers = generator.choice([-2, -1, -0.5, 0.5, 1, 1, 2], size=len(some))
-        product = " ".join(f"x{i}^{w:g}" for i, w in sorted(zip(some.tolist(), powers.tolist(), strict=True)))
+        product = " ".join(
+            f"x{i}^{w:g}" for i, w in sorted(zip(some.tolist(), powers.tolist(), strict=True))
+        )
         products[product] = float(generator.choice([-1, 1]) * 10 ** generator.uniform(-0.5, 0.5))
     law = Law(f"sum {seed}", "sum", tuple((c, product) for product, c in products.items()))
     columns = (*law.inputs, "x9")

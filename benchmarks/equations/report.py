@@ -24,7 +24,10 @@ TITLES = {
 }  # fmt: skip
 ROUNDING = 0.01  # of criteria
 SEEDS = 10  # of the whole benchmark
-EACH = Counter([law.kind for law in (*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD))] + ["sum"] * SUMS)
+EACH = Counter(
+    [law.kind for law in (*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD))]
+    + ["sum"] * SUMS
+)
 
 # Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who published them.
 PUBLISHED = (
@@ -66,7 +69,9 @@ def table(rows: Sequence[Row]) -> str:
     ]  # fmt: skip
     for kind, noise in sorted({(row["class"], row["noise"]) for row in rows}):
         cells = [_cell(cell_rows(rows, kind, noise, method)) for method in methods]
-        lines.append(f"| {TITLES[kind]} | {noise:g} | {SEEDS * EACH[kind]} | " + " | ".join(cells) + " |")
+        lines.append(
+            f"| {TITLES[kind]} | {noise:g} | {SEEDS * EACH[kind]} | " + " | ".join(cells) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -92,7 +97,10 @@ def published() -> str:
     lines = [
         "| method | noise | one product | sum | power of a sum | source |",
         "| --- | --- | --- | --- | --- | --- |",
-        *(f"| {name} | {noise:g} | {a} % | {b} % | {c} % | {source} |" for name, noise, a, b, c, source in PUBLISHED),
+        *(
+            f"| {name} | {noise:g} | {a} % | {b} % | {c} % | {source} |"
+            for name, noise, a, b, c, source in PUBLISHED
+        ),
         "",
         *(f"{name}: {text}." for name, text in SOURCES.items()),
     ]
@@ -119,14 +127,28 @@ def picture(rows: Sequence[Row], path: Path) -> None:
             places = [noises.index(n) + 0.07 * (k - (len(methods) - 1) / 2) for n in at]
             if at:
                 axis.errorbar(
-                    places, shares, error, fmt="o-", capsize=2, color=f"C{k}", label=NAMES.get(method, method)
+                    places,
+                    shares,
+                    error,
+                    fmt="o-",
+                    capsize=2,
+                    color=f"C{k}",
+                    label=NAMES.get(method, method),
                 )
         axis.set_xticks(range(len(noises)), [f"{n:g}" for n in noises])
         axis.set(title=TITLES[kind], xlabel="noise", ylim=(-0.04, 1.04))
     axes[0][0].set_ylabel("share of equations found")
-    lines = {name: line for axis in axes[0] for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    lines = {
+        name: line
+        for axis in axes[0]
+        for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     drawing.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
-    headline(drawing, "Equations found in data", "bars: 95 % intervals; wide where only few equations were run")
+    headline(
+        drawing,
+        "Equations found in data",
+        "bars: 95 % intervals; wide where only few equations were run",
+    )
     save(drawing, path)
 
 

@@ -92,7 +92,11 @@ def pyoperon(X: np.ndarray, y: np.ndarray, seed: int) -> Found:
     )  # fmt: skip
     model.fit(X, y)
     text = model.get_model_string(model.model_, 6)
-    return lambda points: np.asarray(model.predict(points), dtype=float), int(model.model_.Length), text[:300]
+    return (
+        lambda points: np.asarray(model.predict(points), dtype=float),
+        int(model.model_.Length),
+        text[:300],
+    )
 
 
 RIVALS: dict[str, Callable[[np.ndarray, np.ndarray, int], Found]] = {

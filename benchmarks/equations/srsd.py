@@ -68,7 +68,13 @@ def _one(name: str, source: str, coef: float, product: str, **ranges: Range) -> 
 
 
 TENS = (1e-1, 1e1)  # low, high
-CHARGE, SPEED, OMEGA, LENGTH, TEMPERATURE = (1e-11, 1e-9), (1e5, 1e7), (1e9, 1e11), (1e-10, 1e-8), (1e1, 1e3)
+CHARGE, SPEED, OMEGA, LENGTH, TEMPERATURE = (
+    (1e-11, 1e-9),
+    (1e5, 1e7),
+    (1e9, 1e11),
+    (1e-10, 1e-8),
+    (1e1, 1e3),
+)
 COUNT, ENERGY, MASS, GALAXY = (1e23, 1e25), (1e-18, 1e-16), (1e-30, 1e-28), (1e8, 1e10)
 
 SRSD = (

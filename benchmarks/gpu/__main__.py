@@ -19,18 +19,30 @@ from benchmarks.gpu.crew import ROOT, ROWS, SHORTEST, Crew, Record
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    listed = "; ".join(f"{name} ({part.seconds:.0f} s): {part.what}" for name, part in plan.PARTS.items())
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="First minutes on a GPU.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, in this order, or some of: {listed}")
+    listed = "; ".join(
+        f"{name} ({part.seconds:.0f} s): {part.what}" for name, part in plan.PARTS.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description="First minutes on a GPU."
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"all, in this order, or some of: {listed}"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         default=ROOT / "build" / "gpu",
         help="the folder of rows, tables and the log (default build/gpu); the variable OUT names one that gets copies",
     )
-    parser.add_argument("--seconds", type=float, default=plan.TOTAL_SECONDS, help="for all parts together")
-    parser.add_argument("--jobs", type=int, help="worker processes at most, default all cores but two")
-    parser.add_argument("--rehearse", action="store_true", help="tiny, on the CPU in Triton's interpreter")
+    parser.add_argument(
+        "--seconds", type=float, default=plan.TOTAL_SECONDS, help="for all parts together"
+    )
+    parser.add_argument(
+        "--jobs", type=int, help="worker processes at most, default all cores but two"
+    )
+    parser.add_argument(
+        "--rehearse", action="store_true", help="tiny, on the CPU in Triton's interpreter"
+    )
     options = parser.parse_args(argv)
     unknown = [part for part in options.parts if part not in plan.PARTS]
     if unknown:
@@ -65,12 +77,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             tell(f"{name}: {part.what}, at most {seconds:.0f} s")
             # First launches and pytest leave settings behind that times depend on.
             keep = name not in ("smoke", "tests")
-            counts = crew.run(name, part.items, min(jobs, part.jobs), seconds, part.item_seconds, keep)
+            counts = crew.run(
+                name, part.items, min(jobs, part.jobs), seconds, part.item_seconds, keep
+            )
             results.append((name, counts))
     tell("the end")
     for name, (done, failed, waiting) in results:
         print(f"  {name:<9} {done} done, {failed} failed, {waiting} left")
-    print(f"  rows: {options.out / ROWS}; the same command does what is left, and what failed once more")
+    print(
+        f"  rows: {options.out / ROWS}; the same command does what is left, and what failed once more"
+    )
     return int(any(failed or waiting for _, (_, failed, waiting) in results))
 
 

@@ -65,7 +65,11 @@ class Record:
                 row = json.loads(line)
             except json.JSONDecodeError:  # cut off by a kill
                 continue
-            if row.get("part") == part and "end" in row and all(row.get(key) == place[key] for key in place):
+            if (
+                row.get("part") == part
+                and "end" in row
+                and all(row.get(key) == place[key] for key in place)
+            ):
                 if row["end"]:
                     failed[row["item"]] += 1
                 else:
@@ -160,7 +164,9 @@ class Crew:
     def __init__(self, record: Record, rehearsal: bool, tell: Callable[[str], None]) -> None:
         self.record, self.rehearsal, self.tell = record, rehearsal, tell
         self._workers: list[Worker] = []
-        self._idle: Worker | None = None  # of the part before: it knows torch and the device already
+        self._idle: Worker | None = (
+            None  # of the part before: it knows torch and the device already
+        )
 
     def __enter__(self) -> Crew:
         return self
@@ -170,7 +176,13 @@ class Crew:
             worker.kill()
 
     def run(
-        self, part: str, items: Iterable[str], jobs: int, seconds: float, item_seconds: float, keep: bool = True
+        self,
+        part: str,
+        items: Iterable[str],
+        jobs: int,
+        seconds: float,
+        item_seconds: float,
+        keep: bool = True,
     ) -> tuple[int, int, int]:
         """(done, failed, left) of a part's items that earlier commands have not done, within so many seconds.
 
@@ -213,7 +225,10 @@ class Crew:
             elif worker is not None:
                 worker.kill()
 
-        more = [threading.Thread(target=work, args=(None, False)) for _ in range(min(jobs, len(chosen)) - 1)]
+        more = [
+            threading.Thread(target=work, args=(None, False))
+            for _ in range(min(jobs, len(chosen)) - 1)
+        ]
         for thread in more:
             thread.start()
         work(first, keep)
@@ -245,7 +260,9 @@ class Crew:
 
         why = worker.do(part, item, seconds, emit)
         self.record.add({**common, "end": why, "seconds": round(time.monotonic() - begin, 2)})
-        self.tell(f"{part}: {item}: {'FAILED: ' + why if why else 'done'} in {time.monotonic() - begin:.1f} s")
+        self.tell(
+            f"{part}: {item}: {'FAILED: ' + why if why else 'done'} in {time.monotonic() - begin:.1f} s"
+        )
         return why
 
 
@@ -258,5 +275,7 @@ def told(row: Row) -> str:
     if row.get("outcome") == "failed":
         return f"{row['test']} failed"
     if "environment" in row:
-        return ", ".join(f"{key} {value}" for key, value in row["environment"].items() if value is not None)
+        return ", ".join(
+            f"{key} {value}" for key, value in row["environment"].items() if value is not None
+        )
     return str(row.get("told") or row.get("note") or row.get("skipped") or "")

@@ -87,8 +87,16 @@ AUTOTUNE = tuple(f"{case} rivals=compile-autotune" for case in CASES)
 TILED = ("npu_forward", "npu_backward_x", "npu_backward_w")
 LARGEST = ("65536x512x512", "16384x1024x1024")
 TUNED = (
-    *(f"{kernel} {size}" for size in ("65536x512x512", "4096x256x256", "16384x1024x1024") for kernel in TILED),
-    *(f"npu_small_{way} {SMALL}{models}" for models in ("x1000", "") for way in ("forward", "backward")),
+    *(
+        f"{kernel} {size}"
+        for size in ("65536x512x512", "4096x256x256", "16384x1024x1024")
+        for kernel in TILED
+    ),
+    *(
+        f"npu_small_{way} {SMALL}{models}"
+        for models in ("x1000", "")
+        for way in ("forward", "backward")
+    ),
     *(f"{kernel} 128x100x100x100" for kernel in TILED),
     *(f"{kernel} {size} high" for size in LARGEST for kernel in TILED),
     *(f"{kernel} 128x100x100" for kernel in ("nalu_forward", "nalu_backward_x", "nalu_backward_w")),
@@ -98,7 +106,9 @@ TUNED = (
 TOTAL_SECONDS = 1200.0
 PARTS = {
     "env": Part("versions, the GPU, what runs on it", 40, 40, ("env",)),
-    "smoke": Part("first launch of every kernel, its error against float64", 150, 60, LAUNCHES, jobs=8),
+    "smoke": Part(
+        "first launch of every kernel, its error against float64", 150, 60, LAUNCHES, jobs=8
+    ),
     "tests": Part(
         "pytest -m gpu, by priority",
         240,

@@ -55,11 +55,15 @@ class Rehearsal(Device):
     PEAK_METHOD = "none"
     product_size, copy_floats = 64, 2**16
 
-    def capture(self, run: Callable[[], Any], calls_before: int = 1) -> tuple[Callable[[], object], Any]:
+    def capture(
+        self, run: Callable[[], Any], calls_before: int = 1
+    ) -> tuple[Callable[[], object], Any]:
         found = run()
         return run, found
 
-    def seconds(self, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    def seconds(
+        self, run: Callable[[], object], before: Callable[[], object] = lambda: None
+    ) -> float:
         before()
         start = time.perf_counter()
         run()
@@ -98,14 +102,19 @@ def smoke(stage: Stage, item: str, emit: Emit) -> None:
     found, again, wanted = launch(stage, layer, Size.parse(text), dtype, named)
     seconds = time.perf_counter() - start
     allowed = ALLOWED.get(precision, ALLOWED.get(named.get("dtype", "")))
-    good = all(error <= (error_bound(eager, dtype) if allowed is None else allowed) for error, eager in found)
+    good = all(
+        error <= (error_bound(eager, dtype) if allowed is None else allowed)
+        for error, eager in found
+    )
     emit({
         "layer": layer, "size": text, "dtype": str(dtype).removeprefix("torch."), "precision": precision,
         "errors": [error for error, _ in found], "eager_errors": [eager for _, eager in found],
         "seconds": round(seconds, 2), "same_bits": all(map(torch.equal, again, wanted)), "good": good,
     })  # fmt: skip
     if not good or not all(map(torch.equal, again, wanted)):
-        raise AssertionError("errors beyond the bound, or other bits at the second call: see the row")
+        raise AssertionError(
+            "errors beyond the bound, or other bits at the second call: see the row"
+        )
 
 
 Errors = list[tuple[float, float]]  # ours, eager's
@@ -149,8 +158,12 @@ def _layer(
         exact = sample.map(Tensor.double)
         grad_y = torch.randn_like(forward(sample, reference)[0])
         truth = outputs(exact, reference, grad_y.double())
-        named_outputs = zip(outputs(sample, ours, grad_y), outputs(sample, reference, grad_y), truth, strict=True)
-        found = [(rms_error(own, true), rms_error(eager, true)) for own, eager, true in named_outputs]
+        named_outputs = zip(
+            outputs(sample, ours, grad_y), outputs(sample, reference, grad_y), truth, strict=True
+        )
+        found = [
+            (rms_error(own, true), rms_error(eager, true)) for own, eager, true in named_outputs
+        ]
     grad_y = torch.ones_like(forward(sample, ours)[0])
     return found, outputs(sample, ours, grad_y), outputs(sample, ours, grad_y)
 
@@ -167,17 +180,29 @@ def _loop(
         return (0.4 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.2).to(dtype)
 
     starts, d, h = size.rows, size.inputs, size.outputs
-    operands = [draw(1, starts, d) + 1, draw(1, h, d), draw(1, h, d), draw(1, d).abs(), draw(1, d, h)]
+    operands = [
+        draw(1, starts, d) + 1,
+        draw(1, h, d),
+        draw(1, h, d),
+        draw(1, d).abs(),
+        draw(1, d, h),
+    ]
     operands = [operand.to(stage.device.name) for operand in operands]
     tableau, steps, dt, eps = list(ode_reference.METHODS["rk4"]), 5, 0.1, 2.0**-23
 
     def run(functions: Any, *inputs: Tensor) -> list[Tensor]:
-        path, slopes, stages = functions.ode_forward(*inputs, tableau, steps, dt, eps, True, True, True)
+        path, slopes, stages = functions.ode_forward(
+            *inputs, tableau, steps, dt, eps, True, True, True
+        )
         own = path, slopes, path, *inputs[1:], stages, tableau, dt, eps, True, False, 31
         return [path, slopes, *functions.ode_backward(*own)]
 
     truth = run(ode_reference, *(operand.double() for operand in operands))
-    ours, again, eager = run(kernels, *operands), run(kernels, *operands), run(ode_reference, *operands)
+    ours, again, eager = (
+        run(kernels, *operands),
+        run(kernels, *operands),
+        run(ode_reference, *operands),
+    )
     found = [(rms_error(o, t), rms_error(e, t)) for o, e, t in zip(ours, eager, truth, strict=True)]
     return found, ours, again
 
@@ -197,7 +222,11 @@ class Shard:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
-            row = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2)}
+            row = {
+                "test": report.nodeid,
+                "outcome": report.outcome,
+                "seconds": round(report.duration, 2),
+            }
             if report.outcome == "failed":
                 self.failed.append(report.nodeid)
                 row["message"] = str(report.longrepr)[-1500:]
@@ -216,7 +245,13 @@ def tests(stage: Stage, item: str, emit: Emit) -> None:
     name, part = item.split()
     number, count = map(int, part.split("/"))
     shard = Shard(number, count, emit)
-    flags = ["-q", "-p", "no:cacheprovider", "--no-header", *([] if stage.rehearsal else ["-m", "gpu"])]
+    flags = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--no-header",
+        *([] if stage.rehearsal else ["-m", "gpu"]),
+    ]
     root = Path(__file__).resolve().parents[2]
     status = pytest.main([*flags, str(root / "tests" / "triton" / name)], plugins=[shard])
     if shard.failed or status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -286,7 +321,8 @@ def tune_one(stage: Stage, item: str, emit: Emit) -> None:
         pool=stage.pool,
     )
     row = tuner.run(
-        Task(kernel, Size.parse(size), named.get("precision", "highest")), 1 if stage.rehearsal else TUNE_SECONDS
+        Task(kernel, Size.parse(size), named.get("precision", "highest")),
+        1 if stage.rehearsal else TUNE_SECONDS,
     )
     emit({**row, "told": tune.describe(row)})
 

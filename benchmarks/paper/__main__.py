@@ -32,7 +32,9 @@ from benchmarks.paper.workers import Place, Whole
 from benchmarks.throughput.environment import cores
 from npu_kernels._jobs import files
 
-ALL = [experiment.name for experiment in EXPERIMENTS.values() if experiment.published]  # of the paper
+ALL = [
+    experiment.name for experiment in EXPERIMENTS.values() if experiment.published
+]  # of the paper
 DEFAULT_FOLDER = Path("benchmarks/out/paper")
 WORK = "work"  # the folder within for checkpoints and finished batches
 
@@ -54,7 +56,9 @@ def _device(text: str) -> str:
     try:
         torch.zeros(1, device=torch.device(text))
     except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} does not work here: {str(error).splitlines()[0]}") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} does not work here: {str(error).splitlines()[0]}"
+        ) from None
     return text
 
 
@@ -65,7 +69,9 @@ def _writable(text: str) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot write into {text}: {error.strerror or error}") from None
+        raise argparse.ArgumentTypeError(
+            f"cannot write into {text}: {error.strerror or error}"
+        ) from None
     return folder
 
 
@@ -77,13 +83,30 @@ def _parser() -> argparse.ArgumentParser:
         choices=[*EXPERIMENTS, "all", "report"],
         help="all: of the paper, one after the other; report: report and pictures anew, from existing tables",
     )
-    parser.add_argument("--seeds", type=_positive, metavar="N", help="runs per model and task; default: as published")
+    parser.add_argument(
+        "--seeds",
+        type=_positive,
+        metavar="N",
+        help="runs per model and task; default: as published",
+    )
     parser.add_argument("--quick", action="store_true", help="few steps and seeds: does it run?")
-    parser.add_argument("--variant", choices=VARIANTS, default=VARIANTS[0], help="what the authors ran, or wrote")
+    parser.add_argument(
+        "--variant", choices=VARIANTS, default=VARIANTS[0], help="what the authors ran, or wrote"
+    )
     parser.add_argument("--device", type=_device, default="cpu", help="default %(default)s")
-    parser.add_argument("--out", type=_writable, default=str(DEFAULT_FOLDER), metavar="DIR", help="default %(default)s")
-    parser.add_argument("--jobs", type=_positive, metavar="N", help="processes; default: one per core, on a GPU one")
-    parser.add_argument("--format", choices=SUFFIXES, default="png", help="of the pictures; default %(default)s")
+    parser.add_argument(
+        "--out",
+        type=_writable,
+        default=str(DEFAULT_FOLDER),
+        metavar="DIR",
+        help="default %(default)s",
+    )
+    parser.add_argument(
+        "--jobs", type=_positive, metavar="N", help="processes; default: one per core, on a GPU one"
+    )
+    parser.add_argument(
+        "--format", choices=SUFFIXES, default="png", help="of the pictures; default %(default)s"
+    )
     parser.add_argument(
         "--insert",
         type=Path,
@@ -93,15 +116,21 @@ def _parser() -> argparse.ArgumentParser:
         help="with report: also renew the tables in FILE",
     )
     for name, owners in _owners().items():
-        of_each = {e.name: next(option for option in e.options if option.name == name) for e in owners}
+        of_each = {
+            e.name: next(option for option in e.options if option.name == name) for e in owners
+        }
         first = next(iter(of_each.values()))
-        values = list(dict.fromkeys(value for option in of_each.values() for value in option.values))
+        values = list(
+            dict.fromkeys(value for option in of_each.values() for value in option.values)
+        )
         parser.add_argument(
             f"--{name}",
             choices=values,
             nargs="+" if first.several else None,
             metavar=name.upper(),
-            help="; ".join(f"{where}: {o.help}, of {', '.join(o.values)}" for where, o in of_each.items()),
+            help="; ".join(
+                f"{where}: {o.help}, of {', '.join(o.values)}" for where, o in of_each.items()
+            ),
         )
     return parser
 
@@ -122,12 +151,18 @@ def _wrong(options: argparse.Namespace) -> str:
     for name, owners in _owners().items():
         given = getattr(options, name)
         # The whole paper may be run in another way, but not in part.
-        others = [o for e in owners for o in e.options if o.name == name and e.published and not o.several]
+        others = [
+            o for e in owners for o in e.options if o.name == name and e.published and not o.several
+        ]
         every = options.experiment == "all" and others
         option = own.get(name) or (others[0] if every else None)
         if option is None and given is not None:
             return f"argument --{name}: only for {', '.join(e.name for e in owners)}, got {options.experiment}"
-        for value in (given if option and option.several else [given]) if option and given is not None else ():
+        for value in (
+            (given if option and option.several else [given])
+            if option and given is not None
+            else ()
+        ):
             if option and value not in option.values:
                 known = ", ".join(option.values)
                 return f"argument --{name}: {options.experiment} has no {value}, only {known}"
@@ -172,7 +207,12 @@ def parts(options: argparse.Namespace) -> list[tuple[Experiment, argparse.Namesp
 
 
 def perform(
-    experiment: Experiment, options: argparse.Namespace, place: Place, folder: Folder, store: Any, whole: Whole
+    experiment: Experiment,
+    options: argparse.Namespace,
+    place: Place,
+    folder: Folder,
+    store: Any,
+    whole: Whole,
 ) -> bool:
     """Run one experiment to its table; False if somebody stopped it."""
     batches = experiment.plan(options)
@@ -212,7 +252,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         batches = [batch for experiment, own in work for batch in experiment.plan(own)]
         whole = Whole(options.experiment, batches, folder, place.rank == 0)
         with whole.progress:
-            complete = all(perform(experiment, own, place, folder, store, whole) for experiment, own in work)
+            complete = all(
+                perform(experiment, own, place, folder, store, whole) for experiment, own in work
+            )
         if not complete:
             if place.rank == 0:
                 print("stopped; what was done is kept, the same command goes on from there")

@@ -36,7 +36,11 @@ def counted(checks: Sequence[Check]) -> str:
     """How many checks hold."""
     found = [sum(check.holds is value for check in checks) for value in (True, False, None)]
     parts = [f"{found[0]} of {len(checks)} checks hold"]
-    parts += [f"{count} {word}" for count, word in zip(found[1:], ("do not", "cannot be told"), strict=True) if count]
+    parts += [
+        f"{count} {word}"
+        for count, word in zip(found[1:], ("do not", "cannot be told"), strict=True)
+        if count
+    ]
     return ", ".join(parts)
 
 
@@ -48,7 +52,9 @@ def verdicts(cells: Sequence[tuple[str, str]], what: str) -> str:
         what: is compared.
     """
     words = (SAME, "**ours less", "**ours greater", "**differs")
-    same, less, greater, differ = ([name for name, verdict in cells if verdict.startswith(w)] for w in words)
+    same, less, greater, differ = (
+        [name for name, verdict in cells if verdict.startswith(w)] for w in words
+    )
     left = len(cells) - sum(map(len, (same, less, greater, differ)))
     parts = [f"{len(same)} of {len(cells)} {what} do not differ"]
     parts += [
@@ -67,5 +73,15 @@ def unmeasured(item: str, shows: str) -> Entry:
 def definitions(item: str, shows: str) -> Entry:
     """A table of the appendix that says what was run: on how many points text and code disagree."""
     count = sum(item in str(row["place"]).split("; ") for row in published.load("text_and_code"))
-    said = "text and code agree" if not count else f"text and code disagree on {count} point{'s' * (count > 1)}"
-    return Entry(item, shows, lambda rows, models: f"{said}; ours is the code's", TEXT_AND_CODE, measured=False)
+    said = (
+        "text and code agree"
+        if not count
+        else f"text and code disagree on {count} point{'s' * (count > 1)}"
+    )
+    return Entry(
+        item,
+        shows,
+        lambda rows, models: f"{said}; ours is the code's",
+        TEXT_AND_CODE,
+        measured=False,
+    )

@@ -45,10 +45,14 @@ def explained(check: Check, why: str) -> Check:
     return replace(check, why=why)
 
 
-def judged(what: str, value: float, around: tuple[float, float] | None, low: float, high: float) -> Check:
+def judged(
+    what: str, value: float, around: tuple[float, float] | None, low: float, high: float
+) -> Check:
     """A value with its 95 % interval, and the range in which it should lie. Without an interval nothing can be told."""
     holds = None if around is None else _lies(around, low, high)
-    found = number(value) + ("" if around is None else f" ({number(around[0])} to {number(around[1])})")
+    found = number(value) + (
+        "" if around is None else f" ({number(around[0])} to {number(around[1])})"
+    )
     return Check(what, _range(low, high), found, holds, "" if around else "too few runs")
 
 
@@ -94,7 +98,11 @@ def order(what: str, wanted: str, values: Sequence[float], samples: Sequence[boo
 
 
 def ranked(
-    what: str, wanted: str, of: Statistic, groups: Sequence[Sequence[float]], holds: Callable[..., bool]
+    what: str,
+    wanted: str,
+    of: Statistic,
+    groups: Sequence[Sequence[float]],
+    holds: Callable[..., bool],
 ) -> Check:
     """An order of the statistics of groups of independent runs: `holds` gets one number for each group."""
     values = [of(group) for group in groups]

@@ -17,7 +17,9 @@ def available() -> bool:
     return True
 
 
-def figure(rows: int, columns: int, size: tuple[float, float], share: bool = False) -> tuple[Any, Any]:
+def figure(
+    rows: int, columns: int, size: tuple[float, float], share: bool = False
+) -> tuple[Any, Any]:
     """A figure of `size` inches and its axes ``[rows][columns]``; `share`: rows share their axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

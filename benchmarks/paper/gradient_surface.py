@@ -47,7 +47,9 @@ W2 = torch.arange(61, dtype=torch.float64) * 0.02 - 0.2
 def batches(seeds: int, variant: str, device: str) -> list[Batch]:
     """All surfaces: one batch."""
     runs = tuple({"inputs": inputs, "seed": seed} for seed in range(seeds) for inputs in INPUTS)
-    return [Batch("gradient-surface", "all", {"variant": variant, "device": device}, runs, 1.0, make)]
+    return [
+        Batch("gradient-surface", "all", {"variant": variant, "device": device}, runs, 1.0, make)
+    ]
 
 
 def plan(options: Namespace) -> list[Batch]:
@@ -74,7 +76,11 @@ def surface(panel: str, x: Tensor, variant: str) -> Tensor:
     gate = None
     if panel != PANELS[0]:
         gates = (0.5, 0.5) if panel == PANELS[1] else (1.0, 0.0)
-        gate = torch.tensor(gates, dtype=x.dtype, device=x.device).expand(len(weight_re), 2).contiguous()
+        gate = (
+            torch.tensor(gates, dtype=x.dtype, device=x.device)
+            .expand(len(weight_re), 2)
+            .contiguous()
+        )
     error = functional.npu(x, weight_re, weight_im, gate)[..., 0] - x[:, 0]  # [K, 32]
     loss = error.square().mean(1) if variant == "code" else error.abs().sum(1)
     grads = torch.autograd.grad(loss.sum(), [weight_re, weight_im])
@@ -160,7 +166,9 @@ def checks(rows: Rows) -> list[Check]:
 
     place = "over w2 > 0.75"
     return [
-        statistic(f"NaiveNPU: median gradient {place}", median, values(0, "median"), -math.inf, 0.12),
+        statistic(
+            f"NaiveNPU: median gradient {place}", median, values(0, "median"), -math.inf, 0.12
+        ),
         statistic(f"NPU, gates 0.5: the same {place}", median, values(1, "median"), 0.9, math.inf),
         at_most("NPU, gates 1 and 0: change over w2, largest", max(values(2, "w2_spread")), 1e-12),
     ]
@@ -176,8 +184,14 @@ def draw_surfaces(surfaces: dict[str, Tensor], path: Path) -> None:
             w1, w2 = W1.numpy(), W2.numpy()
             drawn = axis.contourf(w1, w2, panel.clamp(max=2.5).T.numpy(), levels, cmap="inferno_r")
             axis.plot(1, 0, "wo", markeredgecolor="black")
-            axis.set(title=f"{name}\n{title}", xlabel="weight of the first input", ylabel="weight of the second")
-        bar = drawing.colorbar(drawn, ax=line[-1], label="norm of the gradient", ticks=[0, 0.5, 1, 1.5, 2, 2.5])
+            axis.set(
+                title=f"{name}\n{title}",
+                xlabel="weight of the first input",
+                ylabel="weight of the second",
+            )
+        bar = drawing.colorbar(
+            drawn, ax=line[-1], label="norm of the gradient", ticks=[0, 0.5, 1, 1.5, 2, 2.5]
+        )
         bar.ax.set_yticklabels(["0", "0.5", "1", "1.5", "2", "≥ 2.5"])
     headline(
         drawing,

@@ -43,7 +43,15 @@ class _Product(torch.autograd.Function):
 class Dense(nn.Module):
     """A fully connected layer, through a logistic sigmoid except for the last one."""
 
-    def __init__(self, in_features: int, out_features: int, *, num_models: int, dtype: torch.dtype, last: bool) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_models: int,
+        dtype: torch.dtype,
+        last: bool,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_models, out_features, in_features, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(num_models, out_features, dtype=dtype))

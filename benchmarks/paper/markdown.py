@@ -16,7 +16,11 @@ def plus_minus(centre: float, spread: float) -> str:
 
 def between(value: float, interval: tuple[float, float] | None) -> str:
     """A number, and its interval where it has one."""
-    return number(value) if interval is None else f"{number(value)} ({number(interval[0])} to {number(interval[1])})"
+    return (
+        number(value)
+        if interval is None
+        else f"{number(value)} ({number(interval[0])} to {number(interval[1])})"
+    )
 
 
 def probable(value: float) -> str:

@@ -25,9 +25,13 @@ LAYERS: dict[str, dict[str, Builder]] = {
         "NPU": lambda i, o, k, d: NPU(i, o, num_models=k, dtype=d),
         "RealNPU": lambda i, o, k, d: RealNPU(i, o, num_models=k, dtype=d),
         "NaiveNPU": lambda i, o, k, d: NaiveNPU(i, o, num_models=k, dtype=d),
-        "NAU": lambda i, o, k, d, clip=variant == "paper": NAU(i, o, num_models=k, dtype=d, clip=clip),  # type: ignore[misc]
+        "NAU": lambda i, o, k, d, clip=variant == "paper": NAU(
+            i, o, num_models=k, dtype=d, clip=clip
+        ),  # type: ignore[misc]
         "NMU": lambda i, o, k, d: NMU(i, o, num_models=k, dtype=d),
-        "NALU": lambda i, o, k, d, bias=variant == "code": NALU(i, o, num_models=k, dtype=d, bias=bias),  # type: ignore[misc]
+        "NALU": lambda i, o, k, d, bias=variant == "code": NALU(
+            i, o, num_models=k, dtype=d, bias=bias
+        ),  # type: ignore[misc]
         "iNALU": lambda i, o, k, d: iNALU(i, o, num_models=k, dtype=d),
         "Dense": lambda i, o, k, d: Dense(i, o, num_models=k, dtype=d, last=False),
         "Linear": lambda i, o, k, d: Dense(i, o, num_models=k, dtype=d, last=True),
@@ -36,7 +40,9 @@ LAYERS: dict[str, dict[str, Builder]] = {
 }
 
 
-def build(stack: Sequence[tuple[str, int, int]], num_models: int, dtype: torch.dtype, variant: str) -> nn.Sequential:
+def build(
+    stack: Sequence[tuple[str, int, int]], num_models: int, dtype: torch.dtype, variant: str
+) -> nn.Sequential:
     """The layers (name, in_features, out_features) of K models, one after the other."""
     return nn.Sequential(*(LAYERS[variant][name](i, o, num_models, dtype) for name, i, o in stack))
 
@@ -77,4 +83,6 @@ def start_(
             if low == high:
                 parameter[k] = low
             else:
-                parameter[k] = torch.rand(parameter.shape[1:], generator=generator) * (high - low) + low
+                parameter[k] = (
+                    torch.rand(parameter.shape[1:], generator=generator) * (high - low) + low
+                )

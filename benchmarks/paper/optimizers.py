@@ -27,7 +27,9 @@ class Optimizer(Protocol):
 class RMSProp:
     """torch.optim.RMSprop(alpha=0.9, eps=1e-8): Flux's, with which the authors trained (torch's own alpha is 0.99)."""
 
-    def __init__(self, parameters: Tensor, rate: float | Tensor, alpha: float = 0.9, eps: float = 1e-8) -> None:
+    def __init__(
+        self, parameters: Tensor, rate: float | Tensor, alpha: float = 0.9, eps: float = 1e-8
+    ) -> None:
         self.rate, self.alpha, self.eps = rate, alpha, eps
         self.state = [torch.zeros_like(parameters)]
         self._scratch = torch.empty_like(parameters)
@@ -40,14 +42,20 @@ class RMSProp:
 
     def torchs(self, parameters: Sequence[Tensor]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
         rate: Any = self.rate
-        return torch.optim.RMSprop(parameters, rate, alpha=self.alpha, eps=self.eps), ("square_avg",)
+        return torch.optim.RMSprop(parameters, rate, alpha=self.alpha, eps=self.eps), (
+            "square_avg",
+        )
 
 
 class Adam:
     """torch.optim.Adam with its defaults, betas (0.9, 0.999) and eps 1e-8."""
 
     def __init__(
-        self, parameters: Tensor, rate: float | Tensor, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+        self,
+        parameters: Tensor,
+        rate: float | Tensor,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
     ) -> None:
         self.rate, self.betas, self.eps = rate, betas, eps
         self.state = [torch.zeros_like(parameters), torch.zeros_like(parameters)]
@@ -67,7 +75,9 @@ class Adam:
         return torch.optim.Adam(parameters, rate, self.betas, self.eps), ("exp_avg", "exp_avg_sq")
 
 
-def _subtract(parameters: Tensor, numerator: Tensor, denominator: Tensor, rate: float | Tensor, factor: float) -> None:
+def _subtract(
+    parameters: Tensor, numerator: Tensor, denominator: Tensor, rate: float | Tensor, factor: float
+) -> None:
     """parameters -= rate * factor * numerator / denominator; overwrites the numerator where rates differ."""
     if isinstance(rate, Tensor):
         parameters.addcdiv_(numerator.mul_(rate), denominator, value=-factor)

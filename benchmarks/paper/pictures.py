@@ -16,7 +16,11 @@ from benchmarks.paper.registry import TABLES
 def draw(table: Table, folder: Path, suffix: str = "png") -> Path | None:
     """Draw a table's picture; None where it has none, or the files are not there."""
     models = folder / table.models_file
-    if table.picture is None or not (folder / table.file).exists() or (table.keep and not models.exists()):
+    if (
+        table.picture is None
+        or not (folder / table.file).exists()
+        or (table.keep and not models.exists())
+    ):
         return None
     comments, rows = tables.read(folder / table.file)
     path = folder / table.picture_file(suffix)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks.paper import fitted, fsir, fsir_equation, gradient_surface, large, simple, single_module
+from benchmarks.paper import (
+    fitted,
+    fsir,
+    fsir_equation,
+    gradient_surface,
+    large,
+    simple,
+    single_module,
+)
 from benchmarks.paper.experiment import Experiment, Table
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -18,4 +26,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         fsir_equation.EXPERIMENT,
     )
 }
-TABLES: dict[str, Table] = {table.name: table for experiment in EXPERIMENTS.values() for table in experiment.tables}
+TABLES: dict[str, Table] = {
+    table.name: table for experiment in EXPERIMENTS.values() for table in experiment.tables
+}

@@ -26,7 +26,9 @@ def verdicts(checks: Sequence[Check]) -> str:
         "interval is as wanted, and does not where none of it is.\n\n"
     )
     held = [check for check in checks if check.holds]
-    lines = [[check.what, check.wanted, check.found, check.verdict] for check in [*failed, *open_, *held]]
+    lines = [
+        [check.what, check.wanted, check.found, check.verdict] for check in [*failed, *open_, *held]
+    ]
     return text + table(["number", "wanted", "found", "verdict"], lines)
 
 
@@ -49,7 +51,11 @@ def full(folder: Path) -> str:
         if not (folder / one.file).exists():
             continue
         comments, rows = contents(folder, one)
-        parts += [f"## {one.title}\n", "\n".join(f"- {comment}" for comment in comments) + "\n", one.section(*rows)]
+        parts += [
+            f"## {one.title}\n",
+            "\n".join(f"- {comment}" for comment in comments) + "\n",
+            one.section(*rows),
+        ]
         models = folder / one.models_file
         if one.models_section is not None:
             parts.append(one.models_section(models) if models.exists() else "")
@@ -59,7 +65,9 @@ def full(folder: Path) -> str:
         parts.append("### Verdict\n")
         judged = is_full(comments)
         parts.append(
-            verdicts(one.checks(*rows)) if judged else "None: the paper's numbers are for variant code and all steps.\n"
+            verdicts(one.checks(*rows))
+            if judged
+            else "None: the paper's numbers are for variant code and all steps.\n"
         )
     return "\n".join(parts)
 
@@ -88,8 +96,15 @@ def insert(folder: Path, target: Path) -> list[str]:
     if "<!-- paper-overview:begin -->" in text:
         blocks["paper-overview"] = overview(folder, with_causes=False).strip()
     for one in TABLES.values():
-        for name, make in ((f"paper-{one.name}", one.short), (f"paper-{one.name}-guide", one.guide)):
-            if make is not None and f"<!-- {name}:begin -->" in text and (folder / one.file).exists():
+        for name, make in (
+            (f"paper-{one.name}", one.short),
+            (f"paper-{one.name}-guide", one.guide),
+        ):
+            if (
+                make is not None
+                and f"<!-- {name}:begin -->" in text
+                and (folder / one.file).exists()
+            ):
                 blocks[name] = make(*contents(folder, one)[1]).strip()
     renew(target, blocks)
     return list(blocks)

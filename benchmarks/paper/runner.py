@@ -86,7 +86,9 @@ def load_file(path: Path, *keys: str) -> dict[str, Any]:
     try:
         return files.load(path, keys)
     except ValueError as error:
-        raise RuntimeError(f"{path} cannot be read: {error}; delete it to compute that batch again") from None
+        raise RuntimeError(
+            f"{path} cannot be read: {error}; delete it to compute that batch again"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ class Folder:
 # ---- one batch ---------------------------------------------------------------------------------------------------
 
 
-def complete(batch: Batch, folder: Folder, report: Callable[[float, bool], None], stopped: Callable[[], bool]) -> bool:
+def complete(
+    batch: Batch, folder: Folder, report: Callable[[float, bool], None], stopped: Callable[[], bool]
+) -> bool:
     """Run a batch from where it stands to its end; False if it was stopped, with what is done saved.
 
     `report` gets the share of the batch that has been done since its last call, and whether an earlier process did it.
@@ -135,7 +139,9 @@ def complete(batch: Batch, folder: Folder, report: Callable[[float, bool], None]
         try:
             files.save(checkpoint, state)
         except OSError as error:  # the work goes on without
-            print(f"\n{checkpoint} could not be written: {error.strerror or error}", file=sys.stderr)
+            print(
+                f"\n{checkpoint} could not be written: {error.strerror or error}", file=sys.stderr
+            )
 
     steps, last_save = 1, time.monotonic()
     while work.done < work.total:

@@ -47,7 +47,9 @@ class Session:
         own = {batch.name for batch in batches}
         self._part = next(part for part in self.parts if own <= {batch.name for batch in part})
         self._before = self._seconds(self._part)
-        self._others = [b for part in self.parts for b in part if b.name not in own and folder.is_done(b)]
+        self._others = [
+            b for part in self.parts for b in part if b.name not in own and folder.is_done(b)
+        ]
         self.results.update((batch.name, folder.result(batch)) for batch in self._others)
 
     def _clock(self, part: Sequence[Batch]) -> Path:
@@ -61,7 +63,11 @@ class Session:
         """Print the rows of a finished batch and add them to the table."""
         self.results[batch.name] = result
         for row in result["rows"]:
-            print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+            print(
+                "  ".join(
+                    f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()
+                )
+            )
         wall = self.wall()
         self._try(lambda: self._write(wall))
 
@@ -96,27 +102,42 @@ class Session:
         try:
             write()
         except OSError as error:
-            print(f"\n{error.filename or self.folder.path} could not be written: {error.strerror}", file=sys.stderr)
+            print(
+                f"\n{error.filename or self.folder.path} could not be written: {error.strerror}",
+                file=sys.stderr,
+            )
 
     def _write(self, wall: float) -> None:
         rows = [row for _, result in self.pairs() for row in result["rows"]]
         if self.table.key is not None:
             rows.sort(key=self.table.key)
-        tables.write(self.options.out / self.table.file, self._comments(wall), self.table.columns, rows)
+        tables.write(
+            self.options.out / self.table.file, self._comments(wall), self.table.columns, rows
+        )
 
     def _comments(self, wall: float) -> list[str]:
         """What, where, how long."""
         facts, options = environment(), self.options
         parts = [(part, wall if part is self._part else self._seconds(part)) for part in self.parts]
-        account = Account(options, self.folder, self.batches, parts, self.results, wall, self.processes)
+        account = Account(
+            options, self.folder, self.batches, parts, self.results, wall, self.processes
+        )
         missing, subset = account.missing, self.experiment.subset(options)
-        device = facts["cuda"] if torch.device(options.device).type == "cuda" else facts["cpu instruction set"]
+        device = (
+            facts["cuda"]
+            if torch.device(options.device).type == "cuda"
+            else facts["cpu instruction set"]
+        )
         return [
             self.table.name
             + (f", variant {options.variant}" if self.experiment.variants else "")
             + (f", {subset}" if subset else "")
             + (", quick: few steps" if options.quick else "")
-            + (f", incomplete: {missing} of {len(self.batches)} batches are missing" if missing else ""),
+            + (
+                f", incomplete: {missing} of {len(self.batches)} batches are missing"
+                if missing
+                else ""
+            ),
             f"{facts['processor']}, {facts['cores']} cores, {device}, {facts['system']}",
             f"npu_kernels {facts['npu_kernels']}, torch {facts['torch']}, Python {facts['python']}",
             *(self.experiment.times(account) if self.experiment.times else [account.line()]),

@@ -38,7 +38,9 @@ def standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def interval(statistic: Callable[[Sequence[float]], float], values: Sequence[float]) -> tuple[float, float] | None:
+def interval(
+    statistic: Callable[[Sequence[float]], float], values: Sequence[float]
+) -> tuple[float, float] | None:
     """The 95 % confidence interval of the statistic; None for fewer than six runs.
 
     The median's is exact, between two of the sorted values; the mean's comes from a bootstrap.
@@ -48,7 +50,10 @@ def interval(statistic: Callable[[Sequence[float]], float], values: Sequence[flo
     if statistic is mean:
         drawn = means_of_samples(values)
         return float(drawn[int(0.025 * DRAWS)]), float(drawn[int(0.975 * DRAWS)])
-    count, cut = len(values), 0  # so many values lie outside on either side: at most 2.5 % of binomial(count, 1/2)
+    count, cut = (
+        len(values),
+        0,
+    )  # so many values lie outside on either side: at most 2.5 % of binomial(count, 1/2)
     while sum(math.comb(count, i) for i in range(cut + 2)) <= 0.025 * 2**count:
         cut += 1
     ranked = sorted(values)
@@ -61,7 +66,9 @@ def means_of_samples(values: Sequence[float]) -> np.ndarray:
     return np.sort(drawn.mean(1))
 
 
-def bootstrap(statistic: Callable[[list[T]], float], runs: Sequence[T]) -> tuple[float, float] | None:
+def bootstrap(
+    statistic: Callable[[list[T]], float], runs: Sequence[T]
+) -> tuple[float, float] | None:
     """The 95 % interval of any statistic, by a bootstrap of whole runs; None for fewer than six runs.
 
     A run may be many values, which depend on one another: a sample has all of them or none.

@@ -17,7 +17,9 @@ def _cell(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def write(path: Path, comments: Iterable[str], columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+def write(
+    path: Path, comments: Iterable[str], columns: Sequence[str], rows: Iterable[dict[str, Any]]
+) -> None:
     """Replace a table as a whole."""
     text = io.StringIO()
     text.writelines(f"# {comment}\n" for comment in comments)

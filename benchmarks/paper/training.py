@@ -60,7 +60,9 @@ class Buffer:
 
     def load_per_model(self, values: Tensor) -> None:
         """The inverse of `per_model`."""
-        for row, part in zip(self.rows, values.split([row.shape[1] for row in self.rows], 1), strict=True):
+        for row, part in zip(
+            self.rows, values.split([row.shape[1] for row in self.rows], 1), strict=True
+        ):
             row.copy_(part)
 
 
@@ -75,7 +77,9 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
 
 def frobenius(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
     """``beta sum_k |theta_k|_F`` over a model's tensors: what the authors' `norm(ps, 1)` computes. Gradient 0 at 0."""
-    norms = torch.stack([torch.linalg.vector_norm(row, dim=1) for row in buffer.rows])  # [tensors, K]
+    norms = torch.stack(
+        [torch.linalg.vector_norm(row, dim=1) for row in buffer.rows]
+    )  # [tensors, K]
     scales = torch.where(norms > 0, beta / norms, 0.0)
     for grad, view, kept, scale in zip(grads, buffer.views, buffer.grads, scales, strict=True):
         torch.addcmul(grad, view, _along(scale, view), out=kept)
@@ -143,7 +147,9 @@ class Training:
         self.penalties, self.project = penalties or {}, project
         self._watch, self._watched = watch, watched
         self.snapshots: list[Tensor] = []
-        self.last_loss: Tensor | None = None  # [K], of the last step's rows, before the step; of single steps only
+        self.last_loss: Tensor | None = (
+            None  # [K], of the last step's rows, before the step; of single steps only
+        )
         self._torchs = self._fused_optimizer() if hasattr(data, "many") else None
 
     def _fused_optimizer(self) -> torch.optim.Optimizer | None:
@@ -153,7 +159,10 @@ class Training:
             return None
         states = [self.buffer.parts(flat) for flat in self.optimizer.state]
         for parameter, *parts in zip(self.buffer.parameters, *states, strict=True):
-            optimizer.state[parameter] = {"step": torch.tensor(0.0), **dict(zip(names, parts, strict=True))}
+            optimizer.state[parameter] = {
+                "step": torch.tensor(0.0),
+                **dict(zip(names, parts, strict=True)),
+            }
         return optimizer
 
     def advance(self, steps: int) -> None:
@@ -213,7 +222,9 @@ class Training:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`."""
         self.done, self.snapshots = state["done"], list(state.get("snapshots", []))
-        for tensor, kept in zip([self.buffer.flat, *self.optimizer.state], state["tensors"], strict=True):
+        for tensor, kept in zip(
+            [self.buffer.flat, *self.optimizer.state], state["tensors"], strict=True
+        ):
             tensor.copy_(kept)
 
     @torch.no_grad()

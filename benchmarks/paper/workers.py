@@ -85,7 +85,9 @@ class Whole:
         shown: false shows nothing.
     """
 
-    def __init__(self, label: str, batches: Sequence[Batch], folder: Folder, shown: bool = True) -> None:
+    def __init__(
+        self, label: str, batches: Sequence[Batch], folder: Folder, shown: bool = True
+    ) -> None:
         self.total = sum(batch.cost for batch in batches)
         self.done = self.kept = sum(batch.cost for batch in batches if folder.is_done(batch))
         self.progress = Progress(label, self.total, shown=shown)
@@ -104,7 +106,13 @@ class Watch:
     """Shows how it goes, announces what has been finished, and ticks."""
 
     def __init__(
-        self, name: str, batches: Sequence[Batch], folder: Folder, announce: Announce, tick: Tick, whole: Whole
+        self,
+        name: str,
+        batches: Sequence[Batch],
+        folder: Folder,
+        announce: Announce,
+        tick: Tick,
+        whole: Whole,
     ) -> None:
         self.name, self.folder, self.announce, self.tick = name, folder, announce, tick
         self.count, self.waiting = len(batches), list(batches)
@@ -134,11 +142,19 @@ def _units(batches: Sequence[Batch]) -> list[float]:
 
 
 def _serve(
-    batches: Sequence[Batch], folder: Folder, store: Any, interrupt: Interrupt, show: Callable[[], None] | None
+    batches: Sequence[Batch],
+    folder: Folder,
+    store: Any,
+    interrupt: Interrupt,
+    show: Callable[[], None] | None,
 ) -> None:
     """Take batches and complete them until there are none, or until somebody stops it."""
-    torch.set_num_threads(1)  # one thread per process: layers this small do not fill two, and sums keep their order
-    torch.set_flush_denormal(True)  # the penalty drives weights to 1e-40, where a processor is 3 to 5 times slower
+    torch.set_num_threads(
+        1
+    )  # one thread per process: layers this small do not fill two, and sums keep their order
+    torch.set_flush_denormal(
+        True
+    )  # the penalty drives weights to 1e-40, where a processor is 3 to 5 times slower
 
     def stopped() -> bool:
         if interrupt.seen:
@@ -181,13 +197,21 @@ def _worker(batches: Sequence[Batch], folder: Folder, port: int) -> None:
 
 
 def _watch(
-    batches: Sequence[Batch], folder: Folder, jobs: int, show: Callable[[Any], None], interrupt: Interrupt
+    batches: Sequence[Batch],
+    folder: Folder,
+    jobs: int,
+    show: Callable[[Any], None],
+    interrupt: Interrupt,
 ) -> Any:
     """Start workers and look after them; returns the store."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ traces from workers whose parent is gone
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # no C++ traces from workers whose parent is gone
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_worker, args=(batches, folder, store.port)) for _ in range(jobs)]
+    workers = [
+        context.Process(target=_worker, args=(batches, folder, store.port)) for _ in range(jobs)
+    ]
     for worker in workers:
         worker.start()
     told = False
@@ -209,7 +233,9 @@ def _watch(
     dead = [w.exitcode for w in workers if w.exitcode]
     if dead:
         how = ", ".join(f"signal {-code}" if code < 0 else f"code {code}" for code in dead)
-        raise RuntimeError(f"a worker died ({how}); what was done is kept, the same command continues")
+        raise RuntimeError(
+            f"a worker died ({how}); what was done is kept, the same command continues"
+        )
     return store
 
 
@@ -229,7 +255,9 @@ def shared_store(place: Place, path: Path) -> Any:
     store.set(f"sees {place.rank}", "yes" if same else "no")
     blind = [rank for rank in range(place.size) if store.get(f"sees {rank}") != b"yes"]
     if blind:
-        raise RuntimeError(f"{path} must be one folder that all processes see; ranks {blind} do not see that of rank 0")
+        raise RuntimeError(
+            f"{path} must be one folder that all processes see; ranks {blind} do not see that of rank 0"
+        )
     return store
 
 
@@ -265,7 +293,9 @@ def run(
             if folder.is_done(batch):
                 announce(batch, folder.result(batch))
         if len(waiting) < len(batches):
-            print(f"{name}: {len(batches) - len(waiting)} of {len(batches)} batches were done before")
+            print(
+                f"{name}: {len(batches) - len(waiting)} of {len(batches)} batches were done before"
+            )
     if not waiting and place.size == 1:
         return True
 

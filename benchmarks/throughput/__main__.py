@@ -42,9 +42,13 @@ def _threads(text: str) -> list[int]:
     try:
         found = [int(word) for word in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"thread counts are integers with commas between them, got {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"thread counts are integers with commas between them, got {text!r}"
+        ) from None
     if not all(1 <= n <= cores() for n in found):
-        raise argparse.ArgumentTypeError(f"thread counts go from 1 to {cores()}, the process's cores, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"thread counts go from 1 to {cores()}, the process's cores, got {text!r}"
+        )
     return found
 
 
@@ -83,18 +87,40 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="time the Triton kernels' configurations instead; faster ones go into FILE or the shipped table",
     )
-    parser.add_argument("--quick", action="store_true", help="few sizes, short, no torch.compile: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="few sizes, short, no torch.compile: does it run?"
+    )
     parser.add_argument("--threads", type=_threads, help="such as 1,2; default: 1 and all cores")
-    parser.add_argument("--sizes", type=_sizes, help="only NPU and RealNPU at BxIxO or BxIxOxK, with commas between")
-    parser.add_argument("--passes", type=_passes, default=list(PASSES), help=f"of {','.join(PASSES)}")
+    parser.add_argument(
+        "--sizes", type=_sizes, help="only NPU and RealNPU at BxIxO or BxIxOxK, with commas between"
+    )
+    parser.add_argument(
+        "--passes", type=_passes, default=list(PASSES), help=f"of {','.join(PASSES)}"
+    )
     parser.add_argument("--rivals", type=_rivals, help=f"of {','.join(rivals.RIVALS)}")
     parser.add_argument(
-        "--precision", choices=["highest", "high", "medium"], default="highest", help="of float32 products"
+        "--precision",
+        choices=["highest", "high", "medium"],
+        default="highest",
+        help="of float32 products",
     )
-    parser.add_argument("--seconds", type=float, help=f"per case, default {SECONDS:g}; with --tune per kernel and size")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help=f"per case, default {SECONDS:g}; with --tune per kernel and size",
+    )
     parser.add_argument("--jobs", type=int, metavar="N", help="with --tune: processes that compile")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory (a process for each row)")
-    parser.add_argument("--json", type=files.output, metavar="FILE", help="add the rows that it lacks, as JSON lines")
+    parser.add_argument(
+        "--no-memory",
+        action="store_true",
+        help="leave out the peak memory (a process for each row)",
+    )
+    parser.add_argument(
+        "--json",
+        type=files.output,
+        metavar="FILE",
+        help="add the rows that it lacks, as JSON lines",
+    )
     options = parser.parse_args(argv)
     if options.seconds is not None and not options.seconds > 0:
         parser.error(f"--seconds must be greater than 0, got {options.seconds:g}")
@@ -120,10 +146,14 @@ def _names(options: argparse.Namespace) -> list[str]:
 
 
 def _cases(options: argparse.Namespace, device: Device) -> list[Case]:
-    sizes = options.sizes or (QUICK_SIZES if options.quick else None if device.name == "cpu" else GPU_SIZES)
+    sizes = options.sizes or (
+        QUICK_SIZES if options.quick else None if device.name == "cpu" else GPU_SIZES
+    )
     cases = all_cases(sizes)
     if options.quick:
-        cases += training_cases() + (rollout_cases()[:1] + adaptive_cases()[:1] if device.name == "cpu" else [])
+        cases += training_cases() + (
+            rollout_cases()[:1] + adaptive_cases()[:1] if device.name == "cpu" else []
+        )
     elif device.name == "cuda" and not options.sizes:
         cases += training_cases() + product_cases()
     return [case for case in cases if case.kind in options.passes]
@@ -142,7 +172,9 @@ def _once() -> Callable[[str], None]:
     return tell
 
 
-def measure(options: argparse.Namespace, output: TextIO | None, before: Sequence[suite.Row] = ()) -> None:
+def measure(
+    options: argparse.Namespace, output: TextIO | None, before: Sequence[suite.Row] = ()
+) -> None:
     """Run the suite; rows go to the output as they come, so that an interrupted run keeps what it has.
 
     `before` are the rows that the output already has.
@@ -170,7 +202,9 @@ def measure(options: argparse.Namespace, output: TextIO | None, before: Sequence
         kept = [earlier.rows(case, names, count, device.name) for case in cases]
         rows += [row for found in kept for row in found]
         if any(kept):
-            print(f"\n{sum(map(bool, kept))} of {len(cases)} cases with {count} threads are in the file already")
+            print(
+                f"\n{sum(map(bool, kept))} of {len(cases)} cases with {count} threads are in the file already"
+            )
         waiting = [case for case, found in zip(cases, kept, strict=True) if not found]
         if waiting:
             rows += _measure_cases(waiting, names, count, device, same, output, tell)
@@ -202,7 +236,9 @@ def _measure_cases(
     torch.set_num_threads(threads)
     limits = environment.measure_limits(device)
     many = f"{threads} thread{'s' if threads > 1 else ''}"
-    print(f"\n{many}: a @ b {limits.product_rate / 1e9:.0f} GFLOP/s, copy {limits.copy_rate / 1e9:.1f} GB/s")
+    print(
+        f"\n{many}: a @ b {limits.product_rate / 1e9:.0f} GFLOP/s, copy {limits.copy_rate / 1e9:.1f} GB/s"
+    )
     peaks = _peaks(threads, device, tell)
     rows: list[suite.Row] = []
     with Progress(many, len(cases)) as progress:
@@ -242,13 +278,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = None if options.tune == "shipped" else Path(options.tune)
         sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
         jobs = options.jobs or max(1, cores() - 2)
-        return tune.main(sizes, options.precision, options.seconds or tune.SECONDS, path, options.json, jobs)
+        return tune.main(
+            sizes, options.precision, options.seconds or tune.SECONDS, path, options.json, jobs
+        )
     try:
         before = resume.earlier(options.json) if options.json else []
         with options.json.open("a") if options.json else nullcontext() as output:
             measure(options, output, before)
     except KeyboardInterrupt:
-        print("\ninterrupted; the rows so far are kept, the same command goes on from there", file=sys.stderr)
+        print(
+            "\ninterrupted; the rows so far are kept, the same command goes on from there",
+            file=sys.stderr,
+        )
         return 130
     except report.ReportError as error:
         print(f"--json: {error}; name another file", file=sys.stderr)

@@ -62,7 +62,8 @@ def scipy(case: Case, operands: Operands) -> Pass:
     models = [
         [tensor.numpy() for tensor in one]
         for one in zip(
-            *(x if case.size.models > 1 else x[None] for x in (operands.x, *operands.parameters)), strict=True
+            *(x if case.size.models > 1 else x[None] for x in (operands.x, *operands.parameters)),
+            strict=True,
         )
     ]
 
@@ -71,7 +72,10 @@ def scipy(case: Case, operands: Operands) -> Pass:
 
         def f(_: float, u: Any) -> Any:
             log, turn = np.log(g * (np.abs(u) + EPS) + 1 - g), np.pi * g * (u < 0)
-            return a @ (np.exp(weight_re @ log - weight_im @ turn) * np.cos(weight_im @ log + weight_re @ turn))
+            return a @ (
+                np.exp(weight_re @ log - weight_im @ turn)
+                * np.cos(weight_im @ log + weight_re @ turn)
+            )
 
         return solve_ivp(f, (t[0], t[-1]), u0, method="RK45", t_eval=t, rtol=RTOL, atol=ATOL).y.T
 
@@ -94,7 +98,10 @@ def diffrax(case: Case, operands: Operands) -> Pass:
 
         def f(_: Any, u: Any, __: Any) -> Any:
             log, turn = jnp.log(g * (jnp.abs(u) + EPS) + 1 - g), jnp.pi * g * (u < 0)
-            return a @ (jnp.exp(weight_re @ log - weight_im @ turn) * jnp.cos(weight_im @ log + weight_re @ turn))
+            return a @ (
+                jnp.exp(weight_re @ log - weight_im @ turn)
+                * jnp.cos(weight_im @ log + weight_re @ turn)
+            )
 
         return dfx.diffeqsolve(
             dfx.ODETerm(f),
@@ -109,7 +116,9 @@ def diffrax(case: Case, operands: Operands) -> Pass:
 
     inputs = [jnp.asarray(tensor.numpy()) for tensor in (operands.x, *operands.parameters)]
     grad, t = jnp.asarray(operands.grad_y.numpy()), jnp.asarray(times(case).numpy())
-    all_models: Any = solve if case.size.models == 1 else jax.vmap(solve, in_axes=(0, 0, 0, 0, 0, None))
+    all_models: Any = (
+        solve if case.size.models == 1 else jax.vmap(solve, in_axes=(0, 0, 0, 0, 0, None))
+    )
 
     @jax.jit
     def step(grad: Any, t: Any, *inputs: Any) -> Any:

@@ -23,9 +23,18 @@ from torch import Tensor
 from npu_kernels import layers
 from npu_kernels._operators import ops
 
-FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE = "forward", "step", "train", "run", "rollout", "adaptive"
+FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE = (
+    "forward",
+    "step",
+    "train",
+    "run",
+    "rollout",
+    "adaptive",
+)
 PASSES = (FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE)
-EPS = torch.finfo(torch.float32).eps  # the layers' default; the same in float64, so that an error is one of arithmetic
+EPS = torch.finfo(
+    torch.float32
+).eps  # the layers' default; the same in float64, so that an error is one of arithmetic
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,9 @@ class Size:
     models: int = 1
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.inputs}x{self.outputs}" + (f"x{self.models}" if self.models > 1 else "")
+        return f"{self.rows}x{self.inputs}x{self.outputs}" + (
+            f"x{self.models}" if self.models > 1 else ""
+        )
 
     @staticmethod
     def parse(text: str) -> Size:
@@ -59,7 +70,9 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.layer} {self.kind} {self.size}" + (
-            " positive" if self.signs == "positive" and self.kind not in (TRAIN, RUN, ROLLOUT, ADAPTIVE) else ""
+            " positive"
+            if self.signs == "positive" and self.kind not in (TRAIN, RUN, ROLLOUT, ADAPTIVE)
+            else ""
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,10 +97,14 @@ GPU_SIZES = (
     Size(16384, 1024, 1024),
 )
 QUICK_SIZES = (Size(100, 6, 2), Size(100, 100, 100), Size(100, 6, 2, 20))
-PRODUCTS = tuple(name for name, layer in ops.LAYERS.items() if layer.eager_products)  # builds [B, O, I]
+PRODUCTS = tuple(
+    name for name, layer in ops.LAYERS.items() if layer.eager_products
+)  # builds [B, O, I]
 PRODUCTS_SIZE = Size(128, 100, 100)
 UNITS: dict[str, Any] = {
-    name.lower(): unit for name, unit in vars(layers).items() if isinstance(unit, type) and unit is not layers.Unit
+    name.lower(): unit
+    for name, unit in vars(layers).items()
+    if isinstance(unit, type) and unit is not layers.Unit
 }
 TRAINING_ROWS = 100
 RUN_STEPS = 100
@@ -102,7 +119,12 @@ ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, ROLLOUT_DT = 200, 3, 9, 0.05
 def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
     """The whole suite, or NPU and RealNPU at these sizes: random signs, then inputs without a negative one."""
     chosen = SIZES if sizes is None else sizes
-    found = [Case(layer, kind, size) for size in chosen for layer in ("npu", "realnpu") for kind in (FORWARD, STEP)]
+    found = [
+        Case(layer, kind, size)
+        for size in chosen
+        for layer in ("npu", "realnpu")
+        for kind in (FORWARD, STEP)
+    ]
     found += [Case("npu", kind, size, "positive") for size in chosen for kind in (FORWARD, STEP)]
     if sizes is None:
         found += training_cases()
@@ -118,7 +140,11 @@ def product_cases() -> list[Case]:
     Those that divide get inputs without signs: else products of 200 factors are subnormal, and these are slow.
     """
     signs = {layer: "positive" if ops.LAYERS[layer].least_input else "random" for layer in PRODUCTS}
-    return [Case(layer, kind, PRODUCTS_SIZE, signs[layer]) for layer in PRODUCTS for kind in (FORWARD, STEP)]
+    return [
+        Case(layer, kind, PRODUCTS_SIZE, signs[layer])
+        for layer in PRODUCTS
+        for kind in (FORWARD, STEP)
+    ]
 
 
 def training_cases() -> list[Case]:
@@ -129,13 +155,17 @@ def training_cases() -> list[Case]:
 
 def rollout_cases() -> list[Case]:
     """The paper's neural ODE: one model, as many as a grid's cell has runs, and as many as a whole grid."""
-    sizes = [Size(ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS]
+    sizes = [
+        Size(ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS
+    ]
     return [Case("npu-nau", ROLLOUT, size, "positive") for size in sizes]
 
 
 def adaptive_cases() -> list[Case]:
     """A cycle of three species, one model and as many as for the fixed steps."""
-    sizes = [Size(ADAPTIVE_TIMES, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS]
+    sizes = [
+        Size(ADAPTIVE_TIMES, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS
+    ]
     return [Case("npu-nau", ADAPTIVE, size, "positive") for size in sizes]
 
 
@@ -149,7 +179,9 @@ class Operands:
 
     def to(self, where: torch.dtype | str) -> Operands:
         """In another dtype, or on another device."""
-        return Operands(self.x.to(where), tuple(p.to(where) for p in self.parameters), self.grad_y.to(where))
+        return Operands(
+            self.x.to(where), tuple(p.to(where) for p in self.parameters), self.grad_y.to(where)
+        )
 
 
 def _glorot(*shape: int, generator: torch.Generator) -> Tensor:
@@ -171,7 +203,11 @@ def draw(case: Case, seed: int = 0) -> Operands:
         x = torch.empty(*lead, size.rows, size.inputs).uniform_(0.1, 2, generator=generator)
         a, b = x.unbind(-1)
         first = (*lead, HIDDEN, size.inputs)
-        parameters: tuple[Tensor, ...] = (glorot(*first), torch.zeros(first), torch.full((*lead, size.inputs), 0.5))
+        parameters: tuple[Tensor, ...] = (
+            glorot(*first),
+            torch.zeros(first),
+            torch.full((*lead, size.inputs), 0.5),
+        )
         parameters += (glorot(*lead, size.outputs, HIDDEN),)
         return Operands(x, parameters, torch.stack([a + b, a * b, a / b, a.sqrt()], -1))
     if case.kind == ROLLOUT:  # rows are steps
@@ -190,9 +226,14 @@ def draw(case: Case, seed: int = 0) -> Operands:
         parameters = (glorot(), glorot(), gate) if case.layer == "npu" else (glorot(), gate)
     else:
         intervals = UNITS[case.layer].intervals
-        shapes = {n: (*matrix[:-1], size.inputs * (1 + (s == "OJ"))) for n, s in ops.WEIGHTS[case.layer].items()}
+        shapes = {
+            n: (*matrix[:-1], size.inputs * (1 + (s == "OJ")))
+            for n, s in ops.WEIGHTS[case.layer].items()
+        }
         parameters = tuple(
-            torch.rand(shape, generator=generator) if intervals.get(name) == (0, 1) else glorot(*shape)
+            torch.rand(shape, generator=generator)
+            if intervals.get(name) == (0, 1)
+            else glorot(*shape)
             for name, shape in shapes.items()
         )
     return Operands(x, parameters, torch.randn(*lead, size.rows, size.outputs, generator=generator))
@@ -225,8 +266,15 @@ def cost(case: Case) -> tuple[float, float] | None:
         return None
     size = case.size
     matrices = 2 if case.layer == "npu" else 1
-    x, y, w = size.rows * size.inputs, size.rows * size.outputs, size.outputs * size.inputs * matrices
+    x, y, w = (
+        size.rows * size.inputs,
+        size.rows * size.outputs,
+        size.outputs * size.inputs * matrices,
+    )
     products, floats = matrices, x + w + y
     if case.kind == STEP:
         products, floats = 3 * matrices, floats + y + (x + w + 3 * y) + (x + w)
-    return 2.0 * products * size.rows * size.inputs * size.outputs * size.models, 4.0 * floats * size.models
+    return (
+        2.0 * products * size.rows * size.inputs * size.outputs * size.models,
+        4.0 * floats * size.models,
+    )

@@ -73,7 +73,9 @@ class Cuda(Device):
         """One call in a CUDA graph: what replays it, and what the call returned, which every replay computes anew."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # that of the capture: nothing of the passes before depends on another
+        with torch.cuda.stream(
+            stream
+        ):  # that of the capture: nothing of the passes before depends on another
             for _ in range(calls_before):  # they compile, and allocate what is kept
                 run()
         torch.cuda.current_stream().wait_stream(stream)
@@ -84,13 +86,17 @@ class Cuda(Device):
     def profile(self, run: Callable[[], object]) -> dict[str, Any]:
         """Of one call: microseconds between two events around it; by torch's profiler, where that works,
         microseconds in which the device was at work, and the number of its kernels and copies."""
-        found: dict[str, Any] = {"event_us": 1e6 * statistics.median(self.seconds(run) for _ in range(EVENT_CALLS))}
+        found: dict[str, Any] = {
+            "event_us": 1e6 * statistics.median(self.seconds(run) for _ in range(EVENT_CALLS))
+        }
         try:
             return found | self._counted(run)
         except RuntimeError as error:  # without the driver's permission to count
             return found | {"profiler": str(error).splitlines()[0]}
 
-    def seconds(self, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    def seconds(
+        self, run: Callable[[], object], before: Callable[[], object] = lambda: None
+    ) -> float:
         """Of one call between two events; `before` is started ahead of the first."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.synchronize()
@@ -103,7 +109,11 @@ class Cuda(Device):
 
     def flush(self) -> Callable[[], object]:
         """What overwrites the second-level cache."""
-        size = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", CACHE_BYTES)
+        size = getattr(
+            torch.cuda.get_device_properties(torch.cuda.current_device()),
+            "L2_cache_size",
+            CACHE_BYTES,
+        )
         return torch.empty(2 * size, dtype=torch.uint8, device="cuda").zero_
 
     def _counted(self, run: Callable[[], object]) -> dict[str, float]:

@@ -36,7 +36,11 @@ def processor() -> str:
 def processor_model() -> str | None:
     """Its family, model and stepping, which tell apart what virtual machines give one name; None where unknown."""
     try:
-        pairs = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+        pairs = [
+            line.split(":", 1)
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if ":" in line
+        ]
     except OSError:
         return None
     known = {key.strip(): value.strip() for key, value in reversed(pairs)}
@@ -60,11 +64,15 @@ def commit() -> str:
     folder = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        return git("rev-parse", "--short=12", "HEAD") + (
+            "+" if git("status", "--porcelain", "-uno") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -43,7 +43,11 @@ def _measure(text: str) -> int:
     case = Case.from_dict(order["case"])
     compiled = order["rival"] in rivals.COMPILED
     # A compiled pass is compiled for its size.
-    warm = case if compiled else replace(case, size=replace(case.size, rows=8, inputs=8, outputs=8, models=1))
+    warm = (
+        case
+        if compiled
+        else replace(case, size=replace(case.size, rows=8, inputs=8, outputs=8, models=1))
+    )
     rivals.build(order["rival"], warm, draw(warm)).run()
     workload = rivals.build(order["rival"], case, draw(case))
     if compiled:
@@ -59,11 +63,17 @@ def peak(rival: str, case: dict[str, object], threads: int) -> tuple[int | None,
     if not os.access(_CLEAR, os.W_OK):
         return None, f"{_CLEAR} cannot be written on this system"
     order = json.dumps({"rival": rival, "case": case, "threads": threads})
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    environment = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+    }
     command = [sys.executable, "-m", "benchmarks.throughput.memory", order]
     root = Path(__file__).resolve().parents[2]
     try:
-        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=TIMEOUT)
+        done = subprocess.run(
+            command, env=environment, cwd=root, capture_output=True, text=True, timeout=TIMEOUT
+        )
     except subprocess.TimeoutExpired:
         return None, f"the process took more than {TIMEOUT:.0f} s"
     if done.returncode != 0:

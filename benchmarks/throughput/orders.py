@@ -105,5 +105,13 @@ def order(task: Task, device: str, values: bool = True) -> Order:
     if kernel == "nalu_forward":
         return Order(task, lambda: nalu.inalu_forward(*saving))
     saved = kept(nalu.inalu_forward, *saving, integers=1)[1:]
-    reverse: tuple[Any, ...] = (grad_y, x, *weights, *saved, EPS, OMEGA, 1 if kernel == "nalu_backward_x" else 62)
+    reverse: tuple[Any, ...] = (
+        grad_y,
+        x,
+        *weights,
+        *saved,
+        EPS,
+        OMEGA,
+        1 if kernel == "nalu_backward_x" else 62,
+    )
     return Order(task, lambda: nalu.inalu_backward(*reverse))

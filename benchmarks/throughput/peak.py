@@ -25,7 +25,10 @@ from npu_kernels._backends import cpu
 
 SOURCE = Path(__file__).with_name("peak.cpp")
 VECTORS, TILES = "multiply-adds", "tiles"
-ROUNDS = {VECTORS: 100_000, TILES: 20_000}  # half a millisecond on a processor of 2.5 GHz with two units
+ROUNDS = {
+    VECTORS: 100_000,
+    TILES: 20_000,
+}  # half a millisecond on a processor of 2.5 GHz with two units
 _AVX512 = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma"]
 FLAGS = {  # as in CMakeLists.txt
     "baseline": [],
@@ -50,8 +53,23 @@ def _library(isa: str) -> ctypes.CDLL:
     """Raises OSError or CalledProcessError where it cannot be compiled."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "peak.so")
-        command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
-        command += [*FLAGS[isa], f"-DNPU_ISA={isa}", f"-I{SOURCE.parents[2] / 'csrc'}", str(SOURCE), "-o", str(target)]
+        command = [
+            os.environ.get("CXX", "c++"),
+            "-std=c++17",
+            "-O3",
+            "-ffp-contract=off",
+            "-shared",
+            "-fPIC",
+            "-w",
+        ]
+        command += [
+            *FLAGS[isa],
+            f"-DNPU_ISA={isa}",
+            f"-I{SOURCE.parents[2] / 'csrc'}",
+            str(SOURCE),
+            "-o",
+            str(target),
+        ]
         subprocess.run(command, check=True, capture_output=True, text=True)
         return ctypes.CDLL(str(target))
 
@@ -64,7 +82,9 @@ def peaks(threads: int) -> dict[str, Peak]:
     """
     isa = cpu.isa()
     library = _library(isa)
-    peaks = {VECTORS: _peak(library.vector_multiply_adds, library.vector_tasks, ROUNDS[VECTORS], threads)}
+    peaks = {
+        VECTORS: _peak(library.vector_multiply_adds, library.vector_tasks, ROUNDS[VECTORS], threads)
+    }
     if isa == "amx":
         peaks[TILES] = _peak(library.tile_multiply_adds, library.tile_tasks, ROUNDS[TILES], threads)
     return peaks
@@ -86,5 +106,11 @@ def _in_threads() -> Any:
     """torch's parallel_for(begin, end, the least count for a thread, function, its argument); not 0 where it failed."""
     name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
     function = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name)).torch_parallel_for
-    function.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    function.argtypes = [
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
     return function

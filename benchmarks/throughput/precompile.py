@@ -46,7 +46,9 @@ def compile_only(target: Target) -> None:
 
     run = JITFunction.run
 
-    def compile_launch(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+    def compile_launch(
+        self: Any, *arguments: Any, grid: Any, warmup: bool = False, **options: Any
+    ) -> Any:
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
         return kernel.result() if callable(getattr(kernel, "result", None)) else kernel
 
@@ -98,7 +100,9 @@ class Pool:
             futures = [self._executor.submit(_compile, task, config) for config in configs]
             wait(futures, timeout=seconds)
             return [self._problem(future) for future in futures]
-        except BrokenProcessPool:  # a compiler took its process along; who was at work with it is not known
+        except (
+            BrokenProcessPool
+        ):  # a compiler took its process along; who was at work with it is not known
             self.close()
             self._start()
             return ["a worker died"] * len(configs)

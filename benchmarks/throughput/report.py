@@ -22,13 +22,25 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.blocks import MarksError, record_table, renew
-from benchmarks.throughput.cases import ADAPTIVE, FORWARD, ROLLOUT, RUN, STEP, TRAIN, UNITS, Case, Size
+from benchmarks.throughput.cases import (
+    ADAPTIVE,
+    FORWARD,
+    ROLLOUT,
+    RUN,
+    STEP,
+    TRAIN,
+    UNITS,
+    Case,
+    Size,
+)
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
 
 Row = dict[str, Any]
 Group = dict[str, Row]  # rival -> row
-Machine = tuple[str, ...]  # processor, instruction set, torch, npu_kernels, commit, matmul precision
+Machine = tuple[
+    str, ...
+]  # processor, instruction set, torch, npu_kernels, commit, matmul precision
 Groups = dict[tuple[Case, int], Group]  # case, threads
 
 MARK, SUMMARY_MARK = "throughput", "throughput-summary"
@@ -37,7 +49,19 @@ READING = (
     "A rival's column is its time divided by ours: **below 1 we lose**. The performance page says "
     "[how a row is measured](../performance.md#how-a-row-is-measured), and what the columns are."
 )
-NEEDED = ("layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads", "rival", "median_us", "ratio")
+NEEDED = (
+    "layer",
+    "kind",
+    "rows",
+    "inputs",
+    "outputs",
+    "models",
+    "signs",
+    "threads",
+    "rival",
+    "median_us",
+    "ratio",
+)
 COLUMNS = {
     "eager": "eager",
     "layers": "our layers, torch's loss and Adam",
@@ -72,7 +96,13 @@ PROCESSORS = {
     ("Intel(R) Xeon(R) Processor", None): "Intel Sapphire Rapids",
     ("Intel(R) Xeon(R) Processor", "6/167/1"): "Intel Granite Rapids",
 }
-INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")  # a processor's best is shown
+INSTRUCTION_SETS = (
+    "baseline",
+    "avx2",
+    "avx512",
+    "avx512_bf16",
+    "amx",
+)  # a processor's best is shown
 # The rows of the short table, in its order; further ones where we lose.
 SHORT = (
     Case("npu-nau", TRAIN, Size(100, 2, 4, 1), "positive"),
@@ -95,7 +125,10 @@ PASS_NAMES = {
     ROLLOUT: "rollout",
     ADAPTIVE: "adaptive rollout",
 }
-LAYERS = {**{name: unit.__name__ for name, unit in UNITS.items()}, "npu-nau": "NPU(2, 6) -> NAU(6, 4)"}
+LAYERS = {
+    **{name: unit.__name__ for name, unit in UNITS.items()},
+    "npu-nau": "NPU(2, 6) -> NAU(6, 4)",
+}
 
 
 class ReportError(Exception):
@@ -117,9 +150,13 @@ def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ReportError(f"{path}, line {number} is no JSON: {error}") from None
-            missing = [key for key in NEEDED if key not in row] if isinstance(row, dict) else list(NEEDED)
+            missing = (
+                [key for key in NEEDED if key not in row] if isinstance(row, dict) else list(NEEDED)
+            )
             if missing:
-                raise ReportError(f"{path}, line {number} is no row of the suite: without {', '.join(missing)}")
+                raise ReportError(
+                    f"{path}, line {number} is no row of the suite: without {', '.join(missing)}"
+                )
             rows.append(row)
     if not rows:
         raise ReportError("there are no rows")
@@ -133,8 +170,13 @@ def _machine(row: Row) -> Machine:
         isa = f"compute capability {where['compute_capability']}"
         where = where | {"processor": where["gpu"], "instruction_set": isa}
     processor = where.get("processor", "unknown")
-    where = where | {"processor": PROCESSORS.get((processor, where.get("processor_model")), processor)}
-    return (*(str(where.get(key, "unknown")) for key in keys), str(row.get("matmul_precision", "highest")))
+    where = where | {
+        "processor": PROCESSORS.get((processor, where.get("processor_model")), processor)
+    }
+    return (
+        *(str(where.get(key, "unknown")) for key in keys),
+        str(row.get("matmul_precision", "highest")),
+    )
 
 
 def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
@@ -142,13 +184,17 @@ def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
     machines: dict[Machine, Groups] = {}
     for row in rows:
         case = Case.from_dict(row)
-        machines.setdefault(_machine(row), {}).setdefault((case, row["threads"]), {})[row["rival"]] = row
+        machines.setdefault(_machine(row), {}).setdefault((case, row["threads"]), {})[
+            row["rival"]
+        ] = row
     return machines
 
 
 def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]:
     """One processor's newest full-precision rows with its best instruction set; ReportError names the processors."""
-    machines = {machine: groups for machine, groups in grouped(rows).items() if machine[-1] == "highest"}
+    machines = {
+        machine: groups for machine, groups in grouped(rows).items() if machine[-1] == "highest"
+    }
     named = [pair for pair in machines.items() if processor in (None, pair[0][0])]
     if len({machine[0] for machine, _ in named}) != 1:
         names = ", ".join(dict.fromkeys(machine[0] for machine in machines))
@@ -156,8 +202,14 @@ def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]
 
     def rank(pair: tuple[Machine, Groups]) -> tuple[int, str]:
         isa = pair[0][1]
-        newest = max(str(row.get("environment", {}).get("date", "")) for g in pair[1].values() for row in g.values())
-        return INSTRUCTION_SETS.index(isa) if isa in INSTRUCTION_SETS else len(INSTRUCTION_SETS), newest
+        newest = max(
+            str(row.get("environment", {}).get("date", ""))
+            for g in pair[1].values()
+            for row in g.values()
+        )
+        return INSTRUCTION_SETS.index(isa) if isa in INSTRUCTION_SETS else len(
+            INSTRUCTION_SETS
+        ), newest
 
     return max(named, key=rank)
 
@@ -243,7 +295,9 @@ def _table(groups: Groups) -> str:
 
 def _where(machine: Machine) -> str:
     processor, isa, torch_version, version, commit, precision = machine
-    where = f"{processor}, kernels for {isa}, torch {torch_version}, npu_kernels {version} at {commit}"
+    where = (
+        f"{processor}, kernels for {isa}, torch {torch_version}, npu_kernels {version} at {commit}"
+    )
     return where + ("" if precision == "highest" else f', float32 matmul precision "{precision}"')
 
 
@@ -276,7 +330,9 @@ def summary(rows: Sequence[Row]) -> str:
     return _compared_processors(rows, ("eager", "compile", "jax"), SUMMARY).strip()
 
 
-def _compared_processors(rows: Sequence[Row], rivals: Sequence[str], only: Collection[Case] | None = None) -> str:
+def _compared_processors(
+    rows: Sequence[Row], rivals: Sequence[str], only: Collection[Case] | None = None
+) -> str:
     """A table of the cases that several processors have, all of them or those of `only`."""
     names = {machine[0]: None for machine in grouped(rows) if machine[-1] == "highest"}
     best = {name: chosen(rows, name) for name in names}
@@ -286,7 +342,9 @@ def _compared_processors(rows: Sequence[Row], rivals: Sequence[str], only: Colle
             if threads == 1 and (only is None or case in only):
                 measured.setdefault(case, {})[name] = group
     ratios = {
-        case: {(rival, name): _ratio(of.get(name, {}).get(rival)) for rival in rivals for name in best}
+        case: {
+            (rival, name): _ratio(of.get(name, {}).get(rival)) for rival in rivals for name in best
+        }
         for case, of in measured.items()
         if len(of) > 1
     }
@@ -360,7 +418,9 @@ def _bars(groups: Groups, kind: str, threads: int) -> tuple[Bars, int]:
     rivals = [rival for rival in BARS if any(rival in group for group in measured.values())]
     lines = [[measured[size].get(rival) for rival in rivals] for size in sizes]
     doubts = sum(row is not None and doubtful(row) for line in lines for row in line)
-    ratios = [[row["ratio"] if row and not doubtful(row) else math.nan for row in line] for line in lines]
+    ratios = [
+        [row["ratio"] if row and not doubtful(row) else math.nan for row in line] for line in lines
+    ]
     names = [f"{size.inputs} → {size.outputs}\n{size.rows:,} rows" for size in sizes]
     return (ratios, names, rivals), doubts
 
@@ -389,10 +449,14 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
         colors = [BARS[rival] for rival in bars[2]]
         frame.plot.bar(ax=axis, width=0.84, color=colors, rot=0, fontsize=8, legend=False)
         for container in axis.containers:
-            labels = [f"{ratio:.1f}" if ratio else "" for ratio in container.datavalues]  # 0: left out
+            labels = [
+                f"{ratio:.1f}" if ratio else "" for ratio in container.datavalues
+            ]  # 0: left out
             axis.bar_label(container, labels, padding=1, fontsize=6.5)
         axis.axhline(1, color="tab:blue", linewidth=2.2, label="npu_kernels = 1")
-        title = f"{PASS_NAMES[kind].capitalize()}: where a bar is above the line, npu_kernels is faster"
+        title = (
+            f"{PASS_NAMES[kind].capitalize()}: where a bar is above the line, npu_kernels is faster"
+        )
         axis.set(title=title, ylabel="time / npu_kernels' time")
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("inputs → outputs of the layer, and rows of the batch")
@@ -407,12 +471,20 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what the options ask for, or print all tables; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput.report")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
-    parser.add_argument("--tables", type=Path, metavar="FOLDER", help="put pages with all tables there")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite"
+    )
+    parser.add_argument(
+        "--tables", type=Path, metavar="FOLDER", help="put pages with all tables there"
+    )
     parser.add_argument("--page", type=Path, metavar="FILE", help="put the summary there")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="put a short table there")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
-    parser.add_argument("--processor", metavar="NAME", help="whose rows the short table and the picture show")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours"
+    )
+    parser.add_argument(
+        "--processor", metavar="NAME", help="whose rows the short table and the picture show"
+    )
     options = parser.parse_args(argv)
     try:
         rows = read(options.files)

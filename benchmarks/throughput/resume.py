@@ -17,7 +17,10 @@ from benchmarks.throughput.report import ReportError, read
 from npu_kernels._jobs import files
 
 Row = dict[str, Any]
-PASSING = ("date", "load_average")  # of an environment: what differs between runs that may be put together
+PASSING = (
+    "date",
+    "load_average",
+)  # of an environment: what differs between runs that may be put together
 BEGINNING = '{"layer": '  # of every row
 
 
@@ -72,7 +75,9 @@ class Earlier:
         """The rows of a case, if they are all there and none is doubtful; else none."""
         found = self._rows.get((case, threads), {})
         wanted = list(dict.fromkeys((rivals.OURS, *names)))
-        wanted = [name for name in wanted if rivals.not_applicable(name, case, threads, device) is None]
+        wanted = [
+            name for name in wanted if rivals.not_applicable(name, case, threads, device) is None
+        ]
         if any(name not in found or timing.doubtful(found[name]) for name in wanted):
             return []
         return [found[name] for name in wanted]
@@ -80,4 +85,7 @@ class Earlier:
 
 def _settled(fields: Row) -> Row:
     where = fields.get("environment") or {}
-    return {**fields, "environment": {key: value for key, value in where.items() if key not in PASSING}}
+    return {
+        **fields,
+        "environment": {key: value for key, value in where.items() if key not in PASSING},
+    }

@@ -47,14 +47,30 @@ from benchmarks.throughput.cases import (
 from benchmarks.throughput.environment import cores
 from npu_kernels import optim, reference, training
 
-OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE = "ours", "eager", "layers", "loop", "compile", "compile-autotune"
+OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE = (
+    "ours",
+    "eager",
+    "layers",
+    "loop",
+    "compile",
+    "compile-autotune",
+)
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
 TORCHDIFFEQ, SCIPY, DIFFRAX = SOLVERS = "torchdiffeq", "scipy", "diffrax"
-COMPILE_GRAPH, GRAPH, EAGER_GRAPH, LINEAR_GRAPH = "compile-graph", "graph", "eager-graph", "linear-graph"
+COMPILE_GRAPH, GRAPH, EAGER_GRAPH, LINEAR_GRAPH = (
+    "compile-graph",
+    "graph",
+    "eager-graph",
+    "linear-graph",
+)
 GRAPHS = {GRAPH: OURS, EAGER_GRAPH: EAGER, LINEAR_GRAPH: LINEAR}  # captured passes of whom
 COMPILED = {COMPILE: "default", COMPILE_GRAPH: "reduce-overhead", AUTOTUNE: "max-autotune"}  # mode
 RIVALS = (OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, JAX, *SOLVERS, LINEAR, *GRAPHS)
-OTHER_FUNCTION = (ONE_MODEL, LINEAR, LINEAR_GRAPH)  # yardsticks: they compute something else, so no error is stated
+OTHER_FUNCTION = (
+    ONE_MODEL,
+    LINEAR,
+    LINEAR_GRAPH,
+)  # yardsticks: they compute something else, so no error is stated
 Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the pass returned
 
 
@@ -78,7 +94,9 @@ def _real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
     return reference.npu(x, weight, None, gate, eps=EPS)
 
 
-def _npu_nau(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+def _npu_nau(
+    x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor
+) -> Tensor:
     return reference.nau(_npu(x, weight_re, weight_im, gate), weight, clip=False)
 
 
@@ -101,7 +119,10 @@ def _complex_real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
     return _complex_npu(x, weight, torch.zeros_like(weight), gate)
 
 
-COMPLEX_FORMULAS: dict[str, Callable[..., Tensor]] = {"npu": _complex_npu, "realnpu": _complex_real_npu}
+COMPLEX_FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "npu": _complex_npu,
+    "realnpu": _complex_real_npu,
+}
 
 
 class Formula(nn.Module):
@@ -114,7 +135,9 @@ class Formula(nn.Module):
             self.register_parameter(f"weight{index}", nn.Parameter(parameter.clone()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, *self._parameters.values())  # ParameterList costs microseconds per call
+        return self.function(
+            x, *self._parameters.values()
+        )  # ParameterList costs microseconds per call
 
 
 # ---- modules --------------------------------------------------------------------------------------------------------
@@ -138,7 +161,9 @@ def _ours(case: Case, operands: Operands) -> nn.Module:
             npu_kernels.NAU(HIDDEN, size.outputs, num_models=models, clip=False),
         )
     else:
-        module = UNITS[case.layer](size.inputs, size.outputs, num_models=models).eval()  # as the formulas' defaults
+        module = UNITS[case.layer](
+            size.inputs, size.outputs, num_models=models
+        ).eval()  # as the formulas' defaults
     return _fill(module, operands.parameters)
 
 
@@ -230,7 +255,9 @@ def _training_workload(
     return Workload(step, results if compare and len(modules) == 1 else None)
 
 
-def _workload(case: Case, module: nn.Module, operands: Operands, compare: bool = True, ours: bool = False) -> Workload:
+def _workload(
+    case: Case, module: nn.Module, operands: Operands, compare: bool = True, ours: bool = False
+) -> Workload:
     if case.kind == TRAIN:
         return _training_workload([module], [operands], compare, ours)
     return _layer_workload(case, module, operands, compare)
@@ -241,10 +268,14 @@ def _loop(case: Case, operands: Operands) -> Workload:
         Operands(operands.x[k], tuple(p[k] for p in operands.parameters), operands.grad_y[k])
         for k in range(case.size.models)
     ]
-    return _training_workload([Formula(FORMULAS[case.layer], b.parameters) for b in batches], batches, False)
+    return _training_workload(
+        [Formula(FORMULAS[case.layer], b.parameters) for b in batches], batches, False
+    )
 
 
-def captured(workload: Workload, capture: Callable[[Callable[[], Any]], Capture] | None) -> Workload:
+def captured(
+    workload: Workload, capture: Callable[[Callable[[], Any]], Capture] | None
+) -> Workload:
     """The workload replayed from a graph, whose tensors stay where they are: results are read behind a replay."""
     if capture is None:
         raise ValueError("rivals.build: this device captures no graphs")
@@ -359,7 +390,9 @@ def _all_cores(name: str, threads: int) -> str | None:
 def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
     if rival == ONE_MODEL:
         size = case.size
-        single = Case(case.layer, case.kind, type(size)(size.rows, size.inputs, size.outputs), case.signs)
+        single = Case(
+            case.layer, case.kind, type(size)(size.rows, size.inputs, size.outputs), case.signs
+        )
         return Workload(rollouts.ours(single, _first_model(operands))[0], None)
     if rival == OURS:
         return Workload(*rollouts.ours(case, operands))
@@ -376,18 +409,28 @@ def _run(rival: str, case: Case, operands: Operands) -> Workload:
         return Workload(runs.repeated(nn.Module, lambda _: step)[0], None)
 
     def make() -> nn.Module:
-        module = _ours(case, operands) if rival == LAYERS else Formula(FORMULAS[case.layer], operands.parameters)
+        module = (
+            _ours(case, operands)
+            if rival == LAYERS
+            else Formula(FORMULAS[case.layer], operands.parameters)
+        )
         if rival in COMPILED:
             module.compile(dynamic=False, mode=COMPILED[rival])
         return module
 
     return Workload(
-        *runs.repeated(make, lambda module: _training_workload([module], [operands], False, rival == LAYERS).run)
+        *runs.repeated(
+            make,
+            lambda module: _training_workload([module], [operands], False, rival == LAYERS).run,
+        )
     )
 
 
 def build(
-    rival: str, case: Case, operands: Operands, capture: Callable[[Callable[[], Any]], Capture] | None = None
+    rival: str,
+    case: Case,
+    operands: Operands,
+    capture: Callable[[Callable[[], Any]], Capture] | None = None,
 ) -> Workload:
     """The rival's workload for the case; `capture` is the device's, for those in GRAPHS."""
     if case.kind == ROLLOUT:
@@ -402,7 +445,9 @@ def build(
         return _workload(case, _ours(case, operands), operands, ours=rival == OURS)
     if rival == ONE_MODEL:
         size = case.size
-        single = Case(case.layer, case.kind, type(size)(size.rows, size.inputs, size.outputs), case.signs)
+        single = Case(
+            case.layer, case.kind, type(size)(size.rows, size.inputs, size.outputs), case.signs
+        )
         first = _first_model(operands)
         return _workload(single, _ours(single, first), first, compare=False, ours=True)
     if rival == LOOP:

@@ -63,7 +63,9 @@ def ours(case: Case, operands: Operands) -> Pass:
 
 
 def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
-    return u + ROLLOUT_DT * reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=EPS), weight)
+    return u + ROLLOUT_DT * reference.nau(
+        reference.npu(u, weight_re, weight_im, gate, eps=EPS), weight
+    )
 
 
 def eager(case: Case, operands: Operands, compiled: bool = False) -> Pass:

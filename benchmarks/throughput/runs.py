@@ -22,7 +22,12 @@ def ours(make: Callable[[], nn.Module], operands: Operands) -> Pass:
     """make: a new module with the first parameters."""
 
     def trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        settings: dict[str, Any] = {"steps": RUN_STEPS, "every": RUN_STEPS, "project": False, "progress": False}
+        settings: dict[str, Any] = {
+            "steps": RUN_STEPS,
+            "every": RUN_STEPS,
+            "project": False,
+            "progress": False,
+        }
         training.run(module, operands.x, operands.grad_y, optimizer=optimizer, **settings)
 
     def results() -> list[Tensor]:
@@ -35,7 +40,9 @@ def ours(make: Callable[[], nn.Module], operands: Operands) -> Pass:
     return lambda: trained(module, optimizer), results
 
 
-def repeated(make: Callable[[], nn.Module], step_of: Callable[[nn.Module], Callable[[], object]]) -> Pass:
+def repeated(
+    make: Callable[[], nn.Module], step_of: Callable[[nn.Module], Callable[[], object]]
+) -> Pass:
     """step_of: what makes one step of a module."""
 
     def repeat(step: Callable[[], object]) -> None:
@@ -62,7 +69,9 @@ def jax(operands: Operands) -> Pass:
         g = jnp.expand_dims(jnp.clip(gate, 0, 1), -2)
         log_r, k = jnp.log(g * (jnp.abs(x) + EPS) + (1 - g)), jnp.pi * g * (x < 0)
         re, im = jnp.swapaxes(weight_re, -1, -2), jnp.swapaxes(weight_im, -1, -2)
-        y = (jnp.exp(log_r @ re - k @ im) * jnp.cos(log_r @ im + k @ re)) @ jnp.swapaxes(weight, -1, -2)
+        y = (jnp.exp(log_r @ re - k @ im) * jnp.cos(log_r @ im + k @ re)) @ jnp.swapaxes(
+            weight, -1, -2
+        )
         return jnp.mean((y - target) ** 2, (-2, -1)).sum()
 
     def step(carry: Any, _: None) -> Any:

@@ -64,14 +64,19 @@ def measure(
         if name == rivals.JAX:
             row["note"] = JAX_NOTE
         if limits is not None:
-            row["product_gflops"], row["copy_gb_s"] = limits.product_rate / 1e9, limits.copy_rate / 1e9
+            row["product_gflops"], row["copy_gb_s"] = (
+                limits.product_rate / 1e9,
+                limits.copy_rate / 1e9,
+            )
             least = cost(case)
             if least is not None and name not in rivals.OTHER_FUNCTION:
                 row["share_of_limit"] = limits.seconds(least) / timing.spread(own).median
         if peaks:
             row |= _of_the_peak(case, name, times, peaks)
         if with_memory and name in MEMORY_RIVALS and wants_memory(case):
-            row["peak_bytes"], why, row["peak_method"] = _peak(workloads[name], name, case, threads, device)
+            row["peak_bytes"], why, row["peak_method"] = _peak(
+                workloads[name], name, case, threads, device
+            )
             if why:
                 tell(f"{case}: no peak memory of {name}: {why}")
         row |= device.profile(workloads[name].run)
@@ -103,11 +108,17 @@ def _built(
             warnings.simplefilter("ignore")  # a rival's own
             try:
                 workload = rivals.build(name, case, operands, getattr(device, "capture", None))
-                errors[name] = None if workload.results is None else rivals.error(workload.results(), truth)
-            except Exception as problem:  # a compiler's, or memory's: the others are measured all the same
+                errors[name] = (
+                    None if workload.results is None else rivals.error(workload.results(), truth)
+                )
+            except (
+                Exception
+            ) as problem:  # a compiler's, or memory's: the others are measured all the same
                 if name == rivals.OURS:
                     raise
-                tell(f"{case}: without {name}: it failed, {type(problem).__name__}: {str(problem).strip()[:300]}")
+                tell(
+                    f"{case}: without {name}: it failed, {type(problem).__name__}: {str(problem).strip()[:300]}"
+                )
                 continue
         workloads[name] = workload
     return workloads, errors
@@ -126,13 +137,20 @@ def _times(own: Sequence[float], ours: Sequence[float]) -> Row:
     }
 
 
-def _of_the_peak(case: Case, name: str, times: Mapping[str, Sequence[float]], peaks: Mapping[str, Peak]) -> Row:
+def _of_the_peak(
+    case: Case, name: str, times: Mapping[str, Sequence[float]], peaks: Mapping[str, Peak]
+) -> Row:
     """The rates in registers in these rounds, and which share of the vectors' the case's products make up."""
     keys = {VECTORS: "peak_gflops", TILES: "tile_gflops"}
-    row = {keys[key]: 2e-9 * peak.multiply_adds / timing.spread(times[key]).median for key, peak in peaks.items()}
+    row = {
+        keys[key]: 2e-9 * peak.multiply_adds / timing.spread(times[key]).median
+        for key, peak in peaks.items()
+    }
     least = cost(case)
     if least is not None and name not in rivals.OTHER_FUNCTION:
-        whole = timing.ratios(times[VECTORS], times[name]).median  # round by round: a core that is shared slows both
+        whole = timing.ratios(
+            times[VECTORS], times[name]
+        ).median  # round by round: a core that is shared slows both
         row["share_of_peak"] = whole * least[0] / (2.0 * peaks[VECTORS].multiply_adds)
     return row
 
@@ -179,7 +197,9 @@ def verdict(rows: Sequence[Row], nobody: str) -> list[str]:
     doubts, lost = sum(map(timing.doubtful, judged)), losses(judged)
     lines = ["Where we lose:", *(f"  {line}" for line in lost)] if lost else []
     if doubts:
-        lines.append(f"No verdict: {doubts} of {len(judged)} ratios are marked with ?, {timing.DOUBT}.")
+        lines.append(
+            f"No verdict: {doubts} of {len(judged)} ratios are marked with ?, {timing.DOUBT}."
+        )
     return lines or [nobody]
 
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BLOCK_SECONDS = 0.002  # a rival runs at least this long in a repetition: the clock's own cost disappears
+BLOCK_SECONDS = (
+    0.002  # a rival runs at least this long in a repetition: the clock's own cost disappears
+)
 LEAST_REPETITIONS, MOST_REPETITIONS = 7, 300
 UNSTEADY = 2.0  # between the 20 and 80 percentiles of a ratio
 CROWDED = 0.1  # of the time, that threads of ours were ready to run and other work had their core
@@ -107,7 +109,10 @@ def _nothing() -> None:
 
 
 def _block(
-    run: Callable[[], object], count: int, finish: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+    run: Callable[[], object],
+    count: int,
+    finish: Callable[[], object],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Seconds of one call, from `count` calls."""
     start = clock()

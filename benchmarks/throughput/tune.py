@@ -42,7 +42,9 @@ MOST_CALLS, TRIALS = 20, 5  # in a graph; of a graph
 
 Config = dict[str, int]
 Row = dict[str, Any]
-Timer = Callable[[Callable[[], object], float], float]  # seconds of a call; the second argument is the best so far
+Timer = Callable[
+    [Callable[[], object], float], float
+]  # seconds of a call; the second argument is the best so far
 # Products of one bfloat16 plane differ in the third digit, of two in the fifth.
 TOLERANCE = {0: 1e-4, 6: 1e-4, 3: 1e-3, 1: 3e-1}
 
@@ -67,7 +69,11 @@ def search(
     anywhere = left[:: max(1, len(left) // spread)] if spread else []
     while time < before and not enough():
         before = time
-        near = [c for c in left if c.keys() == best.keys() and sum(c[name] != best[name] for name in c) == 1]
+        near = [
+            c
+            for c in left
+            if c.keys() == best.keys() and sum(c[name] != best[name] for name in c) == 1
+        ]
         near += [c for c in anywhere if c not in near]
         anywhere = []
         left = [c for c in left if c not in near]
@@ -81,7 +87,9 @@ def search(
     return best, time, first
 
 
-def device_time(run: Callable[[], object], best: float = math.inf, device: Any = DEVICES["cuda"]) -> float:
+def device_time(
+    run: Callable[[], object], best: float = math.inf, device: Any = DEVICES["cuda"]
+) -> float:
     """Seconds of one call on the device with a cold cache, without what the host needs to launch it.
 
     Inside one CUDA graph the cache is overwritten before each of the calls; a graph without the calls says what that
@@ -147,8 +155,12 @@ def tune(
     def prepare(configs: Sequence[Config]) -> None:
         if pool is not None:
             left = seconds - (clock() - begin)
-            problems = pool.compile(task, configs, max(1.0, left / 2))  # one that never ends leaves time for the others
-            unusable.update({str(config): why for config, why in zip(configs, problems, strict=True) if why})
+            problems = pool.compile(
+                task, configs, max(1.0, left / 2)
+            )  # one that never ends leaves time for the others
+            unusable.update(
+                {str(config): why for config, why in zip(configs, problems, strict=True) if why}
+            )
 
     def measure(config: Config) -> float:
         found = math.inf
@@ -158,12 +170,16 @@ def tune(
                 try:
                     outputs = order.launch()
                     tolerance = TOLERANCE[max(config.get("PASSES", 0), 0)]
-                    worst = max(normwise_error(o, e) for o, e in zip(outputs, expected, strict=True))
+                    worst = max(
+                        normwise_error(o, e) for o, e in zip(outputs, expected, strict=True)
+                    )
                     if worst <= tolerance:
                         found = timer(order.launch, min(times, default=math.inf))
                     else:
                         why = "differs from the shipped one's results"
-                except Exception as error:  # out of registers or shared memory, or a compiler's own failure
+                except (
+                    Exception
+                ) as error:  # out of registers or shared memory, or a compiler's own failure
                     why = type(error).__name__
         if why:
             failed[why] = failed.get(why, 0) + 1
@@ -171,9 +187,14 @@ def tune(
         return found
 
     kept = {"maxnreg": start["maxnreg"]} if "maxnreg" in start else {}  # no candidate varies it
-    candidates = (entry | kept for entry in tuning.candidates(task.kernel, torch.float32, task.precision, bucket))
+    candidates = (
+        entry | kept
+        for entry in tuning.candidates(task.kernel, torch.float32, task.precision, bucket)
+    )
     enough = lambda: clock() - begin > seconds  # noqa: E731
-    best, time, first = search(start, candidates, measure, enough=enough, prepare=prepare, spread=SPREAD if pool else 0)
+    best, time, first = search(
+        start, candidates, measure, enough=enough, prepare=prepare, spread=SPREAD if pool else 0
+    )
     return Found(best, time, first, len(times), failed)
 
 
@@ -209,7 +230,9 @@ class Tuner:
         """Search, write the table, and return the row."""
         begin = self.clock()
         torch.set_float32_matmul_precision(task.precision)
-        found = tune(order(task, self.device), self.timer, seconds, self.clock, self.device, self.pool)
+        found = tune(
+            order(task, self.device), self.timer, seconds, self.clock, self.device, self.pool
+        )
         row = {
             **task.to_dict(),
             "key": task.key,
@@ -233,8 +256,12 @@ def describe(row: Row) -> str:
     """A row as a line of text."""
     size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
     line = f"{row['kernel']} {size} {row['precision']}: {row['shipped_us']:.1f} us as shipped, "
-    line += f"{row['us']:.1f} us with {row['config']}, {row['tried']} tried in {row['seconds']:.0f} s"
-    return line + (f"; the table could not be written: {row['not_written']}" if "not_written" in row else "")
+    line += (
+        f"{row['us']:.1f} us with {row['config']}, {row['tried']} tried in {row['seconds']:.0f} s"
+    )
+    return line + (
+        f"; the table could not be written: {row['not_written']}" if "not_written" in row else ""
+    )
 
 
 def earlier(path: Path | None, where: Row) -> set[str]:
@@ -242,7 +269,9 @@ def earlier(path: Path | None, where: Row) -> set[str]:
     done = set()
     if path is not None and path.exists():
         for line in path.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):  # cut off by a kill
+            with contextlib.suppress(
+                json.JSONDecodeError, KeyError, TypeError
+            ):  # cut off by a kill
                 row = json.loads(line)
                 if all(row.get(name) == value for name, value in where.items()):
                     size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
@@ -257,12 +286,21 @@ def place() -> tuple[Row, str, tuple[str, Any, int]]:
     target = triton.runtime.driver.active.get_current_target()
     from npu_kernels._backends.triton import tuning
 
-    where = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    where = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
     return where, tuning.architecture(target), (target.backend, target.arch, target.warp_size)
 
 
 def main(
-    sizes: Sequence[Size], precision: str, seconds: float, path: Path | None, rows: Path | None = None, jobs: int = 1
+    sizes: Sequence[Size],
+    precision: str,
+    seconds: float,
+    path: Path | None,
+    rows: Path | None = None,
+    jobs: int = 1,
 ) -> int:
     """Tune for the current CUDA device; returns the exit status."""
     from npu_kernels._backends.triton import tuning
@@ -271,7 +309,9 @@ def main(
     print(f"{where['gpu']}: table {architecture}, precision {precision!r}")
     table = path or tuning.TABLES
     try:
-        write({}, architecture, path)  # before the work: what is there can be read, and more can be written
+        write(
+            {}, architecture, path
+        )  # before the work: what is there can be read, and more can be written
         output = rows.open("a") if rows is not None else contextlib.nullcontext()
     except (OSError, ValueError) as error:
         print(f"--tune: {table} cannot be used: {error}", file=sys.stderr)
@@ -287,5 +327,7 @@ def main(
             if file is not None:
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-    print(f"entries written to {table}; check them with `python -m tools.aot --target {architecture}`")
+    print(
+        f"entries written to {table}; check them with `python -m tools.aot --target {architecture}`"
+    )
     return 0

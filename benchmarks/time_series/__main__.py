@@ -57,31 +57,46 @@ class Case:
     points: int
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(torch.tensor(part, dtype=torch.float64) for part in (self.exponents, self.rates, self.u0))  # type: ignore[return-value]
+        return tuple(
+            torch.tensor(part, dtype=torch.float64)
+            for part in (self.exponents, self.rates, self.u0)
+        )  # type: ignore[return-value]
 
     def series(self, noise: float, seed: int) -> tuple[Tensor, Tensor]:
         """Times and measurements."""
         exponents, rates, u0 = self.parts()
         steps = (self.points - 1) * FINE
         path = ode.integrate(
-            u0, exponents, None, None, rates, steps=steps, dt=self.end / steps, method="rk4", clip=False
+            u0,
+            exponents,
+            None,
+            None,
+            rates,
+            steps=steps,
+            dt=self.end / steps,
+            method="rk4",
+            clip=False,
         )
         assert isinstance(path, Tensor)
         u = path[::FINE]
         generator = torch.Generator().manual_seed(seed)
         error = torch.randn(u.shape, generator=generator, dtype=torch.float64)
-        return torch.linspace(0, self.end, self.points, dtype=torch.float64), u + noise * u.square().mean(
-            0
-        ).sqrt() * error
+        return torch.linspace(
+            0, self.end, self.points, dtype=torch.float64
+        ), u + noise * u.square().mean(0).sqrt() * error
 
     def model(self, method: str) -> nn.Sequential:
         """What `fit` gets."""
         exponents, rates, _ = self.parts()
         h, d = exponents.shape
         models = STARTS if method == "search" else None
-        found = nn.Sequential(RealNPU(d, h, num_models=models), NAU(h, d, num_models=models)).double()
+        found = nn.Sequential(
+            RealNPU(d, h, num_models=models), NAU(h, d, num_models=models)
+        ).double()
         if method == "form":
-            found.load_state_dict({"0.weight_re": exponents, "0.gate": torch.ones(d), "1.weight": rates})
+            found.load_state_dict(
+                {"0.weight_re": exponents, "0.gate": torch.ones(d), "1.weight": rates}
+            )
         return found
 
 
@@ -94,7 +109,14 @@ CASES = {
         200.0,
         40,
     ),
-    "bromine": Case(("H2", "Br2", "HBr"), ((1.0, 0.5, 0.0),), ((-0.15,), (-0.15,), (0.3,)), (1.0, 0.8, 0.0), 20.0, 25),
+    "bromine": Case(
+        ("H2", "Br2", "HBr"),
+        ((1.0, 0.5, 0.0),),
+        ((-0.15,), (-0.15,), (0.3,)),
+        (1.0, 0.8, 0.0),
+        20.0,
+        25,
+    ),
 }
 
 
@@ -107,7 +129,9 @@ def judge(case: Case, found: ode.SeriesFit) -> dict[str, Any]:
     if own.shape != exponents.shape:
         return result
     for order in map(list, itertools.permutations(range(len(own)))):
-        if not torch.equal(own[order] != 0, exponents != 0) or not torch.equal(coefficients[:, order] != 0, rates != 0):
+        if not torch.equal(own[order] != 0, exponents != 0) or not torch.equal(
+            coefficients[:, order] != 0, rates != 0
+        ):
             continue
         inside = 0
         for k, i in exponents.nonzero().tolist():
@@ -141,7 +165,14 @@ def judge_all(case: Case, found: ode.SeriesFit) -> dict[str, Any]:
     seconds = round(time.process_time() - begin, 2)
     each = [judge(case, one) for one in (found, *others)]
     best = max(each, key=lambda one: (one["form"], one["inside"]))
-    away = next((round(o.bic - found.bic, 2) for o, one in zip(others, each[1:], strict=True) if one["form"]), None)
+    away = next(
+        (
+            round(o.bic - found.bic, 2)
+            for o, one in zip(others, each[1:], strict=True)
+            if one["form"]
+        ),
+        None,
+    )
     return {
         "laws": len(each), "among": best["form"], "inside_among": best["inside"],
         "behind": 0.0 if each[0]["form"] else away, "seconds_among": seconds,
@@ -150,14 +181,29 @@ def judge_all(case: Case, found: ode.SeriesFit) -> dict[str, Any]:
 
 def table(rows: list[Row]) -> str:
     """The shares, as Markdown."""
-    head = ["law", "noise", "draws", "method", "form right", "exponents exact", "true exponents in their intervals"]
+    head = [
+        "law",
+        "noise",
+        "draws",
+        "method",
+        "form right",
+        "exponents exact",
+        "true exponents in their intervals",
+    ]
     head += ["all of a draw", "seconds"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     order = {name: n for n, name in enumerate((*CASES, *METHODS))}
-    keys = sorted({(r["case"], r["method"], r["noise"]) for r in rows}, key=lambda k: (order[k[0]], order[k[1]], k[2]))
+    keys = sorted(
+        {(r["case"], r["method"], r["noise"]) for r in rows},
+        key=lambda k: (order[k[0]], order[k[1]], k[2]),
+    )
     for case, method, noise in keys:
         group = [r for r in rows if (r["case"], r["method"], r["noise"]) == (case, method, noise)]
-        n, inside, every = len(group), sum(r["inside"] for r in group), sum(r["exponents"] for r in group)
+        n, inside, every = (
+            len(group),
+            sum(r["inside"] for r in group),
+            sum(r["exponents"] for r in group),
+        )
         exact = f"{sum(r['exact'] for r in group)}" if method == "search" else "-"
         whole = sum(r["inside"] == r["exponents"] for r in group)
         seconds = statistics.median(r["seconds"] for r in group)
@@ -170,12 +216,31 @@ def table(rows: list[Row]) -> str:
 
 def table_of_laws(rows: list[Row]) -> str:
     """The same for the law and its alternatives, of the searches that have them."""
-    head = ["law", "noise", "draws", "form right", "form right of one of the laws", "true exponents in its intervals"]
-    head += ["in those of the law found alone", "all of a draw", "laws: mean", "most", "seconds for them"]
+    head = [
+        "law",
+        "noise",
+        "draws",
+        "form right",
+        "form right of one of the laws",
+        "true exponents in its intervals",
+    ]
+    head += [
+        "in those of the law found alone",
+        "all of a draw",
+        "laws: mean",
+        "most",
+        "seconds for them",
+    ]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-    searched = [row for row in rows if "laws" in row and (row["case"], row["noise"], row["seed"]) not in DESIGN]
+    searched = [
+        row
+        for row in rows
+        if "laws" in row and (row["case"], row["noise"], row["seed"]) not in DESIGN
+    ]
     order = list(CASES)
-    for case, noise in sorted({(r["case"], r["noise"]) for r in searched}, key=lambda k: (order.index(k[0]), k[1])):
+    for case, noise in sorted(
+        {(r["case"], r["noise"]) for r in searched}, key=lambda k: (order.index(k[0]), k[1])
+    ):
         group = [r for r in searched if (r["case"], r["noise"]) == (case, noise)]
         n, every = len(group), sum(r["exponents"] for r in group)
         inside, alone = (sum(r[key] for r in group) for key in ("inside_among", "inside"))
@@ -192,12 +257,21 @@ def table_of_laws(rows: list[Row]) -> str:
 
 def table_of_wrong(rows: list[Row]) -> str:
     """The draws at 1 % noise whose form is wrong, and by how much the criterion prefers it to the true one."""
-    lines = ["| law | draw | found | criterion of the true form, more | laws |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| law | draw | found | criterion of the true form, more | laws |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     wrong = [row for row in rows if "laws" in row and row["noise"] == 0.01 and not row["form"]]
     for row in sorted(wrong, key=lambda r: (list(CASES).index(r["case"]), r["seed"])):
-        behind = f"more than {WINDOW:.1f}, or not met" if row["behind"] is None else f"{row['behind']:.1f}"
+        behind = (
+            f"more than {WINDOW:.1f}, or not met"
+            if row["behind"] is None
+            else f"{row['behind']:.1f}"
+        )
         found = row["law"].replace("; ", "<br>")
-        lines.append(f"| {TITLES[row['case']]} | {row['seed']} | {found} | {behind} | {row['laws']} |")
+        lines.append(
+            f"| {TITLES[row['case']]} | {row['seed']} | {found} | {behind} | {row['laws']} |"
+        )
     return "\n".join(lines)
 
 
@@ -210,13 +284,20 @@ def page(text: str, rows: list[Row]) -> str:
 
 def main() -> None:
     """Run what the file lacks, or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument("--methods", default=",".join(METHODS), help=f"of {', '.join(METHODS)}")
     parser.add_argument("--noise", default="0,0.01,0.05")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=files.output, default=OUT)
-    parser.add_argument("--report", type=Path, metavar="PAGE", help="write the table into this page, and run nothing")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="PAGE",
+        help="write the table into this page, and run nothing",
+    )
     arguments = parser.parse_args()
     found = read(arguments.out)
     if arguments.report:
@@ -224,14 +305,21 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     done = {tuple(row[key] for key in ("case", "noise", "seed", "method")) for row in found}
-    for noise, seed in itertools.product(map(float, arguments.noise.split(",")), range(arguments.seeds)):
-        for case, method in itertools.product(arguments.cases.split(","), arguments.methods.split(",")):
+    for noise, seed in itertools.product(
+        map(float, arguments.noise.split(",")), range(arguments.seeds)
+    ):
+        for case, method in itertools.product(
+            arguments.cases.split(","), arguments.methods.split(",")
+        ):
             if (case, noise, seed, method) in done or (noise == 0 and seed > 0):
                 continue
             row = measure(case, noise, seed, method)
             found.append(row)
             files.write(arguments.out, "".join(json.dumps(r) + "\n" for r in found))
-            print(f"{case:<9}{noise:<6g}{seed:<4}{method:<8}{row['form']!s:<6}{row['inside']} {row['law']}", flush=True)
+            print(
+                f"{case:<9}{noise:<6g}{seed:<4}{method:<8}{row['form']!s:<6}{row['inside']} {row['law']}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ def load() -> None:
     wanted = os.environ.get(ISA_VARIABLE)
     if wanted:
         try:
-            set_isa(wanted)  # the library has done this already, but has no way to say that it could not
+            set_isa(
+                wanted
+            )  # the library has done this already, but has no way to say that it could not
         except ValueError as error:
             raise ValueError(f"{ISA_VARIABLE}={wanted}: {error}") from None
 
@@ -88,7 +90,9 @@ def supported_isas() -> list[str]:
 def set_isa(name: str) -> None:
     """Use the kernels of another instruction set, process-wide; ValueError when this processor does not have it."""
     if _loaded().npu_kernels_set_isa(name.encode()) != 0:
-        raise ValueError(f"unknown or unsupported instruction set {name!r}, this processor has {supported_isas()}")
+        raise ValueError(
+            f"unknown or unsupported instruction set {name!r}, this processor has {supported_isas()}"
+        )
 
 
 def plan_fields() -> str:

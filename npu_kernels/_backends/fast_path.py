@@ -44,7 +44,13 @@ LIBRARY = _find()
 
 # The functions of csrc/fast_path/module.cpp: of the layers, whose names their records have, and others. They answer
 # NotImplemented to what is not plain. None: not loaded.
-NAMES = (*(name for name, layer in ops.LAYERS.items() if layer.fast_path), "nau", "mse", "adam", "ode")
+NAMES = (
+    *(name for name, layer in ops.LAYERS.items() if layer.fast_path),
+    "nau",
+    "mse",
+    "adam",
+    "ode",
+)
 globals().update(dict.fromkeys(NAMES))
 if TYPE_CHECKING:
 
@@ -65,9 +71,13 @@ def _flat(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def _of_any_rows(function: Callable[..., Any], rows: tuple[int, ...]) -> Callable[..., Any]:
     """A backward of flat rows, for operands with any leading dimensions."""
 
-    def backward(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+    def backward(
+        grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any
+    ) -> tuple[Any, ...]:
         operands = enumerate((grad_y, x, weight, *rest))
-        grad_x, *grads = function(*(_flat(t, weight) if n in (0, 1, *rows) else t for n, t in operands))
+        grad_x, *grads = function(
+            *(_flat(t, weight) if n in (0, 1, *rows) else t for n, t in operands)
+        )
         return (None if grad_x is None else grad_x.reshape(x.shape), *grads)
 
     return backward
@@ -104,7 +114,9 @@ def load() -> None:
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except ImportError as error:  # a torch that was built in another way, or a library of an older build
+    except (
+        ImportError
+    ) as error:  # a torch that was built in another way, or a library of an older build
         reason = f"{LIBRARY.name} does not load with torch {torch.__version__}: {error}"
         return
     globals().update({name: getattr(module, name) for name in NAMES})

@@ -14,7 +14,9 @@ def check_tensor(function: str, name: str, value: Any) -> None:
     """TypeError unless it is a dense tensor: not sparse, nested, nor of another library's layout (mkldnn)."""
     if not isinstance(value, Tensor):
         how = "; torch.as_tensor makes one" if hasattr(value, "__array__") else ""
-        raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}{how}")
+        raise TypeError(
+            f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}{how}"
+        )
     if value.is_nested or value.layout is not torch.strided:
         kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
         raise TypeError(f"{function}: {name} must be a dense tensor, got {kind}")
@@ -44,7 +46,9 @@ def check_whole(function: str, name: str, value: Any, least: int = 1, *, other: 
     """The integer as an int; ValueError unless it is at least `least`. other: what the argument may also be."""
     if not is_whole(value) or value < least:
         rule = f"{other}, or " if other else ""
-        raise ValueError(f"{function}: {name} must be {rule}an integer of at least {least}, got {value!r}")
+        raise ValueError(
+            f"{function}: {name} must be {rule}an integer of at least {least}, got {value!r}"
+        )
     return int(value)
 
 

@@ -187,14 +187,18 @@ def check_same(saved: Any, own: dict[str, str], what: str = "fit") -> None:
     for name in {**own, **saved}:
         if saved.get(name) != own.get(name):
             values = f"{saved.get(name)}, here {own.get(name)}"
-            said.append(name if name in ("model", "data") or len(values) > LONG else f"{name} ({values})")
+            said.append(
+                name if name in ("model", "data") or len(values) > LONG else f"{name} ({values})"
+            )
     if said:
         raise ValueError(f"it is of another {what}: other {', '.join(said)}")
 
 
 def described(model: nn.Module) -> str:
     """What of a model decides its numbers, but for the values and dtypes of its parameters and buffers."""
-    tensors = [(name, tuple(t.shape)) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    tensors = [
+        (name, tuple(t.shape)) for name, t in (*model.named_parameters(), *model.named_buffers())
+    ]
     options = [(name, part.training, _options(part)) for name, part in model.named_modules()]
     return f"{model}, {tensors}, {options}"
 

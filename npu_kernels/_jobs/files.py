@@ -28,7 +28,10 @@ try:
 except ImportError:  # Windows: nothing is locked there, and what killed processes left stays
     fcntl = None  # type: ignore[assignment]
 
-_HEAD, _SIZE = b"npu_kernels state 1\n", 32  # before the content of a saved state: this, and the bytes of a checksum
+_HEAD, _SIZE = (
+    b"npu_kernels state 1\n",
+    32,
+)  # before the content of a saved state: this, and the bytes of a checksum
 _TOKEN = 8  # random bytes in the name of a temporary file: nobody can put a link there before it is opened
 
 
@@ -56,7 +59,9 @@ def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
         file = open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115  # closed below
         try:
             with file:
-                if _lock(file.fileno(), wait=True) and not path.exists():  # was taken for a leftover before
+                if (
+                    _lock(file.fileno(), wait=True) and not path.exists()
+                ):  # was taken for a leftover before
                     continue
                 yield path, file
                 return
@@ -79,7 +84,9 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove what killed processes of this machine left in a folder, of one file or of all: their ``*.tmp`` files."""
     if fcntl is None:
         return
-    pattern = rf"{'.+' if name is None else re.escape(name)}\.{_host()}\.[0-9a-f]{{{2 * _TOKEN}}}\.tmp"
+    pattern = (
+        rf"{'.+' if name is None else re.escape(name)}\.{_host()}\.[0-9a-f]{{{2 * _TOKEN}}}\.tmp"
+    )
     for path in folder.glob("*.tmp"):
         if re.fullmatch(pattern, path.name) is None:
             continue
@@ -108,7 +115,9 @@ def output(text: str) -> Path:
     try:
         check_writable(path)
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot write {text}: {error.strerror or error}") from None
+        raise argparse.ArgumentTypeError(
+            f"cannot write {text}: {error.strerror or error}"
+        ) from None
     return path
 
 
@@ -159,7 +168,9 @@ def load(path: Path, keys: Collection[str]) -> dict[str, Any]:
         raise ValueError("it is damaged or no file that npu_kernels saved") from None
     missing = sorted(set(keys) - state.keys()) if isinstance(state, dict) else None
     if missing is None or missing:
-        what = type(state).__name__ if missing is None else f"a dict without {', '.join(missing[:3])}"
+        what = (
+            type(state).__name__ if missing is None else f"a dict without {', '.join(missing[:3])}"
+        )
         raise ValueError(f"it holds something else: {what}")
     loaded: dict[str, Any] = state
     return loaded

@@ -24,7 +24,9 @@ def _bar() -> Any:
     class Bar(tqdm):  # type: ignore[type-arg]
         monitor_interval = 0  # without tqdm's monitor thread, which would wake up during a timing
 
-    Bar.set_lock(threading.RLock())  # tqdm's own lock also serves processes, with a semaphore that a kill leaves behind
+    Bar.set_lock(
+        threading.RLock()
+    )  # tqdm's own lock also serves processes, with a semaphore that a kill leaves behind
     return Bar
 
 
@@ -55,7 +57,9 @@ class Progress:
         shown: false shows nothing.
     """
 
-    def __init__(self, label: str, total: float, stream: TextIO | None = None, shown: bool = True) -> None:
+    def __init__(
+        self, label: str, total: float, stream: TextIO | None = None, shown: bool = True
+    ) -> None:
         stream = sys.stdout if stream is None else stream
         self.terminal = stream.isatty()
         seconds = 0.1 if self.terminal else LINE_SECONDS

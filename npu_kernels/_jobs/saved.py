@@ -14,17 +14,28 @@ from torch import Tensor
 
 
 def _wrong(name: str, rule: str, value: Any) -> ValueError:
-    text = repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
-    return ValueError(f"its {name} must be {rule}, got {text if len(text) < 100 else text[:100] + '...'}")
+    text = (
+        repr(value)
+        if isinstance(value, (bool, int, float, str, type(None)))
+        else type(value).__name__
+    )
+    return ValueError(
+        f"its {name} must be {rule}, got {text if len(text) < 100 else text[:100] + '...'}"
+    )
 
 
 def record(value: Any, name: str, names: Collection[Any]) -> dict[Any, Any]:
     """A dict with these keys and no others."""
     if not isinstance(value, dict):
         raise _wrong(name, "a dict", value)
-    for wrong, word in ((set(names) - value.keys(), "without"), (value.keys() - set(names), "with")):
+    for wrong, word in (
+        (set(names) - value.keys(), "without"),
+        (value.keys() - set(names), "with"),
+    ):
         if wrong:
-            raise ValueError(f"its {name} is another one: {word} {', '.join(sorted(map(str, wrong))[:3])}")
+            raise ValueError(
+                f"its {name} is another one: {word} {', '.join(sorted(map(str, wrong))[:3])}"
+            )
     return value
 
 
@@ -39,7 +50,11 @@ def sequence(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
     """A list or tuple of that length; None: of any."""
     if not isinstance(value, (list, tuple)) or length not in (None, len(value)):
         size = "" if length is None else f" of {length}"
-        got = f"{type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
+        got = (
+            f"{type(value).__name__} of {len(value)}"
+            if isinstance(value, (list, tuple))
+            else type(value).__name__
+        )
         raise ValueError(f"its {name} must be a list{size}, got {got}")
     return value
 
@@ -47,14 +62,20 @@ def sequence(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
 def integer(value: Any, name: str, low: int = 0, high: float = math.inf) -> int:
     """An integer within these bounds."""
     if type(value) is not int or not low <= value <= high:
-        raise _wrong(name, f"an integer of at least {low}" + ("" if high == math.inf else f", at most {high}"), value)
+        raise _wrong(
+            name,
+            f"an integer of at least {low}" + ("" if high == math.inf else f", at most {high}"),
+            value,
+        )
     return value
 
 
 def number(value: Any, name: str, low: float = -math.inf, finite: bool = True) -> Any:
     """A number of at least `low`; not finite: any."""
     if type(value) not in (int, float) or (finite and not (math.isfinite(value) and value >= low)):
-        finer = "" if not finite else " that is finite" if low == -math.inf else f" of at least {low}"
+        finer = (
+            "" if not finite else " that is finite" if low == -math.inf else f" of at least {low}"
+        )
         raise _wrong(name, f"a number{finer}", value)
     return value
 
@@ -73,11 +94,20 @@ def tensor(
     low, high: the bounds of its numbers, of which nan is then none.
     """
     rule = f"a tensor of {dtype} and shape ({', '.join('any' if n is None else str(n) for n in shape)})"
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested or value.is_meta:
+    if (
+        not isinstance(value, Tensor)
+        or value.layout is not torch.strided
+        or value.is_nested
+        or value.is_meta
+    ):
         raise _wrong(name, rule, value)
-    sizes = len(value.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, value.shape, strict=True))
+    sizes = len(value.shape) == len(shape) and all(
+        n in (None, m) for n, m in zip(shape, value.shape, strict=True)
+    )
     if value.dtype is not dtype or not sizes:
-        raise ValueError(f"its {name} must be {rule}, got {value.dtype} and shape {tuple(value.shape)}")
+        raise ValueError(
+            f"its {name} must be {rule}, got {value.dtype} and shape {tuple(value.shape)}"
+        )
     if (low, high) != (-math.inf, math.inf) and not ((value >= low) & (value <= high)).all():
         raise ValueError(f"its {name} must lie within [{low}, {high}]")
     return value.detach().to(device).clone(memory_format=torch.contiguous_format)

@@ -48,8 +48,14 @@ def differentiate(
     with torch.enable_grad(), torch.autocast(device_type, enabled=False):
         aliases = [None if t is None else t.view_as(t) for t in inputs]
         found = formula(*in_float32(aliases))
-        outputs = [(o, g.to(o.dtype)) for o, g in zip(found, grads, strict=True) if g is not None and o.requires_grad]
-        wanted = [alias for alias, need in zip(aliases, needed, strict=True) if alias is not None and need]
+        outputs = [
+            (o, g.to(o.dtype))
+            for o, g in zip(found, grads, strict=True)
+            if g is not None and o.requires_grad
+        ]
+        wanted = [
+            alias for alias, need in zip(aliases, needed, strict=True) if alias is not None and need
+        ]
         if not outputs or not wanted:
             return [None] * len(inputs)
         wanted_grads = iter(
@@ -70,16 +76,27 @@ def in_float32(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _by_formula(
-    formula: Callable[..., tuple[Tensor, ...]], grad_y: Tensor, operands: Sequence[Tensor | None], rest: Sequence[Any]
+    formula: Callable[..., tuple[Tensor, ...]],
+    grad_y: Tensor,
+    operands: Sequence[Tensor | None],
+    rest: Sequence[Any],
 ) -> tuple[Tensor, ...]:
     """The gradients that a backward's formula gives, each in its operand's dtype."""
     found = formula(*in_float32([grad_y, *operands]), *rest)
-    return tuple([grad if t is None else grad.to(t.dtype) for grad, t in zip(found, operands, strict=True)])
+    return tuple(
+        [grad if t is None else grad.to(t.dtype) for grad, t in zip(found, operands, strict=True)]
+    )
 
 
-def _function(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> type[Function]:
+def _function(
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
+) -> type[Function]:
     """A Function with that name, which graphs, profiles and anomaly mode show."""
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
+    members = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(backward),
+        "__module__": __name__,
+    }
     return type(Function)(name, (Function,), members)  # type: ignore[misc]
 
 
@@ -88,7 +105,9 @@ def _backward_operator(layer: ops.Layer) -> Callable[..., tuple[Tensor, ...]]:
     name, operator, operands = f"{layer.name}_backward", layer.backward, layer.operands
 
     def backward(grad_y: Tensor, *arguments: Any) -> Any:
-        return (dispatch.launcher(name, (grad_y, *arguments[:operands])) or operator)(grad_y, *arguments)
+        return (dispatch.launcher(name, (grad_y, *arguments[:operands])) or operator)(
+            grad_y, *arguments
+        )
 
     return backward
 
@@ -106,7 +125,9 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
     taken = operands + len(layer.options)  # by the forward operator
     options = len(layer.options) + len(layer.backward_options)
     saved_end = operands + len(layer.saved)
-    again = (None,) * len(layer.saved)  # the formula computes them again, so that it is differentiable
+    again = (None,) * len(
+        layer.saved
+    )  # the formula computes them again, so that it is differentiable
     no_options = (None,) * options
     masks = _masks(operands)  # looked up: adding bits at every call takes longer
     by_mask = {mask: flags for flags, mask in masks.items()}
@@ -131,7 +152,9 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
 
     def gradients(grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
         if eager_only():  # vmap over this backward, or a tangent in grad_y
-            grads = _by_formula(formula, grad_y, arguments[:operands], (*again, *arguments[saved_end:]))
+            grads = _by_formula(
+                formula, grad_y, arguments[:operands], (*again, *arguments[saved_end:])
+            )
         elif torch.is_grad_enabled():
             return backward_function.apply(grad_y, *arguments)
         else:
@@ -141,7 +164,9 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
     def present(grads: tuple[Tensor, ...], needs: int) -> tuple[Tensor | None, ...]:
         if needs == every:
             return grads
-        return tuple([grad if there else None for grad, there in zip(grads, by_mask[needs], strict=True)])
+        return tuple(
+            [grad if there else None for grad, there in zip(grads, by_mask[needs], strict=True)]
+        )
 
     def backward_forward(ctx: Any, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
         ctx.save_for_backward(grad_y, *arguments[:operands])
@@ -154,11 +179,15 @@ def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
             return formula(*inputs, *again, *ctx.options)
 
         # What was saved is a function of the operands and gets no gradient.
-        found = differentiate(differentiable, ctx.saved_tensors, ctx.needs_input_grad[: 1 + operands], grads)
+        found = differentiate(
+            differentiable, ctx.saved_tensors, ctx.needs_input_grad[: 1 + operands], grads
+        )
         return *found, *again, *no_options, None
 
     title = layer.name.upper()
-    backward_function: Any = _function(f"{title}BackwardFunction", backward_forward, backward_backward)
+    backward_function: Any = _function(
+        f"{title}BackwardFunction", backward_forward, backward_backward
+    )
     return _function(f"{title}Function", forward, backward), gradients
 
 
@@ -183,12 +212,19 @@ def _launching(layer: ops.Layer, gradients: Gradients) -> Callable[..., Tensor]:
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         flags, tape = ctx.needs_input_grad[1 : 1 + operands], ctx.tape
         needs = masks[flags]
-        if tape is not None and ctx.forced is None and not eager_only() and not torch.is_grad_enabled():
+        if (
+            tape is not None
+            and ctx.forced is None
+            and not eager_only()
+            and not torch.is_grad_enabled()
+        ):
             launcher = dispatch.launcher(name, (grad_y,))
             if launcher is not None:
                 grads = launcher.call_after(tape, (grad_y, *ctx.saved_tensors, *ctx.options, needs))
                 if needs != every:
-                    grads = [grad if there else None for grad, there in zip(grads, flags, strict=True)]
+                    grads = [
+                        grad if there else None for grad, there in zip(grads, flags, strict=True)
+                    ]
                 return None, *grads, *nothing
         with dispatch.as_forward(ctx.forced):  # on a GPU, autograd runs this in its own thread
             return None, *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *nothing

@@ -59,7 +59,13 @@ class Nalu(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None, eps: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        mask: Tensor,
+        gate_weight: Tensor,
+        gate_bias: Tensor | None,
+        eps: float,
     ) -> Tensor:
         log = x.abs().add_(eps).log_()  # once, where all models share x
         rows = _of_each(x, weight)

@@ -35,11 +35,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 FAST_PATH = (None, "cpu")  # forced backends with which the fast path is taken
 _forced: ContextVar[str | None] = ContextVar("npu_kernels.use_backend", default=None)
-_outer: ContextVar[tuple[str | None, ...]] = ContextVar("npu_kernels.use_backend, outer blocks", default=())
+_outer: ContextVar[tuple[str | None, ...]] = ContextVar(
+    "npu_kernels.use_backend, outer blocks", default=()
+)
 forced = _forced.get  # the backend that use_backend names in this thread or task
 _interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
 _launchers: dict[str, Callable[..., Any]] = {}  # of Triton's kernels, once they can be launched
-interpreted: dict[str, Callable[..., Any]] = {}  # what reaches Triton's interpreter in another way than `launch`
+interpreted: dict[
+    str, Callable[..., Any]
+] = {}  # what reaches Triton's interpreter in another way than `launch`
 _chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use
 
 
@@ -72,7 +76,9 @@ class use_backend(contextlib.ContextDecorator):
 
     def __init__(self, name: str) -> None:
         if name not in BACKENDS:
-            raise ValueError(f"use_backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
+            raise ValueError(
+                f"use_backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}"
+            )
         self.name = name
 
     def __enter__(self) -> use_backend:
@@ -128,7 +134,8 @@ def reasons(device_type: str) -> dict[str, tuple[bool, str]]:
 
 def _explain(device_type: str) -> str:
     return "; ".join(
-        f"{name}: {'available' if runs else reason}" for name, (runs, reason) in reasons(device_type).items()
+        f"{name}: {'available' if runs else reason}"
+        for name, (runs, reason) in reasons(device_type).items()
     )
 
 
@@ -141,8 +148,12 @@ def _choose(device_type: str) -> str:
         if _chosen[device_type] == "triton":
             triton().register()
             _launchers.update(triton().repeated())
-        if _chosen[device_type] == "reference" and device_type != "meta":  # meta tensors compute nothing
-            command = f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
+        if (
+            _chosen[device_type] == "reference" and device_type != "meta"
+        ):  # meta tensors compute nothing
+            command = (
+                f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
+            )
             warn(
                 f"npu_kernels: {device_type} tensors are computed by the slower eager formulas "
                 f"({_explain(device_type)}){command}"
@@ -188,13 +199,21 @@ def backend_for(tensor: Tensor) -> str:
 
 def launch(name: str, *args: Any) -> Any:
     """Triton's kernels: on CUDA tensors compiled, on CPU tensors interpreted, one call at a time."""
-    interpreted = any(isinstance(arg, Tensor) and arg.is_cpu for arg in args[:3])  # a gradient may be absent
+    interpreted = any(
+        isinstance(arg, Tensor) and arg.is_cpu for arg in args[:3]
+    )  # a gradient may be absent
     with _interpreter if interpreted else contextlib.nullcontext():
         return getattr(triton(), name)(*args)
 
 
-_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_profiled, _wrapped = torch.autograd._profiler_enabled, torch._C._functorch.is_functorch_wrapped_tensor
+_dispatch_modes, _function_modes = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+)
+_profiled, _wrapped = (
+    torch.autograd._profiler_enabled,
+    torch._C._functorch.is_functorch_wrapped_tensor,
+)
 # Whether a gradient stands for many, without storage: torch.autograd.grad(is_grads_batched=True) runs a backward with
 # such ones. Torch's dispatcher takes them apart for a registered operator; nothing else of ours can read them.
 is_batched_gradient: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
@@ -212,7 +231,10 @@ def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
     for tensor in tensors:
         if tensor is not None:
             kind = type(tensor)
-            if not (kind is Parameter or (kind is Tensor and not _wrapped(tensor))) or tensor.is_neg():
+            if (
+                not (kind is Parameter or (kind is Tensor and not _wrapped(tensor)))
+                or tensor.is_neg()
+            ):
                 return None
             if is_batched_gradient(tensor):
                 return None
@@ -227,8 +249,14 @@ def _run(name: str, *args: Any) -> Any:
     """An operator on a device for which no kernel is registered."""
     if backend_for(args[0]) == "triton":
         return launch(name, *args)
-    outputs = getattr(reference, name)(*args)  # with the strides of its matrix products; an operator's are contiguous
-    return outputs.contiguous() if isinstance(outputs, Tensor) else tuple(output.contiguous() for output in outputs)
+    outputs = getattr(reference, name)(
+        *args
+    )  # with the strides of its matrix products; an operator's are contiguous
+    return (
+        outputs.contiguous()
+        if isinstance(outputs, Tensor)
+        else tuple(output.contiguous() for output in outputs)
+    )
 
 
 @functools.cache
@@ -240,7 +268,9 @@ def _interpret() -> torch.library.Library | None:
     if not (cpu.available()[0] and _state("triton", "cpu")[0]):
         return None  # without the C++ library `_run` is their kernel already
     library = torch.library.Library("npu_kernels", "IMPL", "CPU")
-    _launchers.update({name: triton().repeat(name, functools.partial(launch, name)) for name in ops.NAMES})
+    _launchers.update(
+        {name: triton().repeat(name, functools.partial(launch, name)) for name in ops.NAMES}
+    )
     for name in ops.NAMES + ops.TIME_LOOPS:
         operator = f"npu_kernels::{name}"
         run = functools.partial(interpreted.get(name, launch), name)

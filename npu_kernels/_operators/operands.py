@@ -28,7 +28,10 @@ EPS = {dtype: _INFO.get(dtype, _INFO[torch.float32]).eps for dtype in (*_INFO, *
 
 # Of each layer, for each weight its sizes and whether it may be None.
 _EXPECTED = {
-    layer: tuple((letters, layer in ops.LAYERS and name in ops.LAYERS[layer].optional) for name, letters in own.items())
+    layer: tuple(
+        (letters, layer in ops.LAYERS and name in ops.LAYERS[layer].optional)
+        for name, letters in own.items()
+    )
     for layer, own in ops.WEIGHTS.items()
 }
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -86,12 +89,18 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
     """
     shapes, expected = ops.WEIGHTS[layer], _EXPECTED[layer]
     named = zip(shapes, weights, expected, strict=True)
-    tensors = {name: weight for name, weight, (_, may_be_none) in named if weight is not None or not may_be_none}
+    tensors = {
+        name: weight
+        for name, weight, (_, may_be_none) in named
+        if weight is not None or not may_be_none
+    }
     present = {"x": x, **tensors}
     for name, tensor in present.items():
         check_tensor(layer, name, tensor)
         if tensor.dtype not in _INFO and tensor.dtype not in _HALF:
-            raise TypeError(f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
+            raise TypeError(
+                f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}"
+            )
     for what, error in (("dtype", TypeError), ("device", ValueError))[mixed:]:
         if any(getattr(tensor, what) != getattr(x, what) for tensor in present.values()):
             found = ", ".join(f"{name} {getattr(tensor, what)}" for name, tensor in present.items())
@@ -107,14 +116,18 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
         )
     twice = shapes[first] == "OJ"
     if twice and shape[-1] % 2:
-        raise ValueError(f"{layer}: {first} must have an even last dimension ({columns}), got shape {shape}")
+        raise ValueError(
+            f"{layer}: {first} must have an even last dimension ({columns}), got shape {shape}"
+        )
     inputs = shape[-1] // 2 if twice else shape[-1]
     models = "num_models, " if len(shape) == 3 else ""
     for name, other in tensors.items():
         letters, own = shapes[name], tuple(other.shape)
         if len(letters) == 2:
             if own != shape:
-                raise ValueError(f"{layer}: {name} must have the shape of {first}, {shape}, got shape {own}")
+                raise ValueError(
+                    f"{layer}: {name} must have the shape of {first}, {shape}, got shape {own}"
+                )
             continue
         want = _vector(shape, letters)
         if own != want:
@@ -122,7 +135,9 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
             raise ValueError(f"{layer}: {name} must have shape {want} ({meaning}), got shape {own}")
 
     if not rows or rows[-1] != inputs:
-        raise ValueError(f"{layer}: x must have last dimension {inputs} (in_features), got shape {rows}")
+        raise ValueError(
+            f"{layer}: x must have last dimension {inputs} (in_features), got shape {rows}"
+        )
     if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
         raise ValueError(
             f"{layer}: x must have shape ({shape[0]}, ..., {inputs}) (num_models, ..., in_features) "
@@ -189,7 +204,9 @@ def _reads_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast: bool)
         dtypes = [getattr(tensor, "dtype", None) for tensor in (x, *weights) if tensor is not None]
         if any(dtype not in _HALF and dtype is not torch.float32 for dtype in dtypes):
             return False
-        if all(dtype is torch.float32 for dtype in dtypes) or (dtypes[0] in _HALF and dtypes[1] in _HALF):
+        if all(dtype is torch.float32 for dtype in dtypes) or (
+            dtypes[0] in _HALF and dtypes[1] in _HALF
+        ):
             return False
         unrecorded(check, layer, x, weights, True)
     return True
@@ -215,7 +232,9 @@ def call(
         half = x.dtype in _HALF
     if (autocast or half) and not (fused and _reads_halves(layer, x, weights, autocast)):
         with torch.autocast(x.device.type, enabled=False):
-            y = call(layer, formula, _to_float(x), [_to_float(weight) for weight in weights], **options)
+            y = call(
+                layer, formula, _to_float(x), [_to_float(weight) for weight in weights], **options
+            )
         return y.to(x.dtype) if half else y
 
     extra = x.dim() - weights[0].dim()  # type: ignore[union-attr]  # the first is never None

@@ -34,22 +34,32 @@ class Layer:
     """
 
     name: str
-    weights: Mapping[str, str]  # name -> its shape behind K, in sizes: O, I, and J for 2 I; the first's "OI" or "OJ"
+    weights: Mapping[
+        str, str
+    ]  # name -> its shape behind K, in sizes: O, I, and J for 2 I; the first's "OI" or "OJ"
     optional: tuple[str, ...] = ()  # the weights that may be None
-    options: Mapping[str, str] = field(default_factory=dict)  # of both operators: name -> type in the schema
+    options: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of both operators: name -> type in the schema
     backward_options: Mapping[str, str] = field(default_factory=dict)  # of the backward alone
-    kept: Mapping[str, torch.dtype | None] = field(default_factory=dict)  # beside y: name -> dtype, None for x's
+    kept: Mapping[str, torch.dtype | None] = field(
+        default_factory=dict
+    )  # beside y: name -> dtype, None for x's
     takes_y: bool = False
     asks: str = "save"  # the argument that asks for what is kept
     backends: tuple[str, ...] = ("cpu", "triton")  # those with kernels; the others use the formula
     fast_path: bool = True  # csrc/fast_path has an entry of this name
-    may_be_zero: tuple[str, ...] = ()  # options of the function; its other numbers are greater than 0
+    may_be_zero: tuple[
+        str, ...
+    ] = ()  # options of the function; its other numbers are greater than 0
     eager_products: bool = False  # the eager formula builds a factor for each row, output and input
     # Samples for tests and benchmarks: the range of weights, the least size of inputs, options of the function.
     drawn_within: tuple[float, float] = (-1.0, 1.0)
     least_input: float = 0.0
     calls: tuple[Mapping[str, Any], ...] = field(default=({},))
-    without: Mapping[str, str] = field(default_factory=dict)  # rules that the layer does not have -> why
+    without: Mapping[str, str] = field(
+        default_factory=dict
+    )  # rules that the layer does not have -> why
 
     @property
     def operands(self) -> int:
@@ -78,7 +88,10 @@ class Layer:
 
     def schemas(self) -> tuple[str, str]:
         """Of the two operators."""
-        operands = ["Tensor x", *(f"Tensor{'?' if name in self.optional else ''} {name}" for name in self.weights)]
+        operands = [
+            "Tensor x",
+            *(f"Tensor{'?' if name in self.optional else ''} {name}" for name in self.weights),
+        ]
         options = [f"{kind} {name}" for name, kind in self.options.items()]
         backward_options = [f"{kind} {name}" for name, kind in self.backward_options.items()]
         forward = [*operands, *options, *([f"bool {self.asks}"] if self.kept else [])]
@@ -87,7 +100,8 @@ class Layer:
         outputs = ", ".join(["Tensor"] * (1 + len(self.kept)))
         grads = ", ".join(["Tensor"] * self.operands)
         return (
-            f"{self.name}_forward({', '.join(forward)}) -> " + (f"({outputs})" if self.kept else outputs),
+            f"{self.name}_forward({', '.join(forward)}) -> "
+            + (f"({outputs})" if self.kept else outputs),
             f"{self.name}_backward({', '.join(backward)}) -> ({grads})",
         )
 
@@ -123,7 +137,12 @@ LAYERS = {
             eager_products=True,
             drawn_within=(-0.25, 1.25),
             least_input=0.1,
-            calls=({}, {"clip": False, "eps": 1e-3}, {"sign": "separate"}, {"sign": "separate", "clip": False}),
+            calls=(
+                {},
+                {"clip": False, "eps": 1e-3},
+                {"sign": "separate"},
+                {"sign": "separate", "clip": False},
+            ),
         ),
         Layer(
             "nalu",
@@ -133,11 +152,20 @@ LAYERS = {
             kept=_NALU_KEPT,
             backends=("triton",),
             fast_path=False,
-            without={"cpu": "torch's matrix products are as fast", "fast path": "it has no CPU kernel to lead to"},
+            without={
+                "cpu": "torch's matrix products are as fast",
+                "fast path": "it has no CPU kernel to lead to",
+            },
         ),
         Layer(
             "inalu",
-            {"weight_add": "OI", "mask_add": "OI", "weight_mul": "OI", "mask_mul": "OI", "gate_weight": "OI"},
+            {
+                "weight_add": "OI",
+                "mask_add": "OI",
+                "weight_mul": "OI",
+                "mask_mul": "OI",
+                "gate_weight": "OI",
+            },
             options={"eps": "float", "omega": "float"},
             kept={**_NALU_KEPT, "flags": torch.int32},
             eager_products=True,
@@ -181,8 +209,12 @@ TIME_LOOP_WITHOUT = {
 }
 SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
 NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)  # of the layers
-TIME_LOOPS = tuple(schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS)  # formulas in ode._reference
-ADAPTIVE = tuple(schema.partition("(")[0] for schema in ADAPTIVE_SCHEMAS)  # and in ode._adaptive_reference
+TIME_LOOPS = tuple(
+    schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS
+)  # formulas in ode._reference
+ADAPTIVE = tuple(
+    schema.partition("(")[0] for schema in ADAPTIVE_SCHEMAS
+)  # and in ode._adaptive_reference
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -190,7 +222,12 @@ for _schema in (*ADAPTIVE_SCHEMAS, TRAIN_SCHEMA):
     library.define(_schema)
 
 # ops.npu_forward and the others, looked up once: torch.ops' attributes cost more than a small kernel's arithmetic.
-globals().update({_name: getattr(torch.ops.npu_kernels, _name).default for _name in NAMES + TIME_LOOPS + ADAPTIVE})
+globals().update(
+    {
+        _name: getattr(torch.ops.npu_kernels, _name).default
+        for _name in NAMES + TIME_LOOPS + ADAPTIVE
+    }
+)
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any: ...
@@ -232,13 +269,18 @@ def _forward_shapes(layer: Layer) -> Callable[..., Any]:
 def _backward_shapes(layer: Layer) -> Callable[..., Any]:
     def shapes(grad_y: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         x, needs = arguments[0], arguments[-1]
-        return tuple(_like(t, needs >> bit & 1, x) for bit, t in enumerate(arguments[: layer.operands]))
+        return tuple(
+            _like(t, needs >> bit & 1, x) for bit, t in enumerate(arguments[: layer.operands])
+        )
 
     return shapes
 
 
 for _layer in LAYERS.values():
-    for _name, _shapes in (("forward", _forward_shapes(_layer)), ("backward", _backward_shapes(_layer))):
+    for _name, _shapes in (
+        ("forward", _forward_shapes(_layer)),
+        ("backward", _backward_shapes(_layer)),
+    ):
         torch.library.register_fake(f"npu_kernels::{_layer.name}_{_name}", _shapes, lib=library)
 
 

@@ -61,10 +61,14 @@ class _Fold:
     else it multiplies the rows (not for the backward operator: there each call has its own weight gradient).
     """
 
-    def __init__(self, size: int, weight: Tensor, weight_dim: int | None, x_dims: int, into_models: bool) -> None:
+    def __init__(
+        self, size: int, weight: Tensor, weight_dim: int | None, x_dims: int, into_models: bool
+    ) -> None:
         self.size, self.into_models = size, into_models
         self.models = (
-            (weight.shape[0 if weight_dim != 0 else 1],) if weight.dim() - (weight_dim is not None) > 2 else ()
+            (weight.shape[0 if weight_dim != 0 else 1],)
+            if weight.dim() - (weight_dim is not None) > 2
+            else ()
         )
         self.shared = bool(self.models) and x_dims == 2
 
@@ -93,7 +97,12 @@ class _Fold:
 
     def x(self, tensor: Tensor, dim: int | None, own_gradient: bool) -> Tensor:
         """x; it stays shared by all models where it may."""
-        if self.into_models and dim is None and not own_gradient and (self.shared or not self.models):
+        if (
+            self.into_models
+            and dim is None
+            and not own_gradient
+            and (self.shared or not self.models)
+        ):
             return tensor
         return self.rows(tensor, dim, self.shared)
 
@@ -146,7 +155,9 @@ def _backward_of(layer: ops.Layer) -> type[Function]:
     """The Function of a layer's backward operator."""
     formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
     operands, saved_end = layer.operands, 1 + layer.operands + len(layer.saved)
-    again = (None,) * len(layer.saved)  # the formula computes them again, so that it is differentiable
+    again = (None,) * len(
+        layer.saved
+    )  # the formula computes them again, so that it is differentiable
 
     class Backward(Function):
         """From grad_y, the operands, what was saved, the options and `needs`: gradients, empty without their bit."""
@@ -159,31 +170,46 @@ def _backward_of(layer: ops.Layer) -> type[Function]:
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
             ctx.save_for_backward(*inputs[: 1 + operands])
             ctx.options = inputs[saved_end:]
-            ctx.mark_non_differentiable(*(grad for bit, grad in enumerate(output) if not inputs[-1] >> bit & 1))
+            ctx.mark_non_differentiable(
+                *(grad for bit, grad in enumerate(output) if not inputs[-1] >> bit & 1)
+            )
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
             def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
                 return formula(*inputs, *again, *ctx.options)
 
-            present = [grad if ctx.options[-1] >> bit & 1 else None for bit, grad in enumerate(grads)]
-            return *_pull(differentiable, ctx.saved_tensors, present), *again, *(None for _ in ctx.options)
+            present = [
+                grad if ctx.options[-1] >> bit & 1 else None for bit, grad in enumerate(grads)
+            ]
+            return (
+                *_pull(differentiable, ctx.saved_tensors, present),
+                *again,
+                *(None for _ in ctx.options),
+            )
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
             grad_y, x, *weights = inputs[: 1 + operands]
             of_x, of_weights, needs = in_dims[1], in_dims[2 : 1 + operands], inputs[-1]
-            fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), True)
+            fold = _Fold(
+                info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), True
+            )
             grads = Backward.apply(  # type: ignore[no-untyped-call]
                 fold.rows(grad_y, in_dims[0]),
                 fold.x(x, of_x, bool(needs & 1)),
                 *map(fold.weight, weights, of_weights),
-                *map(fold.rows, inputs[1 + operands : saved_end], in_dims[1 + operands : saved_end]),
+                *map(
+                    fold.rows, inputs[1 + operands : saved_end], in_dims[1 + operands : saved_end]
+                ),
                 *inputs[saved_end:],
             )
             there = [bool(needs >> bit & 1) for bit in range(operands)]
             unfold = (fold.unfold_x, *(fold.unfold_weight,) * len(weights))
-            outputs = tuple(back(g) if is_there else g for back, g, is_there in zip(unfold, grads, there, strict=True))
+            outputs = tuple(
+                back(g) if is_there else g
+                for back, g, is_there in zip(unfold, grads, there, strict=True)
+            )
             return outputs, tuple(0 if is_there else None for is_there in there)
 
     Backward.__name__ = f"{layer.name.upper()}BackwardTransformed"  # what graphs and profiles show
@@ -195,7 +221,9 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
     formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
     operands, options = layer.operands, layer.operands + len(layer.options)
     backward_function: Any = _backward_of(layer)
-    again = (None,) * len(layer.saved)  # the formula computes them again, so that it is differentiable
+    again = (None,) * len(
+        layer.saved
+    )  # the formula computes them again, so that it is differentiable
 
     class Forward(Function):
         """From the operands and the options: y and what is kept, functions of the operands without gradients."""
@@ -226,9 +254,17 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
             x, *weights = inputs[:operands]
             of_x, *of_weights = in_dims[:operands]
             into_models = any(dim is not None for dim in of_weights)
-            fold = _Fold(info.batch_size, weights[0], of_weights[0], x.dim() - (of_x is not None), into_models)
+            fold = _Fold(
+                info.batch_size,
+                weights[0],
+                of_weights[0],
+                x.dim() - (of_x is not None),
+                into_models,
+            )
             folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
-            rows, dims = zip(*map(fold.unfold_rows, Forward.apply(*folded, *inputs[operands:])), strict=True)  # type: ignore[no-untyped-call]
+            rows, dims = zip(
+                *map(fold.unfold_rows, Forward.apply(*folded, *inputs[operands:])), strict=True
+            )  # type: ignore[no-untyped-call]
             return rows, dims
 
     Forward.__name__ = f"{layer.name.upper()}Transformed"

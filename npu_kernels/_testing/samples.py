@@ -113,8 +113,12 @@ class OperatorRecord:
         generator = torch.Generator().manual_seed(seed)
 
         def draw(low: float, high: float, *shape: int, smallest: float = 0.0) -> Tensor:
-            values = torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
-            values = torch.where(values < 0, values.clamp(max=-smallest), values.clamp(min=smallest))
+            values = (
+                torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
+            )
+            values = torch.where(
+                values < 0, values.clamp(max=-smallest), values.clamp(min=smallest)
+            )
             return with_layout(values.to(device=device, dtype=dtype), layout)
 
         models = () if num_models is None else (num_models,)
@@ -141,7 +145,9 @@ class OperatorRecord:
             choices += [(*choice, name) for choice in choices]
         return choices
 
-    def samples(self, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 0) -> Iterator[Sample]:
+    def samples(
+        self, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 0
+    ) -> Iterator[Sample]:
         """Draw valid calls of every size, and of all models, options and layouts on an odd size."""
         draw = functools.partial(self.sample, dtype=dtype, device=device, seed=seed)
         for batch, in_features, out_features in SIZES:
@@ -194,7 +200,9 @@ class OperatorRecord:
         errors = *self._weight_errors(good, models), *self._option_errors(good)
         return [*shape_errors, *type_errors, *errors]
 
-    def _bad(self, error: type[Exception], base: Sample, name: str, message: str, /, **changes: Any) -> ErrorSample:
+    def _bad(
+        self, error: type[Exception], base: Sample, name: str, message: str, /, **changes: Any
+    ) -> ErrorSample:
         """Return a call of `base` with some arguments changed."""
         arguments: dict[str, Any] = {"x": base.x, **base.tensors}
         options = {key: changes.pop(key) for key in list(changes) if key not in arguments}
@@ -244,7 +252,10 @@ def _record(name: str, *samples: Any) -> OperatorRecord:
 
 
 RECORDS: dict[str, OperatorRecord] = {
-    **{name: _record(name, layer.drawn_within, layer.calls, layer.least_input) for name, layer in ops.LAYERS.items()},
+    **{
+        name: _record(name, layer.drawn_within, layer.calls, layer.least_input)
+        for name, layer in ops.LAYERS.items()
+    },
     "nau": _record("nau", (-1.5, 1.5), ({}, {"clip": False})),
     "nac": _record("nac"),
 }
@@ -273,7 +284,9 @@ def normwise_error(actual: Tensor, expected: Tensor) -> float:
     """
     actual, expected = actual.detach().double(), expected.detach().double()
     if actual.shape != expected.shape:
-        raise ValueError(f"normwise_error: shapes differ, {tuple(actual.shape)} and {tuple(expected.shape)}")
+        raise ValueError(
+            f"normwise_error: shapes differ, {tuple(actual.shape)} and {tuple(expected.shape)}"
+        )
     finite = expected.isfinite()
     if not torch.equal(finite, actual.isfinite()) or not torch.equal(
         actual[~finite].nan_to_num(nan=0.5), expected[~finite].nan_to_num(nan=0.5)

@@ -11,17 +11,23 @@ from npu_kernels._jobs import files
 from npu_kernels.certify._matrix import CHECKS, SLOW, Result, columns, measure, not_run
 from npu_kernels.certify._report import markdown, versions
 
-JSON, MARKDOWN = Path("npu_kernels_certificate.json"), Path("npu_kernels_certificate.md")  # of all checks
+JSON, MARKDOWN = (
+    Path("npu_kernels_certificate.json"),
+    Path("npu_kernels_certificate.md"),
+)  # of all checks
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m npu_kernels.certify", description="Neural Power Unit, a layer: does all of it work here?"
+        prog="python -m npu_kernels.certify",
+        description="Neural Power Unit, a layer: does all of it work here?",
     )
     parser.add_argument("--json", type=files.output, help=f"where to write JSON; default: {JSON}")
     parser.add_argument("--markdown", type=files.output, help=f"and Markdown; default: {MARKDOWN}")
-    parser.add_argument("--only", default="", help="checks whose title has this in it; writes only into files named")
+    parser.add_argument(
+        "--only", default="", help="checks whose title has this in it; writes only into files named"
+    )
     parser.add_argument("--column", default="", help="columns whose name has this in it; likewise")
     parser.add_argument(
         "--quick",
@@ -29,20 +35,29 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"one size of each layer on every backend, without {', '.join(SLOW)}; likewise",
     )
     options = parser.parse_args(arguments)
-    titles = [title for title in CHECKS if options.only in title and not (options.quick and title.startswith(SLOW))]
+    titles = [
+        title
+        for title in CHECKS
+        if options.only in title and not (options.quick and title.startswith(SLOW))
+    ]
     where = [column for column in columns(options.quick) if options.column in column.name]
     if not titles or not where:
-        parser.error(f"nothing to run: {len(titles)} checks, columns {[column.name for column in columns()]}")
+        parser.error(
+            f"nothing to run: {len(titles)} checks, columns {[column.name for column in columns()]}"
+        )
     for name, default in (("json", JSON), ("markdown", MARKDOWN)):
         path = getattr(options, name)
         if not (options.only or options.column or options.quick):
             setattr(options, name, path or _default(parser, default))
         elif path is not None and path.resolve() == default.resolve():
-            parser.error(f"--{name} {path} is the file of whole certificates; name another one for a part of it")
+            parser.error(
+                f"--{name} {path} is the file of whole certificates; name another one for a part of it"
+            )
 
     def show(result: Result) -> None:
         print(
-            f"{result.status:4} {result.seconds:6.1f} s  {result.column}: {result.check}: {result.detail}", flush=True
+            f"{result.status:4} {result.seconds:6.1f} s  {result.column}: {result.check}: {result.detail}",
+            flush=True,
         )
 
     results, facts = measure(titles, where, show), versions()
@@ -53,7 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
         "not run": not_run(),
         "results": [asdict(result) for result in results],
     }
-    texts = {options.json: json.dumps(report, indent=1) + "\n", options.markdown: markdown(results, facts, not_run())}
+    texts = {
+        options.json: json.dumps(report, indent=1) + "\n",
+        options.markdown: markdown(results, facts, not_run()),
+    }
     written, lost = _written({path: text for path, text in texts.items() if path is not None})
     said = f"{' and '.join(written)} written" if written else "no file written"
     print(f"{len(results)} cells, {failed} failed; {said}")
@@ -75,6 +93,8 @@ def _written(texts: dict[Path, str]) -> tuple[list[str], bool]:
             files.write(path, text)
             written.append(str(path))
         except OSError as error:
-            print(f"{text}\n{path} could not be written: {error.strerror or error}; it is printed above")
+            print(
+                f"{text}\n{path} could not be written: {error.strerror or error}; it is printed above"
+            )
             lost = True
     return written, lost

@@ -30,12 +30,16 @@ def _fresh_compiler() -> Iterator[None]:
 
 def _compiled(column: Column, backend: str) -> None:
     options: Any = {"dtype": torch.float64, "device": column.device}
-    model = nn.Sequential(NPU(3, 4, init_im=0.3, **options), NAU(4, 4, **options), NMU(4, 2, **options))
+    model = nn.Sequential(
+        NPU(3, 4, init_im=0.3, **options), NAU(4, 4, **options), NMU(4, 2, **options)
+    )
     with _fresh_compiler():
         compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
         for rows in (9, 21, 5):
             x = inputs(column, rows, 3, dtype=torch.float64)
-            for actual, expected in zip(step(compiled, model, x), step(model, model, x), strict=True):
+            for actual, expected in zip(
+                step(compiled, model, x), step(model, model, x), strict=True
+            ):
                 equal(actual, expected, ROUNDING, f"{rows} rows")
 
 
@@ -45,7 +49,9 @@ def _aot_eager(column: Column) -> None:
 
 
 def _compiler(column: Column) -> None:
-    if column.device == "cpu" and not (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")):
+    if column.device == "cpu" and not (
+        shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    ):
         raise Unavailable("no C++ compiler")
     if column.device == "cuda" and not has_triton():
         raise Unavailable("inductor needs triton")
@@ -87,7 +93,9 @@ def _compiled_double(column: Column) -> None:
 def _exported(column: Column) -> tuple[nn.Module, torch.export.ExportedProgram]:
     model = model_of(column)[:3].eval()
     shapes = ({0: torch.export.Dim("batch")},)
-    return model, torch.export.export(model, (inputs(column, 5, 3),), dynamic_shapes=shapes, strict=False)
+    return model, torch.export.export(
+        model, (inputs(column, 5, 3),), dynamic_shapes=shapes, strict=False
+    )
 
 
 @check("torch.export: dynamic batch, save, load, run, decompose")
@@ -98,7 +106,9 @@ def _export(column: Column) -> None:
     file.seek(0)
     loaded = torch.export.load(file).module()
     plain = program.run_decompositions(interop.decompositions())
-    require(not [n for n in plain.graph.nodes if "npu_kernels" in str(n.target)], "operators remain")
+    require(
+        not [n for n in plain.graph.nodes if "npu_kernels" in str(n.target)], "operators remain"
+    )
     x = inputs(column, 11, 3)
     equal(loaded(x), model(x), 1e-6, "loaded")
     equal(plain.module()(x), model(x), 1e-5, "decomposed")
@@ -117,7 +127,9 @@ def _onnx(column: Column) -> str:
         converted = torch.onnx.export(plain, dynamo=True, verbose=False)
         assert converted is not None
         converted.save(f"{folder}/model.onnx")
-        session = onnxruntime.InferenceSession(f"{folder}/model.onnx", providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            f"{folder}/model.onnx", providers=["CPUExecutionProvider"]
+        )
         x = inputs(column, 11, 3)
         (y,) = session.run(None, {session.get_inputs()[0].name: x.cpu().numpy()})
     return f"{equal(torch.from_numpy(y), model(x), 1e-5, 'onnxruntime'):.0e}"
@@ -144,7 +156,9 @@ def _package(column: Column) -> None:
     _compiler(column)
     model = NPU(3, 6, init_im=0.3, device=column.device).eval()
     shapes = ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(model, (inputs(column, 5, 3),), dynamic_shapes=shapes, strict=False)
+    program = torch.export.export(
+        model, (inputs(column, 5, 3),), dynamic_shapes=shapes, strict=False
+    )
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/model.pt2")
         loaded = torch._inductor.aoti_load_package(path)

@@ -23,7 +23,10 @@ def _gradcheck(column: Column) -> None:
     for name in FUSED:
         require(
             torch.autograd.gradcheck(
-                RECORDS[name].function, leaves_of(name, column), check_batched_grad=True, **_tight(column)
+                RECORDS[name].function,
+                leaves_of(name, column),
+                check_batched_grad=True,
+                **_tight(column),
             ),
             name,
         )
@@ -32,7 +35,12 @@ def _gradcheck(column: Column) -> None:
 @check("gradgradcheck")
 def _gradgradcheck(column: Column) -> None:
     for name in FUSED:
-        require(torch.autograd.gradgradcheck(RECORDS[name].function, leaves_of(name, column), **_tight(column)), name)
+        require(
+            torch.autograd.gradgradcheck(
+                RECORDS[name].function, leaves_of(name, column), **_tight(column)
+            ),
+            name,
+        )
 
 
 @check("forward-mode AD, and over reverse")
@@ -40,9 +48,16 @@ def _forward_mode(column: Column) -> None:
     for name in FUSED:
         f, leaves = RECORDS[name].function, leaves_of(name, column, rows=2)
         require(
-            torch.autograd.gradcheck(f, leaves, check_forward_ad=True, check_backward_ad=False, **_tight(column)), name
+            torch.autograd.gradcheck(
+                f, leaves, check_forward_ad=True, check_backward_ad=False, **_tight(column)
+            ),
+            name,
         )
-        over: dict[str, Any] = {"check_fwd_over_rev": True, "check_rev_over_rev": False, "check_undefined_grad": False}
+        over: dict[str, Any] = {
+            "check_fwd_over_rev": True,
+            "check_rev_over_rev": False,
+            "check_undefined_grad": False,
+        }
         require(torch.autograd.gradgradcheck(f, leaves, **over, **_tight(column)), name)
 
 
@@ -50,7 +65,9 @@ def _forward_mode(column: Column) -> None:
 def _gradients32(column: Column) -> str:
     worst = 0.0
     for name in FUSED:
-        leaves = [leaf.detach().float().requires_grad_() for leaf in leaves_of(name, column, rows=9)]
+        leaves = [
+            leaf.detach().float().requires_grad_() for leaf in leaves_of(name, column, rows=9)
+        ]
         doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
         grads = torch.autograd.grad(RECORDS[name].function(*leaves).sum(), leaves)
         exact = torch.autograd.grad(RECORDS[name].reference(*doubles).sum(), doubles)

@@ -95,7 +95,9 @@ def columns(quick: bool = False) -> list[Column]:
     """What can run here; quick: every backend, the CPU's with the instruction set in use."""
     found = [Column("reference")]
     if cpu.available()[0]:
-        found += [Column("cpu", isa=isa) for isa in ([cpu.isa()] if quick else cpu.supported_isas())]
+        found += [
+            Column("cpu", isa=isa) for isa in ([cpu.isa()] if quick else cpu.supported_isas())
+        ]
     if not _interpreter_problem():
         found.append(Column("triton"))
     if torch.cuda.is_available():
@@ -166,10 +168,19 @@ def measure(
     titles: list[str], where: list[Column], progress: Callable[[Result], None] = lambda result: None
 ) -> list[Result]:
     """The matrix, column by column; what Triton interprets runs at the same time, in a separate process."""
-    apart = [column for column in where if column.interpreted and not dispatch.reasons("cpu")["triton"][0]]
+    apart = [
+        column
+        for column in where
+        if column.interpreted and not dispatch.reasons("cpu")["triton"][0]
+    ]
     results: dict[Column, list[Result]] = {column: [] for column in where}
     with _interpreting_process() if apart else contextlib.nullcontext() as pool:
-        waiting = [(pool.submit(run, title, column), title, column) for column in apart for title in titles if pool]
+        waiting = [
+            (pool.submit(run, title, column), title, column)
+            for column in apart
+            for title in titles
+            if pool
+        ]
         for column in where:
             for title in titles if column not in apart else ():
                 results[column].append(run(title, column))

@@ -40,7 +40,9 @@ def _threads(column: Column) -> str | None:
 
     def same(actual: list[Tensor], expected: list[Tensor]) -> None:
         for a, e in zip(actual, expected, strict=True):
-            if column.backend == "reference":  # a matrix library may split its sums by the number of threads
+            if (
+                column.backend == "reference"
+            ):  # a matrix library may split its sums by the number of threads
                 equal(a, e, 1e-4, "threads")
             else:
                 require(torch.equal(a, e), "other bits")
@@ -63,7 +65,9 @@ def _threads(column: Column) -> str | None:
 
 
 def _in_child(sample: Sample, connection: multiprocessing.connection.Connection) -> None:
-    torch.set_num_threads(1)  # torch asks for this in a child that forks from a process with threads
+    torch.set_num_threads(
+        1
+    )  # torch asks for this in a child that forks from a process with threads
     connection.send(sample.call(functional.npu).numpy())
     connection.close()
 
@@ -101,7 +105,9 @@ def _fork(column: Column) -> None:
     require(child.exitcode == 0, f"the child ended with {child.exitcode}")
 
     layer, x = NPU(3, 2, dtype=torch.float64), inputs(column, 12, 3, dtype=torch.float64)
-    loader = DataLoader(_Rows(layer, x), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(
+        _Rows(layer, x), batch_size=4, num_workers=2, multiprocessing_context="fork"
+    )
     equal(torch.cat(list(loader)), layer(x), ROUNDING, "in workers")
 
 
@@ -122,13 +128,22 @@ def _distributed(rank: int, column: Column) -> None:
         for parameter, one in zip(model.parameters(), single.parameters(), strict=True):
             grad: Any = parameter.grad
             assert one.grad is not None
-            equal(grad.full_tensor() if model is sharded else grad, one.grad, 1e-12, type(model).__name__)
+            equal(
+                grad.full_tensor() if model is sharded else grad,
+                one.grad,
+                1e-12,
+                type(model).__name__,
+            )
     if column.backend == "reference":
         return  # plain torch, which has other rules
     leaves = RECORDS["npu"].sample(4, 4, 4, device=column.device).requires_grad().leaves()
     y = functional.npu(*leaves)
     wanted = [y, *torch.autograd.grad(y.square().sum(), leaves)]
-    for of_x, of_weight in ((Replicate(), Replicate()), (Shard(0), Replicate()), (Replicate(), Shard(0))):
+    for of_x, of_weight in (
+        (Replicate(), Replicate()),
+        (Shard(0), Replicate()),
+        (Replicate(), Shard(0)),
+    ):
         placed: list[Any] = [of_x, of_weight, of_weight, Replicate()]
         spread = [
             distribute_tensor(leaf.detach(), mesh, [placement]).requires_grad_()
@@ -140,7 +155,10 @@ def _distributed(rank: int, column: Column) -> None:
             equal(actual.full_tensor(), want, 1e-12, f"DTensor {of_x} {of_weight}")
     options: Any = {"num_models": 4, "dtype": torch.float64, "device": column.device}
     ensemble = nn.Sequential(NPU(3, 5, init_im=0.3, **options), NMU(5, 2, **options))
-    whole = [ensemble(x), *torch.autograd.grad(ensemble(x).square().sum(), list(ensemble.parameters()))]
+    whole = [
+        ensemble(x),
+        *torch.autograd.grad(ensemble(x).square().sum(), list(ensemble.parameters())),
+    ]
     shard_models(ensemble, mesh)
     outputs: Any = ensemble(x)
     parts: Any = torch.autograd.grad(outputs.square().sum(), list(ensemble.parameters()))
@@ -158,7 +176,9 @@ def _rank(rank: int, port: int, where: tuple[Column, ...], folder: str) -> None:
     if where[0].device == "cuda":
         torch.cuda.set_device(rank)
     address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(BACKENDS[where[0].device], init_method=address, rank=rank, world_size=2, timeout=limit)
+    dist.init_process_group(
+        BACKENDS[where[0].device], init_method=address, rank=rank, world_size=2, timeout=limit
+    )
     failures = {}
     for column in where:
         try:
@@ -195,6 +215,8 @@ def _processes(column: Column) -> None:
     backend = BACKENDS[column.device]
     if not (dist.is_available() and dist.is_backend_available(backend)):
         raise Unavailable(f"this torch has no {backend}")
-    alike = [c for c in columns() if c.device == column.device and c.interpreted == column.interpreted]
+    alike = [
+        c for c in columns() if c.device == column.device and c.interpreted == column.interpreted
+    ]
     failures = _failures_of_two_processes(tuple(alike))
     require(column.name not in failures, failures.get(column.name, ""))

@@ -9,9 +9,23 @@ from npu_kernels.certify._matrix import Result
 def versions() -> dict[str, str]:
     """What the matrix was measured with."""
     facts = env.environment()
-    wanted = ("npu_kernels", "python", "torch", "triton", "numpy", "processor", "cores", "cuda", "cpu instruction set")
+    wanted = (
+        "npu_kernels",
+        "python",
+        "torch",
+        "triton",
+        "numpy",
+        "processor",
+        "cores",
+        "cuda",
+        "cpu instruction set",
+    )
     found = {name: facts[name] for name in wanted}
-    return {**found, "mpmath": env.version_of("mpmath"), "onnxruntime": env.version_of("onnxruntime")}
+    return {
+        **found,
+        "mpmath": env.version_of("mpmath"),
+        "onnxruntime": env.version_of("onnxruntime"),
+    }
 
 
 NOTES = """
@@ -59,6 +73,15 @@ def markdown(results: list[Result], facts: dict[str, str], missing: dict[str, st
         row = (cells[title, name] for name in names)
         texts = (shown[cell.status].format(cell.detail.replace("|", "\\|")) for cell in row)
         lines.append(f"| {title} | {' | '.join(texts)} |")
-    lines += ["", *(f"Not run, and so not in the table: {name}: {reason}." for name, reason in missing.items())]
-    lines += ["", "Measured with " + ", ".join(f"{name} {value}" for name, value in facts.items()) + "."]
+    lines += [
+        "",
+        *(
+            f"Not run, and so not in the table: {name}: {reason}."
+            for name, reason in missing.items()
+        ),
+    ]
+    lines += [
+        "",
+        "Measured with " + ", ".join(f"{name} {value}" for name, value in facts.items()) + ".",
+    ]
     return "\n".join(lines) + "\n" + NOTES

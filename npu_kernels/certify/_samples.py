@@ -14,7 +14,9 @@ from npu_kernels._testing.samples import RECORDS, normwise_error
 from npu_kernels.certify._matrix import Column
 
 ROUNDING = 1e-11  # of float64
-FUSED = tuple(name for name, layer in ops.LAYERS.items() if {"cpu", "triton"} <= set(layer.backends))
+FUSED = tuple(
+    name for name, layer in ops.LAYERS.items() if {"cpu", "triton"} <= set(layer.backends)
+)
 
 
 def equal(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> float:
@@ -48,7 +50,10 @@ def model_of(column: Column, dtype: torch.dtype = torch.float32) -> nn.Sequentia
     torch.manual_seed(0)
     options: Any = {"dtype": dtype, "device": column.device}
     return nn.Sequential(
-        NPU(3, 6, init_im=0.3, **options), NAU(6, 4, **options), NMU(4, 3, **options), iNALU(3, 2, **options)
+        NPU(3, 6, init_im=0.3, **options),
+        NAU(6, 4, **options),
+        NMU(4, 3, **options),
+        iNALU(3, 2, **options),
     )
 
 

@@ -74,7 +74,9 @@ def _anomaly(column: Column) -> None:
         try:
             layer(x).sum().backward()
         except RuntimeError as error:
-            require(column.backend == "reference" or "NPUFunctionBackward" in str(error), str(error))
+            require(
+                column.backend == "reference" or "NPUFunctionBackward" in str(error), str(error)
+            )
         else:
             raise AssertionError("no error")
     with trace.non_finite(layer, "record") as found:

@@ -30,8 +30,16 @@ def _half(column: Column) -> None:
         y = model(x)
         y.float().square().mean().backward()
         require(y.dtype == dtype, f"{dtype}: {y.dtype}")
-        require(all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()), str(dtype))
-        equal(y.float(), copy.deepcopy(model).float()(x.float()), 30 * torch.finfo(dtype).eps, str(dtype))
+        require(
+            all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()),
+            str(dtype),
+        )
+        equal(
+            y.float(),
+            copy.deepcopy(model).float()(x.float()),
+            30 * torch.finfo(dtype).eps,
+            str(dtype),
+        )
 
 
 @check("GradScaler")
@@ -48,7 +56,10 @@ def _scaler(column: Column) -> None:
     scaler.step(optimizer)
     scaler.update()
     require(all(bool(p.isfinite().all()) for p in model.parameters()), "not finite")
-    require(any(not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)), "no step")
+    require(
+        any(not torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)),
+        "no step",
+    )
 
 
 @check("torch.utils.checkpoint, reentrant and not")

@@ -32,11 +32,16 @@ def _func(column: Column) -> None:
 
             pulled: Any = torch.func.vjp(f, *leaves)
             found = [*torch.func.grad(loss, every)(*leaves), *pulled[1](torch.ones_like(pulled[0]))]
-            found += [*torch.func.jvp(f, tuple(leaves), tangents), *torch.func.jacrev(f, every)(*leaves)]
+            found += [
+                *torch.func.jvp(f, tuple(leaves), tangents),
+                *torch.func.jacrev(f, every)(*leaves),
+            ]
             found += [*torch.func.jacfwd(f, every)(*leaves), torch.func.hessian(loss, 1)(*leaves)]
             return found
 
-        for actual, expected in zip(results(record.function), results(record.reference), strict=True):
+        for actual, expected in zip(
+            results(record.function), results(record.reference), strict=True
+        ):
             equal(actual, expected, ROUNDING, name)
 
 
@@ -57,7 +62,9 @@ def _per_sample(column: Column) -> None:
 @check("torch.func: vmap over stacked modules is one call")
 def _stacked(column: Column) -> str | None:
     options: Any = {"dtype": torch.float64, "device": column.device}
-    modules: Any = [nn.Sequential(NPU(3, 4, init_im=0.3, **options), NMU(4, 2, **options)) for _ in range(4)]
+    modules: Any = [
+        nn.Sequential(NPU(3, 4, init_im=0.3, **options), NMU(4, 2, **options)) for _ in range(4)
+    ]
     state, _ = torch.func.stack_module_state(modules)
     x = inputs(column, 5, 3, dtype=torch.float64)
 
@@ -74,7 +81,9 @@ def _stacked(column: Column) -> str | None:
     for name, value in state.items():
         one = [dict(m.named_parameters())[name] for m in modules]
         losses = [m(x).square().sum() for m in modules]
-        expected = torch.stack([torch.autograd.grad(v, p)[0] for v, p in zip(losses, one, strict=True)])
+        expected = torch.stack(
+            [torch.autograd.grad(v, p)[0] for v, p in zip(losses, one, strict=True)]
+        )
         for actual in (first[name], second[name], value.grad):
             equal(actual, expected, ROUNDING, name)
     if column.backend == "reference":

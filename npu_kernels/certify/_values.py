@@ -9,12 +9,20 @@ import torch
 from torch import Tensor
 
 from npu_kernels import functional, reference
-from npu_kernels._testing.samples import RECORDS, Sample, error_bound, fill_uninitialized_with_nan, with_layout
+from npu_kernels._testing.samples import (
+    RECORDS,
+    Sample,
+    error_bound,
+    fill_uninitialized_with_nan,
+    with_layout,
+)
 from npu_kernels.certify._matrix import Column, Unavailable, check
 from npu_kernels.certify._samples import FUSED, equal, model_of, require
 
 
-def _exact_npu(x: list[float], re: list[float], im: list[float], gate: list[float], eps: float) -> tuple[Any, Any]:
+def _exact_npu(
+    x: list[float], re: list[float], im: list[float], gate: list[float], eps: float
+) -> tuple[Any, Any]:
     """(y, exp P) of one output of one row with 50 digits, as a product of complex powers."""
     from mpmath import mp, mpf
 
@@ -34,7 +42,9 @@ def _ulp(column: Column, dtype: torch.dtype) -> str:
         raise Unavailable("mpmath is not installed") from None
     sample = RECORDS["npu"].sample(12, 9, 5, dtype=dtype, device=column.device)
     eps = torch.finfo(dtype).eps
-    actual, eager = (sample.call(f).double().cpu().tolist() for f in (functional.npu, reference.npu))
+    actual, eager = (
+        sample.call(f).double().cpu().tolist() for f in (functional.npu, reference.npu)
+    )
     tensors = [t.double().cpu().tolist() for t in sample.leaves()]
     ours = theirs = 0.0
     with mp.workdps(50):
@@ -43,7 +53,10 @@ def _ulp(column: Column, dtype: torch.dtype) -> str:
                 y, size = _exact_npu(row, tensors[1][o], tensors[2][o], tensors[3], eps)
                 ours = max(ours, float(abs(actual[b][o] - y) / size) / eps)
                 theirs = max(theirs, float(abs(eager[b][o] - y) / size) / eps)
-    require(ours <= error_bound(theirs * eps, dtype) / eps, f"{ours:.1f} ulp of exp(P), eager {theirs:.1f}")
+    require(
+        ours <= error_bound(theirs * eps, dtype) / eps,
+        f"{ours:.1f} ulp of exp(P), eager {theirs:.1f}",
+    )
     return f"{ours:.1f} ulp (eager {theirs:.1f})"
 
 
@@ -63,7 +76,10 @@ def _parity(column: Column) -> str | None:
     for name in FUSED:
         record = RECORDS[name]
         samples = (
-            [record.sample(17, 5, 3, num_models=models, device=column.device) for models in (None, 2)]
+            [
+                record.sample(17, 5, 3, num_models=models, device=column.device)
+                for models in (None, 2)
+            ]
             if column.quick
             else list(record.samples(torch.float64, column.device))[::every]
         )
@@ -99,7 +115,9 @@ def _written_out(name: str, sample: Sample, upstream: Tensor) -> tuple[Tensor, t
         clip = sample.options.get("clip", True)
         used = weight.clamp(0, 1) if clip else weight
         grad_x, grad_weight = reference.nmu_backward(upstream, sample.x, used)
-        inside = (weight >= 0) & (weight <= 1) if clip else torch.ones_like(weight, dtype=torch.bool)
+        inside = (
+            (weight >= 0) & (weight <= 1) if clip else torch.ones_like(weight, dtype=torch.bool)
+        )
         return reference.nmu_forward(sample.x, used), (grad_x, grad_weight.where(inside, 0))
     eps = sample.options.get("eps", torch.finfo(sample.x.dtype).eps)
     straight = sample.options["gate_gradient"] == "straight_through"
@@ -113,18 +131,37 @@ def _written_out(name: str, sample: Sample, upstream: Tensor) -> tuple[Tensor, t
 
 @check("special values: 0, -0, subnormal, huge, inf, nan")
 def _special(column: Column) -> None:
-    values = [0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan]
+    values = [
+        0.0,
+        -0.0,
+        1e-45,
+        -1e-40,
+        1e-38,
+        1e38,
+        -1e38,
+        1.0,
+        -1.0,
+        math.inf,
+        -math.inf,
+        math.nan,
+    ]
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-11)):
         special = torch.tensor(values, dtype=dtype, device=column.device)
         x = torch.stack([special, torch.full_like(special, 0.7), torch.full_like(special, -1.3)], 1)
         re = torch.tensor([[0.5, 0.25, -0.5], [-0.3, 0.5, 0.75]], dtype=dtype, device=column.device)
-        im = torch.tensor([[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]], dtype=dtype, device=column.device)
+        im = torch.tensor(
+            [[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]], dtype=dtype, device=column.device
+        )
         for gate in (None, torch.full_like(re[0], 0.5), torch.zeros_like(re[0])):
             for row in range(len(values)):  # one by one, so that each is measured by its own size
-                actual, expected = (f(x[row : row + 1], re, im, gate) for f in (functional.npu, reference.npu))
+                actual, expected = (
+                    f(x[row : row + 1], re, im, gate) for f in (functional.npu, reference.npu)
+                )
                 equal(actual, expected, tolerance, f"{dtype} x = {values[row]}")
         for row in range(len(values)):
-            actual, expected = (f(x[row : row + 1], re.clamp(0, 1)) for f in (functional.nmu, reference.nmu))
+            actual, expected = (
+                f(x[row : row + 1], re.clamp(0, 1)) for f in (functional.nmu, reference.nmu)
+            )
             equal(actual, expected, tolerance, f"nmu {dtype} x = {values[row]}")
 
 
@@ -132,4 +169,7 @@ def _special(column: Column) -> None:
 def _empty(column: Column) -> None:
     model = model_of(column)
     model(torch.empty(0, 3, device=column.device)).sum().backward()
-    require(all(p.grad is not None and not p.grad.any() for p in model.parameters()), "gradients are not zero")
+    require(
+        all(p.grad is not None and not p.grad.any() for p in model.parameters()),
+        "gradients are not zero",
+    )

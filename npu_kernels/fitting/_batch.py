@@ -16,10 +16,7 @@ from torch.func import functional_call
 
 from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.formula import nearest_fraction
-from npu_kernels.layers import Unit
-from npu_kernels.layers import NALU
-from npu_kernels.layers import NAU
-from npu_kernels.layers import NPU, NaiveNPU, RealNPU
+from npu_kernels.layers import NALU, NAU, NPU, NaiveNPU, RealNPU, Unit
 
 # What a parameter is. A coefficient, the weight of a sum that is not clipped, may have any size and unit: it is rounded
 # only where the data are exact. A free one is never rounded.
@@ -71,7 +68,9 @@ class Template:
 
     def __init__(self, function: str, model: nn.Module, recipe: Recipe) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"{function}: model must be a torch.nn.Module, got {type(model).__name__}")
+            raise TypeError(
+                f"{function}: model must be a torch.nn.Module, got {type(model).__name__}"
+            )
         owned = {}
         counts: set[Any] = set()
         for path, unit in model.named_modules():
@@ -100,19 +99,26 @@ class Template:
         tensors = list(named.values())
         self.device, self.dtype = tensors[0].device, tensors[0].dtype
         if any(t.dtype != self.dtype or t.device != self.device for t in tensors):
-            raise ValueError(f"{function}: all parameters of model must have one dtype and one device")
+            raise ValueError(
+                f"{function}: all parameters of model must have one dtype and one device"
+            )
         if self.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{function}: model must be float32 or float64, got {self.dtype}")
         if self.device.type == "meta":
-            raise ValueError(f"{function}: model must be on a device that computes, got {self.device}")
+            raise ValueError(
+                f"{function}: model must be on a device that computes, got {self.device}"
+            )
         self.shapes = [tuple(t.shape[1:]) for t in tensors]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.kinds = [_kind(*owner) for owner in self.units]
         self.intervals = [
-            _interval(*owner, kind, recipe.bound) for owner, kind in zip(self.units, self.kinds, strict=True)
+            _interval(*owner, kind, recipe.bound)
+            for owner, kind in zip(self.units, self.kinds, strict=True)
         ]
         # Of each of the P parameters of one model:
-        self.kind = torch.cat([torch.full((n,), k) for n, k in zip(self.sizes, self.kinds, strict=True)])
+        self.kind = torch.cat(
+            [torch.full((n,), k) for n, k in zip(self.sizes, self.kinds, strict=True)]
+        )
         self.kind = self.kind.to(self.device)
 
     def has(self, *kinds: int) -> bool:
@@ -121,7 +127,9 @@ class Template:
 
     def __call__(self, tensors: Sequence[Tensor], x: Tensor) -> Tensor:
         """The models' results ``[K, B, O]`` for x ``[K, B, I]`` or a shared ``[B, I]``."""
-        result: Tensor = functional_call(self.model, dict(zip(self.names, tensors, strict=True)), (x,))
+        result: Tensor = functional_call(
+            self.model, dict(zip(self.names, tensors, strict=True)), (x,)
+        )
         return result
 
     # ---- forms of the parameters ---------------------------------------------------------------------------------
@@ -133,7 +141,10 @@ class Template:
     def unflatten(self, flat: Tensor) -> list[Tensor]:
         """Contiguous tensors ``[K, ...]``."""
         parts = flat.split(self.sizes, 1)
-        return [part.contiguous().view(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return [
+            part.contiguous().view(-1, *shape)
+            for part, shape in zip(parts, self.shapes, strict=True)
+        ]
 
     def build(self, flat: Tensor, single: bool) -> nn.Module:
         """A new module with these parameters: K models, or one without a model dimension from ``[1, P]``."""
@@ -161,7 +172,9 @@ class Template:
 
     # ---- starts, intervals, rounding -----------------------------------------------------------------------------
 
-    def _ends(self, unit: Unit, name: str, kind: int, recipe: Recipe, starts: int) -> tuple[Tensor, Tensor]:
+    def _ends(
+        self, unit: Unit, name: str, kind: int, recipe: Recipe, starts: int
+    ) -> tuple[Tensor, Tensor]:
         """Low and high end of the uniform distribution that each start ``[S]`` is drawn from."""
 
         def turns(values: tuple[Any, ...], every: int = 1) -> Tensor:
@@ -189,9 +202,13 @@ class Template:
         hidden = [recipe.hidden[s // len(recipe.wide) % len(recipe.hidden)] for s in range(starts)]
         return torch.tensor([min(n or most, most) for n in hidden])
 
-    def start(self, generators: Sequence[torch.Generator], starts: int, recipe: Recipe) -> list[Tensor]:
+    def start(
+        self, generators: Sequence[torch.Generator], starts: int, recipe: Recipe
+    ) -> list[Tensor]:
         """The starts of all problems, ``[problems * starts, ...]``; a problem's are its own generator's."""
-        draws = torch.stack([torch.rand(starts, sum(self.sizes), generator=g) for g in generators])  # [P, S, ...]
+        draws = torch.stack(
+            [torch.rand(starts, sum(self.sizes), generator=g) for g in generators]
+        )  # [P, S, ...]
         parts = []
         for (unit, name), kind, shape, part in zip(
             self.units, self.kinds, self.shapes, draws.split(self.sizes, 2), strict=True
@@ -199,7 +216,9 @@ class Template:
             low, high = (end.view(1, -1, 1) for end in self._ends(unit, name, kind, recipe, starts))
             part = (low + (high - low) * part).view(len(draws), starts, *shape)
             if kind in (GATE, POWER):
-                used = torch.arange(unit.in_features) < self._inputs(unit, recipe, starts).unsqueeze(1)  # [S, I]
+                used = torch.arange(unit.in_features) < self._inputs(
+                    unit, recipe, starts
+                ).unsqueeze(1)  # [S, I]
                 part = part * (used if kind == GATE else used.unsqueeze(1))
             parts.append(part.flatten(2))
         return self.unflatten(torch.cat(parts, 2).flatten(0, 1).to(self.device, self.dtype))
@@ -210,7 +229,9 @@ class Template:
             if low > -math.inf:
                 tensor.clamp_(low, high)
 
-    def rounded(self, flat: Tensor, denominator: int, kinds: Sequence[int] = (GATE, POWER, LINEAR)) -> Tensor:
+    def rounded(
+        self, flat: Tensor, denominator: int, kinds: Sequence[int] = (GATE, POWER, LINEAR)
+    ) -> Tensor:
         """Rows ``[K, P]`` with the parameters of these kinds rounded: gates to 0 or 1, weights to fractions."""
         result = flat
         if GATE in kinds:

@@ -42,8 +42,16 @@ def collect(function: str, batches: Any, rows: int, seed: int) -> tuple[Tensor, 
             batch = next(source)
         except StopIteration:
             break
-        if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)):
-            parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, (tuple, list)) else ""
+        if not (
+            isinstance(batch, (tuple, list))
+            and len(batch) == 2
+            and all(isinstance(t, Tensor) for t in batch)
+        ):
+            parts = (
+                ", ".join(type(part).__name__ for part in batch)
+                if isinstance(batch, (tuple, list))
+                else ""
+            )
             got = type(batch).__name__ + (f" of {parts}" if parts and len(batch) < 5 else "")
             raise TypeError(f"{function}: a batch must be two tensors (x, y), got {got}")
         x, y = batch
@@ -60,7 +68,9 @@ def collect(function: str, batches: Any, rows: int, seed: int) -> tuple[Tensor, 
     for name, tensors in (("x", [x for x, _ in found]), ("y", [y for _, y in found])):
         kinds = {(t.shape[1], t.dtype, t.device) for t in tensors}
         if len(kinds) > 1:
-            said = " and ".join(f"{columns} columns of {dtype} on {device}" for columns, dtype, device in kinds)
+            said = " and ".join(
+                f"{columns} columns of {dtype} on {device}" for columns, dtype, device in kinds
+            )
             raise ValueError(
                 f"{function}: {name} of all batches must have the same columns, dtype and device, got {said}"
             )
@@ -91,16 +101,26 @@ def check(function: str, x: Tensor, y: Tensor, dimensions: int) -> None:
             raise TypeError(f"{function}: {name} must be float32 or float64, got {tensor.dtype}")
         if tensor.dim() != dimensions:
             wanted = letters.format(letter)
-            raise ValueError(f"{function}: {name} must have shape {wanted}, got shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{function}: {name} must have shape {wanted}, got shape {tuple(tensor.shape)}"
+            )
         if not tensor.isfinite().all():
-            raise ValueError(f"{function}: {name} must be finite, got {int((~tensor.isfinite()).sum())} that are not")
+            raise ValueError(
+                f"{function}: {name} must be finite, got {int((~tensor.isfinite()).sum())} that are not"
+            )
     if x.shape[:-1] != y.shape[:-1]:
-        raise ValueError(f"{function}: x and y must have the same rows, got shapes {tuple(x.shape)}, {tuple(y.shape)}")
+        raise ValueError(
+            f"{function}: x and y must have the same rows, got shapes {tuple(x.shape)}, {tuple(y.shape)}"
+        )
     for name, tensor in (("x", x), ("y", y)):
         if not tensor.shape[-1] or not len(tensor):
-            raise ValueError(f"{function}: {name} must not be empty, got shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{function}: {name} must not be empty, got shape {tuple(tensor.shape)}"
+            )
     if x.shape[-2] < 2:
-        raise ValueError(f"{function}: x must have at least 2 rows (one is held out), got {x.shape[-2]}")
+        raise ValueError(
+            f"{function}: x must have at least 2 rows (one is held out), got {x.shape[-2]}"
+        )
 
 
 @dataclass
@@ -136,11 +156,15 @@ class Data:
     held_out: Rows
 
     @classmethod
-    def split(cls, x: Tensor, y: Tensor, seeds: Sequence[int], recipe: Recipe, device: torch.device) -> Data:
+    def split(
+        cls, x: Tensor, y: Tensor, seeds: Sequence[int], recipe: Recipe, device: torch.device
+    ) -> Data:
         """A problem's held-out rows depend on its seed alone; the weights on its training rows alone."""
         count = x.shape[1]
         held = min(count - 1, MOST_HELD_OUT, max(1, round(recipe.holdout * count)))
-        order = torch.stack([torch.randperm(count, generator=stream("split", seed)) for seed in seeds]).unsqueeze(2)
+        order = torch.stack(
+            [torch.randperm(count, generator=stream("split", seed)) for seed in seeds]
+        ).unsqueeze(2)
         x = x.double().cpu().gather(1, order.expand(-1, -1, x.shape[2])).to(device)
         y = y.double().cpu().gather(1, order.expand(-1, -1, y.shape[2])).to(device)
         known = y[:, held:]

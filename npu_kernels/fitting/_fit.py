@@ -117,7 +117,9 @@ def _rows(x: Any, y: Any, rows: int, seed: int) -> tuple[Any, Any]:
             raise ValueError("fit: y must be given with an x of rows, got None")
         return table("fit", "x", x), table("fit", "y", y)
     if y is not None:
-        raise TypeError(f"fit: x must be rows beside a y, got {type(x).__name__}; batches bring their own y")
+        raise TypeError(
+            f"fit: x must be rows beside a y, got {type(x).__name__}; batches bring their own y"
+        )
     return collect("fit", x, rows, seed)
 
 
@@ -146,7 +148,14 @@ def fit_many(
     not fit, and for another fit's checkpoint.
     """
     check("fit_many", x, y, 3)
-    run = Run(with_coefficient(model), x, y, list(range(len(x))) if seeds is None else seeds, recipe, "fit_many")
+    run = Run(
+        with_coefficient(model),
+        x,
+        y,
+        list(range(len(x))) if seeds is None else seeds,
+        recipe,
+        "fit_many",
+    )
     found = _complete(run, progress, checkpoint)
     _warn_of_score(run, float(found.score.max()), 0)
     return replace(found, models=without_coefficient(found.models, model))
@@ -174,7 +183,11 @@ def _warn_of_score(run: Run, score: float, folds: int) -> None:
             f"them, and the score is cross-validated in {folds} parts, each predicted by a fit to the others",
         )
     best = float(run.pool.best(run.problems).max())
-    if run.template.dtype == torch.float32 and best < math.inf and (score > SPOILT and best < score * 1e-4):
+    if (
+        run.template.dtype == torch.float32
+        and best < math.inf
+        and (score > SPOILT and best < score * 1e-4)
+    ):
         warn(
             f"{run.function}: the model's error is {best:.1e} in float64 and {score:.1e} in its own float32, whose "
             "range is too small for the constants or powers of these units: fit model.double()",

@@ -21,7 +21,9 @@ MOST_WORSE = 1.5  # a model with more than this times the least held-out error i
 STANDARD_ERRORS = 2.0  # of the difference of two models' held-out errors that count as none
 PIECE = 16  # models whose rows are compared at once
 
-Losses = Callable[[Tensor, int], Tensor]  # squared errors [C, M] of models [C, P] on rows of a problem
+Losses = Callable[
+    [Tensor, int], Tensor
+]  # squared errors [C, M] of models [C, P] on rows of a problem
 
 
 def ranks(problem: Tensor, score: Tensor) -> Tensor:
@@ -47,7 +49,9 @@ class Pool:
         self.problem, self.start, self.kind, self.denominator = (
             torch.empty(0, dtype=torch.long, device=device) for _ in range(4)
         )
-        self.score, self.base = (torch.empty(0, dtype=torch.float64, device=device) for _ in range(2))
+        self.score, self.base = (
+            torch.empty(0, dtype=torch.float64, device=device) for _ in range(2)
+        )
 
     def add(
         self,
@@ -94,7 +98,11 @@ class Pool:
             cost = math.log(count) / count
             for part in index.split(PIECE):
                 differences = losses(self.flat[part], owner) - best
-                error = differences.std(1) / math.sqrt(best.shape[1]) if best.shape[1] > 1 else 0 * limit[part]
+                error = (
+                    differences.std(1) / math.sqrt(best.shape[1])
+                    if best.shape[1] > 1
+                    else 0 * limit[part]
+                )
                 limit[part] = torch.maximum(limit[part], least[part] + STANDARD_ERRORS * error)
                 ratio = training(self.flat[part], owner).mean(1) / fitted.mean()
                 simpler = ratio.log() + cost * (self._freedom(part) - self._freedom(top)) < 0
@@ -102,7 +110,9 @@ class Pool:
         level = self._level().masked_fill(self.score > limit, math.inf)
         order = self.score.argsort(stable=True)
         order = order[level[order].argsort(stable=True)]
-        flat = torch.full((problems, self.flat.shape[1]), math.nan, dtype=torch.float64, device=self.flat.device)
+        flat = torch.full(
+            (problems, self.flat.shape[1]), math.nan, dtype=torch.float64, device=self.flat.device
+        )
         chosen = [Candidate("none", 0, -1, math.inf, math.nan) for _ in range(problems)]
         owners = self.problem[order].tolist()
         for owner, index in reversed(list(zip(owners, order.tolist(), strict=True))):
@@ -129,7 +139,9 @@ class Pool:
         """How many numbers were fitted: half for one that is rounded, as it was chosen from few."""
         flat, kind = self.flat[index], self.kind[index].unsqueeze(1)
         power = self.parameter_kind == POWER
-        share = torch.where((kind == KINDS.index("rounded")) | ((kind == KINDS.index("powers")) & power), 0.5, 1.0)
+        share = torch.where(
+            (kind == KINDS.index("rounded")) | ((kind == KINDS.index("powers")) & power), 0.5, 1.0
+        )
         return ((flat != 0) * share * (self.parameter_kind != GATE)).sum(1)
 
     def _level(self) -> Tensor:
@@ -141,7 +153,9 @@ class Pool:
     def _candidate(self, index: int) -> Candidate:
         score, base = float(self.score[index]), float(self.base[index])
         kind = KINDS[int(self.kind[index])]
-        return Candidate(kind, int(self.denominator[index]), int(self.start[index]), score, score - base)
+        return Candidate(
+            kind, int(self.denominator[index]), int(self.start[index]), score, score - base
+        )
 
     def copy(self) -> Pool:
         return copy.copy(self)  # tensors are replaced, not changed
@@ -150,7 +164,9 @@ class Pool:
         return {name: getattr(self, name) for name in self._NAMES}
 
     @classmethod
-    def restored(cls, template: Template, state: Any, problems: int, starts: int, denominators: Sequence[int]) -> Pool:
+    def restored(
+        cls, template: Template, state: Any, problems: int, starts: int, denominators: Sequence[int]
+    ) -> Pool:
         """One of a state; ValueError for a wrong one."""
         saved.record(state, "pool", cls._NAMES)
         result = cls(template)
@@ -166,7 +182,9 @@ class Pool:
             like: Tensor = getattr(result, name)
             bounds = (0, highest[name]) if name in highest else ()
             shape = (rows, *like.shape[1:])
-            value = saved.tensor(state[name], f"pool's {name}", shape, like.dtype, template.device, *bounds)
+            value = saved.tensor(
+                state[name], f"pool's {name}", shape, like.dtype, template.device, *bounds
+            )
             setattr(result, name, value)
             rows = len(value)
         return result

@@ -78,10 +78,18 @@ class Recipe:
         for name in ("refine", "settle"):
             rule(name, whole(getattr(self, name), 0), "be an integer of at least 0")
         for name in ("rate", "bound"):
-            rule(name, number(getattr(self, name), 0) and getattr(self, name) > 0, "be finite and greater than 0")
+            rule(
+                name,
+                number(getattr(self, name), 0) and getattr(self, name) > 0,
+                "be finite and greater than 0",
+            )
         for name in ("wide", "imaginary"):
             rule(name, finite(getattr(self, name), 0), "be finite numbers of at least 0")
-        rule("hidden", several(self.hidden) and all(whole(n, 0) for n in self.hidden), "be integers of at least 0")
+        rule(
+            "hidden",
+            several(self.hidden) and all(whole(n, 0) for n in self.hidden),
+            "be integers of at least 0",
+        )
         rule("gates", finite(self.gates, 0, 1), "be numbers from 0 to 1")
         rule("slack", number(self.slack, 0), "be finite and at least 0")
         rule("holdout", number(self.holdout, 0, 1) and 0 < self.holdout < 1, "lie between 0 and 1")
@@ -93,7 +101,9 @@ class Recipe:
             finite(shares, 0, 1)
             and all(whole(steps, 1) for steps, _ in self.rungs)
             and shares[0] == 1
-            and all(0 < share <= before for share, before in zip(shares, [1.0, *shares], strict=False)),
+            and all(
+                0 < share <= before for share, before in zip(shares, [1.0, *shares], strict=False)
+            ),
             "be pairs (steps of at least 1, share of the starts), the shares falling from 1",
         )
         for name in ("finalists", "rows"):

@@ -19,7 +19,9 @@ HISTORY = 20
 class Refinement:
     """K models under way from flat ``[K, P]`` float64, the entries of `held` ``[K, P]`` where they are."""
 
-    def __init__(self, template: Template, rows: Rows, flat: Tensor, held: Tensor, problem: Tensor) -> None:
+    def __init__(
+        self, template: Template, rows: Rows, flat: Tensor, held: Tensor, problem: Tensor
+    ) -> None:
         self.template, self.rows, self.held, self.problem = template, rows, held, problem
         # Clamped weights have no gradient outside of their interval: start inside.
         tensors = template.unflatten(flat)
@@ -73,14 +75,21 @@ class Refinement:
         return self.solver.evaluations
 
     def state(self) -> dict[str, Any]:
-        return {"start": self.start, "held": self.held, "problem": self.problem, "solver": self.solver.state_dict()}
+        return {
+            "start": self.start,
+            "held": self.held,
+            "problem": self.problem,
+            "solver": self.solver.state_dict(),
+        }
 
     @classmethod
     def restored(cls, template: Template, rows: Rows, state: Any, problems: int) -> Refinement:
         """One of a state; ValueError for a wrong one."""
         saved.record(state, "refinement", ("start", "held", "problem", "solver"))
         device, count = template.device, len(template.kind)
-        start = saved.tensor(state["start"], "refinement's start", (None, count), torch.float64, device)
+        start = saved.tensor(
+            state["start"], "refinement's start", (None, count), torch.float64, device
+        )
         held = saved.tensor(state["held"], "refinement's held", start.shape, torch.bool, device)
         owners = (state["problem"], "refinement's problem", (len(start),), torch.long, device)
         result = cls(template, rows, start, held, saved.tensor(*owners, 0, problems - 1))

@@ -35,7 +35,12 @@ from npu_kernels.fitting._search import Search
 from npu_kernels.layers import Unit
 
 FORMAT = 2  # of a saved state
-_TENSORS = ("scores", "retired", "solved", "rows")  # of a saved state, and the entries of its history
+_TENSORS = (
+    "scores",
+    "retired",
+    "solved",
+    "rows",
+)  # of a saved state, and the entries of its history
 _HISTORY = ("stage", "rounds", "models", "solved", "best", "worst", "rows")
 NEAR = 0.15  # of the distance between two fractions of a denominator: a power so close to one is set first
 LOOK = 100  # evaluations of refine after which it is seen what is solved
@@ -46,10 +51,14 @@ EXACT = 16  # machine epsilons of the data that a solved problem's relative erro
 def _seeds(function: str, seeds: Sequence[int], problems: int) -> list[int]:
     """The seeds, checked: one for each problem."""
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
-        raise TypeError(f"{function}: seeds must be a sequence of integers, got {type(seeds).__name__}")
+        raise TypeError(
+            f"{function}: seeds must be a sequence of integers, got {type(seeds).__name__}"
+        )
     found = list(seeds)
     if len(found) != problems or not all(is_whole(s) and s >= 0 for s in found):
-        raise ValueError(f"{function}: seeds must be {problems} integers of at least 0, one per problem, got {seeds!r}")
+        raise ValueError(
+            f"{function}: seeds must be {problems} integers of at least 0, one per problem, got {seeds!r}"
+        )
     return [int(seed) for seed in found]
 
 
@@ -79,7 +88,9 @@ class Run:
         self.recipe = recipe = Recipe() if recipe is None else recipe
         if not isinstance(recipe, Recipe):
             how = "; Recipe(**recipe) makes one" if isinstance(recipe, dict) else ""
-            raise TypeError(f"{function}: recipe must be a Recipe, got {type(recipe).__name__}{how}")
+            raise TypeError(
+                f"{function}: recipe must be a Recipe, got {type(recipe).__name__}{how}"
+            )
         self.template = template = Template(function, model, recipe)
         check(function, x, y, 3)
         self.problems, self.seeds = len(x), _seeds(function, seeds, len(x))
@@ -98,7 +109,9 @@ class Run:
         self._single = self.data.training.to(template.dtype)
         self._moved = 0  # the most parameters of a model in refinement that have moved at all
 
-        tensors = template.start([stream("start", seed) for seed in self.seeds], self.starts, recipe)
+        tensors = template.start(
+            [stream("start", seed) for seed in self.seeds], self.starts, recipe
+        )
         template.project_(tensors)
         self._check_output(function, tensors)
         self.search: Search | None = Search(template, recipe, tensors, self.starts)
@@ -106,7 +119,9 @@ class Run:
         # The denominator and the start of each model of the refinement:
         self._rounding, self._origin = (torch.empty(0, dtype=torch.long) for _ in range(2))
 
-        self._denominators = recipe.denominators if template.has(GATE, POWER, LINEAR, COEFFICIENT) else ()
+        self._denominators = (
+            recipe.denominators if template.has(GATE, POWER, LINEAR, COEFFICIENT) else ()
+        )
         rounds = [steps for steps, _ in recipe.rungs]
         self._rungs = len(rounds)
         rounds.append(recipe.refine)
@@ -127,8 +142,12 @@ class Run:
 
     def _check_output(self, function: str, tensors: list[Tensor]) -> None:
         rows, model = self.data.training, self.template.model
-        first = next((part for part in model.modules() if not isinstance(part, nn.Sequential)), None)
-        if isinstance(first, Unit) and rows.x.shape[2] != first.in_features:  # of a Unit, or a Sequential of them
+        first = next(
+            (part for part in model.modules() if not isinstance(part, nn.Sequential)), None
+        )
+        if (
+            isinstance(first, Unit) and rows.x.shape[2] != first.in_features
+        ):  # of a Unit, or a Sequential of them
             raise ValueError(
                 f"{function}: x must have last dimension {first.in_features} (in_features of model), "
                 f"got {rows.x.shape[2]}"
@@ -136,16 +155,22 @@ class Run:
         wanted = (len(tensors[0]), 2, rows.y.shape[2])
         try:
             with torch.no_grad():
-                y = self.template(tensors, self._single.x[:1, :2].expand(wanted[0], -1, -1)[:, [0, -1]])
+                y = self.template(
+                    tensors, self._single.x[:1, :2].expand(wanted[0], -1, -1)[:, [0, -1]]
+                )
         except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(f"{function}: model must take x with {rows.x.shape[2]} columns, got {error}") from error
+            raise ValueError(
+                f"{function}: model must take x with {rows.x.shape[2]} columns, got {error}"
+            ) from error
         found = tuple(y.shape) if isinstance(y, Tensor) else ()
         if found[:2] != wanted[:2] or len(found) != 3:
             raise ValueError(
                 f"{function}: model must give (num_models, rows, out_features), got shape {found} for 2 rows"
             )
         if found != wanted:
-            raise ValueError(f"{function}: y must have last dimension {found[-1]}, as the model's, got {wanted[-1]}")
+            raise ValueError(
+                f"{function}: y must have last dimension {found[-1]}, as the model's, got {wanted[-1]}"
+            )
 
     # ---- progress ------------------------------------------------------------------------------------------------
 
@@ -240,7 +265,13 @@ class Run:
         return least
 
     def _add_rounded(
-        self, flat: Tensor, problem: Tensor, start: Tensor, denominator: int, base: Tensor, solved_only: bool = False
+        self,
+        flat: Tensor,
+        problem: Tensor,
+        start: Tensor,
+        denominator: int,
+        base: Tensor,
+        solved_only: bool = False,
     ) -> Tensor:
         """Remember the best rounded model of each problem, and what is solved; the errors ``[A]``.
 
@@ -255,12 +286,16 @@ class Run:
         fine = score <= self.tolerance
         keep = fine & ~self.solved[problem] if solved_only else torch.ones_like(fine)
         kept = score.masked_fill(~keep, math.inf)
-        self.pool.add(rounded, problem, start, "powers" if free else "rounded", denominator, kept, base, 1)
+        self.pool.add(
+            rounded, problem, start, "powers" if free else "rounded", denominator, kept, base, 1
+        )
         for other in (0, denominator) if free else ():
             whole = self.scale.coefficients(rounded, problem, other)
             error = self._errors(whole, problem)
             exact = error <= self.tolerance
-            error = error.masked_fill(~(keep if other == 0 and not solved_only else exact), math.inf)
+            error = error.masked_fill(
+                ~(keep if other == 0 and not solved_only else exact), math.inf
+            )
             self.pool.add(whole, problem, start, "rounded", denominator, error, base, 1)
             fine |= exact
         self.solved[problem[fine]] = True
@@ -270,18 +305,24 @@ class Run:
         """Offer the chosen models without the units of the last sum that they do not need."""
         flat, chosen = self._choose(self.pool)
         owners = torch.tensor(
-            [p for p, one in enumerate(chosen) if one.start >= 0], device=flat.device, dtype=torch.long
+            [p for p, one in enumerate(chosen) if one.start >= 0],
+            device=flat.device,
+            dtype=torch.long,
         )
         if not self.last.there or not len(owners):
             return
         start = torch.tensor([chosen[p].start for p in owners.tolist()], device=flat.device)
-        base = torch.tensor([chosen[p].score for p in owners.tolist()], device=flat.device, dtype=torch.float64)
+        base = torch.tensor(
+            [chosen[p].score for p in owners.tolist()], device=flat.device, dtype=torch.float64
+        )
         for fewer in self.last.fewer(flat[owners], owners, self.data.training.first(LINEAR_ROWS)):
             error = self._errors(fewer, owners)
             for place, p in enumerate(owners.tolist()):
                 one = slice(place, place + 1)
                 kind, denominator = chosen[p].kind, chosen[p].denominator
-                self.pool.add(fewer[one], owners[one], start[one], kind, denominator, error[one], base[one], 1)
+                self.pool.add(
+                    fewer[one], owners[one], start[one], kind, denominator, error[one], base[one], 1
+                )
 
     def _choose(self, pool: Pool) -> tuple[Tensor, list[Candidate]]:
         held, known = self.data.held_out, self.data.training.first(LINEAR_ROWS)
@@ -296,10 +337,14 @@ class Run:
 
     def _end_rung(self, search: Search) -> None:
         flat, last = search.flat(), self.stage + 1 == self._rungs
-        score = self._score(flat, search.problem, search.start, "raw", self.recipe.finalists[0] if last else 1)
+        score = self._score(
+            flat, search.problem, search.start, "raw", self.recipe.finalists[0] if last else 1
+        )
         share = 0.0 if last else self.recipe.rungs[self.stage + 1][1]
         count = max(self.recipe.finalists[0], math.ceil(share * self.starts))
-        going = (ranks(search.problem, score) < count) & score.isfinite() & ~self.solved[search.problem]
+        going = (
+            (ranks(search.problem, score) < count) & score.isfinite() & ~self.solved[search.problem]
+        )
         self.retired[search.problem[~going], search.start[~going]] = self.stage + 1
         index = going.nonzero().squeeze(1)
         search.keep(index)
@@ -310,7 +355,9 @@ class Run:
             self._refine(flat, self.template.kind == GATE, search.problem, search.start, 0)
             self.search = None
 
-    def _refine(self, flat: Tensor, held: Tensor, problem: Tensor, start: Tensor, rounding: Tensor | int) -> None:
+    def _refine(
+        self, flat: Tensor, held: Tensor, problem: Tensor, start: Tensor, rounding: Tensor | int
+    ) -> None:
         held = held.expand_as(flat).clone()
         self._rounding = torch.as_tensor(rounding, device=flat.device).expand(len(flat)).clone()
         self._origin = start
@@ -326,13 +373,21 @@ class Run:
         assert self.refinement is not None
         flat, problem, start = self.refinement.flat(), self.refinement.problem, self._origin
         score = self._score(flat, problem, start, "refined", self.recipe.finalists[0])
-        going = (ranks(problem, score) < self.recipe.finalists[1]) & score.isfinite() & ~self.solved[problem]
+        going = (
+            (ranks(problem, score) < self.recipe.finalists[1])
+            & score.isfinite()
+            & ~self.solved[problem]
+        )
         self.retired[problem[~going], start[~going]] = self.stage + 1
         if self.stage + 1 == len(self._lengths):
             return
         flat, problem, start = flat[going], problem[going], start[going]
         gate = (self.template.kind == GATE).expand_as(flat)
-        near, held, rounding = [flat], [gate], [torch.zeros_like(start)]  # once without rounding, on more rows
+        near, held, rounding = (
+            [flat],
+            [gate],
+            [torch.zeros_like(start)],
+        )  # once without rounding, on more rows
         for denominator in self._denominators:
             rounded = self.template.rounded(flat, denominator, (POWER,))
             close = (self.template.kind == POWER) & ((rounded - flat).abs() < NEAR / denominator)
@@ -340,7 +395,13 @@ class Run:
             held.append(close | gate)
             rounding.append(torch.full_like(start, denominator))
         count = len(rounding)
-        self._refine(torch.cat(near), torch.cat(held), problem.repeat(count), start.repeat(count), torch.cat(rounding))
+        self._refine(
+            torch.cat(near),
+            torch.cat(held),
+            problem.repeat(count),
+            start.repeat(count),
+            torch.cat(rounding),
+        )
 
     def _end_settle(self) -> None:
         assert self.refinement is not None
@@ -354,7 +415,9 @@ class Run:
             self._refine(flat, held, problem, start, self._rounding)
             return
         base = self._errors(flat, problem)
-        self.pool.add(flat[plain], problem[plain], start[plain], "refined", 0, base[plain], base[plain], 1)
+        self.pool.add(
+            flat[plain], problem[plain], start[plain], "refined", 0, base[plain], base[plain], 1
+        )
         self.scores[problem[plain], start[plain]] = base[plain]
         base = self.scores[problem, start]
         for denominator in self._denominators:
@@ -362,17 +425,23 @@ class Run:
             self._score_settled(flat[of], problem[of], start[of], denominator, base[of])
         self.retired[problem, start] = self.stage + 1
 
-    def _score_settled(self, flat: Tensor, problem: Tensor, start: Tensor, denominator: int, base: Tensor) -> None:
+    def _score_settled(
+        self, flat: Tensor, problem: Tensor, start: Tensor, denominator: int, base: Tensor
+    ) -> None:
         """Models whose powers are fractions with a denominator, and their other weights rounded too."""
         if self.template.has(COEFFICIENT):
             self._add_rounded(flat, problem, start, denominator, base)
             return
         if self.template.has(LINEAR, FREE):
-            self.pool.add(flat, problem, start, "powers", denominator, self._errors(flat, problem), base, 1)
+            self.pool.add(
+                flat, problem, start, "powers", denominator, self._errors(flat, problem), base, 1
+            )
         for other in self._denominators if self.template.has(LINEAR) else self._denominators[:1]:
             rounded = self.template.rounded(flat, other, (LINEAR,))
             score = self._errors(rounded, problem)
-            self.pool.add(rounded, problem, start, "rounded", max(denominator, other), score, base, 1)
+            self.pool.add(
+                rounded, problem, start, "rounded", max(denominator, other), score, base, 1
+            )
             self.solved[problem[score <= self.tolerance]] = True
 
     # ---- what comes out ------------------------------------------------------------------------------------------
@@ -477,7 +546,9 @@ class Run:
             models = len(refinement.start)
         for name, part in (("search", search), ("refinement", refinement)):
             if part is None and state[name] is not None:
-                raise ValueError(f"its {name} must be None in stage {stage}, got {type(state[name]).__name__}")
+                raise ValueError(
+                    f"its {name} must be None in stage {stage}, got {type(state[name]).__name__}"
+                )
         most = {"rounding": max(self._denominators, default=0), "origin": starts - 1}
         self._rounding, self._origin = (
             saved.tensor(state[name], name, (models,), torch.long, template.device, 0, high)

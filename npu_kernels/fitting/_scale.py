@@ -15,9 +15,7 @@ from torch.func import functional_call
 
 from npu_kernels.fitting._batch import COEFFICIENT, Template, chain
 from npu_kernels.fitting._data import Rows
-from npu_kernels.layers import Unit
-from npu_kernels.layers import NAU
-from npu_kernels.layers import NPU, NaiveNPU, RealNPU
+from npu_kernels.layers import NAU, NPU, NaiveNPU, RealNPU, Unit
 
 NEAR_ONE = 0.1  # a coefficient so near to 1 or -1 is tried as that
 RANK = 1e-10  # singular values below this share of the greatest are dropped
@@ -35,7 +33,11 @@ class Scale:
         self.template = template
         units = chain(template.model) or []
         first_free = bool(units) and _free(units[0][1])
-        second = units[1][0] if len(units) > 1 and isinstance(units[0][1], RealNPU) and _free(units[1][1]) else None
+        second = (
+            units[1][0]
+            if len(units) > 1 and isinstance(units[0][1], RealNPU) and _free(units[1][1])
+            else None
+        )
         takes_x = first_free or second is not None
         takes_y = bool(units) and _free(units[-1][1])
         self.x = _size(x, False) if takes_x else torch.zeros_like(x[:, 0])
@@ -61,8 +63,13 @@ class Scale:
         if self._first_free:
             found[_join(self._first, "weight")] -= x.unsqueeze(1)
         if self._second is not None:
-            w, gate = tensors[_join(self._first, "weight_re")], tensors[_join(self._first, "gate")].round()
-            found[_join(self._second, "weight")] -= ((w * gate.unsqueeze(1)) @ x.unsqueeze(2)).transpose(1, 2)
+            w, gate = (
+                tensors[_join(self._first, "weight_re")],
+                tensors[_join(self._first, "gate")].round(),
+            )
+            found[_join(self._second, "weight")] -= (
+                (w * gate.unsqueeze(1)) @ x.unsqueeze(2)
+            ).transpose(1, 2)
         if self._last is not None:
             found[_join(self._last, "weight")] += y.unsqueeze(2)
         return template.flatten([found[name] for name in template.names])
@@ -101,7 +108,9 @@ class Scale:
         """Weighted mean squared errors ``[problems]`` of models as they are returned, on the training's rows."""
         x = _times(rows.x, self.x.unsqueeze(1)).to(self.template.dtype)
         error = _times(models(x).double(), -self.y.unsqueeze(1)) - rows.y
-        return (error.square_() * rows.weight).mean((1, 2)).nan_to_num(nan=math.inf, posinf=math.inf)
+        return (
+            (error.square_() * rows.weight).mean((1, 2)).nan_to_num(nan=math.inf, posinf=math.inf)
+        )
 
 
 def _join(path: str, name: str) -> str:
@@ -123,7 +132,9 @@ def _size(values: Tensor, squares: bool) -> Tensor:
     if squares:
         top = values.amax(1, keepdim=True)
         top = top.where(top > 0, 1.0)
-        return ((values / top).square().mean(1).clamp(min=1e-300).log2() / 2 + top.squeeze(1).log2()).round()
+        return (
+            (values / top).square().mean(1).clamp(min=1e-300).log2() / 2 + top.squeeze(1).log2()
+        ).round()
     return (logs.sum(1) / count).round()
 
 
@@ -136,14 +147,26 @@ class LastSum:
     def __init__(self, template: Template) -> None:
         self.template = template
         units = chain(template.model) or []
-        self.there = bool(units) and isinstance(units[-1][1], NAU) and isinstance(template.model, (NAU, nn.Sequential))
+        self.there = (
+            bool(units)
+            and isinstance(units[-1][1], NAU)
+            and isinstance(template.model, (NAU, nn.Sequential))
+        )
         if not self.there:
             return
         path, unit = units[-1]
-        self.inputs, self.outputs, self.clip = unit.in_features, unit.out_features, getattr(unit, "clip", False)
+        self.inputs, self.outputs, self.clip = (
+            unit.in_features,
+            unit.out_features,
+            getattr(unit, "clip", False),
+        )
         self.name = _join(path, "weight")
         self.at = template.names.index(self.name)
-        self.before = template.model[:-1] if isinstance(template.model, nn.Sequential) and len(units) > 1 else None
+        self.before = (
+            template.model[:-1]
+            if isinstance(template.model, nn.Sequential) and len(units) > 1
+            else None
+        )
         if self.before is not None and path != str(len(template.model) - 1):  # type: ignore[arg-type]
             self.there = False
 
@@ -157,7 +180,9 @@ class LastSum:
         return found
 
     @torch.no_grad()
-    def solved(self, flat: Tensor, problem: Tensor, rows: Rows, used: Tensor | None = None) -> Tensor:
+    def solved(
+        self, flat: Tensor, problem: Tensor, rows: Rows, used: Tensor | None = None
+    ) -> Tensor:
         """Models ``[A, P]`` with the best weights of the sum, 0 for units that are not `used` ``[A, H]``.
 
         A model stays as it is where they lie outside of a clipped layer's interval, or nothing is finite.
@@ -206,11 +231,17 @@ class LastSum:
                 one = self._without(self.solved(flat, problem, rows, left), left)
                 error = self.template.errors(one, rows.x, rows.y, rows.weight, problem)
                 tried.append(one)
-                errors.append(error.masked_fill((used[:, unit] == 0) | (left.sum(1) == 0), math.inf))
+                errors.append(
+                    error.masked_fill((used[:, unit] == 0) | (left.sum(1) == 0), math.inf)
+                )
             least = torch.stack(errors).argmin(0)
             flat = torch.stack(tried)[least, which]
             used[which, least] = 0
-            used = torch.where(used.sum(1, keepdim=True) == 0, torch.nn.functional.one_hot(least, self.inputs), used)
+            used = torch.where(
+                used.sum(1, keepdim=True) == 0,
+                torch.nn.functional.one_hot(least, self.inputs),
+                used,
+            )
             found.append(flat)
         return found
 
@@ -231,11 +262,24 @@ class LastSum:
 def with_coefficient(model: nn.Module) -> nn.Module:
     """The model with ``NAU(1, 1, clip=False)`` behind it if it ends with a power unit of one output; else itself."""
     units = chain(model) if isinstance(model, nn.Module) else None
-    if not units or not isinstance(units[-1][1], (NPU, RealNPU, NaiveNPU)) or units[-1][1].out_features != 1:
+    if (
+        not units
+        or not isinstance(units[-1][1], (NPU, RealNPU, NaiveNPU))
+        or units[-1][1].out_features != 1
+    ):
         return model
     like = next(model.parameters())
-    with torch.random.fork_rng(devices=[]):  # the numbers are never used, and the caller's random state is the caller's
-        last = NAU(1, 1, clip=False, num_models=units[-1][1].num_models, device=like.device, dtype=like.dtype)
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # the numbers are never used, and the caller's random state is the caller's
+        last = NAU(
+            1,
+            1,
+            clip=False,
+            num_models=units[-1][1].num_models,
+            device=like.device,
+            dtype=like.dtype,
+        )
     parts = list(model) if isinstance(model, nn.Sequential) else [model]
     return nn.Sequential(*parts, last)
 

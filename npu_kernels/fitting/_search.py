@@ -19,7 +19,9 @@ from npu_kernels.training._runs import loop_for
 BETAS, EPS = (0.9, 0.99), 1e-8
 LAST_RATE = 0.05  # of the first, at the end of a stretch
 BLOCK = 64  # steps whose rows are drawn at once
-MOST_NUMBERS = 2**22  # of rows that are brought together at once where problems have rows of their own
+MOST_NUMBERS = (
+    2**22
+)  # of rows that are brought together at once where problems have rows of their own
 
 
 def falling(at: int, steps: int) -> float:
@@ -35,7 +37,9 @@ class Search:
 
     _STATE = ("tensors", "moments", "squares", "problem", "start", "step")
 
-    def __init__(self, template: Template, recipe: Recipe, tensors: list[Tensor], starts: int) -> None:
+    def __init__(
+        self, template: Template, recipe: Recipe, tensors: list[Tensor], starts: int
+    ) -> None:
         self.template, self.recipe = template, recipe
         models, device = len(tensors[0]), template.device
         self.tensors = tensors
@@ -57,7 +61,9 @@ class Search:
         block, index = divmod(self.step, BLOCK)
         if block != self._block:
             generator = stream("rows", 0, block)
-            drawn = torch.randint(count, (BLOCK, min(count, self.recipe.batch)), generator=generator)
+            drawn = torch.randint(
+                count, (BLOCK, min(count, self.recipe.batch)), generator=generator
+            )
             self._block, self._drawn = block, drawn.to(self.template.device)
         return self._drawn[index : index + most]
 
@@ -80,7 +86,9 @@ class Search:
             chosen = torch.arange(drawn.numel(), device=drawn.device).view_as(drawn)
         made = len(chosen)
         rates = [self.recipe.rate * 0.5**rung * falling(at + n, steps) for n in range(made)]
-        self._loop(x, y, weight, made).advance(0, chosen, torch.tensor([rates], dtype=torch.float64))
+        self._loop(x, y, weight, made).advance(
+            0, chosen, torch.tensor([rates], dtype=torch.float64)
+        )
         self.step += made
         return made
 
@@ -90,7 +98,11 @@ class Search:
         optimizer = Adam(module.parameters(), 1.0, BETAS, EPS)
         for name, *state in zip(self.template.names, self.moments, self.squares, strict=True):
             number = torch.tensor(float(self.step))
-            optimizer.state[module.get_parameter(name)] = {"step": number, "exp_avg": state[0], "exp_avg_sq": state[1]}
+            optimizer.state[module.get_parameter(name)] = {
+                "step": number,
+                "exp_avg": state[0],
+                "exp_avg_sq": state[1],
+            }
         kind, _ = loop_for(module, optimizer, x)
         return kind(
             model=module,
@@ -116,11 +128,15 @@ class Search:
         return {name: getattr(self, name) for name in self._STATE}
 
     @classmethod
-    def restored(cls, template: Template, recipe: Recipe, state: Any, problems: int, starts: int, done: int) -> Search:
+    def restored(
+        cls, template: Template, recipe: Recipe, state: Any, problems: int, starts: int, done: int
+    ) -> Search:
         """One of a state; ValueError for a wrong one."""
         saved.record(state, "search", cls._STATE)
         places = [
-            saved.tensor(state[name], f"search's {name}", (None,), torch.long, template.device, 0, count - 1)
+            saved.tensor(
+                state[name], f"search's {name}", (None,), torch.long, template.device, 0, count - 1
+            )
             for name, count in (("problem", problems), ("start", starts))
         ]
         models = len(places[0])
@@ -130,7 +146,9 @@ class Search:
         for name in ("tensors", "moments", "squares"):
             parts = saved.sequence(state[name], f"search's {name}", len(template.shapes))
             tensors = [
-                saved.tensor(part, f"search's {name}", (models, *shape), template.dtype, template.device)
+                saved.tensor(
+                    part, f"search's {name}", (models, *shape), template.dtype, template.device
+                )
                 for part, shape in zip(parts, template.shapes, strict=True)
             ]
             setattr(result, name, tensors)

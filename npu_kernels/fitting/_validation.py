@@ -15,7 +15,9 @@ from npu_kernels.layers import Unit
 FOLDS = 5
 
 
-def cross_validated(model: nn.Module, x: Tensor, y: Tensor, seed: int, recipe: Recipe) -> tuple[float, int]:
+def cross_validated(
+    model: nn.Module, x: Tensor, y: Tensor, seed: int, recipe: Recipe
+) -> tuple[float, int]:
     """The weighted mean squared error of x ``[N, I]`` and y ``[N, O]``, N at least 4, and in how many parts.
 
     The rows are dealt to parts. For each of them a model is fitted to the rows of the others, with held-out rows of its
@@ -32,8 +34,15 @@ def cross_validated(model: nn.Module, x: Tensor, y: Tensor, seed: int, recipe: R
         if isinstance(unit, Unit) and unit.num_models is not None:
             unit.num_models *= folds
     run = Run(
-        batch, torch.stack([x[r] for r in rest]), torch.stack([y[r] for r in rest]), [seed] * folds, recipe, "fit"
+        batch,
+        torch.stack([x[r] for r in rest]),
+        torch.stack([y[r] for r in rest]),
+        [seed] * folds,
+        recipe,
+        "fit",
     )
     run.advance(run.total)
-    errors = run.error_of(torch.stack([x[part] for part in out]), torch.stack([y[part] for part in out]))
+    errors = run.error_of(
+        torch.stack([x[part] for part in out]), torch.stack([y[part] for part in out])
+    )
     return float(errors.mean()), folds

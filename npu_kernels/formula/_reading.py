@@ -18,9 +18,7 @@ from npu_kernels.layers import NALU, NMRU, iNALU
 if TYPE_CHECKING:
     from types import ModuleType
 
-INSTALL = (
-    "npu_kernels.formula needs sympy to write formulas: pip install 'npu_kernels[formula]' (or: pip install sympy)"
-)
+INSTALL = "npu_kernels.formula needs sympy to write formulas: pip install 'npu_kernels[formula]' (or: pip install sympy)"
 
 
 def require_sympy() -> ModuleType:
@@ -124,7 +122,9 @@ def _positive_names(positive: Any, names: Sequence[str]) -> Collection[str]:
     return positive  # type: ignore[no-any-return]
 
 
-def _symbols(sympy: ModuleType, inputs: Sequence[Any] | None, count: int, positive: Any) -> tuple[Any, ...]:
+def _symbols(
+    sympy: ModuleType, inputs: Sequence[Any] | None, count: int, positive: Any
+) -> tuple[Any, ...]:
     if inputs is None:
         inputs = [f"x{i}" for i in range(count)] if count > 1 else ["x"]
     names = [str(name) for name in inputs]

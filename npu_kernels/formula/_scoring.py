@@ -70,7 +70,9 @@ def _data_loss(module: nn.Module, x: Tensor, y: Tensor | None) -> Loss:
     return lambda candidate: _relative_error(candidate(x).reshape(target.shape), target)
 
 
-def scorer(module: nn.Module, x: Tensor | None, y: Tensor | None, score: Score | None) -> tuple[Score, Loss | None]:
+def scorer(
+    module: nn.Module, x: Tensor | None, y: Tensor | None, score: Score | None
+) -> tuple[Score, Loss | None]:
     """Return the score of a model as a float, and for data its differentiable form."""
     if (x is None) == (score is None) or (score is not None and y is not None):
         rule = "either x (with or without y) or score must be given"

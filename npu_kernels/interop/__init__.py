@@ -64,7 +64,11 @@ def _copied(source: nn.Module, target: type[nn.Module]) -> nn.Module:
 
 
 def from_parameters(
-    parameters: Mapping[str, Any], *, eps: float | None = None, gate_gradient: str = "clip", layout: str | None = None
+    parameters: Mapping[str, Any],
+    *,
+    eps: float | None = None,
+    gate_gradient: str = "clip",
+    layout: str | None = None,
 ) -> Unit:
     """A fused layer from arrays or tensors by their published names, ``{"Re": ..., "Im": ..., "g": ...}``.
 
@@ -78,12 +82,18 @@ def from_parameters(
     Returns a `NPU`, `RealNPU` or `NaiveNPU`. Raises ValueError for names or shapes of no layout.
     """
     if not isinstance(parameters, Mapping):
-        raise TypeError(f"from_parameters: parameters must be a dictionary, got {type(parameters).__name__}")
+        raise TypeError(
+            f"from_parameters: parameters must be a dictionary, got {type(parameters).__name__}"
+        )
     if layout not in (None, *LAYOUTS):
-        raise ValueError(f"from_parameters: layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}")
+        raise ValueError(
+            f"from_parameters: layout must be None or one of {', '.join(LAYOUTS)}, got {layout!r}"
+        )
     layout = layout or _layout_of(set(parameters))
     if layout is None:
-        raise ValueError(f"from_parameters: no layout has the parameters {sorted(map(str, parameters))}")
+        raise ValueError(
+            f"from_parameters: no layout has the parameters {sorted(map(str, parameters))}"
+        )
     names, transposed = LAYOUTS[layout]
     found: list[nn.Parameter | None] = []
     for name in names:
@@ -94,16 +104,26 @@ def from_parameters(
         try:
             tensor = value if isinstance(value, Tensor) else torch.tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"from_parameters: {name} must be a tensor or an array: {error}") from None
+            raise TypeError(
+                f"from_parameters: {name} must be a tensor or an array: {error}"
+            ) from None
         check_tensor("from_parameters", name, tensor)
         if not tensor.is_floating_point():
-            raise TypeError(f"from_parameters: {name} must have a floating-point dtype, got {tensor.dtype}")
+            raise TypeError(
+                f"from_parameters: {name} must have a floating-point dtype, got {tensor.dtype}"
+            )
         if transposed and tensor.dim() == 2:
-            tensor = nn.Parameter(tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad)
-        found.append(tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone()))
+            tensor = nn.Parameter(
+                tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad
+            )
+        found.append(
+            tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())
+        )
     weight_re, weight_im, gate = found
     if weight_re is None:
-        raise ValueError(f"from_parameters: layout {layout!r} needs {names[0]}, got {sorted(parameters)}")
+        raise ValueError(
+            f"from_parameters: layout {layout!r} needs {names[0]}, got {sorted(parameters)}"
+        )
     shape = tuple(weight_re.shape)
     if (
         len(shape) != 2
@@ -114,7 +134,9 @@ def from_parameters(
         raise ValueError(f"from_parameters: shapes do not fit layout {layout!r}: {shapes}")
     if len({tensor.dtype for tensor in found if tensor is not None}) > 1:
         dtypes = ", ".join(
-            f"{name} {tensor.dtype}" for name, tensor in zip(names, found, strict=True) if tensor is not None
+            f"{name} {tensor.dtype}"
+            for name, tensor in zip(names, found, strict=True)
+            if tensor is not None
         )
         raise TypeError(f"from_parameters: all tensors must have one dtype, got {dtypes}")
     options: dict[str, Any] = {"eps": eps, "device": "meta", "dtype": weight_re.dtype}
@@ -152,7 +174,16 @@ def _recognised(module: nn.Module) -> bool:
 
 
 # Attributes that a layer may have: the new module has them too, or they only describe the layer.
-_CARRIED = {"in_features", "out_features", "eps", "gate_gradient", "layout", "num_models", "init_im", "_scale_im"}
+_CARRIED = {
+    "in_features",
+    "out_features",
+    "eps",
+    "gate_gradient",
+    "layout",
+    "num_models",
+    "init_im",
+    "_scale_im",
+}
 _OWN_METHODS = {"__init__", "__repr__", "forward", "extra_repr", "reset_parameters"}
 _OFF = (None, False, "none")  # of an option: it does nothing
 
@@ -169,7 +200,9 @@ def _beyond_formula(module: nn.Module) -> dict[str, str]:
         if name not in plain and name not in _CARRIED and not _is_off(value):
             text = repr(value)
             found[name] = f"{name}={text}" if len(text) < 40 else name
-    found.update((name, f"buffer {name}") for name, buffer in module._buffers.items() if buffer is not None)
+    found.update(
+        (name, f"buffer {name}") for name, buffer in module._buffers.items() if buffer is not None
+    )
     kinds = [kind for kind in type(module).__mro__ if kind not in nn.Module.__mro__]
     kinds = [kind for kind in kinds if kind.__module__.split(".")[0] != "npu_kernels"]
     names = {name: value for kind in reversed(kinds) for name, value in vars(kind).items()}
@@ -214,16 +247,26 @@ def _check_lost(
         if what is None:
             continue
         who = type(module).__name__ + (f" {path!r}" if path else "")
-        hooks = [name for name, value in module.__dict__.items() if name.endswith(("_hooks", "_pre_hooks")) and value]
+        hooks = [
+            name
+            for name, value in module.__dict__.items()
+            if name.endswith(("_hooks", "_pre_hooks")) and value
+        ]
         hooks = [name for name in hooks if what != "same" or "state_dict" not in name]
         if hooks:
-            raise ValueError(f"{who} has hooks ({', '.join(hooks)}); remove them first and add them after")
+            raise ValueError(
+                f"{who} has hooks ({', '.join(hooks)}); remove them first and add them after"
+            )
         lost = {} if what == "same" else _beyond_formula(module)
         if what == "transposed":
             lost |= _replaced_parameters(module, owners)
         lost = {name: text for name, text in lost.items() if name not in allow}
         if lost:
-            names = "".join(f"{name!r}, " for name in lost).strip() if len(lost) == 1 else ", ".join(map(repr, lost))
+            names = (
+                "".join(f"{name!r}, " for name in lost).strip()
+                if len(lost) == 1
+                else ", ".join(map(repr, lost))
+            )
             raise ValueError(
                 f"{function}: {who} has more than its formula, which the new layer would not have: "
                 f"{', '.join(lost.values())}; say allow=({names}) to do without"
@@ -244,7 +287,11 @@ def _replace(model: nn.Module, change: Callable[[nn.Module], nn.Module | None]) 
 
 
 def swap(
-    model: nn.Module, *, eps: float | None = None, gate_gradient: str = "clip", allow: Collection[str] = ()
+    model: nn.Module,
+    *,
+    eps: float | None = None,
+    gate_gradient: str = "clip",
+    allow: Collection[str] = (),
 ) -> nn.Module:
     """Replace the eager layers of a model by the fused modules, in place, with their weights.
 
@@ -289,7 +336,9 @@ def swap(
     return _replace(model, change)
 
 
-def to_reference(model: nn.Module, layout: str = "reference", *, allow: Collection[str] = ()) -> nn.Module:
+def to_reference(
+    model: nn.Module, layout: str = "reference", *, allow: Collection[str] = ()
+) -> nn.Module:
     """Replace the fused modules of a model by eager ones, in place, with their weights; the way back of `swap`.
 
     layout: "reference" (`npu_kernels.interop.reference_layers`, the same parameters and state dict), or for NPU, RealNPU and
@@ -301,7 +350,9 @@ def to_reference(model: nn.Module, layout: str = "reference", *, allow: Collecti
     in a published layout.
     """
     if layout not in ("reference", *LAYOUTS):
-        raise ValueError(f"to_reference: layout must be 'reference', 'julia' or 'pytorch', got {layout!r}")
+        raise ValueError(
+            f"to_reference: layout must be 'reference', 'julia' or 'pytorch', got {layout!r}"
+        )
 
     def kind(module: nn.Module) -> str | None:
         if type(module) not in EAGER:
@@ -310,7 +361,9 @@ def to_reference(model: nn.Module, layout: str = "reference", *, allow: Collecti
             return "same"
         count = getattr(module, "num_models", None)
         if count is not None:
-            raise ValueError(f"to_reference: layout {layout!r} has no num_models, this layer has {count}")
+            raise ValueError(
+                f"to_reference: layout {layout!r} has no num_models, this layer has {count}"
+            )
         return "transposed" if LAYOUTS[layout][1] else "new"
 
     def change(module: nn.Module) -> nn.Module | None:
@@ -320,9 +373,18 @@ def to_reference(model: nn.Module, layout: str = "reference", *, allow: Collecti
         if what == "same":
             return _copied(module, EAGER[type(module)])
         unit: Any = module
-        eps = torch.finfo(unit.weight_re.dtype).eps if unit.eps is None and layout == "pytorch" else unit.eps
+        eps = (
+            torch.finfo(unit.weight_re.dtype).eps
+            if unit.eps is None and layout == "pytorch"
+            else unit.eps
+        )
         return PublishedNPU(
-            layout, unit.weight_re, unit.weight_im, unit.gate, eps=eps, gate_gradient=unit.gate_gradient
+            layout,
+            unit.weight_re,
+            unit.weight_im,
+            unit.gate,
+            eps=eps,
+            gate_gradient=unit.gate_gradient,
         )
 
     _check_lost("to_reference", model, allow, kind)

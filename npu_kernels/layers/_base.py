@@ -32,24 +32,32 @@ class Unit(nn.Module):
 
     # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the bound.
     intervals: ClassVar[dict[str, tuple[float, float] | None]] = {}
-    whole_weights: ClassVar[bool] = False  # whether `training.regularizer` draws its weights to whole numbers
+    whole_weights: ClassVar[bool] = (
+        False  # whether `training.regularizer` draws its weights to whole numbers
+    )
 
     def __init__(self, in_features: int, out_features: int, num_models: int | None = None) -> None:
         super().__init__()
         unit = type(self).__name__
         self.in_features = check_whole(unit, "in_features", in_features)
         self.out_features = check_whole(unit, "out_features", out_features)
-        self.num_models = None if num_models is None else check_whole(unit, "num_models", num_models)
+        self.num_models = (
+            None if num_models is None else check_whole(unit, "num_models", num_models)
+        )
 
     def _create(self, shapes: dict[str, str], device: Device, dtype: torch.dtype | None) -> None:
         """Register uninitialised parameters; shapes are in sizes, O, I and J for 2 I, and get the leading K here."""
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise TypeError(f"{type(self).__name__}: dtype must be a floating-point torch.dtype, got {dtype!r}")
+            raise TypeError(
+                f"{type(self).__name__}: dtype must be a floating-point torch.dtype, got {dtype!r}"
+            )
         sizes = {"O": self.out_features, "I": self.in_features, "J": 2 * self.in_features}
         models = [] if self.num_models is None else [self.num_models]
         for name, letters in shapes.items():
             shape = models + [sizes[letter] for letter in letters]
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -124,7 +124,9 @@ class NALU(Unit):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
-        return functional.nalu(x, self.weight, self.mask, self.gate_weight, self.gate_bias, eps=self.eps)
+        return functional.nalu(
+            x, self.weight, self.mask, self.gate_weight, self.gate_bias, eps=self.eps
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, bias={self.gate_bias is not None}, eps={self.eps}"

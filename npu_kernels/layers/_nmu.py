@@ -134,4 +134,8 @@ class NMRU(Unit):
 
     def extra_repr(self) -> str:
         options = "" if self.clip else ", clip=False"
-        return super().extra_repr() + options + ("" if self.sign == "product" else f", sign={self.sign!r}")
+        return (
+            super().extra_repr()
+            + options
+            + ("" if self.sign == "product" else f", sign={self.sign!r}")
+        )

@@ -31,12 +31,20 @@ class PowerUnit(Unit):
     init_im: str | float = "zeros"
     gate_gradient: str = "clip"
 
-    def _options(self, eps: float | None, init_im: str | float = "zeros", gate_gradient: str = "clip") -> None:
+    def _options(
+        self, eps: float | None, init_im: str | float = "zeros", gate_gradient: str = "clip"
+    ) -> None:
         unit = type(self).__name__
         self.eps = None if eps is None else check_number(unit, "eps", eps, above=0)
         if gate_gradient not in ("clip", "straight_through"):
-            raise ValueError(f"{unit}: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}")
-        scale: object = {"zeros": 0.0, "uniform": 1.0}.get(init_im, init_im) if isinstance(init_im, str) else init_im
+            raise ValueError(
+                f"{unit}: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}"
+            )
+        scale: object = (
+            {"zeros": 0.0, "uniform": 1.0}.get(init_im, init_im)
+            if isinstance(init_im, str)
+            else init_im
+        )
         self._scale_im = check_number(unit, "init_im", scale, minimum=0, other="'zeros', 'uniform'")
         self.init_im = init_im if isinstance(init_im, str) else self._scale_im
         self.gate_gradient = gate_gradient
@@ -56,7 +64,9 @@ class PowerUnit(Unit):
             weight_re, weight_im, gate = own["weight_re"], own["weight_im"], own["gate"]
         except KeyError:  # parametrized or pruned
             weight_re, weight_im, gate = self.weight_re, self.weight_im, self.gate
-        return functional.npu(x, weight_re, weight_im, gate, eps=self.eps, gate_gradient=self.gate_gradient)
+        return functional.npu(
+            x, weight_re, weight_im, gate, eps=self.eps, gate_gradient=self.gate_gradient
+        )
 
     def extra_repr(self) -> str:
         options = "" if self.eps is None else f", eps={self.eps}"

@@ -122,14 +122,18 @@ def raise_inaccurate(
     hint: for the index of a trajectory and its last state with an error below a tenth, what the message adds.
     """
     size, largest = error.amax(-1), trajectory.detach().abs().amax(-1).cummax(-1).values
-    largest = largest.clamp(min=100 * torch.finfo(error.dtype).eps)  # near 0 the layer's own eps is all that moves
+    largest = largest.clamp(
+        min=100 * torch.finfo(error.dtype).eps
+    )  # near 0 the layer's own eps is all that moves
     first = first_true(~(size <= largest))
     where = (first >= 0).nonzero()
     if not len(where):
         return
     at = tuple(where[0].tolist())
     step = int(first[at])
-    good = int((size[at][:step] <= largest[at][:step] / 10).nonzero().max())  # the start has no error
+    good = int(
+        (size[at][:step] <= largest[at][:step] / 10).nonzero().max()
+    )  # the start has no error
     raise InaccurateError(
         f"{function}: {who(at, models, many)} grows as no solution does: at step {step} its estimated error is "
         f"{float(size[at][step]):.2g}, and its states are at most {float(largest[at][step]):.2g}"

@@ -43,7 +43,9 @@ def is_asked_for(t: Any, method: Any) -> bool:
     return t is not None or (isinstance(method, str) and method in PAIRS)
 
 
-def refuse(function: str, method: Any, rtol: Any, atol: Any, max_steps: Any, statistics: Any) -> None:
+def refuse(
+    function: str, method: Any, rtol: Any, atol: Any, max_steps: Any, statistics: Any
+) -> None:
     """ValueError for an argument of the adaptive steps beside a method of fixed ones."""
     given = (("rtol", rtol, RTOL), ("atol", atol, ATOL), ("max_steps", max_steps, MAX_STEPS))
     for name, value, default in (*given, ("statistics", statistics, False)):
@@ -54,7 +56,9 @@ def refuse(function: str, method: Any, rtol: Any, atol: Any, max_steps: Any, sta
             )
 
 
-def check_options(function: str, t: Any, method: Any, of_fixed: dict[str, Any], **options: Any) -> None:
+def check_options(
+    function: str, t: Any, method: Any, of_fixed: dict[str, Any], **options: Any
+) -> None:
     """ValueError or TypeError for what does not fit together, or is no valid value.
 
     of_fixed: the arguments that only methods of fixed steps take, as they were given.
@@ -72,7 +76,9 @@ def check_options(function: str, t: Any, method: Any, of_fixed: dict[str, Any], 
                 f"times of the result, rtol and atol; got {name}={value!r}"
             )
     if t is None:
-        raise ValueError(f"{function}: t must be given for method {method!r}: the times of the result, u0's first")
+        raise ValueError(
+            f"{function}: t must be given for method {method!r}: the times of the result, u0's first"
+        )
     for name in ("rtol", "atol"):
         check_number(function, name, options[name], above=0)
     check_whole(function, "max_steps", options["max_steps"])
@@ -92,7 +98,9 @@ def check_times(function: str, t: Any) -> Tensor:
         try:
             found = torch.tensor(t, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"{function}: t must be a tensor or numbers, got {t!r}: {error}") from None
+            raise TypeError(
+                f"{function}: t must be a tensor or numbers, got {t!r}: {error}"
+            ) from None
     if found.is_complex():
         raise TypeError(f"{function}: t must be real, got {found.dtype}")
     if found.dim() != 1 or len(found) < 2:
@@ -104,7 +112,9 @@ def check_times(function: str, t: Any) -> Tensor:
         wrong = (~(steps * steps[0].sign() > 0)).nonzero()
         at = int(wrong[0]) if len(wrong) else 0
         pair = ", ".join(f"{float(time):g}" for time in found[at : at + 2])
-        raise ValueError(f"{function}: t must be finite and rise, or fall, from each time to the next, got {pair}")
+        raise ValueError(
+            f"{function}: t must be finite and rise, or fall, from each time to the next, got {pair}"
+        )
     return found
 
 
@@ -127,7 +137,13 @@ def integrate(
     clip: bool,
 ) -> Any:
     """What `solver.integrate` returns with adaptive steps."""
-    options = {"rtol": rtol, "atol": atol, "max_steps": max_steps, "memory": memory, "nonfinite": nonfinite}
+    options = {
+        "rtol": rtol,
+        "atol": atol,
+        "max_steps": max_steps,
+        "memory": memory,
+        "nonfinite": nonfinite,
+    }
     check_options(function, t, method, of_fixed, **options, statistics=statistics, clip=clip)
     if is_compiling() or is_tracing() or any(map(_is_mapped, (u0, *weights))):
         raise RuntimeError(
@@ -136,9 +152,13 @@ def integrate(
         )
     eps, many = checks.check_operands(function, u0, weights, eps, gate_gradient)
     if rtol < (least := 4 * torch.finfo(u0.dtype).eps):
-        raise ValueError(f"{function}: rtol must be at least {least:.2g} in {u0.dtype}, got {rtol!r}")
+        raise ValueError(
+            f"{function}: rtol must be at least {least:.2g} in {u0.dtype}, got {rtol!r}"
+        )
     times = check_times(function, t)
-    call = Call(method, float(rtol), float(atol), int(max_steps), eps, gate_gradient, clip, memory, many)
+    call = Call(
+        method, float(rtol), float(atol), int(max_steps), eps, gate_gradient, clip, memory, many
+    )
     run = _fused if dispatch.backend_for(weights[0]) == "cpu" and not eager_only() else _eager
     found, counts, clock, last = run(call, times, u0, *weights)
     report(function, call, found, counts, clock, last, weights, nonfinite == "raise")
@@ -177,14 +197,18 @@ def _eager(
     """The same, stage by stage through the layers' functions: any device, any mode of differentiation."""
 
     def f(u: Tensor) -> Tensor:
-        y = functional.npu(u, weight_re, weight_im, gate, eps=call.eps, gate_gradient=call.gate_gradient)
+        y = functional.npu(
+            u, weight_re, weight_im, gate, eps=call.eps, gate_gradient=call.gate_gradient
+        )
         return functional.nau(y, weight, clip=call.clip)
 
     rows = as_rows(u0, weight_re, call.many)
     at = t.detach().to("cpu", torch.float64)
     with torch.autocast(u0.device.type, enabled=False):
         steps = reference.find_steps(f, rows, at, call.pair, call.rtol, call.atol, call.max_steps)
-        saves_memory = call.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
+        saves_memory = (
+            call.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
+        )
         length = math.isqrt(max(steps.times.shape[-1], 1) - 1) + 1 if saves_memory else None
         found = reference.replay(f, rows, t, steps.times, call.pair, length)
     return found if call.many else found.squeeze(-3), steps.counts, steps.clock, steps.last
@@ -207,7 +231,11 @@ def report(
     def name(where: Tensor) -> tuple[tuple[int, ...], str, str]:
         """Of the first one: its index, its name, and how many others there are."""
         at = tuple(where.nonzero()[0].tolist())
-        others = f", the first of {int(where.sum())} of {where.numel()} trajectories" if int(where.sum()) > 1 else ""
+        others = (
+            f", the first of {int(where.sum())} of {where.numel()} trajectories"
+            if int(where.sum()) > 1
+            else ""
+        )
         return at, checks.who(at if call.many else at[:-1], models, call.many), others
 
     def hint(at: tuple[int, ...]) -> str:
@@ -217,10 +245,15 @@ def report(
     failed = status != reference.DONE
     if raises and failed.any():
         at, who, others = name(failed)
-        reached, kept = f"{float(clock[at][0]):.9g}", "nonfinite='keep' returns it as it is, with nan from there on"
+        reached, kept = (
+            f"{float(clock[at][0]):.9g}",
+            "nonfinite='keep' returns it as it is, with nan from there on",
+        )
         if status[at] == reference.NOT_FINITE:
             first = checks.first_nonfinite(found)
-            raise checks.NonFiniteError(f"{function}: {who} is not finite from t = {reached} on{others}; {kept}", first)
+            raise checks.NonFiniteError(
+                f"{function}: {who} is not finite from t = {reached} on{others}; {kept}", first
+            )
         what = (
             f"needs more than max_steps={call.max_steps} steps: it has reached t = {reached}, with "
             f"{int(rejected[at])} steps rejected{hint(at)}"

@@ -42,13 +42,18 @@ class Call(NamedTuple):
         return PAIRS[self.method]
 
 
-def _as_models(call: Call, u0: Tensor, weights: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _as_models(
+    call: Call, u0: Tensor, weights: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
     """u0 ``[K, B, D]`` and the weights with a dimension of models, contiguous."""
     weight_re = weights[0]
     assert weight_re is not None
     rows = as_rows(u0, weight_re, call.many)
     if weight_re.dim() == 2:
-        rows, weights = rows.unsqueeze(0), tuple(None if w is None else w.unsqueeze(0) for w in weights)
+        rows, weights = (
+            rows.unsqueeze(0),
+            tuple(None if w is None else w.unsqueeze(0) for w in weights),
+        )
     return rows.contiguous(), *(None if w is None else w.contiguous() for w in weights)
 
 
@@ -65,7 +70,15 @@ def forward(
     numbers, every = call.pair.numbers, EVERY[call.memory] if keep else 0
     at = t.detach().to("cpu", torch.float64).contiguous()
     path, last, counts, clock, times, states = ops.ode_adaptive_forward(
-        *_as_models(call, u0, weights), at, numbers, call.rtol, call.atol, call.max_steps, call.eps, call.clip, every
+        *_as_models(call, u0, weights),
+        at,
+        numbers,
+        call.rtol,
+        call.atol,
+        call.max_steps,
+        call.eps,
+        call.clip,
+        every,
     )
     models = weights[0].dim() == 3  # type: ignore[union-attr]
     of_model = (counts, clock, last) if models else (counts[0], clock[0], last[0])
@@ -88,8 +101,12 @@ class AdaptiveFunction(Function):
         needed = ctx.needs_input_grad[1:]
         t, u0, *weights, counts, clock, times, states = ctx.saved_tensors
         if torch.is_grad_enabled() or eager_only():
-            return None, *_by_formula(ctx.call, needed, grad_path, (t, u0, *weights), counts, clock, times)
-        return None, *_fused(ctx.call, needed, grad_path, t, u0, tuple(weights), counts, times, states)
+            return None, *_by_formula(
+                ctx.call, needed, grad_path, (t, u0, *weights), counts, clock, times
+            )
+        return None, *_fused(
+            ctx.call, needed, grad_path, t, u0, tuple(weights), counts, times, states
+        )
 
 
 def _fused(
@@ -151,10 +168,17 @@ def _by_formula(
     ends = clock[..., :1].expand(there.shape).masked_scatter(there, times)
 
     def formula(
-        t: Tensor, u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor
+        t: Tensor,
+        u0: Tensor,
+        weight_re: Tensor,
+        weight_im: Tensor | None,
+        gate: Tensor | None,
+        weight: Tensor,
     ) -> tuple[Tensor]:
         def f(u: Tensor) -> Tensor:
-            y = layers.npu(u, weight_re, weight_im, gate, eps=call.eps, gate_gradient=call.gate_gradient)
+            y = layers.npu(
+                u, weight_re, weight_im, gate, eps=call.eps, gate_gradient=call.gate_gradient
+            )
             return layers.nau(y, weight, clip=call.clip)
 
         path = replay(f, as_rows(u0, weight_re, call.many), t, ends, call.pair)

@@ -54,7 +54,9 @@ def combine(k: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
     return total
 
 
-def step(f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Pair) -> tuple[Tensor, Tensor, list[Tensor]]:
+def step(
+    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Pair
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """One step of the sizes h ``[..., 1]``: the new state, the last stage's state, and all slopes."""
     k, v = [k1], u
     for row in rows(pair.triangle):
@@ -80,13 +82,19 @@ def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, ato
     return torch.minimum(100 * h0, h1)
 
 
-def find_steps(f: Function, u0: Tensor, t: Tensor, pair: Pair, rtol: float, atol: float, max_steps: int) -> Steps:
+def find_steps(
+    f: Function, u0: Tensor, t: Tensor, pair: Pair, rtol: float, atol: float, max_steps: int
+) -> Steps:
     """The steps of every trajectory from t[0] to t[-1]; `t` in float64 on the CPU."""
     with torch.no_grad():
-        return _find_steps(lambda u: f(u).detach(), u0.detach(), t.detach(), pair, rtol, atol, max_steps)
+        return _find_steps(
+            lambda u: f(u).detach(), u0.detach(), t.detach(), pair, rtol, atol, max_steps
+        )
 
 
-def _find_steps(f: Function, u: Tensor, t: Tensor, pair: Pair, rtol: float, atol: float, max_steps: int) -> Steps:
+def _find_steps(
+    f: Function, u: Tensor, t: Tensor, pair: Pair, rtol: float, atol: float, max_steps: int
+) -> Steps:
     begin, end = float(t[0]), float(t[-1])
     span, sign = end - begin, 1 if end > begin else -1
     k1 = f(u)
@@ -148,7 +156,9 @@ def _pack(ends: list[Tensor], taken: list[Tensor], time: Tensor, accepted: Tenso
     return torch.where(there, times, time.unsqueeze(-1))
 
 
-def replay(f: Function, u0: Tensor, t: Tensor, times: Tensor, pair: Pair, length: int | None = None) -> Tensor:
+def replay(
+    f: Function, u0: Tensor, t: Tensor, times: Tensor, pair: Pair, length: int | None = None
+) -> Tensor:
     """The states ``[..., M, D]`` at t, from steps that end at `times` ``[..., N]``; nan behind the last of them.
 
     Differentiable with respect to u0, to t and to what f depends on. length: of the segments, in steps, of which only
@@ -161,7 +171,9 @@ def replay(f: Function, u0: Tensor, t: Tensor, times: Tensor, pair: Pair, length
     lead, steps = u0.shape[:-1], times.shape[-1]
     ends = torch.cat([at[0].expand(*lead, 1), times], -1)
     sizes = ends.diff(dim=-1)
-    index = torch.searchsorted((sign * ends[..., 1:]).contiguous(), (sign * at[1:]).expand(*lead, -1).contiguous())
+    index = torch.searchsorted(
+        (sign * ends[..., 1:]).contiguous(), (sign * at[1:]).expand(*lead, -1).contiguous()
+    )
     reached = index < steps
     index = index.clamp(max=max(steps - 1, 0))
     if steps == 0:
@@ -198,7 +210,9 @@ def replay(f: Function, u0: Tensor, t: Tensor, times: Tensor, pair: Pair, length
     return torch.cat([u0.unsqueeze(-2), result], -2)
 
 
-def _dense(states: Tensor, slopes: Tensor, index: Tensor, x: Tensor, size: Tensor, pair: Pair) -> Tensor:
+def _dense(
+    states: Tensor, slopes: Tensor, index: Tensor, x: Tensor, size: Tensor, pair: Pair
+) -> Tensor:
     """The interpolant of step index ``[..., C]`` at x; states ``[..., N, D]``, slopes ``[..., N, 7, D]``."""
     d = states.shape[-1]
     u = states.gather(-2, index.unsqueeze(-1).expand(*index.shape, d))

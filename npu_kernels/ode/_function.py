@@ -135,8 +135,12 @@ def rollout_backward(
     operands = (u0, weight_re, weight_im, gate, weight)
     needed = [bool(needs >> bit & 1) for bit in range(5)]
     if torch.is_grad_enabled() and not eager_only():
-        return tuple(differentiate(_formula(loop), operands, needed, (grad_trajectory, grad_derivatives)))
-    adjoint: Callable[..., tuple[Tensor, ...]] = reference.ode_backward if eager_only() else ops.ode_backward
+        return tuple(
+            differentiate(_formula(loop), operands, needed, (grad_trajectory, grad_derivatives))
+        )
+    adjoint: Callable[..., tuple[Tensor, ...]] = (
+        reference.ode_backward if eager_only() else ops.ode_backward
+    )
     paths: tuple[Tensor | None, ...] = grad_trajectory, grad_derivatives, trajectory
     if not loop.many:
         paths = tuple(None if path is None else path.unsqueeze(-3) for path in paths)
@@ -145,14 +149,21 @@ def rollout_backward(
     grad_u0, *others = adjoint(*paths, *operands[1:], kept, *options, needs)
     if needed[0]:
         grad_u0 = (grad_u0 if loop.many else grad_u0.squeeze(-2)).sum_to_size(u0.shape)
-    return tuple(grad if need else None for grad, need in zip((grad_u0, *others), needed, strict=True))
+    return tuple(
+        grad if need else None for grad, need in zip((grad_u0, *others), needed, strict=True)
+    )
 
 
 def backward_of_the_fast_path(*arguments: Any) -> tuple[Tensor | None, ...]:
     """`rollout_backward` in the words of the fast path, which has no `Loop`."""
     tensors, (tableau, dt, eps, clip, straight_through, many, needs) = arguments[:9], arguments[9:]
-    steps, gate_gradient = arguments[3].shape[-2] - 1, STRAIGHT_THROUGH if straight_through else CLIP
-    loop = Loop(tuple(tableau), steps, dt, eps, gate_gradient, clip, "full", arguments[1] is not None, many)
+    steps, gate_gradient = (
+        arguments[3].shape[-2] - 1,
+        STRAIGHT_THROUGH if straight_through else CLIP,
+    )
+    loop = Loop(
+        tuple(tableau), steps, dt, eps, gate_gradient, clip, "full", arguments[1] is not None, many
+    )
     return rollout_backward(loop, needs, *tensors)
 
 
@@ -161,7 +172,9 @@ def _formula(loop: Loop) -> Callable[..., tuple[Tensor, Tensor]]:
         u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         def f(u: Tensor) -> Tensor:
-            y = layers.npu(u, weight_re, weight_im, gate, eps=loop.eps, gate_gradient=loop.gate_gradient)
+            y = layers.npu(
+                u, weight_re, weight_im, gate, eps=loop.eps, gate_gradient=loop.gate_gradient
+            )
             return layers.nau(y, weight, clip=loop.clip)
 
         rows = as_rows(u0, weight_re, loop.many)

@@ -58,10 +58,14 @@ def interpolate(
     try:
         at = torch.as_tensor(times, dtype=torch.float64, device="cpu").detach() / dt
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"interpolate: times must be a tensor or numbers, got {times!r}: {error}") from None
+        raise TypeError(
+            f"interpolate: times must be a tensor or numbers, got {times!r}: {error}"
+        ) from None
     if at.dim() != 1:
         raise ValueError(f"interpolate: times must have one dimension, got shape {tuple(at.shape)}")
-    slack = 4 * torch.finfo(torch.float64).eps * steps  # of times that were themselves computed as n dt
+    slack = (
+        4 * torch.finfo(torch.float64).eps * steps
+    )  # of times that were themselves computed as n dt
     outside = ~((at >= -slack) & (at <= steps + slack))
     if outside.any():
         raise ValueError(

@@ -19,7 +19,9 @@ NAMES = {"euler": "euler", "midpoint": "midpoint", "rk4_38": "rk4"}
 Model = Callable[[Tensor], Tensor] | Callable[[Tensor, Tensor], Tensor]
 
 
-def rollout_any(model: Model, u0: Tensor, *, steps: int, dt: float, method: str = "euler", **options: Any) -> Tensor:
+def rollout_any(
+    model: Model, u0: Tensor, *, steps: int, dt: float, method: str = "euler", **options: Any
+) -> Tensor:
     """The trajectory ``[..., steps + 1, D]`` of ``u' = model(u)`` or ``u' = model(t, u)`` from ``u0 [..., D]``.
 
     Needs torchdiffeq (``pip install "npu_kernels[ode]"``). Its loop calls torch for every operation of every stage of
@@ -35,7 +37,9 @@ def rollout_any(model: Model, u0: Tensor, *, steps: int, dt: float, method: str 
     slope = _slope(model)
     check_tensor("rollout_any", "u0", u0)
     if not u0.is_floating_point() or u0.dim() < 1:
-        raise TypeError(f"rollout_any: u0 must be floating-point of shape (..., D), got {u0.dtype}, {tuple(u0.shape)}")
+        raise TypeError(
+            f"rollout_any: u0 must be floating-point of shape (..., D), got {u0.dtype}, {tuple(u0.shape)}"
+        )
     if not isinstance(method, str):
         raise TypeError(f"rollout_any: method must be a name, got {method!r}")
     if method == "rk4":
@@ -46,7 +50,9 @@ def rollout_any(model: Model, u0: Tensor, *, steps: int, dt: float, method: str 
     try:
         from torchdiffeq import odeint
     except ImportError as error:
-        raise ImportError('rollout_any: torchdiffeq is not installed; pip install "npu_kernels[ode]"') from error
+        raise ImportError(
+            'rollout_any: torchdiffeq is not installed; pip install "npu_kernels[ode]"'
+        ) from error
     times = torch.arange(steps + 1, dtype=u0.dtype, device=u0.device) * dt
     found: Tensor = odeint(_checked(slope), u0, times, method=NAMES.get(method, method), **options)
     return found.movedim(0, -2)
@@ -59,7 +65,9 @@ def _checked(slope: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Ten
         k = slope(t, u)
         if not isinstance(k, Tensor) or k.shape != u.shape:
             got = tuple(k.shape) if isinstance(k, Tensor) else type(k).__name__
-            raise ValueError(f"rollout_any: model must give the shape of u, {tuple(u.shape)}, got {got}")
+            raise ValueError(
+                f"rollout_any: model must give the shape of u, {tuple(u.shape)}, got {got}"
+            )
         return k
 
     return checked
@@ -68,9 +76,13 @@ def _checked(slope: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Ten
 def _slope(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """The model as a function of time and state."""
     if not callable(model):
-        raise TypeError(f"rollout_any: model must be a module or a function, got {type(model).__name__}")
+        raise TypeError(
+            f"rollout_any: model must be a module or a function, got {type(model).__name__}"
+        )
     try:
-        parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters.values()
+        parameters = inspect.signature(
+            model.forward if isinstance(model, nn.Module) else model
+        ).parameters.values()
     except (TypeError, ValueError):  # a built-in function without a signature
         return lambda _, u: model(u)
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

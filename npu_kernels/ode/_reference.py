@@ -57,7 +57,12 @@ def _stages(
 
 
 def solve(
-    f: Callable[[Tensor], Tensor], u0: Tensor, tableau: Sequence[float], steps: int, dt: float, last: bool
+    f: Callable[[Tensor], Tensor],
+    u0: Tensor,
+    tableau: Sequence[float],
+    steps: int,
+    dt: float,
+    last: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The states at 0 .. steps, and f there, without the last one unless `last`."""
     triangle, states, slopes = rows(tableau), [u0], []
@@ -93,7 +98,9 @@ def ode_forward(
     """
 
     def f(u: Tensor) -> Tensor:
-        return reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=eps), weight, clip=clip)
+        return reference.nau(
+            reference.npu(u, weight_re, weight_im, gate, eps=eps), weight, clip=clip
+        )
 
     states, slopes = solve(f, u0, tableau, steps, dt, derivatives)
     none = u0.new_empty(0)
@@ -126,10 +133,14 @@ def ode_backward(
     """
     triangle = rows(tableau)
     bounded = weight.clamp(-1, 1) if clip else weight
-    grads = [torch.zeros_like(t) if t is not None else None for t in (weight_re, weight_im, gate, weight)]
+    grads = [
+        torch.zeros_like(t) if t is not None else None for t in (weight_re, weight_im, gate, weight)
+    ]
 
     def f(u: Tensor) -> Tensor:
-        return reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=eps), bounded, clip=False)
+        return reference.nau(
+            reference.npu(u, weight_re, weight_im, gate, eps=eps), bounded, clip=False
+        )
 
     def pull(v: Tensor, dk: Tensor) -> Tensor:
         """J' dk; adds to the parameters' gradients."""
@@ -166,5 +177,6 @@ def ode_backward(
         grads[3] = grads[3].where((weight >= -1) & (weight <= 1), 0)  # type: ignore[union-attr]
     wanted = [g, *grads]
     return tuple(  # type: ignore[return-value]
-        t if t is not None and needs >> bit & 1 else trajectory.new_empty(0) for bit, t in enumerate(wanted)
+        t if t is not None and needs >> bit & 1 else trajectory.new_empty(0)
+        for bit, t in enumerate(wanted)
     )

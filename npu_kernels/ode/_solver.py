@@ -19,7 +19,13 @@ from npu_kernels._operators.autograd import eager_only
 from npu_kernels.ode import _accuracy as accuracy
 from npu_kernels.ode import _adaptive as adaptive
 from npu_kernels.ode import _checks as checks
-from npu_kernels.ode._function import Loop, RolloutFunction, as_rows, backward_of_the_fast_path, forward
+from npu_kernels.ode._function import (
+    Loop,
+    RolloutFunction,
+    as_rows,
+    backward_of_the_fast_path,
+    forward,
+)
 from npu_kernels.ode._operators import has_time_loop
 from npu_kernels.ode._reference import METHODS, solve
 from npu_kernels.reference import CLIP
@@ -204,8 +210,20 @@ def integrate(
     adaptive.refuse(_name, method, rtol, atol, max_steps, statistics)
     steps, dt = checks.check_options(_name, steps, dt, method, memory, nonfinite)
     if error is not False:
-        options = {"derivatives": derivatives, "eps": eps, "gate_gradient": gate_gradient, "clip": clip, "_name": _name}
-        options |= {"steps": steps, "dt": dt, "method": method, "memory": memory, "nonfinite": nonfinite}
+        options = {
+            "derivatives": derivatives,
+            "eps": eps,
+            "gate_gradient": gate_gradient,
+            "clip": clip,
+            "_name": _name,
+        }
+        options |= {
+            "steps": steps,
+            "dt": dt,
+            "method": method,
+            "memory": memory,
+            "nonfinite": nonfinite,
+        }
         return _with_error(error, u0, (weight_re, weight_im, gate, weight), options)
     plain = (METHODS[method], steps, dt, eps, gate_gradient, clip, memory, derivatives)
     fast = _by_fast_path(_name, u0, (weight_re, weight_im, gate, weight), plain, nonfinite)
@@ -214,8 +232,12 @@ def integrate(
     for name, flag in (("derivatives", derivatives), ("clip", clip)):
         if not isinstance(flag, bool):
             raise TypeError(f"{_name}: {name} must be True or False, got {flag!r}")
-    eps, many = checks.check_operands(_name, u0, (weight_re, weight_im, gate, weight), eps, gate_gradient)
-    if nonfinite == "raise" and (is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active()):
+    eps, many = checks.check_operands(
+        _name, u0, (weight_re, weight_im, gate, weight), eps, gate_gradient
+    )
+    if nonfinite == "raise" and (
+        is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active()
+    ):
         raise RuntimeError(
             f"{_name}: nonfinite='raise' has to look at the values, which torch.compile, torch.func and "
             "torch.jit.trace cannot; say nonfinite='keep'"
@@ -230,7 +252,11 @@ def integrate(
 
 
 def _by_fast_path(
-    name: str, u0: Tensor, weights: tuple[Tensor | None, ...], options: tuple[Any, ...], nonfinite: str
+    name: str,
+    u0: Tensor,
+    weights: tuple[Tensor | None, ...],
+    options: tuple[Any, ...],
+    nonfinite: str,
 ) -> Tensor | tuple[Tensor, Tensor] | None:
     """What `integrate` gives; None where the general way is to handle errors and special cases."""
     if fast_path.ode is None or is_compiling() or dispatch.forced() not in dispatch.FAST_PATH:
@@ -271,7 +297,9 @@ def _with_error(
 
     if nonfinite == "raise":
         accuracy.raise_inaccurate(name, outputs[0], size, hint, models, many)
-        checks.raise_nonfinite(name, outputs[0], outputs[1] if len(outputs) > 1 else None, models, many)
+        checks.raise_nonfinite(
+            name, outputs[0], outputs[1] if len(outputs) > 1 else None, models, many
+        )
     return *outputs, size
 
 
@@ -285,12 +313,19 @@ def _fused(loop: Loop, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 
 def _eager(
-    loop: Loop, u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor
+    loop: Loop,
+    u0: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Step by step through the layers' functions: any device, any mode of differentiation."""
 
     def f(u: Tensor) -> Tensor:
-        y = functional.npu(u, weight_re, weight_im, gate, eps=loop.eps, gate_gradient=loop.gate_gradient)
+        y = functional.npu(
+            u, weight_re, weight_im, gate, eps=loop.eps, gate_gradient=loop.gate_gradient
+        )
         return functional.nau(y, weight, clip=loop.clip)
 
     rows = as_rows(u0, weight_re, loop.many)
@@ -298,14 +333,22 @@ def _eager(
         save_memory = loop.memory == "checkpointed" and torch.is_grad_enabled() and not eager_only()
         run = _checkpointed if save_memory else solve
         states, slopes = run(f, rows, loop.tableau, loop.steps, loop.dt, loop.derivatives)
-        trajectory, derivatives = torch.stack(states, -2), torch.stack(slopes, -2) if loop.derivatives else None
+        trajectory, derivatives = (
+            torch.stack(states, -2),
+            torch.stack(slopes, -2) if loop.derivatives else None,
+        )
     if not loop.many:
         return trajectory.squeeze(-3), None if derivatives is None else derivatives.squeeze(-3)
     return trajectory, derivatives
 
 
 def _checkpointed(
-    f: Callable[[Tensor], Tensor], u0: Tensor, tableau: Sequence[float], steps: int, dt: float, last: bool
+    f: Callable[[Tensor], Tensor],
+    u0: Tensor,
+    tableau: Sequence[float],
+    steps: int,
+    dt: float,
+    last: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """`solve` in about sqrt(steps) segments, of which only the first states are kept."""
     length = math.isqrt(steps - 1) + 1
@@ -313,7 +356,9 @@ def _checkpointed(
     for first in range(0, steps, length):
         count = min(length, steps - first)
         ends = first + count == steps
-        more, k = checkpoint(solve, f, states[-1], tableau, count, dt, last and ends, use_reentrant=False)
+        more, k = checkpoint(
+            solve, f, states[-1], tableau, count, dt, last and ends, use_reentrant=False
+        )
         states += more[1:]
         slopes += k
     return states, slopes

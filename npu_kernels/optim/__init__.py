@@ -11,7 +11,11 @@ from typing import Any
 
 import torch
 from torch.compiler import is_compiling
-from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    Optimizer,
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 
 from npu_kernels._backends import fast_path
 from npu_kernels._operators import dispatch
@@ -56,14 +60,18 @@ class Adam(torch.optim.Adam):
             and fast_path.adam(self.param_groups, self.state) is not NotImplemented
         ):
             return None
-        general: Any = super().step  # not by torch's name, which may have been made to mean this class
+        general: Any = (
+            super().step
+        )  # not by torch's name, which may have been made to mean this class
         if getattr(general, "hooked", False):
             return general(closure)
 
         def unhooked(self: Adam, closure: Callable[[], Any] | None = None) -> Any:
             return general(closure)
 
-        return Optimizer.profile_hook_step(unhooked)(self, closure)  # torch does so at a class's first instance
+        return Optimizer.profile_hook_step(unhooked)(
+            self, closure
+        )  # torch does so at a class's first instance
 
     step.hooked = True  # type: ignore[attr-defined]  # none are needed where the fast path is taken
 

@@ -321,7 +321,9 @@ class LBFGS:
         searched = self.searched[index]
         self._set_end(index, 1, t, f, slope, g)
         exhausted = searched >= self.max_line_search
-        risen = (f > start + ARMIJO * t * start_slope) | ((searched > 1) & (f >= self.end_f[index, 0]))
+        risen = (f > start + ARMIJO * t * start_slope) | (
+            (searched > 1) & (f >= self.end_f[index, 0])
+        )
         high = risen & ~exhausted
         good = (slope.abs() <= -WOLFE * start_slope) & ~high & ~exhausted
         bracketed = (high | (slope >= 0)) & ~good & ~exhausted

@@ -68,7 +68,9 @@ def step(
     return torch.where(better.unsqueeze(1), trial, x), damping, torch.where(better, after, before)
 
 
-def fit(x: Tensor, free: Tensor, residual: Residual, jacobian: Jacobian, steps: int) -> tuple[Tensor, Tensor]:
+def fit(
+    x: Tensor, free: Tensor, residual: Residual, jacobian: Jacobian, steps: int
+) -> tuple[Tensor, Tensor]:
     """Take `steps` steps from x; return the last x and its error ``[K]``."""
     damping, last_error = torch.full_like(x[:, 0], FIRST_DAMPING), error(residual(x))
     for _ in range(steps):

@@ -36,7 +36,11 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
     """Why a step of these cannot be captured in a CUDA graph; None if it can be tried."""
     if not x.is_cuda:
         return f"{x.device.type} tensors have no CUDA graphs"
-    if is_compiling() or torch.is_autocast_enabled(x.device.type) or torch.is_inference_mode_enabled():
+    if (
+        is_compiling()
+        or torch.is_autocast_enabled(x.device.type)
+        or torch.is_inference_mode_enabled()
+    ):
         return "of torch.compile, autocast or inference mode"
     if torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured already"
@@ -46,7 +50,9 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
     for layer in plan.chain(model):
         if type(layer) not in (*UNITS, *OTHERS):
             return f"{type(layer).__name__} may do something else at each step, which a CUDA graph would not"
-        if isinstance(layer, Unit) and any(name not in layer._parameters for name in layer.intervals):
+        if isinstance(layer, Unit) and any(
+            name not in layer._parameters for name in layer.intervals
+        ):
             return f"a parameter of {type(layer).__name__} is pruned or parametrized"
     for parameter in model.parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
@@ -74,13 +80,17 @@ class Captured(Ordinary):
 
     def _begin(self, done: int, rows: Tensor | None, schedules: Tensor) -> int:
         """A step in the ordinary way where the optimiser has no state yet; returns how many steps were made."""
-        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        trained = [
+            p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad
+        ]
         if all(self.optimizer.state.get(parameter) for parameter in trained):
             return 0
         super().advance(done, None if rows is None else rows[:1], schedules[:, :1])
         return 1
 
-    def _capture_and_replay(self, done: int, made: int, rows: Tensor | None, schedules: Tensor) -> int:
+    def _capture_and_replay(
+        self, done: int, made: int, rows: Tensor | None, schedules: Tensor
+    ) -> int:
         """As many steps as can be made so; returns how many of the call's have been made."""
         inputs = _Inputs(self, rows, schedules)
         side = torch.cuda.Stream()
@@ -119,7 +129,8 @@ class _Numbers:
         varies = (schedules != schedules[:, :1]).any(1).tolist()
         self.now = self.all[0].clone() if any(varies) else None
         self.values: list[float | Tensor] = [
-            schedules[n, 0].item() if self.now is None or not there else self.now[n] for n, there in enumerate(varies)
+            schedules[n, 0].item() if self.now is None or not there else self.now[n]
+            for n, there in enumerate(varies)
         ]
 
     def take(self, step: int) -> None:

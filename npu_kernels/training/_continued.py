@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from npu_kernels._jobs import saved
 from npu_kernels.training._functions import SteppedSchedule
 
-HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # of a group: they decide no numbers
+HOW = (
+    "params",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+)  # of a group: they decide no numbers
 
 
 def told(setting: Any) -> str:
@@ -58,19 +64,27 @@ def optimizer_state(value: Any, optimizer: torch.optim.Optimizer, needed: bool) 
     """
     own = optimizer.state_dict()
     state = saved.record(value, "optimizer", own.keys())
-    groups = saved.sequence(state["param_groups"], "optimizer's param_groups", len(own["param_groups"]))
+    groups = saved.sequence(
+        state["param_groups"], "optimizer's param_groups", len(own["param_groups"])
+    )
     taken = []
     for number, (group, mine) in enumerate(zip(groups, own["param_groups"], strict=True)):
         group = saved.record(group, f"optimizer's group {number}", mine.keys())
         if group["params"] != mine["params"]:
             raise ValueError(f"its optimizer's group {number} has other params")
-        taken.append({name: _setting(group[name], f"optimizer's {name}", old) for name, old in mine.items()})
+        taken.append(
+            {name: _setting(group[name], f"optimizer's {name}", old) for name, old in mine.items()}
+        )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     expected = _after_a_step(optimizer)
-    trained = [n for n, parameter in enumerate(parameters) if parameter.requires_grad and expected.get(n)]
+    trained = [
+        n for n, parameter in enumerate(parameters) if parameter.requires_grad and expected.get(n)
+    ]
     found = state["state"]
     if not isinstance(found, dict) or not set(found) <= set(range(len(parameters))):
-        raise ValueError(f"its optimizer's state must be a dict of parameters' numbers below {len(parameters)}")
+        raise ValueError(
+            f"its optimizer's state must be a dict of parameters' numbers below {len(parameters)}"
+        )
     if needed and not set(trained) <= set(found):
         raise ValueError("its optimizer's state lacks parameters that were trained")
     kept = {}
@@ -117,7 +131,9 @@ def _entry(value: Any, name: str, like: Any) -> Any:
     if isinstance(like, Real) and not isinstance(like, bool):
         return saved.number(value, name)
     if type(value) is not type(like):
-        raise ValueError(f"its {name} must be of type {type(like).__name__}, got {type(value).__name__}")
+        raise ValueError(
+            f"its {name} must be of type {type(like).__name__}, got {type(value).__name__}"
+        )
     return value
 
 

@@ -25,7 +25,9 @@ def _models(name: str, module: nn.Module) -> int | None:
     """The number of models of a module's units."""
     found = {unit.num_models for unit in module.modules() if isinstance(unit, Unit)}
     if len(found) > 1:
-        raise ValueError(f"{name}: the units of one model must have one num_models, got {sorted(found, key=str)}")
+        raise ValueError(
+            f"{name}: the units of one model must have one num_models, got {sorted(found, key=str)}"
+        )
     return found.pop() if found else None
 
 
@@ -37,17 +39,27 @@ def _collect(
         num_models = check_whole(name, "num_models", num_models)
     if isinstance(parameters, nn.Module):
         num_models = _models(name, parameters) if num_models is None else num_models
-        modules = [m for m in parameters.modules() if not only_whole or (isinstance(m, Unit) and m.whole_weights)]
+        modules = [
+            m
+            for m in parameters.modules()
+            if not only_whole or (isinstance(m, Unit) and m.whole_weights)
+        ]
         found = [pair for m in modules for pair in _in_use(m, originals=not only_whole)]
-        tensors: list[Tensor] = list({id(p): used for p, used in found}.values())  # a shared parameter counts once
+        tensors: list[Tensor] = list(
+            {id(p): used for p, used in found}.values()
+        )  # a shared parameter counts once
     elif isinstance(parameters, (Tensor, Iterable)):
         tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         for tensor in tensors:
             check_tensor(name, "parameters", tensor)
             if not tensor.is_floating_point():
-                raise TypeError(f"{name}: parameters must have a floating-point dtype, got {tensor.dtype}")
+                raise TypeError(
+                    f"{name}: parameters must have a floating-point dtype, got {tensor.dtype}"
+                )
     else:
-        raise TypeError(f"{name}: parameters must be a module, a tensor or tensors, got {type(parameters).__name__}")
+        raise TypeError(
+            f"{name}: parameters must be a module, a tensor or tensors, got {type(parameters).__name__}"
+        )
     if not tensors:
         raise ValueError(f"{name}: no parameters to sum over")
     if num_models is not None:
@@ -72,15 +84,21 @@ def _in_use(module: nn.Module, originals: bool) -> list[tuple[Tensor, Tensor]]:
         mask = masks.get(f"{name.removesuffix('_orig')}_mask") if name.endswith("_orig") else None
         found.append((parameter, parameter if mask is None else parameter * mask))
     if not originals and parametrize.is_parametrized(module):
-        found += [(value, value) for value in (getattr(module, name) for name in module.parametrizations)]  # type: ignore[union-attr]
+        found += [
+            (value, value) for value in (getattr(module, name) for name in module.parametrizations)
+        ]  # type: ignore[union-attr]
     return found
 
 
 def _total(terms: Iterable[Tensor], num_models: int | None) -> Tensor:
-    return torch.stack([t.sum() if num_models is None else t.reshape(num_models, -1).sum(1) for t in terms]).sum(0)
+    return torch.stack(
+        [t.sum() if num_models is None else t.reshape(num_models, -1).sum(1) for t in terms]
+    ).sum(0)
 
 
-def l1(parameters: Parameters, beta: float = 1.0, *, norm: str = "l1", num_models: int | None = None) -> Tensor:
+def l1(
+    parameters: Parameters, beta: float = 1.0, *, norm: str = "l1", num_models: int | None = None
+) -> Tensor:
     """The sparsity penalty of the paper, ``beta * sum_k |theta_k|``, over all parameters, gates included.
 
     Args:
@@ -106,7 +124,9 @@ def l1(parameters: Parameters, beta: float = 1.0, *, norm: str = "l1", num_model
     raise ValueError(f"l1: norm must be 'l1' or 'frobenius', got {norm!r}")
 
 
-def regularizer(parameters: Parameters, *, form: str = "madsen", num_models: int | None = None) -> Tensor:
+def regularizer(
+    parameters: Parameters, *, form: str = "madsen", num_models: int | None = None
+) -> Tensor:
     """The regulariser of NAU and NMU, also of NMRU, which draws weights to whole numbers.
 
         "madsen"   sum min(|w|, |1 - |w||)    0 at -1, 0 and 1: Madsen and Johansen's bias towards {-1, 0, 1}
@@ -126,7 +146,9 @@ def regularizer(parameters: Parameters, *, form: str = "madsen", num_models: int
     if form not in ("madsen", "paper"):
         raise ValueError(f"regularizer: form must be 'madsen' or 'paper', got {form!r}")
     tensors, num_models = _collect("regularizer", parameters, num_models, only_whole=True)
-    distance = (torch.minimum(t.abs(), (1 - (t.abs() if form == "madsen" else t)).abs()) for t in tensors)
+    distance = (
+        torch.minimum(t.abs(), (1 - (t.abs() if form == "madsen" else t)).abs()) for t in tensors
+    )
     return _total(distance, num_models)
 
 
@@ -155,7 +177,12 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
         and dispatch.forced() in dispatch.FAST_PATH
         and (
             num_models is None
-            or (type(num_models) is int and isinstance(y, Tensor) and not y.is_nested and y.shape[:1] == (num_models,))
+            or (
+                type(num_models) is int
+                and isinstance(y, Tensor)
+                and not y.is_nested
+                and y.shape[:1] == (num_models,)
+            )
         )
     ):
         loss = fast_path.mse(y, target, num_models is not None)
@@ -164,7 +191,9 @@ def mse_loss(y: Tensor, target: Tensor, *, num_models: int | None = None) -> Ten
     operands.unrecorded(_check_loss, y, target, num_models)
     if num_models is None:
         return nn.functional.mse_loss(y, target)
-    return (y - target).square().reshape(num_models, math.prod(y.shape[1:])).mean(1)  # not -1: there may be no models
+    return (
+        (y - target).square().reshape(num_models, math.prod(y.shape[1:])).mean(1)
+    )  # not -1: there may be no models
 
 
 def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
@@ -173,15 +202,23 @@ def _check_loss(y: Any, target: Any, num_models: int | None) -> None:
     for name, tensor in (("y", y), ("target", target)):
         check_tensor("mse_loss", name, tensor)
         if not tensor.is_floating_point():
-            raise TypeError(f"mse_loss: {name} must have a floating-point dtype, got {tensor.dtype}")
+            raise TypeError(
+                f"mse_loss: {name} must have a floating-point dtype, got {tensor.dtype}"
+            )
     if target.dtype != y.dtype:
-        raise TypeError(f"mse_loss: y and target must have one dtype, got y {y.dtype}, target {target.dtype}")
+        raise TypeError(
+            f"mse_loss: y and target must have one dtype, got y {y.dtype}, target {target.dtype}"
+        )
     shapes = tuple(y.shape), tuple(target.shape)
     if num_models is not None and shapes[0][:1] != (num_models,):
-        raise ValueError(f"mse_loss: y must have leading dimension {num_models!r} (num_models), got shape {shapes[0]}")
+        raise ValueError(
+            f"mse_loss: y must have leading dimension {num_models!r} (num_models), got shape {shapes[0]}"
+        )
     if shapes[1] != shapes[0] and (num_models is None or shapes[1] != shapes[0][1:]):
         shared = "" if num_models is None else f" or {shapes[0][1:]} (shared by all models)"
-        raise ValueError(f"mse_loss: target must have the shape of y, {shapes[0]}{shared}, got shape {shapes[1]}")
+        raise ValueError(
+            f"mse_loss: target must have the shape of y, {shapes[0]}{shared}, got shape {shapes[1]}"
+        )
 
 
 def _mse_backward(grad_loss: Tensor, y: Tensor, target: Tensor, models: bool) -> tuple[Tensor]:
@@ -214,7 +251,9 @@ class SteppedSchedule:
         self.beta = check_number("SteppedSchedule", "start", start)
         self.end = check_number("SteppedSchedule", "end", end)
         if not 0 <= self.beta <= self.end:
-            raise ValueError(f"SteppedSchedule: 0 <= start <= end must hold, got start={start!r}, end={end!r}")
+            raise ValueError(
+                f"SteppedSchedule: 0 <= start <= end must hold, got start={start!r}, end={end!r}"
+            )
         self.interval = check_whole("SteppedSchedule", "step", step)
         self.growth = check_number("SteppedSchedule", "growth", growth, above=1)
         self.start, self.iteration = self.beta, 0
@@ -236,8 +275,14 @@ class SteppedSchedule:
             raise ValueError(f"SteppedSchedule: state must be one of state_dict(), got {state!r}")
         check_whole("SteppedSchedule", "iteration", state["iteration"], 0)
         beta = state["beta"]
-        if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta <= self.end:
-            raise ValueError(f"SteppedSchedule: beta must be a number within [0, {self.end}], got {beta!r}")
+        if (
+            isinstance(beta, bool)
+            or not isinstance(beta, (int, float))
+            or not 0 <= beta <= self.end
+        ):
+            raise ValueError(
+                f"SteppedSchedule: beta must be a number within [0, {self.end}], got {beta!r}"
+            )
         self.beta, self.iteration = state["beta"], state["iteration"]
 
     def __repr__(self) -> str:
@@ -268,7 +313,9 @@ def project_(model: nn.Module, *, gates: bool = True, weights: float | None = No
         weights = check_number("project_", "weights", weights, above=0, finite=False, other="None")
     units = [(path, unit) for path, unit in model.named_modules() if isinstance(unit, Unit)]
     if not units:
-        raise ValueError(f"project_: model must have units of npu_kernels, got {type(model).__name__} without any")
+        raise ValueError(
+            f"project_: model must have units of npu_kernels, got {type(model).__name__} without any"
+        )
     for path, unit in units:
         for name, interval in unit.intervals.items():
             if name == "gate":
@@ -280,7 +327,9 @@ def project_(model: nn.Module, *, gates: bool = True, weights: float | None = No
 
 def _project(path: str, unit: Unit, name: str, low: float, high: float) -> None:
     own = unit._parameters
-    parameter = own[name] if name in own else own.get(f"{name}_orig")  # pruned: 0 lies in every interval
+    parameter = (
+        own[name] if name in own else own.get(f"{name}_orig")
+    )  # pruned: 0 lies in every interval
     if parameter is not None:
         parameter.clamp_(low, high)
         return
@@ -289,7 +338,9 @@ def _project(path: str, unit: Unit, name: str, low: float, high: float) -> None:
         return
     who = f"{name} of {type(unit).__name__}" + (f" {path!r}" if path else "")
     if not parametrize.is_parametrized(unit, name):
-        raise ValueError(f"project_: {who} must be a parameter, pruned or parametrized; it is computed from others")
+        raise ValueError(
+            f"project_: {who} must be a parameter, pruned or parametrized; it is computed from others"
+        )
     chain = unit.parametrizations[name]  # type: ignore[index]
     fixed = [type(part).__name__ for part in chain if not hasattr(part, "right_inverse")]
     if fixed:

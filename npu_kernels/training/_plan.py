@@ -16,10 +16,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from npu_kernels import optim
 from npu_kernels._operators import dispatch, ops
 from npu_kernels._operators.precision import float32_matmul_precision
-from npu_kernels.layers import Unit
-from npu_kernels.layers import NAU
-from npu_kernels.layers import NMRU, NMU
-from npu_kernels.layers import NPU, NaiveNPU, PowerUnit, RealNPU
+from npu_kernels.layers import NAU, NMRU, NMU, NPU, NaiveNPU, PowerUnit, RealNPU, Unit
 from npu_kernels.training import _records as records
 
 NPUS = (NPU, RealNPU, NaiveNPU)
@@ -38,7 +35,9 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_METHODS = frozenset({"forward", "_call_impl"})  # of a module, which a call takes from the instance if it has them
+_METHODS = frozenset(
+    {"forward", "_call_impl"}
+)  # of a module, which a call takes from the instance if it has them
 _NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
 _UNBOUNDED = (-math.inf, math.inf)
 
@@ -50,7 +49,9 @@ def chain(model: nn.Module) -> list[nn.Module]:
     return [model]
 
 
-def clamped(units: Sequence[nn.Module], gates: bool, bound: float | None) -> Iterator[tuple[Tensor, float, float]]:
+def clamped(
+    units: Sequence[nn.Module], gates: bool, bound: float | None
+) -> Iterator[tuple[Tensor, float, float]]:
     """The parameters that `project_` clamps, and into what."""
     for unit in units:
         for name, interval in unit.intervals.items() if isinstance(unit, Unit) else ():
@@ -76,8 +77,13 @@ def _check_storage(name: str, tensor: Tensor) -> None:
     if tensor.is_contiguous():
         last = tensor.numel()
     else:
-        last = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    needed, storage = (tensor.storage_offset() + last) * tensor.itemsize, tensor.untyped_storage().nbytes()
+        last = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+    needed, storage = (
+        (tensor.storage_offset() + last) * tensor.itemsize,
+        tensor.untyped_storage().nbytes(),
+    )
     if storage < needed:
         raise ValueError(
             f"run: {name} must have memory for its shape {tuple(tensor.shape)}, {needed} bytes, "
@@ -90,7 +96,9 @@ def _check_storage(name: str, tensor: Tensor) -> None:
 
 def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> str | None:
     """Why these steps cannot be made in one call; None if they can."""
-    if not (x.is_cpu and dispatch.backend_for(x) == "cpu" and dispatch.forced() in dispatch.FAST_PATH):
+    if not (
+        x.is_cpu and dispatch.backend_for(x) == "cpu" and dispatch.forced() in dispatch.FAST_PATH
+    ):
         return "the C++ kernels are not used for these tensors"
     if x.dtype not in (torch.float32, torch.float64):
         return f"{x.dtype} is neither float32 nor float64"
@@ -128,7 +136,9 @@ def _layers(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> str | N
             return f"{type(layer).__name__} has no place in a chain of NPU, RealNPU, NaiveNPU, NAU, NMU and NMRU"
         if isinstance(layer, NAU):
             if max(layer.in_features, layer.out_features) > WIDEST_NAU:
-                return f"torch's own product is faster for a NAU with more than {WIDEST_NAU} features"
+                return (
+                    f"torch's own product is faster for a NAU with more than {WIDEST_NAU} features"
+                )
             if x.dtype is torch.float32 and float32_matmul_precision("cpu") != "highest":
                 return "the precision of float32 products is not 'highest'"
         for name in layer.intervals:
@@ -136,7 +146,11 @@ def _layers(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> str | N
                 return f"{name} of {type(layer).__name__} is pruned or parametrized"
         shapes = _shapes(layer)
         for name, parameter in layer._parameters.items():
-            problem = None if parameter is None else _parameter(parameter, shapes.get(name), x.dtype, seen)
+            problem = (
+                None
+                if parameter is None
+                else _parameter(parameter, shapes.get(name), x.dtype, seen)
+            )
             if problem is not None:
                 return f"a parameter of {type(layer).__name__} {problem}"
     others = [part for part in model.modules() if not isinstance(part, Unit)]
@@ -149,10 +163,15 @@ def _shapes(layer: Unit) -> dict[str, tuple[int, ...]]:
     """The shapes of the parameters in the layer's formula, by its sizes."""
     sizes = {"O": layer.out_features, "I": layer.in_features, "J": 2 * layer.in_features}
     models = () if layer.num_models is None else (layer.num_models,)
-    return {name: (*models, *map(sizes.__getitem__, letters)) for name, letters in _LETTERS[type(layer)].items()}
+    return {
+        name: (*models, *map(sizes.__getitem__, letters))
+        for name, letters in _LETTERS[type(layer)].items()
+    }
 
 
-def _parameter(parameter: Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype, seen: set[int]) -> str | None:
+def _parameter(
+    parameter: Tensor, shape: tuple[int, ...] | None, dtype: torch.dtype, seen: set[int]
+) -> str | None:
     if type(parameter) is not nn.Parameter or not parameter.is_cpu or parameter.dtype is not dtype:
         return f"is no plain parameter of {dtype} on the CPU"
     if parameter.data_ptr() in seen:
@@ -162,7 +181,9 @@ def _parameter(parameter: Tensor, shape: tuple[int, ...] | None, dtype: torch.dt
         return f"has shape {tuple(parameter.shape)}, which is not the layer's"
     if not parameter.is_contiguous() or parameter.is_inference():
         return "is not contiguous, or made in inference mode"
-    return "has hooks" if parameter._backward_hooks or parameter._post_accumulate_grad_hooks else None
+    return (
+        "has hooks" if parameter._backward_hooks or parameter._post_accumulate_grad_hooks else None
+    )
 
 
 def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
@@ -200,7 +221,12 @@ def _state_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _like(value: Tensor, parameter: Tensor) -> bool:
-    return value.shape == parameter.shape and value.dtype is parameter.dtype and value.is_cpu and value.is_contiguous()
+    return (
+        value.shape == parameter.shape
+        and value.dtype is parameter.dtype
+        and value.is_cpu
+        and value.is_contiguous()
+    )
 
 
 def _flat(value: Any) -> Sequence[Any]:
@@ -211,11 +237,17 @@ def _names(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[str]
     """The names of what an optimiser keeps for a parameter, beside the number of its steps."""
     if isinstance(optimizer, torch.optim.Adam):
         return ["exp_avg", "exp_avg_sq"]
-    names = {"square_avg": True, "grad_avg": group["centered"], "momentum_buffer": group["momentum"] > 0}
+    names = {
+        "square_avg": True,
+        "grad_avg": group["centered"],
+        "momentum_buffer": group["momentum"] > 0,
+    }
     return [name for name, kept in names.items() if kept]
 
 
-def _state(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+def _state(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor
+) -> dict[str, Tensor]:
     """What the optimiser keeps for a parameter, begun as torch begins it."""
     state: dict[str, Tensor] = optimizer.state[parameter]
     if not state:
@@ -287,8 +319,12 @@ class Fused(Loop):
             kind = records.Layer(_KIND_NUMBERS[type(layer)], layer.in_features, layer.out_features)
             plan.add(kind, _formula(layer, index, self.x.dtype))
         intervals = self._intervals(layers)
-        whole = {id(p) for layer in layers if layer.whole_weights for p in layer._parameters.values()}
-        groups = {id(p): n for n, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        whole = {
+            id(p) for layer in layers if layer.whole_weights for p in layer._parameters.values()
+        }
+        groups = {
+            id(p): n for n, group in enumerate(self.optimizer.param_groups) for p in group["params"]
+        }
         kept: list[Tensor] = []
         trained: list[Tensor] = []
         written: list[Tensor] = []
@@ -310,7 +346,16 @@ class Fused(Loop):
         weight = self.x.new_empty(0) if self.weight is None else self.weight
         rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
         torch.ops.npu_kernels.train(
-            values, kept, self.losses, self.x, self.y, weight, rows, schedules, plan.integers, plan.numbers
+            values,
+            kept,
+            self.losses,
+            self.x,
+            self.y,
+            weight,
+            rows,
+            schedules,
+            plan.integers,
+            plan.numbers,
         )
         for changed in trained:
             self.optimizer.state[changed]["step"] += steps
@@ -319,7 +364,9 @@ class Fused(Loop):
         torch.autograd.graph.increment_version([*written, *kept, self.losses])
 
     def _call(self, done: int, steps: int, layers: int) -> records.Call:
-        shared_x, shared_y = (self.models is not None and tensor.dim() == 2 for tensor in (self.x, self.y))
+        shared_x, shared_y = (
+            self.models is not None and tensor.dim() == 2 for tensor in (self.x, self.y)
+        )
         return records.Call(
             rmsprop=isinstance(self.optimizer, torch.optim.RMSprop),
             models=self.models or 1,
@@ -357,7 +404,9 @@ class Fused(Loop):
         return updates
 
 
-def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> records.Adam | records.RMSprop:
+def _settings(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any]
+) -> records.Adam | records.RMSprop:
     if isinstance(optimizer, torch.optim.RMSprop):
         return records.RMSprop(
             maximize=group["maximize"],
@@ -398,4 +447,8 @@ def _formula(layer: Unit, index: Mapping[int, int], dtype: torch.dtype) -> tuple
             separate=layer.sign == "separate",
         )
     assert isinstance(layer, (NAU, NMU))
-    return records.Nau(weight, layer.clip) if isinstance(layer, NAU) else records.Nmu(weight, layer.clip)
+    return (
+        records.Nau(weight, layer.clip)
+        if isinstance(layer, NAU)
+        else records.Nmu(weight, layer.clip)
+    )

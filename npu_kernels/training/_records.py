@@ -92,9 +92,20 @@ class RMSprop(NamedTuple):
 
 KINDS: tuple[type[tuple[Any, ...]], ...] = (Npu, Nmu, Nmru, Nau)
 PENALTIES = ("l1", "frobenius", "madsen", "paper")
-RECORDS: tuple[type[tuple[Any, ...]], ...] = (Call, Layer, Parameter, Update, Penalty, Adam, RMSprop, *KINDS)
+RECORDS: tuple[type[tuple[Any, ...]], ...] = (
+    Call,
+    Layer,
+    Parameter,
+    Update,
+    Penalty,
+    Adam,
+    RMSprop,
+    *KINDS,
+)
 # Of each record, how many of its fields are integers; they come first.
-_INTEGERS = {record: sum(kind is not float for kind in get_type_hints(record).values()) for record in RECORDS}
+_INTEGERS = {
+    record: sum(kind is not float for kind in get_type_hints(record).values()) for record in RECORDS
+}
 
 
 class Plan:
@@ -113,9 +124,14 @@ class Plan:
 
 def fields() -> list[str]:
     """The names of all records' fields, a line for each record; integers before the bar, numbers behind it."""
-    rows = {record.__name__.lower(): (list(get_type_hints(record)), _INTEGERS[record]) for record in RECORDS}
+    rows = {
+        record.__name__.lower(): (list(get_type_hints(record)), _INTEGERS[record])
+        for record in RECORDS
+    }
     rows["penalties"] = list(PENALTIES), len(PENALTIES)
-    return [" ".join([f"{name}:", *names[:n], "|", *names[n:]]) for name, (names, n) in rows.items()]
+    return [
+        " ".join([f"{name}:", *names[:n], "|", *names[n:]]) for name, (names, n) in rows.items()
+    ]
 
 
 def check(text: str) -> None:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import optim
-from npu_kernels._common.checks import check_module, check_number, check_tensor, check_whole, is_number
+from npu_kernels._common.checks import (
+    check_module,
+    check_number,
+    check_tensor,
+    check_whole,
+    is_number,
+)
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.checkpoints import check_same, described, digest, drive, fingerprint
@@ -21,7 +27,13 @@ from npu_kernels.layers import Unit
 from npu_kernels.training import _captured as captured
 from npu_kernels.training import _plan as plan
 from npu_kernels.training._captured import Captured
-from npu_kernels.training._continued import generator_state, optimizer_state, schedule_states, settings, told
+from npu_kernels.training._continued import (
+    generator_state,
+    optimizer_state,
+    schedule_states,
+    settings,
+    told,
+)
 from npu_kernels.training._functions import SteppedSchedule, regularizer
 from npu_kernels.training._steps import Ordinary
 
@@ -178,14 +190,18 @@ def run(
     def ended() -> bool:
         if not called or (task.done % between and task.done < steps):
             return False
-        answers = [callback(task.result(task.done == steps)) for callback in called]  # all are called
+        answers = [
+            callback(task.result(task.done == steps)) for callback in called
+        ]  # all are called
         return any(answer is True for answer in answers)
 
     drive(task, progress, checkpoint, limit=limit, ended=ended)
     return task.result(task.done == steps)
 
 
-def loop_for(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> tuple[type[plan.Loop], str | None]:
+def loop_for(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor
+) -> tuple[type[plan.Loop], str | None]:
     """What makes the steps, and why one by one if so."""
     fast, obstacle = (Captured, captured.obstacle) if x.is_cuda else (plan.Fused, plan.obstacle)
     reason = obstacle(model, optimizer, x)
@@ -198,7 +214,9 @@ def loop_for(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> t
 def _models(model: nn.Module) -> int | None:
     found = {unit.num_models for unit in model.modules() if isinstance(unit, Unit)}
     if len(found) > 1:
-        raise ValueError(f"run: the units of model must have one num_models, got {sorted(found, key=str)}")
+        raise ValueError(
+            f"run: the units of model must have one num_models, got {sorted(found, key=str)}"
+        )
     return found.pop() if found else None
 
 
@@ -209,14 +227,20 @@ def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
     for name, tensor in (("x", x), ("y", y)):
         check_tensor("run", name, tensor)
         if tensor.dtype is not parameter.dtype:
-            raise TypeError(f"run: {name} must have the dtype of model, {parameter.dtype}, got {tensor.dtype}")
+            raise TypeError(
+                f"run: {name} must have the dtype of model, {parameter.dtype}, got {tensor.dtype}"
+            )
         if tensor.device != parameter.device:
-            raise ValueError(f"run: {name} must be on the device of model, {parameter.device}, got {tensor.device}")
+            raise ValueError(
+                f"run: {name} must be on the device of model, {parameter.device}, got {tensor.device}"
+            )
         if tensor.requires_grad:
             raise ValueError(f"run: {name} must not require a gradient")
         if not (tensor.dim() == 2 or (tensor.dim() == 3 and len(tensor) == models)):
             own = "" if models is None else f", or three and {models} models first"
-            raise ValueError(f"run: {name} must have two dimensions{own}, got shape {tuple(tensor.shape)}")
+            raise ValueError(
+                f"run: {name} must have two dimensions{own}, got shape {tuple(tensor.shape)}"
+            )
     if x.shape[-2] != y.shape[-2] or x.shape[-2] == 0:
         raise ValueError(
             f"run: x and y must have the same number of rows, at least 1, got shapes {tuple(x.shape)}, {tuple(y.shape)}"
@@ -235,7 +259,12 @@ def _check_weight(weight: Any, y: Tensor) -> None:
     if weight is None:
         return
     check_tensor("run", "sample_weight", weight)
-    if weight.shape != y.shape or weight.dtype is not y.dtype or weight.device != y.device or weight.requires_grad:
+    if (
+        weight.shape != y.shape
+        or weight.dtype is not y.dtype
+        or weight.device != y.device
+        or weight.requires_grad
+    ):
         raise ValueError(
             f"run: sample_weight must have shape, dtype and device of y, {tuple(y.shape)}, {y.dtype}, {y.device}, and "
             f"no gradient, got {tuple(weight.shape)}, {weight.dtype}, {weight.device}"
@@ -246,10 +275,14 @@ def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
     if penalties is None:
         return {}
     if not isinstance(penalties, Mapping):
-        raise TypeError(f"run: penalties must be a dict of names and weights, got {type(penalties).__name__}")
+        raise TypeError(
+            f"run: penalties must be a dict of names and weights, got {type(penalties).__name__}"
+        )
     for name, weight in penalties.items():
         if name not in plan.PENALTIES:
-            raise ValueError(f"run: penalties must be of {', '.join(map(repr, plan.PENALTIES))}, got {name!r}")
+            raise ValueError(
+                f"run: penalties must be of {', '.join(map(repr, plan.PENALTIES))}, got {name!r}"
+            )
         if not (is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)):
             raise TypeError(
                 f"run: the weight of penalty {name!r} must be a number, a SteppedSchedule or a function of the step, "
@@ -276,7 +309,9 @@ def _optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimiz
         return optimizer
     makers = {"adam": optim.Adam, "rmsprop": torch.optim.RMSprop}
     if not isinstance(optimizer, str) or optimizer not in makers:
-        raise ValueError(f"run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got {optimizer!r}")
+        raise ValueError(
+            f"run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got {optimizer!r}"
+        )
     if lr is None:
         raise ValueError(f"run: lr must be given with optimizer {optimizer!r}")
     first = float(lr(1)) if callable(lr) else lr
@@ -293,13 +328,20 @@ class _Rows:
             check_tensor("run", "rows", rows)
             if batch is not None:
                 raise ValueError("run: batch_size must be None where rows are given")
-            if rows.dtype is not torch.int64 or rows.dim() != 2 or len(rows) != steps or rows.shape[1] == 0:
+            if (
+                rows.dtype is not torch.int64
+                or rows.dim() != 2
+                or len(rows) != steps
+                or rows.shape[1] == 0
+            ):
                 raise ValueError(
                     f"run: rows must be int64 of shape (steps, batch), steps {steps}, got {rows.dtype} of shape "
                     f"{tuple(rows.shape)}"
                 )
             if rows.min() < 0 or rows.max() >= count:
-                raise ValueError(f"run: rows must lie within [0, {count}), got {int(rows.min())} to {int(rows.max())}")
+                raise ValueError(
+                    f"run: rows must lie within [0, {count}), got {int(rows.min())} to {int(rows.max())}"
+                )
             self.given = rows.contiguous()
         if batch is not None:
             self.batch = check_whole("run", "batch_size", batch)
@@ -344,7 +386,8 @@ class _Task:
         """So many more steps."""
         rows = self.rows.draw(self.done, steps, self.loop.x.device)
         rates = [
-            _values(self.lr if callable(self.lr) else float(group["lr"]), self.done, steps) for group in self.groups
+            _values(self.lr if callable(self.lr) else float(group["lr"]), self.done, steps)
+            for group in self.groups
         ]
         betas = [_values(weight, self.done, steps) for weight in self.penalties.values()]
         self.loop.advance(self.done, rows, torch.stack([*rates, *betas]))
@@ -361,7 +404,9 @@ class _Task:
         loop = self.loop
         losses = loop.losses[: -(-self.done // loop.every)]
         fused, in_graph = isinstance(loop, plan.Fused), isinstance(loop, Captured) and loop.works
-        return Run(loop.model, loop.optimizer, self.done, losses, loop.every, fused, in_graph, complete)
+        return Run(
+            loop.model, loop.optimizer, self.done, losses, loop.every, fused, in_graph, complete
+        )
 
     # ---- saved and continued -----------------------------------------------------------------------------------------
 
@@ -373,11 +418,15 @@ class _Task:
         return fingerprint(
             model=described(loop.model),
             dtype=str(loop.x.dtype),
-            requires_grad=str([name for name, p in loop.model.named_parameters() if p.requires_grad]),
+            requires_grad=str(
+                [name for name, p in loop.model.named_parameters() if p.requires_grad]
+            ),
             **settings(loop.optimizer, loop.model, self.lr),
             steps=str(self.total),
             batch_size=str(rows.batch),
-            generator="None" if generator is None else f"{generator.device}, seed {generator.initial_seed()}",
+            generator="None"
+            if generator is None
+            else f"{generator.device}, seed {generator.initial_seed()}",
             every=str(loop.every),
             penalties=str({name: told(weight) for name, weight in self.penalties.items()}),
             project=str((loop.gates, loop.bound)),
@@ -397,7 +446,9 @@ class _Task:
             "losses": loop.losses,
             "generator": None if self.rows.generator is None else self.rows.generator.get_state(),
             "schedules": {
-                name: weight.state_dict() for name, weight in self.penalties.items() if hasattr(weight, "state_dict")
+                name: weight.state_dict()
+                for name, weight in self.penalties.items()
+                if hasattr(weight, "state_dict")
             },
         }
 
@@ -412,9 +463,15 @@ class _Task:
         moved: list[tuple[Tensor, Tensor]] = []
         for name in ("parameters", "buffers", "losses"):
             targets = [loop.losses] if name == "losses" else own[name]
-            values = [state[name]] if name == "losses" else saved.sequence(state[name], name, len(targets))
+            values = (
+                [state[name]]
+                if name == "losses"
+                else saved.sequence(state[name], name, len(targets))
+            )
             for target, value in zip(targets, values, strict=True):
-                moved.append((target, saved.tensor(value, name, target.shape, target.dtype, target.device)))
+                moved.append(
+                    (target, saved.tensor(value, name, target.shape, target.dtype, target.device))
+                )
         needed = done > 0 and isinstance(loop, plan.Fused)
         optimizer = optimizer_state(state["optimizer"], loop.optimizer, needed)
         drawn = generator_state(state["generator"], generator)
@@ -434,5 +491,7 @@ def _values(schedule: Schedule, done: int, steps: int) -> Tensor:
     if isinstance(schedule, SteppedSchedule):
         return torch.tensor([schedule.step() for _ in range(steps)], dtype=torch.float64)
     if callable(schedule):
-        return torch.tensor([float(schedule(done + n + 1)) for n in range(steps)], dtype=torch.float64)
+        return torch.tensor(
+            [float(schedule(done + n + 1)) for n in range(steps)], dtype=torch.float64
+        )
     return torch.full((steps,), float(schedule), dtype=torch.float64)

@@ -18,7 +18,9 @@ TERMS: dict[str, Term] = {
     "frobenius": lambda model, beta: l1(model, beta, norm="frobenius"),
     "madsen": lambda model, beta: beta * regularizer(model),
     "paper": lambda model, beta: beta * regularizer(model, form="paper"),
-    "whole": lambda model, beta: beta * regularizer(list(model.parameters()), num_models=_models(model)),
+    "whole": lambda model, beta: (
+        beta * regularizer(list(model.parameters()), num_models=_models(model))
+    ),
 }
 
 
@@ -38,10 +40,16 @@ class Ordinary(Loop):
         rates = [group["lr"] for group in self.optimizer.param_groups]
         columns = schedules.T.tolist()
         for step, numbers in enumerate(columns):
-            for group, rate, number in zip(self.optimizer.param_groups, rates, numbers, strict=False):
-                if not isinstance(rate, Tensor):  # a tensor is the user's own; the schedule has its value
+            for group, rate, number in zip(
+                self.optimizer.param_groups, rates, numbers, strict=False
+            ):
+                if not isinstance(
+                    rate, Tensor
+                ):  # a tensor is the user's own; the schedule has its value
                     group["lr"] = number
-            self.record(done + step, self.step(None if rows is None else rows[step], numbers[len(rates) :]))
+            self.record(
+                done + step, self.step(None if rows is None else rows[step], numbers[len(rates) :])
+            )
 
     def record(self, number: int, error: Tensor) -> None:
         """Keep the loss of that step, from 0, if it is one of those."""
@@ -67,7 +75,9 @@ class Ordinary(Loop):
             with torch.no_grad():
                 for name, ends in self.intervals.items():
                     self.model.get_parameter(name).clamp_(*ends)
-        elif (self.gates or self.bound is not None) and any(isinstance(part, Unit) for part in self.model.modules()):
+        elif (self.gates or self.bound is not None) and any(
+            isinstance(part, Unit) for part in self.model.modules()
+        ):
             project_(self.model, gates=self.gates, weights=self.bound)
         return found
 

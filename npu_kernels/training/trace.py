@@ -35,8 +35,7 @@ from torch import Tensor, nn
 from npu_kernels import reference
 from npu_kernels._common.notices import warn
 from npu_kernels._operators.autograd import eager_only
-from npu_kernels.layers import Unit
-from npu_kernels.layers import PowerUnit
+from npu_kernels.layers import PowerUnit, Unit
 
 ACTIONS = ("raise", "warn", "record")
 

@@ -38,7 +38,13 @@ OF_THE_NODE = 3
 BARE = "RuntimeError: std::bad_alloc"
 DTYPES = (torch.float32, torch.float64)
 # Rows, inputs, outs, models: narrow, wide, whole tiles, some models with one x, and work enough for torch's threads.
-SIZES = ((7, 3, 2, None), (40, 33, 18, None), (64, 32, 32, None), (9, 5, 3, 2), (1024, 16, 16, None))
+SIZES = (
+    (7, 3, 2, None),
+    (40, 33, 18, None),
+    (64, 32, 32, None),
+    (9, 5, 3, 2),
+    (1024, 16, 16, None),
+)
 
 # A case's prepare() makes call(), which may be called until it succeeds.
 Case = tuple[str, Callable[[], Callable[[], Any]]]
@@ -48,9 +54,17 @@ def layers() -> Iterator[Case]:
     for name in ("npu", "nmu", "nmru", "nau", "inalu"):
         for dtype in DTYPES:
             # The same code allocates in both: one of them has every size.
-            for batch, ins, outs, models in SIZES if dtype == torch.float32 else (SIZES[0], SIZES[-1]):
+            for batch, ins, outs, models in (
+                SIZES if dtype == torch.float32 else (SIZES[0], SIZES[-1])
+            ):
                 sample = RECORDS[name].sample(
-                    batch, ins, outs, num_models=models, shared=models is not None, layout="transposed", dtype=dtype
+                    batch,
+                    ins,
+                    outs,
+                    num_models=models,
+                    shared=models is not None,
+                    layout="transposed",
+                    dtype=dtype,
                 )
 
                 def prepare(name: str = name, sample: Any = sample) -> Callable[[], Any]:
@@ -69,7 +83,9 @@ def others() -> Iterator[Case]:
     for dtype in DTYPES:
         for starts, memory in ((1, "full"), (5, "checkpointed"), (300, "full")):
 
-            def rollout(dtype: torch.dtype = dtype, starts: int = starts, memory: str = memory) -> Callable[[], Any]:
+            def rollout(
+                dtype: torch.dtype = dtype, starts: int = starts, memory: str = memory
+            ) -> Callable[[], Any]:
                 torch.manual_seed(0)
                 model = nn.Sequential(NPU(3, 9), NAU(9, 3)).to(dtype)
                 u0 = torch.rand(starts, 3, dtype=dtype)
@@ -106,7 +122,9 @@ def others() -> Iterator[Case]:
 
             def call() -> Any:
                 optimizer.step()
-                return parameters, [[s["exp_avg"], s["exp_avg_sq"], s["step"]] for s in optimizer.state.values()]
+                return parameters, [
+                    [s["exp_avg"], s["exp_avg_sq"], s["step"]] for s in optimizer.state.values()
+                ]
 
             return call
 
@@ -115,11 +133,19 @@ def others() -> Iterator[Case]:
 
 def trainings() -> Iterator[Case]:
     # The last in threads. More steps take no more memory.
-    for dtype, models, steps in ((torch.float32, None, 3), (torch.float32, None, 12), (torch.float64, 16, 3)):
+    for dtype, models, steps in (
+        (torch.float32, None, 3),
+        (torch.float32, None, 12),
+        (torch.float64, 16, 3),
+    ):
 
-        def training(dtype: torch.dtype = dtype, models: int | None = models, steps: int = steps) -> Callable[[], Any]:
+        def training(
+            dtype: torch.dtype = dtype, models: int | None = models, steps: int = steps
+        ) -> Callable[[], Any]:
             torch.manual_seed(0)
-            start = nn.Sequential(NPU(2, 6, num_models=models), NAU(6, 4, num_models=models)).to(dtype)
+            start = nn.Sequential(NPU(2, 6, num_models=models), NAU(6, 4, num_models=models)).to(
+                dtype
+            )
             x, y = torch.rand(64, 2, dtype=dtype), torch.rand(64, 4, dtype=dtype)
 
             def call() -> Any:
@@ -147,7 +173,10 @@ class Malloc:
         self.path = library.failing_malloc_path
         self.path.restype = ctypes.c_uint64
         watch = library.failing_malloc_watch
-        watch.argtypes, watch.restype = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool], ctypes.c_bool
+        watch.argtypes, watch.restype = (
+            [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool],
+            ctypes.c_bool,
+        )
         found = set()
         for line in Path("/proc/self/maps").read_text().splitlines():
             addresses, rights, *_, path = line.split()
@@ -184,7 +213,9 @@ def run(case: Case, malloc: Malloc) -> dict[str, Any]:
         if not came:
             assert result is not None, said
             if len(unnamed) > OF_THE_NODE:
-                wrong.append(f"in {len(unnamed)} places our code was at work, and the error did not name memory")
+                wrong.append(
+                    f"in {len(unnamed)} places our code was at work, and the error did not name memory"
+                )
             return {
                 "case": title, "failures": failures, "in_threads": in_threads, "in_ours": in_ours, "wrong": wrong
             }  # fmt: skip

@@ -61,17 +61,27 @@ class Sanitized:
         """
         torch_folder, python = Path(torch.__file__).parent, sysconfig.get_path("include")
         options = ["-DNPU_KERNELS_TESTS=ON", f"-DNPU_KERNELS_SANITIZE={','.join(SANITIZERS)}"]
-        options += [f"-DTORCH_DIR={torch_folder}", f"-DNPU_KERNELS_FAST_PATHS=fast_path|{torch_folder}|{python}"]
+        options += [
+            f"-DTORCH_DIR={torch_folder}",
+            f"-DNPU_KERNELS_FAST_PATHS=fast_path|{torch_folder}|{python}",
+        ]
         cmake_configure(self.folder, *options, f"-DNPU_KERNELS_ISAS={'baseline' if quick else ''}")
-        subprocess.run(["ninja", "-C", str(self.folder), "all", *([] if quick else ["fast_path"])], check=True)
+        subprocess.run(
+            ["ninja", "-C", str(self.folder), "all", *([] if quick else ["fast_path"])], check=True
+        )
         shutil.rmtree(self.tree, ignore_errors=True)
         for name in ("npu_kernels", "tests"):
-            shutil.copytree(ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("lib", "__pycache__"))
+            shutil.copytree(
+                ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("lib", "__pycache__")
+            )
         shutil.copy(ROOT / "pyproject.toml", self.tree)
         library = self.tree / "npu_kernels" / "lib"
         library.mkdir()
         shutil.copy(self.folder / "libnpu_kernels_cpu.so", library / cpu.LIBRARY.name)
-        shutil.copy(fast_path.LIBRARY if quick else self.folder / "fast_path.so", library / fast_path.LIBRARY.name)
+        shutil.copy(
+            fast_path.LIBRARY if quick else self.folder / "fast_path.so",
+            library / fast_path.LIBRARY.name,
+        )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Python in the tree, with the sanitizers in the process before anything else."""
@@ -80,25 +90,38 @@ class Sanitized:
         # libstdc++ for the address sanitizer, which asks for __cxa_throw at once.
         names = ("libasan.so", "libubsan.so", "libstdc++.so")
         found = [
-            subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True) for name in names
+            subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
+            for name in names
         ]
-        environment = {**os.environ, **ENVIRONMENT, "LD_PRELOAD": " ".join(process.stdout.strip() for process in found)}
+        environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            "LD_PRELOAD": " ".join(process.stdout.strip() for process in found),
+        }
         for name in ("PYTHONPATH", "NPU_KERNELS_BUILD", "NPU_KERNELS_CPU_ISA"):
             environment.pop(name, None)
         return subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=self.tree
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=self.tree,
         )
 
     def run_tests(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         # A report ends the process: pytest must not have taken it, and the last line names the test.
-        return self.run("-m", "pytest", "-p", "no:cacheprovider", "--capture=sys", "-x", "-v", *arguments)
+        return self.run(
+            "-m", "pytest", "-p", "no:cacheprovider", "--capture=sys", "-x", "-v", *arguments
+        )
 
 
 def main(arguments: list[str]) -> int:
     sanitized = Sanitized(ROOT / "build" / "sanitized")
     sanitized.build()
     run_core_tests(sanitized.folder)
-    found = sanitized.run_tests(*(arguments or [*(f"tests/test_{name}.py" for name in NAMES), "-k", WITHOUT]))
+    found = sanitized.run_tests(
+        *(arguments or [*(f"tests/test_{name}.py" for name in NAMES), "-k", WITHOUT])
+    )
     print(found.stdout[-5000:], found.stderr, sep="\n")
     return found.returncode
 

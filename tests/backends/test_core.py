@@ -6,7 +6,13 @@ import subprocess
 from pathlib import Path
 
 from npu_kernels._backends import cpu
-from tests.support.building import ROOT, cmake_configure, needs_compiler, one_process_at_a_time, run_core_tests
+from tests.support.building import (
+    ROOT,
+    cmake_configure,
+    needs_compiler,
+    one_process_at_a_time,
+    run_core_tests,
+)
 from tools.tables import FORMATS, TABLES
 
 
@@ -17,7 +23,9 @@ def test_core(tmp_path: Path) -> None:
     with one_process_at_a_time(build):
         cmake_configure(build, "-DNPU_KERNELS_TESTS=ON")
         if kept:
-            todo = subprocess.run(["ninja", "-C", str(build), "-n"], capture_output=True, text=True, check=True)
+            todo = subprocess.run(
+                ["ninja", "-C", str(build), "-n"], capture_output=True, text=True, check=True
+            )
             assert "csrc/core" not in todo.stdout  # `make install` compiled the same core there
         subprocess.run(["ninja", "-C", str(build)], check=True)
     found = run_core_tests(build)
@@ -38,7 +46,8 @@ def test_tables() -> None:
             members = code.split(f"struct {table}<{form.name}> {{")[1].split("\n};")[0]
             found = re.findall(r"static constexpr \w+ (k\w+)\[\] = \{([^}]*)\}", members)
             written = {
-                name: [float.fromhex(number.strip().rstrip("f")) for number in text.split(",")] for name, text in found
+                name: [float.fromhex(number.strip().rstrip("f")) for number in text.split(",")]
+                for name, text in found
             }
             assert written == numbers(form)
 
@@ -46,7 +55,12 @@ def test_tables() -> None:
 @needs_compiler
 def test_threads_do_not_race(tmp_path: Path) -> None:
     """Under the thread sanitizer, with one instruction set; `make tsan` has them all."""
-    cmake_configure(tmp_path, "-DNPU_KERNELS_TESTS=ON", "-DNPU_KERNELS_SANITIZE=thread", "-DNPU_KERNELS_ISAS=baseline")
+    cmake_configure(
+        tmp_path,
+        "-DNPU_KERNELS_TESTS=ON",
+        "-DNPU_KERNELS_SANITIZE=thread",
+        "-DNPU_KERNELS_ISAS=baseline",
+    )
     subprocess.run(["ninja", "-C", str(tmp_path)], check=True)
     found = run_core_tests(tmp_path)
     assert re.search(r"sees_thread \.+ +Passed", found)

@@ -19,7 +19,9 @@ RECORD = RECORDS["nalu"]
 @pytest.mark.parametrize("without", [(), ("gate_bias",)])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("out_features", [1, 4])
-def test_is_the_formula(dtype: torch.dtype, without: tuple[str, ...], shared: bool, out_features: int) -> None:
+def test_is_the_formula(
+    dtype: torch.dtype, without: tuple[str, ...], shared: bool, out_features: int
+) -> None:
     sample = RECORD.sample(
         7, 5, out_features, num_models=3, shared=shared, without=without, dtype=dtype
     ).requires_grad()
@@ -71,10 +73,16 @@ def batched_products_round_alike(batch: int, inputs: int, outs: int, dtype: torc
     """Whether torch's products of five models and of one have the same bits. On some processors they do not, for some
     sizes.
     """
-    x, weight = torch.randn(5, batch, inputs, dtype=dtype), torch.randn(5, outs, inputs, dtype=dtype)
+    x, weight = (
+        torch.randn(5, batch, inputs, dtype=dtype),
+        torch.randn(5, outs, inputs, dtype=dtype),
+    )
     grad = torch.randn(5, batch, outs, dtype=dtype)
     products = [(x, weight.mT), (grad, weight), (grad.mT, x)]
-    return all(torch.equal(torch.bmm(a, b)[3:4], torch.bmm(a[3:4].clone(), b[3:4].clone())) for a, b in products)
+    return all(
+        torch.equal(torch.bmm(a, b)[3:4], torch.bmm(a[3:4].clone(), b[3:4].clone()))
+        for a, b in products
+    )
 
 
 def test_sigmoid_rounds_the_same_everywhere() -> None:

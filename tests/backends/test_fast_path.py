@@ -47,7 +47,9 @@ def outcome(sample: Sample) -> list[Tensor]:
 def taken(call: Callable[[], Tensor]) -> bool:
     """Whether a call that records its derivative took the fast path."""
     grad_fn = call().grad_fn
-    return grad_fn is not None and "FastPath<npu::NpuLayer>" in type(grad_fn).__name__ + grad_fn.name()
+    return (
+        grad_fn is not None and "FastPath<npu::NpuLayer>" in type(grad_fn).__name__ + grad_fn.name()
+    )
 
 
 def test_it_is_built() -> None:
@@ -65,7 +67,9 @@ def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fast_path, "npu", None)
     expected = outcome(sample)
     assert torch.equal(inference, expected[0])
-    assert all(torch.equal(a, b) and a.shape == b.shape for a, b in zip(found, expected, strict=True))
+    assert all(
+        torch.equal(a, b) and a.shape == b.shape for a, b in zip(found, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "inalu"])
@@ -98,7 +102,9 @@ def test_words_take_the_fast_path_too() -> None:
 
 @pytest.mark.parametrize("leading", [(), (5,), (2, 5), (2, 1, 5)])
 @pytest.mark.parametrize("models", [None, 2])
-def test_leading_dimensions(leading: tuple[int, ...], models: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leading_dimensions(
+    leading: tuple[int, ...], models: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer = NPU(3, 4, num_models=models, init_im="uniform")
     x = torch.randn(*leading, 3)
     if models is not None and len(leading) != 1 and leading[:1] != (models,):
@@ -136,7 +142,9 @@ def tangents():
     ],
 )
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_not_where_something_watches(around: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+def test_not_where_something_watches(
+    around: Callable[[], contextlib.AbstractContextManager[object]],
+) -> None:
     layer, x = NPU(3, 2), torch.randn(5, 3)
     assert taken(lambda: layer(x))
     with around():
@@ -150,7 +158,9 @@ def test_not_where_something_watches(around: Callable[[], contextlib.AbstractCon
         torch.randn(5, 3).half(),
         torch.randn(0, 3),
         torch.randn(5, 3).as_subclass(Wrapped),
-        torch.randn(5, 3, dtype=torch.complex64).conj().imag,  # a view with its sign bit flipped when it is read
+        torch.randn(5, 3, dtype=torch.complex64)
+        .conj()
+        .imag,  # a view with its sign bit flipped when it is read
     ],
     ids=["half", "empty", "subclass", "negated"],
 )
@@ -158,7 +168,9 @@ def test_not_for_what_is_not_plain(x: Tensor, request: pytest.FixtureRequest) ->
     assert x.is_neg() == ("negated" in request.node.name)
     layer = NPU(3, 2).to(x.dtype)
     assert not taken(lambda: layer(x))
-    expected = reference.npu(x.clone().as_subclass(Tensor).float(), *(p.float() for p in layer.parameters()))
+    expected = reference.npu(
+        x.clone().as_subclass(Tensor).float(), *(p.float() for p in layer.parameters())
+    )
     torch.testing.assert_close(layer(x).as_subclass(Tensor).float(), expected, rtol=2e-3, atol=2e-3)
 
 
@@ -204,7 +216,9 @@ def test_freed_and_modified_graphs() -> None:
 
 def test_saved_tensors_go_through_hooks() -> None:
     layer, x, packed = NPU(3, 2), torch.randn(5, 3), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.shape) or t.clone(), lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: packed.append(t.shape) or t.clone(), lambda t: t
+    ):
         y = layer(x)
     assert len(packed) == 6  # x, two weights, the gate, y, s
     y.sum().backward()
@@ -221,7 +235,9 @@ def test_needed_gradients_only() -> None:
         for bit, parameter in enumerate(layer.parameters()):
             parameter.requires_grad_(bool(subset >> bit & 1))
         layer(x).sum().backward()
-        assert [p.grad is not None for p in layer.parameters()] == [bool(subset >> bit & 1) for bit in range(3)]
+        assert [p.grad is not None for p in layer.parameters()] == [
+            bool(subset >> bit & 1) for bit in range(3)
+        ]
 
 
 def test_graphs_do_not_leak() -> None:
@@ -297,7 +313,9 @@ def test_nau_special_values() -> None:
 def test_large_naus_are_torchs() -> None:
     assert "FastPath<npu::N" in NAU(64, 64)(torch.randn(3, 64)).grad_fn.name()
     for rows, inputs, outputs in ((3, 65, 4), (3, 4, 65), (1000, 64, 64)):
-        assert "FastPath<npu::N" not in NAU(inputs, outputs)(torch.randn(rows, inputs)).grad_fn.name()
+        assert (
+            "FastPath<npu::N" not in NAU(inputs, outputs)(torch.randn(rows, inputs)).grad_fn.name()
+        )
 
 
 # ---- iNALU ----------------------------------------------------------------------------------------------------------
@@ -308,7 +326,9 @@ def test_large_naus_are_torchs() -> None:
     [*RECORDS["inalu"].samples(torch.float32), *RECORDS["inalu"].samples(torch.float64)],
     ids=lambda sample: f"{sample.name}-{sample.x.dtype}",
 )
-def test_inalu_has_the_bits_of_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inalu_has_the_bits_of_the_operators(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def results() -> list[Tensor]:
         with torch.no_grad():
             inference = sample.call(functional.inalu)
@@ -349,7 +369,10 @@ def as_torch(version: str, code: str) -> str:
 
 
 def test_another_torch_does_not_load_it() -> None:
-    said = as_torch("2.10.0", "from npu_kernels._backends import fast_path; print(fast_path.npu, fast_path.reason)")
+    said = as_torch(
+        "2.10.0",
+        "from npu_kernels._backends import fast_path; print(fast_path.npu, fast_path.reason)",
+    )
     assert said.startswith("None there is no fast_path-torch2.10.0-")
     assert fast_path.LIBRARY.name.split("-")[1] in said  # those that there are
 
@@ -365,9 +388,7 @@ def test_another_torch_gets_one_notice_that_says_what_to_do() -> None:
 def test_another_torch_that_cannot_load_its_library_says_so(tmp_path: Path) -> None:
     library = tmp_path / fast_path.file_names("2.10.0", sys.implementation.cache_tag)[0]
     library.write_text("no library")
-    code = (
-        f"from npu_kernels._backends import cpu, fast_path; fast_path.LIBRARY = type(cpu.LIBRARY)({str(library)!r}); "
-    )
+    code = f"from npu_kernels._backends import cpu, fast_path; fast_path.LIBRARY = type(cpu.LIBRARY)({str(library)!r}); "
     said = as_torch("2.10.0", code + "fast_path.load(); print(fast_path.npu, fast_path.reason)")
     assert said.startswith(f"None {library.name} does not load with torch 2.10.0:")
 
@@ -381,7 +402,9 @@ def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
     shutil.copy(fast_path.LIBRARY, tmp_path)
     code = f"import torch, ctypes; ctypes.CDLL({str(tmp_path / fast_path.LIBRARY.name)!r})"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert re.search(r"OSError: .*undefined symbol: npu_kernels_interface_\w+", run.stderr), run.stderr
+    assert re.search(r"OSError: .*undefined symbol: npu_kernels_interface_\w+", run.stderr), (
+        run.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -395,4 +418,6 @@ def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
     ],
 )
 def test_it_serves_a_release_whatever_its_local_version(version: str, wanted: list[str]) -> None:
-    assert fast_path.file_names(version, "cpython-312") == [f"fast_path-torch{name}-cpython-312.so" for name in wanted]
+    assert fast_path.file_names(version, "cpython-312") == [
+        f"fast_path-torch{name}-cpython-312.so" for name in wanted
+    ]

@@ -16,7 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from npu_kernels._backends import fast_path
 from tests.conftest import needs_library
-from tests.support.plain import B, D, I, K, O, Wrapped, changed, negated, plain_adam, plain_layer, plain_ode
+from tests.support.plain import (
+    B,
+    D,
+    I,
+    K,
+    O,
+    Wrapped,
+    changed,
+    negated,
+    plain_adam,
+    plain_layer,
+    plain_ode,
+)
 
 pytestmark = needs_library
 
@@ -221,7 +233,12 @@ def test_a_loss_without_gradients_has_no_graph() -> None:
 
 def calls() -> dict[str, Any]:
     """A plain call of each kind; the tensors exist before the call."""
-    layer, loop, y, (_, group, states) = plain_layer("npu"), plain_ode(), torch.ones(2, 3), plain_adam()
+    layer, loop, y, (_, group, states) = (
+        plain_layer("npu"),
+        plain_ode(),
+        torch.ones(2, 3),
+        plain_adam(),
+    )
     return {
         "npu": lambda: of_layer("npu", layer),
         "mse": lambda: fast_path.mse(y, y, False),
@@ -272,7 +289,10 @@ def test_nothing_is_taken_under_a_transform() -> None:
 def test_tangents_are_refused() -> None:
     with forward_ad.dual_level():
         for name, index, shape in (("npu", 0, (B, I)), ("npu", 2, (O, I)), ("nau", 1, (O, I))):
-            assert of_layer(name, changed(plain_layer(name), index, with_tangent(*shape))) is NotImplemented
+            assert (
+                of_layer(name, changed(plain_layer(name), index, with_tangent(*shape)))
+                is NotImplemented
+            )
         assert fast_path.mse(with_tangent(2, 3), torch.ones(2, 3), False) is NotImplemented
         assert fast_path.ode(*changed(plain_ode(), 0, with_tangent(B, D))) is NotImplemented
 
@@ -298,9 +318,13 @@ def test_a_gradient_of_another_layout_is_read_by_its_values(name: str) -> None:
     leaves = [a.requires_grad_() for a in arguments if isinstance(a, Tensor)]
     ones = slope(lambda: of_layer(name, arguments), leaves, torch.ones(B, O))
     for upstream in (torch.ones(()).expand(B, O), torch.ones(O, B).T):
-        for grad, expected in zip(slope(lambda: of_layer(name, arguments), leaves, upstream), ones, strict=True):
+        for grad, expected in zip(
+            slope(lambda: of_layer(name, arguments), leaves, upstream), ones, strict=True
+        ):
             assert torch.equal(grad, expected)
-    for grad, expected in zip(slope(lambda: of_layer(name, arguments), leaves, negated(B, O)), ones, strict=True):
+    for grad, expected in zip(
+        slope(lambda: of_layer(name, arguments), leaves, negated(B, O)), ones, strict=True
+    ):
         torch.testing.assert_close(grad, -expected)
 
 

@@ -30,7 +30,9 @@ def test_float64_parity(isa: str, name: str) -> None:
     assert cpu.isa() == isa
     for sample in RECORDS[name].samples(torch.float64):
         grad_y = torch.ones_like(forward(sample, reference)[0])
-        for actual, expected in zip(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True):
+        for actual, expected in zip(
+            outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
+        ):
             assert normwise_error(actual, expected) < 5e-14, sample.name
 
 
@@ -46,9 +48,13 @@ def test_float32_error(isa: str, name: str, size: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
 def test_zero_inputs_and_factors(isa: str, num_models: int | None, shared: bool) -> None:
     """x = 0, and one or more factors of iNALU's sign product that are 0: gradients are products of the others."""
-    sample = with_zero_factors(RECORDS["inalu"].sample(83, 5, 18, num_models=num_models, shared=shared))
+    sample = with_zero_factors(
+        RECORDS["inalu"].sample(83, 5, 18, num_models=num_models, shared=shared)
+    )
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True):
+    for actual, expected in zip(
+        outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
+    ):
         assert normwise_error(actual, expected) < 5e-14
 
 
@@ -59,7 +65,9 @@ def test_a_single_zero_input_of_inalu(isa: str, at: int) -> None:
     assert (sample.x != 0).all()
     sample.x.view(-1)[at] = 0
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True):
+    for actual, expected in zip(
+        outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
+    ):
         assert normwise_error(actual, expected) < 5e-14
 
 
@@ -67,7 +75,9 @@ def test_a_single_zero_input_of_inalu(isa: str, at: int) -> None:
 def test_special_input_of_inalu(isa: str, dtype: torch.dtype) -> None:
     """Rows with one special input: output, what is saved and the input's gradient are the formula's."""
     inf = float("inf")
-    special = torch.tensor([0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, inf, -inf, float("nan")], dtype=dtype)
+    special = torch.tensor(
+        [0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, inf, -inf, float("nan")], dtype=dtype
+    )
     sample = RECORDS["inalu"].sample(len(special), 5, 3, dtype=dtype)
     sample.x[:, 1] = special
     grad_y = torch.ones_like(forward(sample, reference)[0])
@@ -81,7 +91,9 @@ def test_inalu_builds_no_product_tensor() -> None:
     sizes: list[int] = []
 
     class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             result = func(*args, **(kwargs or {}))
             sizes.extend(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))
             return result
@@ -96,10 +108,16 @@ def test_inalu_builds_no_product_tensor() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_special_values(isa: str, dtype: torch.dtype) -> None:
     inf = float("inf")
-    x = torch.tensor([[0.0], [-0.0], [1e-40], [-1e-40], [1e38], [-1e38], [inf], [-inf], [float("nan")]], dtype=dtype)
+    x = torch.tensor(
+        [[0.0], [-0.0], [1e-40], [-1e-40], [1e38], [-1e38], [inf], [-inf], [float("nan")]],
+        dtype=dtype,
+    )
     for in_features in (1, 3, 17):
         rows = x.expand(-1, in_features)
-        weight = torch.linspace(0.1, 0.4, 5 * in_features, dtype=dtype).reshape(5, in_features) / in_features
+        weight = (
+            torch.linspace(0.1, 0.4, 5 * in_features, dtype=dtype).reshape(5, in_features)
+            / in_features
+        )
         expected = reference.npu(rows, weight, weight)
         actual, _ = ops.npu_forward(rows, weight, weight, None, torch.finfo(dtype).eps, False)
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=0, equal_nan=True)
@@ -112,10 +130,15 @@ def test_order_and_restore() -> None:
     assert cpu.isa() in ISAS
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64" or not CPUINFO.exists(), reason="reads Linux's list of x86 features")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not CPUINFO.exists(),
+    reason="reads Linux's list of x86 features",
+)
 def test_supported_are_those_of_the_processor() -> None:
     """As the kernel lists its features. An old compiler leaves the last two out."""
-    flags = set(next(line for line in CPUINFO.read_text().splitlines() if line.startswith("flags")).split())
+    flags = set(
+        next(line for line in CPUINFO.read_text().splitlines() if line.startswith("flags")).split()
+    )
     needs = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"}}
     needs |= {"avx512_bf16": {"avx512_bf16"}, "amx": {"amx_bf16", "amx_tile"}}
     for name, features in needs.items():
@@ -125,23 +148,32 @@ def test_supported_are_those_of_the_processor() -> None:
 
 def test_unknown() -> None:
     before = cpu.isa()
-    with pytest.raises(ValueError, match=r"unknown or unsupported instruction set 'mmx', this processor has"):
+    with pytest.raises(
+        ValueError, match=r"unknown or unsupported instruction set 'mmx', this processor has"
+    ):
         cpu.set_isa("mmx")
     assert cpu.isa() == before
 
 
 def _child(isa: str, code: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, cpu.ISA_VARIABLE: isa}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("name", ISAS)
 def test_environment_variable(name: str) -> None:
-    child = _child(name, "from npu_kernels._backends import cpu; import npu_kernels; print(cpu.isa())")
+    child = _child(
+        name, "from npu_kernels._backends import cpu; import npu_kernels; print(cpu.isa())"
+    )
     assert child.stdout.split() == [name], child.stderr
 
 
 def test_environment_variable_of_no_instruction_set() -> None:
     child = _child("mmx", "import npu_kernels")
     assert child.returncode != 0
-    assert "ValueError: NPU_KERNELS_CPU_ISA=mmx: unknown or unsupported instruction set 'mmx'" in child.stderr
+    assert (
+        "ValueError: NPU_KERNELS_CPU_ISA=mmx: unknown or unsupported instruction set 'mmx'"
+        in child.stderr
+    )

@@ -21,10 +21,15 @@ from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from tests.conftest import needs_library
 from tests.support.building import run_python
 
-pytestmark = [needs_library, pytest.mark.skipif(fast_path.npu is None, reason="only the fast path knows the setting")]
+pytestmark = [
+    needs_library,
+    pytest.mark.skipif(fast_path.npu is None, reason="only the fast path knows the setting"),
+]
 ISAS = cpu.supported_isas() if cpu.available()[0] else []
 BFLOAT16 = [isa for isa in ISAS if isa in ("avx512_bf16", "amx")]
-needs_bfloat16 = pytest.mark.skipif(not BFLOAT16, reason="this processor does not multiply bfloat16")
+needs_bfloat16 = pytest.mark.skipif(
+    not BFLOAT16, reason="this processor does not multiply bfloat16"
+)
 SIZE = (256, 64, 64)  # whole tiles
 
 
@@ -97,7 +102,9 @@ def test_each_way_has_its_own_precision() -> None:
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("size", [(100, 6, 2), (63, 64, 64), (100, 100, 100), (256, 31, 64), (256, 64, 15)])
+@pytest.mark.parametrize(
+    "size", [(100, 6, 2), (63, 64, 64), (100, 100, 100), (256, 31, 64), (256, 64, 15)]
+)
 def test_layers_that_fill_no_tiles_are_float32(size: tuple[int, int, int]) -> None:
     case = sample(size)
     cpu.set_isa("avx512_bf16")
@@ -111,7 +118,9 @@ def test_not_of_float64() -> None:
 
 
 class Watching(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return function(*args, **(kwargs or {}))
 
 
@@ -126,7 +135,9 @@ def autocast(*operands: Tensor) -> Tensor:
 
 
 def vmapped(x: Tensor, *weights: Tensor) -> Tensor:
-    return torch.func.vmap(functional.npu, (None, 0, 0, 0))(x, *(weight.unsqueeze(0) for weight in weights)).squeeze(0)
+    return torch.func.vmap(functional.npu, (None, 0, 0, 0))(
+        x, *(weight.unsqueeze(0) for weight in weights)
+    ).squeeze(0)
 
 
 def distributed(*operands: Tensor) -> Tensor:
@@ -136,7 +147,9 @@ def distributed(*operands: Tensor) -> Tensor:
 
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
     placements = [Shard(0), *(Replicate() for _ in operands[1:])]
-    whole = [DTensor.from_local(t, mesh, [where]) for t, where in zip(operands, placements, strict=True)]
+    whole = [
+        DTensor.from_local(t, mesh, [where]) for t, where in zip(operands, placements, strict=True)
+    ]
     return functional.npu(*whole).to_local()  # type: ignore[attr-defined]
 
 
@@ -150,7 +163,9 @@ def _one_process() -> Iterator[None]:
 @needs_bfloat16
 @pytest.mark.usefixtures("_one_process")
 @pytest.mark.parametrize("isa", BFLOAT16)
-@pytest.mark.parametrize("way", [watched, autocast, vmapped, distributed], ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way", [watched, autocast, vmapped, distributed], ids=lambda way: way.__name__
+)
 def test_every_way_to_the_kernels_obeys(way: Callable[..., Tensor], isa: str) -> None:
     """The result and the gradients have the bits of the plain call, which obeys."""
     case = sample()
@@ -172,7 +187,9 @@ def test_every_way_to_the_kernels_obeys(way: Callable[..., Tensor], isa: str) ->
 
 
 @needs_bfloat16
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch's compiler does
 def test_a_compiled_graph_obeys_what_holds_when_it_runs() -> None:
     """Whatever held when it was compiled."""
     case = sample()
@@ -209,9 +226,13 @@ print(fast_path.npu, torch.equal(*found))
     assert child.stdout == "None True\n", child.stderr
 
 
-@pytest.mark.parametrize(("models", "size"), [(None, (200, 64, 64)), (3, (100, 16, 16)), (None, (100, 6, 2))])
+@pytest.mark.parametrize(
+    ("models", "size"), [(None, (200, 64, 64)), (3, (100, 16, 16)), (None, (100, 6, 2))]
+)
 @pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_nau_has_one_precision(models: int | None, size: tuple[int, int, int], precision: str) -> None:
+def test_nau_has_one_precision(
+    models: int | None, size: tuple[int, int, int], precision: str
+) -> None:
     """It is torch's product, which obeys above some size; the fast path must not be the more accurate one there."""
     rows, features, outputs = size
     layer, x = NAU(features, outputs, num_models=models), torch.randn(rows, features)

@@ -16,7 +16,9 @@ from tests.support.building import ROOT, needs_compiler, one_process_at_a_time, 
 pytestmark = [
     needs_library,
     needs_compiler,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and GCC's sanitizers"),
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and GCC's sanitizers"
+    ),
     pytest.mark.skipif(fast_path.npu is None, reason=f"no fast path: {fast_path.reason}"),
 ]
 

@@ -62,7 +62,9 @@ def test_same_bits_at_any_number(
     num_models: int | None,
     shared: bool,
 ) -> None:
-    sample = RECORDS[name].sample(batch, in_features, out_features, num_models=num_models, shared=shared, dtype=dtype)
+    sample = RECORDS[name].sample(
+        batch, in_features, out_features, num_models=num_models, shared=shared, dtype=dtype
+    )
     torch.set_num_threads(1)
     expected = _everything(name, sample)
     for threads in (2, 3, 8):
@@ -75,7 +77,9 @@ def test_same_bits_every_time() -> None:
     sample = RECORDS["npu"].sample(2000, 33, 35, dtype=torch.float32)
     expected = _everything("npu", sample)
     for _ in range(10):
-        assert all(torch.equal(a, e) for a, e in zip(_everything("npu", sample), expected, strict=True))
+        assert all(
+            torch.equal(a, e) for a, e in zip(_everything("npu", sample), expected, strict=True)
+        )
 
 
 def test_python_threads_share_a_module() -> None:
@@ -118,12 +122,16 @@ def test_set_num_threads_while_others_compute() -> None:
 
 
 def _in_child(sample: Sample, connection: multiprocessing.connection.Connection) -> None:
-    torch.set_num_threads(1)  # torch asks for this in a child that forks from a process with threads
+    torch.set_num_threads(
+        1
+    )  # torch asks for this in a child that forks from a process with threads
     connection.send([t.numpy() for t in _everything("npu", sample)])
     connection.close()
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
+@pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork"
+)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_fork_after_use() -> None:
     """A child that forks from a process that has used the kernels on several threads."""
@@ -140,7 +148,9 @@ def test_fork_after_use() -> None:
         found = receiver.recv()
         child.join(60)
         assert child.exitcode == 0
-        assert all(torch.equal(torch.from_numpy(a), e) for a, e in zip(found, expected, strict=True))
+        assert all(
+            torch.equal(torch.from_numpy(a), e) for a, e in zip(found, expected, strict=True)
+        )
 
 
 class _Rows(Dataset[Tensor]):
@@ -166,7 +176,9 @@ def test_data_loader_workers(method: str) -> None:
     layer, x = NPU(4, 3), torch.randn(24, 4)
     with torch.no_grad():
         expected = layer(x)
-    loader = DataLoader(_Rows(layer, x), batch_size=8, num_workers=2, multiprocessing_context=method)
+    loader = DataLoader(
+        _Rows(layer, x), batch_size=8, num_workers=2, multiprocessing_context=method
+    )
     found = []
     for batch in loader:
         found.append(batch)
@@ -178,7 +190,10 @@ def test_data_loader_workers(method: str) -> None:
 def test_busy_cores_do_not_make_it_collapse() -> None:
     """Torch's threads spin for each other: beside other processes that once took 24 ms a call instead of 0.3."""
     layer, x = NPU(100, 100), torch.randn(100, 100)
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
     seconds: dict[int, list[float]] = {1: [], 2: []}
     try:
         time.sleep(0.5)  # until they compute
@@ -205,11 +220,16 @@ def test_retreat_lasts_while_others_run() -> None:
     debt = ctypes.CDLL(str(cpu.LIBRARY)).npu_kernels_thread_debt
     debt.restype = ctypes.c_int64
     layer, x, other = NPU(100, 100), torch.randn(100, 100), torch.randn(256, 256)
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
     try:
         with torch.no_grad():
             end = time.monotonic() + 60
-            while debt() == 0 and time.monotonic() < end:  # the threads' number changes, torch's own operators run
+            while (
+                debt() == 0 and time.monotonic() < end
+            ):  # the threads' number changes, torch's own operators run
                 for threads in (1, 2):
                     torch.set_num_threads(threads)
                     other @ other
@@ -264,4 +284,6 @@ print(peak_after(200) - before)
 def test_ended_threads_keep_no_scratch() -> None:
     run = run_python("-c", KEPT_SCRATCH)
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) < 20_000, "KiB more after 200 threads, each of which kept some 400 while it lived"
+    assert int(run.stdout) < 20_000, (
+        "KiB more after 200 threads, each of which kept some 400 while it lived"
+    )

@@ -13,7 +13,9 @@ from benchmarks.demo import arithmetic, kepler, law, speed
 from benchmarks.throughput.cases import Size
 from npu_kernels import NAU, NPU
 
-GAUSSIAN_YEAR = 365.2568983  # days: the period at 1 au of a body without mass, from the Sun's gravity
+GAUSSIAN_YEAR = (
+    365.2568983  # days: the period at 1 au of a body without mass, from the Sun's gravity
+)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
@@ -89,7 +91,9 @@ def test_arithmetic_runs_and_prints_what_it_measured(tmp_path, capsys):
     own = (model(signed.float())[2, :, 1].double() - x * y).abs().mean()
     assert model.errors[2, 1].item() == pytest.approx(own.item())
     row = next(line for line in printed.splitlines() if "best seed (" in line)
-    assert [float(word) for word in row.split()[-4:]] == pytest.approx(model.errors[model.best].tolist(), rel=5e-3)
+    assert [float(word) for word in row.split()[-4:]] == pytest.approx(
+        model.errors[model.best].tolist(), rel=5e-3
+    )
     assert "0.37 +- 0.23" in printed
     assert "not comparable" in printed
     for operation in arithmetic.OPERATIONS:
@@ -134,7 +138,15 @@ def test_speed_prints_its_rows(capsys):
 
 
 def test_unsteady_ratios_are_marked():
-    row = {"rows": 8, "inputs": 3, "outputs": 2, "models": 1, "rival": "ours", "median_us": 10.0, "error": 1e-7}
+    row = {
+        "rows": 8,
+        "inputs": 3,
+        "outputs": 2,
+        "models": 1,
+        "rival": "ours",
+        "median_us": 10.0,
+        "error": 1e-7,
+    }
     row |= {"ratio": 1.0, "ratio_p20": 1.0, "ratio_p80": 1.0}
     eager = {**row, "rival": "eager", "ratio": 5.0, "ratio_p20": 2.0, "ratio_p80": 9.0}
     text = speed.line([row, eager, {**row, "rival": "linear", "ratio": 0.5}])
@@ -145,9 +157,18 @@ def test_beside_other_work_there_is_no_verdict(capsys, monkeypatch):
     """Steady ratios of thousands, all of them from waiting for a core."""
 
     def measure(case, names, threads, seconds):
-        steady = {"ratio": 6765.0, "ratio_p20": 6700.0, "ratio_p80": 6800.0, "median_us": 10.0, "waited": 0.97}
+        steady = {
+            "ratio": 6765.0,
+            "ratio_p20": 6700.0,
+            "ratio_p80": 6800.0,
+            "median_us": 10.0,
+            "waited": 0.97,
+        }
         row = {**case.to_dict(), "threads": threads, "error": 1e-7, **steady}
-        return [{**row, "rival": name, **({"ratio": 1.0} if name == "ours" else {})} for name in ("ours", *names)]
+        return [
+            {**row, "rival": name, **({"ratio": 1.0} if name == "ours" else {})}
+            for name in ("ours", *names)
+        ]
 
     monkeypatch.setattr(speed.suite, "measure", measure)
     speed.run(sizes=[Size(8, 3, 2)], skip_compile=True)
@@ -187,9 +208,13 @@ def test_the_whole_demonstration_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(arithmetic, "SEEDS", 2)
     parts = {"kepler": kepler.run, "arithmetic": arithmetic.run, "speed": speed.run}
     monkeypatch.setattr(kepler, "run", lambda steps: parts["kepler"](steps=3, starts=2))
-    monkeypatch.setattr(arithmetic, "run", lambda folder, steps: parts["arithmetic"](folder, steps=3, seeds=2))
+    monkeypatch.setattr(
+        arithmetic, "run", lambda folder, steps: parts["arithmetic"](folder, steps=3, seeds=2)
+    )
     monkeypatch.setattr(law, "run", lambda: print("(d) a law"))
-    monkeypatch.setattr(speed, "run", lambda **o: parts["speed"](**o, sizes=[Size(4, 3, 2)], seconds=0.01))
+    monkeypatch.setattr(
+        speed, "run", lambda **o: parts["speed"](**o, sizes=[Size(4, 3, 2)], seconds=0.01)
+    )
     assert demo.main(["--quick", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for part in ("(a) Kepler", "(b) the paper's arithmetic", "(c) speed", "(d) a law", "Done in"):
@@ -200,8 +225,13 @@ def test_the_law_of_thrown_stones(capsys):
     for name in ("sklearn", "pandas", "pint"):
         pytest.importorskip(name, reason=f"{name} is not installed")
     model = law.run()
-    terms = {tuple(w): c for w, c in zip(model.exponents_.tolist(), model.coef_.tolist(), strict=True)}
-    assert terms == {(1, 0, 1): pytest.approx(1, abs=0.01), (0, 1, 2): pytest.approx(-0.5, abs=0.01)}
+    terms = {
+        tuple(w): c for w, c in zip(model.exponents_.tolist(), model.coef_.tolist(), strict=True)
+    }
+    assert terms == {
+        (1, 0, 1): pytest.approx(1, abs=0.01),
+        (0, 1, 2): pytest.approx(-0.5, abs=0.01),
+    }
     assert "coefficient of speed*time = " in capsys.readouterr().out
 
 

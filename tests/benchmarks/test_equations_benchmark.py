@@ -26,7 +26,9 @@ def test_the_judge_knows_the_law_and_its_wrong_forms(law):
 
     assert benchmark.same(law, law.power, sums)
     assert not benchmark.same(law, law.power, lambda points: 1.03 * sums(points))
-    assert not benchmark.same(law, law.power, lambda points: sums(points) + np.abs(law.products(points)).max(1))
+    assert not benchmark.same(
+        law, law.power, lambda points: sums(points) + np.abs(law.products(points)).max(1)
+    )
     X = law.draw(50, np.random.default_rng(0))
     assert np.isfinite(law(X)).all()
     assert (law(X) != 0).all()
@@ -55,13 +57,19 @@ def test_ranges_have_their_signs_and_samplings():
         around = one.around(2000, generator)
         assert set(np.sign(around)) == set(np.sign(x)) - {0}
         assert np.ptp(np.log10(np.abs(around))) == pytest.approx(4, abs=0.1)
-    assert np.median(Range(1e-12, 1e-10, "log").draw(2000, generator)) == pytest.approx(1e-11, rel=0.2)
+    assert np.median(Range(1e-12, 1e-10, "log").draw(2000, generator)) == pytest.approx(
+        1e-11, rel=0.2
+    )
 
 
 def test_the_equations_of_srsd_are_complete():
     assert Counter(law.source for law in SRSD) == {"easy": 24, "medium": 28, "hard": 16}
     others = " ".join(OTHERS.values()).split()
-    assert len({*others, *(law.name.removesuffix(" srsd") for law in SRSD)}) == len(others) + len(SRSD) == 120
+    assert (
+        len({*others, *(law.name.removesuffix(" srsd") for law in SRSD)})
+        == len(others) + len(SRSD)
+        == 120
+    )
 
 
 def test_the_judge_looks_at_signs():
@@ -75,9 +83,23 @@ def test_the_judge_looks_at_signs():
 def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     file, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-    words = ["x", "--classes", "b,c1", "--noise", "0", "--rows", "100", "--seeds", "1", "--out", str(file)]
+    words = [
+        "x",
+        "--classes",
+        "b,c1",
+        "--noise",
+        "0",
+        "--rows",
+        "100",
+        "--seeds",
+        "1",
+        "--out",
+        str(file),
+    ]
     monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setattr(benchmark, "LAWS", [law for law in LAWS if law.name in ("I.13.12", "I.10.7")])
+    monkeypatch.setattr(
+        benchmark, "LAWS", [law for law in LAWS if law.name in ("I.13.12", "I.10.7")]
+    )
     benchmark.main()
     rows = benchmark.read(file)
     assert [(r["equation"], r["method"], r["found"]) for r in rows] == [
@@ -90,7 +112,9 @@ def test_a_run_adds_what_the_file_lacks(tmp_path, monkeypatch, capsys):
     benchmark.main()
     assert [row["equation"] for row in benchmark.read(file)] == [row["equation"] for row in rows]
     assert benchmark.read(file)[:3] == rows[:3]
-    marks = "".join(f"<!-- {mark}:begin -->\nold\n<!-- {mark}:end -->\n" for mark in ("equations", "published"))
+    marks = "".join(
+        f"<!-- {mark}:begin -->\nold\n<!-- {mark}:end -->\n" for mark in ("equations", "published")
+    )
     page.write_text(f"before\n{marks}behind\n")
     monkeypatch.setattr(sys, "argv", ["x", "--out", str(file), "--report", str(page)])
     benchmark.main()
@@ -175,7 +199,15 @@ def test_the_tables_in_the_guide_are_those_of_the_rows():
 
 
 def test_a_cell_without_all_equations_is_marked():
-    row = {"class": "b", "noise": 0.0, "method": "NPURegressor", "found": True, "terms": 2, "seconds": 1.0, "rows": 9}
+    row = {
+        "class": "b",
+        "noise": 0.0,
+        "method": "NPURegressor",
+        "found": True,
+        "terms": 2,
+        "seconds": 1.0,
+        "rows": 9,
+    }
     whole = [{**row, "seed": seed} for seed in (0, 1) for _ in range(7)]
     assert "| sum | 0 | 70 | 14 of 14 (1 s; 2) |" in report.table(whole)
     assert "| sum | 0 | 70 | 13 of 13\\* (1 s; 2) |" in report.table(whole[:-1])

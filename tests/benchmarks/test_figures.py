@@ -19,7 +19,9 @@ from tests.support.examples import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 TABLES = ROOT / "docs" / "tables"
-SHORT = {f"paper-{table.name}" for table in paper.TABLES.values() if table.short is not None} | {"paper-overview"}
+SHORT = {f"paper-{table.name}" for table in paper.TABLES.values() if table.short is not None} | {
+    "paper-overview"
+}
 GUIDE = {f"paper-{table.name}-guide" for table in paper.TABLES.values() if table.guide is not None}
 # Pages that this rule leaves out, and why.
 LEFT_OUT = {
@@ -92,9 +94,13 @@ def test_throughput_tables_are_those_of_the_results() -> None:
 def test_every_row_of_the_suite_is_on_a_page() -> None:
     rows = report.read(sorted(RESULTS.glob("throughput-*.jsonl")))
     groups = [group for machine in report.grouped(rows).values() for group in machine.values()]
-    assert sum(map(len, groups)) == len(rows)  # a later row of the same case would hide the earlier one
+    assert sum(map(len, groups)) == len(
+        rows
+    )  # a later row of the same case would hide the earlier one
     assert all("ours" in group for group in groups)  # a line of a table is one of ours
-    assert {row["rival"] for row in rows} <= {"ours"} | report.COLUMNS.keys() | report.YARDSTICKS.keys()
+    assert {row["rival"] for row in rows} <= {
+        "ours"
+    } | report.COLUMNS.keys() | report.YARDSTICKS.keys()
     pages = [text for name, text in report.pages(rows).items() if "side-by-side" not in name]
     assert sum(text.count("\n| ") - 2 * text.count("\n| layer |") for text in pages) == len(groups)
 

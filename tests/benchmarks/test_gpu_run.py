@@ -42,7 +42,9 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(crew, "PROGRAM", (str(tmp_path / "worker.py"),))
     monkeypatch.setattr(crew, "SHORTEST", 0.5)
 
-    def run(*items: str, jobs: int = 1, seconds: float = 20.0, item_seconds: float = 1.0) -> tuple[int, int, int]:
+    def run(
+        *items: str, jobs: int = 1, seconds: float = 20.0, item_seconds: float = 1.0
+    ) -> tuple[int, int, int]:
         record = crew.Record(tmp_path / "out", tmp_path / "copy")
         with crew.Crew(record, False, said.append) as people:
             return people.run("bench", items, jobs, seconds, item_seconds)
@@ -53,7 +55,9 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_what_fails_hangs_or_dies_does_not_stop_the_rest(jobs: int, team: Any, tmp_path: Path) -> None:
+def test_what_fails_hangs_or_dies_does_not_stop_the_rest(
+    jobs: int, team: Any, tmp_path: Path
+) -> None:
     assert team("one", "fails", "hangs", "dies", "two", jobs=jobs) == (2, 3, 0)
     ends = {row["item"]: row["end"] for row in rows(tmp_path / "out" / "rows.jsonl")}
     assert ends.pop("one") == ends.pop("two") == ""
@@ -66,7 +70,9 @@ def test_what_fails_hangs_or_dies_does_not_stop_the_rest(jobs: int, team: Any, t
         assert (tmp_path / "copy" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
-def test_the_next_command_does_what_is_left(team: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_command_does_what_is_left(
+    team: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Failed items last; nothing of another device, or of a line that a kill cut off, counts."""
     assert team("fails", "one") == (1, 1, 0)
     with open(tmp_path / "out" / "rows.jsonl", "a") as file:
@@ -92,7 +98,9 @@ def test_a_part_ends_with_its_time(team: Any) -> None:
     assert (done, failed, left) == (0, 1, 2)
 
 
-def test_a_worker_that_does_not_start_is_told(team: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_that_does_not_start_is_told(
+    team: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "worker.py").write_text("raise ImportError('no torch here')")
     assert team("one") == (0, 1, 1)
     assert "no torch here" in (tmp_path / "out" / "log.txt").read_text()
@@ -115,12 +123,21 @@ def test_everything_of_the_plan_can_be_read() -> None:
         Size.parse(size)
         assert layer == "ode" or layer in RECORDS
         assert not named.keys() - {"dtype", "precision", "shared", "without"}
-    assert {item.split()[0] for item in plan.LAUNCHES} == {"ode", "npu", "nmu", "nmru", "nalu", "inalu"}
+    assert {item.split()[0] for item in plan.LAUNCHES} == {
+        "ode",
+        "npu",
+        "nmu",
+        "nmru",
+        "nalu",
+        "inalu",
+    }
     for item in (*plan.BENCH, *plan.AGAIN, *plan.AUTOTUNE):
         size, named = plan.words(item)
         Size.parse(size)
         assert set(named["rivals"].split(",")) <= set(rivals.RIVALS)
-    assert {file for file, _ in plan.TESTS} <= {path.name for path in (ROOT / "tests" / "triton").glob("test_*.py")}
+    assert {file for file, _ in plan.TESTS} <= {
+        path.name for path in (ROOT / "tests" / "triton").glob("test_*.py")
+    }
 
 
 def test_tuned_kernels_are_known() -> None:
@@ -128,12 +145,17 @@ def test_tuned_kernels_are_known() -> None:
     for item in plan.TUNED:
         kernel, size = plan.words(item)[0].split()
         assert kernel in tuning.KERNELS
-        assert ("small" in kernel) == (tuning.is_small(Size.parse(size).inputs, Size.parse(size).outputs))
+        assert ("small" in kernel) == (
+            tuning.is_small(Size.parse(size).inputs, Size.parse(size).outputs)
+        )
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
-        (["smoke", "race"], "PART must be one of env, smoke, tests, bench, tune, rebench, autotune, got race"),
+        (
+            ["smoke", "race"],
+            "PART must be one of env, smoke, tests, bench, tune, rebench, autotune, got race",
+        ),
         (["--seconds", "0"], "--seconds must be greater than 0, got 0"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
     ):
@@ -153,7 +175,9 @@ def test_rehearsal(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr + log[-3000:]
     found = rows(tmp_path / "out" / "rows.jsonl")
     ends = {(row["part"], row["item"]): row["end"] for row in found if "end" in row}
-    assert ends == {(name, item): "" for name, part in plan.REHEARSAL.items() for item in part.items}
+    assert ends == {
+        (name, item): "" for name, part in plan.REHEARSAL.items() for item in part.items
+    }
     assert all(row["gpu"] == "none" and row["torch"] == torch.__version__ for row in found)
     launches = [row for row in found if "errors" in row]
     assert len(launches) == len(plan.REHEARSAL["smoke"].items)

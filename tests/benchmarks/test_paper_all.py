@@ -65,8 +65,12 @@ def words(out: Path | str) -> list[str]:
 
 def contents(out: Path) -> dict[str, Any]:
     """The rows of all tables, and the models beside them."""
-    found: dict[str, Any] = {path.name: repr(tables.read(path)[1]) for path in sorted(out.glob("*.csv"))}
-    return found | {path.name: json.loads(path.read_text()) for path in sorted(out.glob("*_models.json"))}
+    found: dict[str, Any] = {
+        path.name: repr(tables.read(path)[1]) for path in sorted(out.glob("*.csv"))
+    }
+    return found | {
+        path.name: json.loads(path.read_text()) for path in sorted(out.glob("*_models.json"))
+    }
 
 
 def test_killed_and_resumed_it_ends_with_the_same_tables(
@@ -76,7 +80,9 @@ def test_killed_and_resumed_it_ends_with_the_same_tables(
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), str(tmp_path / "killed"), "4"]
-    killed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    killed = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert list((tmp_path / "killed" / "work").glob("large-*.checkpoint"))
     assert not (tmp_path / "killed" / "fsir.csv").exists()
@@ -98,11 +104,17 @@ def test_killed_and_resumed_it_ends_with_the_same_tables(
 
 def test_all_runs_every_value_of_an_option_that_is_not_given(tmp_path: Path) -> None:
     found = [(e.name, own.integrator) for e, own in parts(arguments(words(tmp_path)))]
-    assert [integrator for name, integrator in found if name == "fsir"] == ["euler", "adjoint", "rk4"]
+    assert [integrator for name, integrator in found if name == "fsir"] == [
+        "euler",
+        "adjoint",
+        "rk4",
+    ]
     assert list(dict.fromkeys(name for name, _ in found)) == ALL
     given = parts(arguments([*words(tmp_path), "--integrator", "rk4"]))
     assert [own.integrator for e, own in given if e.name == "fsir"] == ["rk4"]
-    assert [own.integrator for _, own in parts(arguments(["fsir", "--out", str(tmp_path)]))] == ["euler"]
+    assert [own.integrator for _, own in parts(arguments(["fsir", "--out", str(tmp_path)]))] == [
+        "euler"
+    ]
 
 
 def test_time_left_is_that_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,16 @@ from benchmarks.paper.large import task as large
 from benchmarks.paper.optimizers import Adam, RMSProp
 from benchmarks.paper.simple import task as simple
 from benchmarks.paper.streams import Sobol, stream
-from benchmarks.paper.summary import interval, mad, mean, median, number, probability, same_share, standard_error
+from benchmarks.paper.summary import (
+    interval,
+    mad,
+    mean,
+    median,
+    number,
+    probability,
+    same_share,
+    standard_error,
+)
 from benchmarks.paper.training import Buffer, frobenius, l1
 from npu_kernels import training
 
@@ -24,12 +33,16 @@ from npu_kernels import training
 @pytest.mark.parametrize("row", published.load("test_sets"), ids=lambda row: row["task"])
 def test_zero_predictor_scores_as_on_the_published_test_set(row: dict[str, float]) -> None:
     tolerance = 1e-4 if row["task"] == "mul" else 1e-5  # a product of float32 sums
-    assert large.zero_predictor(str(row["task"])) == pytest.approx(row["zero_predictor_mse"], rel=tolerance)
+    assert large.zero_predictor(str(row["task"])) == pytest.approx(
+        row["zero_predictor_mse"], rel=tolerance
+    )
 
 
 def test_training_inputs_start_as_in_the_authors_stream() -> None:
     x = large.training_points(Sobol(100), 0, 3, -1.0, 1.0)
-    assert torch.equal(x[0], torch.zeros(100))  # the middle of every range: the zero point is left out
+    assert torch.equal(
+        x[0], torch.zeros(100)
+    )  # the middle of every range: the zero point is left out
     assert x[1, :5].tolist() == [0.5, -0.5, -0.5, -0.5, 0.5]
     assert x.dtype == torch.float32
 
@@ -159,19 +172,25 @@ def test_published_medians_are_those_of_the_published_points() -> None:
     for row in published.load("large"):
         if row["metric"] != "test_mse" or row["n_points_in_pareto"] < 10:
             continue
-        cell = [p["test_mse"] for p in points if (p["task"], p["model"]) == (row["task"], row["model"])]
+        cell = [
+            p["test_mse"] for p in points if (p["task"], p["model"]) == (row["task"], row["model"])
+        ]
         assert median(cell) == pytest.approx(row["recomputed_median_from_pareto"], rel=1e-6)
         assert mad(cell) == pytest.approx(row["recomputed_mad_from_pareto"], rel=1e-6)
 
 
 def test_probability_of_a_published_mean() -> None:
-    runs = torch.randn(400, generator=torch.Generator().manual_seed(1), dtype=torch.float64).tolist()
+    runs = torch.randn(
+        400, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).tolist()
     error = 0.3  # of a mean of few runs, beside which ours has next to none
     for far, chance in ((0.0, 1.0), (0.6745, 0.5), (1.96, 0.05), (-1.96, 0.05)):
         assert probability(runs, mean(runs) + far * error, error) == pytest.approx(chance, abs=0.03)
     assert probability(runs, mean(runs) + 9 * error, error) == 0
     own = standard_error(runs)
-    assert probability(runs, mean(runs) + 1.96 * 2**0.5 * own, own) == pytest.approx(0.05, abs=0.02)  # both count
+    assert probability(runs, mean(runs) + 1.96 * 2**0.5 * own, own) == pytest.approx(
+        0.05, abs=0.02
+    )  # both count
     assert math.isnan(probability([], 1.0, 0.1))
 
 
@@ -188,7 +207,11 @@ def test_checks_have_three_verdicts() -> None:
     found = [statistic("median", median, runs, low, high).holds for low, high in limits]
     assert found == [True, False, False, None, None]
     assert statistic("median", median, runs[:5], 0, 20).holds is None
-    assert [share("share", count, 100, 0.5, 1).holds for count in (70, 30, 51)] == [True, False, None]
+    assert [share("share", count, 100, 0.5, 1).holds for count in (70, 30, 51)] == [
+        True,
+        False,
+        None,
+    ]
 
     def less(first: list[float], second: list[float]) -> bool | None:
         return ranked("order", "a < b", median, [first, second], lambda a, b: a < b).holds
@@ -204,7 +227,10 @@ def test_summaries() -> None:
     assert median([3, 1, 2, infinite]) == 2.5
     assert mad([1.0, infinite, infinite]) == infinite
     assert standard_error([1.0, 3.0]) == 1.0
-    assert interval(median, [float(i) for i in range(1, 21)]) == (6, 15)  # covers 95.9 %, the next pair 88.5 %
+    assert interval(median, [float(i) for i in range(1, 21)]) == (
+        6,
+        15,
+    )  # covers 95.9 %, the next pair 88.5 %
     assert interval(median, [float(i) for i in range(1, 7)]) == (1, 6)
     low, high = interval(mean, [float(i) for i in range(100)])  # type: ignore[misc]
     error = standard_error([float(i) for i in range(100)])

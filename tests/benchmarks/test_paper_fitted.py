@@ -34,8 +34,12 @@ def test_rows_come_from_the_training_range() -> None:
 @pytest.mark.parametrize("task_set", ["simple", "large"])
 def test_a_run_continues(task_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitted, "QUICK_STARTS", 2)
-    monkeypatch.setattr(fitted, "QUICK", Recipe(rungs=((6, 1.0),), refine=4, settle=2, denominators=(1,)))
-    batch = next(b for b in fitted.batches(1, True, "code", "cpu") if b.settings["task_set"] == task_set)
+    monkeypatch.setattr(
+        fitted, "QUICK", Recipe(rungs=((6, 1.0),), refine=4, settle=2, denominators=(1,))
+    )
+    batch = next(
+        b for b in fitted.batches(1, True, "code", "cpu") if b.settings["task_set"] == task_set
+    )
     whole, first, second = (batch.make(batch) for _ in range(3))
     whole.advance(whole.total)
     first.advance(8)
@@ -47,13 +51,17 @@ def test_a_run_continues(task_set: str, monkeypatch: pytest.MonkeyPatch) -> None
     for row in (*rows, *again):
         del row["seconds"]
     assert rows == again
-    assert [row["task"] for row in rows] == (list(simple.TASKS) if task_set == "simple" else ["add"])
+    assert [row["task"] for row in rows] == (
+        list(simple.TASKS) if task_set == "simple" else ["add"]
+    )
     assert {*rows[0], "seconds"} == {*fitted.COLUMNS}
     assert tensors["parameters"].shape == (1, 50 if task_set == "simple" else 100 * 100 + 300)
 
 
 def test_what_is_wanted() -> None:
-    assert fitted_report.wanted("simple", "mul", "NPU") == pytest.approx(0.0005)  # a tenth of the NMU's 0.005
+    assert fitted_report.wanted("simple", "mul", "NPU") == pytest.approx(
+        0.0005
+    )  # a tenth of the NMU's 0.005
     assert fitted_report.wanted("simple", "sqrt", "RealNPU") == pytest.approx(0.0004)
     assert fitted_report.wanted("large", "div", "NPU") == pytest.approx(1e-7)
     assert fitted_report.wanted("large", "mul", "RealNPU") == pytest.approx(3.09)
@@ -68,20 +76,28 @@ def test_verdict() -> None:
     good, bad = _row(0.01, 9e4), _row(0.2, 2e5)
     assert [check.holds for check in fitted_report.checks([good] * 6)] == [True, True]
     assert [check.holds for check in fitted_report.checks([bad] * 6)] == [False, False]
-    assert [check.holds for check in fitted_report.checks([good] * 5)] == [None, None]  # too few for an interval
+    assert [check.holds for check in fitted_report.checks([good] * 5)] == [
+        None,
+        None,
+    ]  # too few for an interval
     assert [check.holds for check in fitted_report.checks([good] * 5 + [bad])] == [None, None]
     table = fitted_report.section([good, good, bad])
     assert "| large | + | NPU | 16 | ≤ 0.0920 | 0.0100 | 0.200 | 3 of 3 | 90000 | 200000 |" in table
     other = {**bad, "task": "mul", "kind": "free"}
     short = fitted_report.short_table([good, other, {**good, "starts": 128}]).splitlines()
     assert short[0] == "| tasks | layer | starts | + | × |"
-    assert short[2:] == ["| large | NPU | 16 | 1 of 1 | 0 of 1 |", "| large | NPU | 128 | 1 of 1 |  |"]
+    assert short[2:] == [
+        "| large | NPU | 16 | 1 of 1 | 0 of 1 |",
+        "| large | NPU | 128 | 1 of 1 |  |",
+    ]
 
 
 def test_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitted, "QUICK_STARTS", 2)
     monkeypatch.setattr(fitted, "COUNTS", {"simple": 200, "large": 200})
-    monkeypatch.setattr(fitted, "QUICK", Recipe(rungs=((3, 1.0),), refine=2, settle=1, denominators=(1,)))
+    monkeypatch.setattr(
+        fitted, "QUICK", Recipe(rungs=((3, 1.0),), refine=2, settle=1, denominators=(1,))
+    )
     monkeypatch.setattr(large, "TEST_POINTS", 100)
     assert main(["fitted", "--quick", "--seeds", "1", "--out", str(tmp_path), "--jobs", "1"]) == 0
     comments, rows = tables.read(tmp_path / "fitted.csv")

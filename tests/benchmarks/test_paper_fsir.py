@@ -21,7 +21,9 @@ from benchmarks.paper.runner import Batch
 STEPS, ITERATIONS = 6, 4
 
 
-def batch(model: str, h: int = 6, runs: int = 1, integrator: str = "euler", variant: str = "code") -> Batch:
+def batch(
+    model: str, h: int = 6, runs: int = 1, integrator: str = "euler", variant: str = "code"
+) -> Batch:
     (found,) = fsir.batches([model], [h], runs, STEPS, ITERATIONS, integrator, variant, "cpu")
     return found
 
@@ -30,7 +32,9 @@ def batch(model: str, h: int = 6, runs: int = 1, integrator: str = "euler", vari
 
 
 @pytest.mark.parametrize("model", ["NPU", "RealNPU", "Dense"])
-def test_authors_gradient_is_the_losss_own_with_fine_steps_only(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_authors_gradient_is_the_losss_own_with_fine_steps_only(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With steps of 1 from I = 0.01 they differ; with fine ones from a state without haste they agree."""
     monkeypatch.setattr(fsir, "U0", torch.tensor([20.0, 10.0, 5.0], dtype=torch.float64))
     (found,) = fsir.batches([model], [6], 1, STEPS, ITERATIONS, "adjoint", "code", "cpu")
@@ -50,7 +54,9 @@ def test_authors_gradient_is_the_losss_own_with_fine_steps_only(model: str, monk
 
 
 def test_backward_steps_end_at_save_times() -> None:
-    begin, length, saved = adjoint.backward_steps(torch.tensor([0.0, 2.5, 4.5], dtype=torch.float64), 1.0)
+    begin, length, saved = adjoint.backward_steps(
+        torch.tensor([0.0, 2.5, 4.5], dtype=torch.float64), 1.0
+    )
     assert begin.tolist() == [4.5, 3.5, 2.5, 1.5, 0.5]
     assert length.tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
     assert saved == [2, -1, 1, -1, -1]
@@ -71,7 +77,9 @@ def test_true_equation_by_an_accurate_method_is_in_the_data() -> None:
 
 def test_published_prediction_scores_as_published() -> None:
     rows = published.load("fsir_series")
-    predicted = torch.tensor([[row[f"{name}_pred"] for name in fsir.NAMES] for row in rows], dtype=torch.float64)
+    predicted = torch.tensor(
+        [[row[f"{name}_pred"] for name in fsir.NAMES] for row in rows], dtype=torch.float64
+    )
     assert float((predicted - fsir.data()).square().mean()) == pytest.approx(0.015348, abs=1e-6)
     best = min(row["mse"] for row in published.load("fsir_pareto") if row["kind"] == "run")
     assert best == pytest.approx(0.015348, abs=1e-6)
@@ -92,7 +100,9 @@ def test_data_is_as_described() -> None:
 )
 def test_parameter_counts_are_the_authors(model: str, count: int) -> None:
     assert fsir.size(model, 12) == count
-    totals = {row["n_params_total"] for row in published.load("fsir_pareto") if row["model"] == model}
+    totals = {
+        row["n_params_total"] for row in published.load("fsir_pareto") if row["model"] == model
+    }
     assert count in totals
 
 
@@ -133,9 +143,13 @@ def test_dense_loop_is_autograds() -> None:
     ]
     u0 = torch.tensor([1.0, 0.01, 0.0], dtype=torch.float64)
     ours, theirs = fsir_dense.rollout(u0, weights, 25, 0.3), eager_dense(weights, u0, 25, 0.3)
-    factors = [torch.randn(ours[0].shape, dtype=torch.float64, generator=generator) for _ in range(2)]
+    factors = [
+        torch.randn(ours[0].shape, dtype=torch.float64, generator=generator) for _ in range(2)
+    ]
     found, expected = (
-        torch.autograd.grad(sum((a * b).sum() for a, b in zip(result, factors, strict=True)), weights)  # type: ignore[arg-type]
+        torch.autograd.grad(
+            sum((a * b).sum() for a, b in zip(result, factors, strict=True)), weights
+        )  # type: ignore[arg-type]
         for result in (ours, theirs)
     )
     for a, b in zip([*ours, *found], [*theirs, *expected], strict=True):
@@ -155,7 +169,9 @@ def test_loss_and_its_gradient() -> None:
     # Imaginary weights at 0 and no negative state: no gradient from the data, but +1 from |0| in the penalty.
     assert (gradient[0, weight_im] == 0).all()
     assert (gradient[1, weight_im] == 1).all()
-    torch.testing.assert_close(loss, work.errors(parameters) + work.beta[active] * parameters.abs().sum(1))
+    torch.testing.assert_close(
+        loss, work.errors(parameters) + work.beta[active] * parameters.abs().sum(1)
+    )
     step = 1e-6
     for index in (1, 19, 24):  # a power, a gate, a weight of the NAU: by differences
         moved = parameters.clone()
@@ -163,7 +179,9 @@ def test_loss_and_its_gradient() -> None:
         up, _ = work.closure(moved, active)
         moved[:, index] -= 2 * step
         down, _ = work.closure(moved, active)
-        torch.testing.assert_close((up - down) / (2 * step), gradient[:, index], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            (up - down) / (2 * step), gradient[:, index], rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("model", fsir.MODELS)
@@ -179,7 +197,10 @@ def test_training_lowers_the_loss_in_both_phases_and_resumes(model: str) -> None
     last, _ = whole.closure(tensors["parameters"], every)
     assert (last < middle).all()
     assert [row["beta"] for row in rows] == list(fsir.BETAS)
-    assert all(0 < row["n_params"] <= fsir.size(model, 6) and row["iterations"] <= ITERATIONS for row in rows)
+    assert all(
+        0 < row["n_params"] <= fsir.size(model, 6) and row["iterations"] <= ITERATIONS
+        for row in rows
+    )
 
     for stop in (STEPS - 2, STEPS + 2):
         begun, resumed = batch(model).make(batch(model)), batch(model).make(batch(model))
@@ -208,7 +229,9 @@ def test_a_model_that_diverges_stays_and_disturbs_nobody() -> None:
     rows, expected = work.results()[0], undisturbed.results()[0]
     assert not torch.isfinite(torch.tensor(rows[1]["mse"]))
     assert rows[1]["iterations"] == 0
-    assert [row for k, row in enumerate(rows) if k != 1] == [row for k, row in enumerate(expected) if k != 1]
+    assert [row for k, row in enumerate(rows) if k != 1] == [
+        row for k, row in enumerate(expected) if k != 1
+    ]
 
 
 def test_variants_and_integrators_differ() -> None:
@@ -240,11 +263,22 @@ def test_verdicts_on_the_published_numbers() -> None:
     rows = fsir_report.paper_rows()
     checks = {check.what: check.holds for check in fsir_report.checks(rows)}
     assert [what for what, holds in checks.items() if holds is False] == []
-    assert checks["NPU, median"] is checks["Dense, least error"] is checks["Dense, share below 1"] is True
-    assert checks["RealNPU with at most 20 parameters, least error"] is None  # 3 of 100 runs have so few
+    assert (
+        checks["NPU, median"]
+        is checks["Dense, least error"]
+        is checks["Dense, share below 1"]
+        is True
+    )
+    assert (
+        checks["RealNPU with at most 20 parameters, least error"] is None
+    )  # 3 of 100 runs have so few
     worse = [{**row, "mse": 10 * row["mse"]} for row in rows]
     failed = {check.what for check in fsir_report.checks(worse) if check.holds is False}
-    assert {"NPU, least error", "NPU, median", "RealNPU with at most 20 parameters, least error"} <= failed
+    assert {
+        "NPU, least error",
+        "NPU, median",
+        "RealNPU with at most 20 parameters, least error",
+    } <= failed
 
 
 def test_runs_by_the_authors_gradient_stand_beside() -> None:
@@ -255,12 +289,18 @@ def test_runs_by_the_authors_gradient_stand_beside() -> None:
     assert "authors" not in fsir_report.full_table(ours)
     timed = [{**row, "first_mse": 3.0, "iterations": 7} for row in ours]
     assert "| Dense | 3.00 (3.00 to 3.00) |" in fsir_report.full_table(timed)
-    part = [row for row in rows if row["model"] == "Dense" or row["run"] == 1]  # all of one model, some of the others
-    assert fsir_report.full_table(ours, part).count("| Dense | here, authors' gradient | 100 |") == 1
+    part = [
+        row for row in rows if row["model"] == "Dense" or row["run"] == 1
+    ]  # all of one model, some of the others
+    assert (
+        fsir_report.full_table(ours, part).count("| Dense | here, authors' gradient | 100 |") == 1
+    )
     assert fsir_report.full_table(ours, part).count("| here, authors' gradient |") == 2
     said = fsir_report.ENTRIES[0].agreement([ours, rows], Path())
     better, same = said.split(". with the authors' gradient: ")
-    assert same.startswith("12 of 12 medians (model and beta) do not differ; 15 of 15 least errors (model and most")
+    assert same.startswith(
+        "12 of 12 medians (model and beta) do not differ; 15 of 15 least errors (model and most"
+    )
     assert "ours less" in better
     assert "ours greater" not in better
 
@@ -275,7 +315,9 @@ def test_true_equation_reads_as_written() -> None:
 
 
 @pytest.mark.parametrize("integrator", ["euler", "adjoint", "rk4"])
-def test_quick_from_end_to_end(integrator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_from_end_to_end(
+    integrator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fsir, "QUICK_STEPS", 2)
     monkeypatch.setattr(fsir, "QUICK_ITERATIONS", 2)
     monkeypatch.setattr(fsir, "QUICK_WIDTHS", (6,))

@@ -26,7 +26,9 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 # ---- least squares ---------------------------------------------------------------------------------------------------
 
 
-def linear(a: Tensor, b: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], tuple[Tensor, Tensor]]]:
+def linear(
+    a: Tensor, b: Tensor
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], tuple[Tensor, Tensor]]]:
     def residual(x: Tensor) -> Tensor:
         return (a @ x.unsqueeze(2)).squeeze(2) - b
 
@@ -59,7 +61,9 @@ def test_steps_into_the_infinite_are_not_taken() -> None:
     def jacobian(x: Tensor) -> tuple[Tensor, Tensor]:
         return residual(x), (1 / x).unsqueeze(2)
 
-    x, error = least_squares.fit(torch.full((1, 1), 20.0).double(), torch.ones(1, 1).bool(), residual, jacobian, 40)
+    x, error = least_squares.fit(
+        torch.full((1, 1), 20.0).double(), torch.ones(1, 1).bool(), residual, jacobian, 40
+    )
     assert float(x) == pytest.approx(1)
     assert float(error) == pytest.approx(0)
 
@@ -115,7 +119,12 @@ def test_judge() -> None:
     turned = torch.cat([weight_re[[2, 0, 1]].flatten(), gate, weight[:, [2, 0, 1]].flatten()])
     assert fsir_equation.compare(3, turned) == (0, 0)
     wide = torch.cat(
-        [weight_re.flatten(), torch.full((3,), 0.3), gate, torch.cat([weight, 0 * gate[:, None]], 1).flatten()]
+        [
+            weight_re.flatten(),
+            torch.full((3,), 0.3),
+            gate,
+            torch.cat([weight, 0 * gate[:, None]], 1).flatten(),
+        ]
     )
     assert fsir_equation.compare(4, wide.double()) == (0, 0)  # a row that nothing uses
     off = truth.clone()
@@ -142,7 +151,9 @@ def test_search_prunes_and_finds_from_near() -> None:
     assert tensors["parameters"].shape == (2, 21)
     checks = equation_report.checks(rows)
     assert all(check.holds for check in checks)
-    assert not any(check.holds for check in equation_report.checks([{**rows[0], "found": 0, "error": 1.0}]))
+    assert not any(
+        check.holds for check in equation_report.checks([{**rows[0], "found": 0, "error": 1.0}])
+    )
 
 
 def test_no_start_depends_on_the_others() -> None:
@@ -173,7 +184,10 @@ def test_search_resumes() -> None:
 def test_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsir_equation, "QUICK", (1, 1, 1))
     monkeypatch.setattr(fsir_equation, "WIDTHS", (1, 2))
-    assert main(["fsir-equation", "--quick", "--seeds", "2", "--out", str(tmp_path), "--jobs", "1"]) == 0
+    assert (
+        main(["fsir-equation", "--quick", "--seeds", "2", "--out", str(tmp_path), "--jobs", "1"])
+        == 0
+    )
     _, rows = tables.read(tmp_path / "fsir_equation.csv")
     assert list(rows[0]) == list(fsir_equation.COLUMNS)
     assert [row["h"] for row in rows] == [1, 1, 2, 2]

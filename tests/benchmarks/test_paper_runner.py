@@ -45,7 +45,10 @@ class Sums:
         self.done, self.value = state["done"], state["value"].clone()
 
     def results(self) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-        return [{"seed": run["seed"], "value": float(v)} for run, v in zip(self.runs, self.value, strict=True)], {}
+        return [
+            {"seed": run["seed"], "value": float(v)}
+            for run, v in zip(self.runs, self.value, strict=True)
+        ], {}
 
 
 def make(batch: Batch) -> Sums:
@@ -54,7 +57,10 @@ def make(batch: Batch) -> Sums:
 
 def plan(trace: Path, count: int, pause: float = 0.0, steps: int = STEPS) -> list[Batch]:
     settings = {"steps": steps, "pause": pause, "trace": str(trace)}
-    return [Batch("test", f"{i}", settings, ({"seed": i}, {"seed": 10 + i}), 1.0 + i, make) for i in range(count)]
+    return [
+        Batch("test", f"{i}", settings, ({"seed": i}, {"seed": 10 + i}), 1.0 + i, make)
+        for i in range(count)
+    ]
 
 
 def expected(steps: int, seed: int) -> float:
@@ -107,11 +113,16 @@ def test_stopped_batch_goes_on_where_it_was(folder: Folder, tmp_path: Path) -> N
     kept = runner.load_file(folder.checkpoint_path(batch))["state"]["done"]
     assert 0 < kept < STEPS
     shares: list[tuple[float, bool]] = []
-    assert complete(batch, folder, lambda share, earlier: shares.append((share, earlier)), lambda: False)
+    assert complete(
+        batch, folder, lambda share, earlier: shares.append((share, earlier)), lambda: False
+    )
     assert shares[0] == (kept / STEPS, True)
     assert sum(share for share, _ in shares) == pytest.approx(1)
     assert not folder.checkpoint_path(batch).exists()
-    assert [row["value"] for row in folder.result(batch)["rows"]] == [expected(STEPS, 0), expected(STEPS, 10)]
+    assert [row["value"] for row in folder.result(batch)["rows"]] == [
+        expected(STEPS, 0),
+        expected(STEPS, 10),
+    ]
 
 
 def test_finished_batches_are_announced_and_not_repeated(folder: Folder, tmp_path: Path) -> None:
@@ -134,7 +145,9 @@ def test_the_name_holds_what_decides_the_numbers(tmp_path: Path) -> None:
 def test_unreadable_file_is_named(folder: Folder, tmp_path: Path) -> None:
     (batch,) = plan(tmp_path / "trace", 1)
     folder.checkpoint_path(batch).write_bytes(b"torn")
-    with pytest.raises(RuntimeError, match=r"test-0-.*checkpoint cannot be read: it is no file that .* delete it"):
+    with pytest.raises(
+        RuntimeError, match=r"test-0-.*checkpoint cannot be read: it is no file that .* delete it"
+    ):
         complete(batch, folder, quietly, lambda: False)
 
 
@@ -179,7 +192,9 @@ if __name__ == "__main__":
 """
 
 
-def start(tmp_path: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(
+    tmp_path: Path, *arguments: object, launcher: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, *launcher, str(script), str(tmp_path), *map(str, arguments)]
@@ -195,7 +210,9 @@ def wait_for_steps(trace: Path, count: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("name", "jobs"), [("KILL", 1), ("KILL", 2), ("INT", 1), ("INT", 2), ("TERM", 1)])
+@pytest.mark.parametrize(
+    ("name", "jobs"), [("KILL", 1), ("KILL", 2), ("INT", 1), ("INT", 2), ("TERM", 1)]
+)
 def test_a_signal_loses_nothing(tmp_path: Path, folder: Folder, name: str, jobs: int) -> None:
     trace, number = tmp_path / "trace", signal.Signals["SIG" + name]
     process = start(tmp_path, 2, 0.05, jobs)
@@ -204,7 +221,9 @@ def test_a_signal_loses_nothing(tmp_path: Path, folder: Folder, name: str, jobs:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), output
     assert "Traceback" not in output
-    time.sleep(1.5 if jobs > 1 and number == signal.SIGKILL else 0)  # orphans see that their parent is gone
+    time.sleep(
+        1.5 if jobs > 1 and number == signal.SIGKILL else 0
+    )  # orphans see that their parent is gone
     batches = plan(trace, 2, 0.05)
     assert not all(map(folder.is_done, batches))
     assert any(folder.checkpoint_path(batch).exists() for batch in batches)
@@ -221,5 +240,9 @@ def test_torchrun_gives_the_same(tmp_path: Path, folder: Folder) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert "3 of 3 batches" in output
-    values = [row["value"] for batch in plan(tmp_path / "trace", 3) for row in folder.result(batch)["rows"]]
+    values = [
+        row["value"]
+        for batch in plan(tmp_path / "trace", 3)
+        for row in folder.result(batch)["rows"]
+    ]
     assert values == [expected(STEPS, s) for s in (0, 10, 1, 11, 2, 12)]

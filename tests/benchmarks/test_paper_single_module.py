@@ -92,7 +92,9 @@ def test_thresholds_are_errors_of_weights_that_are_off(row: dict[str, Any]) -> N
             "mul": (1 - (1 - off) ** 2) ** 2 * square**2,
             "div": (1 - (1 - off) / (1 + off)) ** 2 * square * inverse,
         }
-        assert row[f"off_{off:.0e}".replace("e-0", "e-")] == pytest.approx(expected[row["op"]], rel=1e-4)
+        assert row[f"off_{off:.0e}".replace("e-0", "e-")] == pytest.approx(
+            expected[row["op"]], rel=1e-4
+        )
     assert row["fixed"] == 1e-5
 
 
@@ -100,11 +102,16 @@ def test_thresholds_are_errors_of_weights_that_are_off(row: dict[str, Any]) -> N
 
 
 def test_schedules_are_those_of_the_published_scripts() -> None:
-    betas = [single_module.l1_beta(step, 50_000, 1e-9) for step in (1, 10_000, 10_001, 20_000, 20_001, 50_000)]
+    betas = [
+        single_module.l1_beta(step, 50_000, 1e-9)
+        for step in (1, 10_000, 10_001, 20_000, 20_001, 50_000)
+    ]
     assert betas == pytest.approx([1e-9, 1e-9, 1e-8, 1e-8, 1e-7, 1e-7])
     shares = [single_module.ramp(step, 50_000, 0.8, 1.0) for step in (1, 40_001, 45_001, 50_000)]
     assert shares == pytest.approx([0, 0, 0.5, 0.9999])
-    assert [single_module.ramp(step, 50_000, 0.4, 0.7) for step in (27_501, 40_000)] == pytest.approx([0.5, 1])
+    assert [
+        single_module.ramp(step, 50_000, 0.4, 0.7) for step in (27_501, 40_000)
+    ] == pytest.approx([0.5, 1])
 
 
 def test_slope_is_the_derivative() -> None:
@@ -115,7 +122,12 @@ def test_slope_is_the_derivative() -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "unit", "op"),
-    [("plain", "NPU", "div"), ("fixed", "RealNPU", "mul"), ("plain", "NMU", "mul"), ("plain", "NMRU", "div")],
+    [
+        ("plain", "NPU", "div"),
+        ("fixed", "RealNPU", "mul"),
+        ("plain", "NMU", "mul"),
+        ("plain", "NMRU", "div"),
+    ],
 )
 def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
     """Against autograd of the loss with its penalties and torch's Adam."""
@@ -139,7 +151,9 @@ def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
         if how.norm < math.inf:
             (weight_of_all,) = twin.parameters()
             for k in range(models):
-                weight_of_all.grad[k] *= min(1, how.norm / float(weight_of_all.grad[k].norm() + 1e-6))  # type: ignore[index]
+                weight_of_all.grad[k] *= min(
+                    1, how.norm / float(weight_of_all.grad[k].norm() + 1e-6)
+                )  # type: ignore[index]
         optimizer.step()
         if how.project:
             single_module.project_(twin, weights=1.0)
@@ -164,7 +178,10 @@ def test_fixed_starts_small_and_stays_in_its_intervals() -> None:
 
 @pytest.mark.parametrize("unit", single_module.UNITS)
 def test_a_run_depends_on_its_seed_alone(unit: str) -> None:
-    many, one = SingleModule(batch("plain", unit, "div", seeds=3)), SingleModule(batch("plain", unit, "div", seeds=1))
+    many, one = (
+        SingleModule(batch("plain", unit, "div", seeds=3)),
+        SingleModule(batch("plain", unit, "div", seeds=1)),
+    )
     many.advance(20)
     one.advance(20)
     assert torch.equal(many.buffer.per_model()[: len(RANGES)], one.buffer.per_model())
@@ -172,7 +189,9 @@ def test_a_run_depends_on_its_seed_alone(unit: str) -> None:
 
 
 def test_resumed_work_has_the_same_numbers(tmp_path: Path) -> None:
-    whole, first = (SingleModule(batch("fixed", "RealNPU", "mul", seeds=2, steps=100)) for _ in range(2))
+    whole, first = (
+        SingleModule(batch("fixed", "RealNPU", "mul", seeds=2, steps=100)) for _ in range(2)
+    )
     whole.advance(100)
     first.advance(37)
     torch.save(first.state(), tmp_path / "state")
@@ -206,7 +225,9 @@ def test_the_solution_meets_every_threshold(op: str) -> None:
 def test_results_are_taken_where_the_validation_error_is_least() -> None:
     work = SingleModule(batch("plain", "RealNPU", "div", steps=50))
     work.noted.fill_(1.0)
-    work.noted[3] = torch.tensor([[1e-3], [1e-7], [0.25]])  # solves, but another step validates better
+    work.noted[3] = torch.tensor(
+        [[1e-3], [1e-7], [0.25]]
+    )  # solves, but another step validates better
     work.noted[5] = torch.tensor([[1e-4], [0.5], [0.125]])
     work.noted[7] = torch.nan
     row = work.results()[0][0]
@@ -257,13 +278,17 @@ def test_best_resumes_with_the_same_numbers(fitted: tuple[Batch, Work], tmp_path
 
 
 def test_wilson_interval() -> None:
-    assert wilson(5, 25) == pytest.approx((0.0886, 0.3913), abs=1e-4)  # as R's binom.confint(5, 25, methods = "wilson")
+    assert wilson(5, 25) == pytest.approx(
+        (0.0886, 0.3913), abs=1e-4
+    )  # as R's binom.confint(5, 25, methods = "wilson")
     assert wilson(0, 25) == pytest.approx((0, 0.1332), abs=1e-4)
     assert wilson(25, 25) == pytest.approx((0.8668, 1), abs=1e-4)
     assert wilson(0, 0) == (0, 1)
 
 
-def rows(recipe: str, unit: str, op: str, solved: dict[str, int], error: float = 1e-7) -> list[dict[str, Any]]:
+def rows(
+    recipe: str, unit: str, op: str, solved: dict[str, int], error: float = 1e-7
+) -> list[dict[str, Any]]:
     return [
         {
             "unit": unit,
@@ -285,7 +310,11 @@ def rows(recipe: str, unit: str, op: str, solved: dict[str, int], error: float =
 
 
 def test_verdict_on_the_published_shares() -> None:
-    theirs = [row for row in published.load("single_module") if row["unit"] == "RealNPU" and row["op"] == "div"]
+    theirs = [
+        row
+        for row in published.load("single_module")
+        if row["unit"] == "RealNPU" and row["op"] == "div"
+    ]
     shares = {row["range"]: row["solved"] for row in theirs if row["recipe"] == "plain"}
     checks = single_module_report.checks(rows("plain", "RealNPU", "div", shares))
     assert len(checks) == 9
@@ -300,21 +329,37 @@ def test_verdict_on_the_published_shares() -> None:
 def test_best_is_asked_for_all_thresholds() -> None:
     """1e-7 is below 1e-5 everywhere and above some of the others."""
     twice = [
-        rows("best", "NPU", op, dict.fromkeys(RANGES, 25), error) for error in (1e-7, 1e-11) for op in ("mul", "div")
+        rows("best", "NPU", op, dict.fromkeys(RANGES, 25), error)
+        for error in (1e-7, 1e-11)
+        for op in ("mul", "div")
     ]
-    loose, exact = single_module_report.checks(twice[0] + twice[1]), single_module_report.checks(twice[2] + twice[3])
+    loose, exact = (
+        single_module_report.checks(twice[0] + twice[1]),
+        single_module_report.checks(twice[2] + twice[3]),
+    )
     assert [check.holds for check in loose] == [False, True]
-    assert [check.holds for check in exact] == [True, True]  # 450 of 450 seeds, and few enough steps
+    assert [check.holds for check in exact] == [
+        True,
+        True,
+    ]  # 450 of 450 seeds, and few enough steps
     assert single_module_report.checks(twice[2])[0].holds is None  # 225 of 225: 98.3 to 100 %
 
 
 def test_report_from_a_table(tmp_path: Path) -> None:
-    found = [*rows("plain", "NPU", "mul", {"[1,2]": 25}), *rows("fixed", "NPU", "mul", {"[1,2]": 5}, 1e-6)]
+    found = [
+        *rows("plain", "NPU", "mul", {"[1,2]": 25}),
+        *rows("fixed", "NPU", "mul", {"[1,2]": 5}, 1e-6),
+    ]
     tables.write(tmp_path / "single_module.csv", ["single-module"], single_module.COLUMNS, found)
     text = report.write(tmp_path).read_text()
     assert "| NPU | plain | 1.00 (0.87-1.00) | 1.00 (0.87-1.00) | - | - | - | - | 50000 |" in text
-    assert "| NPU | fixed | 0.20 (0.09-0.39) | 0.00 (0.00-0.13) | - |" in text  # 1e-6 is above what 1e-5 off gives
-    assert "| × | NPU | plain | - | - | - | - | - | - | 1.00 (0.87-1.00) | - | - | 1.00 (0.87-1.00) |" in text
+    assert (
+        "| NPU | fixed | 0.20 (0.09-0.39) | 0.00 (0.00-0.13) | - |" in text
+    )  # 1e-6 is above what 1e-5 off gives
+    assert (
+        "| × | NPU | plain | - | - | - | - | - | - | 1.00 (0.87-1.00) | - | - | 1.00 (0.87-1.00) |"
+        in text
+    )
     assert "NPU × plain, [1,2]" in text
 
 
@@ -325,18 +370,35 @@ def test_report_from_a_table(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["simple", "--recipe", "plain"], "argument --recipe: only for single-module, got simple"),
-        (["simple", "--units", "NaiveNPU"], "argument --units: simple has no NaiveNPU, only NPU, RealNPU, NMU"),
-        (["simple", "--operations", "sub"], "argument --operations: simple has no sub, only add, mul, div, sqrt"),
+        (
+            ["simple", "--units", "NaiveNPU"],
+            "argument --units: simple has no NaiveNPU, only NPU, RealNPU, NMU",
+        ),
+        (
+            ["simple", "--operations", "sub"],
+            "argument --operations: simple has no sub, only add, mul, div, sqrt",
+        ),
         (["all", "--units", "NPU"], "argument --units: only for simple, single-module, got all"),
         (["large", "--integrator", "rk4"], "argument --integrator: only for fsir, got large"),
-        (["large", "--units", "NPU"], "argument --units: only for simple, single-module, got large"),
+        (
+            ["large", "--units", "NPU"],
+            "argument --units: only for simple, single-module, got large",
+        ),
         (["single-module", "--recipe", "wild"], "invalid choice: 'wild'"),
         (["single-module", "--units", "NAC"], "invalid choice: 'NAC'"),
-        (["single-module", "--recipe", "fixed", "--units", "NAU"], "argument --units: recipe fixed has no NAU"),
-        (["single-module", "--variant", "paper"], "argument --variant: single-module has one variant only"),
+        (
+            ["single-module", "--recipe", "fixed", "--units", "NAU"],
+            "argument --units: recipe fixed has no NAU",
+        ),
+        (
+            ["single-module", "--variant", "paper"],
+            "argument --variant: single-module has one variant only",
+        ),
     ],
 )
-def test_bad_arguments_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_named(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         arguments(words)
     assert message in capsys.readouterr().err
@@ -351,14 +413,27 @@ def test_plan_is_the_fields(tmp_path: Path) -> None:
 
 def test_recipes_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_module, "QUICK_STEPS", 20)
-    common = ["--quick", "--seeds", "1", "--units", "RealNPU", "--jobs", "1", "--out", str(tmp_path)]
+    common = [
+        "--quick",
+        "--seeds",
+        "1",
+        "--units",
+        "RealNPU",
+        "--jobs",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(["single-module", *common, "--operations", "mul"]) == 0
     assert main(["single-module", "--recipe", "fixed", *common]) == 0
     comments, found = tables.read(tmp_path / "single_module.csv")
     assert [row["recipe"] for row in found] == ["plain"] * 9 + ["fixed"] * 36
     assert tuple(found[0]) == single_module.COLUMNS
     assert any(
-        comment.startswith("recipe plain: 1 units and operations, 9 runs, 180 model-steps") for comment in comments
+        comment.startswith("recipe plain: 1 units and operations, 9 runs, 180 model-steps")
+        for comment in comments
     )
-    assert any(comment.startswith("recipe fixed: 4 units and operations, 36 runs") for comment in comments)
+    assert any(
+        comment.startswith("recipe fixed: 4 units and operations, 36 runs") for comment in comments
+    )
     assert "× | RealNPU | fixed" in (tmp_path / "report.md").read_text()

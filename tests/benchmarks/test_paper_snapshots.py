@@ -21,8 +21,18 @@ from benchmarks.paper.summary import bootstrap, median, quantiles
 
 
 def batch(model: str, runs: list[tuple[str, int]], steps: int, **settings: Any) -> Batch:
-    keys = [{"task": t, "seed": s, "steps": steps, "beta_start": large.TASKS[t].beta_start} for t, s in runs]
-    common = {"model": model, "variant": "code", "device": "cpu", "points": "own", "gate": None, "snapshots": 3}
+    keys = [
+        {"task": t, "seed": s, "steps": steps, "beta_start": large.TASKS[t].beta_start}
+        for t, s in runs
+    ]
+    common = {
+        "model": model,
+        "variant": "code",
+        "device": "cpu",
+        "points": "own",
+        "gate": None,
+        "snapshots": 3,
+    }
     return large.batch_of("large-snapshots", "test", {**common, **settings}, keys)
 
 
@@ -41,7 +51,9 @@ def test_shared_points_are_the_sequence_in_each_tasks_range() -> None:
     for step in (1, large.BLOCK + 2):
         x, y = data(step)
         for k, task in enumerate(("div", "add")):
-            expected = large.training_points(Sobol(100), (step - 1) * large.ROWS, large.ROWS, *large.TASKS[task].train)
+            expected = large.training_points(
+                Sobol(100), (step - 1) * large.ROWS, large.ROWS, *large.TASKS[task].train
+            )
             assert torch.equal(x[k], expected)
             assert torch.equal(y[k, :, 0], large.TASKS[task].operation(*large.sums(expected)))
 
@@ -53,7 +65,9 @@ def test_own_points_are_the_shared_ones_shifted_by_each_seeds_vector() -> None:
     for k in range(2):
         expected = 2 * ((shared + large.shift(seeds[k]).double()) % 1)
         off = (x[k] - expected).abs()
-        assert torch.minimum(off, 2 - off).max() < 1e-6  # of the circle: a point may round across its end
+        assert (
+            torch.minimum(off, 2 - off).max() < 1e-6
+        )  # of the circle: a point may round across its end
         torch.testing.assert_close(y[k, :, 0] ** 2, large.sums(x[k])[0])
     torch.testing.assert_close(x[2], x[0] - 1)  # the same seed's points, in the other range
     columns = [x[k].flatten() - x[k].mean() for k in range(2)]
@@ -65,7 +79,10 @@ def test_a_run_with_snapshots_is_the_run_without(points: str) -> None:
     """Snapshots change nothing, and the last one is the error after the last step; so for a part of the batch."""
     runs = [("add", 0), ("div", 1)]
     together = finished(batch("RealNPU", runs, 120, points=points, gate=0.5))
-    alone = [finished(batch("RealNPU", [run], 120, points=points, gate=0.5, snapshots=0))[0] for run in runs]
+    alone = [
+        finished(batch("RealNPU", [run], 120, points=points, gate=0.5, snapshots=0))[0]
+        for run in runs
+    ]
     for one, other in zip(together, alone, strict=True):
         found = snapshots.errors(one)
         assert len(found) == 3
@@ -107,7 +124,10 @@ def test_every_cell_has_its_first_seed_before_any_has_its_second(tmp_path: Path)
     assert len(set(cells)) == len(cells)
     firsts = {cell[:4] for cell in cells if cell[4] == 0}
     assert {(points, model, task) for points, model, _, task in firsts} == {
-        (points, model, task) for points in snapshots.POINTS for model in large.MODELS for task in large.TASKS
+        (points, model, task)
+        for points in snapshots.POINTS
+        for model in large.MODELS
+        for task in large.TASKS
     }
     assert all(cell[4] == 0 for cell in cells[: len(firsts)])
     authors = [cell for cell in cells if cell[:4] == ("own", "NPU", 1.0, "mul")]
@@ -125,7 +145,9 @@ def test_bootstrap_counts_runs_and_not_snapshots() -> None:
     assert drawn is not None
     low, high = quantiles(drawn.tolist())
     assert low < median([value for run in runs for value in run]) < high
-    assert 0.3 < high - low < 1.3  # 2 * 1.96 * 1.25 / sqrt(40) = 0.77; by snapshots as if independent it would be 0.12
+    assert (
+        0.3 < high - low < 1.3
+    )  # 2 * 1.96 * 1.25 / sqrt(40) = 0.77; by snapshots as if independent it would be 0.12
     assert (low, high) == pytest.approx(bootstrap(last_steps.pooled, runs), abs=0.05)
     assert last_steps.pooled_draws(runs[:5]) is None
     assert set(last_steps.pooled_draws([[1.0, math.inf]] * 6).tolist()) == {1.0}  # type: ignore[union-attr]
@@ -138,11 +160,20 @@ def row(task: str, points: str, seed: int, errors: list[float]) -> dict[str, Any
 
 @pytest.mark.parametrize(
     ("factor", "count", "verdict"),
-    [(1.0, 10, "no difference"), (100.0, 10, "**ours greater**"), (0.01, 10, "**ours less**"), (100.0, 5, "too few")],
+    [
+        (1.0, 10, "no difference"),
+        (100.0, 10, "**ours greater**"),
+        (0.01, 10, "**ours less**"),
+        (100.0, 5, "too few"),
+    ],
 )
-def test_table_names_a_difference_only_where_intervals_lie_apart(factor: float, count: int, verdict: str) -> None:
+def test_table_names_a_difference_only_where_intervals_lie_apart(
+    factor: float, count: int, verdict: str
+) -> None:
     published = last_steps.paper_points("add", "RealNPU")
-    rows = [row("add", "own", n, [factor * published[n], factor * published[n]]) for n in range(count)]
+    rows = [
+        row("add", "own", n, [factor * published[n], factor * published[n]]) for n in range(count)
+    ]
     text = last_steps.full_table([*rows, row("add", "shared", 0, [1.0, math.nan])])
     assert verdict in text
     assert f"| {count}, 1 |" in text
@@ -152,14 +183,21 @@ def test_overview_says_where_the_gates_other_start_agrees(tmp_path: Path) -> Non
     published = last_steps.paper_points("add", "RealNPU")
     far = [row("add", "own", n, [100 * published[n]] * 2) for n in range(6)]
     other = [row("add", "own", n, [published[n]] * 2) | {"gate": 1.0} for n in range(6)]
-    assert "last steps, own points: 0 of 1 medians do not differ" in report._errors([[], far], tmp_path)
+    assert "last steps, own points: 0 of 1 medians do not differ" in report._errors(
+        [[], far], tmp_path
+    )
     said = report._errors([[], far + other], tmp_path)
-    assert said.endswith("1 ours greater (+ RealNPU); + RealNPU does not differ where the gate starts at 1.0")
+    assert said.endswith(
+        "1 ours greater (+ RealNPU); + RealNPU does not differ where the gate starts at 1.0"
+    )
     assert "starts at" not in report._errors([[], far + far_start(other, 100)], tmp_path)
 
 
 def far_start(rows: list[dict[str, Any]], factor: float) -> list[dict[str, Any]]:
-    return [one | {"errors": " ".join(str(factor * float(e)) for e in one["errors"].split())} for one in rows]
+    return [
+        one | {"errors": " ".join(str(factor * float(e)) for e in one["errors"].split())}
+        for one in rows
+    ]
 
 
 def test_the_papers_number_is_drawn_again() -> None:
@@ -179,7 +217,9 @@ def test_the_papers_number_is_drawn_again() -> None:
     low, high = own.best_of(10)  # type: ignore[misc]
     assert low <= 1.0 <= high
     text = last_steps.redrawn(rows)
-    assert "| + | RealNPU | 0.0635 | 0.100 to 10.0 | 0.100 to 10.0 | 0.100 to 10.0 | **no** |" in text
+    assert (
+        "| + | RealNPU | 0.0635 | 0.100 to 10.0 | 0.100 to 10.0 | 0.100 to 10.0 | **no** |" in text
+    )
     assert "as the best 10 of 10, 20, 100" in last_steps.redrawn(
         [row("add", "shared", n, [0.01, 1.0]) for n in range(6)]
     )

@@ -22,7 +22,10 @@ def simple_batch(model: str, seeds: int, variant: str = "code") -> Batch:
 
 def large_batch(model: str, runs: list[tuple[str, int]], variant: str = "code") -> Batch:
     settings = {"model": model, "steps": STEPS, "variant": variant, "device": "cpu"}
-    keys = tuple({"task": t, "seed": s, "steps": STEPS, "beta_start": large.TASKS[t].beta_start} for t, s in runs)
+    keys = tuple(
+        {"task": t, "seed": s, "steps": STEPS, "beta_start": large.TASKS[t].beta_start}
+        for t, s in runs
+    )
     return Batch("large", "test", settings, keys, 1.0, large.make)
 
 
@@ -46,7 +49,10 @@ def test_simple_result_does_not_depend_on_the_batch(model: str, variant: str) ->
 @pytest.mark.parametrize("model", list(large.MODELS))
 def test_large_result_does_not_depend_on_the_batch(model: str) -> None:
     runs = [("add", 0), ("mul", 0), ("add", 1)]
-    together, alone = rows(large_batch(model, runs)), [rows(large_batch(model, [run]))[0] for run in runs]
+    together, alone = (
+        rows(large_batch(model, runs)),
+        [rows(large_batch(model, [run]))[0] for run in runs],
+    )
     for one, other in zip(together, alone, strict=True):
         assert one["test_mse"] == pytest.approx(other["test_mse"], rel=1e-3)
         assert one["train_mse"] == pytest.approx(other["train_mse"], rel=1e-3)
@@ -61,7 +67,11 @@ def test_paper_variant_of_the_large_task_runs(model: str) -> None:
 
 @pytest.mark.parametrize(
     "batch",
-    [simple_batch("iNALU", 2), large_batch("NPU", [("add", 0), ("mul", 3)]), large_batch("NALU", [("sqrt", 1)])],
+    [
+        simple_batch("iNALU", 2),
+        large_batch("NPU", [("add", 0), ("mul", 3)]),
+        large_batch("NALU", [("sqrt", 1)]),
+    ],
     ids=["simple", "large", "float64"],
 )
 def test_restored_training_gives_the_same_numbers(batch: Batch) -> None:
@@ -92,12 +102,18 @@ def test_starts_are_the_authors() -> None:
 def test_plan_of_the_large_task() -> None:
     batches = large.batches(list(large.MODELS), None, large.STEPS, "code", "cpu")
     assert len({batch.name for batch in batches}) == len(batches)
-    runs = [(batch.settings["model"], run["task"], run["seed"]) for batch in batches for run in batch.runs]
+    runs = [
+        (batch.settings["model"], run["task"], run["seed"])
+        for batch in batches
+        for run in batch.runs
+    ]
     assert len(set(runs)) == len(runs)
     for model in large.MODELS:
         for task in large.TASKS:
             count = sum(1 for run in runs if run[:2] == (model, task))
-            assert count == large.default_seeds(task, model) + (20 if (task, model) in large.SHORT else 0)
+            assert count == large.default_seeds(task, model) + (
+                20 if (task, model) in large.SHORT else 0
+            )
     for batch in batches:
         assert {run["steps"] for run in batch.runs} == {batch.settings["steps"]}
 

@@ -17,15 +17,25 @@ ROWS = sorted(RESULTS.glob("throughput-*.jsonl"))
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
-def test_every_committed_table_with_a_picture_has_the_files_that_it_is_drawn_from(tmp_path, monkeypatch):
+def test_every_committed_table_with_a_picture_has_the_files_that_it_is_drawn_from(
+    tmp_path, monkeypatch
+):
     """Nothing but the folder is read; drawing itself is left out, it takes seconds."""
     drawn = []
     for room in (large, fsir, fsir_equation, single_module):
         monkeypatch.setattr(room.picture, "save", lambda drawing, path: drawn.append(path.name))
     for name in ("large", "fsir", "fsir-rk4", "fsir-equation", "single-module"):
         table = TABLES[name]
-        assert pictures.draw(table, RESULTS / "paper", "svg") == RESULTS / "paper" / table.picture_file("svg")
-    assert drawn == ["pareto.svg", "fsir.svg", "fsir_rk4.svg", "fsir_equation.svg", "single_module.svg"]
+        assert pictures.draw(
+            table, RESULTS / "paper", "svg"
+        ) == RESULTS / "paper" / table.picture_file("svg")
+    assert drawn == [
+        "pareto.svg",
+        "fsir.svg",
+        "fsir_rk4.svg",
+        "fsir_equation.svg",
+        "single_module.svg",
+    ]
     assert pictures.draw(TABLES["fitted"], RESULTS / "paper") is None  # it has none
     assert pictures.draw(TABLES["large"], tmp_path) is None  # no table
 

@@ -33,7 +33,9 @@ from npu_kernels._backends import cpu
 from tests.support.building import run_python
 from tests.support.throughput import MODELS, TINY
 
-WITHOUT_TOOLS = [name for name in rivals.RIVALS if name not in (rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX)]
+WITHOUT_TOOLS = [
+    name for name in rivals.RIVALS if name not in (rivals.COMPILE, rivals.AUTOTUNE, rivals.JAX)
+]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
@@ -115,12 +117,26 @@ def test_cases_survive_their_row():
 
 def test_the_suite_has_what_it_promises():
     cases = set(all_cases())
-    for size in (Size(100, 6, 2), Size(2048, 1024, 1024), Size(100, 6, 2, 1000), Size(128, 100, 100, 10)):
+    for size in (
+        Size(100, 6, 2),
+        Size(2048, 1024, 1024),
+        Size(100, 6, 2, 1000),
+        Size(128, 100, 100, 10),
+    ):
         for kind in (FORWARD, STEP):
-            assert {Case("npu", kind, size), Case("realnpu", kind, size), Case("npu", kind, size, "positive")} <= cases
-    assert {Case("nmu", STEP, Size(128, 100, 100)), Case("inalu", STEP, Size(128, 100, 100))} <= cases
+            assert {
+                Case("npu", kind, size),
+                Case("realnpu", kind, size),
+                Case("npu", kind, size, "positive"),
+            } <= cases
+    assert {
+        Case("nmu", STEP, Size(128, 100, 100)),
+        Case("inalu", STEP, Size(128, 100, 100)),
+    } <= cases
     assert {case.size.models for case in training_cases()} == {1, 20}
-    assert {case.size for case in rollout_cases()} == {Size(200, 3, 9, models) for models in (1, 20, 100)}
+    assert {case.size for case in rollout_cases()} == {
+        Size(200, 3, 9, models) for models in (1, 20, 100)
+    }
     assert {*rollout_cases(), *adaptive_cases()} <= cases
 
 
@@ -144,7 +160,12 @@ def test_cost_counts_the_products():
 
 def cases_to_compare() -> list[Case]:
     layers = [layer for layer in rivals.FORMULAS if layer != "npu-nau"]
-    cases = [Case(layer, kind, size) for layer in layers for kind in (FORWARD, STEP) for size in (TINY, MODELS)]
+    cases = [
+        Case(layer, kind, size)
+        for layer in layers
+        for kind in (FORWARD, STEP)
+        for size in (TINY, MODELS)
+    ]
     rollouts = [Case("npu-nau", ROLLOUT, size, "positive") for size in (TINY, MODELS)]
     rollouts += [Case("npu-nau", ADAPTIVE, Size(5, 3, 9, models), "positive") for models in (1, 2)]
     return [*cases, Case("npu", STEP, TINY, "positive"), *training_cases(), *rollouts]
@@ -180,7 +201,9 @@ def test_jax_is_measured_where_it_gets_as_many_cores(monkeypatch):
         assert f"takes all {cores} cores" in (rivals.not_applicable(rivals.JAX, case, 2) or "")
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot bind a process to cores")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="the system cannot bind a process to cores"
+)
 def test_cores_are_those_of_the_process():
     first = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, [{first}]); from benchmarks.throughput.environment import cores"
@@ -248,7 +271,10 @@ def test_a_case_makes_rows():
 def test_losses_are_named():
     row = {**Case("npu", STEP, TINY).to_dict(), "threads": 2, "rival": "eager", "ratio": 0.5}
     assert suite.losses([row]) == ["npu step 5x3x2, 2 threads: eager takes 0.50 of our time"]
-    assert suite.losses([{**row, "ratio": 1.5}, {**row, "rival": "linear"}, {**row, "rival": "ours"}]) == []
+    assert (
+        suite.losses([{**row, "ratio": 1.5}, {**row, "rival": "linear"}, {**row, "rival": "ours"}])
+        == []
+    )
 
 
 def test_environment():
@@ -263,9 +289,13 @@ def test_environment():
     assert limits.seconds((100.0, 50.0)) == 5
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark is read from Linux's /proc")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the high-water mark is read from Linux's /proc"
+)
 def test_peak_memory():
-    case = Case("nmu", STEP, Size(128, 100, 100))  # eager builds [B, O, I] several times: 4.9 MiB each
+    case = Case(
+        "nmu", STEP, Size(128, 100, 100)
+    )  # eager builds [B, O, I] several times: 4.9 MiB each
     peak, why = memory.peak(rivals.EAGER, case.to_dict(), 1)
     if peak is None:
         pytest.skip(why)

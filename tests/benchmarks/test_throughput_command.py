@@ -91,7 +91,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def measure(case, names, threads, seconds, **options):
         made.append(str(case))
-        row = {**made_up("", 2.0), **case.to_dict(), "threads": threads, "ratio_p20": 2.0, "ratio_p80": 2.0}
+        row = {
+            **made_up("", 2.0),
+            **case.to_dict(),
+            "threads": threads,
+            "ratio_p20": 2.0,
+            "ratio_p80": 2.0,
+        }
         return [{**row, "rival": name} for name in ("ours", *names)]
 
     monkeypatch.setattr(suite, "measure", measure)
@@ -115,13 +121,17 @@ def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idl
     path = tmp_path / "rows.jsonl"
     assert run_tiny(path, monkeypatch) == 0
     lines, first = path.read_text().splitlines(keepends=True), list(calls)
-    path.write_text("".join(lines[:10]) + (lines[10][:50] if torn else ""))  # three cases and a row of the fourth
+    path.write_text(
+        "".join(lines[:10]) + (lines[10][:50] if torn else "")
+    )  # three cases and a row of the fourth
     calls.clear()
     assert run_tiny(path, monkeypatch) == 0
     assert calls == first[3:]
     rows = report.read([path])
     assert len(rows) == 10 + 27
-    assert len({(*report.Case.from_dict(row).to_dict().items(), row["rival"]) for row in rows}) == 36
+    assert (
+        len({(*report.Case.from_dict(row).to_dict().items(), row["rival"]) for row in rows}) == 36
+    )
     assert path.read_text().startswith("".join(lines[:10]))
 
 
@@ -135,7 +145,9 @@ def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idl
         ("instruction_set", "beads"),
     ],
 )
-def test_rows_of_another_machine_or_version_are_measured_anew(field, value, tmp_path, monkeypatch, idle, calls):
+def test_rows_of_another_machine_or_version_are_measured_anew(
+    field, value, tmp_path, monkeypatch, idle, calls
+):
     path = tmp_path / "rows.jsonl"
     assert run_tiny(path, monkeypatch) == 0
     before, described = path.read_text(), environment.describe()
@@ -154,7 +166,16 @@ def test_other_settings_and_doubtful_rows_are_measured_anew(tmp_path, monkeypatc
         assert run_tiny(path, monkeypatch) == 0
         assert len(calls) == expected
     calls.clear()
-    arguments = ["--sizes", "5x3x2", "--threads", "1", "--rivals", "eager,linear", "--seconds", "0.02"]
+    arguments = [
+        "--sizes",
+        "5x3x2",
+        "--threads",
+        "1",
+        "--rivals",
+        "eager,linear",
+        "--seconds",
+        "0.02",
+    ]
     assert suite_main.main([*arguments, "--json", str(path)]) == 0
     assert len(calls) == 6
 

@@ -26,7 +26,9 @@ def test_who_is_doubtful():
     assert not timing.doubtful({"ratio": 5.0})
     assert not timing.doubtful({**row, "waited": None})
     assert timing.doubtful({**row, "ratio_p80": 8.1})
-    assert timing.doubtful({**row, "waited": 0.11})  # steady, beside other work: torch waits in every operation
+    assert timing.doubtful(
+        {**row, "waited": 0.11}
+    )  # steady, beside other work: torch waits in every operation
 
 
 def test_a_crowd_is_seen(monkeypatch, tmp_path):
@@ -78,7 +80,10 @@ def test_no_verdict_from_doubtful_times():
     assert line.startswith("No verdict: 2 of 2 ratios are marked with ?, doubtful: ")
     assert suite.losses([slow]) == []
     lines = suite.verdict([fast, made_up("compile", 0.5)], nobody)
-    assert lines[:2] == ["Where we lose:", "  npu step 5x3x2, 1 threads: compile takes 0.50 of our time"]
+    assert lines[:2] == [
+        "Where we lose:",
+        "  npu step 5x3x2, 1 threads: compile takes 0.50 of our time",
+    ]
     assert lines[2].startswith("No verdict: 1 of 2")
     assert "6765.00x? " in suite.show({**fast, "ratio_p20": 6700.0, "ratio_p80": 6800.0})
 
@@ -106,8 +111,14 @@ def test_the_later_of_two_rows_counts():
 def test_markdown_table():
     lines = all_tables(made_up_rows()).splitlines()
     assert "Abacus 3, kernels for beads, torch 9, npu_kernels 8 at c0ffee:" in lines
-    head = [cell.strip() for cell in next(line for line in lines if line.startswith("| layer")).split("|")[1:-1]]
-    row = [cell.strip() for cell in next(line for line in lines if "5, 3, 2, 1" in line).split("|")[1:-1]]
+    head = [
+        cell.strip()
+        for cell in next(line for line in lines if line.startswith("| layer")).split("|")[1:-1]
+    ]
+    row = [
+        cell.strip()
+        for cell in next(line for line in lines if "5, 3, 2, 1" in line).split("|")[1:-1]
+    ]
     cells = dict(zip(head, row, strict=True))
     assert cells["ours"] == "100 µs"
     assert cells["eager"] == "5.00"
@@ -146,7 +157,9 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("option", "name"), [("--page", "throughput-summary"), ("--readme", "throughput")])
+@pytest.mark.parametrize(
+    ("option", "name"), [("--page", "throughput-summary"), ("--readme", "throughput")]
+)
 def test_a_block_is_replaced_and_nothing_else(option, name, tmp_path):
     size = report.SHORT[4].size
     rows = [made_up(rival, 2.0, size) for rival in ("ours", "eager")]
@@ -173,8 +186,14 @@ def test_the_pages_of_all_tables_are_written(tmp_path):
 
 def test_the_short_table_has_its_rows_and_every_one_that_we_lose():
     shown, other = next(case for case in report.SHORT if case.kind == STEP), Size(5, 4, 3)
-    rows = [made_up("ours", 1.0, shown.size, threads=2), made_up("eager", 3.0, shown.size, threads=2)]
-    rows += [made_up("ours", 1.0, other), made_up("eager", 3.0, other)]  # won, and no row of the short table
+    rows = [
+        made_up("ours", 1.0, shown.size, threads=2),
+        made_up("eager", 3.0, shown.size, threads=2),
+    ]
+    rows += [
+        made_up("ours", 1.0, other),
+        made_up("eager", 3.0, other),
+    ]  # won, and no row of the short table
     rows += [made_up("ours", 1.0, TINY), made_up("eager", 0.9, TINY), made_up("linear", 0.5, other)]
     lines = [line for line in report.short(rows).splitlines() if line.startswith("| NPU")]
     assert len(lines) == 2
@@ -186,24 +205,36 @@ def test_the_short_table_has_its_rows_and_every_one_that_we_lose():
 def test_a_processor_is_chosen_by_name_and_shown_at_its_best():
     def on(processor: str, isa: str, commit: str, date: str) -> list[dict[str, object]]:
         where = {"processor": processor, "instruction_set": isa, "commit": commit, "date": date}
-        return [made_up(rival, 2.0, report.SHORT[2].size, environment=where) for rival in ("ours", "eager")]
+        return [
+            made_up(rival, 2.0, report.SHORT[2].size, environment=where)
+            for rival in ("ours", "eager")
+        ]
 
-    rows = on("Abacus 3", "avx512", "newer", "2026-02") + on("Abacus 3", "avx512", "older", "2026-01")
+    rows = on("Abacus 3", "avx512", "newer", "2026-02") + on(
+        "Abacus 3", "avx512", "older", "2026-01"
+    )
     rows += on("Abacus 3", "avx2", "held", "2026-03") + on("Slide rule", "amx", "else", "2026-03")
-    rows += [{**row, "matmul_precision": "medium"} for row in on("Abacus 3", "amx", "medium", "2026-03")]
+    rows += [
+        {**row, "matmul_precision": "medium"} for row in on("Abacus 3", "amx", "medium", "2026-03")
+    ]
     assert "at newer;" in report.short(rows, "Abacus 3")
     assert "at else;" in report.short(rows, "Slide rule")
     for name in (None, "Abacus 4"):
         with pytest.raises(report.ReportError, match="must name one of: Abacus 3, Slide rule"):
             report.short(rows, name)
-    assert all_tables(rows).count("\n## ") == 6  # the pages have them all, and the processors side by side
+    assert (
+        all_tables(rows).count("\n## ") == 6
+    )  # the pages have them all, and the processors side by side
 
 
 def test_generations_of_one_name_are_told_apart():
     rows = []
     for model in ("26/2/1", None, "99/9/9"):
         where = {"processor": "AMD EPYC", "processor_model": model}
-        rows += [made_up(rival, 2.0, report.SHORT[2].size, environment=where) for rival in ("ours", "eager")]
+        rows += [
+            made_up(rival, 2.0, report.SHORT[2].size, environment=where)
+            for rival in ("ours", "eager")
+        ]
     for name in ("AMD Zen 5", "AMD Zen 4", "AMD EPYC"):
         assert f"{name}, kernels for" in report.short(rows, name)
 
@@ -211,16 +242,24 @@ def test_generations_of_one_name_are_told_apart():
 def test_processors_side_by_side():
     """The best instruction set and the newest commit of each; only cases that two have, at one thread."""
 
-    def on(processor: str, isa: str, eager: float, size: Size = TINY, **more: object) -> list[dict[str, object]]:
+    def on(
+        processor: str, isa: str, eager: float, size: Size = TINY, **more: object
+    ) -> list[dict[str, object]]:
         where = {"processor": processor, "instruction_set": isa, "date": "2026-01"}
         return [
             made_up("ours", 1.0, size, environment=where, **more),
             made_up("eager", eager, size, environment=where, **more),
         ]
 
-    rows = on("Abacus 3", "avx512", 3.0) + on("Abacus 3", "avx2", 4.0) + on("Slide rule", "amx", 0.5)
+    rows = (
+        on("Abacus 3", "avx512", 3.0) + on("Abacus 3", "avx2", 4.0) + on("Slide rule", "amx", 0.5)
+    )
     rows += on("Slide rule", "amx", 7.0, Size(5, 4, 3)) + on("Slide rule", "amx", 8.0, threads=2)
-    lines = [line for line in report.pages(rows)["throughput-side-by-side.md"].splitlines() if line.startswith("|")]
+    lines = [
+        line
+        for line in report.pages(rows)["throughput-side-by-side.md"].splitlines()
+        if line.startswith("|")
+    ]
     assert lines[0] == "| layer | pass | B, I, O, K | eager: Abacus 3 | eager: Slide rule |"
     assert lines[2:] == ["| NPU | step | 5, 3, 2, 1 | 3.00 | **0.50** |"]
     assert list(report.pages(on("Abacus 3", "avx512", 3.0))) == ["throughput-abacus-3.md"]
@@ -269,7 +308,11 @@ def test_report_picture(tmp_path, capsys):
     assert report.main([str(file), "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     picture = tmp_path / "picture.svg"
-    rows = [*made_up_rows(), made_up("jax", 3.0), made_up("compile-autotune", 2.5, waited=0.5)]  # the last is doubtful
+    rows = [
+        *made_up_rows(),
+        made_up("jax", 3.0),
+        made_up("compile-autotune", 2.5, waited=0.5),
+    ]  # the last is doubtful
     assert report.main([str(write(file, rows)), "--picture", str(picture)]) == 0
     text = picture.read_text()
     for shown in ("npu_kernels = 1", "JAX", "3 → 2", "1 doubtful number left out"):

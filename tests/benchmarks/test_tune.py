@@ -58,7 +58,11 @@ def test_search_goes_downhill_one_number_at_a_time() -> None:
 
 def test_search_keeps_the_start_where_nothing_is_faster_by_more_than_noise() -> None:
     start = {"BLOCK_B": 16, "num_warps": 1, "num_stages": 1}
-    assert tune.search(start, _grid(), lambda c: 1.0 if c == start else 0.99, enough=_never) == (start, 1.0, 1.0)
+    assert tune.search(start, _grid(), lambda c: 1.0 if c == start else 0.99, enough=_never) == (
+        start,
+        1.0,
+        1.0,
+    )
     assert tune.search(start, [], lambda c: 1.0, enough=_never)[0] == start
 
 
@@ -88,7 +92,14 @@ def test_search_ends_when_time_is_up() -> None:
 def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path) -> None:
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
-    entry = {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1}
+    entry = {
+        "BLOCK_B": 32,
+        "BLOCK_O": 32,
+        "BLOCK_I": 16,
+        "PASSES": 0,
+        "num_warps": 4,
+        "num_stages": 1,
+    }
     shipped = tuning.TABLES.read_bytes()
     path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
     tables = json.loads(path.read_text())
@@ -99,15 +110,25 @@ def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path
     assert tuning.TABLES.read_bytes() == shipped
 
 
-@pytest.mark.parametrize(("arguments", "flag"), [(["--device", "cuda"], "--device cuda"), (["--tune"], "--tune")])
+@pytest.mark.parametrize(
+    ("arguments", "flag"), [(["--device", "cuda"], "--device cuda"), (["--tune"], "--tune")]
+)
 def test_without_a_gpu_the_reason_is_named(
-    arguments: list[str], flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    flag: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(devices.dispatch, "reasons", lambda device_type: {"triton": (False, "no driver here")})
+    monkeypatch.setattr(
+        devices.dispatch, "reasons", lambda device_type: {"triton": (False, "no driver here")}
+    )
     with pytest.raises(SystemExit) as stop:
         suite_main.main(arguments)
     assert stop.value.code == 2
-    assert f"{flag} needs a GPU that runs the Triton kernels: no driver here" in capsys.readouterr().err
+    assert (
+        f"{flag} needs a GPU that runs the Triton kernels: no driver here"
+        in capsys.readouterr().err
+    )
 
 
 class _Accelerator(devices.Cuda):
@@ -155,7 +176,9 @@ def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
 
     def seconds(config: tune.Config) -> float:
         events.append(("time", 1))
-        far = config["BLOCK_B"] == 128 and config["num_warps"] == 8  # two numbers away, and one alone makes it slower
+        far = (
+            config["BLOCK_B"] == 128 and config["num_warps"] == 8
+        )  # two numbers away, and one alone makes it slower
         return 0.5 if far else 1.0 if config == start else 2.0
 
     start = {"BLOCK_B": 16, "num_warps": 1, "num_stages": 1}
@@ -186,13 +209,17 @@ class _Virtual:
 
         return overwrite
 
-    def seconds(self, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    def seconds(
+        self, run: Callable[[], object], before: Callable[[], object] = lambda: None
+    ) -> float:
         before()
         start = self.now
         run()
         return self.now - start
 
-    def capture(self, run: Callable[[], object], calls_before: int) -> tuple[Callable[[], object], None]:
+    def capture(
+        self, run: Callable[[], object], calls_before: int
+    ) -> tuple[Callable[[], object], None]:
         self.captures += 1
 
         def replay() -> None:
@@ -218,7 +245,9 @@ def test_a_loser_is_timed_once() -> None:
     assert device.captures == 2
 
 
-def test_workers_compile_for_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_compile_for_a_gpu_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a worker has compiled is in Triton's cache for another process; what cannot be compiled is said."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -259,12 +288,21 @@ def test_tuning_goes_on_where_it_ended(
         asked.append(str(task))
         if len(asked) == 3:
             raise KeyboardInterrupt
-        times = {"config": {"num_warps": 4}, "us": 1.0, "shipped_us": 2.0, "tried": 3, "failed": {}, "seconds": 4.0}
+        times = {
+            "config": {"num_warps": 4},
+            "us": 1.0,
+            "shipped_us": 2.0,
+            "tried": 3,
+            "failed": {},
+            "seconds": 4.0,
+        }
         return {**task.to_dict(), "key": task.key, **times, **self.where}
 
     where = {"gpu": "H", "torch": "2", "triton": "3"}
     monkeypatch.setattr(tune, "place", lambda: (where, "sm_90", ("cuda", 90, 32)))
-    monkeypatch.setattr(tune, "Pool", lambda jobs, target: contextlib.nullcontext())  # nothing is compiled
+    monkeypatch.setattr(
+        tune, "Pool", lambda jobs, target: contextlib.nullcontext()
+    )  # nothing is compiled
     monkeypatch.setattr(tune.Tuner, "run", run)
     table, file = tmp_path / "t.json", tmp_path / "rows.jsonl"
     tasks = [str(task) for task in orders.tasks([Size(5, 3, 2)], "highest")]
@@ -276,7 +314,9 @@ def test_tuning_goes_on_where_it_ended(
         torn.write('{"kernel": "nmu_fo\n')
     assert tune.main([Size(5, 3, 2)], "highest", 1.0, table, file) == 0
     assert asked == tasks[:3] + tasks[2:]
-    assert "npu_small_forward 5x3x2 highest: 2.0 us as shipped, 1.0 us with" in capsys.readouterr().out
+    assert (
+        "npu_small_forward 5x3x2 highest: 2.0 us as shipped, 1.0 us with" in capsys.readouterr().out
+    )
     where["triton"] = "4"
     assert tune.main([Size(5, 3, 2)], "highest", 1.0, table, file) == 0
     assert len(asked) == 3 + len(tasks) - 2 + len(tasks)
@@ -285,7 +325,14 @@ def test_tuning_goes_on_where_it_ended(
 def test_launches_read_another_table(tmp_path: Path) -> None:
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
-    entry = {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1}
+    entry = {
+        "BLOCK_B": 32,
+        "BLOCK_O": 32,
+        "BLOCK_I": 16,
+        "PASSES": 0,
+        "num_warps": 4,
+        "num_stages": 1,
+    }
     path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
     try:
         tuning.use_tables(path)
@@ -298,16 +345,22 @@ def test_launches_read_another_table(tmp_path: Path) -> None:
     assert key not in tuning.tables_in_use()["sm_90"]
 
 
-def test_a_compilation_that_never_ends_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compilation_that_never_ends_leaves_time_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A step's compilations have half of what is left; what is not ready by then, or has failed, is not launched."""
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     asked: list[float] = []
     launched: list[tune.Config] = []
 
     class Slow:
-        def compile(self, task: orders.Task, configs: Sequence[tune.Config], seconds: float) -> list[str]:
+        def compile(
+            self, task: orders.Task, configs: Sequence[tune.Config], seconds: float
+        ) -> list[str]:
             asked.append(seconds)
-            return [precompile.NOT_IN_TIME if config["num_warps"] == 8 else "" for config in configs]
+            return [
+                precompile.NOT_IN_TIME if config["num_warps"] == 8 else "" for config in configs
+            ]
 
     def launch() -> list[torch.Tensor]:
         launched.append(dict(tuning._overrides.get("nmu_forward", start)))

@@ -14,7 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, fit, formula, functional, iNALU, interop, ode
+from npu_kernels import (
+    NAC,
+    NALU,
+    NAU,
+    NMRU,
+    NMU,
+    NPU,
+    NaiveNPU,
+    RealNPU,
+    fit,
+    formula,
+    functional,
+    iNALU,
+    interop,
+    ode,
+)
 from npu_kernels.fitting import Recipe, Run, fit_many
 from npu_kernels.training import SteppedSchedule, l1, mse_loss, project_, regularizer
 
@@ -95,7 +110,9 @@ def _dense_calls() -> dict[str, Callable[[Callable[[Tensor], Tensor]], object]]:
         "rollout_any u0": lambda bad: ode.rollout_any(lambda u: -u, bad(G), **grid),
         "interpolate trajectory": lambda bad: ode.interpolate(bad(W), [0.0], dt=0.1),
         "interpolate times": lambda bad: ode.interpolate(W, bad(G), dt=0.1),
-        "interpolate derivatives": lambda bad: ode.interpolate(W, [0.0], dt=0.1, method="hermite", derivatives=bad(W)),
+        "interpolate derivatives": lambda bad: ode.interpolate(
+            W, [0.0], dt=0.1, method="hermite", derivatives=bad(W)
+        ),
         "first_nonfinite": lambda bad: ode.first_nonfinite(bad(W)),
     }
     return calls
@@ -105,13 +122,17 @@ def _dense_calls() -> dict[str, Callable[[Callable[[Tensor], Tensor]], object]]:
 def test_what_is_not_dense_is_named(name: str, backend: str) -> None:
     for layout, bad in NOT_DENSE.items():
         got = layout if layout.startswith("a ") else f"layout {layout}"
-        with pytest.raises(TypeError, match=rf"^\w+: .* must be a dense tensor, got {got.strip()}$"):
+        with pytest.raises(
+            TypeError, match=rf"^\w+: .* must be a dense tensor, got {got.strip()}$"
+        ):
             _dense_calls()[name](bad)
 
 
 def test_a_formula_takes_dense_tensors() -> None:
     pytest.importorskip("sympy")
-    with pytest.raises(TypeError, match=r"^formula: x must be a dense tensor, got layout torch.sparse_coo$"):
+    with pytest.raises(
+        TypeError, match=r"^formula: x must be a dense tensor, got layout torch.sparse_coo$"
+    ):
         formula.read(_model())(X.to_sparse())
 
 
@@ -246,7 +267,9 @@ def test_rollout_any_takes_functions_of_u_and_of_t_and_u() -> None:
     assert torch.equal(run(_Falling()), run(lambda t, u: -u * t))
     assert run(_Falling())[1].tolist() == [1, 1]  # at t = 0 nothing falls
     for wrong in (lambda u: u[:1], lambda u: None):  # torch would expand the first
-        with pytest.raises(ValueError, match=r"^rollout_any: model must give the shape of u, \(2,\), got "):
+        with pytest.raises(
+            ValueError, match=r"^rollout_any: model must give the shape of u, \(2,\), got "
+        ):
             run(wrong)
 
 

@@ -191,14 +191,18 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     return _load(tmp_path_factory.mktemp("user"), "npu_kernels_torch_user")
 
 
-def _points(user: ModuleType, name: str, message: str, *arguments: Any, place: str | None = None) -> None:
+def _points(
+    user: ModuleType, name: str, message: str, *arguments: Any, place: str | None = None
+) -> None:
     """Call a function of the user's, all of whose warnings with this message must point to its line, or to another's.
 
     place: the name of the other one.
     """
     assert user.__file__ is not None
     lines = Path(user.__file__).read_text().splitlines()
-    first = next(i for i, line in enumerate(lines) if re.match(rf"(def|class) {place or name}\b", line))
+    first = next(
+        i for i, line in enumerate(lines) if re.match(rf"(def|class) {place or name}\b", line)
+    )
     line = next(i for i in range(first, len(lines)) if lines[i].endswith("# here")) + 1
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -222,7 +226,16 @@ def _without_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_without_library")
 @pytest.mark.parametrize(
     "name",
-    ["layer", "function", "sequential", "without_gradients", "decorated_layer", "compiled", "graph", "by_joblib"],
+    [
+        "layer",
+        "function",
+        "sequential",
+        "without_gradients",
+        "decorated_layer",
+        "compiled",
+        "graph",
+        "by_joblib",
+    ],
 )
 def test_of_the_backend(name: str, user: ModuleType) -> None:
     if name == "by_joblib":
@@ -238,7 +251,9 @@ def test_of_the_fast_path(user: ModuleType, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dispatch, "_no_fast_path", "it is not built")
     for name in ("npu", "nau"):
         monkeypatch.setattr(fast_path, name, None)
-    _points(user, "sequential", "the fast path from Python to the kernels is missing: it is not built")
+    _points(
+        user, "sequential", "the fast path from Python to the kernels is missing: it is not built"
+    )
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -250,7 +265,9 @@ def test_of_all_others(name: str, user: ModuleType, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["saved_run", "saved_fit", "saved_regressor", "saved_series"])
-def test_of_checkpoints(name: str, user: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_checkpoints(
+    name: str, user: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip({"saved_regressor": "sklearn", "saved_series": "scipy"}.get(name, "torch"))
 
     def refuse(path: Path, state: Any) -> None:

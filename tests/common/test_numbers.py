@@ -14,7 +14,21 @@ import torch
 from torch import nn
 
 import npu_kernels
-from npu_kernels import NALU, NAU, NMRU, NPU, NaiveNPU, RealNPU, fit, formula, functional, iNALU, interop, ode, training
+from npu_kernels import (
+    NALU,
+    NAU,
+    NMRU,
+    NPU,
+    NaiveNPU,
+    RealNPU,
+    fit,
+    formula,
+    functional,
+    iNALU,
+    interop,
+    ode,
+    training,
+)
 from npu_kernels._common import checks
 from npu_kernels.equations import NPURegressor
 from npu_kernels.fitting import Recipe, fit_many
@@ -26,7 +40,8 @@ Y = X[:, :1] * X[:, 1:]
 TIMES = torch.linspace(0, 2, 12, dtype=torch.float64)
 QUICK = Recipe(rungs=((2, 1.0),), refine=2, settle=1, denominators=(1,))
 LAYERS = [
-    getattr(npu_kernels, name) for name in ("NAC", "NALU", "NAU", "NMRU", "NMU", "NPU", "NaiveNPU", "RealNPU", "iNALU")
+    getattr(npu_kernels, name)
+    for name in ("NAC", "NALU", "NAU", "NMRU", "NMU", "NPU", "NaiveNPU", "RealNPU", "iNALU")
 ]
 
 Door = Callable[[Any], Any]
@@ -59,11 +74,15 @@ def _series(**options: Any) -> Any:
 
 
 def _fit(**options: Any) -> Any:
-    return fit(RealNPU(2, 1, num_models=2).double(), X, Y, progress=False, **{"recipe": QUICK, **options})
+    return fit(
+        RealNPU(2, 1, num_models=2).double(), X, Y, progress=False, **{"recipe": QUICK, **options}
+    )
 
 
 def _lbfgs(**options: Any) -> Any:
-    return minimiser.lbfgs(lambda x, active: (x.square().sum(1), 2 * x), torch.ones(1, 2), **options)
+    return minimiser.lbfgs(
+        lambda x, active: (x.square().sum(1), 2 * x), torch.ones(1, 2), **options
+    )
 
 
 # function and argument, as messages name them -> a valid number and the call
@@ -182,7 +201,9 @@ def test_real_numbers(door: str) -> None:
     call(np.int32(math.ceil(number)))
     for wrong in (True, np.True_, math.nan, np.float32("nan"), str(number)):
         rule = r"(.*, or )?(finite|at least 0|greater than 0)( and .*)?"
-        with pytest.raises(ValueError, match=f"^{door} must be {rule}, got {re.escape(repr(wrong))}$"):
+        with pytest.raises(
+            ValueError, match=f"^{door} must be {rule}, got {re.escape(repr(wrong))}$"
+        ):
             call(wrong)
 
 
@@ -193,7 +214,9 @@ def test_other_doors(door: str) -> None:
     for kind in (type(number), *kinds):
         call(kind(number))
     for wrong in (True, np.True_):
-        with pytest.raises((TypeError, ValueError), match=f"^{re.escape(door)} must .*, got .*(True|bool)"):
+        with pytest.raises(
+            (TypeError, ValueError), match=f"^{re.escape(door)} must .*, got .*(True|bool)"
+        ):
             call(wrong)
 
 
@@ -205,14 +228,25 @@ def test_a_project_that_is_a_number_and_no_bool() -> None:
 
 def test_what_is_stored_and_computed_is_pythons() -> None:
     """No number of NumPy's goes into state dicts, checkpoints, compiled graphs or the fast path."""
-    layer = NPU(np.int64(2), np.int32(3), num_models=np.int64(2), eps=np.float32(0.25), init_im=np.float32(0.5))
+    layer = NPU(
+        np.int64(2),
+        np.int32(3),
+        num_models=np.int64(2),
+        eps=np.float32(0.25),
+        init_im=np.float32(0.5),
+    )
     assert [type(v) for v in (layer.in_features, layer.out_features, layer.num_models)] == [int] * 3
     assert (type(layer.eps), type(layer.init_im)) == (float, float)
     schedule = SteppedSchedule(np.float32(0.25), np.float64(2), np.int64(1))
     schedule.step()
     assert repr(schedule) == "SteppedSchedule(beta=2.0, end=2.0, step=1, growth=10.0)"
     assert (type(schedule.beta), type(schedule.iteration)) == (float, int)
-    recipe = Recipe(batch=np.int64(64), rate=np.float64(0.05), denominators=(np.int64(1), 2), rungs=[[np.int64(9), 1]])
+    recipe = Recipe(
+        batch=np.int64(64),
+        rate=np.float64(0.05),
+        denominators=(np.int64(1), 2),
+        rungs=[[np.int64(9), 1]],
+    )
     assert repr(recipe) == repr(Recipe(rungs=[[9, 1]], denominators=(1, 2)))
     run = _run(steps=np.int64(3), batch_size=np.int32(2), lr=np.float32(0.25), every=np.int64(1))
     assert type(run.steps) is int
@@ -224,14 +258,18 @@ def test_a_number_counts_as_python_s_own_does() -> None:
     for layer in ("npu", "nalu"):
         weights = [X[:3]] * (1 if layer == "npu" else 3)
         function = getattr(functional, layer)
-        assert torch.equal(function(X, *weights, eps=single), function(X, *weights, eps=float(single)))
+        assert torch.equal(
+            function(X, *weights, eps=single), function(X, *weights, eps=float(single))
+        )
     model = _model()
     assert torch.equal(
-        ode.rollout(model, X[0], steps=np.int64(4), dt=single), ode.rollout(model, X[0], steps=4, dt=float(single))
+        ode.rollout(model, X[0], steps=np.int64(4), dt=single),
+        ode.rollout(model, X[0], steps=4, dt=float(single)),
     )
     noisy = Y.numpy()[:, 0] * (1 + 0.01 * np.sin(9 * X.numpy()[:, 0]))
     stated = [
-        NPURegressor(1, [1], starts=4, random_state=0, noise=v).fit(X.numpy(), noisy) for v in (0.5, np.float32(0.5))
+        NPURegressor(1, [1], starts=4, random_state=0, noise=v).fit(X.numpy(), noisy)
+        for v in (0.5, np.float32(0.5))
     ]
     assert [model.equations_.noise for model in stated] == ["known", "known"]
     assert stated[0].best_.text() == stated[1].best_.text()
@@ -242,7 +280,10 @@ def test_losses_of_models(count: Any) -> None:
     y, target = X[:4].reshape(2, 2, 2), X[4:6]
     assert torch.equal(mse_loss(y, target, num_models=count), (y - target).square().mean((1, 2)))
     for wrong in (2.0, "2"):
-        with pytest.raises(ValueError, match=f"mse_loss: num_models must be an integer of at least 0, got {wrong!r}"):
+        with pytest.raises(
+            ValueError,
+            match=f"mse_loss: num_models must be an integer of at least 0, got {wrong!r}",
+        ):
             mse_loss(y, target, num_models=wrong)  # type: ignore[arg-type]
 
 
@@ -253,9 +294,13 @@ def test_integers_within_bounds() -> None:
     assert checks.check_whole("f", "n", np.int64(3), 3) == 3
     assert type(checks.check_whole("f", "n", np.int64(3))) is int
     for value, least in ((2, 3), (0, 1), (-1, 0)):
-        with pytest.raises(ValueError, match=rf"^f: n must be an integer of at least {least}, got {value}$"):
+        with pytest.raises(
+            ValueError, match=rf"^f: n must be an integer of at least {least}, got {value}$"
+        ):
             checks.check_whole("f", "n", value, least)
-    with pytest.raises(ValueError, match=r"^f: n must be None, or an integer of at least 1, got 0$"):
+    with pytest.raises(
+        ValueError, match=r"^f: n must be None, or an integer of at least 1, got 0$"
+    ):
         checks.check_whole("f", "n", 0, other="None")
 
 
@@ -266,17 +311,26 @@ def test_integers_within_bounds() -> None:
         ({"minimum": 0}, [0, -0.0, 1e300], [-1e-300, math.inf], "finite and at least 0"),
         ({"above": 0}, [1e-300, 1e300], [0, -0.0, -1, math.inf], "finite and greater than 0"),
         ({"above": 0, "finite": False}, [1e-300, math.inf], [0, -math.inf], "greater than 0"),
-        ({"minimum": 0, "finite": False, "other": "None"}, [0, math.inf], [-1, -math.inf], "None, or at least 0"),
+        (
+            {"minimum": 0, "finite": False, "other": "None"},
+            [0, math.inf],
+            [-1, -math.inf],
+            "None, or at least 0",
+        ),
         ({"other": "a tensor"}, [0], [math.inf], "a tensor, or finite"),
     ],
 )
-def test_real_numbers_within_bounds(limits: Any, valid: list[Any], wrong: list[Any], rule: str) -> None:
+def test_real_numbers_within_bounds(
+    limits: Any, valid: list[Any], wrong: list[Any], rule: str
+) -> None:
     for value in valid:
         number = checks.check_number("f", "v", value, **limits)
         assert number == value
         assert type(number) is float
     for value in (*wrong, math.nan, None, "1", 1j, [1.0], torch.tensor(1.0), np.array(1.0)):
-        with pytest.raises(ValueError, match=f"^f: v must be {rule}, got {re.escape(repr(value))}$"):
+        with pytest.raises(
+            ValueError, match=f"^f: v must be {rule}, got {re.escape(repr(value))}$"
+        ):
             checks.check_number("f", "v", value, **limits)
 
 
@@ -289,7 +343,9 @@ def test_levels() -> None:
 
 def test_only_dense_tensors() -> None:
     checks.check_tensor("f", "x", torch.ones(2))
-    with pytest.raises(TypeError, match=r"^f: x must be a dense tensor, got layout torch.sparse_coo$"):
+    with pytest.raises(
+        TypeError, match=r"^f: x must be a dense tensor, got layout torch.sparse_coo$"
+    ):
         checks.check_tensor("f", "x", torch.eye(2).to_sparse())
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
     with pytest.raises(TypeError, match=r"^f: x must be a dense tensor, got a nested tensor$"):
@@ -297,7 +353,9 @@ def test_only_dense_tensors() -> None:
 
 
 def test_only_tensors_and_modules() -> None:
-    with pytest.raises(TypeError, match=r"^f: x must be a torch.Tensor, got ndarray; torch.as_tensor makes one$"):
+    with pytest.raises(
+        TypeError, match=r"^f: x must be a torch.Tensor, got ndarray; torch.as_tensor makes one$"
+    ):
         checks.check_tensor("f", "x", np.ones(2))
     with pytest.raises(TypeError, match=r"^f: x must be a torch.Tensor, got list$"):
         checks.check_tensor("f", "x", [1.0])

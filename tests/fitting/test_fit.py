@@ -51,7 +51,9 @@ def test_noise_and_a_root() -> None:
     assert found.score > 1e-5  # the noise's
     kinds = {candidate.kind for candidate in found.candidates}
     assert kinds == {"raw", "refined", "powers", "rounded"}
-    assert found.candidates[0].score <= found.score * (1 + 1e-5)  # the score is that of the float32 model
+    assert found.candidates[0].score <= found.score * (
+        1 + 1e-5
+    )  # the score is that of the float32 model
     assert found.score <= 1.02 * found.candidates[0].score * (1 + 1e-5)
     scores = [candidate.score for candidate in found.candidates]
     assert scores == sorted(scores)
@@ -61,7 +63,9 @@ def test_the_score_is_that_of_the_model_that_is_returned() -> None:
     """In float32, products of 1e-30 are 0: the score says so, and a warning why."""
     x = rows(0.5, 3, 300).double() * 1e-30
     y = x[:, :1] * x[:, 1:] * 1e60
-    with pytest.warns(UserWarning, match=r"fit: the model's error is .*e-.* in float64 and inf in its own float32"):
+    with pytest.warns(
+        UserWarning, match=r"fit: the model's error is .*e-.* in float64 and inf in its own float32"
+    ):
         found = fit(RealNPU(2, 1, num_models=4), x, y, recipe=replace(SHORT, loss="squared"))
     assert found.score > 0.1
     found = fit(RealNPU(2, 1, num_models=4).double(), x, y, recipe=replace(SHORT, loss="squared"))
@@ -71,19 +75,28 @@ def test_the_score_is_that_of_the_model_that_is_returned() -> None:
 
 
 def sums(starts: int, wide: int = 3) -> nn.Module:
-    return nn.Sequential(RealNPU(3, wide, num_models=starts), NAU(wide, 1, clip=False, num_models=starts)).double()
+    return nn.Sequential(
+        RealNPU(3, wide, num_models=starts), NAU(wide, 1, clip=False, num_models=starts)
+    ).double()
 
 
 @pytest.mark.parametrize(("of_x", "of_y"), [(1, 1e-6), (1e-30, 1e30), (1e30, 1e-30)])
 def test_units_do_not_matter_and_coefficients_are_no_fractions(of_x: float, of_y: float) -> None:
     """The constant 3.707 has been 11/3, and y in other units has not been found at all."""
-    x = torch.rand(300, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2.5 + 0.5
+    x = (
+        torch.rand(300, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2.5
+        + 0.5
+    )
     noise = torch.randn(300, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     y = (3.707 * x[:, :1] ** 2 / x[:, 1:2] - 12.5 * x[:, 2:]) * (1 + 1e-3 * noise)
     found = fit(sums(8), x * of_x, y * of_y, recipe=QUICK)
     first, last = found.model[0], found.model[1]
     terms = {
-        tuple(w): c for w, c in zip((first.weight_re * first.gate).tolist(), last.weight[0].tolist(), strict=True) if c
+        tuple(w): c
+        for w, c in zip(
+            (first.weight_re * first.gate).tolist(), last.weight[0].tolist(), strict=True
+        )
+        if c
     }
     assert set(terms) == {(2, -1, 0), (0, 0, 1)}  # the third unit has left
     assert terms[2, -1, 0] * of_x / of_y == pytest.approx(3.707, rel=2e-3)
@@ -121,7 +134,9 @@ def test_noise_of_one_per_cent_leaves_simple_powers(law: str) -> None:
     """The least held-out error of several is often that of a model that is not rounded."""
     for seed in range(2):
         x = rows(*((1, 2) if law == "product" else (-2, -1)), seed=seed)
-        noise = 1 + 0.01 * torch.randn(len(x), 1, generator=torch.Generator().manual_seed(50 + seed))
+        noise = 1 + 0.01 * torch.randn(
+            len(x), 1, generator=torch.Generator().manual_seed(50 + seed)
+        )
         y = (x[:, :1] * x[:, 1:] if law == "product" else x[:, :1] / x[:, 1:]) * noise
         found = fit(RealNPU(2, 1, num_models=8), x, y, seed=seed, recipe=QUICK)
         assert parameters(found.model)[0].tolist() == [[1, 1 if law == "product" else -1]]
@@ -132,7 +147,8 @@ def test_few_held_out_rows() -> None:
     for seed in range(2):
         x, y = rows(0.5, 3, 10, seed), rows(-1, 1, 10, 9 + seed)[:, :1]
         with pytest.warns(
-            UserWarning, match="fit: 10 rows are few: the model was chosen by 2 of them, and the score is"
+            UserWarning,
+            match="fit: 10 rows are few: the model was chosen by 2 of them, and the score is",
         ):
             found = fit(RealNPU(2, 1, num_models=8), x, y, recipe=replace(SHORT, loss="squared"))
         assert found.folds == 5
@@ -141,7 +157,9 @@ def test_few_held_out_rows() -> None:
     found = fit(RealNPU(2, 1, num_models=8), x, x[:, :1] / x[:, 1:], recipe=QUICK)
     assert found.folds == 5
     assert found.score < 1e-10
-    with pytest.warns(UserWarning, match="fit: the score is that of 1 held-out row, which the model was chosen by"):
+    with pytest.warns(
+        UserWarning, match="fit: the score is that of 1 held-out row, which the model was chosen by"
+    ):
         fit(RealNPU(2, 1, num_models=2), x[:3], x[:3, :1], recipe=replace(SHORT))
 
 
@@ -161,7 +179,9 @@ def test_arrays_and_frames() -> None:
 def test_a_power_that_is_no_fraction_stays() -> None:
     x = rows(0.5, 3)
     found = fit(RealNPU(2, 1, num_models=16), x, x[:, :1] ** 0.5714 * x[:, 1:])
-    torch.testing.assert_close(parameters(found.model)[0], torch.tensor([[0.5714, 1]]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        parameters(found.model)[0], torch.tensor([[0.5714, 1]]), rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("first", ["NPU", "NAU"])
@@ -176,7 +196,11 @@ def test_two_layers(first: str) -> None:
     found = fit(model, x, y)
     assert found.score < 1e-12
     far = rows(5, 50)
-    expected = far[:, :1] * far[:, 1:] + far[:, :1] / far[:, 1:] if first == "NPU" else far.sum(1, keepdim=True).sqrt()
+    expected = (
+        far[:, :1] * far[:, 1:] + far[:, :1] / far[:, 1:]
+        if first == "NPU"
+        else far.sum(1, keepdim=True).sqrt()
+    )
     torch.testing.assert_close(found.model(far), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -212,7 +236,9 @@ def test_the_seed_alone_decides() -> None:
 
 def test_a_problem_does_not_depend_on_the_others() -> None:
     x = torch.stack([rows(1, 2, 90), rows(-2, -1, 90), rows(3, 5, 90)])
-    y = torch.stack([x[0].sum(1, keepdim=True), x[1, :, :1] * x[1, :, 1:], x[2, :, :1] - x[2, :, 1:]])
+    y = torch.stack(
+        [x[0].sum(1, keepdim=True), x[1, :, :1] * x[1, :, 1:], x[2, :, :1] - x[2, :, 1:]]
+    )
     together = fit_many(RealNPU(2, 1, num_models=18), x, y, seeds=[4, 5, 4], recipe=SHORT)
     assert together.models(x).shape == (3, 90, 1)
     for p, seed in enumerate([4, 5, 4]):
@@ -239,14 +265,21 @@ def test_batches() -> None:
             yield draw(generator)
 
     assert parameters(fit(model, forever(), rows=100).model)[0].tolist() == [[1, 1]]
-    assert parameters(fit(model, [draw(torch.Generator().manual_seed(0))] * 2, rows=1000).model)[0].tolist() == [[1, 1]]
+    assert parameters(fit(model, [draw(torch.Generator().manual_seed(0))] * 2, rows=1000).model)[
+        0
+    ].tolist() == [[1, 1]]
 
 
 # ---- messages ----------------------------------------------------------------------------------------------------
 
 
 def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> None:
-    fit(RealNPU(2, 1, num_models=4) if model is None else model, torch.ones(9, 2) if x is None else x, y, **options)
+    fit(
+        RealNPU(2, 1, num_models=4) if model is None else model,
+        torch.ones(9, 2) if x is None else x,
+        y,
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,22 +292,42 @@ def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> No
             r"^fit: x must be .* got list; batches bring their own y$",
         ),
         (lambda: _call(x=[]), ValueError, r"^fit: x must give at least one batch$"),
-        (lambda: _call(x=3), TypeError, r"^fit: x must be a tensor, batches \(x, y\), or a function .*, got int$"),
+        (
+            lambda: _call(x=3),
+            TypeError,
+            r"^fit: x must be a tensor, batches \(x, y\), or a function .*, got int$",
+        ),
         (lambda: _call(x=[1]), TypeError, r"^fit: a batch must be two tensors \(x, y\), got int$"),
         (
             lambda: _call(x=[(torch.ones(3, 2), torch.ones(4, 1))]),
             ValueError,
             r"^fit: a batch must have shapes \(B, I\) and \(B, O\) with B of at least 1, got \(3, 2\) and \(4, 1\)$",
         ),
-        (lambda: _call(y=torch.ones(9)), ValueError, r"^fit: y must have shape \(N, out_features\), got shape \(9,\)$"),
-        (lambda: _call(y=torch.ones(8, 1)), ValueError, r"^fit: x and y must have the same rows, got shapes"),
+        (
+            lambda: _call(y=torch.ones(9)),
+            ValueError,
+            r"^fit: y must have shape \(N, out_features\), got shape \(9,\)$",
+        ),
+        (
+            lambda: _call(y=torch.ones(8, 1)),
+            ValueError,
+            r"^fit: x and y must have the same rows, got shapes",
+        ),
         (
             lambda: _call(y=torch.ones(9, 2)),
             ValueError,
             r"^fit: y must have last dimension 1, as the model's, got 2$",
         ),
-        (lambda: _call(x=torch.ones(1, 2), y=torch.ones(1, 1)), ValueError, r"x must have at least 2 rows .*, got 1$"),
-        (lambda: _call(y=torch.full((9, 1), torch.nan)), ValueError, r"^fit: y must be finite, got 9 that are not$"),
+        (
+            lambda: _call(x=torch.ones(1, 2), y=torch.ones(1, 1)),
+            ValueError,
+            r"x must have at least 2 rows .*, got 1$",
+        ),
+        (
+            lambda: _call(y=torch.full((9, 1), torch.nan)),
+            ValueError,
+            r"^fit: y must be finite, got 9 that are not$",
+        ),
         (
             lambda: _call(y=torch.ones(9, 1).half()),
             TypeError,
@@ -285,14 +338,20 @@ def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> No
             ValueError,
             r"^fit: seed must be an integer of at least 0, got -1$",
         ),
-        (lambda: _call(model=3, y=torch.ones(9, 1)), TypeError, r"^fit: model must be a torch.nn.Module, got int$"),
+        (
+            lambda: _call(model=3, y=torch.ones(9, 1)),
+            TypeError,
+            r"^fit: model must be a torch.nn.Module, got int$",
+        ),
         (
             lambda: _call(model=RealNPU(2, 1), y=torch.ones(9, 1)),
             ValueError,
             r"^fit: every unit of model must have the same num_models \(the number of starts\), got \[None\]$",
         ),
         (
-            lambda: _call(model=nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 1)), y=torch.ones(9, 1)),
+            lambda: _call(
+                model=nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 1)), y=torch.ones(9, 1)
+            ),
             ValueError,
             r"^fit: every parameter of model must belong to a unit of npu_kernels, got 1.weight$",
         ),
@@ -312,21 +371,67 @@ def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> No
             r"^fit_many: num_models must be a multiple of the number of problems, 2, got 5$",
         ),
         (
-            lambda: fit_many(NAU(2, 1, num_models=4), torch.ones(2, 9, 2), torch.ones(2, 9, 1), seeds=[1]),
+            lambda: fit_many(
+                NAU(2, 1, num_models=4), torch.ones(2, 9, 2), torch.ones(2, 9, 1), seeds=[1]
+            ),
             ValueError,
             r"^fit_many: seeds must be 2 integers of at least 0, one per problem, got \[1\]$",
         ),
-        (lambda: Recipe(batch=0), ValueError, r"^Recipe: batch must be an integer of at least 1, got 0$"),
-        (lambda: Recipe(rate=0.0), ValueError, r"^Recipe: rate must be finite and greater than 0, got 0.0$"),
-        (lambda: Recipe(gates=(2.0,)), ValueError, r"^Recipe: gates must be numbers from 0 to 1, got \(2.0,\)$"),
-        (lambda: Recipe(wide=()), ValueError, r"^Recipe: wide must be finite numbers of at least 0, got \(\)$"),
-        (lambda: Recipe(loss="l1"), ValueError, r"^Recipe: loss must be 'relative' or 'squared', got 'l1'$"),
-        (lambda: Recipe(holdout=1.0), ValueError, r"^Recipe: holdout must lie between 0 and 1, got 1.0$"),
-        (lambda: Recipe(rungs=((5, 0.5),)), ValueError, r"^Recipe: rungs must be pairs .* the shares falling from 1"),
-        (lambda: Recipe(finalists=(1, 0)), ValueError, r"^Recipe: finalists must be two integers of at least 1"),
-        (lambda: Recipe(denominators=(2, 1)), ValueError, r"^Recipe: denominators must be increasing integers"),
-        (lambda: Recipe(refine=-1), ValueError, r"^Recipe: refine must be an integer of at least 0, got -1$"),
-        (lambda: Recipe(slack=-1), ValueError, r"^Recipe: slack must be finite and at least 0, got -1$"),
+        (
+            lambda: Recipe(batch=0),
+            ValueError,
+            r"^Recipe: batch must be an integer of at least 1, got 0$",
+        ),
+        (
+            lambda: Recipe(rate=0.0),
+            ValueError,
+            r"^Recipe: rate must be finite and greater than 0, got 0.0$",
+        ),
+        (
+            lambda: Recipe(gates=(2.0,)),
+            ValueError,
+            r"^Recipe: gates must be numbers from 0 to 1, got \(2.0,\)$",
+        ),
+        (
+            lambda: Recipe(wide=()),
+            ValueError,
+            r"^Recipe: wide must be finite numbers of at least 0, got \(\)$",
+        ),
+        (
+            lambda: Recipe(loss="l1"),
+            ValueError,
+            r"^Recipe: loss must be 'relative' or 'squared', got 'l1'$",
+        ),
+        (
+            lambda: Recipe(holdout=1.0),
+            ValueError,
+            r"^Recipe: holdout must lie between 0 and 1, got 1.0$",
+        ),
+        (
+            lambda: Recipe(rungs=((5, 0.5),)),
+            ValueError,
+            r"^Recipe: rungs must be pairs .* the shares falling from 1",
+        ),
+        (
+            lambda: Recipe(finalists=(1, 0)),
+            ValueError,
+            r"^Recipe: finalists must be two integers of at least 1",
+        ),
+        (
+            lambda: Recipe(denominators=(2, 1)),
+            ValueError,
+            r"^Recipe: denominators must be increasing integers",
+        ),
+        (
+            lambda: Recipe(refine=-1),
+            ValueError,
+            r"^Recipe: refine must be an integer of at least 0, got -1$",
+        ),
+        (
+            lambda: Recipe(slack=-1),
+            ValueError,
+            r"^Recipe: slack must be finite and at least 0, got -1$",
+        ),
     ],
 )
 def test_errors(call: Any, error: type[Exception], message: str) -> None:

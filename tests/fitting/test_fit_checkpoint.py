@@ -76,7 +76,10 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"seed": 1}, r"other seeds \(\[0\], here \[1\]\)"),
         ({"recipe": replace(SHORT, rate=0.1)}, r"other recipe.rate \(0.05, here 0.1\)$"),
-        ({"y": "double"}, r"other dtypes \(x torch.float32, y torch.float32, .* here x torch.float32, y torch.float64"),
+        (
+            {"y": "double"},
+            r"other dtypes \(x torch.float32, y torch.float32, .* here x torch.float32, y torch.float64",
+        ),
         ({"model": NPU(2, 1, num_models=6)}, r"other model$"),
         ({"model": RealNPU(2, 1, num_models=6).double()}, r"other dtypes \("),
         ({"torch": "1.0"}, r"other torch \(.*, here 1.0\)$"),
@@ -92,13 +95,19 @@ def test_a_checkpoint_of_another_fit(
     path = tmp_path / "fit.pt"
     fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
     before = path.read_bytes()
-    options: dict[str, Any] = {"model": RealNPU(2, 1, num_models=6), "x": x, "recipe": SHORT, **change}
+    options: dict[str, Any] = {
+        "model": RealNPU(2, 1, num_models=6),
+        "x": x,
+        "recipe": SHORT,
+        **change,
+    }
     options["y"] = y.double() if "y" in change else y
     for module in (torch, npu_kernels):
         if module.__name__ in change:
             monkeypatch.setattr(module, "__version__", options.pop(module.__name__))
     with pytest.raises(
-        ValueError, match=rf"^fit: checkpoint must be a new file or one of this same fit, got '.*fit.pt': .*{what}"
+        ValueError,
+        match=rf"^fit: checkpoint must be a new file or one of this same fit, got '.*fit.pt': .*{what}",
     ):
         fit(**options, checkpoint=path)
     assert path.read_bytes() == before
@@ -129,15 +138,21 @@ def test_a_checkpoint_that_cannot_be_written_is_named_before_any_work(
     monkeypatch.setattr(Run, "advance", lambda run, rounds: pytest.fail("work was done"))
     many = {"x": x[None], "y": y[None], "recipe": SHORT, "checkpoint": tmp_path}
     for path, error in ((tmp_path / "missing" / "fit.pt", FileNotFoundError), ("a\0b", ValueError)):
-        with pytest.raises(error, match=r"^fit: checkpoint must be a file that can be written, got '"):
+        with pytest.raises(
+            error, match=r"^fit: checkpoint must be a file that can be written, got '"
+        ):
             fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=path)
-    with pytest.raises(IsADirectoryError, match=r"^fit_many: checkpoint must be a file .*: it is a folder$"):
+    with pytest.raises(
+        IsADirectoryError, match=r"^fit_many: checkpoint must be a file .*: it is a folder$"
+    ):
         fit_many(RealNPU(2, 1, num_models=6), **many)
     with pytest.raises(TypeError, match=r"^fit: checkpoint must be a path, got int$"):
         fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=3)  # type: ignore[arg-type]
 
 
-def test_a_folder_that_vanishes_costs_the_checkpoint_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_vanishes_costs_the_checkpoint_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = hard()
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -149,8 +164,12 @@ def test_a_folder_that_vanishes_costs_the_checkpoint_alone(tmp_path: Path, monke
         shutil.rmtree(folder, ignore_errors=True)
 
     monkeypatch.setattr(Run, "advance", vanishing)
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)  # saved after every slice, in vain
-    with pytest.warns(RuntimeWarning, match=r"^fit: checkpoint '.*' could not be written \(No such file") as warned:
+    monkeypatch.setattr(
+        "npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0
+    )  # saved after every slice, in vain
+    with pytest.warns(
+        RuntimeWarning, match=r"^fit: checkpoint '.*' could not be written \(No such file"
+    ) as warned:
         found = fit(RealNPU(2, 1, num_models=6), x, y, recipe=SHORT, checkpoint=folder / "fit.pt")
     assert {Path(w.filename).name for w in warned} == {"test_fit_checkpoint.py"}
     assert found.complete

@@ -85,7 +85,9 @@ def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next() -> None:
         before = [t.clone() for t in run.search.tensors]
         run.search.moments, run.search.squares, run.search.step = before_first(run.search)
         run.search.advance(run._single, rung, 0, 20)
-        moved = max(float((t - old).abs().max()) for t, old in zip(run.search.tensors, before, strict=True))
+        moved = max(
+            float((t - old).abs().max()) for t, old in zip(run.search.tensors, before, strict=True)
+        )
         assert moved == pytest.approx(SHORT.rate / 2**rung, rel=1e-3)
 
 
@@ -111,13 +113,17 @@ def test_a_gradient_that_is_not_finite_makes_no_step(fused: bool) -> None:
 
 
 @pytest.mark.parametrize("problems", [1, 3])
-def test_steps_do_not_depend_on_how_many_are_made_at_once(problems: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_do_not_depend_on_how_many_are_made_at_once(
+    problems: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one call of C++, in parts of it, or one by one through autograd."""
     x, y = (t.expand(problems, -1, -1).contiguous() for t in hard())
     x = x * torch.linspace(1, 2, problems).view(-1, 1, 1)
     found = []
     for way in ("at once", "in parts", "one by one"):
-        model = nn.Sequential(NPU(2, 3, num_models=4 * problems), NAU(3, 1, num_models=4 * problems, clip=False))
+        model = nn.Sequential(
+            NPU(2, 3, num_models=4 * problems), NAU(3, 1, num_models=4 * problems, clip=False)
+        )
         if way == "one by one":
             model.register_forward_hook(lambda *_: None)
         run = Run(model, x, y, list(range(problems)), replace(SHORT, rungs=((100, 1.0), (10, 0.5))))
@@ -163,7 +169,13 @@ def test_a_deep_power_unit_starts_with_some_of_its_inputs() -> None:
     """The others have gate and weight 0, which have no gradient: they never move."""
     x, y = hard()
     model = nn.Sequential(NAU(2, 6, num_models=8), NPU(6, 2, num_models=8), NAU(2, 1, num_models=8))
-    run = Run(model, x[None], y[None], [0], replace(SHORT, hidden=(2, 1, 0, 4), wide=(1.0,), imaginary=(1.0,)))
+    run = Run(
+        model,
+        x[None],
+        y[None],
+        [0],
+        replace(SHORT, hidden=(2, 1, 0, 4), wide=(1.0,), imaginary=(1.0,)),
+    )
     assert run.search is not None
     _, re, im, gate, _ = before = [t.clone() for t in run.search.tensors]
     assert gate.sum(1).tolist() == [2, 1, 6, 4] * 2
@@ -180,12 +192,19 @@ def test_a_deep_power_unit_starts_with_some_of_its_inputs() -> None:
 
 def test_what_is_rounded() -> None:
     x, y = hard()
-    model = nn.Sequential(NPU(2, 1, num_models=1), NAU(1, 1, num_models=1), NALU(1, 1, num_models=1))
+    model = nn.Sequential(
+        NPU(2, 1, num_models=1), NAU(1, 1, num_models=1), NALU(1, 1, num_models=1)
+    )
     template = Run(model, x[None], y[None], [0], SHORT).template
     flat = torch.full((1, len(template.kind)), 0.3, dtype=torch.float64)
     rounded = [t.unique().tolist() for t in template.unflatten(template.rounded(flat, 3))]
     third = 1 / 3
-    assert rounded[:4] == [[third], [third], [0], [third]]  # real and imaginary powers, gates, the NAU's weight
+    assert rounded[:4] == [
+        [third],
+        [third],
+        [0],
+        [third],
+    ]  # real and imaginary powers, gates, the NAU's weight
     assert rounded[4:] == [[0.3]] * 3
     only = template.unflatten(template.rounded(flat, 3, (3,)))
     assert all((t == 0.3).all() for t in only)
@@ -201,7 +220,13 @@ def test_on_a_gpu() -> None:
 
 def test_held_parameters_stay() -> None:
     x, y = hard()
-    run = Run(nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4)), x[None], y[None], [0], SHORT)
+    run = Run(
+        nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4)),
+        x[None],
+        y[None],
+        [0],
+        SHORT,
+    )
     run.advance(30)
     assert run.refinement is not None
     start = run.refinement.start.clone()
@@ -229,7 +254,10 @@ def test_a_dropped_problem_ends() -> None:
 
 
 def test_ranks() -> None:
-    problem, score = torch.tensor([1, 0, 1, 0, 1, 3]), torch.tensor([0.5, 2.0, 0.5, 1.0, 0.1, torch.inf])
+    problem, score = (
+        torch.tensor([1, 0, 1, 0, 1, 3]),
+        torch.tensor([0.5, 2.0, 0.5, 1.0, 0.1, torch.inf]),
+    )
     assert ranks(problem, score).tolist() == [1, 1, 2, 0, 0, 0]
 
 
@@ -264,7 +292,9 @@ def test_the_simplest_of_those_that_are_about_as_good(
         return torch.stack([1.0 + spread * (p[0] == 2) * alternating for p in flat])
 
     def training(flat: Tensor, problem: int) -> Tensor:
-        return torch.stack([torch.full((1000,), fitted if p[0] == 2 else 1.0).double() for p in flat])
+        return torch.stack(
+            [torch.full((1000,), fitted if p[0] == 2 else 1.0).double() for p in flat]
+        )
 
     found, (candidate,) = pool.choose(1, 1e-12, slack, losses, training)
     assert candidate.kind == ("rounded" if simple else "raw")

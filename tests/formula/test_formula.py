@@ -14,7 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, formula, iNALU, use_backend
+from npu_kernels import (
+    NAC,
+    NALU,
+    NAU,
+    NMRU,
+    NMU,
+    NPU,
+    NaiveNPU,
+    RealNPU,
+    formula,
+    iNALU,
+    use_backend,
+)
 from npu_kernels.formula import read
 from tests.support import exact
 
@@ -29,7 +41,9 @@ class SeparateNMRU(NMRU):
 
 
 UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, SeparateNMRU, NAC, NALU, iNALU, nn.Linear)
-SIMPLE = torch.tensor([0.0, 1.0, 2.0, -1.0, -2.0, 3.0, 0.5, -0.5, 1.5, 1 / 3, -2 / 3, 0.25], dtype=torch.float64)
+SIMPLE = torch.tensor(
+    [0.0, 1.0, 2.0, -1.0, -2.0, 3.0, 0.5, -0.5, 1.5, 1 / 3, -2 / 3, 0.25], dtype=torch.float64
+)
 GATES = torch.tensor([0.0, 1.0, 0.5, -0.3, 1.7, 0.25], dtype=torch.float64)
 
 
@@ -39,7 +53,9 @@ def fill(module: nn.Module, generator: torch.Generator) -> None:
     def pick(values: Tensor, like: Tensor, low: float, high: float) -> Tensor:
         simple = values[torch.randint(len(values), like.shape, generator=generator)]
         odd = torch.rand(like.shape, generator=generator, dtype=torch.float64) * (high - low) + low
-        return torch.where(torch.rand(like.shape, generator=generator) < 0.6, simple, odd).to(like.dtype)
+        return torch.where(torch.rand(like.shape, generator=generator) < 0.6, simple, odd).to(
+            like.dtype
+        )
 
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -51,7 +67,9 @@ def fill(module: nn.Module, generator: torch.Generator) -> None:
                 parameter.copy_(pick(SIMPLE, parameter, -2, 2))
 
 
-def inputs(count: int, width: int, generator: torch.Generator, zeros: bool, dtype: torch.dtype) -> Tensor:
+def inputs(
+    count: int, width: int, generator: torch.Generator, zeros: bool, dtype: torch.dtype
+) -> Tensor:
     """Inputs of both signs, between 0.2 and 3, with zeros of both signs on request."""
     x = 0.2 + 2.8 * torch.rand(count, width, generator=generator, dtype=torch.float64)
     x = x * (torch.randint(2, x.shape, generator=generator) * 2 - 1)
@@ -89,7 +107,9 @@ def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
     y = found(x)
     assert y.dtype == dtype
     scale = in_float64(layer, x).abs() + amplitude(layer, x)
-    left_out = 1e-7 if isinstance(layer, NALU) and not eps else 0  # its eps is 1e-8 in float64 too, and |x| >= 0.2
+    left_out = (
+        1e-7 if isinstance(layer, NALU) and not eps else 0
+    )  # its eps is 1e-8 in float64 too, and |x| >= 0.2
     assert ((y.double() - in_float64(layer, x)).abs() / scale).max() < TOLERANCE[dtype] + left_out
 
 
@@ -106,7 +126,11 @@ def amplitude(layer: nn.Module, x: Tensor) -> Tensor:
         from npu_kernels.reference import nmu
 
         x = x.double()
-        return nmu(torch.cat([x, 1 / (x + layer.eps * layer.training)], -1).abs(), one.weight).clamp(min=1e-30).detach()
+        return (
+            nmu(torch.cat([x, 1 / (x + layer.eps * layer.training)], -1).abs(), one.weight)
+            .clamp(min=1e-30)
+            .detach()
+        )
     return 10 + x.double().abs().sum(-1, keepdim=True)
 
 
@@ -124,7 +148,11 @@ def test_sequentials_are_their_formulas(units, seed, nested, models):
         options = {} if unit is nn.Linear else {"num_models": models}
         layers.append(unit(before, after, **options, dtype=torch.float64))
     fill(nn.Sequential(*layers), generator)
-    module = nn.Sequential(nn.Sequential(*layers[:1], nn.Identity()), *layers[1:]) if nested else nn.Sequential(*layers)
+    module = (
+        nn.Sequential(nn.Sequential(*layers[:1], nn.Identity()), *layers[1:])
+        if nested
+        else nn.Sequential(*layers)
+    )
     index = None if all(isinstance(layer, nn.Linear) for layer in layers) or models is None else 1
     single = formula.select(module, index)
     x = inputs(20, 2, generator, False, torch.float64)
@@ -163,7 +191,9 @@ def steps(module: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def smallest(module: nn.Module, x: Tensor) -> Tensor:
-    return torch.stack([values.abs().masked_fill(values == 0, 1).amin(1) for values in steps(module, x)]).amin(0)
+    return torch.stack(
+        [values.abs().masked_fill(values == 0, 1).amin(1) for values in steps(module, x)]
+    ).amin(0)
 
 
 def largest(module: nn.Module, x: Tensor) -> Tensor:
@@ -303,7 +333,9 @@ def sir() -> nn.Sequential:
 
 
 def test_fractional_sir():
-    found = read(sir(), ["S", "I", "R"], outputs=["dS", "dI", "dR"], positive=True, max_denominator=4)
+    found = read(
+        sir(), ["S", "I", "R"], outputs=["dS", "dI", "dR"], positive=True, max_denominator=4
+    )
     assert str(found).splitlines() == [
         "dS = -0.1*sqrt(I)*sqrt(S) + 0.05*R",
         "dI = 0.1*sqrt(I)*sqrt(S) - 0.01*I",
@@ -329,7 +361,9 @@ def test_latex_is_understood(unit):
 
 def test_a_call_writes_no_text(monkeypatch):
     found = read(RealNPU(2, 1))
-    monkeypatch.setattr("npu_kernels.formula._printing.text", lambda *_: pytest.fail("sympy takes long to write it"))
+    monkeypatch.setattr(
+        "npu_kernels.formula._printing.text", lambda *_: pytest.fail("sympy takes long to write it")
+    )
     assert found(torch.rand(5, 2)).shape == (5, 1)
     monkeypatch.undo()
     first, second = str(found.torch_function).splitlines()[:2]
@@ -404,7 +438,9 @@ def test_one_of_a_batch_of_models():
     models = nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4))
     x = torch.rand(7, 2) + 0.1
     for k in (0, 3, -1):
-        torch.testing.assert_close(read(models, model=k)(x), models(x)[k].detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            read(models, model=k)(x), models(x)[k].detach(), rtol=1e-5, atol=1e-6
+        )
         single = formula.select(models, k)
         assert [unit.num_models for unit in single] == [None, None]
         assert torch.equal(single(x), models(x)[k])
@@ -425,30 +461,66 @@ def test_errors():
     )
     expect(TypeError, r"read: module must be a torch.nn.Module, got function", lambda x: x)
     expect(ValueError, r"read: module must have at least one layer", nn.Sequential())
-    expect(ValueError, r"read: '1' must have in_features 3 .*, got 2", nn.Sequential(NAU(2, 3), NAU(2, 1)))
-    expect(ValueError, r"read: inputs must be 2 different names \(in_features\), got \['x'\]", NAU(2, 1), ["x"])
+    expect(
+        ValueError,
+        r"read: '1' must have in_features 3 .*, got 2",
+        nn.Sequential(NAU(2, 3), NAU(2, 1)),
+    )
+    expect(
+        ValueError,
+        r"read: inputs must be 2 different names \(in_features\), got \['x'\]",
+        NAU(2, 1),
+        ["x"],
+    )
     expect(ValueError, r"read: inputs must be 2 different names", NAU(2, 1), ["x", "x"])
     expect(ValueError, r"read: inputs must be 2 different names .* got 'xy'", NAU(2, 1), "xy")
     expect(TypeError, r"read: inputs must be names or sympy symbols, got 1", NAU(2, 1), [1, 2])
-    expect(ValueError, r"read: outputs must be 1 names \(out_features\)", NAU(2, 1), outputs=["a", "b"])
-    expect(ValueError, r"read: positive must name inputs, got \['z'\]", NAU(2, 1), ["x", "y"], positive=["z"])
-    expect(ValueError, r"model must be an index into the 3 models, got None", NAU(2, 1, num_models=3))
-    expect(ValueError, r"model must be an index into the 3 models, got 3", NAU(2, 1, num_models=3), model=3)
-    expect(ValueError, r"model must be None where no layer has num_models, got 0", NAU(2, 1), model=0)
-    expect(ValueError, r"read: max_denominator must be an integer of at least 1, got 0", NAU(2, 1), max_denominator=0)
+    expect(
+        ValueError, r"read: outputs must be 1 names \(out_features\)", NAU(2, 1), outputs=["a", "b"]
+    )
+    expect(
+        ValueError,
+        r"read: positive must name inputs, got \['z'\]",
+        NAU(2, 1),
+        ["x", "y"],
+        positive=["z"],
+    )
+    expect(
+        ValueError, r"model must be an index into the 3 models, got None", NAU(2, 1, num_models=3)
+    )
+    expect(
+        ValueError,
+        r"model must be an index into the 3 models, got 3",
+        NAU(2, 1, num_models=3),
+        model=3,
+    )
+    expect(
+        ValueError, r"model must be None where no layer has num_models, got 0", NAU(2, 1), model=0
+    )
+    expect(
+        ValueError,
+        r"read: max_denominator must be an integer of at least 1, got 0",
+        NAU(2, 1),
+        max_denominator=0,
+    )
     layer = NAU(1, 1)
     layer.weight.data.fill_(torch.nan)
     expect(ValueError, r"read: the parameters must be finite", layer)
     layer.weight.data.fill_(0.0)
     unit = power([-0.5]).float()
     expect(
-        ValueError, r"output y is infinite or undefined at all inputs; read with eps=True", nn.Sequential(layer, unit)
+        ValueError,
+        r"output y is infinite or undefined at all inputs; read with eps=True",
+        nn.Sequential(layer, unit),
     )
-    assert read(nn.Sequential(layer, unit), eps=True)(torch.ones(1, 1)).item() == pytest.approx(2.0**11.5)
+    assert read(nn.Sequential(layer, unit), eps=True)(torch.ones(1, 1)).item() == pytest.approx(
+        2.0**11.5
+    )
     two = nn.Sequential(NAU(2, 2, num_models=2), NAU(2, 1, num_models=3))
     expect(ValueError, r"read: the layers must have one num_models, got \[2, 3\]", two, model=0)
     with pytest.raises(
-        ValueError, match=r"formula: x must be a floating-point tensor with last dimension 2 \(x0, x1\)"
+        ValueError,
+        match=r"formula: x must be a floating-point tensor with last dimension 2 \(x0, x1\)",
     ):
         read(NAU(2, 1))(torch.ones(3, 3))
     unit = power([0.5])
@@ -466,7 +538,9 @@ def test_importing_needs_no_sympy_and_a_missing_one_is_named():
         "try:\n    npu_kernels.formula.read(npu_kernels.NAU(2, 1))\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert "pip install 'npu_kernels[formula]'" in result.stdout
     code = "import torch, sys; before = 'sympy' in sys.modules; "
     code += "import npu_kernels; assert ('sympy' in sys.modules) == before"
@@ -489,5 +563,8 @@ def test_the_data_say_which_inputs_are_positive():
     x = torch.tensor([[1.0, -2.0, 3.0], [0.0, 1.0, 2.0]])
     assert str(read(layer, ["a", "b", "c"], positive=x)) == "y = sqrt(a)*b/sqrt(c)"
     assert str(read(layer, ["a", "b", "c"], positive=x.numpy())) == "y = sqrt(a)*b/sqrt(c)"
-    with pytest.raises(ValueError, match=r"positive must be data of shape \(N, 3\) if it is data, got shape \(2, 2\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"positive must be data of shape \(N, 3\) if it is data, got shape \(2, 2\)",
+    ):
         read(layer, ["a", "b", "c"], positive=x[:, :2])

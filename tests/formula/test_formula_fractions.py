@@ -26,7 +26,9 @@ def test_no_fraction_is_nearer(values, limit, dtype):
         found, best = Fraction(int(p), int(q)), Fraction(value).limit_denominator(limit)
         assert found.denominator == q <= limit  # lowest terms
         # equal, or equally near as far as float64 tells
-        assert abs(found - Fraction(value)) <= abs(best - Fraction(value)) + Fraction(abs(value)) * Fraction(2**-51)
+        assert abs(found - Fraction(value)) <= abs(best - Fraction(value)) + Fraction(
+            abs(value)
+        ) * Fraction(2**-51)
 
 
 @given(st.integers(-60, 60), st.integers(1, 12), st.sampled_from(DTYPES))
@@ -65,10 +67,14 @@ def test_large_numbers_become_whole(sign):
 
 
 def test_errors():
-    with pytest.raises(TypeError, match=r"as_fraction: weights must be a floating-point tensor, got torch.int64"):
+    with pytest.raises(
+        TypeError, match=r"as_fraction: weights must be a floating-point tensor, got torch.int64"
+    ):
         nearest_fraction(torch.tensor([1]))
     with pytest.raises(TypeError, match=r"got list"):
         as_fraction([0.5])
     for bad in (0, -1, 1.5, True):
-        with pytest.raises(ValueError, match=rf"max_denominator must be an integer of at least 1, got {bad}"):
+        with pytest.raises(
+            ValueError, match=rf"max_denominator must be an integer of at least 1, got {bad}"
+        ):
             as_fraction(torch.tensor([0.5]), bad)

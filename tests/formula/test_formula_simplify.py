@@ -44,14 +44,19 @@ def noisy(seed: int = 0, noise: float = 2e-3) -> tuple[nn.Sequential, Tensor, Te
 def error(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """The definition, written out."""
     with torch.no_grad():
-        outputs = [(((model(x) - y)[:, o] ** 2).mean() / (y[:, o] ** 2).mean()).item() for o in range(y.shape[1])]
+        outputs = [
+            (((model(x) - y)[:, o] ** 2).mean() / (y[:, o] ** 2).mean()).item()
+            for o in range(y.shape[1])
+        ]
     return math.sqrt(sum(outputs) / len(outputs))
 
 
 def test_the_true_weights_are_found():
     model, x, y = noisy()
     result = simplify(model, x, y, tolerance=1e-3)
-    assert torch.equal(result.module[0].weight_re[:, ::2], torch.tensor([[1, 1], [-1, 0], [0, 0.5]]).double())
+    assert torch.equal(
+        result.module[0].weight_re[:, ::2], torch.tensor([[1, 1], [-1, 0], [0, 0.5]]).double()
+    )
     assert result.module[0].gate.tolist() == [1, 0, 1]
     assert result.module[1].weight.tolist() == [[0.5, -1, 0], [0, 0.25, 1]]
     assert error(result.module, x, y) < 1e-12
@@ -63,11 +68,15 @@ def test_the_true_weights_are_found():
 def test_the_default_tolerance_follows_from_the_data(noise, kept):
     """A term of a thousandth of y stays in an exact fit, and goes where the noise hides it."""
     x = data().abs()
-    model = nn.Sequential(RealNPU(3, 2, dtype=torch.float64, eps=1e-300), NAU(2, 1, clip=False, dtype=torch.float64))
+    model = nn.Sequential(
+        RealNPU(3, 2, dtype=torch.float64, eps=1e-300), NAU(2, 1, clip=False, dtype=torch.float64)
+    )
     model[0].weight_re.data = torch.tensor([[1.0, -1.0, 0.0], [0.0, 0.0, 1.0]]).double()
     model[0].gate.data.fill_(1)
     model[1].weight.data = torch.tensor([[70.0, 0.05]]).double()
-    y = model(x).detach() * (1 + noise * torch.randn(len(x), 1, generator=torch.Generator().manual_seed(0)))
+    y = model(x).detach() * (
+        1 + noise * torch.randn(len(x), 1, generator=torch.Generator().manual_seed(0))
+    )
     result = simplify(model, x, y, threshold=math.inf)
     assert bool(result.module[1].weight[0, 1] != 0) is kept
     assert result.module[1].weight[0, 0] == 70
@@ -109,7 +118,10 @@ def test_every_cost_is_what_was_measured(tolerance, refit):
         assert torch.equal(parameter, model.get_parameter(name))  # the user's
         if not refit:
             assert torch.equal(replay.get_parameter(name), result.module.get_parameter(name))
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in result.module.parameters())
+    assert all(
+        parameter.requires_grad and parameter.grad is None
+        for parameter in result.module.parameters()
+    )
 
 
 def test_cost_of_one_change_alone():
@@ -134,7 +146,9 @@ def test_a_refit_makes_room_for_more():
     assert sum(len(step.accepted) for step in refitted.steps if step.name != "unused") >= 12
     for step in refitted.steps:  # what was made simple is simple at the end
         for change in step.accepted:
-            assert refitted.module.get_parameter(change.parameter)[change.index].item() == change.after
+            assert (
+                refitted.module.get_parameter(change.parameter)[change.index].item() == change.after
+            )
 
 
 def test_a_gate_may_go_to_its_farther_end():
@@ -186,7 +200,12 @@ def test_a_refit_leaves_what_is_simple_and_moves_what_was_refused():
     fixed = []
     layer, score = sum_of(0.5, 0.34, 0.3)
     options = {"steps": ("round",), "max_denominator": 2, "tolerance": 0.0}
-    simplify(layer, score=score, refit=lambda module, held: fixed.append(held["weight"][0].tolist()), **options)
+    simplify(
+        layer,
+        score=score,
+        refit=lambda module, held: fixed.append(held["weight"][0].tolist()),
+        **options,
+    )
     assert sorted({tuple(held) for held in fixed}) == [(True, False, True), (True, True, False)]
 
 
@@ -201,7 +220,9 @@ def test_a_score_of_ones_own_and_a_refit_of_ones_own():
         return found
 
     calls = []
-    result = simplify(model, score=score, steps=("prune",), refit=lambda module, fixed: calls.append(fixed))
+    result = simplify(
+        model, score=score, steps=("prune",), refit=lambda module, fixed: calls.append(fixed)
+    )
     assert result.error == seen[0]
     assert len(calls) == sum(len(step.changes) for step in result.steps if step.name == "prune")
     assert set(calls[0]) == {"0.weight_re", "0.gate", "1.weight"}
@@ -223,11 +244,15 @@ def test_a_batch_of_models_and_the_models_own_output():
 def test_what_has_no_effect_has_none(units, seed):
     generator = torch.Generator().manual_seed(seed)
     sizes = [3, *torch.randint(1, 4, (len(units),), generator=generator).tolist()]
-    layers = [u(a, b, dtype=torch.float64) for u, a, b in zip(units, sizes, sizes[1:], strict=False)]
+    layers = [
+        u(a, b, dtype=torch.float64) for u, a, b in zip(units, sizes, sizes[1:], strict=False)
+    ]
     model = nn.Sequential(*layers)
     for parameter in model.parameters():  # sparse
         sparse = torch.rand(parameter.shape, generator=generator) < 0.5
-        parameter.data.copy_(torch.rand(parameter.shape, generator=generator).masked_fill(sparse, 0))
+        parameter.data.copy_(
+            torch.rand(parameter.shape, generator=generator).masked_fill(sparse, 0)
+        )
     x = data(20, 3, seed % 1000)
     before = model(x).detach()
     dead = without_effect(model)
@@ -236,7 +261,9 @@ def test_what_has_no_effect_has_none(units, seed):
             model.get_parameter(name)[index] = 0.0
         torch.testing.assert_close(model(x), before, rtol=1e-9, atol=1e-9)
         for name, index in dead:  # and anything, alone
-            model.get_parameter(name)[index] = torch.rand((), generator=generator, dtype=torch.float64)
+            model.get_parameter(name)[index] = torch.rand(
+                (), generator=generator, dtype=torch.float64
+            )
             torch.testing.assert_close(model(x), before, rtol=1e-9, atol=1e-9)
             model.get_parameter(name)[index] = 0.0
 
@@ -271,7 +298,17 @@ def test_table_and_details():
     model, x, y = noisy()
     result = simplify(model, x, y, tolerance=None)
     lines = str(result).splitlines()
-    assert lines[0].split() == ["step", "parameters", "changed", "rejected", "error", "cost", "most", "for", "one"]
+    assert lines[0].split() == [
+        "step",
+        "parameters",
+        "changed",
+        "rejected",
+        "error",
+        "cost",
+        "most",
+        "for",
+        "one",
+    ]
     assert lines[1].split() == ["given", "17", f"{result.error:.3e}"]
     for line, step in zip(lines[2:], result.steps, strict=True):
         cells = line.split()
@@ -290,14 +327,18 @@ def test_errors():
 
     expect("either x .* or score must be given")
     expect("either x .* or score must be given", x, y, score=lambda module: 0.0)
-    expect(r"y must have the shape of the model's output \(60, 2\), got shape \(60, 1\)", x, y[:, :1])
+    expect(
+        r"y must have the shape of the model's output \(60, 2\), got shape \(60, 1\)", x, y[:, :1]
+    )
     expect(r"steps must be of 'gates', 'prune' and 'round', got \('tidy',\)", x, steps=("tidy",))
     expect("threshold must be greater than 0, got 0", x, threshold=0)
     expect("max_denominator must be an integer of at least 1, got 0", x, max_denominator=0)
     expect("tolerance must be 'auto', None, or at least 0, got -1", x, tolerance=-1)
     expect("refit must be a function, or an integer of at least 0, got -1", x, refit=-1)
     expect("refit must be a function where score is given", score=lambda module: 0.0, refit=3)
-    with pytest.raises(ValueError, match="select: model must be an index into the 2 models, got None"):
+    with pytest.raises(
+        ValueError, match="select: model must be an index into the 2 models, got None"
+    ):
         simplify(NAU(2, 1, num_models=2), torch.rand(3, 2))
 
 
@@ -310,7 +351,9 @@ def test_example():
 
 def test_a_measured_constant_becomes_no_fraction():
     x, constants = data(400).abs() + 0.5, [3.707, -12.5, 1e-4]
-    law = nn.Sequential(RealNPU(3, 3, dtype=torch.float64), NAU(3, 1, clip=False, dtype=torch.float64))
+    law = nn.Sequential(
+        RealNPU(3, 3, dtype=torch.float64), NAU(3, 1, clip=False, dtype=torch.float64)
+    )
     with torch.no_grad():
         law[0].gate.fill_(1.0)
         law[0].weight_re.copy_(torch.tensor([[2.0, -1, 0], [0, 0, 1], [1, 0, 0]]))
@@ -318,7 +361,11 @@ def test_a_measured_constant_becomes_no_fraction():
         y = law(x)
     kept = simplify(law, x, y, threshold=math.inf).module
     assert kept[1].weight.tolist() == [constants]
-    noise = 0.05 * y.square().mean().sqrt() * torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).double()
+    noise = (
+        0.05
+        * y.square().mean().sqrt()
+        * torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).double()
+    )
     with torch.no_grad():
         law[0].weight_re.add_(1e-3)
     found = simplify(law, x, y + noise, threshold=math.inf, refit=5).module
@@ -334,4 +381,6 @@ def test_a_constant_that_is_exactly_a_fraction_becomes_one():
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[2.5 + 1e-13, -0.25]]))
     x = data(50, 2)
-    assert simplify(layer, x, 2.5 * x[:, :1] - 0.25 * x[:, 1:]).module.weight.tolist() == [[2.5, -0.25]]
+    assert simplify(layer, x, 2.5 * x[:, :1] - 0.25 * x[:, 1:]).module.weight.tolist() == [
+        [2.5, -0.25]
+    ]

@@ -41,9 +41,13 @@ LOSSES: list[Loss] = [
 ]
 _PLAIN, _INFINITE = (0, "plain", "none"), (0, "infinite", "none")
 HISTORIES: list[History] = [
-    History(shapes=((4,),), options={"betas": (0.0, 0.0)}, steps=(_PLAIN, (0, "huge", "none"), _PLAIN)),
+    History(
+        shapes=((4,),), options={"betas": (0.0, 0.0)}, steps=(_PLAIN, (0, "huge", "none"), _PLAIN)
+    ),
     History(shapes=((4,),), options={"betas": (0.5, 0.9)}, steps=(_PLAIN, _INFINITE)),
-    History(shapes=((4,),), steps=(_PLAIN, _INFINITE, _PLAIN)),  # no weight decay: a nan of the parameter stays there
+    History(
+        shapes=((4,),), steps=(_PLAIN, _INFINITE, _PLAIN)
+    ),  # no weight decay: a nan of the parameter stays there
     History(shapes=((4,),), options={"maximize": 1}, steps=(_PLAIN,) * 3),
     History(shapes=((4,),), options={"amsgrad": 1}, steps=(_PLAIN,) * 3),
 ]

@@ -21,7 +21,32 @@ from tests.fuzz.memory import DTYPES, KINDS, LAYOUTS, Memory
 from tests.fuzz.problem import ISAS, Change, Problem, Tensors
 
 # Around the widths of vectors, panels and tiles.
-EDGES = (7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 299, 300)
+EDGES = (
+    7,
+    8,
+    9,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    47,
+    48,
+    49,
+    63,
+    64,
+    65,
+    100,
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+    299,
+    300,
+)
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "npu": (
         {},
@@ -31,7 +56,12 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
         {"eps": 0.5},
     ),
     "nmu": ({}, {"clip": False}),
-    "nmru": ({}, {"clip": False, "eps": 1e-3}, {"sign": "separate"}, {"sign": "separate", "clip": False}),
+    "nmru": (
+        {},
+        {"clip": False, "eps": 1e-3},
+        {"sign": "separate"},
+        {"sign": "separate", "clip": False},
+    ),
     "nau": ({}, {"clip": False}),
     "nac": ({},),
     "nalu": ({}, {"eps": 1e-3}),
@@ -60,15 +90,23 @@ class _Product(torch.autograd.Function):
         grad_x, grad_weight = reference.nmu_backward(grad, x, weight)
         if ctx.change:
             outs = zip(grad.split(1, -1), weight.split(1, -2), strict=True)
-            grad_x = sum((ctx.change(reference.nmu_backward(g, x, w)[0]) for g, w in outs), torch.zeros_like(x))
+            grad_x = sum(
+                (ctx.change(reference.nmu_backward(g, x, w)[0]) for g, w in outs),
+                torch.zeros_like(x),
+            )
         return grad_x, grad_weight, None
 
 
-def _by_products(x: Tensor, weight: Tensor, options: dict[str, Any], change: Change | None) -> Tensor:
+def _by_products(
+    x: Tensor, weight: Tensor, options: dict[str, Any], change: Change | None
+) -> Tensor:
     """`reference.nmu` and `reference.nmru` of their factors, made of `_Product`."""
     if options.get("sign", "product") == "product":
         return _Product.apply(x, weight, change)
-    return _Product.apply(x.abs(), weight, change) * (math.pi * ((x < 0).to(x.dtype) @ weight.mT)).cos()
+    return (
+        _Product.apply(x.abs(), weight, change)
+        * (math.pi * ((x < 0).to(x.dtype) @ weight.mT)).cos()
+    )
 
 
 def _overflow(x: Tensor, weight: Tensor, upstream: Tensor, dtype: torch.dtype) -> bool:
@@ -76,7 +114,9 @@ def _overflow(x: Tensor, weight: Tensor, upstream: Tensor, dtype: torch.dtype) -
     x, weight = x.double(), weight.double()
     weight = weight.unsqueeze(-3) if weight.dim() > 2 else weight
     f = weight * x.unsqueeze(-2) + (1 - weight)  # [K, B, O, I]
-    size = f.abs().clamp(min=1).log().sum(-1) + upstream.double().abs().clamp(min=1).log().reshape(f.shape[:-1])
+    size = f.abs().clamp(min=1).log().sum(-1) + upstream.double().abs().clamp(min=1).log().reshape(
+        f.shape[:-1]
+    )
     return bool((size > math.log(torch.finfo(dtype).max / 64)).any())
 
 
@@ -109,7 +149,9 @@ class Call(Printed):
     without: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float64"
-    layouts: tuple[str, ...] = ("contiguous",) * 3  # of x, the layer's tensors, the upstream gradient
+    layouts: tuple[str, ...] = (
+        "contiguous",
+    ) * 3  # of x, the layer's tensors, the upstream gradient
     special: tuple[tuple[str, str], ...] = ()
     needs: int = 63
     way: str = "fast"
@@ -128,11 +170,15 @@ class Call(Printed):
         for name, letters in record.shapes.items():
             low, high = (-0.25, 1.25) if name == "gate" else record.weight_range
             # Exponents shrink with the number of inputs, as Glorot's do, so that results stay finite.
-            scale = min(1.0, 3 / max(1, self.in_features) ** 0.5) if low < 0 and name != "gate" else 1.0
+            scale = (
+                min(1.0, 3 / max(1, self.in_features) ** 0.5) if low < 0 and name != "gate" else 1.0
+            )
             shape = (*models, *(size[letter] for letter in letters))
             found = memory.tensor(name, shape, layout_weights, low * scale, high * scale)
             tensors[name] = None if name in self.without else found
-        upstream = memory.tensor("upstream", (*models, *self.batch, self.out_features), layout_upstream, -1, 1)
+        upstream = memory.tensor(
+            "upstream", (*models, *self.batch, self.out_features), layout_upstream, -1, 1
+        )
 
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
             return (record.function(*(leaves.get(name) for name in tensors), **self.options),)
@@ -143,7 +189,9 @@ class Call(Printed):
             return x.reshape(self.models, math.prod(self.batch), self.in_features)
 
         def formula(
-            leaves: Tensors, product: Callable[..., Tensor] | None = None, change: Change | None = None
+            leaves: Tensors,
+            product: Callable[..., Tensor] | None = None,
+            change: Change | None = None,
         ) -> tuple[Tensor, ...]:
             x, *rest = (leaves.get(name) for name in tensors)
             assert x is not None
@@ -152,7 +200,11 @@ class Call(Printed):
                 return (_by_products(*factors, self.options, change).reshape(upstream.shape),)
             more: dict[str, Any] = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
             more |= {"product": product} if self.layer == "inalu" else {}
-            return (record.reference(flat(x), *rest, **{**more, **self.options}).reshape(upstream.shape),)
+            return (
+                record.reference(flat(x), *rest, **{**more, **self.options}).reshape(
+                    upstream.shape
+                ),
+            )
 
         def exact(leaves: Tensors, change: Change | None = None) -> tuple[Tensor, ...]:
             return formula(leaves, _Product.apply, change)
@@ -164,7 +216,18 @@ class Call(Printed):
         )
         run = (self.layer in FUSED, self.way, self.isa, self.threads, overflows)
         inexact = exact if self.layer in PRODUCTS else None
-        return Problem(function, exact, formula, present, [upstream], memory.storages, needs, dtype, *run, inexact)
+        return Problem(
+            function,
+            exact,
+            formula,
+            present,
+            [upstream],
+            memory.storages,
+            needs,
+            dtype,
+            *run,
+            inexact,
+        )
 
     def _factors(self, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the products of NMU and NMRU are of: `_Product`'s operands."""
@@ -184,7 +247,12 @@ def size_table(greatest: int) -> list[int]:
     """Every size, small ones and those at the edges of vectors more often, in order."""
     edges = [edge for edge in EDGES if edge <= greatest]
     return sorted(
-        [*range(greatest + 1), *[*range(min(6, greatest))] * 10, *[*range(min(20, greatest))] * 4, *edges * 5]
+        [
+            *range(greatest + 1),
+            *[*range(min(6, greatest))] * 10,
+            *[*range(min(20, greatest))] * 4,
+            *edges * 5,
+        ]
     )
 
 
@@ -224,7 +292,9 @@ def calls(
     table = size_table(greatest)
     models = [(None, False), *((k, shared) for k in (1, 2, 3, 4, 0) for shared in (False, True))]
     forms = [(-1,), (-1, 1), (1, -1), (2, -1), (-1, 2), (0, -1), ()]
-    kinds = [(name, w, o) for name in layers for w in RECORDS[name].variants() for o in OPTIONS[name]]
+    kinds = [
+        (name, w, o) for name in layers for w in RECORDS[name].variants() for o in OPTIONS[name]
+    ]
     runs = (ways, threads, isas)
 
     def make(

@@ -22,7 +22,12 @@ def special_values(name: str, kind: str, dtype: torch.dtype) -> list[float]:
     values = {
         "whole": [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0],
         "tiny": [0.0, -0.0, subnormal, -subnormal, 100 * subnormal, tiny, -tiny],
-        "huge": [root, -root, root / 8, *([info.max, info.min, info.max / 8] if name == "x" else [])],
+        "huge": [
+            root,
+            -root,
+            root / 8,
+            *([info.max, info.min, info.max / 8] if name == "x" else []),
+        ],
         "infinite": [math.inf, -math.inf],
         "nan": [math.nan],
     }
@@ -40,10 +45,18 @@ class Memory:
         self.generator = torch.Generator().manual_seed(seed)
         self.storages: list[Tensor] = []
 
-    def tensor(self, name: str, shape: tuple[int, ...], layout: str, low: float, high: float) -> Tensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], layout: str, low: float, high: float
+    ) -> Tensor:
         strides, offset = self._strides(layout, shape)
-        size = offset + 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n > 1)
-        values = torch.rand(size, generator=self.generator, dtype=torch.float64) * (high - low) + low
+        size = (
+            offset
+            + 1
+            + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n > 1)
+        )
+        values = (
+            torch.rand(size, generator=self.generator, dtype=torch.float64) * (high - low) + low
+        )
         for kind in (kind for where, kind in self.special if where == name):
             special = torch.tensor(special_values(name, kind, self.dtype), dtype=torch.float64)
             at = torch.randint(size, (max(1, size // 10),), generator=self.generator)

@@ -24,7 +24,10 @@ from tests.fuzz.memory import changed
 from tests.fuzz.problem import Outcome, Problem, Tensors, gradients
 
 TIMES = 4.0
-ULPS = {torch.float32: 128.0, torch.float64: 4096.0}  # what float64 is measured against has errors too
+ULPS = {
+    torch.float32: 128.0,
+    torch.float64: 4096.0,
+}  # what float64 is measured against has errors too
 CHANGE = 2.0**-24
 HUGE = 1e6  # a phase of this size still changes by much less than 1
 
@@ -40,11 +43,18 @@ class Expected:
 
 
 def _formula(
-    problem: Problem, change: Callable[[Tensor], Tensor], formula: Callable[[Tensors], tuple[Tensor, ...]]
+    problem: Problem,
+    change: Callable[[Tensor], Tensor],
+    formula: Callable[[Tensors], tuple[Tensor, ...]],
 ) -> Outcome:
     """The outcome by a formula, of changed operands."""
-    leaves = {n: changed(t.detach(), change).requires_grad_(n in problem.needs) for n, t in problem.tensors.items()}
-    return gradients(problem, leaves, formula(leaves), [changed(t, change) for t in problem.upstream])
+    leaves = {
+        n: changed(t.detach(), change).requires_grad_(n in problem.needs)
+        for n, t in problem.tensors.items()
+    }
+    return gradients(
+        problem, leaves, formula(leaves), [changed(t, change) for t in problem.upstream]
+    )
 
 
 def expect(problem: Problem) -> dict[str, Expected]:
@@ -57,10 +67,14 @@ def expect(problem: Problem) -> dict[str, Expected]:
         generator = torch.Generator().manual_seed(seed)
 
         def nearer(t: Tensor) -> Tensor:
-            return t.double() * (1 - size * torch.rand(t.shape, generator=generator, dtype=torch.float64))
+            return t.double() * (
+                1 - size * torch.rand(t.shape, generator=generator, dtype=torch.float64)
+            )
 
         inexact = problem.inexact
-        return _formula(problem, nearer, (lambda leaves: inexact(leaves, nearer)) if inexact else problem.exact)
+        return _formula(
+            problem, nearer, (lambda leaves: inexact(leaves, nearer)) if inexact else problem.exact
+        )
 
     # The changes of a sum's terms may cancel. This counts where results are rounded to half precision: more draws.
     draws = 6 if problem.way == "triton" else 2
@@ -69,20 +83,35 @@ def expect(problem: Problem) -> dict[str, Expected]:
     huge = any((t.abs().nan_to_num(0, 0, 0) > HUGE).any() for t in problem.tensors.values())
     parts = (1 / 2, 2.0**-12) if huge else (1 / 2,)
     smaller = [(part, near(part * CHANGE, 1)) for part in parts]
-    magnified = max([1e9, *(t.double().abs().nan_to_num(0, 0).max().item() for t in problem.upstream if t.numel())])
+    magnified = max(
+        [
+            1e9,
+            *(
+                t.double().abs().nan_to_num(0, 0).max().item()
+                for t in problem.upstream
+                if t.numel()
+            ),
+        ]
+    )
     found = {}
     for name, want in exact.items():
         moved = torch.stack([(one[name] - want).abs() for one in (once, *others)]).amax(0)
-        usual = want[want.isfinite()].abs().median() if want.isfinite().any() else want.new_zeros(())
+        usual = (
+            want[want.isfinite()].abs().median() if want.isfinite().any() else want.new_zeros(())
+        )
         small = moved <= 1e-3 * want.abs().clamp(min=usual)
         for part, less in smaller:  # so small a change is linear
             bend = (less[name] - want - part * (once[name] - want)).abs()
             small &= bend <= (0.2 * part + 1e-5) * moved + 1e-9 * want.abs()
-        same = torch.stack([_pattern(one[name]) == _pattern(want) for one in (once, *others)]).all(0)
+        same = torch.stack([_pattern(one[name]) == _pattern(want) for one in (once, *others)]).all(
+            0
+        )
         settled = torch.where(want.isfinite(), small & same, same)
         # A gradient magnifies what rounding left of a result at the edge of underflow.
         floor = torch.finfo(dtype).smallest_normal * (magnified if name in problem.tensors else 1)
-        found[name] = Expected(want, eager[name], (want.abs() + moved / CHANGE).clamp(min=floor), settled)
+        found[name] = Expected(
+            want, eager[name], (want.abs() + moved / CHANGE).clamp(min=floor), settled
+        )
     return found
 
 
@@ -129,15 +158,21 @@ def _excused(problem: Problem, expected: dict[str, Expected]) -> tuple[bool, boo
     The kernels leave out 0 * inf, as they say, and their order of operations decides what else becomes inf or nan. No
     wider arithmetic tells which numbers in float64 are right where the formula overflows.
     """
-    parameters = [t for name, t in problem.tensors.items() if name not in ("x", "u0", "y", "target")]
+    parameters = [
+        t for name, t in problem.tensors.items() if name not in ("x", "u0", "y", "target")
+    ]
     results = [want.eager for name, want in expected.items() if name not in problem.tensors]
-    numbers = problem.dtype is torch.float64 and _huge(t.masked_fill(t.isinf(), 0) for t in problem.tensors.values())
+    numbers = problem.dtype is torch.float64 and _huge(
+        t.masked_fill(t.isinf(), 0) for t in problem.tensors.values()
+    )
     # Gradients of no results are sums of nothing: 0, where the formula's may be 0 * inf.
     nothing = not any(t.numel() for t in problem.upstream)
     return nothing or _huge((*parameters, *problem.upstream, *results)), numbers
 
 
-def _wrong(found: Tensor, want: Expected, dtype: torch.dtype, excused: tuple[bool, bool], kept: bool) -> Tensor:
+def _wrong(
+    found: Tensor, want: Expected, dtype: torch.dtype, excused: tuple[bool, bool], kept: bool
+) -> Tensor:
     """`kept`: a gradient that was computed from results in the tensors' dtype, rounded or overflowed."""
     info, eps = torch.finfo(found.dtype), torch.finfo(dtype).eps
     actual, exact = found.double(), want.exact
@@ -147,13 +182,19 @@ def _wrong(found: Tensor, want: Expected, dtype: torch.dtype, excused: tuple[boo
     worst = errors.max().item() if errors.numel() else 0.0
     allowed = (TIMES * worst + ULPS.get(dtype, ULPS[torch.float32]) * eps) * want.magnitude
     if found.dtype != dtype:  # rounded once more
-        allowed = allowed + info.eps * (4 * want.magnitude if kept else exact.abs()) + info.smallest_normal * info.eps
+        allowed = (
+            allowed
+            + info.eps * (4 * want.magnitude if kept else exact.abs())
+            + info.smallest_normal * info.eps
+        )
     good = (actual - exact).abs() <= allowed
     for same in (eager, exact):
         good |= (actual == same) | actual.isnan() & same.isnan()
     good |= ~want.settled & (actual.isfinite() | ~eager.isfinite() | ~exact.isfinite())
     good |= actual.isinf() & (exact.abs() + allowed > 0.999 * info.max)
-    good |= (torch.minimum(actual.abs(), exact.abs()) > info.max / 64) & (actual.sign() == exact.sign())
+    good |= (torch.minimum(actual.abs(), exact.abs()) > info.max / 64) & (
+        actual.sign() == exact.sign()
+    )
     if kept and found.dtype != dtype:
         good |= ~actual.isfinite()
     # Sums of terms near the greatest number: their order decides what overflows.

@@ -18,7 +18,9 @@ FAST = ("npu", "nmu", "nmru", "nau", "inalu", "mse", "adam", "ode")
 ISAS: tuple[str | None, ...] = tuple(cpu.supported_isas()) if cpu.available()[0] else (None,)
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensor], Tensor]
-Outcome = dict[str, Tensor]  # the results, "y0", "y1", and the gradients, by the names of their tensors
+Outcome = dict[
+    str, Tensor
+]  # the results, "y0", "y1", and the gradients, by the names of their tensors
 
 
 @dataclass
@@ -74,15 +76,22 @@ def computed_by(way: str, isa: str | None = None, threads: int = 1) -> Iterator[
 
 def forward(problem: Problem) -> tuple[Tensors, tuple[Tensor, ...]]:
     """Fresh leaves over the same memory, and the results."""
-    leaves = {name: t.detach().requires_grad_(name in problem.needs) for name, t in problem.tensors.items()}
+    leaves = {
+        name: t.detach().requires_grad_(name in problem.needs)
+        for name, t in problem.tensors.items()
+    }
     return leaves, problem.function(leaves)
 
 
-def gradients(problem: Problem, leaves: Tensors, results: tuple[Tensor, ...], upstream: list[Tensor]) -> Outcome:
+def gradients(
+    problem: Problem, leaves: Tensors, results: tuple[Tensor, ...], upstream: list[Tensor]
+) -> Outcome:
     found = {f"y{n}": y.detach() for n, y in enumerate(results)}
     wanted = {name: leaves[name] for name in problem.needs}
     if wanted:
-        found |= zip(wanted, torch.autograd.grad(results, list(wanted.values()), upstream), strict=True)
+        found |= zip(
+            wanted, torch.autograd.grad(results, list(wanted.values()), upstream), strict=True
+        )
     return found
 
 

@@ -52,7 +52,9 @@ class Rollout(Printed):
         lead = (self.models if self.of_each else 1,) if self.models is not None and starts else ()
         if self.models is not None and not starts and self.of_each:
             lead = models
-        tensors: dict[str, Tensor | None] = {"u0": memory.tensor("u0", (*lead, *starts, self.d), layout_u0, 0.5, 2)}
+        tensors: dict[str, Tensor | None] = {
+            "u0": memory.tensor("u0", (*lead, *starts, self.d), layout_u0, 0.5, 2)
+        }
         bound = 0.6 / max(1.0, self.d / 3)
         for name, shape, low, high in (
             ("weight_re", (self.h, self.d), -bound, bound),
@@ -63,7 +65,10 @@ class Rollout(Printed):
             found = memory.tensor(name, (*models, *shape), layout_weights, low, high)
             tensors[name] = None if name in self.without else found
         shape = (*models, *starts, self.steps + 1, self.d)
-        upstream = [memory.tensor("upstream", shape, layout_upstream, -1, 1) for _ in range(1 + self.derivatives)]
+        upstream = [
+            memory.tensor("upstream", shape, layout_upstream, -1, 1)
+            for _ in range(1 + self.derivatives)
+        ]
         gate_gradient = reference.STRAIGHT_THROUGH if self.straight else reference.CLIP
         dtype = getattr(torch, self.dtype)
         eps = torch.finfo(dtype).eps
@@ -86,26 +91,35 @@ class Rollout(Printed):
             u0, weight_re, weight_im, gate, weight = (leaves.get(name) for name in tensors)
 
             def f(u: Tensor) -> Tensor:
-                y = reference.npu(u, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)  # type: ignore[arg-type]
+                y = reference.npu(
+                    u, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient
+                )  # type: ignore[arg-type]
                 return reference.nau(y, weight, clip=self.clip)  # type: ignore[arg-type]
 
             rows = u0 if starts else u0.unsqueeze(-2)  # type: ignore[union-attr]
             rows = rows.expand(*models, *(starts or (1,)), self.d)  # type: ignore[union-attr]
             tableau = reference_ode.METHODS[self.method]
-            states, slopes = reference_ode.solve(f, rows, tableau, self.steps, self.dt, self.derivatives)
+            states, slopes = reference_ode.solve(
+                f, rows, tableau, self.steps, self.dt, self.derivatives
+            )
             out = [
-                torch.stack(found, -2).reshape(shape) for found in ([states, slopes] if self.derivatives else [states])
+                torch.stack(found, -2).reshape(shape)
+                for found in ([states, slopes] if self.derivatives else [states])
             ]
             return tuple(out)
 
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         needs = tuple(name for bit, name in enumerate(present) if self.needs >> bit & 1)
         run = (True, self.way, self.isa, self.threads)
-        return Problem(function, formula, formula, present, upstream, memory.storages, needs, dtype, *run)
+        return Problem(
+            function, formula, formula, present, upstream, memory.storages, needs, dtype, *run
+        )
 
 
 def rollouts(
-    ways: tuple[str, ...] = ("fast", "operators"), isas: tuple[str | None, ...] = ISAS, most: int = 9
+    ways: tuple[str, ...] = ("fast", "operators"),
+    isas: tuple[str | None, ...] = ISAS,
+    most: int = 9,
 ) -> st.SearchStrategy[Rollout]:
     """most: steps."""
     models, starts = (None, 1, 2, 5, 19, 0), (None, 1, 2, 9, 40, 0)

@@ -41,7 +41,8 @@ def check_calls_in_turns(calls: list[Call]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "seconds"), [(("npu",), 7), (("nmu", "nmru", "inalu"), 5), (("nau", "nac", "nalu"), 3)]
+    ("layers", "seconds"),
+    [(("npu",), 7), (("nmu", "nmru", "inalu"), 5), (("nau", "nac", "nalu"), 3)],
 )
 def test_calls(layers: tuple[str, ...], seconds: float) -> None:
     fuzz(check_call, calls(layers), seconds, [call for call in found.CALLS if call.layer in layers])

@@ -36,8 +36,12 @@ class Loss(Printed):
     def problem(self) -> Problem:
         memory = Memory(self.dtype, self.seed, self.special)
         y = memory.tensor("y", self.shape, self.layouts[0], -2, 2)
-        target = memory.tensor("target", self.shape[1:] if self.shared else self.shape, self.layouts[1], -2, 2)
-        upstream = memory.tensor("upstream", self.shape[:1] if self.models else (), "contiguous", -1, 1)
+        target = memory.tensor(
+            "target", self.shape[1:] if self.shared else self.shape, self.layouts[1], -2, 2
+        )
+        upstream = memory.tensor(
+            "upstream", self.shape[:1] if self.models else (), "contiguous", -1, 1
+        )
         num_models = self.shape[0] if self.models else None
 
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
@@ -51,7 +55,17 @@ class Loss(Printed):
 
         tensors = {"y": y, "target": target}
         run = (False, self.way, None, self.threads)
-        return Problem(function, formula, formula, tensors, [upstream], memory.storages, self.needs, y.dtype, *run)
+        return Problem(
+            function,
+            formula,
+            formula,
+            tensors,
+            [upstream],
+            memory.storages,
+            self.needs,
+            y.dtype,
+            *run,
+        )
 
 
 def losses() -> st.SearchStrategy[Loss]:
@@ -61,7 +75,13 @@ def losses() -> st.SearchStrategy[Loss]:
     table = size_table(300)
 
     def make(
-        form: int, dtype: str, sizes: list[int], layout: int, special: tuple[int, ...], run: int, seed: int
+        form: int,
+        dtype: str,
+        sizes: list[int],
+        layout: int,
+        special: tuple[int, ...],
+        run: int,
+        seed: int,
     ) -> Loss:
         (models, shared), need = pick(form, forms, needs)
         if models and not sizes:
@@ -72,7 +92,16 @@ def losses() -> st.SearchStrategy[Loss]:
         way, threads = pick(run, *runs)
         values = special_in(("y", "target", "upstream"), special)
         return Loss(
-            shape, models, shared, dtype, tuple(pick(layout, LAYOUTS, LAYOUTS)), values, need, way, threads, seed
+            shape,
+            models,
+            shared,
+            dtype,
+            tuple(pick(layout, LAYOUTS, LAYOUTS)),
+            values,
+            need,
+            way,
+            threads,
+            seed,
         )
 
     return st.builds(
@@ -104,8 +133,30 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"foreach": False},
 )
 # What happens at a step: gradients of some kind, or something else.
-GRADIENTS = ("plain", "missing", "permuted", "expanded", "negated", "zero", "tiny", "huge", "infinite", "nan")
-EVENTS = ("exchange", "copy", "rate", "hook", "closure", "operators", "reference", "zero_grad", "threads", "freeze")
+GRADIENTS = (
+    "plain",
+    "missing",
+    "permuted",
+    "expanded",
+    "negated",
+    "zero",
+    "tiny",
+    "huge",
+    "infinite",
+    "nan",
+)
+EVENTS = (
+    "exchange",
+    "copy",
+    "rate",
+    "hook",
+    "closure",
+    "operators",
+    "reference",
+    "zero_grad",
+    "threads",
+    "freeze",
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,20 +189,34 @@ class History(Printed):
             optimizer, parameters = self._event(event, kind, optimizer, parameters, options)
             optimizer.zero_grad(set_to_none=event != "zero_grad")
             for n, p in enumerate(parameters):
-                p.grad = self._gradient(memory, p, what if n == special % len(parameters) else "plain", event)
+                p.grad = self._gradient(
+                    memory, p, what if n == special % len(parameters) else "plain", event
+                )
             length += float(optimizer.param_groups[0]["lr"])
             self._step(optimizer, event)
         state = [optimizer.state[p] for p in parameters]
-        moments = [s[name] for s in state for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if name in s]
+        moments = [
+            s[name]
+            for s in state
+            for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+            if name in s
+        ]
         return [p.detach() for p in parameters], moments, length
 
     def _event(
-        self, event: str, kind: type, optimizer: Any, parameters: list[Tensor], options: dict[str, Any]
+        self,
+        event: str,
+        kind: type,
+        optimizer: Any,
+        parameters: list[Tensor],
+        options: dict[str, Any],
     ) -> tuple[Any, list[Tensor]]:
         if event == "exchange" and kind is Adam:
             other = torch.optim.Adam if type(optimizer) is Adam else Adam
             state = copy.deepcopy(optimizer.state_dict())
-            optimizer = other([{"params": g["params"]} for g in optimizer.param_groups], **{**options, "lr": 1.0})
+            optimizer = other(
+                [{"params": g["params"]} for g in optimizer.param_groups], **{**options, "lr": 1.0}
+            )
             optimizer.load_state_dict(state)
         elif event == "copy":
             optimizer, parameters = copy.deepcopy((optimizer, parameters))
@@ -190,17 +255,30 @@ def check_history(history: History) -> None:
     torch.testing.assert_close(ours, theirs, atol=64 * info.eps * (length + 1), **near)
     for found, want in zip(our_moments, their_moments, strict=True):
         size = want[want.isfinite()].abs().max().item() if want.isfinite().any() else 0.0
-        torch.testing.assert_close(found, want, atol=64 * (info.eps * size + info.smallest_normal), **near)
+        torch.testing.assert_close(
+            found, want, atol=64 * (info.eps * size + info.smallest_normal), **near
+        )
 
 
 def histories() -> st.SearchStrategy[History]:
     table = size_table(300)
 
     def make(
-        shapes: list[int], layouts: int, groups: int, option: int, dtype: str, steps: list[int], seed: int
+        shapes: list[int],
+        layouts: int,
+        groups: int,
+        option: int,
+        dtype: str,
+        steps: list[int],
+        seed: int,
     ) -> History:
-        sizes = tuple((table[n // 7],) if n % 7 < 4 else (table[n // 7 % 40], n % 7) for n in shapes)
-        kinds = [pick(layouts >> (3 * n) & 7, (*LAYOUTS[:4], *["contiguous"] * 4))[0] for n in range(len(sizes))]
+        sizes = tuple(
+            (table[n // 7],) if n % 7 < 4 else (table[n // 7 % 40], n % 7) for n in shapes
+        )
+        kinds = [
+            pick(layouts >> (3 * n) & 7, (*LAYOUTS[:4], *["contiguous"] * 4))[0]
+            for n in range(len(sizes))
+        ]
         done = tuple(tuple(pick(n, (0, 1, 2), GRADIENTS, (*["none"] * 10, *EVENTS))) for n in steps)
         return History(sizes, tuple(kinds), groups, OPTIONS[option], dtype, done, seed)
 

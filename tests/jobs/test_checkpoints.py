@@ -42,14 +42,23 @@ DTYPES = (
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_digest_of_every_dtype(dtype: torch.dtype) -> None:
     """It tells values, dtypes and shapes apart, and not how they lie in memory."""
-    raw = torch.arange(24, dtype=torch.uint8) % 2 if dtype is torch.bool else torch.arange(24, dtype=torch.uint8)
+    raw = (
+        torch.arange(24, dtype=torch.uint8) % 2
+        if dtype is torch.bool
+        else torch.arange(24, dtype=torch.uint8)
+    )
     tensor = raw.view(dtype).reshape(-1, 1).expand(-1, 2)
     changed = tensor.clone()
     changed.view(torch.uint8).view(-1)[-1] ^= 1
     assert digest(tensor) == digest(tensor.clone())
     assert digest(tensor) == digest(tensor.clone().T.contiguous().T)
     assert len(
-        {digest(tensor), digest(changed), digest(tensor.flatten()), digest(tensor.clone().view(torch.uint8))}
+        {
+            digest(tensor),
+            digest(changed),
+            digest(tensor.flatten()),
+            digest(tensor.clone().view(torch.uint8)),
+        }
     ) == (3 if dtype is torch.uint8 else 4)
     assert digest(tensor[:0]) != digest(tensor[:0].flatten())
     assert digest(tensor.flatten()[::3]) == digest(tensor.flatten()[::3].clone())
@@ -128,7 +137,14 @@ def trained(path: Path | None, end_at: int | None = None, **change: Any) -> Any:
     if make is not None:
         settings["optimizer"] = make(model.parameters())
     callbacks = settings.pop("callbacks", [])
-    return run(model, x, y, checkpoint=path, callbacks=[*callbacks, lambda part: part.steps == end_at], **settings)
+    return run(
+        model,
+        x,
+        y,
+        checkpoint=path,
+        callbacks=[*callbacks, lambda part: part.steps == end_at],
+        **settings,
+    )
 
 
 def frozen() -> nn.Sequential:
@@ -141,7 +157,11 @@ ADAM, RMS = torch.optim.Adam, torch.optim.RMSprop
 OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     # name: settings of the first call, what the second one changes, what is said
     "lr": ({}, {"lr": 0.1}, r"other optimizer.lr \(0.01, here 0.1\)$"),
-    "lr, a function": ({}, {"lr": lambda step: 0.01}, r"other optimizer.lr \(0.01, here a function\)$"),
+    "lr, a function": (
+        {},
+        {"lr": lambda step: 0.01},
+        r"other optimizer.lr \(0.01, here a function\)$",
+    ),
     "lr of an optimiser": (
         {"lr": None, "make": lambda p: ADAM(p, 0.01)},
         {"make": lambda p: ADAM(p, 0.1)},
@@ -158,7 +178,11 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"make": lambda p: ADAM(p, betas=(0.5, 0.9))},
         r"other optimizer.betas \(\(0.9, 0.999\), here \(0.5, 0.9\)\)$",
     ),
-    "eps": ({"make": ADAM}, {"make": lambda p: ADAM(p, eps=0.1)}, r"other optimizer.eps \(1e-08, here 0.1\)$"),
+    "eps": (
+        {"make": ADAM},
+        {"make": lambda p: ADAM(p, eps=0.1)},
+        r"other optimizer.eps \(1e-08, here 0.1\)$",
+    ),
     "weight decay": (
         {"make": ADAM},
         {"make": lambda p: ADAM(p, weight_decay=1)},
@@ -169,7 +193,11 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"make": lambda p: ADAM(p, maximize=True)},
         r"other optimizer.maximize \(False, here True\)$",
     ),
-    "alpha": ({"make": RMS}, {"make": lambda p: RMS(p, alpha=0.5)}, r"other optimizer.alpha \(0.99, here 0.5\)$"),
+    "alpha": (
+        {"make": RMS},
+        {"make": lambda p: RMS(p, alpha=0.5)},
+        r"other optimizer.alpha \(0.99, here 0.5\)$",
+    ),
     "momentum": (
         {"make": RMS},
         {"make": lambda p: RMS(p, momentum=0.5)},
@@ -180,7 +208,11 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"make": lambda p: RMS(p, centered=True)},
         r"other optimizer.centered \(False, here True\)$",
     ),
-    "parameters": ({"make": ADAM}, {"make": lambda p: ADAM(list(p)[1:])}, r"other optimizer.params"),
+    "parameters": (
+        {"make": ADAM},
+        {"make": lambda p: ADAM(list(p)[1:])},
+        r"other optimizer.params",
+    ),
     "groups": (
         {"make": ADAM},
         {"make": lambda p: ADAM([{"params": [q]} for q in p])},
@@ -212,7 +244,11 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, 15, 9.0), "madsen": 0.1}},
         r"other penalties",
     ),
-    "frozen": ({}, {"model": frozen}, r"other requires_grad \(.*, here \['0.weight_re', '0.weight_im', '0.gate'\]\)$"),
+    "frozen": (
+        {},
+        {"model": frozen},
+        r"other requires_grad \(.*, here \['0.weight_re', '0.weight_im', '0.gate'\]\)$",
+    ),
     "model": ({}, {"model": lambda: chain(eps=1e-3)}, "other model$"),
     "dtype": (
         {},
@@ -258,7 +294,10 @@ def test_a_run_of_other_settings_is_refused(name: str, tmp_path: Path) -> None:
     change = {key: value() if key == "model" else value for key, value in change.items()}
     model = change.setdefault("model", chain())
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match=rf"^run: checkpoint must be .*{path.name}': it is of another run: .*{said}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^run: checkpoint must be .*{path.name}': it is of another run: .*{said}",
+    ):
         trained(path, **{**lr, **first, **change})
     assert all(map(torch.equal, before, model.parameters()))
     assert path.read_bytes() == content
@@ -267,7 +306,10 @@ def test_a_run_of_other_settings_is_refused(name: str, tmp_path: Path) -> None:
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
     "stretch": ({}, {"stretch": 7}),
-    "how the optimiser computes": ({"lr": None, "make": ADAM}, {"make": lambda p: ADAM(p, foreach=False)}),
+    "how the optimiser computes": (
+        {"lr": None, "make": ADAM},
+        {"make": lambda p: ADAM(p, foreach=False)},
+    ),
     "numbers of other types": (
         {"make": lambda p: ADAM(p, weight_decay=1), "lr": 1},
         {"make": lambda p: ADAM(p, weight_decay=1.0), "lr": 1.0},
@@ -275,7 +317,10 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a tensor as rate": ({"lr": None, "make": lambda p: ADAM(p, torch.tensor(0.01))}, {}),
     "all rows": ({"batch_size": None}, {"generator": None}),
     "torch's generator": ({"generator": None}, {}),
-    "functions": ({"lr": lambda step: 0.01 / step, "penalties": {"l1": lambda step: step / 100}}, {}),
+    "functions": (
+        {"lr": lambda step: 0.01 / step, "penalties": {"l1": lambda step: step / 100}},
+        {},
+    ),
     "a generator that was used": ({}, {"generator": "used"}),
     "a schedule that was used": ({}, {"penalties": "used"}),
 }
@@ -317,7 +362,11 @@ def test_settings_that_callbacks_change_continue(tmp_path: Path) -> None:
 
     def slower(part: Any) -> None:
         group = part.optimizer.param_groups[0]
-        group["lr"], group["weight_decay"], group["betas"] = 0.1 / part.steps, part.steps / 1e4, (0.8, 0.9)
+        group["lr"], group["weight_decay"], group["betas"] = (
+            0.1 / part.steps,
+            part.steps / 1e4,
+            (0.8, 0.9),
+        )
 
     settings = {"callbacks": [slower], "lr": None, "make": lambda p: ADAM(p, 0.01, foreach=False)}
     whole = trained(None, **settings)
@@ -373,7 +422,9 @@ def test_an_own_optimiser(make: Any, tmp_path: Path) -> None:
         state["optimizer"]["state"][0][key] = value
         files.save(path, state)
         if make is Noted:
-            with pytest.raises(ValueError, match=rf"its optimizer's state of parameter 0, {key}, must be "):
+            with pytest.raises(
+                ValueError, match=rf"its optimizer's state of parameter 0, {key}, must be "
+            ):
                 trained(path, **settings)
     state["optimizer"]["state"][0] = [1]
     files.save(path, state)
@@ -382,7 +433,9 @@ def test_an_own_optimiser(make: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
-def test_ended_at_the_beginning(fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_at_the_beginning(
+    fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By Ctrl-C before the first step: the optimiser has no state yet."""
     models = [chain() if fused else chain().append(nn.Identity()) for _ in range(3)]
     whole, enter = trained(None, model=models[0]), Progress.__enter__
@@ -421,8 +474,15 @@ def test_tensors_of_a_file_get_memory_of_their_own() -> None:
         assert not (read.is_neg())
         assert read.untyped_storage().nbytes() == 20
         assert read.data_ptr() != value.data_ptr()
-    for wrong in (torch.ones(5, device="meta"), torch.ones(5).to_sparse(), torch.ones(5).to_mkldnn(), [1.0] * 5):
-        with pytest.raises(ValueError, match=r"^its x must be a tensor of torch.float32 and shape \(5\), got"):
+    for wrong in (
+        torch.ones(5, device="meta"),
+        torch.ones(5).to_sparse(),
+        torch.ones(5).to_mkldnn(),
+        [1.0] * 5,
+    ):
+        with pytest.raises(
+            ValueError, match=r"^its x must be a tensor of torch.float32 and shape \(5\), got"
+        ):
             saved.tensor(wrong, "x", (5,), torch.float32)
     bounds: tuple[Any, ...] = ("x", (2,), torch.float32, "cpu", 0.0, 1.0)
     assert len(saved.tensor(torch.tensor([0.0, 1.0]), *bounds)) == 2
@@ -436,7 +496,9 @@ def test_numbers_of_a_file() -> None:
     assert [saved.number(n, "n", 2.0) for n in (2, 2.0, 1e300)] == [2, 2.0, 1e300]
     assert saved.number(math.inf, "n", finite=False) == math.inf
     for wrong in (1, 5, 2.0, True, "2", None, torch.tensor(2)):
-        with pytest.raises(ValueError, match=r"^its n must be an integer of at least 2, at most 4, got"):
+        with pytest.raises(
+            ValueError, match=r"^its n must be an integer of at least 2, at most 4, got"
+        ):
             saved.integer(wrong, "n", 2, 4)
     for wrong in (1.9, math.inf, math.nan, True, "2", None, torch.tensor(2.0)):
         with pytest.raises(ValueError, match=r"^its n must be a number of at least 2.0, got"):
@@ -451,7 +513,11 @@ def test_numbers_of_a_file() -> None:
 @pytest.mark.parametrize("kind", ["bfloat16", "negative bit", "conjugate bit"])
 def test_a_run_of_any_data_is_saved_and_continued(kind: str, tmp_path: Path) -> None:
     if kind == "bfloat16":
-        x, y, more = X.bfloat16(), Y.bfloat16(), {"model": nn.Linear(2, 2, dtype=torch.bfloat16), "penalties": {}}
+        x, y, more = (
+            X.bfloat16(),
+            Y.bfloat16(),
+            {"model": nn.Linear(2, 2, dtype=torch.bfloat16), "penalties": {}},
+        )
     elif kind == "negative bit":
         x, y, more = torch._neg_view(-X), torch._neg_view(-Y), {"model": chain()}
         assert x.is_neg()
@@ -469,7 +535,9 @@ def test_a_run_of_any_data_is_saved_and_continued(kind: str, tmp_path: Path) -> 
         assert torch.equal(whole.losses, trained(None).losses)
 
 
-def test_what_cannot_be_saved_fails_before_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_saved_fails_before_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The digest is made once, before the first step, for all kinds of work."""
     calls: list[str] = []
 
@@ -493,7 +561,9 @@ def test_what_cannot_be_saved_fails_before_any_step(tmp_path: Path, monkeypatch:
 
 def test_the_data_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr("npu_kernels.training._runs.digest", lambda *parts: calls.append(1) or digest(*parts))
+    monkeypatch.setattr(
+        "npu_kernels.training._runs.digest", lambda *parts: calls.append(1) or digest(*parts)
+    )
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
     trained(tmp_path / "run", 20)
     assert len(calls) == 1
@@ -520,7 +590,9 @@ print(digest(torch.ones(3, dtype=torch.bfloat16)))
 
 def test_without_numpy(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY, str(tmp_path / "run")], capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == digest(torch.ones(3, dtype=torch.bfloat16))
@@ -552,13 +624,20 @@ class Training(Work):
     def begin(self) -> None:
         trained(self.path, 20)
         self.model = chain()
-        self.generator, self.schedule = torch.Generator().manual_seed(3), SteppedSchedule(1e-3, 1.0, step=15)
+        self.generator, self.schedule = (
+            torch.Generator().manual_seed(3),
+            SteppedSchedule(1e-3, 1.0, step=15),
+        )
         self.optimizer = torch.optim.Adam(self.model.parameters(), 0.01)
 
     def go_on(self) -> Any:
         penalties = {"l1": self.schedule, "madsen": 0.1}
         return trained(
-            self.path, model=self.model, generator=self.generator, optimizer=self.optimizer, penalties=penalties
+            self.path,
+            model=self.model,
+            generator=self.generator,
+            optimizer=self.optimizer,
+            penalties=penalties,
         )
 
     def moved(self) -> list[Any]:
@@ -613,7 +692,9 @@ class Series(Work):
         self.go_on()
 
     def go_on(self) -> Any:
-        return ode.fit(self.model, T, predators(T), start="model", simplify=False, checkpoint=self.path)
+        return ode.fit(
+            self.model, T, predators(T), start="model", simplify=False, checkpoint=self.path
+        )
 
     def moved(self) -> list[Any]:
         return [p.detach().clone() for p in self.model.parameters()]
@@ -633,7 +714,11 @@ def of(*path: Any, to: Any) -> Change:
 
 
 def _key(inner: Any, part: Any) -> Any:
-    return list(inner)[part] if isinstance(inner, dict) and isinstance(part, int) and part not in inner else part
+    return (
+        list(inner)[part]
+        if isinstance(inner, dict) and isinstance(part, int) and part not in inner
+        else part
+    )
 
 
 def without(*path: Any) -> Change:
@@ -665,7 +750,14 @@ def beyond(tensor: Tensor) -> Tensor:
     return tensor + 10**6
 
 
-COUNTS = {"huge": 10**12, "negative": -1, "a bool": True, "a float": 3.0, "text": "3", "nothing": None}
+COUNTS = {
+    "huge": 10**12,
+    "negative": -1,
+    "a bool": True,
+    "a float": 3.0,
+    "text": "3",
+    "nothing": None,
+}
 CRAFTED: dict[type[Work], dict[str, Change]] = {
     Training: {
         **{f"done is {name}": of("done", to=value) for name, value in COUNTS.items()},
@@ -687,17 +779,23 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "the optimiser has no groups": without("optimizer", "param_groups"),
         "a group more": of("optimizer", "param_groups", to=lambda old: old * 2),
         "a group without lr": without("optimizer", "param_groups", 0, "lr"),
-        "a group of other parameters": of("optimizer", "param_groups", 0, "params", to=[0, 1, 2, 7]),
+        "a group of other parameters": of(
+            "optimizer", "param_groups", 0, "params", to=[0, 1, 2, 7]
+        ),
         "lr is text": of("optimizer", "param_groups", 0, "lr", to="0.01"),
         "lr is infinite": of("optimizer", "param_groups", 0, "lr", to=math.inf),
         "three betas": of("optimizer", "param_groups", 0, "betas", to=(0.9, 0.9, 0.9)),
         "betas are a number": of("optimizer", "param_groups", 0, "betas", to=0.9),
         "the optimiser's state is a list": of("optimizer", "state", to=[]),
-        "a state of a parameter that is not there": of("optimizer", "state", to=lambda old: {**old, 9: old[0]}),
+        "a state of a parameter that is not there": of(
+            "optimizer", "state", to=lambda old: {**old, 9: old[0]}
+        ),
         "a state without a moment": without("optimizer", "state", 0, "exp_avg"),
         "a state with something more": lambda state: state["optimizer"]["state"][0].update(more=1),
         "a moment of another size": of("optimizer", "state", 0, "exp_avg", to=lambda old: old[:1]),
-        "a moment of another dtype": of("optimizer", "state", 3, "exp_avg_sq", to=torch.Tensor.double),
+        "a moment of another dtype": of(
+            "optimizer", "state", 3, "exp_avg_sq", to=torch.Tensor.double
+        ),
         "a moment is a number": of("optimizer", "state", 0, "exp_avg", to=0.0),
         "a step of several numbers": of("optimizer", "state", 0, "step", to=torch.zeros(2)),
         "a negative step": of("optimizer", "state", 0, "step", to=torch.tensor(-3.0)),
@@ -734,7 +832,9 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "no search": of("search", to=None),
         "a search without its moments": without("search", "moments"),
         "a search of a tensor less": of("search", "tensors", to=lambda old: old[:-1]),
-        "a search's tensor of another size": of("search", "tensors", to=item(-1, lambda old: old[..., :-1])),
+        "a search's tensor of another size": of(
+            "search", "tensors", to=item(-1, lambda old: old[..., :-1])
+        ),
         "a search's moments of other models": of("search", "moments", to=item(-1, longer)),
         "a search of another dtype": of("search", "squares", to=item(0, torch.Tensor.double)),
         "a search of another problem": of("search", "problem", to=beyond),
@@ -749,7 +849,9 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "a search in the refinement": of("search", to={}),
         "no refinement": of("refinement", to=None),
         "a refinement without start": without("refinement", "start"),
-        "a refinement of wider models": of("refinement", "start", to=lambda old: torch.cat([old, old], 1)),
+        "a refinement of wider models": of(
+            "refinement", "start", to=lambda old: torch.cat([old, old], 1)
+        ),
         "a refinement that holds others": of("refinement", "held", to=longer),
         "a refinement of other problems": of("refinement", "problem", to=beyond),
         "a refinement of float32": of("refinement", "start", to=torch.Tensor.float),
@@ -781,18 +883,28 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "points of a part less": of("kept", "0.0", to=item(0, lambda old: old[:-1])),
         "points of another dtype": of("kept", "0.0", to=item(0, item(0, torch.Tensor.float))),
         "points of other coefficients": of("kept", "0.0", to=item(0, item(2, longer))),
-        "points of other inputs": of("kept", "0.0", to=item(0, lambda old: [*(t[..., :1] for t in old[:2]), *old[2:]])),
+        "points of other inputs": of(
+            "kept", "0.0", to=item(0, lambda old: [*(t[..., :1] for t in old[:2]), *old[2:]])
+        ),
         "points of other terms": of(
-            "kept", "0.0", to=item(0, lambda old: [*(t.repeat(1, 2, 1) for t in old[:2]), old[2].repeat(1, 2), old[3]])
+            "kept",
+            "0.0",
+            to=item(
+                0, lambda old: [*(t.repeat(1, 2, 1) for t in old[:2]), old[2].repeat(1, 2), old[3]]
+            ),
         ),
         "no state of a generator": of("kept", "0.0", to=item(1, "{}")),
         "a generator's state that is no JSON": of("kept", "0.0", to=item(1, "{")),
         "sums instead of points": lambda state: state["kept"].update({"0.0": state["kept"]["0.1"]}),
         "points instead of sums": lambda state: state["kept"].update({"0.1": state["kept"]["0.0"]}),
         "a sum of a part less": of("kept", "0.1", to=item(0, lambda old: old[:-1])),
-        "a sum of other inputs": of("kept", "0.1", to=item(0, lambda old: [*(t[:, :1] for t in old[:3]), *old[3:]])),
+        "a sum of other inputs": of(
+            "kept", "0.1", to=item(0, lambda old: [*(t[:, :1] for t in old[:3]), *old[3:]])
+        ),
         "a sum of other coefficients": of("kept", "0.1", to=item(0, item(3, longer))),
-        "a sum's exponents are nan": of("kept", "0.1", to=item(0, item(0, lambda old: old * math.nan))),
+        "a sum's exponents are nan": of(
+            "kept", "0.1", to=item(0, item(0, lambda old: old * math.nan))
+        ),
         "a sum's flags are numbers": of("kept", "0.1", to=item(0, item(2, torch.Tensor.double))),
         "a sum's cost is text": of("kept", "0.1", to=item(0, item(-1, "0"))),
         "two sums where one is expected": of("kept", -1, to=lambda old: old * 2),
@@ -806,13 +918,18 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "kept by numbers": of("kept", to={3: ()}),
         "a descent is a number": of("kept", 0, to=3),
         "a descent of a part less": of("kept", 0, to=lambda old: old[:-1]),
-        "a descent of more numbers": of("kept", 0, to=item(0, lambda old: torch.cat([old, old], 1))),
+        "a descent of more numbers": of(
+            "kept", 0, to=item(0, lambda old: torch.cat([old, old], 1))
+        ),
         "a descent of more laws": of("kept", 0, to=lambda old: (*map(longer, old[:3]), *old[3:])),
         "a descent of another dtype": of("kept", 0, to=item(0, torch.Tensor.float)),
         "another error": of("kept", 0, to=item(2, longer)),
         "another damping": of("kept", 0, to=item(1, lambda old: old[0])),
         **{f"steps are {name}": of("kept", 0, to=item(4, value)) for name, value in COUNTS.items()},
-        **{f"steps without a gain are {name}": of("kept", 0, to=item(3, value)) for name, value in COUNTS.items()},
+        **{
+            f"steps without a gain are {name}": of("kept", 0, to=item(3, value))
+            for name, value in COUNTS.items()
+        },
     },
 }
 
@@ -836,16 +953,22 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[Work]], Wo
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, changes in CRAFTED.items() for name in changes], ids=str
+    ("kind", "name"),
+    [(kind, name) for kind, changes in CRAFTED.items() for name in changes],
+    ids=str,
 )
-def test_a_crafted_file_is_an_error(kind: type[Work], name: str, works: Callable[[type[Work]], Work]) -> None:
+def test_a_crafted_file_is_an_error(
+    kind: type[Work], name: str, works: Callable[[type[Work]], Work]
+) -> None:
     """It names the file, and nothing is touched: model, optimiser, generator, schedules, file."""
     work = works(kind)
     state = files.load(work.path, [])
     CRAFTED[kind][name](state)
     files.save(work.path, state)
     content, before = work.path.read_bytes(), work.moved()
-    with pytest.raises(ValueError, match=r"(run|fit): checkpoint must be .*the\.file': (lbfgs: )?it.*"):
+    with pytest.raises(
+        ValueError, match=r"(run|fit): checkpoint must be .*the\.file': (lbfgs: )?it.*"
+    ):
         work.go_on()
     for old, new in zip(before, work.moved(), strict=True):
         assert torch.equal(old, new) if isinstance(old, Tensor) else old == new
@@ -890,7 +1013,9 @@ def test_how_often_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Where the last time is longer ago than that, and at the end."""
     counts: list[int] = []
     write = files.save
-    monkeypatch.setattr(files, "save", lambda path, state: (counts.append(state["done"]), write(path, state)))
+    monkeypatch.setattr(
+        files, "save", lambda path, state: (counts.append(state["done"]), write(path, state))
+    )
     monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 3.0)
     checkpoints.drive(Counting(monkeypatch), False, tmp_path / "file")
     assert counts == [4, 8, 10]
@@ -944,7 +1069,9 @@ def test_a_handler_that_is_not_pythons_stays(monkeypatch: pytest.MonkeyPatch) ->
     ("asked", "terminal", "shown"),
     [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
 )
-def test_whether_progress_is_shown(asked: Any, terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_progress_is_shown(
+    asked: Any, terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Any] = []
 
     class Bar:
@@ -992,7 +1119,9 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Counting(monkeypatch)
     with pytest.raises(TypeError, match=r"^counting: checkpoint must be a path, got int$"):
         checkpoints.Checkpoint(work, 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^counting: checkpoint must be a file that can be written, got .*udcff"):
+    with pytest.raises(
+        ValueError, match=r"^counting: checkpoint must be a file that can be written, got .*udcff"
+    ):
         checkpoints.Checkpoint(work, str(tmp_path / "\udcff\ud800"))
     checkpoints.Checkpoint(work, str(tmp_path / "new")).save()
     assert files.load(tmp_path / "new", ["done"])["done"] == 0
@@ -1006,5 +1135,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise PermissionError("no")
 
     monkeypatch.setattr(files, "load", failing)
-    with pytest.raises(PermissionError, match=r"^counting: checkpoint must be a new file or one of this same counting"):
+    with pytest.raises(
+        PermissionError,
+        match=r"^counting: checkpoint must be a new file or one of this same counting",
+    ):
         checkpoints.Checkpoint(work, tmp_path / "file")

@@ -47,7 +47,9 @@ files.write(Path(sys.argv[1]), "theirs")
 def _killed(path: Path) -> None:
     """Kill a process while it writes a file."""
     script = [sys.executable, "-c", WRITES_UNTIL_TOLD, str(path)]
-    with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "writes\n"
         child.kill()
@@ -87,7 +89,9 @@ def test_every_changed_or_missing_byte_is_found(tmp_path: Path) -> None:
         changed[at] ^= 1 << at % 8
         for content in (changed, whole[:at]):
             path.write_bytes(content)
-            with pytest.raises(ValueError, match=r"^it is (empty|damaged|no file that npu_kernels saved)"):
+            with pytest.raises(
+                ValueError, match=r"^it is (empty|damaged|no file that npu_kernels saved)"
+            ):
                 files.load(path, STATE)
 
 
@@ -96,7 +100,10 @@ def test_every_changed_or_missing_byte_is_found(tmp_path: Path) -> None:
     [
         (b"hello", r"^it is no file that npu_kernels saved$"),
         (b"PK\x03\x04 a zip file", r"^it is damaged or no file that npu_kernels saved$"),
-        (torch.nn.Linear(1, 1), r"^it is damaged or no file that npu_kernels saved$"),  # no advice to unpickle it
+        (
+            torch.nn.Linear(1, 1),
+            r"^it is damaged or no file that npu_kernels saved$",
+        ),  # no advice to unpickle it
         ([1, 2], r"^it holds something else: list$"),
         (torch.ones(2), r"^it holds something else: Tensor$"),
         ({"a": 1, "x": 2}, r"^it holds something else: a dict without b, c$"),
@@ -113,7 +120,9 @@ def test_other_files_are_named(content: object, message: str, tmp_path: Path) ->
         files.load(path, STATE)
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "report"
     files.write(path, "old")
     monkeypatch.setattr(os, "fsync", _refuse)
@@ -128,9 +137,15 @@ def test_leftovers_of_killed_processes_go_and_others_stay(tmp_path: Path) -> Non
         _killed(tmp_path / name)
     left = sorted(os.listdir(tmp_path))
     assert len(left) == 2, "the files of the killed processes"
-    assert all(re.fullmatch(rf"(state|other)\.{files._host()}\.[0-9a-f]{{16}}\.tmp", name) for name in left)
+    assert all(
+        re.fullmatch(rf"(state|other)\.{files._host()}\.[0-9a-f]{{16}}\.tmp", name) for name in left
+    )
     others = [name.replace(files._host(), "elsewhere") for name in left]
-    others += ["notes.tmp", f"state.{files._host()}.{'0' * 16}.tmp.old", f"state.{files._host()}.{'0' * 15}.tmp"]
+    others += [
+        "notes.tmp",
+        f"state.{files._host()}.{'0' * 16}.tmp.old",
+        f"state.{files._host()}.{'0' * 15}.tmp",
+    ]
     for name in others:
         (tmp_path / name).touch()
     files.check_writable(tmp_path / "state")
@@ -148,11 +163,18 @@ def test_leftovers_are_removed_whatever_the_name(path: str, tmp_path: Path) -> N
     assert len(os.listdir(tmp_path)) == (1 if path in ("a.b", "a[b]*") else 0)
 
 
-def test_a_file_that_another_process_writes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_another_process_writes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in two containers of one host name, where neither sees the other's processes."""
     monkeypatch.setattr(os, "kill", _no_process)
-    path, script = tmp_path / "state", [sys.executable, "-c", WRITES_UNTIL_TOLD, str(tmp_path / "state")]
-    with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    path, script = (
+        tmp_path / "state",
+        [sys.executable, "-c", WRITES_UNTIL_TOLD, str(tmp_path / "state")],
+    )
+    with subprocess.Popen(
+        script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == "writes\n"
@@ -186,7 +208,9 @@ def test_a_file_that_was_removed_before_it_was_locked_is_begun_again(
     assert os.listdir(tmp_path) == ["state"]
 
 
-def test_a_disk_without_locks_takes_files_and_keeps_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_locks_takes_files_and_keeps_leftovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leftover = _leftover(tmp_path / "state")
     leftover.touch()
     monkeypatch.setattr(fcntl, "flock", _refuse)
@@ -202,7 +226,11 @@ def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    names = [f"state.{files._host()}.{os.getpid()}.tmp", f"state.{os.getpid()}.tmp", _leftover(Path("state")).name]
+    names = [
+        f"state.{files._host()}.{os.getpid()}.tmp",
+        f"state.{os.getpid()}.tmp",
+        _leftover(Path("state")).name,
+    ]
     links = [tmp_path / name for name in names]
     for link in links:
         link.symlink_to(victim)
@@ -346,29 +374,39 @@ def test_the_paper_goes_on_without_its_checkpoints(
         patch.setattr(os, "fsync", _refuse)
         assert not complete(batch, folder, quietly, stop_after(2))
         assert "checkpoint could not be written: No space left on device" in capsys.readouterr().err
-        with pytest.raises(RuntimeError, match=r"done could not be written: No space left .* the same command continu"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"done could not be written: No space left .* the same command continu",
+        ):
             complete(batch, folder, quietly, lambda: False)
     assert complete(batch, folder, quietly, lambda: False)
     torch.save({"weight": torch.ones(2)}, folder.done_path(batch))
-    with pytest.raises(RuntimeError, match=r"done cannot be read: it holds something else: a dict without rows"):
+    with pytest.raises(
+        RuntimeError, match=r"done cannot be read: it holds something else: a dict without rows"
+    ):
         folder.result(batch)
 
 
-def test_the_papers_table_waits_for_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_papers_table_waits_for_a_full_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = object.__new__(session.Session)
     made.folder = Folder(tmp_path)
     made._try(_refuse)
     assert f"{tmp_path} could not be written: No space left on device" in capsys.readouterr().err
 
 
-def test_the_paper_names_a_folder_that_it_cannot_make(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_paper_names_a_folder_that_it_cannot_make(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / paper.WORK).touch()
     assert paper.main(["gradient-surface", "--quick", "--out", str(tmp_path)]) == 1
     assert "benchmarks.paper: [Errno 17] File exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("main", "arguments"), [(certify.main, ["--json"]), (certify.main, ["--markdown"]), (aot.main, ["--table"])]
+    ("main", "arguments"),
+    [(certify.main, ["--json"]), (certify.main, ["--markdown"]), (aot.main, ["--table"])],
 )
 def test_a_report_that_cannot_be_written_is_named_before_any_work(
     main: object, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -58,7 +58,10 @@ def test_coulomb_in_si_with_charges_of_both_signs():
 
 def test_drag():
     X = uniform(4)
-    check(NPURegressor(random_state=0).fit(X, 0.5 * X[:, 0] * X[:, 1] ** 2 * X[:, 2] * X[:, 3]), {(1, 2, 1, 1): 0.5})
+    check(
+        NPURegressor(random_state=0).fit(X, 0.5 * X[:, 0] * X[:, 1] ** 2 * X[:, 2] * X[:, 3]),
+        {(1, 2, 1, 1): 0.5},
+    )
 
 
 @few_rows
@@ -118,7 +121,9 @@ def test_ten_rows_with_noise_of_one_per_cent():
 
 def test_a_root_and_an_offset():
     X = uniform(2)
-    check(NPURegressor(random_state=0).fit(X, 3 * np.sqrt(X[:, 0]) + 2), {(0.5, 0): 3.0, (0, 0): 2.0})
+    check(
+        NPURegressor(random_state=0).fit(X, 3 * np.sqrt(X[:, 0]) + 2), {(0.5, 0): 3.0, (0, 0): 2.0}
+    )
 
 
 def test_lens_equation():
@@ -138,20 +143,33 @@ def test_integers_with_zeros():
 def test_four_terms():
     X = uniform(5)
     y = 3 * X[:, 0] * X[:, 1] + 2 * X[:, 2] ** 2 - X[:, 3] / X[:, 0] + 1.5 * X[:, 4]
-    wanted = {(1, 1, 0, 0, 0): 3.0, (0, 0, 2, 0, 0): 2.0, (-1, 0, 0, 1, 0): -1.0, (0, 0, 0, 0, 1): 1.5}
+    wanted = {
+        (1, 1, 0, 0, 0): 3.0,
+        (0, 0, 2, 0, 0): 2.0,
+        (-1, 0, 0, 1, 0): -1.0,
+        (0, 0, 0, 0, 1): 1.5,
+    }
     check(NPURegressor(random_state=0).fit(X, y), wanted, rel=1e-7)
 
 
 @pytest.mark.parametrize("powers", [(3, 1, 0), (3, -2, 0), (2, 2, 2)])
 def test_high_powers_of_inputs_of_both_signs(powers):
     X = uniform(3, low=-2, high=2)
-    check(NPURegressor(random_state=0).fit(X, np.prod(X ** np.array(powers, float), 1)), {powers: 1.0})
+    check(
+        NPURegressor(random_state=0).fit(X, np.prod(X ** np.array(powers, float), 1)), {powers: 1.0}
+    )
 
 
 def test_real_exponents_are_whole_for_inputs_of_both_signs():
     """Of a negative number there is no other power, also where noise would move the exponent and none is simplified."""
     X = np.c_[uniform(1, 200, low=-2, high=2), uniform(1, 200, seed=2)]
-    options = {"random_state": 0, "exponents": "real", "max_terms": 1, "starts": 8, "output_powers": (1,)}
+    options = {
+        "random_state": 0,
+        "exponents": "real",
+        "max_terms": 1,
+        "starts": 8,
+        "output_powers": (1,),
+    }
     for power in (1, 2):
         y = X[:, 0] ** power * X[:, 1] ** 1.47 + 0.1 * noise(200)
         model = NPURegressor(**options).fit(X, y)
@@ -162,7 +180,10 @@ def test_real_exponents_are_whole_for_inputs_of_both_signs():
 
 def test_sum_of_squares_of_inputs_of_both_signs():
     X = uniform(3, low=-2, high=2)
-    check(NPURegressor(random_state=0).fit(X, X[:, 0] ** 2 + X[:, 1] ** 2), {(2, 0, 0): 1.0, (0, 2, 0): 1.0})
+    check(
+        NPURegressor(random_state=0).fit(X, X[:, 0] ** 2 + X[:, 1] ** 2),
+        {(2, 0, 0): 1.0, (0, 2, 0): 1.0},
+    )
 
 
 def test_negative_y_of_an_output_power():
@@ -171,7 +192,9 @@ def test_negative_y_of_an_output_power():
     model = NPURegressor(random_state=0).fit(X, y)
     check(model, {(2, 0): 1.0, (0, 2): 4.0}, power=2.0)
     np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
-    np.testing.assert_allclose(model.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0], y, rtol=1e-9)
+    np.testing.assert_allclose(
+        model.torch_module()(torch.from_numpy(X)).detach().numpy()[:, 0], y, rtol=1e-9
+    )
     assert model.best_.text() == "y = -(4*x1**2 + x0**2)**(1/2)"
 
 
@@ -181,7 +204,12 @@ def test_output_power_of_a_y_that_errors_make_cross_zero(sign):
     y = sign * np.sqrt(X[:, 0] ** 2 + X[:, 1] ** 2) / X[:, 2] ** 4
     y = y + 0.01 * np.sqrt(np.mean(y**2)) * noise(1000)
     assert 20 < (sign * y < 0).sum() < 200
-    check(NPURegressor(random_state=0).fit(X, y), {(2, 0, -8): 1.0, (0, 2, -8): 1.0}, rel=0.05, power=2.0)
+    check(
+        NPURegressor(random_state=0).fit(X, y),
+        {(2, 0, -8): 1.0, (0, 2, -8): 1.0},
+        rel=0.05,
+        power=2.0,
+    )
 
 
 def test_reciprocal_of_a_y_of_both_signs():

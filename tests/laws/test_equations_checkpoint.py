@@ -56,7 +56,9 @@ class Counted:
 def numbers(model):
     """Everything that a fit estimates, to the bit."""
     tables = model.equations_ if isinstance(model.best_, list) else [model.equations_]
-    values = [[e.coef, e.coef_std, e.exponents, e.error, e.bic, e.rms] for table in tables for e in table]
+    values = [
+        [e.coef, e.coef_std, e.exponents, e.error, e.bic, e.rms] for table in tables for e in table
+    ]
     return [np.asarray(part).tobytes() for parts in values for part in parts]
 
 
@@ -101,7 +103,9 @@ def test_the_generator_of_a_step_that_was_kept_is_as_after_it():
     """The next step draws the same numbers."""
 
     def points(draw):
-        return Points(*(torch.from_numpy(draw.random(size)) for size in ((4, 3, 2), (4, 3, 2), (4, 3), 4)))
+        return Points(
+            *(torch.from_numpy(draw.random(size)) for size in ((4, 3, 2), (4, 3, 2), (4, 3), 4))
+        )
 
     def refuse():
         pytest.fail("made again")
@@ -147,8 +151,12 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
         ({"max_terms": 2}, Y, r"other max_terms \(1, here 2\)$"),
         ({"random_state": 1}, Y, "other random_state"),
     ):
-        with pytest.raises(ValueError, match=f"checkpoint must be a new file or one of this same .*{said}"):
+        with pytest.raises(
+            ValueError, match=f"checkpoint must be a new file or one of this same .*{said}"
+        ):
             NPURegressor(**(options | change)).fit(X, y, checkpoint=path)
     assert path.read_bytes() == before
-    with pytest.raises(FileNotFoundError, match=r"NPURegressor.fit: checkpoint must be a file that can be written"):
+    with pytest.raises(
+        FileNotFoundError, match=r"NPURegressor.fit: checkpoint must be a file that can be written"
+    ):
         NPURegressor(**options).fit(X, Y, checkpoint=tmp_path / "absent" / "law.pt")

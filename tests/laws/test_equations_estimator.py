@@ -38,7 +38,9 @@ def test_check_estimator():
     assert {r["check_name"] for r in found if r["status"] != "passed"} <= {"check_array_api_input"}
 
 
-@pytest.mark.skipif("NPU_KERNELS_LONG" not in os.environ, reason="a minute and a half: NPU_KERNELS_LONG=1 runs it")
+@pytest.mark.skipif(
+    "NPU_KERNELS_LONG" not in os.environ, reason="a minute and a half: NPU_KERNELS_LONG=1 runs it"
+)
 def test_check_estimator_with_default_parameters():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -120,7 +122,11 @@ def test_data_that_cannot_be_used():
         ("starts", 2.5, "starts must be an integer"),
         ("exponents", "reals", "exponents must be one of fractions, integers, real, got 'reals'"),
         ("loss", "l1", "loss must be one of squared"),
-        ("noise", -1, "noise must be None, 'constant', 'relative' or a number greater than 0, got -1"),
+        (
+            "noise",
+            -1,
+            "noise must be None, 'constant', 'relative' or a number greater than 0, got -1",
+        ),
         ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
     ],
 )
@@ -157,7 +163,9 @@ def test_zero_with_a_negative_exponent():
 
 def test_constant_and_zero_targets():
     X = uniform(2, 60)
-    assert NPURegressor(random_state=0).fit(X, np.full(60, 3.0)).predict(X) == pytest.approx(np.full(60, 3.0))
+    assert NPURegressor(random_state=0).fit(X, np.full(60, 3.0)).predict(X) == pytest.approx(
+        np.full(60, 3.0)
+    )
     assert (NPURegressor(random_state=0).fit(X, np.zeros(60)).predict(X) == 0).all()
 
 
@@ -166,7 +174,9 @@ def test_interrupt_gives_what_was_found(call, monkeypatch, capsys, request):
     """In the first search, and when the search for errors in proportion to y has begun."""
     from npu_kernels._laws.table import search
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a process in the background ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     X = uniform(3, 100)
     y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)

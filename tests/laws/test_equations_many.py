@@ -91,9 +91,13 @@ def test_a_checkpoint_is_found_by_the_data_of_its_problem(tmp_path, monkeypatch)
 @pytest.mark.parametrize("at", [1, 2])
 def test_interrupt_gives_what_was_found(at, monkeypatch, capsys, request):
     """Before anything of a problem was found, and within its search."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a process in the background ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    model = NPURegressor(random_state=0, max_terms=2, starts=4, output_powers=(1,), noise="constant")
+    model = NPURegressor(
+        random_state=0, max_terms=2, starts=4, output_powers=(1,), noise="constant"
+    )
     y = X[:, 0] + X[:, 1] ** 2 + 0.1 * uniform(1, 60, seed=4)[:, 0]
     calls, plain = [], search._fitted
 
@@ -138,7 +142,9 @@ def test_interrupted_processes_give_what_was_found(tmp_path):
     ) as process:
         try:
             for _ in range(1200):
-                if process.poll() is not None or (folder.exists() and len(list(folder.iterdir())) > 6):
+                if process.poll() is not None or (
+                    folder.exists() and len(list(folder.iterdir())) > 6
+                ):
                     break
                 time.sleep(0.1)
             os.killpg(process.pid, signal.SIGINT)
@@ -162,9 +168,14 @@ def test_progress(capsys):
 
 
 def test_arguments_that_cannot_be_used():
-    with pytest.raises(TypeError, match=r"^fit_many: problems must be a sequence or a dict of \(X, y\), got ndarray$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^fit_many: problems must be a sequence or a dict of \(X, y\), got ndarray$",
+    ):
         fit_many(X)
-    with pytest.raises(ValueError, match=r"^fit_many: problems must be .* got another one for 'p'$"):
+    with pytest.raises(
+        ValueError, match=r"^fit_many: problems must be .* got another one for 'p'$"
+    ):
         fit_many({"p": (X,)})
     with pytest.raises(TypeError, match=r"^fit_many: model must be a NPURegressor, got int$"):
         fit_many(PROBLEMS, 3)
@@ -179,8 +190,12 @@ def on_a_rank(rank, ranks):
     assert len(calls) == len(PROBLEMS) // ranks
 
 
-@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
-@pytest.mark.skipif(sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS")
+@pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
+)
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS"
+)
 def test_ranks_share_the_problems():
     _spawn(2, on_a_rank)
 
@@ -188,7 +203,9 @@ def test_ranks_share_the_problems():
 def _process(rank, store_port):
     """One of two ranks of a group whose collectives end after five seconds."""
     store = dist.TCPStore("127.0.0.1", store_port, 2, rank == 0, timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=5))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=5)
+    )
     for check in (_a_slow_rank, _a_rank_that_fails, _a_rank_that_dies):
         check(rank)
     os._exit(0)  # see `tests.layers.test_distributed._child`
@@ -215,7 +232,9 @@ def _a_rank_that_fails(rank):
         many._fitted = plain
         return
     start = time.monotonic()
-    with pytest.warns(UserWarning, match=r"^fit_many: the results of 1 of 2 ranks are missing, .*: 1$"):
+    with pytest.warns(
+        UserWarning, match=r"^fit_many: the results of 1 of 2 ranks are missing, .*: 1$"
+    ):
         found = fit_many(PROBLEMS, MODEL)
     assert [outcome.name for outcome in found] == ["quotient", "square"]
     assert not found.complete
@@ -231,8 +250,12 @@ def _a_rank_that_dies(rank):
     assert [outcome.name for outcome in found] == ["quotient", "square"]
 
 
-@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
-@pytest.mark.skipif(sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS")
+@pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
+)
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="processes over gloo are tested on Linux and macOS"
+)
 def test_results_survive_slow_and_lost_ranks():
     torch.multiprocessing.spawn(_process, (_free_port(),), nprocs=2)
 

@@ -28,7 +28,9 @@ def test_equation_in_every_form(noisy):
     function = sympy.lambdify(sympy.symbols("x0 x1 x2", positive=True), model.sympy())
     np.testing.assert_allclose(function(*X.T), prediction, rtol=1e-9)
     x = torch.from_numpy(X)
-    np.testing.assert_allclose(model.torch_module()(x).detach().numpy()[:, 0], prediction, rtol=1e-9)
+    np.testing.assert_allclose(
+        model.torch_module()(x).detach().numpy()[:, 0], prediction, rtol=1e-9
+    )
     np.testing.assert_allclose(model.best_.formula()(x).numpy()[:, 0], prediction, rtol=1e-9)
     assert model.latex().startswith("y = ")
     assert model.sympy(0) != model.sympy()
@@ -39,7 +41,14 @@ def test_equation_in_every_form(noisy):
 def test_table_and_report(noisy):
     _, _, model = noisy
     table = str(model.equations_)
-    assert table.splitlines()[0].split() == ["terms", "parameters", "error", "BIC", "exact", "formula"]
+    assert table.splitlines()[0].split() == [
+        "terms",
+        "parameters",
+        "error",
+        "BIC",
+        "exact",
+        "formula",
+    ]
     assert [e.terms for e in model.equations_] == list(range(1, len(model.equations_) + 1))
     assert model.best_ is model.equations_[model.equations_.best]
     assert model.best_.bic == min(e.bic for e in model.equations_)
@@ -113,7 +122,12 @@ def test_coverage_of_the_intervals():
     for seed in range(200):
         y = 2.2 * X[:, 0] ** 1.47 + 0.1 * noise(39, 100 + seed)
         model = NPURegressor(
-            random_state=0, max_terms=1, output_powers=(1,), starts=4, noise="constant", exponents="real"
+            random_state=0,
+            max_terms=1,
+            output_powers=(1,),
+            starts=4,
+            noise="constant",
+            exponents="real",
         )
         intervals = model.fit(X, y).intervals()
         hits += [i.low <= true <= i.high for i, true in zip(intervals, (2.2, 1.47), strict=True)]
@@ -144,7 +158,12 @@ def test_units_restrict_the_exponents():
     X = uniform(3, 60)
     y = 0.5 * X[:, 0] * X[:, 1] ** 2 + 9.81 * X[:, 0] * X[:, 2] + 0.5 * noise(60)
     g = np.full((60, 1), 9.81)
-    options = {"random_state": 0, "output_powers": (1,), "units": ["kg", "m/s", "m", "m/s**2"], "y_units": "J"}
+    options = {
+        "random_state": 0,
+        "output_powers": (1,),
+        "units": ["kg", "m/s", "m", "m/s**2"],
+        "y_units": "J",
+    }
     model = NPURegressor(**options).fit(np.c_[X, g], y)
     for w in model.exponents_:
         assert (w[0], w[1] + w[2] + w[3], w[1] + 2 * w[3]) == pytest.approx((1, 2, 2), abs=1e-12)
@@ -171,7 +190,9 @@ def test_units_that_cannot_be_met_are_refused():
     pytest.importorskip("pint", reason="pint is not installed")
     X = uniform(3, 60)
     options = {"units": ["mol", "K", "m**3"], "random_state": 0}
-    with pytest.raises(ValueError, match=r"cannot be met by powers of x0, x1, x2: no input contains .*mass"):
+    with pytest.raises(
+        ValueError, match=r"cannot be met by powers of x0, x1, x2: no input contains .*mass"
+    ):
         NPURegressor(y_units="Pa", **options).fit(X, X[:, 0])
     with pytest.raises(ValueError, match="no combination of exponents"):
         NPURegressor(units=["kg*m", "kg*m", "m*kg"], y_units="kg", random_state=0).fit(X, X[:, 0])

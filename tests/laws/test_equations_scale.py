@@ -91,7 +91,9 @@ def test_only_exponents_that_are_no_fractions_become_free_again(power):
     y = 2.2 * X[:, 0] ** power * X[:, 1] ** 2 + 0.05 * noise(1000)
     rows = all_rows(Columns.of(X), y, np.ones(1000), 1.0, Exponents.unrestricted(2), None)
     fixed = np.zeros((1, 2), dtype=bool)
-    simple = refine.refit(rows, refine.Sum(np.array([[1.5, 2.0]]), np.zeros((1, 2)), fixed, np.ones(1)))
+    simple = refine.refit(
+        rows, refine.Sum(np.array([[1.5, 2.0]]), np.zeros((1, 2)), fixed, np.ones(1))
+    )
     found = refine.reconsidered(rows, simple, refine.Rules())
     if power == 1.5:
         assert found is simple

@@ -14,7 +14,9 @@ from tests.support.laws import uniform
 
 
 def solver_of(y: np.ndarray, X: np.ndarray) -> Solver:
-    rows = all_rows(Columns.of(X), y, np.ones(len(y)), 1.0, Exponents.unrestricted(X.shape[1]), None)
+    rows = all_rows(
+        Columns.of(X), y, np.ones(len(y)), 1.0, Exponents.unrestricted(X.shape[1]), None
+    )
     assert rows is not None
     return Solver(rows.take(np.arange(len(y))))
 

@@ -23,26 +23,33 @@ pytest.importorskip("scipy.optimize")
 pytest.importorskip("scipy.stats")
 
 LINES = (ROOT / "examples" / "hare_lynx.csv").read_text().splitlines()[3:]
-PELTS = torch.tensor([[float(cell) for cell in line.split(",")[1:]] for line in LINES], dtype=torch.float64)
+PELTS = torch.tensor(
+    [[float(cell) for cell in line.split(",")[1:]] for line in LINES], dtype=torch.float64
+)
 
 
 # ---- the derivatives -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("relative", [False, True])
-@pytest.mark.parametrize("times", [[0.0, 0.3, 1.0, 1.2, 3.0, 3.1, 4.0], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]])
+@pytest.mark.parametrize(
+    "times", [[0.0, 0.3, 1.0, 1.2, 3.0, 3.1, 4.0], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]]
+)
 def test_jacobians_are_those_of_the_residuals(times: list[float], relative: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     t, u = numbers(*times), torch.rand(7, 2, generator=generator, dtype=torch.float64) + 0.5
     u[3, 1] = math.nan
-    data = read([t, t[:5] + 1], [u, u[:5]], "fit", "relative" if relative else None, None, None, 2).scaled()
+    data = read(
+        [t, t[:5] + 1], [u, u[:5]], "fit", "relative" if relative else None, None, None, 2
+    ).scaled()
     shape = Shape(3, 2, 2)
     x = 0.5 * torch.rand(2, shape.size, generator=generator, dtype=torch.float64) + 0.2
     for problem in (Trajectories(data, shape, 8), Stretches(data, shape, 8, data.values + 1)):
         r, found = problem.jacobian(x)
         torch.testing.assert_close(r, problem.residual(x))
         columns = [
-            (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6 for e in torch.eye(len(x[0]))
+            (problem.residual(x + 1e-6 * e) - problem.residual(x - 1e-6 * e)) / 2e-6
+            for e in torch.eye(len(x[0]))
         ]
         torch.testing.assert_close(found, torch.stack(columns, -1), rtol=1e-5, atol=1e-7)
 
@@ -51,7 +58,10 @@ def test_the_path_is_that_of_rollout() -> None:
     data = read(T, predators(T), "fit", None, None, None, 2)
     law = known()
     x = torch.cat([law[0].weight_re.flatten(), law[1].weight.flatten(), numbers(2.0, 1.0)]).detach()
-    for series in (data, Series(**{**data.__dict__, "times": data.times + 1e-6 * torch.rand(data.times.shape)})):
+    for series in (
+        data,
+        Series(**{**data.__dict__, "times": data.times + 1e-6 * torch.rand(data.times.shape)}),
+    ):
         states = Trajectories(series, Shape(3, 2, 1), 16).states(x.unsqueeze(0))
         torch.testing.assert_close(states[0, 0], predators(T), rtol=1e-4, atol=1e-4)
 
@@ -89,7 +99,10 @@ def test_a_rate_law_of_fractional_order() -> None:
 
 def test_irregular_and_missing_samples_of_several_series() -> None:
     generator = torch.Generator().manual_seed(1)
-    times = [torch.rand(n, generator=generator, dtype=torch.float64).mul(6).sort().values for n in (22, 15)]
+    times = [
+        torch.rand(n, generator=generator, dtype=torch.float64).mul(6).sort().values
+        for n in (22, 15)
+    ]
     for t in times:
         t[0] = 0.0
     tables = [predators(times[0]), predators(times[1], (1.0, 2.5))]
@@ -98,7 +111,9 @@ def test_irregular_and_missing_samples_of_several_series() -> None:
     found = ode.fit(known((1.0, -0.5, 0.4, -1.0)), [times[0][order], times[1]], [tables[0][order], tables[1]],
                     start="model", names=["x", "y"])  # fmt: skip
     assert str(found.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
-    torch.testing.assert_close(found.u0, torch.tensor([[2, 1], [1, 2.5]]).double(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        found.u0, torch.tensor([[2, 1], [1, 2.5]]).double(), rtol=1e-4, atol=0
+    )
     assert "first y of series 1" in found.standard_errors
     there = predators(times[1], (1.0, 2.5))
     torch.testing.assert_close(found.predict(times[1], series=1), there, rtol=1e-4, atol=1e-4)
@@ -108,12 +123,26 @@ def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
     """Prey alone: the predators' number has no unit, so their first state and x' y's coefficient go together."""
     u = predators(T)[:, :1]
     found = ode.fit(
-        known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], u0=[math.nan, 1.0], start="model"
+        known((1.0, -0.5, 0.4, -1.0)),
+        T,
+        u,
+        observed=[0],
+        names=["x", "y"],
+        u0=[math.nan, 1.0],
+        start="model",
     )
     assert str(found.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
     assert found.unidentified == ()
     assert "Not measured: y." in found.report()
-    free = ode.fit(known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], start="model", simplify=False)
+    free = ode.fit(
+        known((1.0, -0.5, 0.4, -1.0)),
+        T,
+        u,
+        observed=[0],
+        names=["x", "y"],
+        start="model",
+        simplify=False,
+    )
     (said,) = free.unidentified
     assert "first y" in said
     assert "coefficient of x*y in x'" in said
@@ -126,7 +155,9 @@ def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
 def test_standard_errors_are_the_spread_of_the_estimates() -> None:
     u, estimates, errors = predators(T), [], []
     for seed in range(10):
-        found = ode.fit(known(), T, noise(u, 0.03, seed), start="model", simplify=False, names=["x", "y"])
+        found = ode.fit(
+            known(), T, noise(u, 0.03, seed), start="model", simplify=False, names=["x", "y"]
+        )
         estimates.append([one.value for one in found.estimates])
         errors.append([one.error for one in found.estimates])
     spread, error = torch.tensor(estimates).std(0), torch.tensor(errors).square().mean(0).sqrt()
@@ -162,7 +193,11 @@ def test_intervals_where_the_trajectory_is_curved() -> None:
             return rise(math.exp(y) if k is None else k, y if w is None else w)
 
         bounds = (-6.0, 2.0) if k is None else (0.1, 0.999) if low_w else (1.001, 4.0)
-        return float(scipy.optimize.minimize_scalar(of, bounds=bounds, method="bounded", options={"xatol": 1e-9}).fun)
+        return float(
+            scipy.optimize.minimize_scalar(
+                of, bounds=bounds, method="bounded", options={"xatol": 1e-9}
+            ).fun
+        )
 
     law, low_w = model(1, 1).double(), False
     with torch.no_grad():
@@ -183,7 +218,9 @@ def test_intervals_where_the_trajectory_is_curved() -> None:
 
 def test_ends_that_are_not_reached() -> None:
     """Noise alone: the coefficient may be 0, and the exponent anything."""
-    generator = torch.Generator().manual_seed(9)  # with some others an end is a fit that rounding decides
+    generator = torch.Generator().manual_seed(
+        9
+    )  # with some others an end is a fit that rounding decides
     u = 1 + 0.2 * torch.randn(25, generator=generator, dtype=torch.float64)
     law = model(1, 1).double()
     with torch.no_grad():
@@ -210,10 +247,19 @@ def test_amounts_do_not_begin_below_0() -> None:
 def test_hares_and_lynxes() -> None:
     """Pelts in thousands, 1900 to 1920; Carpenter's Bayesian estimates of 2018 are 0.55, 0.028, 0.024 and 0.80."""
     start = known((0.5, -0.02, 0.02, -0.8))
-    found = ode.fit(start, torch.arange(1900, 1921), PELTS, sigma="relative", start="model", names=["hare", "lynx"])
+    found = ode.fit(
+        start,
+        torch.arange(1900, 1921),
+        PELTS,
+        sigma="relative",
+        start="model",
+        names=["hare", "lynx"],
+    )
     values = [one.value for one in found.estimates[:4]]
     assert values == pytest.approx([0.55, -0.028, 0.024, -0.80], rel=0.05)
-    assert [one.error for one in found.estimates[:4]] == pytest.approx([0.065, 0.004, 0.004, 0.09], rel=0.2)
+    assert [one.error for one in found.estimates[:4]] == pytest.approx(
+        [0.065, 0.004, 0.004, 0.09], rel=0.2
+    )
     torch.testing.assert_close(found.sigma, numbers(0.25, 0.25), rtol=0.1, atol=0)
 
 
@@ -232,7 +278,9 @@ def test_the_true_products_are_among_the_starts() -> None:
     exponents, _, u0 = case.parts()
     wanted = sorted(exponents.tolist())
     data = read(*case.series(0.01, 25), u0, None, None, case.names, 3).scaled()
-    starts, coefficients, free, used = matched(data, *smoothed(data), Shape(3, 3, 1), ~data.positive, 24, 0)
+    starts, coefficients, free, used = matched(
+        data, *smoothed(data), Shape(3, 3, 1), ~data.positive, 24, 0
+    )
     (n,) = [n for n, one in enumerate(starts) if sorted(one.tolist()) == wanted]
     assert n < 12
     assert torch.equal(free[n], starts[n] != 0)
@@ -274,15 +322,21 @@ def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
     assert others[-1].bic < found.bic + 2 * math.log(20)
     for one in others[:2]:
         again = ode.fit(one.model, t, noise(c, 0.05, 2), names=["c"], start="model", simplify=False)
-        assert again.bic < one.bic + math.log(12) * 4  # as likely, but for the price of its free numbers
+        assert (
+            again.bic < one.bic + math.log(12) * 4
+        )  # as likely, but for the price of its free numbers
         assert again.score == pytest.approx(one.score, rel=0.05)
         assert one.intervals()[0].low < one.intervals()[0].high
-    assert not ode.fit(model(1, 2, 8), T, solution([[1.5]], [[-0.5]], [1.0], T), names=["c"]).alternatives()
+    assert not ode.fit(
+        model(1, 2, 8), T, solution([[1.5]], [[-0.5]], [1.0], T), names=["c"]
+    ).alternatives()
 
 
 def test_alternatives_of_a_known_form_keep_its_exponents() -> None:
     """Only coefficients may go."""
-    found = ode.fit(known(), T[:8], noise(predators(T), 0.2, 3)[:8], start="model", names=["x", "y"])
+    found = ode.fit(
+        known(), T[:8], noise(predators(T), 0.2, 3)[:8], start="model", names=["x", "y"]
+    )
     others = found.alternatives()
     assert others
     for one in others:
@@ -306,8 +360,12 @@ def test_errors_that_are_given_or_relative() -> None:
 def test_tables_and_the_picture() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    table = pandas.DataFrame({"year": T.numpy(), "prey": predators(T)[:, 0], "hunters": predators(T)[:, 1]})
-    found = ode.fit(known(), table["year"], table[["prey", "hunters"]], start="model", simplify=False)
+    table = pandas.DataFrame(
+        {"year": T.numpy(), "prey": predators(T)[:, 0], "hunters": predators(T)[:, 1]}
+    )
+    found = ode.fit(
+        known(), table["year"], table[["prey", "hunters"]], start="model", simplify=False
+    )
     assert found.names == ("prey", "hunters")
     later = found.predict([1.0, 0.0], u0=[2.0, 1.0])
     assert later.shape == (2, 2)
@@ -365,22 +423,54 @@ U = torch.rand(25, 2, dtype=torch.float64) + 0.5
         ({"t": torch.zeros(25)}, ValueError, "t must have at least two different times, got [0.0]"),
         ({"t": [T, T]}, ValueError, "t must have one entry for each series of u, 1, got 2"),
         ({"t": ["now"] * 25}, TypeError, "t must be numbers, got list"),
-        ({"u": U[:, :1]}, ValueError, "u must have 2 columns (the model's features), got shape (25, 1) in series 0"),
+        (
+            {"u": U[:, :1]},
+            ValueError,
+            "u must have 2 columns (the model's features), got shape (25, 1) in series 0",
+        ),
         ({"u": U / 0}, ValueError, "u must be finite or nan (missing), got inf in series 0"),
         ({"u": U * math.nan}, ValueError, "u must have at least one value that is not nan"),
-        ({"u0": "guess"}, ValueError, "u0 must be 'fit' or numbers (nan where unknown), got 'guess'"),
+        (
+            {"u0": "guess"},
+            ValueError,
+            "u0 must be 'fit' or numbers (nan where unknown), got 'guess'",
+        ),
         ({"u0": [1.0]}, ValueError, "u0 must have shape (2,) or (1, 2) (series, D), finite or nan"),
         ({"sigma": -1.0}, ValueError, "sigma must be greater than 0 and finite, got -1.0"),
-        ({"sigma": "absolute"}, ValueError, "sigma must be None, 'relative' or numbers, got 'absolute'"),
-        ({"sigma": [1.0, 2.0, 3.0]}, ValueError, "sigma must be a number, one for each column, or have the shape of u"),
-        ({"sigma": "relative", "u": U - 1}, ValueError, "fits logarithms, for which u must be greater than 0"),
-        ({"observed": [0, 2]}, ValueError, "observed must be numbers of states, 0 to 1, got [0, 2]"),
+        (
+            {"sigma": "absolute"},
+            ValueError,
+            "sigma must be None, 'relative' or numbers, got 'absolute'",
+        ),
+        (
+            {"sigma": [1.0, 2.0, 3.0]},
+            ValueError,
+            "sigma must be a number, one for each column, or have the shape of u",
+        ),
+        (
+            {"sigma": "relative", "u": U - 1},
+            ValueError,
+            "fits logarithms, for which u must be greater than 0",
+        ),
+        (
+            {"observed": [0, 2]},
+            ValueError,
+            "observed must be numbers of states, 0 to 1, got [0, 2]",
+        ),
         ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
-        ({"names": ["a"]}, ValueError, "names must be 2 different names (of the states), got ['a']"),
+        (
+            {"names": ["a"]},
+            ValueError,
+            "names must be 2 different names (of the states), got ['a']",
+        ),
         ({"start": "middle"}, ValueError, "start must be 'search' or 'model', got 'middle'"),
         ({"simplify": 1}, TypeError, "simplify must be True or False, got 1"),
         ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1"),
-        ({"max_denominator": 0}, ValueError, "max_denominator must be an integer of at least 1, got 0"),
+        (
+            {"max_denominator": 0},
+            ValueError,
+            "max_denominator must be an integer of at least 1, got 0",
+        ),
     ],
 )
 def test_bad_input(change: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -70,7 +70,9 @@ class Counted:
 
 
 @pytest.mark.parametrize("at", [2, 12, 25])
-def test_a_checkpoint_loses_nothing(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_loses_nothing(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Interrupted in a step, and continued: the same bits as without, and no step is made twice."""
     counted = Counted(monkeypatch)
     path = tmp_path / "law.pt"
@@ -93,7 +95,9 @@ def test_a_checkpoint_loses_nothing(at: int, tmp_path: Path, monkeypatch: pytest
     assert torch.equal(again.law.x, expected.law.x)
 
 
-def test_a_killed_fit_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_fit_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without Ctrl-C: the file is written while the fit runs."""
     monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)
     path, earlier = tmp_path / "law.pt", tmp_path / "earlier.pt"
@@ -106,7 +110,9 @@ def test_a_killed_fit_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: p
     assert torch.equal(continued.law.x, found.law.x)
 
 
-def test_the_search_is_continued_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_is_continued_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     c = solution([[1.5]], [[-0.8]], [1.0], T)
     options: dict[str, Any] = {"names": ["c"], "checkpoint": tmp_path / "law.pt"}
     counted = Counted(monkeypatch)
@@ -142,7 +148,11 @@ def test_a_checkpoint_of_another_fit(change: dict[str, Any], said: str, tmp_path
     before = path.read_bytes()
     law = known((1.0, -0.6, 0.5, -0.8)) if "model" in change else known()
     u = u + 1e-9 if "u" in change else u
-    options |= {name: value for name, value in change.items() if name not in ("u", "model", "content")}
-    with pytest.raises(ValueError, match=rf"^ode.fit: checkpoint must be a new file or one of this same .*{said}"):
+    options |= {
+        name: value for name, value in change.items() if name not in ("u", "model", "content")
+    }
+    with pytest.raises(
+        ValueError, match=rf"^ode.fit: checkpoint must be a new file or one of this same .*{said}"
+    ):
         ode.fit(law, T, u, **options)
     assert path.read_bytes() == before

@@ -23,8 +23,12 @@ from tests.conftest import needs_library
 
 pytestmark = [
     needs_library,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
-    pytest.mark.skipif(sys.platform == "win32", reason="DTensor over gloo is tested on Linux and macOS"),
+    pytest.mark.skipif(
+        not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
+    ),
+    pytest.mark.skipif(
+        sys.platform == "win32", reason="DTensor over gloo is tested on Linux and macOS"
+    ),
 ]
 ROUNDING = 1e-12
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_distributed.py"
@@ -36,7 +40,9 @@ def _free_port() -> int:
         return server.getsockname()[1]
 
 
-def _child(rank: int, ranks: int, port: int, checks: tuple[Callable[[int, int], None], ...]) -> None:
+def _child(
+    rank: int, ranks: int, port: int, checks: tuple[Callable[[int, int], None], ...]
+) -> None:
     torch.set_num_threads(1)
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks)
@@ -54,7 +60,9 @@ def _spawn(ranks: int, *checks: Callable[[int, int], None]) -> None:
 
 def _model() -> nn.Module:
     options: Any = {"dtype": torch.float64}
-    return nn.Sequential(NPU(3, 8, init_im=0.3, **options), NAU(8, 4, **options), NMU(4, 2, **options))
+    return nn.Sequential(
+        NPU(3, 8, init_im=0.3, **options), NAU(8, 4, **options), NMU(4, 2, **options)
+    )
 
 
 def _single(x: Tensor) -> list[Tensor]:
@@ -101,7 +109,9 @@ _SETTINGS = {
 }  # models, whether x is shared
 
 
-def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[str, Any] = _SETTINGS) -> None:
+def _operators(
+    rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[str, Any] = _SETTINGS
+) -> None:
     """The operators and their backwards under every placement of every operand; gathered where it is not legal."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -111,7 +121,9 @@ def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[s
     mesh = init_device_mesh("cpu", mesh_shape)
     for name, settings in sizes.items():
         for num_models, shared in settings:
-            sample = RECORDS[name].sample(8, 4, 4, num_models=num_models, shared=shared).requires_grad()
+            sample = (
+                RECORDS[name].sample(8, 4, 4, num_models=num_models, shared=shared).requires_grad()
+            )
             y = sample.call(RECORDS[name].function)
             grad_y = torch.randn_like(y)
             expected = [y, *torch.autograd.grad(y, sample.leaves(), grad_y)]
@@ -135,7 +147,9 @@ def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[s
                 for tensor in list(sample.tensors.values()):
                     assert tensor is not None
                     matrix = tensor.dim() == k + 2
-                    here = [p if matrix or (p == Shard(0) and k) else Replicate() for p in of_weight]
+                    here = [
+                        p if matrix or (p == Shard(0) and k) else Replicate() for p in of_weight
+                    ]
                     leaves.append(distribute_tensor(tensor.detach(), mesh, here).requires_grad_())
                 function: Any = getattr(functional, name)
                 found = function(*leaves, **sample.options)
@@ -152,12 +166,16 @@ def _operators(rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[s
                 slopes = torch.autograd.grad(found, leaves, upstream)
                 for actual, want in zip((found, *slopes), expected, strict=True):
                     whole = actual.full_tensor()  # type: ignore[attr-defined]
-                    assert normwise_error(whole, want) < ROUNDING, f"{name} {num_models} {shared} {choice}"
+                    assert normwise_error(whole, want) < ROUNDING, (
+                        f"{name} {num_models} {shared} {choice}"
+                    )
                 if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
                     *frozen, last = (leaf.detach() for leaf in leaves)
                     found = function(*frozen, last.requires_grad_(), **sample.options)
                     (slope,) = torch.autograd.grad(found, [last], upstream)
-                    assert normwise_error(slope.full_tensor(), expected[-1]) < ROUNDING, f"{name} {choice}"  # type: ignore[attr-defined]
+                    assert normwise_error(slope.full_tensor(), expected[-1]) < ROUNDING, (
+                        f"{name} {choice}"
+                    )  # type: ignore[attr-defined]
 
 
 def _on_a_line(rank: int, ranks: int) -> None:
@@ -170,7 +188,9 @@ def _triton_on_a_line(rank: int, ranks: int) -> None:
 
     with use_backend("triton"), CountCalls() as counted:
         assert triton.available("cpu") == (True, "")
-        _operators(rank, ranks, (ranks,), {"nalu": _TWO[1:]})  # the interpreter takes seconds for each placement
+        _operators(
+            rank, ranks, (ranks,), {"nalu": _TWO[1:]}
+        )  # the interpreter takes seconds for each placement
     assert counted.calls["nalu_backward"] > 0
 
 
@@ -185,7 +205,9 @@ def _models(rank: int, ranks: int) -> None:
     from npu_kernels.sharding import shard_models
 
     options: Any = {"num_models": 4, "dtype": torch.float64}
-    whole = nn.Sequential(NPU(3, 5, init_im=0.3, **options), NAU(5, 4, **options), NMU(4, 2, **options))
+    whole = nn.Sequential(
+        NPU(3, 5, init_im=0.3, **options), NAU(5, 4, **options), NMU(4, 2, **options)
+    )
     spread = nn.Sequential(NPU(3, 5, **options), NAU(5, 4, **options), NMU(4, 2, **options))
     spread.load_state_dict(whole.state_dict())
     for model in (whole, spread):
@@ -207,7 +229,10 @@ def _models(rank: int, ranks: int) -> None:
     with pytest.raises(ValueError, match=r"units with one num_models, got \['None'\]"):
         shard_models(_model(), init_device_mesh("cpu", (ranks,)))
     with pytest.raises(ValueError, match=r"units with one num_models, got \['2', '4'\]"):
-        shard_models(nn.Sequential(NPU(3, 5, num_models=2), NAU(5, 4, num_models=4)), init_device_mesh("cpu", (ranks,)))
+        shard_models(
+            nn.Sequential(NPU(3, 5, num_models=2), NAU(5, 4, num_models=4)),
+            init_device_mesh("cpu", (ranks,)),
+        )
 
 
 def test_two_processes() -> None:
@@ -231,15 +256,30 @@ def test_a_mesh_of_four_processes() -> None:
 @pytest.mark.parametrize(("models", "machines"), [(1, 1), (6, 2)])
 def test_example(models: int, machines: int) -> None:
     """The script under torchrun, as its first lines say; the second machine is another torchrun on this one."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(2 // machines)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(2 // machines),
+    ]
     if machines == 1:
         command += ["--master-port", str(_free_port())]
     else:
-        command += ["--nnodes", str(machines), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+        command += [
+            "--nnodes",
+            str(machines),
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"127.0.0.1:{_free_port()}",
+        ]
     command += [str(EXAMPLE), "--models", str(models), "--steps", "3"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parents[1])}
     children = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
         for _ in range(machines)
     ]
     printed = ""

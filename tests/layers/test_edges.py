@@ -41,11 +41,15 @@ def _same(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("gate", [None, 0.0, 0.5, 1.0])
 @pytest.mark.parametrize("imaginary", [False, True])
 @pytest.mark.parametrize("value", SPECIAL)
-def test_special_input(dtype: torch.dtype, gate: float | None, imaginary: bool, value: float) -> None:
+def test_special_input(
+    dtype: torch.dtype, gate: float | None, imaginary: bool, value: float
+) -> None:
     """Value and gradients of a row with one special input are the formula's."""
     x = torch.tensor([[value, 0.7, -1.3]], dtype=dtype)
     weight_re = torch.tensor([[0.5, 0.25, -0.5], [-0.3, 0.5, 0.75]], dtype=dtype)
-    weight_im = torch.tensor([[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]], dtype=dtype) if imaginary else None
+    weight_im = (
+        torch.tensor([[0.125, -0.3, 0.2], [0.2, 0.1, -0.25]], dtype=dtype) if imaginary else None
+    )
     gates = None if gate is None else torch.full((3,), gate, dtype=dtype)
     tensors = [t if t is None else t.requires_grad_() for t in (x, weight_re, weight_im, gates)]
     leaves = [t for t in tensors if t is not None]
@@ -73,7 +77,11 @@ def test_special_inputs_in_every_lane(dtype: torch.dtype) -> None:
             y = functional.npu(spoiled, weight, weight.flip(0))
             others = torch.arange(23) != row
             assert torch.equal(y[others], clean[others])
-            _same(y, reference.npu(spoiled, weight, weight.flip(0)), 1e-3 if dtype == torch.float32 else 1e-11)
+            _same(
+                y,
+                reference.npu(spoiled, weight, weight.flip(0)),
+                1e-3 if dtype == torch.float32 else 1e-11,
+            )
 
 
 def test_minus_zero_is_not_negative(backend: str) -> None:
@@ -119,7 +127,9 @@ def test_one_of_everything(name: str, backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nmu_zero_factors(dtype: torch.dtype, backend: str) -> None:
     """None, one and two zero factors in a product: the gradient is the product of the others."""
-    x = torch.tensor([[2.0, 3.0, 4.0], [0.0, 3.0, 4.0], [0.0, 0.0, 4.0]], dtype=dtype, requires_grad=True)
+    x = torch.tensor(
+        [[2.0, 3.0, 4.0], [0.0, 3.0, 4.0], [0.0, 0.0, 4.0]], dtype=dtype, requires_grad=True
+    )
     weight = torch.ones(1, 3, dtype=dtype, requires_grad=True)
     functional.nmu(x, weight).sum().backward()
     expected = torch.tensor([[12.0, 8.0, 6.0], [12.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=dtype)

@@ -20,7 +20,10 @@ from npu_kernels.training import mse_loss
 from tests.conftest import needs_library
 from tests.support.building import run_python
 
-pytestmark = [needs_library, pytest.mark.skipif(fast_path.npu is None, reason="without the fast path nothing differs")]
+pytestmark = [
+    needs_library,
+    pytest.mark.skipif(fast_path.npu is None, reason="without the fast path nothing differs"),
+]
 
 LAYERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "NPU": ("npu", lambda: NPU(3, 2, init_im=0.3)),
@@ -65,7 +68,11 @@ def calls(name: str) -> tuple[str, Callable[[Tensor], Tensor], Tensor]:
         return "mse", lambda y: mse_loss(y, target, num_models=4), torch.randn(4, 5)
     if name == "rollout":
         model = nn.Sequential(NPU(3, 4), NAU(4, 3))
-        return "ode", lambda u0: ode.rollout(model, u0, steps=3, dt=0.1, derivatives=True)[1], torch.rand(3)
+        return (
+            "ode",
+            lambda u0: ode.rollout(model, u0, steps=3, dt=0.1, derivatives=True)[1],
+            torch.rand(3),
+        )
     function, make = LAYERS[name]
     return function, make(), torch.randn(5, 3)
 
@@ -84,7 +91,12 @@ def test_it_takes_the_fast_path(name: str, counting: Callable[[str], Counting]) 
         outside = call(inference)
     assert (count.taken, count.left) == (4, 0)
     assert all(torch.equal(y, expected) for y in (of_normal, of_inference, outside))
-    assert [y.is_inference() for y in (expected, of_normal, of_inference, outside)] == [False, True, True, False]
+    assert [y.is_inference() for y in (expected, of_normal, of_inference, outside)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("name", [*LAYERS, "mse_loss", "rollout"])
@@ -95,9 +107,14 @@ def test_results_have_the_rules_of_inference_tensors(name: str) -> None:
         y.mul_(1)
     with pytest.raises(RuntimeError, match="Inference tensors do not track version counter"):
         _ = y._version
-    with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode is not allowed"):
+    with pytest.raises(
+        RuntimeError,
+        match="Inplace update to inference tensor outside InferenceMode is not allowed",
+    ):
         y.mul_(1)
-    with pytest.raises(RuntimeError, match="Setting requires_grad=True on inference tensor outside InferenceMode"):
+    with pytest.raises(
+        RuntimeError, match="Setting requires_grad=True on inference tensor outside InferenceMode"
+    ):
         y.requires_grad_()
     with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
         y * torch.ones_like(y).requires_grad_()
@@ -119,7 +136,9 @@ def test_an_inference_tensor_cannot_be_saved_for_backward(name: str) -> None:
 
 def test_modes_are_seen_in_it(counting: Callable[[str], Counting]) -> None:
     class Watching(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             return function(*args, **(kwargs or {}))
 
     layer, x, count = NPU(3, 2), torch.randn(5, 3), counting("npu")
@@ -171,5 +190,7 @@ def test_adam_refuses_what_torch_refuses() -> None:
         with torch.inference_mode():
             optimizer.step()
             optimizer.step()
-        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+        with pytest.raises(
+            RuntimeError, match="Inplace update to inference tensor outside InferenceMode"
+        ):
             optimizer.step()

@@ -20,7 +20,9 @@ class PyTorchPublished(nn.Module):
     """The published PyTorch layout: [I, O] weights, torch.clamp, float32's epsilon in any dtype; written from its
     formula."""
 
-    def __init__(self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.eps = torch.finfo(torch.float32).eps
@@ -32,7 +34,9 @@ class PyTorchPublished(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         g = self.g.clamp(0, 1) if hasattr(self, "g") else torch.ones_like(x[0])
-        w = torch.complex(self.W_real, self.W_im if hasattr(self, "W_im") else torch.zeros_like(self.W_real))
+        w = torch.complex(
+            self.W_real, self.W_im if hasattr(self, "W_im") else torch.zeros_like(self.W_real)
+        )
         r = g * (x.abs() + self.eps) + (1 - g)
         k = g * math.pi * torch.relu(-x.sign())
         return (torch.complex(r.log(), k) @ w).exp().real
@@ -41,7 +45,9 @@ class PyTorchPublished(nn.Module):
 class JuliaPublished(nn.Module):
     """The Julia package's layout, [O, I] and the machine epsilon of the dtype, as complex powers."""
 
-    def __init__(self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True
+    ) -> None:
         super().__init__()
         self.Re = nn.Parameter(torch.randn(out_features, in_features) / 2)
         if imaginary:
@@ -59,10 +65,13 @@ class JuliaPublished(nn.Module):
 
 @pytest.mark.parametrize("published", [PyTorchPublished, JuliaPublished])
 @pytest.mark.parametrize(
-    ("imaginary", "gate", "unit"), [(True, True, NPU), (False, True, RealNPU), (True, False, NaiveNPU)]
+    ("imaginary", "gate", "unit"),
+    [(True, True, NPU), (False, True, RealNPU), (True, False, NaiveNPU)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_published_layouts(published: Any, imaginary: bool, gate: bool, unit: type, dtype: torch.dtype) -> None:
+def test_published_layouts(
+    published: Any, imaginary: bool, gate: bool, unit: type, dtype: torch.dtype
+) -> None:
     """Values and gradients are theirs, zeros among the inputs, so a different eps would show; and back."""
     model = nn.ModuleDict({"a": published(3, 2, imaginary, gate), "b": nn.Linear(2, 1)}).to(dtype)
     x = torch.randn(9, 3, dtype=dtype)
@@ -80,7 +89,9 @@ def test_published_layouts(published: Any, imaginary: bool, gate: bool, unit: ty
 
     layout = "pytorch" if published is PyTorchPublished else "julia"
     back = interop.to_reference(model, layout)["a"]  # type: ignore[index]
-    assert {name: tuple(p.shape) for name, p in back.named_parameters()} == {n: tuple(p.shape) for n, p in old.items()}
+    assert {name: tuple(p.shape) for name, p in back.named_parameters()} == {
+        n: tuple(p.shape) for n, p in old.items()
+    }
     assert all(torch.equal(p, old[name]) for name, p in back.named_parameters())
     assert normwise_error(back(x), theirs) < tolerance
     again = interop.swap(copy.deepcopy(back))
@@ -92,7 +103,11 @@ def test_from_arrays() -> None:
     """Weights that came out of Julia as arrays."""
     np = pytest.importorskip("numpy")
     rng = np.random.default_rng(0)
-    arrays = {"Re": rng.normal(size=(2, 3)), "Im": rng.normal(size=(2, 3)), "g": rng.uniform(size=3)}
+    arrays = {
+        "Re": rng.normal(size=(2, 3)),
+        "Im": rng.normal(size=(2, 3)),
+        "g": rng.uniform(size=3),
+    }
     layer = interop.from_parameters(arrays)
     assert type(layer) is NPU
     assert layer.weight_re.dtype == torch.float64
@@ -117,7 +132,12 @@ def test_our_modules_both_ways() -> None:
         NaiveNPU(2, 2, num_models=2),
     ).eval()
     x = torch.randn(2, 7, 3)
-    y, objects, kinds, text = model(x), list(model.parameters()), [type(m) for m in model], repr(model)
+    y, objects, kinds, text = (
+        model(x),
+        list(model.parameters()),
+        [type(m) for m in model],
+        repr(model),
+    )
     eager = interop.to_reference(model)
     assert eager is model
     assert type(model[0]) is reference_layers.NPU
@@ -156,7 +176,9 @@ def test_what_is_not_swapped() -> None:
         interop.swap(hooked)
     with pytest.raises(ValueError, match="layout 'julia' has no num_models, this layer has 2"):
         interop.to_reference(NPU(3, 2, num_models=2), "julia")
-    with pytest.raises(ValueError, match="layout must be 'reference', 'julia' or 'pytorch', got 'flux'"):
+    with pytest.raises(
+        ValueError, match="layout must be 'reference', 'julia' or 'pytorch', got 'flux'"
+    ):
         interop.to_reference(NPU(3, 2), "flux")
     assert npu_kernels.interop is interop
 
@@ -201,7 +223,9 @@ def test_what_a_layer_does_beside_its_formula_is_not_lost_in_silence() -> None:
     )
     with pytest.raises(ValueError, match=message):
         interop.swap(model)
-    with pytest.raises(ValueError, match=r"would not have: regularizer\(\); say allow=\('regularizer',\)"):
+    with pytest.raises(
+        ValueError, match=r"would not have: regularizer\(\); say allow=\('regularizer',\)"
+    ):
         interop.swap(model, allow=("npu_clip", "optimize"))
     assert [type(m) for m in model] == kinds
     interop.swap(model, allow=("npu_clip", "optimize", "regularizer"))
@@ -215,7 +239,9 @@ def test_options_that_are_off_and_private_helpers_are_no_loss() -> None:
 
 
 def test_subclasses_buffers_and_changed_methods_count() -> None:
-    with pytest.raises(ValueError, match=r"would not have: npu_clip='wg', regularizer\(\), train\(\); say allow"):
+    with pytest.raises(
+        ValueError, match=r"would not have: npu_clip='wg', regularizer\(\), train\(\); say allow"
+    ):
         interop.swap(Quiet())
     layer = JuliaPublished(3, 3)
     hook = layer.register_state_dict_post_hook(lambda *_: None)
@@ -224,7 +250,9 @@ def test_subclasses_buffers_and_changed_methods_count() -> None:
     hook.remove()
     layer.register_buffer("mask", torch.ones(3))
     layer.penalty = lambda: layer.Re.sum()  # type: ignore[assignment]
-    with pytest.raises(ValueError, match=r"would not have: penalty.*, buffer mask; say allow=\('penalty', 'mask'\)"):
+    with pytest.raises(
+        ValueError, match=r"would not have: penalty.*, buffer mask; say allow=\('penalty', 'mask'\)"
+    ):
         interop.swap(layer)
     assert type(interop.swap(layer, allow=["penalty", "mask"])) is NPU
 
@@ -240,7 +268,10 @@ def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:
     first, second = PyTorchPublished(3, 3), PyTorchPublished(3, 3)
     second.W_real = first.W_real
     model = nn.ModuleDict({"a": first, "b": second})
-    with pytest.raises(ValueError, match=r"^swap: PyTorchPublished 'a' .*: W_real, which is shared with another layer"):
+    with pytest.raises(
+        ValueError,
+        match=r"^swap: PyTorchPublished 'a' .*: W_real, which is shared with another layer",
+    ):
         interop.swap(model)
     assert interop.swap(model, allow=["W_real"]) is model
     hooked = PyTorchPublished(3, 3)
@@ -249,7 +280,9 @@ def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:
         interop.swap(hooked)
     fused = NPU(3, 3)
     fused.note = "measured on Monday"  # type: ignore[assignment]
-    with pytest.raises(ValueError, match=r"^to_reference: NPU has more .*: note='measured on Monday'; say allow"):
+    with pytest.raises(
+        ValueError, match=r"^to_reference: NPU has more .*: note='measured on Monday'; say allow"
+    ):
         interop.to_reference(fused, "julia")
     assert interop.to_reference(fused).note == "measured on Monday"  # the same attributes
 

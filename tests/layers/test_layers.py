@@ -39,7 +39,9 @@ def test_shapes(unit: type[Unit], num_models: int | None, backend: str) -> None:
     layer = unit(4, 2, num_models=num_models)  # type: ignore[call-arg]
     models = () if num_models is None else (num_models,)
     sizes = {"O": 2, "I": 4, "J": 8}
-    expected = {name: (*models, *(sizes[s] for s in letters)) for name, letters in PARAMETERS[unit].items()}
+    expected = {
+        name: (*models, *(sizes[s] for s in letters)) for name, letters in PARAMETERS[unit].items()
+    }
     assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == expected
     assert layer(torch.randn(5, 4)).shape == (*models, 5, 2)
     assert layer(torch.randn(*models, 5, 4)).shape == (*models, 5, 2)
@@ -53,7 +55,9 @@ def test_shapes(unit: type[Unit], num_models: int | None, backend: str) -> None:
 def test_glorot(unit: type[Unit]) -> None:
     """Uniform in the bounds of (O, I), for each model by itself."""
     layer = unit(30, 50, num_models=40)  # type: ignore[call-arg]
-    low, high = {NMU: (0.0, 1.0), NMRU: (0.25, 0.75)}.get(unit, (-math.sqrt(6 / 80), math.sqrt(6 / 80)))
+    low, high = {NMU: (0.0, 1.0), NMRU: (0.25, 0.75)}.get(
+        unit, (-math.sqrt(6 / 80), math.sqrt(6 / 80))
+    )
     for name, weight in layer.named_parameters():
         if PARAMETERS[unit][name] in ("OI", "OJ") and name != "weight_im":
             values = (weight.detach() - low) / (high - low)
@@ -74,7 +78,9 @@ def test_published_start() -> None:
     assert not NaiveNPU(3, 4).weight_im.any()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("init_im", "scale"), [("zeros", 0.0), ("uniform", 1.0), (0.2, 0.2), (1, 1.0), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("init_im", "scale"), [("zeros", 0.0), ("uniform", 1.0), (0.2, 0.2), (1, 1.0), (0.0, 0.0)]
+)
 def test_imaginary_start(init_im: Any, scale: float) -> None:
     for unit in (NPU, NaiveNPU):
         weight = unit(30, 50, init_im=init_im).weight_im
@@ -109,7 +115,9 @@ def test_seed(unit: type[Unit]) -> None:
     for _ in range(2):
         torch.manual_seed(7)
         layers.append(unit(4, 3))
-    assert all(torch.equal(a, b) for a, b in zip(*(layer.parameters() for layer in layers), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(*(layer.parameters() for layer in layers), strict=True)
+    )
 
 
 @every_unit
@@ -161,7 +169,10 @@ def test_trains(unit: type[Unit], backend: str) -> None:
         optimizer.zero_grad()
         loss = (layer(x) - x[:, :2]).square().mean()
         loss.backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in layer.parameters())
+        assert all(
+            p.grad is not None and p.grad.isfinite().all() and p.grad.any()
+            for p in layer.parameters()
+        )
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
@@ -185,19 +196,25 @@ def test_the_sample_model_trains(backend: str) -> None:
 
 def test_representations() -> None:
     assert repr(NPU(2, 6)) == "NPU(in_features=2, out_features=6)"
-    assert repr(NPU(2, 6, num_models=3, eps=1e-3, init_im=0.2, gate_gradient="straight_through")) == (
+    assert repr(
+        NPU(2, 6, num_models=3, eps=1e-3, init_im=0.2, gate_gradient="straight_through")
+    ) == (
         "NPU(in_features=2, out_features=6, num_models=3, eps=0.001, init_im=0.2, gate_gradient='straight_through')"
     )
     assert repr(NAU(2, 6, clip=False)) == "NAU(in_features=2, out_features=6, clip=False)"
     assert repr(NMU(2, 6)) == "NMU(in_features=2, out_features=6)"
-    assert repr(NALU(2, 6, bias=True)) == "NALU(in_features=2, out_features=6, bias=True, eps=1e-08)"
+    assert (
+        repr(NALU(2, 6, bias=True)) == "NALU(in_features=2, out_features=6, bias=True, eps=1e-08)"
+    )
     assert repr(iNALU(2, 6)) == "iNALU(in_features=2, out_features=6, eps=1e-07, omega=20.0)"
 
 
 def test_options_reach_the_formula(backend: str) -> None:
     x = torch.tensor([[0.0, -3.0]])
     layer = NPU(2, 3, eps=0.25, gate_gradient="straight_through", init_im="uniform")
-    assert torch.equal(layer(x), functional.npu(x, layer.weight_re, layer.weight_im, layer.gate, eps=0.25))
+    assert torch.equal(
+        layer(x), functional.npu(x, layer.weight_re, layer.weight_im, layer.gate, eps=0.25)
+    )
     with torch.no_grad():
         layer.gate.fill_(2)  # type: ignore[union-attr]
     layer(x).sum().backward()
@@ -237,7 +254,9 @@ def test_parametrize_and_prune() -> None:
 def test_functional_call_swaps_parameters() -> None:
     x, layer = torch.rand(5, 3), NPU(3, 2)
     other = {name: torch.rand_like(p) for name, p in layer.named_parameters()}
-    torch.testing.assert_close(torch.func.functional_call(layer, other, x), functional.npu(x, *other.values()))
+    torch.testing.assert_close(
+        torch.func.functional_call(layer, other, x), functional.npu(x, *other.values())
+    )
 
 
 def test_numpy_integers_are_integers() -> None:
@@ -245,7 +264,9 @@ def test_numpy_integers_are_integers() -> None:
     assert NPU(np.int64(2), np.int32(3)).in_features == 2
 
 
-@pytest.mark.parametrize("module", [functional, layers._npu, layers._nau, layers._nmu, layers._nalu])
+@pytest.mark.parametrize(
+    "module", [functional, layers._npu, layers._nau, layers._nmu, layers._nalu]
+)
 def test_examples(module: Any) -> None:
     result = doctest.testmod(module)
     assert result.attempted

@@ -23,8 +23,12 @@ def strided(draw: st.DrawFn, tensor: Tensor) -> Tensor:
     steps = [draw(st.integers(1, 3)) for _ in range(tensor.dim())]
     offset = draw(st.integers(0, 2))
     source = tensor.permute(permutation)
-    padded = source.new_full([n * step + offset for n, step in zip(source.shape, steps, strict=True)], float("nan"))
-    view = padded[tuple(slice(offset, offset + n * s, s) for n, s in zip(source.shape, steps, strict=True))]
+    padded = source.new_full(
+        [n * step + offset for n, step in zip(source.shape, steps, strict=True)], float("nan")
+    )
+    view = padded[
+        tuple(slice(offset, offset + n * s, s) for n, s in zip(source.shape, steps, strict=True))
+    ]
     view.copy_(source)
     return view.permute(inverse)
 
@@ -46,7 +50,9 @@ def samples(draw: st.DrawFn, record: OperatorRecord) -> Sample:
     )
     tensors = {name: None if t is None else draw(strided(t)) for name, t in sample.tensors.items()}
     x = draw(strided(sample.x))
-    if not shared and draw(st.booleans()):  # another batch dimension, before, after or in the middle
+    if not shared and draw(
+        st.booleans()
+    ):  # another batch dimension, before, after or in the middle
         x = x.unsqueeze(draw(st.integers(0 if num_models is None else 1, x.dim() - 1)))
     if draw(st.booleans()) and x.shape[-2] > 1:
         x = x.narrow(-2, 1, 1).expand(x.shape)
@@ -68,7 +74,9 @@ def _check(record: OperatorRecord, data: Any) -> None:
 
     grad_y = data.draw(strided(torch.randn(y.shape, dtype=y.dtype)))
     expected_grads = torch.autograd.grad(expected, sample.leaves(), grad_y.reshape(expected.shape))
-    for grad, want in zip(torch.autograd.grad(y, sample.leaves(), grad_y), expected_grads, strict=True):
+    for grad, want in zip(
+        torch.autograd.grad(y, sample.leaves(), grad_y), expected_grads, strict=True
+    ):
         assert normwise_error(grad, want) < ROUNDING
 
 

@@ -45,7 +45,9 @@ def test_is_the_published_layer(sign: str, dtype: torch.dtype, backend: str) -> 
         layer.train(training)
         weight = layer.weight.detach().double()
         want = _published(x.to(dtype).double(), weight, training, sign)
-        assert normwise_error(layer(x.to(dtype)), want) < (1e-12 if dtype == torch.float64 else 2e-5)
+        assert normwise_error(layer(x.to(dtype)), want) < (
+            1e-12 if dtype == torch.float64 else 2e-5
+        )
     other = _published(x, weight, True, sign)
     assert normwise_error(other, _published(x, weight, False, sign)) > 1e-6  # eps does show
 
@@ -73,7 +75,9 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_bad_sign_of_the_function() -> None:
-    with pytest.raises(ValueError, match=r"^nmru: sign must be 'product' or 'separate', got 'cos'$"):
+    with pytest.raises(
+        ValueError, match=r"^nmru: sign must be 'product' or 'separate', got 'cos'$"
+    ):
         functional.nmru(torch.rand(3, 2), torch.rand(1, 4), sign="cos")
 
 
@@ -95,10 +99,14 @@ def test_regularised_and_projected_like_the_nmu() -> None:
     assert layer.weight.max() == 1
 
 
-@pytest.mark.parametrize(("sign", "clip", "eps"), list(itertools.product(SIGNS, (True, False), (0.0, 0.25))))
+@pytest.mark.parametrize(
+    ("sign", "clip", "eps"), list(itertools.product(SIGNS, (True, False), (0.0, 0.25)))
+)
 def test_derivatives(sign: str, clip: bool, eps: float, backend: str) -> None:
     """First, in batches, and second, on every way; one factor is 0."""
-    sample = RECORDS["nmru"].sample(2, 2, 1, num_models=2, options={"sign": sign, "clip": clip, "eps": eps})
+    sample = RECORDS["nmru"].sample(
+        2, 2, 1, num_models=2, options={"sign": sign, "clip": clip, "eps": eps}
+    )
     x, weight = sample.leaves()
     x[:, 0, 0], weight[:, 0, 0] = -1.0, 0.5  # w x + 1 - w = 0, where signs are not separate
     leaves = [x.requires_grad_(), weight.requires_grad_()]
@@ -125,17 +133,26 @@ def test_special_inputs(sign: str, dtype: torch.dtype, eps: float, backend: str)
         y = functional.nmru(x, w, eps=eps, sign=sign)
         want = reference.nmru(row[None], weight, eps=eps, sign=sign)
         torch.testing.assert_close(y, want, rtol=tolerance, atol=0, equal_nan=True)
-        expected = reference.nmru_backward(torch.ones_like(want), row[None], weight, eps, True, sign == "separate")
+        expected = reference.nmru_backward(
+            torch.ones_like(want), row[None], weight, eps, True, sign == "separate"
+        )
         y.sum().backward()
         if backend != "reference":  # torch's own derivative of a product divides by the factors
             for grad, exact in zip((x.grad, w.grad), expected, strict=True):
-                torch.testing.assert_close(grad, exact, rtol=10 * tolerance, atol=tolerance, equal_nan=True)
+                torch.testing.assert_close(
+                    grad, exact, rtol=10 * tolerance, atol=tolerance, equal_nan=True
+                )
 
 
 @pytest.mark.parametrize("sign", SIGNS)
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)]
+)
 def test_sizes_of_zero(sign: str, rows: int, inputs: int, outputs: int, backend: str) -> None:
-    x, weight = torch.rand(rows, inputs, requires_grad=True), torch.rand(outputs, 2 * inputs, requires_grad=True)
+    x, weight = (
+        torch.rand(rows, inputs, requires_grad=True),
+        torch.rand(outputs, 2 * inputs, requires_grad=True),
+    )
     y = functional.nmru(x, weight, sign=sign)
     assert torch.equal(y, torch.ones(rows, outputs))
     y.sum().backward()

@@ -56,14 +56,22 @@ def _same(found: list[Tensor], expected: list[Tensor]) -> None:
 def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[Sample]:
     """Every combination with a size 0: of rows, inputs, outputs and models."""
     record, found = RECORDS[name], []
-    for batch, in_features, out_features, models in itertools.product(sizes, sizes, sizes, (None, 0, 2)):
+    for batch, in_features, out_features, models in itertools.product(
+        sizes, sizes, sizes, (None, 0, 2)
+    ):
         if 0 not in (batch, in_features, out_features, models):
             continue
         for shared in (False, True) if models is not None else (False,):
             for without in record.variants():
                 found.append(
                     record.sample(
-                        batch, in_features, out_features, num_models=models, shared=shared, without=without, dtype=dtype
+                        batch,
+                        in_features,
+                        out_features,
+                        num_models=models,
+                        shared=shared,
+                        without=without,
+                        dtype=dtype,
                     )
                 )
     return found
@@ -94,7 +102,11 @@ def test_time_loop_of_sizes_of_zero(
 ) -> None:
     """No starts, no features, or no hidden units, which leave every start where it is."""
     k = () if models is None else (models,)
-    shapes = ((features,) if starts is None else (starts, features), (hidden, features), (hidden, features))
+    shapes = (
+        (features,) if starts is None else (starts, features),
+        (hidden, features),
+        (hidden, features),
+    )
     given = [torch.rand(*k, *shape) for shape in (*shapes, (features,), (features, hidden))]
 
     def fused(u0: Tensor, re: Tensor, im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
@@ -107,7 +119,9 @@ def test_time_loop_of_sizes_of_zero(
             return reference.nau(reference.npu(u, re, im, gate), weight)
 
         rows = u0.unsqueeze(-2) if starts is None else u0
-        states, _ = reference_ode.solve(slope, rows, reference_ode.METHODS["midpoint"], 2, 0.1, False)
+        states, _ = reference_ode.solve(
+            slope, rows, reference_ode.METHODS["midpoint"], 2, 0.1, False
+        )
         path = torch.stack(states, -2)
         return path.squeeze(-3) if starts is None else path
 
@@ -140,7 +154,11 @@ def test_loss_and_step_of_nothing(backend: str) -> None:
 @pytest.mark.parametrize("name", list(ops.LAYERS))
 def test_no_rows_and_weights_of_nan(name: str, size: tuple[int, int], backend: str) -> None:
     """Nothing is added up: the gradients are the formula's, also where 0 * nan could come in."""
-    sample = RECORDS[name].sample(0, *size, dtype=torch.float32).map(lambda t: torch.full_like(t, math.nan))
+    sample = (
+        RECORDS[name]
+        .sample(0, *size, dtype=torch.float32)
+        .map(lambda t: torch.full_like(t, math.nan))
+    )
     _same(_outcome(sample, RECORDS[name].function), _outcome(sample, RECORDS[name].reference))
 
 
@@ -158,7 +176,9 @@ def test_overflowing_phase_sum(isa: str, in_features: int, imaginary: bool) -> N
     gate[0], gate[-1] = -0.5, 1
     weight = torch.zeros(outs, in_features)
     weight[:, -1] = 0.5  # Q = pi / 2
-    sample = Sample("", x, {"weight_re": weight, "weight_im": 0 * weight if imaginary else None, "gate": gate})
+    sample = Sample(
+        "", x, {"weight_re": weight, "weight_im": 0 * weight if imaginary else None, "gate": gate}
+    )
 
     def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
         leaves = sample.requires_grad()
@@ -177,7 +197,11 @@ def _row_sums(sample: Sample, function: Callable[..., Tensor], dtype: torch.dtyp
     """All gradients of the sum over rows, with an upstream gradient of 1."""
     eps = {"eps": EPS} if "weight_re" in sample.tensors else {}
     leaves = sample.map(lambda t: t.detach().to(dtype).requires_grad_())
-    return list(torch.autograd.grad(function(leaves.x, *leaves.tensors.values(), **eps).sum(), leaves.leaves()[1:]))
+    return list(
+        torch.autograd.grad(
+            function(leaves.x, *leaves.tensors.values(), **eps).sum(), leaves.leaves()[1:]
+        )
+    )
 
 
 def _error(found: Tensor, want: Tensor) -> float:
@@ -185,7 +209,9 @@ def _error(found: Tensor, want: Tensor) -> float:
 
 
 @functools.cache
-def _many_rows(layer: str, rows: int, size: tuple[int, int], equal: bool) -> tuple[Sample, list[Tensor], list[float]]:
+def _many_rows(
+    layer: str, rows: int, size: tuple[int, int], equal: bool
+) -> tuple[Sample, list[Tensor], list[float]]:
     """A sample, its gradients in float64, and the errors of the eager layer's. Kept for every instruction set."""
     name, without = LAYERS[layer]
     record = RECORDS[name]
@@ -198,7 +224,9 @@ def _many_rows(layer: str, rows: int, size: tuple[int, int], equal: bool) -> tup
         # Sums without cancellation, which would be another matter.
         sample = Sample("", sample.x + 1.5 * sample.x.sign(), sample.tensors)
         parts = (Sample("", x, sample.tensors) for x in sample.x.split(1 << 17))
-        sums = zip(*(_row_sums(part, record.reference, torch.float64) for part in parts), strict=True)
+        sums = zip(
+            *(_row_sums(part, record.reference, torch.float64) for part in parts), strict=True
+        )
         exact = [torch.stack(grads).sum(0) for grads in sums]
     found = _row_sums(sample, record.reference, torch.float32)
     return sample, exact, [_error(*pair) for pair in zip(found, exact, strict=True)]
@@ -208,7 +236,9 @@ def _many_rows(layer: str, rows: int, size: tuple[int, int], equal: bool) -> tup
 @pytest.mark.parametrize("equal", [False, True], ids=["random", "equal"])
 @pytest.mark.parametrize(("rows", "size"), ROWS, ids=str)
 @pytest.mark.parametrize("layer", list(LAYERS))
-def test_error_of_many_rows(isa: str, layer: str, rows: int, size: tuple[int, int], equal: bool) -> None:
+def test_error_of_many_rows(
+    isa: str, layer: str, rows: int, size: tuple[int, int], equal: bool
+) -> None:
     """Rounding errors do not grow with the number of rows, also where those of equal rows do not cancel.
 
     The eager layer's may be none by luck, as of powers of two: so much more than twice it counts as none.

@@ -25,7 +25,9 @@ def _model() -> nn.Sequential:
     return nn.Sequential(NPU(3, 6, init_im=0.3), NAU(6, 4), NMU(4, 3), iNALU(3, 2))
 
 
-def _gradients(model: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor) -> list[Tensor]:
+def _gradients(
+    model: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor
+) -> list[Tensor]:
     return list(torch.autograd.grad(model(x).square().sum(), parameters))
 
 
@@ -35,7 +37,10 @@ def test_state_dict_both_ways_with_the_eager_layers(name: str, num_models: int |
     """Strictly, through a file with weights only; values and gradients agree."""
     import npu_kernels
 
-    fused, eager = (getattr(module, name)(4, 3, num_models=num_models) for module in (npu_kernels, reference_layers))
+    fused, eager = (
+        getattr(module, name)(4, 3, num_models=num_models)
+        for module in (npu_kernels, reference_layers)
+    )
     x = torch.rand(5, 4) + 0.3
     for source, target in ((fused, eager), (eager, fused)):
         with torch.no_grad():
@@ -72,7 +77,9 @@ def test_assign_and_meta() -> None:
     for layer in empty:
         layer.reset_parameters()
     torch.manual_seed(3)
-    assert all(torch.equal(a, b) for a, b in zip(empty.parameters(), _model().parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(empty.parameters(), _model().parameters(), strict=True)
+    )
 
 
 @every_unit
@@ -91,7 +98,11 @@ def test_whole_modules() -> None:
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
+    for copied in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(file, weights_only=False),
+    ):
         assert torch.equal(copied(x), y)
         assert all(a is not b for a, b in zip(copied.parameters(), model.parameters(), strict=True))
     y.sum().backward()
@@ -103,9 +114,13 @@ def test_hooks() -> None:
     seen: dict[str, tuple[torch.Size, ...]] = {}
     layer.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
     layer.register_forward_hook(lambda module, inputs, output: 3 * output)
-    layer.register_full_backward_pre_hook(lambda module, grads: seen.update(pre=tuple(g.shape for g in grads)))
+    layer.register_full_backward_pre_hook(
+        lambda module, grads: seen.update(pre=tuple(g.shape for g in grads))
+    )
     layer.register_full_backward_hook(
-        lambda module, grad_in, grad_out: seen.update(after=tuple(g.shape for g in (*grad_in, *grad_out)))
+        lambda module, grad_in, grad_out: seen.update(
+            after=tuple(g.shape for g in (*grad_in, *grad_out))
+        )
     )
     y = layer(x)
     assert torch.equal(y, 3 * layer.forward(2 * x))
@@ -157,7 +172,10 @@ def test_parametrize_and_prune_every_unit(name: str) -> None:
 def test_checkpointed_layers_nest(use_reentrant: bool) -> None:
     """Layer by layer, as deep models do, with a second derivative where torch allows it."""
     model = _model().double()
-    parameters, x = list(model.parameters()), torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    parameters, x = (
+        list(model.parameters()),
+        torch.randn(7, 3, dtype=torch.float64, requires_grad=True),
+    )
 
     def each(x: Tensor) -> Tensor:
         for layer in model:

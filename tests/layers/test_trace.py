@@ -33,7 +33,14 @@ def test_names_everything(backend: str) -> None:
         model(x)
     one = caught.value.found
     assert found == [one]
-    assert (one.module, one.kind, one.what, one.unit, one.row, one.model) == ("1", "RealNPU", "output", 1, (3,), None)
+    assert (one.module, one.kind, one.what, one.unit, one.row, one.model) == (
+        "1",
+        "RealNPU",
+        "output",
+        1,
+        (3,),
+        None,
+    )
     eps = torch.finfo(torch.float32).eps
     assert one.value == math.inf
     assert one.r[1] == pytest.approx(eps + 1e-9, rel=1e-3)
@@ -68,7 +75,10 @@ def test_gradients_and_other_layers(backend: str) -> None:
     model = nn.Sequential(NMU(3, 2), NAU(2, 2))
     with trace.non_finite(model, "record") as found:
         (model(torch.rand(4, 3)) * torch.tensor([1.0, math.inf])).sum().backward()
-    assert [(one.module, one.what, one.unit) for one in found] == [("1", "gradient", 1), ("0", "gradient", 0)]
+    assert [(one.module, one.what, one.unit) for one in found] == [
+        ("1", "gradient", 1),
+        ("0", "gradient", 0),
+    ]
     assert found[0].exponent is None
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan  # type: ignore[index]
@@ -94,14 +104,18 @@ def test_silent_where_nothing_is_wrong(backend: str) -> None:
     with pytest.raises(trace.NonFiniteError, match="input 2"), trace.non_finite(half):
         half(torch.tensor([[1.0, 1.0, math.inf]], dtype=torch.bfloat16))
     with (
-        pytest.raises(ValueError, match="action must be one of 'raise', 'warn', 'record', got 'stop'"),
+        pytest.raises(
+            ValueError, match="action must be one of 'raise', 'warn', 'record', got 'stop'"
+        ),
         trace.non_finite(model, "stop"),
     ):
         pass
 
 
 @needs_library
-@pytest.mark.parametrize(("layer", "name"), [(NPU, "NPUFunctionBackward"), (NMU, "NMUFunctionBackward")])
+@pytest.mark.parametrize(
+    ("layer", "name"), [(NPU, "NPUFunctionBackward"), (NMU, "NMUFunctionBackward")]
+)
 def test_anomaly_mode_names_the_layer(layer: type, name: str) -> None:
     """The error names the layer's Function, the warning beside it the line of the layer that made it."""
     x = torch.tensor([[math.nan, 1.0]], requires_grad=True)
@@ -109,4 +123,6 @@ def test_anomaly_mode_names_the_layer(layer: type, name: str) -> None:
         warnings.simplefilter("always")
         with pytest.raises(RuntimeError, match=f"Function '{name}' returned nan values"):
             layer(2, 1)(x).sum().backward()
-    assert any("layers/" in str(warning.message) and name in str(warning.message) for warning in caught)
+    assert any(
+        "layers/" in str(warning.message) and name in str(warning.message) for warning in caught
+    )

@@ -24,10 +24,21 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tests.mutants", description="Wrong changes that a test must notice."
     )
     parser.add_argument("--language", choices=("cpp", "python", "triton"))
-    parser.add_argument("--only", metavar="NAME", help="those whose name contains this, also if they were tried before")
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        help="those whose name contains this, also if they were tried before",
+    )
     parser.add_argument("--again", action="store_true", help="also those that were tried before")
-    parser.add_argument("--summary", action="store_true", help="try nothing; print what was tried and what is left")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="of the copy and the results")
+    parser.add_argument(
+        "--summary", action="store_true", help="try nothing; print what was tried and what is left"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "mutants",
+        help="of the copy and the results",
+    )
     options = parser.parse_args(arguments)
     chosen = [
         mutant

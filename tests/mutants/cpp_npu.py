@@ -70,10 +70,10 @@ FORWARD = [
         "gate-x-without-gate": ("S::with_sign_of(dr * gate_, x)", "S::with_sign_of(dr, x)"),
         "gate-sign": ("S::with_sign_of(dr * gate_, x)", "dr * gate_"),
     }),
-    *mutants(CORE + "simd/simd.h", "tests/layers/test_edges.py -k 'zero_has_no_sign or special_input'", {
+    *mutants(CORE + "simd/avx512.h", "tests/layers/test_edges.py -k 'zero_has_no_sign or special_input'", {
         "sign-of-zero": ("_CMP_EQ_UQ);\n      return (Reg)_mm512_mask_mul_ps", "_CMP_UNORD_Q);\n      return (Reg)_mm512_mask_mul_ps"),
     }, isa="avx512"),
-    *mutants(CORE + "simd/simd.h", KERNELS, {
+    *mutants(CORE + "simd/avx512.h", KERNELS, {
         "pair-sums-of-the-fourth": ("0xFF00, set1(terms[3]));", "0xFF00, set1(terms[2]));"),
         "pair-sums-of-both": ("(0x6666, t, 0x10), 0x8888, both, 0);", "(0x6666, t, 0x10), 0x8888, t, 0);"),
     }, isa="avx512"),

@@ -51,12 +51,16 @@ class Mutant:
         """The code with the change; ValueError where the list has gone stale."""
         found = code.count(self.text)
         if found != 1:
-            raise ValueError(f"{self.name}: the text must be found once in {self.file}, found {found} times")
+            raise ValueError(
+                f"{self.name}: the text must be found once in {self.file}, found {found} times"
+            )
         changed = code.replace(self.text, self.replacement)
         try:
             same = _meaning(self.file, changed) == _meaning(self.file, code)
         except SyntaxError as error:
-            raise ValueError(f"{self.name}: the replacement must be valid Python, got {error}") from None
+            raise ValueError(
+                f"{self.name}: the replacement must be valid Python, got {error}"
+            ) from None
         if same:
             raise ValueError(f"{self.name}: the replacement must change the code of {self.file}")
         return changed
@@ -76,7 +80,10 @@ def mutants(
 ) -> list[Mutant]:
     """Mutants of one file that the same tests should notice, by name: what is replaced, and by what."""
     tests = (tests,) if isinstance(tests, str) else tests
-    return [Mutant(name, file, text, replacement, tests, isa) for name, (text, replacement) in changes.items()]
+    return [
+        Mutant(name, file, text, replacement, tests, isa)
+        for name, (text, replacement) in changes.items()
+    ]
 
 
 @functools.lru_cache

@@ -11,7 +11,11 @@ FORMULAS = (
     "tests/operators/test_reference.py",
     "tests/operators/test_gradients.py -k 'parity or straight or reference'",
 )
-FITS = ("tests/fitting/test_fit.py", "tests/fitting/test_fit_stages.py", "tests/fitting/test_fit_checkpoint.py")
+FITS = (
+    "tests/fitting/test_fit.py",
+    "tests/fitting/test_fit_stages.py",
+    "tests/fitting/test_fit_checkpoint.py",
+)
 NALUS = "tests/operators/test_reference.py -k nalu"
 
 REFERENCE = [
@@ -167,7 +171,7 @@ TRAINING = [
         "saved-dtype": ("value.dtype is not dtype or not sizes", "not sizes"),
         "saved-sizes": ("value.dtype is not dtype or not sizes", "value.dtype is not dtype"),
     }),
-    *mutants(PACKAGE + "optim.py", "tests/training/test_optim.py", {
+    *mutants(PACKAGE + "optim/__init__.py", "tests/training/test_optim.py", {
         "optim-hooks-behind-a-step": ("            and not self._optimizer_step_post_hooks\n", ""),
         "optim-global-hooks": ("            and not _global_optimizer_pre_hooks\n", ""),
         "optim-found-inf": ('            and getattr(self, "found_inf", None) is None\n', ""),
@@ -505,4 +509,14 @@ FILES = [
     }),
 ]  # fmt: skip
 
-PYTHON = [*REFERENCE, *TRAINING, *TIME_LOOP, *FORMULA, *FITTING, *LAYERS, *CALLS, *EQUATIONS, *FILES]
+PYTHON = [
+    *REFERENCE,
+    *TRAINING,
+    *TIME_LOOP,
+    *FORMULA,
+    *FITTING,
+    *LAYERS,
+    *CALLS,
+    *EQUATIONS,
+    *FILES,
+]

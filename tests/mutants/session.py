@@ -24,7 +24,9 @@ class Session:
         self.mutants = sorted(mutants, key=lambda m: (m.language, m.isa, m.file, m.tests))
         self.results: dict[str, Result] = {}  # by name
         self.seconds: dict[str, float] = {}  # what a test took on the unchanged code
-        self.passed: set[tuple[str, str]] = set()  # tests of the unchanged code, by what is compiled
+        self.passed: set[tuple[str, str]] = (
+            set()
+        )  # tests of the unchanged code, by what is compiled
         self.place = Workplace(root, folder)
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -45,10 +47,19 @@ class Session:
             verdict, by = self._try(mutant)
             seconds = round(time.perf_counter() - begin, 1)
             self._keep(
-                {"name": mutant.name, "key": self._key(mutant), "verdict": verdict, "by": by, "seconds": seconds}
+                {
+                    "name": mutant.name,
+                    "key": self._key(mutant),
+                    "verdict": verdict,
+                    "by": by,
+                    "seconds": seconds,
+                }
             )
             count = f"{len(self.results)}/{len(self.mutants)}"
-            print(f"{count:>9}  {verdict:<8}  {mutant.language:<6}  {mutant.name}  ({seconds} s; {by})", flush=True)
+            print(
+                f"{count:>9}  {verdict:<8}  {mutant.language:<6}  {mutant.name}  ({seconds} s; {by})",
+                flush=True,
+            )
         return self._report()
 
     def summary(self) -> int:
@@ -58,11 +69,17 @@ class Session:
             names = [mutant.name for mutant in self.mutants if mutant.file == file]
             counts = Counter(str(known[name]["verdict"]) for name in names if name in known)
             left = [name for name in names if name not in known]
-            print(f"{counts[KILLED]:>4} killed{counts[SURVIVED]:>4} survived{len(left):>4} left  {file}")
+            print(
+                f"{counts[KILLED]:>4} killed{counts[SURVIVED]:>4} survived{len(left):>4} left  {file}"
+            )
             for name in left if len(left) < len(names) else ():
                 print(f"{'':<30}left: {name}")
         survived = [name for name, result in known.items() if result["verdict"] == SURVIVED]
-        print(f"{len(known)} of {len(self.mutants)} were tried", *(f"survived: {name}" for name in survived), sep="\n")
+        print(
+            f"{len(known)} of {len(self.mutants)} were tried",
+            *(f"survived: {name}" for name in survived),
+            sep="\n",
+        )
         return 0 if len(known) == len(self.mutants) and not survived else 1
 
     def _can_run(self, mutant: Mutant) -> bool:
@@ -111,9 +128,15 @@ class Session:
 
     def _known(self) -> dict[str, Result]:
         path = self.folder / "results.jsonl"
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        found = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         keys = {mutant.name: self._key(mutant) for mutant in self.mutants}
-        return {r["name"]: r for r in found if keys.get(r["name"]) == r["key"] and r["verdict"] != BROKEN}
+        return {
+            r["name"]: r
+            for r in found
+            if keys.get(r["name"]) == r["key"] and r["verdict"] != BROKEN
+        }
 
     def _keep(self, result: Result) -> None:
         self.results[str(result["name"])] = result
@@ -125,7 +148,9 @@ class Session:
         for language in sorted({mutant.language for mutant in self.mutants}):
             names = [mutant.name for mutant in self.mutants if mutant.language == language]
             counts = Counter(str(self.results[name]["verdict"]) for name in names)
-            print(f"{language:<10}{len(names):>8}{counts[KILLED]:>10}{counts[SURVIVED]:>10}{counts[BROKEN]:>10}")
+            print(
+                f"{language:<10}{len(names):>8}{counts[KILLED]:>10}{counts[SURVIVED]:>10}{counts[BROKEN]:>10}"
+            )
         bad = [r for r in self.results.values() if r["verdict"] != KILLED]
         for result in bad:
             print(f"{result['verdict']}: {result['name']} ({result['by']})")

@@ -67,7 +67,9 @@ class Workplace:
 
     def mutate(self, mutant: Mutant) -> None:
         """Change the copy."""
-        self._write(self.tree / mutant.file, mutant.apply((self.root / mutant.file).read_text()).encode())
+        self._write(
+            self.tree / mutant.file, mutant.apply((self.root / mutant.file).read_text()).encode()
+        )
 
     def restore(self, mutant: Mutant) -> None:
         """Undo `mutate`."""
@@ -87,7 +89,11 @@ class Workplace:
             torch = Path(spec.origin).parent
             fast_path = f"fast_path|{torch}|{sysconfig.get_path('include')}"
             options = [f"-DTORCH_DIR={torch}", f"-DNPU_KERNELS_FAST_PATHS={fast_path}"]
-            options += [f"-DNPU_KERNELS_ISAS={isas}", "-DNPU_KERNELS_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
+            options += [
+                f"-DNPU_KERNELS_ISAS={isas}",
+                "-DNPU_KERNELS_TESTS=ON",
+                "-DCMAKE_BUILD_TYPE=Debug",
+            ]
             options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
             self._call(["cmake", "-S", str(self.tree), "-B", str(build), "-G", "Ninja", *options])
         self._call(["ninja", "-C", str(build), *targets])
@@ -96,7 +102,11 @@ class Workplace:
     def _call(self, command: list[str]) -> None:
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
-            errors = [line for line in (run.stdout + run.stderr).splitlines() if "error" in line or "FAILED" in line]
+            errors = [
+                line
+                for line in (run.stdout + run.stderr).splitlines()
+                if "error" in line or "FAILED" in line
+            ]
             raise BrokenError(f"{command[0]}: " + "; ".join(errors[:2]))
 
     def _install(self, mutant: Mutant) -> None:
@@ -132,7 +142,18 @@ class Workplace:
                 raise BrokenError(f"{test}: {isa} does not run here")
             return code != 0
         self._install(mutant)
-        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", first, *rest]
+        pytest = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            first,
+            *rest,
+        ]
         code = self._run(pytest, limit, TRITON_INTERPRET="1" if "tests/triton" in test else None)
         if code in (2, 3, 4, NO_TESTS):
             raise BrokenError(f"pytest {test} ended with {code}: " + self._last_words())
@@ -141,12 +162,29 @@ class Workplace:
     def _run(self, command: list[str], limit: float | None, **variables: str | None) -> int:
         """The exit code; 1 for a command that does not end within so many seconds."""
         # Bytecode is told from its source by whole seconds and the size: a mutant may have the same.
-        changes = {"PYTHONPATH": str(self.tree), "PYTHONDONTWRITEBYTECODE": "1", "NPU_KERNELS_BUILD": "", **variables}
-        kept = {name: value for name, value in os.environ.items() if name not in ("NPU_KERNELS_CPU_ISA", *changes)}
-        environment = {**kept, **{name: value for name, value in changes.items() if value is not None}}
+        changes = {
+            "PYTHONPATH": str(self.tree),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "NPU_KERNELS_BUILD": "",
+            **variables,
+        }
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("NPU_KERNELS_CPU_ISA", *changes)
+        }
+        environment = {
+            **kept,
+            **{name: value for name, value in changes.items() if value is not None},
+        }
         with (self.folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(
-                command, cwd=self.tree, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=self.tree,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             try:
                 return process.wait(limit)

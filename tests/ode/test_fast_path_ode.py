@@ -15,7 +15,15 @@ from tests.ode.test_ode import LAYERS, D, make, starts
 
 pytestmark = needs_library
 H = 4
-SHAPES = [(None, (D,)), (None, (4, D)), (3, (D,)), (3, (3, D)), (3, (3, 4, D)), (3, (1, 4, D)), (2, (2, 9, D))]
+SHAPES = [
+    (None, (D,)),
+    (None, (4, D)),
+    (3, (D,)),
+    (3, (3, D)),
+    (3, (3, 4, D)),
+    (3, (1, 4, D)),
+    (2, (2, 9, D)),
+]
 
 
 def outcome(model: nn.Module, u0: Tensor, **options: Any) -> list[Tensor]:
@@ -48,21 +56,29 @@ def test_same_bits_as_the_operators(
 ) -> None:
     model, u0 = make(layer, models, dtype), starts(*shape, dtype=dtype)
     assert taken(model, u0, method=method)
-    every = [{"memory": memory, "derivatives": d} for memory in ("full", "checkpointed") for d in (False, True)]
+    every = [
+        {"memory": memory, "derivatives": d}
+        for memory in ("full", "checkpointed")
+        for d in (False, True)
+    ]
     found = [outcome(model, u0, method=method, **options) for options in every]
     with torch.no_grad():
         inference = ode.rollout(model, u0, steps=6, dt=0.05, method=method)
     monkeypatch.setattr(fast_path, "ode", None)
     expected = [outcome(model, u0, method=method, **options) for options in every]
     for one, other in zip(found, expected, strict=True):
-        assert all(torch.equal(a, b) and a.shape == b.shape for a, b in zip(one, other, strict=True))
+        assert all(
+            torch.equal(a, b) and a.shape == b.shape for a, b in zip(one, other, strict=True)
+        )
     assert torch.equal(inference, expected[0][0])
 
 
 def test_strided_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     model, u0 = make(models=3), starts(D, 4, 3).permute(2, 1, 0)
     for parameter in model.parameters():
-        parameter.data = parameter.data.mT.contiguous().mT if parameter.dim() > 2 else parameter.data
+        parameter.data = (
+            parameter.data.mT.contiguous().mT if parameter.dim() > 2 else parameter.data
+        )
     found = outcome(model, u0)
     assert taken(model, u0)
     monkeypatch.setattr(fast_path, "ode", None)
@@ -83,13 +99,20 @@ def test_gradients_of_a_part_of_the_results() -> None:
             parameter.requires_grad_(bool(subset >> bit & 1))
             parameter.grad = None
         ode.rollout(model, u0, steps=3, dt=0.1).sum().backward()
-        assert [p.grad is not None for p in model.parameters()] == [bool(subset >> bit & 1) for bit in range(4)]
+        assert [p.grad is not None for p in model.parameters()] == [
+            bool(subset >> bit & 1) for bit in range(4)
+        ]
 
 
 def test_second_derivatives() -> None:
-    model, u0 = make("RealNPU", d=2, h=2), torch.tensor([0.7, 1.2], dtype=torch.float64, requires_grad=True)
+    model, u0 = (
+        make("RealNPU", d=2, h=2),
+        torch.tensor([0.7, 1.2], dtype=torch.float64, requires_grad=True),
+    )
     assert taken(model, u0)
-    assert torch.autograd.gradgradcheck(lambda u: ode.rollout(model, u, steps=3, dt=0.1, nonfinite="keep"), (u0,))
+    assert torch.autograd.gradgradcheck(
+        lambda u: ode.rollout(model, u, steps=3, dt=0.1, nonfinite="keep"), (u0,)
+    )
 
 
 def test_divergence_is_reported() -> None:
@@ -121,8 +144,15 @@ def test_divergence_is_reported() -> None:
         ({"memory": "some"}, ValueError, "memory must be one of"),
     ],
 )
-def test_errors_are_the_general_ways(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    weights = {"weight_re": torch.zeros(H, D), "weight_im": None, "gate": torch.ones(D), "weight": torch.zeros(D, H)}
+def test_errors_are_the_general_ways(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    weights = {
+        "weight_re": torch.zeros(H, D),
+        "weight_im": None,
+        "gate": torch.ones(D),
+        "weight": torch.zeros(D, H),
+    }
     options: dict[str, Any] = {"u0": torch.ones(D), **weights, "steps": 2, "dt": 0.1, **change}
     with pytest.raises(error, match=message):
         ode.integrate(**options)
@@ -143,5 +173,7 @@ def test_not_where_something_watches() -> None:
         assert not taken(model, u0)
     with torch.autograd.set_detect_anomaly(True):
         assert not taken(model, u0)
-    values = torch.func.vmap(lambda u: ode.rollout(model, u, steps=2, dt=0.05, nonfinite="keep"))(starts(4, D))
+    values = torch.func.vmap(lambda u: ode.rollout(model, u, steps=2, dt=0.05, nonfinite="keep"))(
+        starts(4, D)
+    )
     assert values.shape == (4, 3, D)

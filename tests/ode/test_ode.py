@@ -27,7 +27,8 @@ def make(
 ) -> nn.Sequential:
     """A model whose trajectories stay moderate and cross zero, with gates and weights on both sides of their clips."""
     model = nn.Sequential(
-        LAYERS[layer](d, h, num_models=models, dtype=dtype), NAU(h, d, num_models=models, dtype=dtype, **nau)
+        LAYERS[layer](d, h, num_models=models, dtype=dtype),
+        NAU(h, d, num_models=models, dtype=dtype, **nau),
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -92,7 +93,8 @@ def test_order_of_the_methods() -> None:
     exact = torch.tensor(-0.9, dtype=torch.float64).exp()  # u' = -0.9 u
     for method, order in (("euler", 1), ("midpoint", 2), ("rk4", 4), ("rk4_38", 4)):
         error = [
-            (ode.rollout(model, u0, steps=n, dt=1 / n, method=method)[-1, 0] - exact).abs().item() for n in (16, 32)
+            (ode.rollout(model, u0, steps=n, dt=1 / n, method=method)[-1, 0] - exact).abs().item()
+            for n in (16, 32)
         ]
         assert error[0] / error[1] == pytest.approx(2**order, rel=0.1), method
 
@@ -104,12 +106,16 @@ def test_equals_torchdiffeq(layer: str, method: str) -> None:
     model, u0 = make(layer, models=3), away_from_zero(3, 2, D).requires_grad_()
     times = torch.arange(31, dtype=torch.float64) / 64
     parameters = [u0, *model.parameters()]
-    theirs = torchdiffeq.odeint(lambda t, u: model(u), u0, times, method=TORCHDIFFEQ[method]).movedim(0, -2)
+    theirs = torchdiffeq.odeint(
+        lambda t, u: model(u), u0, times, method=TORCHDIFFEQ[method]
+    ).movedim(0, -2)
     ours = ode.rollout(model, u0, steps=30, dt=1 / 64, method=method)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
     grad = torch.randn_like(ours)
     for own, their in zip(
-        torch.autograd.grad(ours, parameters, grad), torch.autograd.grad(theirs, parameters, grad), strict=True
+        torch.autograd.grad(ours, parameters, grad),
+        torch.autograd.grad(theirs, parameters, grad),
+        strict=True,
     ):
         torch.testing.assert_close(own, their, rtol=1e-9, atol=1e-9 * float(their.abs().max()))
     assert torch.equal(ode.rollout_any(model, u0, steps=30, dt=1 / 64, method=method), theirs)
@@ -123,7 +129,9 @@ def test_rollout_any_takes_any_model() -> None:
     assert found.shape == (2, 5, D)
     exact = ode.rollout_any(model, u0, steps=4, dt=0.5, method="dopri5", rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found, exact, rtol=1e-2, atol=1e-2)
-    with pytest.raises(ValueError, match=r"^rollout_any: method 'rk4' is the classic .* say 'rk4_38'"):
+    with pytest.raises(
+        ValueError, match=r"^rollout_any: method 'rk4' is the classic .* say 'rk4_38'"
+    ):
         ode.rollout_any(model, u0, steps=4, dt=0.5, method="rk4")
 
 
@@ -167,8 +175,13 @@ def test_gradcheck(layer: str, method: str, models: int | None) -> None:
     ],
     ids=["full", "checkpointed", "adaptive"],
 )
-def test_batched_upstream_gradients(options: dict[str, Any], models: int | None, backend: str) -> None:
-    model, u0 = make("NPU", models, h=2), away_from_zero(*(() if models is None else (models,)), 2, D)
+def test_batched_upstream_gradients(
+    options: dict[str, Any], models: int | None, backend: str
+) -> None:
+    model, u0 = (
+        make("NPU", models, h=2),
+        away_from_zero(*(() if models is None else (models,)), 2, D),
+    )
 
     def function(*tensors: Tensor) -> Tensor:
         result = ode.integrate(*tensors, **options)
@@ -186,31 +199,44 @@ def test_hermite_is_exact_for_cubics_and_linear_for_lines() -> None:
     slopes = torch.stack([3 * t**2 - 1, -2 * t], -1)
     at = torch.tensor([0.0, 0.1, 2.5, 1.0, 1.7], dtype=torch.float64)
     found = ode.interpolate(cubic, at, dt=0.5, method="hermite", derivatives=slopes)
-    torch.testing.assert_close(found, torch.stack([at**3 - at, 2 - at**2], -1), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(
+        found, torch.stack([at**3 - at, 2 - at**2], -1), rtol=1e-14, atol=1e-14
+    )
     line = torch.stack([3 * t + 1, -t], -1)
-    torch.testing.assert_close(ode.interpolate(line, at, dt=0.5), torch.stack([3 * at + 1, -at], -1))
+    torch.testing.assert_close(
+        ode.interpolate(line, at, dt=0.5), torch.stack([3 * at + 1, -at], -1)
+    )
     assert torch.equal(ode.interpolate(cubic, t, dt=0.5), cubic)
-    assert torch.equal(ode.interpolate(cubic, t, dt=0.5, method="hermite", derivatives=slopes), cubic)
+    assert torch.equal(
+        ode.interpolate(cubic, t, dt=0.5, method="hermite", derivatives=slopes), cubic
+    )
 
 
 def test_hermite_backwards_in_time() -> None:
     t = torch.arange(6, dtype=torch.float64) * -0.5
     at = torch.tensor([-0.1, -1.7, -2.5, 0.0], dtype=torch.float64)
-    found = ode.interpolate((t**3 - t)[:, None], at, dt=-0.5, method="hermite", derivatives=(3 * t**2 - 1)[:, None])
+    found = ode.interpolate(
+        (t**3 - t)[:, None], at, dt=-0.5, method="hermite", derivatives=(3 * t**2 - 1)[:, None]
+    )
     torch.testing.assert_close(found, (at**3 - at)[:, None], rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("time", [-0.01, 0.31, float("nan"), float("inf")])
 def test_interpolation_between_the_ends_alone(time: float) -> None:
     trajectory = torch.arange(4, dtype=torch.float64)[:, None]
-    with pytest.raises(ValueError, match=r"^interpolate: times must lie between 0 and 0.3 \(steps dt\), got"):
+    with pytest.raises(
+        ValueError, match=r"^interpolate: times must lie between 0 and 0.3 \(steps dt\), got"
+    ):
         ode.interpolate(trajectory, [0.1, time], dt=0.1)
     assert 3 * 0.1 / 0.1 > 3  # a rounding error behind the end is the end
     assert float(ode.interpolate(trajectory, [3 * 0.1], dt=0.1)) == 3
 
 
 def test_interpolation_is_differentiable() -> None:
-    trajectory, slopes = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    trajectory, slopes = (
+        torch.randn(2, 5, 3, dtype=torch.float64),
+        torch.randn(2, 5, 3, dtype=torch.float64),
+    )
     at = [0.0, 0.3, 0.3, 1.99, 2.0]
     torch.autograd.gradcheck(
         lambda u, k: ode.interpolate(u, at, dt=0.5, method="hermite", derivatives=k),
@@ -246,15 +272,21 @@ def test_nonfinite_derivatives_of_a_finite_trajectory() -> None:
         model[1].weight.fill_(1)
     u0, options = torch.tensor([1e19]), {"steps": 1, "dt": 1.0}
     assert ode.rollout(model, u0, **options).isfinite().all()  # type: ignore[arg-type]
-    with pytest.raises(ode.NonFiniteError, match=r"^rollout: the trajectory is not finite from step 1 on"):
+    with pytest.raises(
+        ode.NonFiniteError, match=r"^rollout: the trajectory is not finite from step 1 on"
+    ):
         ode.rollout(model, u0, derivatives=True, **options)  # type: ignore[arg-type]
 
 
 def test_errors_of_other_numbers_of_models() -> None:
-    with pytest.raises(ValueError, match=r"^rollout: u0 must have shape .*, got shape \(2, 4, 3\)$"):
+    with pytest.raises(
+        ValueError, match=r"^rollout: u0 must have shape .*, got shape \(2, 4, 3\)$"
+    ):
         ode.rollout(make(models=3), starts(2, 4, D), steps=2, dt=0.1)
     model = nn.Sequential(RealNPU(3, 5, num_models=2), NAU(5, 3, num_models=3))
-    with pytest.raises(ValueError, match=r"^rollout: model must map D to h to D features for the same models"):
+    with pytest.raises(
+        ValueError, match=r"^rollout: model must map D to h to D features for the same models"
+    ):
         ode.rollout(model, torch.ones(3), steps=2, dt=0.1)
 
 
@@ -272,7 +304,9 @@ def test_nonfinite_is_reported() -> None:
     assert kept[2, :step].isfinite().all()
     assert not kept[2, step].isfinite().all()
     with pytest.raises(ode.NonFiniteError, match=r"^rollout: model 2 start 1 is not finite"):
-        ode.rollout(model, torch.stack([torch.zeros_like(u0), u0]).unsqueeze(0) + 1e-3, steps=20, dt=1.0)
+        ode.rollout(
+            model, torch.stack([torch.zeros_like(u0), u0]).unsqueeze(0) + 1e-3, steps=20, dt=1.0
+        )
 
 
 def test_divergence_does_not_spoil_the_others() -> None:
@@ -346,7 +380,9 @@ def test_errors(call: Callable[[], object], error: type[Exception], message: str
 def test_hooks_and_forwards_of_their_own_are_refused() -> None:
     model = make()
     handle = model[0].register_forward_hook(lambda *_: None)
-    with pytest.raises(ValueError, match=r"^rollout: model must have no hooks, .* NPU has some; ode.rollout_any"):
+    with pytest.raises(
+        ValueError, match=r"^rollout: model must have no hooks, .* NPU has some; ode.rollout_any"
+    ):
         ode.rollout(model, starts(D), steps=3, dt=1.0)
     handle.remove()
     ode.rollout(model, starts(D), steps=3, dt=0.1)
@@ -355,8 +391,13 @@ def test_hooks_and_forwards_of_their_own_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    with pytest.raises(TypeError, match=r"^rollout: model must be .* with their own forward, got Sequential\(NPU, Twi"):
-        ode.rollout(nn.Sequential(make()[0], Twice(H, D, dtype=torch.float64)), starts(D), steps=3, dt=1.0)
+    with pytest.raises(
+        TypeError,
+        match=r"^rollout: model must be .* with their own forward, got Sequential\(NPU, Twi",
+    ):
+        ode.rollout(
+            nn.Sequential(make()[0], Twice(H, D, dtype=torch.float64)), starts(D), steps=3, dt=1.0
+        )
 
 
 # ---- eager ----------------------------------------------------------------------------------------------------------
@@ -368,7 +409,9 @@ def test_eager_checkpointed_is_the_same_to_the_bit(method: str) -> None:
     found = []
     with use_backend("reference"):
         for memory in ("full", "checkpointed"):
-            out = ode.rollout(model, u0, steps=11, dt=0.1, method=method, memory=memory, derivatives=True)
+            out = ode.rollout(
+                model, u0, steps=11, dt=0.1, method=method, memory=memory, derivatives=True
+            )
             loss = sum(o.square().sum() for o in out)
             found.append([*out, *torch.autograd.grad(loss, list(model.parameters()))])
     for full, checkpointed in zip(*found, strict=True):

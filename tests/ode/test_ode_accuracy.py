@@ -14,7 +14,9 @@ from tests.ode.test_ode import away_from_zero, make
 TIMES = torch.arange(11, dtype=torch.float64) * 0.1
 
 
-def linear(*rates: float, models: int | None = None, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def linear(
+    *rates: float, models: int | None = None, dtype: torch.dtype = torch.float64
+) -> nn.Sequential:
     """``u_d' = rates[d] u_d``."""
     d = len(rates)
     options: dict[str, Any] = {"num_models": models, "dtype": dtype}
@@ -39,7 +41,9 @@ def test_the_estimate_is_near_the_true_error(method: str, backend: str) -> None:
     assert ((error[1:] / true[1:] > 0.8) & (error[1:] / true[1:] < 1.3)).all()
 
 
-@pytest.mark.parametrize(("models", "starts"), [(None, (3,)), (None, (2, 3)), (2, (2, 3)), (2, (2, 4, 3))])
+@pytest.mark.parametrize(
+    ("models", "starts"), [(None, (3,)), (None, (2, 3)), (2, (2, 3)), (2, (2, 4, 3))]
+)
 def test_it_changes_nothing_else(models: int | None, starts: tuple[int, ...]) -> None:
     """The trajectory and its gradients have the same bits; `derivatives` comes before the estimate."""
     model, u0 = make(models=models), away_from_zero(*starts)
@@ -52,11 +56,15 @@ def test_it_changes_nothing_else(models: int | None, starts: tuple[int, ...]) ->
     def gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return torch.autograd.grad([t.sum() for t in outputs[:2]], list(model.parameters()))
 
-    for one, other in zip((*found[:2], *gradients(found)), (*plain, *gradients(plain)), strict=True):
+    for one, other in zip(
+        (*found[:2], *gradients(found)), (*plain, *gradients(plain)), strict=True
+    ):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("method", "largest"), [("euler", "0.002"), ("midpoint", "0.002"), ("rk4", "0.0028")])
+@pytest.mark.parametrize(
+    ("method", "largest"), [("euler", "0.002"), ("midpoint", "0.002"), ("rk4", "0.0028")]
+)
 def test_a_stiff_model_is_named(method: str, largest: str) -> None:
     model = linear(-1.0, -1.0, models=3)
     with torch.no_grad():
@@ -78,8 +86,12 @@ def test_a_stiff_model_is_named(method: str, largest: str) -> None:
 
 
 def test_backwards_in_time_growth_is_damped() -> None:
-    with pytest.raises(ode.InaccurateError, match=r"an eigenvalue of its Jacobian there is 500\), and rk4 needs"):
-        ode.rollout(linear(500.0), torch.ones(1).double(), steps=100, dt=-0.02, method="rk4", error=True)
+    with pytest.raises(
+        ode.InaccurateError, match=r"an eigenvalue of its Jacobian there is 500\), and rk4 needs"
+    ):
+        ode.rollout(
+            linear(500.0), torch.ones(1).double(), steps=100, dt=-0.02, method="rk4", error=True
+        )
 
 
 def test_steps_over_a_pole_are_not_called_stiff() -> None:
@@ -89,7 +101,9 @@ def test_steps_over_a_pole_are_not_called_stiff() -> None:
         model[0].weight_re.fill_(2)
         model[0].gate.fill_(1)
         model[1].weight.fill_(1)
-    with pytest.raises(ode.InaccurateError, match=r"^rollout: the trajectory grows .* nonfinite=") as caught:
+    with pytest.raises(
+        ode.InaccurateError, match=r"^rollout: the trajectory grows .* nonfinite="
+    ) as caught:
         ode.rollout(model, torch.ones(1).double(), steps=12, dt=0.1, method="rk4", error=True)
     assert "stiff" not in str(caught.value)
 

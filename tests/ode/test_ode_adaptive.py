@@ -21,13 +21,16 @@ METHODS = tuple(PAIRS)
 TIMES = [0.0, 0.3, 1.0, 1.05, 4.0, 7.5]
 
 
-def power_law(exponents: Any, coefficients: Any, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def power_law(
+    exponents: Any, coefficients: Any, dtype: torch.dtype = torch.float64
+) -> nn.Sequential:
     """``u' = coefficients @ prod_d u_d^exponents``, ``[(K,) h, D]`` and ``[(K,) D, h]``."""
     powers, rates = torch.tensor(exponents, dtype=dtype), torch.tensor(coefficients, dtype=dtype)
     models = len(powers) if powers.dim() == 3 else None
     h, d = powers.shape[-2:]
     model = nn.Sequential(
-        RealNPU(d, h, num_models=models, dtype=dtype), NAU(h, d, num_models=models, dtype=dtype, clip=False)
+        RealNPU(d, h, num_models=models, dtype=dtype),
+        NAU(h, d, num_models=models, dtype=dtype, clip=False),
     )
     with torch.no_grad():
         model[0].weight_re.copy_(powers)
@@ -82,7 +85,9 @@ def test_coefficients(pair: Any) -> None:
         assert at @ triangle @ nodes**2 == pytest.approx(x**4 / 12, abs=1e-13)
         assert at @ triangle @ triangle @ nodes == pytest.approx(x**4 / 24, abs=1e-13)
     assert dense.sum(1) == pytest.approx(weights, abs=1e-13)
-    assert dense @ np.arange(1, 5) == pytest.approx(np.eye(7)[6], abs=1e-13)  # the slope at the end: smooth
+    assert dense @ np.arange(1, 5) == pytest.approx(
+        np.eye(7)[6], abs=1e-13
+    )  # the slope at the end: smooth
 
     def growth(z: float) -> float:
         k = np.linalg.solve(np.eye(7) - z * triangle, np.ones(7))
@@ -100,7 +105,13 @@ def test_equals_scipy(problem: int, tolerance: float) -> None:
     theirs, best = scipy_path(model, u0, t, tolerance), scipy_path(model, u0, t, 1e-12).y.T
     for method in METHODS:
         found, statistics = ode.rollout(
-            model, torch.tensor(u0).double(), t=t, method=method, rtol=tolerance, atol=tolerance * 1e-3, statistics=True
+            model,
+            torch.tensor(u0).double(),
+            t=t,
+            method=method,
+            rtol=tolerance,
+            atol=tolerance * 1e-3,
+            statistics=True,
         )
         ours = np.abs(found.detach().numpy() - best).max()
         assert ours < 3 * np.abs(theirs.y.T - best).max() + 100 * tolerance
@@ -114,7 +125,9 @@ def test_equals_torchdiffeq(direction: int) -> None:
     u0 = torch.rand(4, 3, dtype=torch.float64) + 0.5
     t = direction * torch.tensor(TIMES[:4], dtype=torch.float64)
     options: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
-    theirs = torchdiffeq.odeint(lambda _, u: model(u), u0, t, method="dopri5", **options).movedim(0, -2)
+    theirs = torchdiffeq.odeint(lambda _, u: model(u), u0, t, method="dopri5", **options).movedim(
+        0, -2
+    )
     for method in METHODS:
         found = ode.rollout(model, u0, t=t, method=method, **options)
         torch.testing.assert_close(found, theirs, rtol=1e-7, atol=1e-7)
@@ -136,13 +149,16 @@ def test_equals_torchdiffeq(direction: int) -> None:
 def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     laws = [CYCLE] * (models or 1)
     model = power_law(*(([list(part) for part in zip(*laws, strict=True)]) if models else CYCLE))
-    found, statistics = ode.rollout(model, torch.ones(shape).double(), t=TIMES, method="tsit5", statistics=True)
+    found, statistics = ode.rollout(
+        model, torch.ones(shape).double(), t=TIMES, method="tsit5", statistics=True
+    )
     assert found.shape == expected
     assert all(part.shape == expected[:-2] and part.dtype == torch.int64 for part in statistics)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "backend"), [(torch.float32, "cpu"), (torch.float64, "cpu"), (torch.float64, "reference")]
+    ("dtype", "backend"),
+    [(torch.float32, "cpu"), (torch.float64, "cpu"), (torch.float64, "reference")],
 )
 def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str) -> None:
     """Rates from 1 to 60: each is what it is alone, and takes the steps that it takes alone."""
@@ -158,7 +174,9 @@ def test_every_model_has_its_own_steps(dtype: torch.dtype, backend: str) -> None
             assert torch.equal(found[k], alone)
             assert all(torch.equal(a[k], b) for a, b in zip(statistics, own, strict=True))
     assert len(set(statistics.accepted[:, 0].tolist())) == 4
-    exact = u0[:, :, None] * torch.exp(-torch.tensor(rates)[:, None, None, None] * t[:, None]).to(dtype)
+    exact = u0[:, :, None] * torch.exp(-torch.tensor(rates)[:, None, None, None] * t[:, None]).to(
+        dtype
+    )
     torch.testing.assert_close(found, exact, rtol=0, atol=2e-4)
 
 
@@ -167,7 +185,9 @@ def test_times_are_read_off_the_same_steps() -> None:
     model, u0, end = PROBLEMS[0]
     start = torch.tensor(u0).double()
     few, own = ode.rollout(model, start, t=[0, end], method="dopri5", statistics=True)
-    many, own_of_many = ode.rollout(model, start, t=torch.linspace(0, end, 5001), method="dopri5", statistics=True)
+    many, own_of_many = ode.rollout(
+        model, start, t=torch.linspace(0, end, 5001), method="dopri5", statistics=True
+    )
     assert own == own_of_many
     assert torch.equal(few[-1], many[-1])
     bend = many.diff(dim=0).diff(dim=0) / (end / 5000) ** 2
@@ -184,7 +204,10 @@ def gradients(model: nn.Sequential, u0: Tensor, t: Tensor, **options: Any) -> li
     assert isinstance(found, Tensor)
     generator = torch.Generator().manual_seed(1)
     upstream = torch.randn(found.shape, generator=generator, dtype=torch.float64).to(found)
-    return [found.detach(), *torch.autograd.grad(found, [start, times, *model.parameters()], upstream)]
+    return [
+        found.detach(),
+        *torch.autograd.grad(found, [start, times, *model.parameters()], upstream),
+    ]
 
 
 @pytest.mark.parametrize(("layer", "method"), [("NPU", "dopri5"), ("NaiveNPU", "tsit5")])
@@ -214,7 +237,9 @@ def test_gradients_equal_torchdiffeq() -> None:
     t = torch.tensor([0, 0.5, 1.3], dtype=torch.float64)
     ours = gradients(model, torch.tensor(u0).double(), t, method="dopri5", rtol=1e-10, atol=1e-10)
     start = torch.tensor(u0).double().requires_grad_()
-    found = torchdiffeq.odeint(lambda _, u: model(u[None])[0], start, t, method="dopri5", rtol=1e-10, atol=1e-10)
+    found = torchdiffeq.odeint(
+        lambda _, u: model(u[None])[0], start, t, method="dopri5", rtol=1e-10, atol=1e-10
+    )
     generator = torch.Generator().manual_seed(1)
     upstream = torch.randn(found.shape, generator=generator, dtype=torch.float64)
     theirs = torch.autograd.grad(found, [start, *model.parameters()], upstream)
@@ -228,7 +253,10 @@ def test_checkpointed_is_the_same(backend: str) -> None:
     t = torch.linspace(0, -end / 4, 9, dtype=torch.float64)
     start = torch.tensor([u0, [1.0, 9.0], [4.0, 4.0]], dtype=torch.float64)
     with use_backend(backend):
-        full, less = (gradients(model, start, t, method="tsit5", memory=memory) for memory in ("full", "checkpointed"))
+        full, less = (
+            gradients(model, start, t, method="tsit5", memory=memory)
+            for memory in ("full", "checkpointed")
+        )
     for own, other in zip(full, less, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
 
@@ -263,9 +291,7 @@ def test_a_stiff_model_is_named(backend: str, most: int) -> None:
     why = rf"the model is stiff \(an eigenvalue of its Jacobian there is -1e\+03\), and dopri5 needs steps .* {way_out}"
     options: dict[str, Any] = {"t": t, "method": "dopri5", "atol": 1e-6}
     with use_backend(backend):
-        message = (
-            rf"^rollout: model 1 needs more than max_steps={most} steps: it has reached t = 0\.\d+, with \d+ .*{why}"
-        )
+        message = rf"^rollout: model 1 needs more than max_steps={most} steps: it has reached t = 0\.\d+, with \d+ .*{why}"
         with pytest.raises(ode.StepSizeError, match=message) as caught:
             ode.rollout(model, u0, max_steps=most, **options)
         assert caught.value.reached.tolist() == pytest.approx([1, 0.003 * most, 1], abs=0.2)
@@ -282,7 +308,9 @@ def test_a_stiff_model_is_named(backend: str, most: int) -> None:
     assert isinstance(kept, Tensor)
     assert kept[1, :2].isfinite().all()
     assert kept[1, 2].isnan().all()
-    torch.testing.assert_close(kept[::2, 2], torch.full((2, 2), -1.0).double().exp(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        kept[::2, 2], torch.full((2, 2), -1.0).double().exp(), rtol=0, atol=1e-5
+    )
     grads = torch.autograd.grad(kept[:, :2].sum() + kept[0, 2].sum(), list(model.parameters()))
     assert all(grad.isfinite().all() for grad in grads)
 
@@ -292,7 +320,9 @@ def test_many_steps_for_accuracy_are_not_called_stiff(recwarn: pytest.WarningsRe
     start, options = torch.tensor(u0).double(), {"method": "tsit5", "rtol": 1e-11, "atol": 1e-12}
     ode.rollout(model, start, t=[0, end], **options)  # type: ignore[arg-type]
     assert not recwarn.list
-    with pytest.raises(ode.StepSizeError, match=r"needs more than max_steps=300 steps: .* rejected; nonfinite="):
+    with pytest.raises(
+        ode.StepSizeError, match=r"needs more than max_steps=300 steps: .* rejected; nonfinite="
+    ):
         ode.rollout(model, start, t=[0, end], max_steps=300, **options)  # type: ignore[arg-type]
 
 
@@ -306,7 +336,10 @@ def test_a_pole_and_an_overflow(backend: str) -> None:
         with pytest.raises(ode.StepSizeError, match=message):
             ode.rollout(square, torch.ones(1).double(), t=t, method="dopri5", rtol=1e-4)
         start = torch.tensor([[1.0], [torch.inf], [torch.nan]]).double()
-        with pytest.raises(ode.NonFiniteError, match=r"start 1 is not finite from t = 0 on, the first of 2 of 3 traj"):
+        with pytest.raises(
+            ode.NonFiniteError,
+            match=r"start 1 is not finite from t = 0 on, the first of 2 of 3 traj",
+        ):
             ode.rollout(linear(1.0), start, t=[0, 0.1], method="tsit5")
         if backend == "reference":  # the rest takes it long
             return
@@ -317,7 +350,12 @@ def test_a_pole_and_an_overflow(backend: str) -> None:
         torch.testing.assert_close(kept[1, :, 0], 1 + t.double())
         message = r"^rollout: start 1 is not finite from t = 0\.8\d+ on; nonfinite='keep' returns it as it is"
         with pytest.raises(ode.NonFiniteError, match=message) as caught:
-            ode.rollout(linear(800.0), torch.tensor([[1e-20], [1.0]]).double(), t=[0, 0.8, 0.9], method="dopri5")
+            ode.rollout(
+                linear(800.0),
+                torch.tensor([[1e-20], [1.0]]).double(),
+                t=[0, 0.8, 0.9],
+                method="dopri5",
+            )
         assert caught.value.first.tolist() == [-1, 2]
 
 
@@ -360,18 +398,28 @@ def test_errors(options: dict[str, Any], error: type[Exception], message: str) -
         ode.rollout(linear(1.0), torch.ones(1).double(), **arguments)
 
 
-@pytest.mark.parametrize(("name", "value"), [("rtol", 1e-3), ("atol", 1e-3), ("max_steps", 5), ("statistics", True)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("rtol", 1e-3), ("atol", 1e-3), ("max_steps", 5), ("statistics", True)]
+)
 def test_fixed_steps_refuse_what_is_for_adaptive_ones(name: str, value: Any) -> None:
     said = rf"^rollout: {name} is for method='dopri5' or 'tsit5', got {name}={value} with method='rk4'$"
     with pytest.raises(ValueError, match=said):
-        ode.rollout(linear(1.0), torch.ones(1).double(), steps=3, dt=0.1, method="rk4", **{name: value})
+        ode.rollout(
+            linear(1.0), torch.ones(1).double(), steps=3, dt=0.1, method="rk4", **{name: value}
+        )
 
 
 def test_shapes_and_dtypes_are_checked_as_for_fixed_steps() -> None:
     run: Callable[..., Any] = functools.partial(ode.rollout, linear(1.0), t=[0, 1], method="tsit5")
-    with pytest.raises(ValueError, match=r"^rollout: u0 must have shape \(1,\) or \(starts, 1\), got shape \(2,\)$"):
+    with pytest.raises(
+        ValueError, match=r"^rollout: u0 must have shape \(1,\) or \(starts, 1\), got shape \(2,\)$"
+    ):
         run(torch.ones(2).double())
-    with pytest.raises(TypeError, match=r"^rollout: all tensors must have one dtype, got u0 torch.float32"):
+    with pytest.raises(
+        TypeError, match=r"^rollout: all tensors must have one dtype, got u0 torch.float32"
+    ):
         run(torch.ones(1))
-    with pytest.raises(RuntimeError, match=r"^rollout: method 'tsit5' has to look at the values .* torch.func.vmap"):
+    with pytest.raises(
+        RuntimeError, match=r"^rollout: method 'tsit5' has to look at the values .* torch.func.vmap"
+    ):
         torch.func.vmap(run)(torch.ones(2, 1).double())

@@ -21,7 +21,9 @@ pytestmark = needs_library
 TIMES = torch.tensor([1.0, 1.02, 1.05, 1.3, 1.31, 1.4], dtype=torch.float64)
 
 
-def smooth(layer: str, models: int | None, h: int, d: int, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def smooth(
+    layer: str, models: int | None, h: int, d: int, dtype: torch.dtype = torch.float64
+) -> nn.Sequential:
     """A model whose trajectories from `away_from_zero` keep their signs until t = 1.4."""
     options: dict[str, Any] = {"num_models": models, "dtype": dtype}
     model = nn.Sequential(LAYERS[layer](d, h, **options), NAU(h, d, **options))
@@ -45,13 +47,23 @@ def both(model: nn.Sequential, u0: Tensor, **options: Any) -> tuple[list[Tensor]
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     ("models", "batch", "d", "h"),
-    [(None, None, 3, 5), (None, 9, 1, 1), (3, None, 2, 9), (3, 2, 4, 3), (2, 19, 2, 3), (19, 1, 9, 2), (1, 140, 1, 2)],
+    [
+        (None, None, 3, 5),
+        (None, 9, 1, 1),
+        (3, None, 2, 9),
+        (3, 2, 4, 3),
+        (2, 19, 2, 3),
+        (19, 1, 9, 2),
+        (1, 140, 1, 2),
+    ],
 )
 def test_fused_is_eager(layer: str, models: int | None, batch: int | None, d: int, h: int) -> None:
     """Another direction and another pair for every other size."""
     model = smooth(layer, models, h, d)
     torch.manual_seed(1)
-    u0 = away_from_zero(*(() if models is None else (models,)), *(() if batch is None else (batch,)), d)
+    u0 = away_from_zero(
+        *(() if models is None else (models,)), *(() if batch is None else (batch,)), d
+    )
     options = {"method": tuple(PAIRS)[d % 2], "rtol": 1e-8, "atol": 1e-10}
     fused, eager = both(model, u0, **options)
     for own, want in zip(fused, eager, strict=True):
@@ -89,7 +101,9 @@ def test_straight_through_gates_and_free_weights() -> None:
 def test_bits(models: int | None, batch: int | None) -> None:
     """The same from several threads, from checkpoints, in memory full of nan, and of one start among others."""
     model = smooth("NPU", models, 9, 3)
-    u0 = away_from_zero(*(() if models is None else (models,)), *(() if batch is None else (batch,)), 3)
+    u0 = away_from_zero(
+        *(() if models is None else (models,)), *(() if batch is None else (batch,)), 3
+    )
     options: dict[str, Any] = {"method": "tsit5", "rtol": 1e-9, "atol": 1e-12}
     expected = gradients(model, u0, TIMES, **options)
     threads = torch.get_num_threads()
@@ -115,10 +129,15 @@ def test_every_number_of_steps_between_checkpoints() -> None:
     counts = set()
     for end in (0.05, 1.7, 1.75, 1.8, 1.85, 1.9, 1.95, 2.0):
         t = torch.tensor([0, end / 3, end], dtype=torch.float64)
-        u0, options = torch.tensor([[1.0], [3.0]]).double(), {"method": "dopri5", "rtol": 1e-13, "atol": 1e-9}
+        u0, options = (
+            torch.tensor([[1.0], [3.0]]).double(),
+            {"method": "dopri5", "rtol": 1e-13, "atol": 1e-9},
+        )
         _, statistics = ode.rollout(model, u0, t=t, statistics=True, **options)  # type: ignore[arg-type]
         counts |= set(statistics.accepted.tolist())
-        full, less = (gradients(model, u0, t, memory=memory, **options) for memory in ("full", "checkpointed"))
+        full, less = (
+            gradients(model, u0, t, memory=memory, **options) for memory in ("full", "checkpointed")
+        )
         for own, other in zip(full, less, strict=True):
             assert torch.equal(own, other)
         exact = u0[:, None] * torch.exp(-t)[:, None]
@@ -132,7 +151,9 @@ def test_other_instruction_sets() -> None:
     try:
         for isa in cpu.supported_isas():
             cpu.set_isa(isa)
-            for own, want in zip(gradients(model, u0, TIMES, method="dopri5", rtol=1e-8), expected, strict=True):
+            for own, want in zip(
+                gradients(model, u0, TIMES, method="dopri5", rtol=1e-8), expected, strict=True
+            ):
                 torch.testing.assert_close(own, want, rtol=1e-9, atol=1e-11)
     finally:
         cpu.set_isa(before)
@@ -146,7 +167,9 @@ def test_some_gradients_alone() -> None:
     upstream = torch.randn(2, len(TIMES), 3, generator=generator, dtype=torch.float64)
     model.requires_grad_(False)
     strided, times = u0.mT.contiguous().mT, TIMES.clone()
-    for leaf, want in zip((strided, times, *model.parameters()), (of_u0, of_times, *expected), strict=True):
+    for leaf, want in zip(
+        (strided, times, *model.parameters()), (of_u0, of_times, *expected), strict=True
+    ):
         leaf.requires_grad_()
         found = ode.rollout(model, strided, t=times, method="dopri5")
         (grad,) = torch.autograd.grad(found, [leaf], upstream.mT.contiguous().mT)
@@ -158,7 +181,9 @@ def test_what_is_kept_is_bounded() -> None:
     """Of every accepted step its time, and its state or one of 32; nothing without a gradient."""
     model, u0 = power_law(*PREDATOR), torch.tensor([10.0, 5.0]).double().requires_grad_()
     for memory, every in (("full", 1), ("checkpointed", 32)):
-        path, statistics = ode.rollout(model, u0, t=[0, 20], method="dopri5", memory=memory, statistics=True)
+        path, statistics = ode.rollout(
+            model, u0, t=[0, 20], method="dopri5", memory=memory, statistics=True
+        )
         *_, times, states = path.grad_fn.saved_tensors
         steps = int(statistics.accepted)
         assert len(times) == steps
@@ -172,7 +197,9 @@ def test_wrong_operands_of_the_operator() -> None:
     rest: list[Any] = [PAIRS["dopri5"].numbers, 1e-6, 1e-9, 100, 1e-16, False, 1]
     u0, t = torch.ones(1, 2, 2).double(), torch.tensor([0.0, 1.0]).double()
 
-    def call(u0: Tensor = u0, t: Tensor = t, gate: Tensor = weights[1], rest: list[Any] = rest) -> Any:
+    def call(
+        u0: Tensor = u0, t: Tensor = t, gate: Tensor = weights[1], rest: list[Any] = rest
+    ) -> Any:
         return ops.ode_adaptive_forward(u0, weights[0], None, gate, weights[2], t, *rest)
 
     path, last, counts, _, times, states = call()
@@ -199,7 +226,9 @@ def test_wrong_operands_of_the_operator() -> None:
         with pytest.raises(RuntimeError, match="ode_adaptive: .*" + message):
             ops.ode_adaptive_backward(path, *operands, *kept, *end)
     with pytest.raises(RuntimeError, match="ode_adaptive: every must be positive"):
-        ops.ode_adaptive_backward(path, *operands, counts, times, states, rest[0], 1e-16, False, 0, False, 63)
+        ops.ode_adaptive_backward(
+            path, *operands, counts, times, states, rest[0], 1e-16, False, 0, False, 63
+        )
 
 
 def test_counts_whose_sum_overflows() -> None:
@@ -207,10 +236,15 @@ def test_counts_whose_sum_overflows() -> None:
     model = power_law(*PREDATOR)
     weights = [p.detach()[None] for p in (model[0].weight_re, model[0].gate, model[1].weight)]
     u0, t = torch.ones(1, 4, 2).double(), torch.tensor([0.0, 1.0]).double()
-    counts, times, states = torch.full((1, 4, 4), 2**62), torch.zeros(0).double(), torch.ones(4, 2).double()
+    counts, times, states = (
+        torch.full((1, 4, 4), 2**62),
+        torch.zeros(0).double(),
+        torch.ones(4, 2).double(),
+    )
     operands: list[Any] = [u0, weights[0], None, weights[1], weights[2], t, counts, times, states]
     end: list[Any] = [PAIRS["dopri5"].numbers, 1e-16, False, 1, False, 63]
     with pytest.raises(
-        RuntimeError, match="counts must not be negative, nor above 0, the number of times, got 46116860"
+        RuntimeError,
+        match="counts must not be negative, nor above 0, the number of times, got 46116860",
     ):
         ops.ode_adaptive_backward(torch.ones(1, 4, 2, 2).double(), *operands, *end)

@@ -54,7 +54,9 @@ def power(x: float, exponent: float, eps: float) -> float:
 
 
 def slope(case: Case, u: State) -> State:
-    products = [math.prod(power(x, p, case.eps) for x, p in zip(u, row, strict=True)) for row in case.powers]
+    products = [
+        math.prod(power(x, p, case.eps) for x, p in zip(u, row, strict=True)) for row in case.powers
+    ]
     return [sum(rate * y for rate, y in zip(row, products, strict=True)) for row in case.rates]
 
 
@@ -64,7 +66,10 @@ def rms(values: State) -> float:
 
 def first_size(case: Case, u: State, k: State, sign: int, span: float) -> float:
     unit = [case.atol + case.rtol * abs(x) for x in u]
-    d0, d1 = rms([x / s for x, s in zip(u, unit, strict=True)]), rms([x / s for x, s in zip(k, unit, strict=True)])
+    d0, d1 = (
+        rms([x / s for x, s in zip(u, unit, strict=True)]),
+        rms([x / s for x, s in zip(k, unit, strict=True)]),
+    )
     h0 = min(1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1, span)
     bent = slope(case, [x + sign * h0 * y for x, y in zip(u, k, strict=True)])
     d2 = rms([(b - y) / s for b, y, s in zip(bent, k, unit, strict=True)]) / h0
@@ -96,13 +101,26 @@ def control(case: Case, pair: Pair) -> Run:
         if len(ends) + rejected >= case.max_steps:
             return Run(ends, rejected, at_bound, TOO_MANY, time, sign * size, first_at_bound)
         if size <= 10 * EPS * max(abs(time), EPS * span):
-            return Run(ends, rejected, at_bound, NOT_FINITE if broken else STUCK, time, sign * size, first_at_bound)
+            return Run(
+                ends,
+                rejected,
+                at_bound,
+                NOT_FINITE if broken else STUCK,
+                time,
+                sign * size,
+                first_at_bound,
+            )
         last = 1.01 * size >= abs(end - time)
         new_time = end if last else time + sign * size
         h = new_time - time
         new, v6, k = step(case, pair, u, h)
         unit = [case.atol + case.rtol * max(abs(x), abs(y)) for x, y in zip(u, new, strict=True)]
-        error = rms([h * sum(e * s[d] for e, s in zip(pair.error, k, strict=True)) / unit[d] for d in range(len(u))])
+        error = rms(
+            [
+                h * sum(e * s[d] for e, s in zip(pair.error, k, strict=True)) / unit[d]
+                for d in range(len(u))
+            ]
+        )
         broken = not math.isfinite(error)
         if not error <= 1:
             rejected, shrunk = rejected + 1, True
@@ -125,14 +143,22 @@ def tensors(case: Case) -> tuple[Any, ...]:
     """u0 ``[1, 1, D]``, weights of a model, times."""
     return tuple(
         torch.tensor(values, dtype=torch.float64)
-        for values in ([[case.start]], [case.powers], [[1.0] * len(case.start)], [case.rates], case.times)
+        for values in (
+            [[case.start]],
+            [case.powers],
+            [[1.0] * len(case.start)],
+            [case.rates],
+            case.times,
+        )
     )
 
 
 def fused(case: Case, pair: Pair) -> Run:
     u0, powers, gate, rates, t = tensors(case)
     options = case.rtol, case.atol, case.max_steps, case.eps, False, 1
-    _, _, counts, clock, times, _ = ops.ode_adaptive_forward(u0, powers, None, gate, rates, t, pair.numbers, *options)
+    _, _, counts, clock, times, _ = ops.ode_adaptive_forward(
+        u0, powers, None, gate, rates, t, pair.numbers, *options
+    )
     return run_of(times.tolist(), counts[0, 0].tolist(), clock[0, 0].tolist())
 
 
@@ -143,7 +169,9 @@ def eager(case: Case, pair: Pair) -> Run:
         return reference.nau(reference.npu(u, powers, None, gate, eps=case.eps), rates, clip=False)
 
     found = find_steps(f, u0, t, pair, case.rtol, case.atol, case.max_steps)
-    return run_of(found.times[0, 0].tolist(), found.counts[0, 0].tolist(), found.clock[0, 0].tolist())
+    return run_of(
+        found.times[0, 0].tolist(), found.counts[0, 0].tolist(), found.clock[0, 0].tolist()
+    )
 
 
 def run_of(ends: State, counts: list[int], clock: State) -> Run:
@@ -160,8 +188,12 @@ CASES = {
     "nothing happens": Case([[0.0]], [[0.0]], [1.0], [0, 1]),
     "one step at most": Case([[0.0]], [[0.0]], [1.0], [0, 1], max_steps=1),
     "guess beyond the end": Case([[2.0], [0.0]], [[1e7, 5 - 1e7]], [1.0], [0, 1e-3], max_steps=3),
-    "guess beyond the end, falling": Case([[2.0], [0.0]], [[1e7, 5 - 1e7]], [1.0], [1e-3, 0], max_steps=3),
-    "not finite behind the guess": Case([[0.0], [4.0]], [[1e100, 1.0]], [1e-12], [0, 1], atol=1e-3, max_steps=12),
+    "guess beyond the end, falling": Case(
+        [[2.0], [0.0]], [[1e7, 5 - 1e7]], [1.0], [1e-3, 0], max_steps=3
+    ),
+    "not finite behind the guess": Case(
+        [[0.0], [4.0]], [[1e100, 1.0]], [1e-12], [0, 1], atol=1e-3, max_steps=12
+    ),
     # Sizes: rejected steps, growth behind them, the last step a little longer, none longer than asked for.
     "cycle": Case(*CYCLE, [0, 8]),
     "cycle, falling": Case(*CYCLE, [0, -2]),
@@ -182,7 +214,9 @@ CASES = {
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("found", [pytest.param(fused, marks=needs_library), eager])
-def test_steps_are_those_of_the_control(found: Callable[[Case, Pair], Run], case: Case, pair: Pair) -> None:
+def test_steps_are_those_of_the_control(
+    found: Callable[[Case, Pair], Run], case: Case, pair: Pair
+) -> None:
     ours, wanted = found(case, pair), control(case, pair)
     assert ours[1:4] == wanted[1:4]
     assert ours.ends == pytest.approx(wanted.ends, rel=1e-6, abs=0)

@@ -28,14 +28,23 @@ from tests.ode.test_ode import LAYERS, D, away_from_zero, make, starts
 
 
 def outputs_and_gradients(
-    model: nn.Sequential, u0: Tensor, grad_layout: Callable[[Tensor], Tensor] = lambda t: t, **options: Any
+    model: nn.Sequential,
+    u0: Tensor,
+    grad_layout: Callable[[Tensor], Tensor] = lambda t: t,
+    **options: Any,
 ) -> list[Tensor]:
     """Trajectory, derivatives, and the gradients of everything from random gradients of both."""
     leaf = u0.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     out = ode.rollout(model, leaf, derivatives=True, **options)
     generator = torch.Generator().manual_seed(1)
-    upstream = [grad_layout(torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o)) for o in out]
-    return [*(o.detach() for o in out), *torch.autograd.grad(out, [leaf, *model.parameters()], upstream)]
+    upstream = [
+        grad_layout(torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o))
+        for o in out
+    ]
+    return [
+        *(o.detach() for o in out),
+        *torch.autograd.grad(out, [leaf, *model.parameters()], upstream),
+    ]
 
 
 def both(model: nn.Sequential, u0: Tensor, **options: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -58,7 +67,9 @@ def test_fused_is_eager(layer: str, method: str, models: int | None, batch: int 
     sizes = SIZES if batch != 150 else SIZES[:1]
     for d, h in sizes if method in ("euler", "rk4") else sizes[:1]:
         model = make(layer, models, h=h, d=d)
-        u0 = away_from_zero(*(() if models is None else (models,)), *(() if batch is None else (batch,)), d)
+        u0 = away_from_zero(
+            *(() if models is None else (models,)), *(() if batch is None else (batch,)), d
+        )
         fused, eager = both(model, u0, steps=5, dt=0.005, method=method)
         for own, want in zip(fused, eager, strict=True):
             assert normwise_error(own, want) < 5e-12, (d, h)
@@ -70,12 +81,17 @@ def test_fused_is_eager(layer: str, method: str, models: int | None, batch: int 
 @pytest.mark.parametrize("method", ["euler", "rk4"])
 def test_float32_error(layer: str, models: int | None, method: str) -> None:
     """Against float64 from the same numbers, at most twice the eager loop's."""
-    model, u0 = make(layer, models, torch.float32), away_from_zero(*(() if models is None else (models,)), D)
+    model, u0 = (
+        make(layer, models, torch.float32),
+        away_from_zero(*(() if models is None else (models,)), D),
+    )
     fused, eager = both(model, u0.float(), steps=40, dt=0.002, method=method)
     double = copy.deepcopy(model).double()
     double[0].eps = torch.finfo(torch.float32).eps
     with use_backend("reference"):
-        exact = outputs_and_gradients(double, u0.float().double(), steps=40, dt=0.002, method=method)
+        exact = outputs_and_gradients(
+            double, u0.float().double(), steps=40, dt=0.002, method=method
+        )
     for own, their, true in zip(fused, eager, exact, strict=True):
         assert own.dtype == torch.float32
         assert rms_error(own, true) <= error_bound(rms_error(their, true), torch.float32)
@@ -113,7 +129,9 @@ def at_the_bounds(**nau: Any) -> nn.Sequential:
 
 @pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("gate_gradient", ["clip", "straight_through"])
-def test_a_gradient_that_can_be_differentiated_is_the_same(clip: bool, gate_gradient: str, backend: str) -> None:
+def test_a_gradient_that_can_be_differentiated_is_the_same(
+    clip: bool, gate_gradient: str, backend: str
+) -> None:
     """The formula behind second derivatives has the options of the adjoint."""
     model = at_the_bounds(clip=clip)
     model[0].gate_gradient, model[0].eps = gate_gradient, 0.25
@@ -137,9 +155,13 @@ def test_the_eager_adjoint_is_the_derivative_of_the_eager_loop(clip: bool, ends:
     path, slopes, stages = run(*leaves, tableau, 4, *options, True, False)
     grad_path = torch.randn_like(path) if ends != "derivatives" else None
     grad_slopes = torch.randn_like(path) if ends != "trajectory" else None
-    loss = sum((y * g).sum() for y, g in ((path, grad_path), (slopes, grad_slopes)) if g is not None)
+    loss = sum(
+        (y * g).sum() for y, g in ((path, grad_path), (slopes, grad_slopes)) if g is not None
+    )
     _, *others = (leaf.detach() for leaf in leaves)
-    found = differentiate(grad_path, grad_slopes, path.detach(), *others, stages, tableau, *options, False)
+    found = differentiate(
+        grad_path, grad_slopes, path.detach(), *others, stages, tableau, *options, False
+    )
     for own, want in zip(found, torch.autograd.grad(loss, leaves), strict=True):  # type: ignore[arg-type]
         assert normwise_error(own, want) < 1e-12
 
@@ -147,9 +169,13 @@ def test_the_eager_adjoint_is_the_derivative_of_the_eager_loop(clip: bool, ends:
 @needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("models", "batch"), [(None, None), (3, None), (2, 3), (2, 40), (None, 5)])
-def test_checkpointed_is_the_same_to_the_bit(dtype: torch.dtype, models: int | None, batch: int | None) -> None:
+def test_checkpointed_is_the_same_to_the_bit(
+    dtype: torch.dtype, models: int | None, batch: int | None
+) -> None:
     model = make("NPU", models, dtype)
-    u0 = starts(*(() if models is None else (models,)), *(() if batch is None else (batch,)), D, dtype=dtype)
+    u0 = starts(
+        *(() if models is None else (models,)), *(() if batch is None else (batch,)), D, dtype=dtype
+    )
     for method in ("euler", "rk4"):
         found = [
             outputs_and_gradients(model, u0, steps=9, dt=0.01, method=method, memory=memory)
@@ -164,7 +190,9 @@ def test_checkpointed_keeps_no_stages(backend: str) -> None:
     sizes = {}
     for memory in ("full", "checkpointed"):
         kept: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.numel()) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, kept=kept: kept.append(t.numel()) or t, lambda t: t
+        ):
             ode.rollout(model, u0, steps=40, dt=0.01, memory=memory)
         sizes[memory] = sum(kept)
     assert sizes["checkpointed"] < sizes["full"] / 3
@@ -195,8 +223,14 @@ def test_every_instruction_set(isa: str, dtype: torch.dtype) -> None:
     try:
         for models, batch in ((None, None), (5, None), (3, 3), (2, 21)):
             model = make("NPU", models, dtype)
-            shape = (*(() if models is None else (models,)), *(() if batch is None else (batch,)), D)
-            fused, eager = both(model, away_from_zero(*shape, dtype=dtype), steps=6, dt=0.005, method="rk4")
+            shape = (
+                *(() if models is None else (models,)),
+                *(() if batch is None else (batch,)),
+                D,
+            )
+            fused, eager = both(
+                model, away_from_zero(*shape, dtype=dtype), steps=6, dt=0.005, method="rk4"
+            )
             for own, want in zip(fused, eager, strict=True):
                 assert normwise_error(own, want) < 500 * torch.finfo(dtype).eps
     finally:
@@ -209,7 +243,10 @@ def test_strided_operands(layout: str) -> None:
     model, u0 = make("NPU", 4), away_from_zero(4, 3, D)
     options: dict[str, Any] = {"steps": 5, "dt": 0.01, "method": "rk4"}
     expected = outputs_and_gradients(model, with_layout(u0, layout).contiguous(), **options)
-    parameters = [with_layout(p.detach(), "sliced" if layout == "expanded" else layout) for p in model.parameters()]
+    parameters = [
+        with_layout(p.detach(), "sliced" if layout == "expanded" else layout)
+        for p in model.parameters()
+    ]
     for parameter, strided in zip(model.parameters(), parameters, strict=True):
         parameter.data = strided
     kept = [p.clone() for p in parameters]
@@ -240,7 +277,9 @@ def test_every_output_is_written() -> None:
 @needs_library
 def test_no_starts_at_all() -> None:
     model = make("NPU", 2)
-    out, _, grad_u0, *grads = outputs_and_gradients(model, torch.empty(2, 0, D, dtype=torch.float64), steps=3, dt=0.1)
+    out, _, grad_u0, *grads = outputs_and_gradients(
+        model, torch.empty(2, 0, D, dtype=torch.float64), steps=3, dt=0.1
+    )
     assert out.shape == (2, 0, 4, D)
     assert grad_u0.shape == (2, 0, D)
     assert all(grad.count_nonzero() == 0 for grad in grads)
@@ -255,7 +294,10 @@ def test_some_gradients_alone(backend: str) -> None:
         parameter.requires_grad_()
         trajectory, slopes = ode.rollout(model, u0, steps=4, dt=0.01, derivatives=True)
         generator = torch.Generator().manual_seed(1)
-        upstream = [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in (trajectory, slopes)]
+        upstream = [
+            torch.randn(o.shape, generator=generator, dtype=torch.float64)
+            for o in (trajectory, slopes)
+        ]
         (found,) = torch.autograd.grad([trajectory, slopes], [parameter], upstream)
         assert torch.equal(found, expected[index])
 
@@ -264,12 +306,24 @@ def test_second_derivatives(backend: str) -> None:
     model = make("NPU", h=2)
     u0 = torch.tensor([1.0, -1.5, 2.0], dtype=torch.float64, requires_grad=True)
 
-    def function(u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Any:
+    def function(
+        u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor
+    ) -> Any:
         return ode.integrate(
-            u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint", derivatives=True
+            u0,
+            weight_re,
+            weight_im,
+            gate,
+            weight,
+            steps=2,
+            dt=0.05,
+            method="midpoint",
+            derivatives=True,
         )
 
-    torch.autograd.gradgradcheck(function, (u0, *(p.detach().clone().requires_grad_() for p in model.parameters())))
+    torch.autograd.gradgradcheck(
+        function, (u0, *(p.detach().clone().requires_grad_() for p in model.parameters()))
+    )
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -280,22 +334,33 @@ def test_transforms_and_forward_mode() -> None:
     jacobian = torch.func.jacrev(run)(u0[0])
     torch.testing.assert_close(torch.func.jacfwd(run)(u0[0]), jacobian)
     torch.testing.assert_close(torch.autograd.functional.jacobian(run, u0[0]), jacobian)
-    with pytest.raises(RuntimeError, match=r"^rollout: nonfinite='raise' has to look at the values, .*'keep'$"):
+    with pytest.raises(
+        RuntimeError, match=r"^rollout: nonfinite='raise' has to look at the values, .*'keep'$"
+    ):
         torch.func.vmap(functools.partial(ode.rollout, model, steps=4, dt=0.01))(u0)
 
 
 @needs_library
 def test_operators() -> None:
-    for models, batch, save, derivatives in ((None, 1, True, True), (3, 2, True, False), (2, 9, False, True)):
+    for models, batch, save, derivatives in (
+        (None, 1, True, True),
+        (3, 2, True, False),
+        (2, 9, False, True),
+    ):
         model = make("NPU", models)
         u0 = away_from_zero(*(() if models is None else (models,)), batch, D)
-        parameters = [p.detach() for p in (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)]
+        parameters = [
+            p.detach()
+            for p in (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
+        ]
         tableau = list(ode.METHODS["midpoint"])
         options = (tableau, 3, 0.1, 1e-16, True)
         for kernels in (ops.ode_forward, torch.ops.npu_kernels.ode_forward.default):
             out = kernels(u0, *parameters, *options, derivatives, save)
         with torch._subclasses.FakeTensorMode() as mode:
-            fake = ops.ode_forward(*(mode.from_tensor(t) for t in (u0, *parameters)), *options, derivatives, save)
+            fake = ops.ode_forward(
+                *(mode.from_tensor(t) for t in (u0, *parameters)), *options, derivatives, save
+            )
         assert [tuple(t.shape) for t in fake] == [tuple(t.shape) for t in out]
         grad = torch.randn_like(out[0])
         of_slopes = torch.randn_like(out[0]) if derivatives else None
@@ -314,5 +379,7 @@ def test_compiled() -> None:
     found = torch.compile(run, fullgraph=True, backend="aot_eager")(u0)
     assert torch.equal(found, run(u0))
     grads = torch.autograd.grad(found.square().sum(), list(model.parameters()))
-    for own, want in zip(grads, torch.autograd.grad(run(u0).square().sum(), list(model.parameters())), strict=True):
+    for own, want in zip(
+        grads, torch.autograd.grad(run(u0).square().sum(), list(model.parameters())), strict=True
+    ):
         assert torch.equal(own, want)

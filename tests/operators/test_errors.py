@@ -18,16 +18,23 @@ CASES = [(record, sample) for record in RECORDS.values() for sample in record.er
 @pytest.mark.parametrize(("record", "sample"), CASES, ids=lambda case: getattr(case, "name", None))
 @pytest.mark.parametrize("autocast", [False, True])
 def test_operators(record: OperatorRecord, sample: ErrorSample, autocast: bool) -> None:
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), pytest.raises(sample.error, match=sample.message):
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        pytest.raises(sample.error, match=sample.message),
+    ):
         record.function(*sample.arguments, **sample.options)
 
 
 def test_a_house_message() -> None:
-    with pytest.raises(ValueError, match=r"^npu: x must have last dimension 4 \(in_features\), got shape \(8, 3\)$"):
+    with pytest.raises(
+        ValueError, match=r"^npu: x must have last dimension 4 \(in_features\), got shape \(8, 3\)$"
+    ):
         NPU(4, 2)(torch.rand(8, 3))
 
 
-@pytest.mark.parametrize("unit", [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU], ids=lambda u: u.__name__)
+@pytest.mark.parametrize(
+    "unit", [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU], ids=lambda u: u.__name__
+)
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
@@ -35,13 +42,35 @@ def test_a_house_message() -> None:
         ((2.0, 2), {}, ValueError, r"in_features must be an integer of at least 1, got 2.0"),
         ((2, -1), {}, ValueError, r"out_features must be an integer of at least 1, got -1"),
         ((2, True), {}, ValueError, r"out_features must be an integer of at least 1, got True"),
-        ((2, 2), {"num_models": 0}, ValueError, r"num_models must be an integer of at least 1, got 0"),
-        ((2, 2), {"num_models": "3"}, ValueError, r"num_models must be an integer of at least 1, got '3'"),
-        ((2, 2), {"dtype": torch.int32}, TypeError, r"dtype must be a floating-point torch.dtype, got torch.int32"),
-        ((2, 2), {"dtype": "float32"}, TypeError, r"dtype must be a floating-point torch.dtype, got 'float32'"),
+        (
+            (2, 2),
+            {"num_models": 0},
+            ValueError,
+            r"num_models must be an integer of at least 1, got 0",
+        ),
+        (
+            (2, 2),
+            {"num_models": "3"},
+            ValueError,
+            r"num_models must be an integer of at least 1, got '3'",
+        ),
+        (
+            (2, 2),
+            {"dtype": torch.int32},
+            TypeError,
+            r"dtype must be a floating-point torch.dtype, got torch.int32",
+        ),
+        (
+            (2, 2),
+            {"dtype": "float32"},
+            TypeError,
+            r"dtype must be a floating-point torch.dtype, got 'float32'",
+        ),
     ],
 )
-def test_sizes(unit: type[Unit], arguments: Any, options: Any, error: type[Exception], message: str) -> None:
+def test_sizes(
+    unit: type[Unit], arguments: Any, options: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=f"^{unit.__name__}: {message}$"):
         unit(*arguments, **options)
 
@@ -55,10 +84,26 @@ def test_sizes(unit: type[Unit], arguments: Any, options: Any, error: type[Excep
         (NALU, {"eps": -1.0}, "eps must be finite and greater than 0, got -1.0"),
         (iNALU, {"eps": "tiny"}, "eps must be finite and greater than 0, got 'tiny'"),
         (iNALU, {"omega": 0.0}, "omega must be finite and greater than 0, got 0.0"),
-        (NPU, {"gate_gradient": "none"}, "gate_gradient must be 'clip' or 'straight_through', got 'none'"),
-        (NPU, {"init_im": "glorot"}, "init_im must be 'zeros', 'uniform', or finite and at least 0, got 'glorot'"),
-        (NaiveNPU, {"init_im": -0.1}, "init_im must be 'zeros', 'uniform', or finite and at least 0, got -0.1"),
-        (NPU, {"init_im": None}, "init_im must be 'zeros', 'uniform', or finite and at least 0, got None"),
+        (
+            NPU,
+            {"gate_gradient": "none"},
+            "gate_gradient must be 'clip' or 'straight_through', got 'none'",
+        ),
+        (
+            NPU,
+            {"init_im": "glorot"},
+            "init_im must be 'zeros', 'uniform', or finite and at least 0, got 'glorot'",
+        ),
+        (
+            NaiveNPU,
+            {"init_im": -0.1},
+            "init_im must be 'zeros', 'uniform', or finite and at least 0, got -0.1",
+        ),
+        (
+            NPU,
+            {"init_im": None},
+            "init_im must be 'zeros', 'uniform', or finite and at least 0, got None",
+        ),
     ],
 )
 def test_options(unit: type[Unit], options: Any, message: str) -> None:
@@ -72,14 +117,38 @@ def test_raw_operators() -> None:
     x, w = torch.rand(3, 4), torch.rand(2, 4)
     y = torch.rand(3, 2)
     for call, message in (
-        (lambda: ops.npu_forward(x, w[:, :3], None, None, 1e-7, True), r"x must have last dimension 3 \(in_features\)"),
-        (lambda: ops.npu_forward(x, w, w[:, :3], None, 1e-7, True), "weight_im must have 8 elements"),
-        (lambda: ops.npu_forward(x, w, None, torch.rand(3), 1e-7, True), "gate must have 4 elements"),
-        (lambda: ops.npu_forward(x, w.double(), None, None, 1e-7, True), "weight_re must have the dtype of x"),
-        (lambda: ops.npu_forward(x.half(), w.half(), None, None, 1e-7, True), "float32 and float64 only"),
-        (lambda: ops.npu_forward(x, w, None, None, 0.0, True), "eps must be finite and at least the least normal"),
-        (lambda: ops.npu_forward(x[0], w, None, None, 1e-7, True), "as many dimensions as the weights"),
-        (lambda: ops.npu_backward(y[:2], x, w, None, None, y, y, 1e-7, False, 3), "grad_y must have 6 elements"),
+        (
+            lambda: ops.npu_forward(x, w[:, :3], None, None, 1e-7, True),
+            r"x must have last dimension 3 \(in_features\)",
+        ),
+        (
+            lambda: ops.npu_forward(x, w, w[:, :3], None, 1e-7, True),
+            "weight_im must have 8 elements",
+        ),
+        (
+            lambda: ops.npu_forward(x, w, None, torch.rand(3), 1e-7, True),
+            "gate must have 4 elements",
+        ),
+        (
+            lambda: ops.npu_forward(x, w.double(), None, None, 1e-7, True),
+            "weight_re must have the dtype of x",
+        ),
+        (
+            lambda: ops.npu_forward(x.half(), w.half(), None, None, 1e-7, True),
+            "float32 and float64 only",
+        ),
+        (
+            lambda: ops.npu_forward(x, w, None, None, 0.0, True),
+            "eps must be finite and at least the least normal",
+        ),
+        (
+            lambda: ops.npu_forward(x[0], w, None, None, 1e-7, True),
+            "as many dimensions as the weights",
+        ),
+        (
+            lambda: ops.npu_backward(y[:2], x, w, None, None, y, y, 1e-7, False, 3),
+            "grad_y must have 6 elements",
+        ),
         (lambda: ops.nmu_forward(x, w[0]), "weight must have 2 dimensions"),
         (lambda: ops.nmu_backward(y.double(), x, w, 3), "grad_y must have the dtype of x"),
     ):

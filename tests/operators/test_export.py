@@ -37,12 +37,18 @@ def _model() -> nn.Module:
 
 def _exported(model: nn.Module, strict: bool = False) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
-    return torch.export.export(model, (torch.randn(5, 3),), dynamic_shapes=({0: batch},), strict=strict)
+    return torch.export.export(
+        model, (torch.randn(5, 3),), dynamic_shapes=({0: batch},), strict=strict
+    )
 
 
 def _operators(program: torch.export.ExportedProgram) -> list[str]:
     """Our operators; a strict export has them in submodules."""
-    graphs = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    graphs = [
+        module
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+    ]
     targets = [str(node.target) for graph in graphs for node in graph.graph.nodes]
     return [target for target in targets if target.startswith("npu_kernels.")]
 
@@ -77,7 +83,9 @@ def test_onnx(tmp_path: Path) -> None:
     program = torch.onnx.export(plain, dynamo=True, verbose=False)
     assert program is not None
     program.save(str(tmp_path / "model.onnx"))
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
     for rows in (2, 11):
         x = torch.randn(rows, 3)
         (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
@@ -88,7 +96,9 @@ def test_onnx(tmp_path: Path) -> None:
 def test_aot_inductor_package(tmp_path: Path) -> None:
     """Compiled ahead of time around the fused operators, loaded from its file, any batch size."""
     model = nn.Sequential(NPU(3, 6, init_im=0.3), NAU(6, 2)).eval()
-    path = torch._inductor.aoti_compile_and_package(_exported(model), package_path=str(tmp_path / "model.pt2"))
+    path = torch._inductor.aoti_compile_and_package(
+        _exported(model), package_path=str(tmp_path / "model.pt2")
+    )
     runner = torch._inductor.aoti_load_package(path)
     for rows in (2, 11):
         x = torch.randn(rows, 3)

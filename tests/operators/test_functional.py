@@ -33,7 +33,9 @@ def test_batch_shapes(name: str, batch: tuple[int, ...], backend: str) -> None:
     x = torch.randn(*batch, 4, dtype=torch.float64)
     y = record.function(x, *sample.tensors.values())
     assert y.shape == (*batch, 3)
-    flat = record.function(x.reshape(-1, 4) if x.numel() else x.new_empty(0, 4), *sample.tensors.values())
+    flat = record.function(
+        x.reshape(-1, 4) if x.numel() else x.new_empty(0, 4), *sample.tensors.values()
+    )
     assert normwise_error(y.reshape(-1, 3) if y.numel() else y.new_empty(0, 3), flat) < 1e-14
 
 
@@ -120,7 +122,9 @@ def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
     assert y.dtype == mixed.dtype == torch.float32
     assert double.dtype == torch.float64
     plain = sample.call(record.function)
-    if name == "nau" and backend == "cpu":  # under autocast torch's product, otherwise its own kernel
+    if (
+        name == "nau" and backend == "cpu"
+    ):  # under autocast torch's product, otherwise its own kernel
         assert normwise_error(y, plain) < 1e-6
     else:
         assert torch.equal(y, plain)
@@ -137,7 +141,9 @@ def test_autocast_of_the_second_derivative() -> None:
     sample = RECORDS["npu"].sample(9, 5, 3, dtype=torch.float32).requires_grad()
 
     def second() -> tuple[Tensor, ...]:
-        grads = torch.autograd.grad(sample.call(functional.npu).sum(), sample.leaves(), create_graph=True)
+        grads = torch.autograd.grad(
+            sample.call(functional.npu).sum(), sample.leaves(), create_graph=True
+        )
         return torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())  # type: ignore[arg-type]
 
     expected = second()
@@ -311,12 +317,17 @@ def test_forcing_what_cannot_run() -> None:
         message = rf"backend '{name}' cannot run on cpu tensors. Candidates: reference: available; cpu: .+; triton: .+"
         with use_backend(name), pytest.raises(RuntimeError, match=message):
             sample.call(functional.npu)
-    with use_backend("cpu"), pytest.raises(RuntimeError, match=r"on meta tensors.*cpu: runs on cpu tensors only"):
+    with (
+        use_backend("cpu"),
+        pytest.raises(RuntimeError, match=r"on meta tensors.*cpu: runs on cpu tensors only"),
+    ):
         functional.npu(torch.ones(1, 2, device="meta"), torch.ones(1, 2, device="meta"))
 
 
 def test_unknown_backend() -> None:
-    with pytest.raises(ValueError, match=r"name must be one of 'reference', 'cpu', 'triton', got 'cuda'"):
+    with pytest.raises(
+        ValueError, match=r"name must be one of 'reference', 'cpu', 'triton', got 'cuda'"
+    ):
         use_backend("cuda")
 
 
@@ -332,7 +343,9 @@ def test_operators_run_where_nothing_is_compiled() -> None:
 
 def test_one_tensor_in_two_places_is_checked_in_both() -> None:
     weight = torch.rand(2, 3)
-    with pytest.raises(ValueError, match=r"^npu: gate must have shape \(3,\) \(in_features\), got shape \(2, 3\)$"):
+    with pytest.raises(
+        ValueError, match=r"^npu: gate must have shape \(3,\) \(in_features\), got shape \(2, 3\)$"
+    ):
         functional.npu(torch.rand(4, 3), weight, weight, weight)
 
 
@@ -342,7 +355,9 @@ def test_the_short_check_knows_devices() -> None:
     def operands(device: str, *others: str) -> tuple[Tensor, list[Tensor]]:
         places = [device, *others, *([device] * (3 - len(others)))]
         shapes = [(5, 3), (2, 3), (2, 3), (3,)]
-        x, *weights = [torch.empty(shape, device=place) for shape, place in zip(shapes, places, strict=True)]
+        x, *weights = [
+            torch.empty(shape, device=place) for shape, place in zip(shapes, places, strict=True)
+        ]
         return x, weights
 
     expected = (("OI", False), ("OI", True), ("I", True))
@@ -352,6 +367,11 @@ def test_the_short_check_knows_devices() -> None:
             assert fits(x, weights, expected)
             assert not fits(torch.empty(5, 2, device=device), weights, expected)
             assert not fits(x.double(), weights, expected)
-        for mixed in (("cuda:0", "cuda:1"), ("cuda:0", "cuda:0", "cpu"), ("cpu", "cuda:0"), ("cpu", "cpu", "cuda:0")):
+        for mixed in (
+            ("cuda:0", "cuda:1"),
+            ("cuda:0", "cuda:0", "cpu"),
+            ("cpu", "cuda:0"),
+            ("cpu", "cpu", "cuda:0"),
+        ):
             assert not fits(*operands(*mixed), expected)
         assert not fits(*operands("meta"), expected)

@@ -48,7 +48,9 @@ def _fused_samples() -> list[Sample]:
     for name in ("npu", "nmu", "nmru"):
         record = RECORDS[name]
         for (num_models, shared), without in itertools.product(SETTINGS, record.variants()):
-            samples.append(record.sample(3, 3, 2, num_models=num_models, shared=shared, without=without))
+            samples.append(
+                record.sample(3, 3, 2, num_models=num_models, shared=shared, without=without)
+            )
     return samples
 
 
@@ -64,7 +66,9 @@ def test_gradcheck(sample: Sample, backend: str) -> None:
 @pytest.mark.parametrize("name", ["nau", "nac", "nalu", "inalu"])
 def test_gradcheck_of_siblings(name: str, backend: str) -> None:
     for num_models, shared in SETTINGS:
-        sample = _away_from_kinks(RECORDS[name].sample(3, 3, 2, num_models=num_models, shared=shared))
+        sample = _away_from_kinks(
+            RECORDS[name].sample(3, 3, 2, num_models=num_models, shared=shared)
+        )
         function = _function(sample, RECORDS[name].function)
         assert gradcheck(function, sample.leaves())
         assert gradgradcheck(function, sample.leaves())
@@ -88,7 +92,9 @@ def test_straight_through_second_derivative(backend: str) -> None:
 @needs_library
 @pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, ROUNDING), (torch.float32, 2e-4)])
-def test_parity_with_autograd_of_the_reference(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_parity_with_autograd_of_the_reference(
+    name: str, dtype: torch.dtype, tolerance: float
+) -> None:
     """Every sample and upstream layout. Float32 accuracy is test_operators'; here a wrong formula would show."""
     for sample, layout in zip(RECORDS[name].samples(dtype), itertools.cycle(LAYOUTS)):
         leaves = sample.map(lambda t: t.detach().requires_grad_())
@@ -142,7 +148,9 @@ def test_upstream_gradients(name: str, backend: str) -> None:
     ):
         for grad, want in zip(gradients(of), plain, strict=True):
             torch.testing.assert_close(grad, want)
-    for grad, want in zip(gradients(Tensor.sum), gradients(lambda y: (y * torch.ones_like(y)).sum()), strict=True):
+    for grad, want in zip(
+        gradients(Tensor.sum), gradients(lambda y: (y * torch.ones_like(y)).sum()), strict=True
+    ):
         torch.testing.assert_close(grad, want)
     for grad in gradients(lambda y: (0 * y).sum()):
         assert torch.equal(grad, torch.zeros_like(grad))
@@ -172,7 +180,9 @@ def test_undefined_upstream_gradient(name: str, backend: str) -> None:
 @pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 @pytest.mark.parametrize("num_models", [None, 2])
-def test_second_derivative_of_any_rows(name: str, batch: tuple[int, ...], num_models: int | None, backend: str) -> None:
+def test_second_derivative_of_any_rows(
+    name: str, batch: tuple[int, ...], num_models: int | None, backend: str
+) -> None:
     """A graph of the gradient, where x has no batch dimension or more than one."""
     if num_models and not batch:
         pytest.skip("models have rows")
@@ -235,10 +245,16 @@ def test_second_derivative_in_training(backend: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize(("num_models", "shared"), SETTINGS)
-def test_batched_upstream_gradients(name: str, num_models: int | None, shared: bool, backend: str) -> None:
+def test_batched_upstream_gradients(
+    name: str, num_models: int | None, shared: bool, backend: str
+) -> None:
     """torch.autograd.grad(is_grads_batched=True) runs the backward under vmap."""
     for without in RECORDS[name].variants():
-        sample = RECORDS[name].sample(3, 4, 2, num_models=num_models, shared=shared, without=without).requires_grad()
+        sample = (
+            RECORDS[name]
+            .sample(3, 4, 2, num_models=num_models, shared=shared, without=without)
+            .requires_grad()
+        )
         check_batched_gradients(_function(sample, RECORDS[name].function), sample.leaves())
 
 

@@ -42,7 +42,9 @@ UNITS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def results(model: Callable[[Tensor], Tensor], parameters: Iterator[nn.Parameter], x: Tensor) -> list[Tensor]:
+def results(
+    model: Callable[[Tensor], Tensor], parameters: Iterator[nn.Parameter], x: Tensor
+) -> list[Tensor]:
     """The output, and the gradients of its square's sum."""
     x = x.clone().requires_grad_()
     y = model(x)
@@ -60,7 +62,9 @@ def test_a_trace_is_the_layer(name: str, grad: bool, backend: str) -> None:
     torch.jit.save(traced, file)
     file.seek(0)
     loaded = torch.jit.load(file)
-    assert "npu_kernels::" not in str(loaded.inlined_graph)  # of torch's own operators: it runs without this package
+    assert "npu_kernels::" not in str(
+        loaded.inlined_graph
+    )  # of torch's own operators: it runs without this package
     for rows in (5, 7):
         x = torch.randn(rows, 3, dtype=torch.float64)
         expected = results(layer, layer.parameters(), x)
@@ -82,7 +86,9 @@ def test_the_backend_says_so() -> None:
 
 def test_errors_are_the_layers() -> None:
     layer = NPU(3, 2)
-    with pytest.raises(ValueError, match=r"^npu: x must have last dimension 3 \(in_features\), got shape \(5, 4\)$"):
+    with pytest.raises(
+        ValueError, match=r"^npu: x must have last dimension 3 \(in_features\), got shape \(5, 4\)$"
+    ):
         torch.jit.trace(layer, (torch.randn(5, 4),))
     assert torch._C._get_tracing_state() is None
     assert layer(torch.randn(5, 3)).shape == (5, 2)
@@ -109,7 +115,9 @@ class Loss(nn.Module):
 
 
 # torch's own comparison of sizes; torch ignores these warnings in its own modules
-@pytest.mark.filterwarnings("ignore:Converting a tensor:torch.jit.TracerWarning:torch.nn.functional")
+@pytest.mark.filterwarnings(
+    "ignore:Converting a tensor:torch.jit.TracerWarning:torch.nn.functional"
+)
 def test_loss_and_rollout() -> None:
     u0 = torch.rand(3, dtype=torch.float64)
     call = Loss("keep")

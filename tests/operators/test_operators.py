@@ -39,11 +39,15 @@ def test_float32_error(name: str) -> None:
     depends on the processor, whose matrix library adds up in an order of its own.
     """
     pooled = []
-    for samples in zip(*(RECORDS[name].samples(torch.float32, seed=seed) for seed in range(4)), strict=True):
+    for samples in zip(
+        *(RECORDS[name].samples(torch.float32, seed=seed) for seed in range(4)), strict=True
+    ):
         alone = torch.tensor([errors(sample) for sample in samples]).square().mean(0)
         pooled.append(alone)
         for which, (error, eager) in enumerate(alone.sqrt().tolist()):
-            assert error <= error_bound(eager, torch.float32, ulps=24), f"{samples[0].name}, output {which}"
+            assert error <= error_bound(eager, torch.float32, ulps=24), (
+                f"{samples[0].name}, output {which}"
+            )
     for which, (error, eager) in enumerate(torch.stack(pooled).mean(0).sqrt().tolist()):
         assert error <= error_bound(eager, torch.float32, ulps=1), f"output {which}"
 
@@ -79,7 +83,9 @@ def test_float32_error_of_many_rows() -> None:
 def test_float64_parity(name: str) -> None:
     for sample in RECORDS[name].samples(torch.float64):
         grad_y = torch.randn_like(forward(sample, reference)[0])
-        for actual, expected in zip(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True):
+        for actual, expected in zip(
+            outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
+        ):
             assert normwise_error(actual, expected) < 5e-14, sample.name
 
 
@@ -90,7 +96,9 @@ def test_upstream_layouts(name: str, layout: str) -> None:
     """An upstream gradient of any strides gives the bits of a contiguous one."""
     for shared in (False, True):
         for num_models in (None, 3):
-            sample = RECORDS[name].sample(17, 6, 5, num_models=num_models, shared=shared and num_models is not None)
+            sample = RECORDS[name].sample(
+                17, 6, 5, num_models=num_models, shared=shared and num_models is not None
+            )
             grad_y = with_layout(torch.randn_like(forward(sample, ops)[0]), layout)
             expected = backward(sample, ops, grad_y.contiguous(), ALL)
             for grad, want in zip(backward(sample, ops, grad_y, ALL), expected, strict=True):
@@ -155,7 +163,9 @@ def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -
     record = RECORDS[name]
     forward_op, backward_op = getattr(ops, f"{name}_forward"), getattr(ops, f"{name}_backward")
     for without in record.variants():
-        sample = record.sample(4, 3, 2, num_models=num_models, shared=shared, without=without, layout=layout)
+        sample = record.sample(
+            4, 3, 2, num_models=num_models, shared=shared, without=without, layout=layout
+        )
         tensors = tuple(sample.tensors.values())
         y = forward(sample, ops)[0]
         if name == "npu":
@@ -163,7 +173,9 @@ def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -
                 torch.library.opcheck(forward_op, (sample.x, *tensors, 1e-3, save))
             y, s = ops.npu_forward(sample.x, *tensors, 1e-3, True)
             for needs in (15, 2, 9):
-                torch.library.opcheck(backward_op, (y, sample.x, *tensors, y, s, 1e-3, False, needs))
+                torch.library.opcheck(
+                    backward_op, (y, sample.x, *tensors, y, s, 1e-3, False, needs)
+                )
         elif name in ("nalu", "inalu"):
             options = (1e-3, 20.0) if name == "inalu" else (1e-3,)
             torch.library.opcheck(forward_op, (sample.x, *tensors, *options, False))
@@ -173,7 +185,9 @@ def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -
         else:
             torch.library.opcheck(forward_op, (sample.x, *tensors, *options_of(sample)))
             for needs in (3, 1, 2):
-                torch.library.opcheck(backward_op, (y, sample.x, *tensors, *options_of(sample), needs))
+                torch.library.opcheck(
+                    backward_op, (y, sample.x, *tensors, *options_of(sample), needs)
+                )
 
 
 # glibc 2.43 keeps small aligned blocks for each thread and does not fill them; 2.36 fills all. None between was tried.
@@ -209,7 +223,9 @@ def test_uninitialized_memory_of_the_library_is_filled(size: int) -> None:
         values = torch.tensor((ctypes.c_float * size).from_address(pointer.value or 0)[:])
     torch_cpu.aoti_torch_delete_tensor_object(handle)
     filled = ((values + 1.498).abs() < 1e-3) | ((values - 3.0039).abs() < 1e-3)
-    assert filled.float().mean() > 0.9 or size == 1  # the allocator keeps its books in the first words of a free block
+    assert (
+        filled.float().mean() > 0.9 or size == 1
+    )  # the allocator keeps its books in the first words of a free block
 
 
 def test_meta_tensors_have_shapes() -> None:

@@ -22,7 +22,9 @@ NAMESPACE = "npu_kernels::"
 
 
 def _registered(names: tuple[str, str], key: str) -> bool:
-    return all(torch._C._dispatch_has_kernel_for_dispatch_key(NAMESPACE + name, key) for name in names)
+    return all(
+        torch._C._dispatch_has_kernel_for_dispatch_key(NAMESPACE + name, key) for name in names
+    )
 
 
 def _has_sharding(names: tuple[str, str]) -> bool:
@@ -60,7 +62,9 @@ def missing(layer: str) -> set[str]:
 
 
 @needs_library
-@pytest.mark.skipif(fast_path.npu is None, reason="the fast path is not built for this torch and Python")
+@pytest.mark.skipif(
+    fast_path.npu is None, reason="the fast path is not built for this torch and Python"
+)
 @pytest.mark.parametrize("layer", ops.LAYERS)
 def test_every_rule_is_there_or_its_absence_has_a_reason(layer: str) -> None:
     record = ops.LAYERS[layer]
@@ -70,9 +74,15 @@ def test_every_rule_is_there_or_its_absence_has_a_reason(layer: str) -> None:
 
 
 def test_every_operator_has_a_record() -> None:
-    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(NAMESPACE)}
-    assert registered == {NAMESPACE + name for name in (*ops.NAMES, *ops.TIME_LOOPS, *ops.ADAPTIVE, ops.TRAIN)}
-    assert set(ops.NAMES) == {f"{layer}_{way}" for layer in ops.LAYERS for way in ("forward", "backward")}
+    registered = {
+        name for name in torch._C._dispatch_get_all_op_names() if name.startswith(NAMESPACE)
+    }
+    assert registered == {
+        NAMESPACE + name for name in (*ops.NAMES, *ops.TIME_LOOPS, *ops.ADAPTIVE, ops.TRAIN)
+    }
+    assert set(ops.NAMES) == {
+        f"{layer}_{way}" for layer in ops.LAYERS for way in ("forward", "backward")
+    }
     assert set(RECORDS) == set(ops.WEIGHTS)
 
 
@@ -104,8 +114,12 @@ def _without(rule: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @needs_library
-@pytest.mark.skipif(fast_path.npu is None, reason="the fast path is not built for this torch and Python")
-@pytest.mark.parametrize("rule", ["autograd", "vmap", "samples", "formula", "fast path", "function", "sharding"])
+@pytest.mark.skipif(
+    fast_path.npu is None, reason="the fast path is not built for this torch and Python"
+)
+@pytest.mark.parametrize(
+    "rule", ["autograd", "vmap", "samples", "formula", "fast path", "function", "sharding"]
+)
 def test_a_missing_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with _without(rule, "inalu", monkeypatch):
         assert missing("inalu") == {rule}
@@ -114,20 +128,26 @@ def test_a_missing_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_time_loops_say_what_they_lack() -> None:
     names = "ode_forward", "ode_backward"
-    lacking = {rule for rule in ("shape function", "vmap", "sharding") if not RULES[rule]("ode", names)}
+    lacking = {
+        rule for rule in ("shape function", "vmap", "sharding") if not RULES[rule]("ode", names)
+    }
     assert lacking == set(ops.TIME_LOOP_WITHOUT)
 
 
 def test_schemas_of_a_record() -> None:
     """Also for a layer that is not there yet: a name, a shape and an option each."""
-    layer = ops.Layer("sum", {"weight": "OI", "bias": "O"}, optional=("bias",), options={"eps": "float"})
+    layer = ops.Layer(
+        "sum", {"weight": "OI", "bias": "O"}, optional=("bias",), options={"eps": "float"}
+    )
     forward, backward = layer.schemas()
     assert forward == "sum_forward(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor"
     assert backward == (
         "sum_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor? bias, float eps, int needs)"
         " -> (Tensor, Tensor, Tensor)"
     )
-    kept = dataclasses.replace(layer, kept={"h": None}, takes_y=True, backward_options={"hard": "bool"})
+    kept = dataclasses.replace(
+        layer, kept={"h": None}, takes_y=True, backward_options={"hard": "bool"}
+    )
     assert kept.schemas()[0].endswith("float eps, bool save) -> (Tensor, Tensor)")
     assert "Tensor? bias, Tensor y, Tensor h, float eps, bool hard, int needs)" in kept.schemas()[1]
 

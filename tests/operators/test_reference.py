@@ -22,7 +22,11 @@ def _literal(name: str, sample: Sample) -> Tensor:
         models = []
         for k in range(next(iter(sample.tensors.values())).shape[0]):  # type: ignore[union-attr]
             tensors = {n: None if t is None else t[k] for n, t in sample.tensors.items()}
-            models.append(_literal(name, Sample("", sample.x[k] if sample.x.dim() == 3 else sample.x, tensors)))
+            models.append(
+                _literal(
+                    name, Sample("", sample.x[k] if sample.x.dim() == 3 else sample.x, tensors)
+                )
+            )
         return torch.stack(models)
     rows = []
     for x in sample.x.tolist():
@@ -64,7 +68,9 @@ def test_gradients_at_50_digits(backend: str) -> None:
                 changed[which][entry] = value
                 return exact.npu(*changed, eps=torch.finfo(torch.float64).eps)  # type: ignore[arg-type]
 
-            assert float(grad.flatten()[entry]) == pytest.approx(float(mp.diff(moved, values[which][entry])), rel=1e-13)
+            assert float(grad.flatten()[entry]) == pytest.approx(
+                float(mp.diff(moved, values[which][entry])), rel=1e-13
+            )
 
 
 def test_complex_arithmetic(backend: str) -> None:
@@ -84,13 +90,18 @@ def test_whole_powers(backend: str) -> None:
     a, b = x.T
     expected = torch.stack([a * b, a / b, a**2, b**3], 1)
     assert normwise_error(functional.npu(x, weight), expected) < 1e-14
-    assert normwise_error(functional.npu(x, weight, gate=torch.ones(2, dtype=torch.float64)), expected) < 1e-14
+    assert (
+        normwise_error(functional.npu(x, weight, gate=torch.ones(2, dtype=torch.float64)), expected)
+        < 1e-14
+    )
 
 
 def test_gate_zero_ignores_the_input(backend: str) -> None:
     x = torch.tensor([[3.0, -2.0], [3.0, 1e30]], dtype=torch.float64)
     weight = torch.tensor([[1.0, 5.0]], dtype=torch.float64)
-    y = functional.npu(x, weight, torch.ones_like(weight), torch.tensor([1.0, -7.0], dtype=torch.float64))
+    y = functional.npu(
+        x, weight, torch.ones_like(weight), torch.tensor([1.0, -7.0], dtype=torch.float64)
+    )
     torch.testing.assert_close(y[0], y[1], rtol=0, atol=0)
 
 
@@ -99,7 +110,9 @@ def test_gate_gradient_convention(gate_gradient: str, backend: str) -> None:
     """torch.clamp's: it passes at both ends of [0, 1]; nothing passes outside unless it is straight-through."""
     gate = torch.tensor([-0.1, 0.0, 0.5, 1.0, 1.1], dtype=torch.float64, requires_grad=True)
     x = torch.full((1, 5), 2.0, dtype=torch.float64)
-    functional.npu(x, torch.ones(1, 5, dtype=torch.float64), None, gate, gate_gradient=gate_gradient).sum().backward()
+    functional.npu(
+        x, torch.ones(1, 5, dtype=torch.float64), None, gate, gate_gradient=gate_gradient
+    ).sum().backward()
     assert gate.grad is not None
     passes = [False, True, True, True, False] if gate_gradient == "clip" else [True] * 5
     assert (gate.grad != 0).tolist() == passes
@@ -117,12 +130,16 @@ def test_explicit_npu_gradient(
     without: tuple[str, ...], straight_through: bool, num_models: int | None, shared: bool
 ) -> None:
     record = RECORDS["npu"]
-    sample = record.sample(9, 4, 3, num_models=num_models, shared=shared, without=without).requires_grad()
+    sample = record.sample(
+        9, 4, 3, num_models=num_models, shared=shared, without=without
+    ).requires_grad()
     gate_gradient = "straight_through" if straight_through else "clip"
     y = reference.npu(sample.x, *sample.tensors.values(), eps=1e-3, gate_gradient=gate_gradient)
     grad_y = torch.randn_like(y)
     expected = torch.autograd.grad(y, sample.leaves(), grad_y)
-    actual = reference.npu_backward(grad_y, sample.x, *sample.tensors.values(), None, None, 1e-3, straight_through)  # type: ignore[call-arg]
+    actual = reference.npu_backward(
+        grad_y, sample.x, *sample.tensors.values(), None, None, 1e-3, straight_through
+    )  # type: ignore[call-arg]
     for grad, want in zip([g for g in actual if g.numel()], expected, strict=True):
         assert normwise_error(grad, want) < ROUNDING
 
@@ -150,7 +167,9 @@ def test_explicit_nalu_gradients(name: str, num_models: int | None, shared: bool
     """The operators' formulas are the layer and its gradients, also at x = 0 and with any number of zero factors."""
     record = RECORDS[name]
     for without in record.variants():
-        sample = with_zero_factors(record.sample(9, 4, 3, num_models=num_models, shared=shared, without=without))
+        sample = with_zero_factors(
+            record.sample(9, 4, 3, num_models=num_models, shared=shared, without=without)
+        )
         sample = sample.requires_grad()
         options = {"eps": 1e-3} | ({"omega": 0.1} if name == "inalu" else {})
         y = record.reference(sample.x, *sample.tensors.values(), **options)
@@ -174,12 +193,17 @@ def test_models_are_independent(name: str) -> None:
     """K models in one call are K single models, with rows of their own and with shared rows."""
     record = RECORDS[name]
     for shared in (False, True):
-        for sample in (record.sample(6, 5, 3, num_models=3, shared=shared, without=w) for w in record.variants()):
+        for sample in (
+            record.sample(6, 5, 3, num_models=3, shared=shared, without=w)
+            for w in record.variants()
+        ):
             for formula in (record.reference, record.function):
                 together = sample.call(formula)
                 for k in range(3):
                     tensors = {n: None if t is None else t[k] for n, t in sample.tensors.items()}
-                    alone = Sample("", sample.x if shared else sample.x[k], tensors, sample.options).call(formula)
+                    alone = Sample(
+                        "", sample.x if shared else sample.x[k], tensors, sample.options
+                    ).call(formula)
                     assert normwise_error(together[k], alone) < ROUNDING
 
 

@@ -15,7 +15,17 @@ from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
+from torch.func import (
+    functional_call,
+    grad,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    stack_module_state,
+    vjp,
+    vmap,
+)
 from torch.utils.checkpoint import checkpoint
 
 from npu_kernels import NAU, NMU, NPU, backend_for, functional, iNALU, reference, use_backend
@@ -104,7 +114,10 @@ def test_jvp_and_jacobians(name: str, backend: str) -> None:
     function = RECORDS[name].function
     _, tangent = jvp(function, arguments, tangents)
     every = tuple(range(len(arguments)))
-    reverse, forward = jacrev(function, argnums=every)(*arguments), jacfwd(function, argnums=every)(*arguments)
+    reverse, forward = (
+        jacrev(function, argnums=every)(*arguments),
+        jacfwd(function, argnums=every)(*arguments),
+    )
     expected = sum(torch.tensordot(j, t, t.dim()) for j, t in zip(reverse, tangents, strict=True))
     assert normwise_error(tangent, expected) < ROUNDING  # type: ignore[arg-type]
     assert tangent.any()
@@ -117,7 +130,9 @@ def test_hessian(name: str, backend: str) -> None:
     x, weight, *rest = _arguments(name, rows=2)
     actual = hessian(lambda w: _loss(RECORDS[name].function, x, w, *rest))(weight)
     leaf = weight.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(_loss(RECORDS[name].function, x, leaf, *rest), leaf, create_graph=True)
+    (slope,) = torch.autograd.grad(
+        _loss(RECORDS[name].function, x, leaf, *rest), leaf, create_graph=True
+    )
     rows = [torch.autograd.grad(entry, leaf, retain_graph=True)[0] for entry in slope.flatten()]
     assert normwise_error(actual.reshape(len(rows), *weight.shape), torch.stack(rows)) < ROUNDING
 
@@ -158,7 +173,10 @@ def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
     rows = [x] * 5 if shared else list(x)
     expected = torch.stack([m(row) for m, row in zip(modules, rows, strict=True)])
     losses = [m(row).square().sum() for m, row in zip(modules, rows, strict=True)]
-    slopes = [torch.autograd.grad(loss, list(m.parameters())) for loss, m in zip(losses, modules, strict=True)]
+    slopes = [
+        torch.autograd.grad(loss, list(m.parameters()))
+        for loss, m in zip(losses, modules, strict=True)
+    ]
     wanted = [torch.stack(slope) for slope in zip(*slopes, strict=True)]
 
     def together(state: dict[str, Tensor]) -> Tensor:
@@ -205,10 +223,14 @@ def test_second_derivative_over_stacked_modules(backend: str) -> None:
     with use_backend("reference"):
         expected = vmap(grad(penalty))({name: value.detach() for name, value in state.items()})
     inside = vmap(grad(penalty))({name: value.detach() for name, value in state.items()})
-    outside = grad(lambda s: vmap(penalty)(s).sum())({name: value.detach() for name, value in state.items()})
+    outside = grad(lambda s: vmap(penalty)(s).sum())(
+        {name: value.detach() for name, value in state.items()}
+    )
     y = vmap(lambda s: functional_call(module, s, x))(state).square().sum()
     slopes = torch.autograd.grad(y, list(state.values()), create_graph=True)
-    plain = torch.autograd.grad(sum((s.square().sum() for s in slopes), x.new_zeros(())), list(state.values()))
+    plain = torch.autograd.grad(
+        sum((s.square().sum() for s in slopes), x.new_zeros(())), list(state.values())
+    )
     for name, third in zip(state, plain, strict=True):
         for actual in (inside[name], outside[name], third):
             assert normwise_error(actual, expected[name]) < ROUNDING
@@ -218,7 +240,10 @@ def test_second_derivative_over_stacked_modules(backend: str) -> None:
 def test_vmap_gradcheck(name: str, backend: str) -> None:
     """Derivatives of a vmapped call against finite differences, in every mode that torch can check."""
     arguments = tuple(a.requires_grad_() for a in _arguments(name, rows=2))
-    stacked = (arguments[0], *(torch.stack([a, 0.7 * a + 0.1]).detach().requires_grad_() for a in arguments[1:]))
+    stacked = (
+        arguments[0],
+        *(torch.stack([a, 0.7 * a + 0.1]).detach().requires_grad_() for a in arguments[1:]),
+    )
 
     def function(*tensors: Tensor) -> Tensor:
         return vmap(RECORDS[name].function, (None, *(0 for _ in tensors[1:])))(*tensors)
@@ -235,7 +260,9 @@ def test_jacobian_of_autograd_functional(name: str, backend: str) -> None:
     plain = torch.autograd.functional.jacobian(lambda x: function(x, *rest), x)
     fast = torch.autograd.functional.jacobian(lambda x: function(x, *rest), x, vectorize=True)
     assert normwise_error(fast, plain) < ROUNDING
-    curve = torch.autograd.functional.hessian(lambda x: _loss(function, x, *rest), x, vectorize=True)
+    curve = torch.autograd.functional.hessian(
+        lambda x: _loss(function, x, *rest), x, vectorize=True
+    )
     assert normwise_error(curve, hessian(lambda x: _loss(function, x, *rest))(x)) < ROUNDING
 
 
@@ -251,7 +278,10 @@ def test_forward_mode(name: str, backend: str) -> None:
         tangent = torch.randn_like(primal)
         jacobian = jacrev(function, argnums=which)(*arguments)
         with forward_ad.dual_level():
-            duals = [forward_ad.make_dual(a, tangent) if i == which else a for i, a in enumerate(arguments)]
+            duals = [
+                forward_ad.make_dual(a, tangent) if i == which else a
+                for i, a in enumerate(arguments)
+            ]
             _, actual = forward_ad.unpack_dual(function(*duals))
         assert normwise_error(actual, torch.tensordot(jacobian, tangent, tangent.dim())) < ROUNDING  # type: ignore[arg-type]
 
@@ -269,9 +299,15 @@ def test_forward_mode(name: str, backend: str) -> None:
 def test_forward_mode_gradcheck(name: str) -> None:
     arguments = [a.requires_grad_() for a in _arguments(name, rows=2)]
     function = RECORDS[name].function
-    assert torch.autograd.gradcheck(function, arguments, check_forward_ad=True, check_backward_ad=False)
+    assert torch.autograd.gradcheck(
+        function, arguments, check_forward_ad=True, check_backward_ad=False
+    )
     assert torch.autograd.gradgradcheck(
-        function, arguments, check_undefined_grad=False, check_fwd_over_rev=True, check_rev_over_rev=False
+        function,
+        arguments,
+        check_undefined_grad=False,
+        check_fwd_over_rev=True,
+        check_rev_over_rev=False,
     )
 
 
@@ -280,7 +316,9 @@ def test_forward_mode_gradcheck(name: str) -> None:
 
 def _model(dtype: torch.dtype = torch.float32) -> nn.Module:
     options: Any = {"dtype": dtype}
-    return nn.Sequential(NPU(3, 6, **options), NAU(6, 4, **options), NMU(4, 3, **options), iNALU(3, 2, **options))
+    return nn.Sequential(
+        NPU(3, 6, **options), NAU(6, 4, **options), NMU(4, 3, **options), iNALU(3, 2, **options)
+    )
 
 
 def _step(model: Callable[[Tensor], Tensor], parameters: list[Tensor], x: Tensor) -> list[Tensor]:
@@ -300,7 +338,9 @@ def test_compiled_train_step(dynamic: bool, backend: str) -> None:
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows in sizes:
             x = torch.randn(rows, 3, dtype=torch.float64)
-            for actual, expected in zip(_step(compiled, parameters, x), _step(model, parameters, x), strict=True):
+            for actual, expected in zip(
+                _step(compiled, parameters, x), _step(model, parameters, x), strict=True
+            ):
                 # Not the same bits: a small NAU has its own kernel, but in a compiled graph torch's product.
                 assert normwise_error(actual, expected) < 1e-12
 
@@ -332,7 +372,9 @@ def test_compiled_models(backend: str) -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     for x in (torch.randn(9, 3), torch.randn(4, 7, 3)):
         for actual, expected in zip(
-            _step(compiled, list(model.parameters()), x), _step(model, list(model.parameters()), x), strict=True
+            _step(compiled, list(model.parameters()), x),
+            _step(model, list(model.parameters()), x),
+            strict=True,
         ):
             assert normwise_error(actual, expected) < 1e-6
 
@@ -410,7 +452,9 @@ def test_inductor(dynamic: bool) -> None:
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows in (9, 21) if dynamic else (9,):
             x = torch.randn(rows, 3)
-            for actual, expected in zip(_step(compiled, parameters, x), _step(model, parameters, x), strict=True):
+            for actual, expected in zip(
+                _step(compiled, parameters, x), _step(model, parameters, x), strict=True
+            ):
                 assert normwise_error(actual, expected) < 5e-5
 
 

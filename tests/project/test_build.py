@@ -38,7 +38,16 @@ def copy_of_the_tree(tmp_path: Path) -> Path:
 
 def build_wheel(tmp_path: Path, **env: str) -> Path:
     tree = copy_of_the_tree(tmp_path)
-    command = ["-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path / "wheels"), str(tree)]
+    command = [
+        "-m",
+        "pip",
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "-w",
+        str(tmp_path / "wheels"),
+        str(tree),
+    ]
     run = run_python(*command, env=env)
     assert run.returncode == 0, run.stderr
     (wheel,) = (tmp_path / "wheels").iterdir()
@@ -53,8 +62,23 @@ def unpack(wheel: Path, to: Path) -> Path:
 
 def pack_wheel(kept: Path, to: Path) -> None:
     """The wheel of this tree with what `make install` has compiled in `kept`: nothing is compiled again."""
-    command = ["setup.py", "-q", "egg_info", "--egg-base", str(to), "build", "--build-base", str(to / "build")]
-    command += ["bdist_wheel", "--bdist-dir", str(to / "unpacked"), "--dist-dir", str(to / "wheels")]
+    command = [
+        "setup.py",
+        "-q",
+        "egg_info",
+        "--egg-base",
+        str(to),
+        "build",
+        "--build-base",
+        str(to / "build"),
+    ]
+    command += [
+        "bdist_wheel",
+        "--bdist-dir",
+        str(to / "unpacked"),
+        "--dist-dir",
+        str(to / "wheels"),
+    ]
     with one_process_at_a_time(kept):
         run = run_python(*command, env={"NPU_KERNELS_BUILD": str(kept)})
     assert run.returncode == 0, run.stderr
@@ -64,14 +88,18 @@ def pack_wheel(kept: Path, to: Path) -> None:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"  # built once for all processes
+    folder = (
+        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    ) / "wheel"  # built once for all processes
     with one_process_at_a_time(folder):
         if not list(folder.glob("wheels/*.whl")):
             if kept := os.environ.get("NPU_KERNELS_BUILD"):
                 pack_wheel(Path(kept), folder)
             else:
                 # What is packed is tested here, not how fast it is: this compiles in a fifth of the time.
-                build_wheel(folder, CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Debug -DNPU_KERNELS_ISAS=baseline")
+                build_wheel(
+                    folder, CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Debug -DNPU_KERNELS_ISAS=baseline"
+                )
         (built,) = folder.glob("wheels/*.whl")
         return built
 
@@ -107,24 +135,32 @@ def test_check_of_an_installation_passes_on_the_wheel(wheel: Path, tmp_path: Pat
 @pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf (binutils)")
 def test_library_links_the_stable_abi_and_no_openmp(wheel: Path, tmp_path: Path) -> None:
     library = unpack(wheel, tmp_path) / "npu_kernels/lib/libnpu_kernels_cpu.so"
-    dynamic = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+    dynamic = subprocess.run(
+        ["readelf", "-d", str(library)], capture_output=True, text=True, check=True
+    ).stdout
     needed = [line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "NEEDED" in line]
     assert "libtorch_cpu.so" in needed
     assert not [name for name in needed if "omp" in name]
     assert "RPATH" not in dynamic
     assert "RUNPATH" not in dynamic
-    listing = subprocess.run(["readelf", "-Ws", "--dyn-syms", str(library)], capture_output=True, text=True, check=True)
+    listing = subprocess.run(
+        ["readelf", "-Ws", "--dyn-syms", str(library)], capture_output=True, text=True, check=True
+    )
     undefined = [line for line in listing.stdout.splitlines() if "UND" in line]
     assert undefined
     assert not [line for line in undefined if "_ZN2at" in line or "_ZN3c10" in line]
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc to list the loaded libraries")
+@pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="needs /proc to list the loaded libraries"
+)
 def test_one_openmp_runtime_in_the_process() -> None:
     run = run_python("-c", USE_LAYER + "print(open('/proc/self/maps').read())")
     assert run.returncode == 0, run.stderr
     mapped = {line.split()[-1] for line in run.stdout.splitlines() if line.count("/") > 1}
-    runtimes = {path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))}
+    runtimes = {
+        path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))
+    }
     assert len(runtimes) == 1, runtimes
 
 
@@ -135,7 +171,10 @@ def test_without_the_kernels_says_so_once(tmp_path: Path) -> None:
     run = run_python("-c", USE_LAYER, env={"PYTHONPATH": str(site)}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert str(site) in run.stdout
-    assert "warnings 1 npu_kernels: cpu tensors are computed by the slower eager formulas" in run.stdout
+    assert (
+        "warnings 1 npu_kernels: cpu tensors are computed by the slower eager formulas"
+        in run.stdout
+    )
     assert "--no-binary npu_kernels npu_kernels" in run.stdout  # from the index, where no tree is
 
 
@@ -154,7 +193,9 @@ def tools(folder: Path, *missing: str, **scripts: str) -> str:
     """A PATH with what a build needs, in name at least, but for the missing."""
     folder.mkdir()
     for name in {"c++", "cmake", "ninja"} - {*missing}:
-        (folder / name).write_text(f"#!{sys.executable}\n" + scripts.get(name, "raise SystemExit(1)"))
+        (folder / name).write_text(
+            f"#!{sys.executable}\n" + scripts.get(name, "raise SystemExit(1)")
+        )
         (folder / name).chmod(0o755)
     return str(folder)
 
@@ -169,7 +210,9 @@ def test_without_torch_the_build_names_the_commands(tmp_path: Path) -> None:
 
 
 def test_an_isolated_build_finds_the_environments_torch(tmp_path: Path) -> None:
-    hidden = tmp_path / "hidden" / "torch"  # what can be imported is no torch, as in pip's isolated builds
+    hidden = (
+        tmp_path / "hidden" / "torch"
+    )  # what can be imported is no torch, as in pip's isolated builds
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").touch()
     message = failing_build(tmp_path, PYTHONPATH=str(hidden.parent), PATH=tools(tmp_path / "bin"))
@@ -213,7 +256,9 @@ def test_a_build_whose_words_pip_hides_tells_the_terminal_how_far_it_is(tmp_path
         (("ninja",), "Ninja", "pip install ninja"),
     ],
 )
-def test_without_a_tool_the_build_names_the_command(tmp_path: Path, missing: tuple, word: str, command: str) -> None:
+def test_without_a_tool_the_build_names_the_command(
+    tmp_path: Path, missing: tuple, word: str, command: str
+) -> None:
     message = failing_build(tmp_path, PATH=tools(tmp_path / "bin", *missing), CXX="")
     assert word in message
     assert command in message

@@ -20,7 +20,16 @@ from tests.support.building import ROOT, run_python
 
 TABLE = ROOT / "docs" / "compatibility.md"
 # These take seconds, and tests of their own measure the same.
-SLOW = ("torch.compile", "torch.export", "ONNX", "AOTInductor", "two processes", "fork", "double backward", "all sizes")
+SLOW = (
+    "torch.compile",
+    "torch.export",
+    "ONNX",
+    "AOTInductor",
+    "two processes",
+    "fork",
+    "double backward",
+    "all sizes",
+)
 
 
 @needs_library
@@ -36,9 +45,13 @@ def test_quick_checks_pass() -> None:
 
 def test_the_quick_form_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every layer and every backend of this machine, the interpreted kernels too."""
-    assert certify.main(["--quick", "--json", str(tmp_path / "quick.json")]) == 0, capsys.readouterr().out
+    assert certify.main(["--quick", "--json", str(tmp_path / "quick.json")]) == 0, (
+        capsys.readouterr().out
+    )
     results = json.loads((tmp_path / "quick.json").read_text())["results"]
-    assert {result["column"] for result in results} == {column.name for column in certify.columns(quick=True)}
+    assert {result["column"] for result in results} == {
+        column.name for column in certify.columns(quick=True)
+    }
     checks = [title for title in certify.CHECKS if not title.startswith(certify._matrix.SLOW)]
     assert list(dict.fromkeys(result["check"] for result in results)) == checks
 
@@ -56,7 +69,9 @@ def test_all_of_the_table_is_measured() -> None:
         assert all(cell and "FAIL" not in cell and not cell.startswith("n/a") for cell in row), row
     assert "triton interpreted" in head
     for name in ("triton on cuda", "reference on cuda"):  # measured, or said to be not
-        assert (name in head) != (f"\nNot run, and so not in the table: {name}: " in TABLE.read_text())
+        assert (name in head) != (
+            f"\nNot run, and so not in the table: {name}: " in TABLE.read_text()
+        )
     assert "\nMeasured with npu_kernels " in TABLE.read_text()
     assert TABLE.read_text().endswith(certify.NOTES)
 
@@ -81,7 +96,9 @@ def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     report = json.loads((tmp_path / "c.json").read_text())
     assert report["passed"]
     assert report["versions"]["torch"] == torch.__version__
-    assert len(report["results"]) == len([c for c in certify.columns() if c.name.startswith(arguments[-1])])
+    assert len(report["results"]) == len(
+        [c for c in certify.columns() if c.name.startswith(arguments[-1])]
+    )
     if cpu.available()[0]:
         library = torch.library.Library("npu_kernels", "IMPL", "CPU")
         with warnings.catch_warnings():
@@ -101,7 +118,9 @@ def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     result = certify.run("torch.compile, inductor: the same", certify.Column("reference"))
     assert (result.status, result.detail) == ("n/a", "no C++ compiler")
     assert "n/a: no C++ compiler" in certify.markdown([result], {"torch": "x"}, {})
-    monkeypatch.setattr(dispatch, "reasons", lambda device_type: {"triton": (False, "no such thing")})
+    monkeypatch.setattr(
+        dispatch, "reasons", lambda device_type: {"triton": (False, "no such thing")}
+    )
     for name in ("triton interpreted", "triton on cuda"):
         assert name not in [column.name for column in certify.columns()]
         assert certify.not_run()[name] == "no such thing"

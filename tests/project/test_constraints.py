@@ -38,7 +38,9 @@ def needs(name: str) -> Iterator[str]:
     """The packages that an installed one needs here, without its extras."""
     try:
         texts = importlib.metadata.requires(name) or []
-    except importlib.metadata.PackageNotFoundError:  # another platform's, or one that `make install` does not install
+    except (
+        importlib.metadata.PackageNotFoundError
+    ):  # another platform's, or one that `make install` does not install
         return
     for requirement in map(Requirement, texts):
         if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
@@ -61,13 +63,17 @@ def test_each_requirement_has_one_version(python: str) -> None:
         first, *rest = lines(file.name)
         assert first == "-c constraints.txt", file.name
         requirements = [Requirement(line) for line in rest]
-        assert [str(r) for r in requirements if r.specifier] == [], "versions stand in constraints.txt"
+        assert [str(r) for r in requirements if r.specifier] == [], (
+            "versions stand in constraints.txt"
+        )
         assert [r.name for r in requirements if canonicalize_name(r.name) not in fixed] == []
 
 
 def test_what_requirements_need_has_a_version_too() -> None:
     fixed = constraints(".".join(platform.python_version_tuple()[:2]))
-    todo = [canonicalize_name(Requirement(line).name) for file in FILES for line in lines(file.name)[1:]]
+    todo = [
+        canonicalize_name(Requirement(line).name) for file in FILES for line in lines(file.name)[1:]
+    ]
     seen: set[str] = set()
     while todo:
         name = todo.pop()
@@ -82,8 +88,12 @@ def test_the_versions_are_in_the_ranges_of_the_project() -> None:
     text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")
     (dependencies,) = re.findall(r"^dependencies = \[(.*)\]", text[0], re.M)
     ranges = re.findall(r'"([a-z][\w-]*>=[\w.]+)"', dependencies + text[2].partition("\n[")[0])
-    assert {"numpy", "torch", "tqdm", "scikit-learn"} <= {Requirement(entry).name for entry in ranges}
+    assert {"numpy", "torch", "tqdm", "scikit-learn"} <= {
+        Requirement(entry).name for entry in ranges
+    }
     for requirement in map(Requirement, ranges):
         for python in PYTHONS:
             constraint = constraints(python)[canonicalize_name(requirement.name)]
-            assert requirement.specifier.contains(version_of(constraint)), f"{requirement}: {constraint}"
+            assert requirement.specifier.contains(version_of(constraint)), (
+                f"{requirement}: {constraint}"
+            )

@@ -17,7 +17,9 @@ from tests.support import examples
 from tests.support.examples import ROOT, Example
 
 NUMBER = re.compile(r"[-+]?\d+\.\d+e[-+]\d+")
-EXAMPLES = [example for page in examples.pages() for example in examples.of_page(page)] + examples.of_docstrings()
+EXAMPLES = [
+    example for page in examples.pages() for example in examples.of_page(page)
+] + examples.of_docstrings()
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +41,17 @@ def run_block(example: Example) -> None:
         return
     # The same words; errors in scientific notation to 20 %, as another processor's training may end in other digits.
     assert NUMBER.sub("#", printed.getvalue()).split() == NUMBER.sub("#", example.said).split()
-    found, expected = (torch.tensor([float(n) for n in NUMBER.findall(t)]) for t in (printed.getvalue(), example.said))
+    found, expected = (
+        torch.tensor([float(n) for n in NUMBER.findall(t)])
+        for t in (printed.getvalue(), example.said)
+    )
     torch.testing.assert_close(found, expected, rtol=0.2, atol=1e-5)
 
 
 def run_session(example: Example) -> None:
-    test = doctest.DocTestParser().get_doctest(example.code, {"__name__": "__main__"}, example.name, example.name, 0)
+    test = doctest.DocTestParser().get_doctest(
+        example.code, {"__name__": "__main__"}, example.name, example.name, 0
+    )
     report = io.StringIO()
     runner = doctest.DocTestRunner(verbose=False)
     runner.run(test, out=report.write)
@@ -53,7 +60,9 @@ def run_session(example: Example) -> None:
     assert not result.failed, report.getvalue()
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch._dynamo's own
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch._dynamo's own
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_example(example):
     """Alone, with names of its own only; what belongs together says so on its page."""
@@ -75,7 +84,11 @@ def test_examples_are_found():
 
 
 def test_code_in_docstrings_is_an_example_that_runs():
-    texts = [pair for source in sorted((ROOT / "npu_kernels").rglob("*.py")) for pair in examples.docstrings(source)]
+    texts = [
+        pair
+        for source in sorted((ROOT / "npu_kernels").rglob("*.py"))
+        for pair in examples.docstrings(source)
+    ]
     assert [(name, code) for name, text in texts for code in examples.unmarked_code(text)] == []
 
 
@@ -95,9 +108,22 @@ PUBLIC = [
     "npu_kernels",
     *(
         f"npu_kernels.{name}"
-        for name in ("env", "equations", "fitting", "formula", "functional", "interop", "layers", "lbfgs", "ode")
+        for name in (
+            "env",
+            "equations",
+            "fitting",
+            "formula",
+            "functional",
+            "interop",
+            "layers",
+            "lbfgs",
+            "ode",
+        )
     ),
-    *(f"npu_kernels.{name}" for name in ("optim", "reference", "reference_layers", "sharding", "trace", "training")),
+    *(
+        f"npu_kernels.{name}"
+        for name in ("optim", "reference", "reference_layers", "sharding", "trace", "training")
+    ),
 ]
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
@@ -134,8 +160,13 @@ def test_every_page_is_in_the_navigation():
     tables = {name for name, text in texts.items() if text.startswith(ORPHAN)}
     assert len(menu) == len(set(menu))
     assert texts.keys() - {"index"} - tables == set(menu)
-    assert tables == {name for name in texts if name.startswith("tables/")} | {"paper-report", "triton-resources"}
-    shown = "".join(texts[name] for name in menu).replace("../benchmarks/results/paper/report.md", "paper-report.md")
+    assert tables == {name for name in texts if name.startswith("tables/")} | {
+        "paper-report",
+        "triton-resources",
+    }
+    shown = "".join(texts[name] for name in menu).replace(
+        "../benchmarks/results/paper/report.md", "paper-report.md"
+    )
     assert [name for name in tables if not re.search(rf"\]\((\.\./)?{name}\.md[)#]", shown)] == []
 
 
@@ -157,7 +188,11 @@ def test_links_between_pages():
             if "://" in target:
                 continue
             file = page if not target else (page.parent / target).resolve()
-            headings = re.findall(r"^#+ (.*)", file.read_text(), re.M) if file.suffix == ".md" and file.exists() else []
+            headings = (
+                re.findall(r"^#+ (.*)", file.read_text(), re.M)
+                if file.suffix == ".md" and file.exists()
+                else []
+            )
             if not file.exists() or (place and place[1:] not in map(anchor, headings)):
                 broken.append(f"{page.name}: {target}{place}")
     assert broken == []
@@ -168,9 +203,18 @@ def test_help_is_complete_by_itself(name, value):
     """A docstring names every argument, and sends nobody elsewhere for one."""
     text = inspect.getdoc(value)
     assert text
-    assert re.findall(r"(?i)(?:arguments|errors|shapes)\b[^.]* as (?:for |in )?`|: as (?:for|in) `", text) == []
+    assert (
+        re.findall(
+            r"(?i)(?:arguments|errors|shapes)\b[^.]* as (?:for |in )?`|: as (?:for|in) `", text
+        )
+        == []
+    )
     if inspect.isclass(value) and issubclass(value, (enum.Enum, torch.optim.Optimizer)):
         return  # a member is no argument; the optimiser's arguments are torch's
     skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = [p.name for p in inspect.signature(value).parameters.values() if p.kind not in skipped]
-    assert [p for p in parameters if not p.startswith("_") and not re.search(rf"\b{p}\b", text)] == []
+    parameters = [
+        p.name for p in inspect.signature(value).parameters.values() if p.kind not in skipped
+    ]
+    assert [
+        p for p in parameters if not p.startswith("_") and not re.search(rf"\b{p}\b", text)
+    ] == []

@@ -26,7 +26,9 @@ def test_environment() -> None:
 
 
 def test_command() -> None:
-    child = subprocess.run([sys.executable, "-m", "npu_kernels.env"], capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        [sys.executable, "-m", "npu_kernels.env"], capture_output=True, text=True, check=False
+    )
     assert child.returncode == 0, child.stderr
     names = [line.partition("  ")[0] for line in child.stdout.splitlines()]
     assert names == list(env.environment())
@@ -36,6 +38,8 @@ def test_command() -> None:
 def test_importing_is_quiet() -> None:
     """No output, no compiler, no GPU library."""
     code = "import sys, npu_kernels; assert 'triton' not in sys.modules; assert 'torch._dynamo' not in sys.modules"
-    child = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    child = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
     assert child.returncode == 0, child.stderr
     assert child.stdout == child.stderr == ""

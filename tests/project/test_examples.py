@@ -29,7 +29,9 @@ def run(tmp_path, monkeypatch, capsys):
     return script
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch._dynamo's own
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch._dynamo's own
 def test_drop_in_goes_on_from_its_checkpoint(run):
     words = ("--backend", "aot_eager", "--steps", "100")
     first, second = run("train_drop_in.py", *words), run("train_drop_in.py", *words)
@@ -62,7 +64,9 @@ def test_equation_of_a_csv_with_units(run, tmp_path, for_tables):
 
 @pytest.mark.filterwarnings("ignore:NPURegressor. 34 rows are too few")
 def test_equation_of_the_planets(run, for_tables):
-    (factor,) = re.findall(r"^period_days = ([\d.]+)\*axis_au\*\*\(3/2\)$", run("equation_from_csv.py"), re.M)
+    (factor,) = re.findall(
+        r"^period_days = ([\d.]+)\*axis_au\*\*\(3/2\)$", run("equation_from_csv.py"), re.M
+    )
     assert float(factor) == pytest.approx(365.25, rel=2e-3)
 
 
@@ -80,4 +84,6 @@ def test_law_of_a_time_series(run, tmp_path):
     times = [0.1 * k for k in range(20)]
     lines = ["# a comment", "t,c", *(f"{t},{2 / (1 + t)}" for t in times), "3.0,"]
     (tmp_path / "data.csv").write_text("\n".join(lines) + "\n")
-    assert run("law_of_a_time_series.py", "data.csv", "--terms", "1", "--starts", "4").startswith("c' = -0.5*c**2\n")
+    assert run("law_of_a_time_series.py", "data.csv", "--terms", "1", "--starts", "4").startswith(
+        "c' = -0.5*c**2\n"
+    )

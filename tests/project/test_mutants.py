@@ -23,7 +23,9 @@ def test_every_mutant_applies(language: str) -> None:
 
 
 def test_names_are_unique() -> None:
-    assert [name for name, count in Counter(mutant.name for mutant in MUTANTS).items() if count > 1] == []
+    assert [
+        name for name, count in Counter(mutant.name for mutant in MUTANTS).items() if count > 1
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,9 @@ def test_names_are_unique() -> None:
         ("code.cpp", "a + b", "a  +  b", "the replacement must change the code of code.cpp"),
     ],
 )
-def test_a_stale_list_is_an_error(tmp_path: Path, file: str, text: str, replacement: str, message: str) -> None:
+def test_a_stale_list_is_an_error(
+    tmp_path: Path, file: str, text: str, replacement: str, message: str
+) -> None:
     (tmp_path / "code.py").write_text("def add(a, b):\n    return a + b\n")
     (tmp_path / "code.cpp").write_text("int add(int a, int b) { return a + b; }  // sum\n")
     with pytest.raises(ValueError, match=f"^one: {message}"):
@@ -94,12 +98,16 @@ def test_noticed_and_unnoticed(
     assert Session(project, folder, [SUM, DIFFERENCE]).run() == 0
 
 
-def test_tests_that_prove_nothing(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tests_that_prove_nothing(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A selection without tests, and a test that fails on the unchanged code."""
     folder = tmp_path / "mutants"
     nothing = Mutant("sum", "code.py", "a + b", "a * b", ("tests/test_code.py -k nothing",))
     assert Session(project, folder, [nothing]).run() == 1
-    assert "broken: sum (pytest tests/test_code.py -k nothing ended with 5" in capsys.readouterr().out
+    assert (
+        "broken: sum (pytest tests/test_code.py -k nothing ended with 5" in capsys.readouterr().out
+    )
     (project / "tests/test_code.py").write_text("def test_sum():\n    assert False\n")
     assert Session(project, folder, [SUM]).run() == 1
     assert "broken: sum (the unchanged code fails tests/test_code.py)" in capsys.readouterr().out

@@ -93,7 +93,11 @@ def newer(library: Path) -> list[str]:
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     versions = re.findall(r" UND ((\S+)@(GLIBC|GLIBCXX|CXXABI)_([\d.]+))", symbols)
     assert versions
-    return [symbol for symbol, _, name, version in versions if tuple(map(int, version.split("."))) > LIMITS[name]]
+    return [
+        symbol
+        for symbol, _, name, version in versions
+        if tuple(map(int, version.split("."))) > LIMITS[name]
+    ]
 
 
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
@@ -118,7 +122,9 @@ def test_replaced_functions_do_what_those_of_glibc_and_libstdcxx_do(tmp_path: Pa
     thread.start()
     thread.join()
     deadline = time.monotonic() + 10
-    while ends.value == 0 and time.monotonic() < deadline:  # the thread ends after Python has left it
+    while (
+        ends.value == 0 and time.monotonic() < deadline
+    ):  # the thread ends after Python has left it
         time.sleep(0.01)
     assert ends.value == 1
 
@@ -142,7 +148,9 @@ def build() -> Path:
 def test_the_libraries_of_a_wheel_need_no_newer_symbols_than_its_tag_says(build: Path) -> None:
     libraries = sorted((build / "old_glibc").glob("*.so"))
     assert len(libraries) == 1 + len(list(build.glob("fast_path-*.so")))
-    assert {library.name: newer(library) for library in libraries} == {library.name: [] for library in libraries}
+    assert {library.name: newer(library) for library in libraries} == {
+        library.name: [] for library in libraries
+    }
 
 
 @on_glibc
@@ -151,7 +159,9 @@ def test_the_libraries_of_a_wheel_need_no_newer_symbols_than_its_tag_says(build:
 @pytest.mark.skipif(platform.libc_ver()[1] < "2.34", reason="glibc is older than the symbols")
 def test_newer_symbols_are_noticed(build: Path) -> None:
     """In the library for this machine, which is linked without our own versions of them."""
-    assert {"pthread_key_create@GLIBC_2.34", "pow@GLIBC_2.29"} <= set(newer(build / "libnpu_kernels_cpu.so"))
+    assert {"pthread_key_create@GLIBC_2.34", "pow@GLIBC_2.29"} <= set(
+        newer(build / "libnpu_kernels_cpu.so")
+    )
 
 
 def test_table_says_what_was_run_and_what_was_only_built(tmp_path: Path) -> None:
@@ -160,21 +170,37 @@ def test_table_says_what_was_run_and_what_was_only_built(tmp_path: Path) -> None
         archive.writestr("npu_kernels/lib/fast_path-torch2.13.0-cpython-311.so", "")
         archive.writestr("npu_kernels/lib/fast_path-torch2.13.0-cpython-313.so", "")
     built = support.fast_paths(wheel)
-    run = {"torch": "2.13.0+cpu", "python": "3.11", "fast path": True, "wheel": "py3-none-manylinux_2_28_x86_64"}
-    source = run | {"python": "3.12", "wheel": "py3-none-linux_x86_64"}  # built where it ran: says nothing of the wheel
+    run = {
+        "torch": "2.13.0+cpu",
+        "python": "3.11",
+        "fast path": True,
+        "wheel": "py3-none-manylinux_2_28_x86_64",
+    }
+    source = run | {
+        "python": "3.12",
+        "wheel": "py3-none-linux_x86_64",
+    }  # built where it ran: says nothing of the wheel
     slow = run | {"python": "3.14", "fast path": False}
     pairs = {"2.13.0": ["3.11", "3.12", "3.13", "3.14"]}
     *_, row = support.table("x86_64", [run, source, slow], pairs, built)
     assert row == "| 2.13.0 | - | **run** | listed | *built* | listed |"
-    *_, row = support.table("aarch64", [run, run | {"wheel": "manylinux_2_28_aarch64", "emulated": True}], pairs, built)
+    *_, row = support.table(
+        "aarch64", [run, run | {"wheel": "manylinux_2_28_aarch64", "emulated": True}], pairs, built
+    )
     assert row == "| 2.13.0 | - | *emulated* | listed | listed | listed |"
 
 
-def test_an_interrupted_matrix_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_matrix_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheel, rows = tmp_path / "npu_kernels-0-py3-none-any.whl", tmp_path / "rows.jsonl"
     wheel.write_bytes(b"a wheel")
-    monkeypatch.setattr(try_install, "of_the_release", lambda: ["2.10.0:3.11", "2.13.0:3.11", "2.13.0:3.12"])
-    monkeypatch.setattr(try_install, "interpreter", lambda python: None if python == "3.12" else ("tag", tmp_path))
+    monkeypatch.setattr(
+        try_install, "of_the_release", lambda: ["2.10.0:3.11", "2.13.0:3.11", "2.13.0:3.12"]
+    )
+    monkeypatch.setattr(
+        try_install, "interpreter", lambda python: None if python == "3.12" else ("tag", tmp_path)
+    )
     seen: list[tuple[str, list[str]]] = []
 
     def fails_once(file: Path, torch: str, python: str, arguments: list[str]) -> None:
@@ -183,7 +209,9 @@ def test_an_interrupted_matrix_goes_on_where_it_stopped(tmp_path: Path, monkeypa
             raise subprocess.CalledProcessError(1, "pip")
         sha256 = arguments[arguments.index("--sha256") + 1]
         with rows.open("a") as out:
-            out.write(json.dumps({"torch": f"{torch}+cpu", "python": "3.11", "sha256": sha256}) + "\n")
+            out.write(
+                json.dumps({"torch": f"{torch}+cpu", "python": "3.11", "sha256": sha256}) + "\n"
+            )
 
     monkeypatch.setattr(try_install, "try_install", fails_once)
     monkeypatch.setattr(sys, "argv", ["try_install", str(wheel), "--row", str(rows), "--fast-path"])
@@ -197,7 +225,9 @@ def test_an_interrupted_matrix_goes_on_where_it_stopped(tmp_path: Path, monkeypa
     assert [torch for torch, _ in seen[3:]] == ["2.10.0", "2.13.0"]
 
 
-def test_a_python_that_cannot_be_run_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_cannot_be_run_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = tmp_path / "python3.99"  # as pyenv's for a version that is installed and not chosen
     command.write_text("#!/bin/sh\nexit 127\n")
     command.chmod(0o755)

@@ -11,7 +11,9 @@ PAGE = (ROOT / "docs" / "reliability.md").read_text()
 
 
 def _tests(path: Path) -> set[str]:
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+    return {
+        node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
+    }
 
 
 def test_every_named_test_exists() -> None:

@@ -21,7 +21,9 @@ MADE_BY_SETUPTOOLS = ("PKG-INFO", "setup.cfg")
 
 def git_files(*options: str) -> set[str]:
     try:
-        run = subprocess.run(["git", "ls-files", "-z", *options], capture_output=True, text=True, cwd=ROOT)
+        run = subprocess.run(
+            ["git", "ls-files", "-z", *options], capture_output=True, text=True, cwd=ROOT
+        )
     except FileNotFoundError:
         pytest.skip("needs git")
     if run.returncode != 0:
@@ -35,7 +37,16 @@ def test_it_holds_what_git_holds(tmp_path: Path) -> None:
     (hidden / "__init__.py").write_text("raise ImportError('no torch here')")
     environment = {"PYTHONPATH": str(hidden.parent), "PATH": "/nowhere"}  # no compiler either
     tracked, new = git_files(), git_files("--others", "--exclude-standard")
-    command = ["setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "sdist", "-d", str(tmp_path)]
+    command = [
+        "setup.py",
+        "-q",
+        "egg_info",
+        "--egg-base",
+        str(tmp_path),
+        "sdist",
+        "-d",
+        str(tmp_path),
+    ]
     run = run_python(*command, env=environment)
     assert run.returncode == 0, run.stderr
     (archive,) = tmp_path.glob("*.tar.gz")

@@ -50,7 +50,11 @@ def imported(tree: ast.Module) -> set[str]:
 @pytest.mark.parametrize("package", ["npu_kernels", "benchmarks", "tools"])
 def test_no_circle_of_imports(package: str) -> None:
     """Also not through imports within functions. Who asks the package for its version or its layers closes none."""
-    graph = {name: imported(tree) for name, (_, tree) in modules().items() if name.startswith(f"{package}.")}
+    graph = {
+        name: imported(tree)
+        for name, (_, tree) in modules().items()
+        if name.startswith(f"{package}.")
+    }
     done: set[str] = set()
 
     def visit(name: str, way: tuple[str, ...]) -> None:
@@ -78,7 +82,11 @@ def private_doors(name: str, tree: ast.Module) -> list[str]:
         elif inner is None:
             known[alias] = module
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+        ):
             owner = ast.unparse(node.value)
             if owner in known:
                 found.append(f"{name}: {known[owner]}.{node.attr}")
@@ -125,10 +133,18 @@ def test_only_the_registry_names_an_experiment() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         assert not {f"benchmarks.paper.{room}" for room in rooms} & imported(tree), path.name
         texts = [
-            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
         ]
-        told = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, ast.Module)}
-        assert not [text for text in texts if text not in told and re.fullmatch(names, text)], path.name
+        told = {
+            ast.get_docstring(node, clean=False)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module)
+        }
+        assert not [text for text in texts if text not in told and re.fullmatch(names, text)], (
+            path.name
+        )
 
 
 def test_functions_are_short() -> None:
@@ -147,10 +163,19 @@ def test_only_public_faces_say_what_a_neural_power_unit_is() -> None:
     """Every other module's first line says what that file is."""
     faces = {
         *("npu_kernels", "npu_kernels.layers"),
-        *(f"npu_kernels.{name}" for name in ("certify", "env", "equations", "fitting", "formula", "functional")),
-        *(f"npu_kernels.{name}" for name in ("interop", "ode", "optim", "reference", "sharding", "trace", "training")),
+        *(
+            f"npu_kernels.{name}"
+            for name in ("certify", "env", "equations", "fitting", "formula", "functional")
+        ),
+        *(
+            f"npu_kernels.{name}"
+            for name in ("interop", "ode", "optim", "reference", "sharding", "trace", "training")
+        ),
     }
-    said = {name: (ast.get_docstring(tree) or "").partition("\n")[0] for name, (_, tree) in modules().items()}
+    said = {
+        name: (ast.get_docstring(tree) or "").partition("\n")[0]
+        for name, (_, tree) in modules().items()
+    }
     assert {name for name, line in said.items() if "Neural Power Unit, a layer" in line} <= faces
     assert "Neural Power Unit, a layer" in said["npu_kernels"]
     assert [name for name, line in said.items() if not line and not name.startswith("tests")] == []
@@ -159,6 +184,10 @@ def test_only_public_faces_say_what_a_neural_power_unit_is() -> None:
 def test_only_one_place_asks_torch_for_the_matmul_precision() -> None:
     """torch's own answer is an error once a device's setting differs: `npu_kernels._operators.precision` knows both settings."""
     asking = {
-        name for name, (path, _) in modules().items() if "get_float32_matmul_precision" in path.read_text("utf-8")
+        name
+        for name, (path, _) in modules().items()
+        if "get_float32_matmul_precision" in path.read_text("utf-8")
     }
-    assert {name for name in asking if not name.startswith("tests.")} == {"npu_kernels._operators.precision"}
+    assert {name for name in asking if not name.startswith("tests.")} == {
+        "npu_kernels._operators.precision"
+    }

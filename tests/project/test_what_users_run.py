@@ -28,7 +28,11 @@ FORMS = {
     r"(?<![\w./])((?:\.ci/run|benchmarks/gpu\.sh))": "{}",
     r"(?:^|[ `])(ctest|torchrun|compute-sanitizer) ": "{}",
 }
-OF_OTHERS = {"setuptools", "torch", "scikit"}  # what documents name with `pip install`, and is not ours
+OF_OTHERS = {
+    "setuptools",
+    "torch",
+    "scikit",
+}  # what documents name with `pip install`, and is not ours
 # Commands with arguments; those that a person who releases runs too, which make calls.
 WITH_HELP = [
     "benchmarks.demo", "benchmarks.equations", "benchmarks.paper", "benchmarks.throughput",
@@ -57,7 +61,9 @@ def documents() -> dict[str, str]:
     """The text of each document in which a command may stand."""
     pages = [ROOT / page for page in PAGES] + sorted((ROOT / "docs").rglob("*.md"))
     texts = {str(page.relative_to(ROOT)): code_of_page(page) for page in pages}
-    texts |= {str(file.relative_to(ROOT)): without_comments(file) for file in WORKFLOWS if file.exists()}
+    texts |= {
+        str(file.relative_to(ROOT)): without_comments(file) for file in WORKFLOWS if file.exists()
+    }
     header = (ROOT / "Makefile").read_text().partition("\n\n")[0]
     texts["Makefile"] = "\n".join(re.findall(r"^#   (make .*)", header, re.M))
     for script in sorted((ROOT / "examples").glob("*.py")):
@@ -82,7 +88,9 @@ def named_commands() -> dict[str, str]:
 
 def test_every_command_of_a_document_is_listed() -> None:
     listed = {entry.name for entry in COMMANDS}
-    missing = [f"{name} ({document})" for name, document in named_commands().items() if name not in listed]
+    missing = [
+        f"{name} ({document})" for name, document in named_commands().items() if name not in listed
+    ]
     assert missing == []
 
 
@@ -114,7 +122,11 @@ def test_what_the_list_says_of_ci_is_there(entry: Entry) -> None:
             assert script is None or any(check in line.partition("#")[0] for line in script), check
         else:
             path, _, name = check.partition("::")
-            functions = {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if is_function(node)}
+            functions = {
+                node.name
+                for node in ast.walk(ast.parse((ROOT / path).read_text()))
+                if is_function(node)
+            }
             assert name in functions, check
     date_and_commit = re.fullmatch(r"\d{4}-\d\d-\d\d [0-9a-f]{7}", entry.last_whole_run)
     assert date_and_commit or entry.last_whole_run in (WHOLE, NO_RECORD)
@@ -127,13 +139,19 @@ def test_what_the_list_says_of_ci_is_there(entry: Entry) -> None:
 def test_version() -> None:
     if not shutil.which("make"):
         pytest.skip("needs make")
-    run = subprocess.run(["make", "-s", "version"], capture_output=True, text=True, cwd=ROOT, check=True)
+    run = subprocess.run(
+        ["make", "-s", "version"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert f'version = "{run.stdout.strip()}"' in (ROOT / "pyproject.toml").read_text().splitlines()
 
 
 def test_extras() -> None:
     """The extras that documents name are those of pyproject.toml."""
-    extras = {name[len("pip install npu_kernels[") : -1] for name in named_commands() if "npu_kernels[" in name}
+    extras = {
+        name[len("pip install npu_kernels[") : -1]
+        for name in named_commands()
+        if "npu_kernels[" in name
+    }
     project = (ROOT / "pyproject.toml").read_text()
     (table,) = re.findall(r"^\[project.optional-dependencies\]\n(.*?)\n\n", project, re.M | re.S)
     assert extras
@@ -141,7 +159,9 @@ def test_extras() -> None:
 
 
 @pytest.mark.parametrize("module", WITH_HELP)
-def test_help(module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The command starts: what it imports is there."""
     monkeypatch.setattr(sys, "argv", [module, "--help"])
     monkeypatch.delitem(sys.modules, module, raising=False)  # another test has imported it

@@ -52,7 +52,9 @@ def test_quick_start(tmp_path: Path) -> None:
 
 def test_star_import_leaves_out_the_estimator_which_names_numpy(tmp_path: Path) -> None:
     assert run_without_numpy(STAR + REGRESSOR, tmp_path).split() == ["3", "False", "numpy"]
-    with_numpy = run_python("-c", "import torch\n" + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    with_numpy = run_python(
+        "-c", "import torch\n" + STAR, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path
+    )
     assert with_numpy.stdout.split() == ["3", "True"], with_numpy.stderr
 
 

@@ -13,7 +13,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 needs_compiler = pytest.mark.skipif(
-    not (shutil.which("cmake") and shutil.which("ninja") and (shutil.which("c++") or shutil.which("g++"))),
+    not (
+        shutil.which("cmake")
+        and shutil.which("ninja")
+        and (shutil.which("c++") or shutil.which("g++"))
+    ),
     reason="needs cmake, ninja and a C++ compiler on the PATH",
 )
 
@@ -30,7 +34,9 @@ def one_process_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def cmake_configure(build: Path, *options: str) -> None:
-    subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", *options], check=True)
+    subprocess.run(
+        ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", *options], check=True
+    )
 
 
 def run_core_tests(build: Path) -> str:
@@ -48,5 +54,12 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Python in a process of its own, with the warnings that a user would see."""
     # No build of another tree in the one that `make` keeps.
-    environment = {**os.environ, "PYTHONWARNINGS": "default", "NPU_KERNELS_BUILD": "", **(env or {})}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd)
+    environment = {
+        **os.environ,
+        "PYTHONWARNINGS": "default",
+        "NPU_KERNELS_BUILD": "",
+        **(env or {}),
+    }
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd
+    )

@@ -28,7 +28,11 @@ class Example:
 
 def pages() -> list[Path]:
     """All Markdown pages that people wrote or generators made, but for results."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    found = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+    ]
     return sorted(page for page in found if "_build" not in page.parts)
 
 

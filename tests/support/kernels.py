@@ -14,7 +14,9 @@ from npu_kernels._testing.samples import Sample, fill_uninitialized_with_nan, rm
 NPU, NMU, INALU = "npu", "nmu", "inalu"
 OMEGA = 20.0
 ALL = 63  # gradients
-EPS = torch.finfo(torch.float32).eps  # in float64 too: there the formula in float64 is the exact result
+EPS = torch.finfo(
+    torch.float32
+).eps  # in float64 too: there the formula in float64 is the exact result
 
 
 def layer(sample: Sample) -> str:
@@ -44,7 +46,9 @@ def forward(sample: Sample, kernels: Any) -> tuple[Tensor, ...]:
     return (found,) if isinstance(found, Tensor) else found
 
 
-def backward(sample: Sample, kernels: Any, grad_y: Tensor, needs: int, straight_through: bool = False) -> Any:
+def backward(
+    sample: Sample, kernels: Any, grad_y: Tensor, needs: int, straight_through: bool = False
+) -> Any:
     """The gradients, from the kernels' own forward."""
     name = layer(sample)
     y, *saved = forward(sample, kernels)
@@ -75,7 +79,9 @@ def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
     grad_y = (torch.randn_like(scale) / scale).expand_as(exact_forward[0]).float()
     kernel, eager = outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y)
     found = []
-    for i, (a, e, x) in enumerate(zip(kernel, eager, outputs(exact, reference, grad_y.double()), strict=True)):
+    for i, (a, e, x) in enumerate(
+        zip(kernel, eager, outputs(exact, reference, grad_y.double()), strict=True)
+    ):
         assert a.dtype == (torch.int32 if e.dtype == torch.int32 else torch.float32)
         assert a.is_contiguous()
         at = scale if is_npu and i < 2 else None

@@ -11,10 +11,14 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from npu_kernels.equations import NPURegressor
 
 RNG = np.random.default_rng
-few_rows = pytest.mark.filterwarnings("ignore:NPURegressor. .* rows are:npu_kernels.equations.EquationWarning")
+few_rows = pytest.mark.filterwarnings(
+    "ignore:NPURegressor. .* rows are:npu_kernels.equations.EquationWarning"
+)
 
 
-def uniform(columns: int, rows: int = 300, low: float = 0.5, high: float = 3.0, seed: int = 0) -> np.ndarray:
+def uniform(
+    columns: int, rows: int = 300, low: float = 0.5, high: float = 3.0, seed: int = 0
+) -> np.ndarray:
     return RNG(seed).uniform(low, high, (rows, columns))
 
 
@@ -24,7 +28,9 @@ def noise(rows: int = 300, seed: int = 1) -> np.ndarray:
 
 def terms(equation) -> dict[tuple[float, ...], float]:
     """A coefficient for each row of exponents."""
-    return {tuple(w.tolist()): float(c) for w, c in zip(equation.exponents, equation.coef, strict=True)}
+    return {
+        tuple(w.tolist()): float(c) for w, c in zip(equation.exponents, equation.coef, strict=True)
+    }
 
 
 def check(model, expected, rel=1e-9, power=1.0):

@@ -43,12 +43,19 @@ def plain_layer(name: str, models: int | None = None) -> list[Any]:
 
 def plain_ode(models: int | None = None) -> list[Any]:
     lead = () if models is None else (models,)
-    weights = torch.rand(*lead, H, D), torch.rand(*lead, H, D), torch.rand(*lead, D), torch.rand(*lead, D, H)
+    weights = (
+        torch.rand(*lead, H, D),
+        torch.rand(*lead, H, D),
+        torch.rand(*lead, D),
+        torch.rand(*lead, D, H),
+    )
     tableau = tuple(float(a) for a in METHODS["rk4"])
     return [torch.ones(*lead, B, D), *weights, tableau, 2, 0.1, None, "clip", True, "full", False]
 
 
-def plain_adam(dtype: torch.dtype = torch.float32) -> tuple[Tensor, dict[str, Any], dict[Tensor, Any]]:
+def plain_adam(
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, dict[str, Any], dict[Tensor, Any]]:
     """A parameter with a gradient, its group and its state, as torch's Adam leaves them after a step."""
     parameter = torch.linspace(-1, 1, 6, dtype=dtype).reshape(2, 3).requires_grad_()
     optimizer = torch.optim.Adam([parameter], lr=1e-2)

@@ -15,22 +15,37 @@ def numbers(*values: float) -> Tensor:
 
 
 def model(states: int, terms: int, starts: int | None = None) -> nn.Sequential:
-    return nn.Sequential(RealNPU(states, terms, num_models=starts), NAU(terms, states, num_models=starts))
+    return nn.Sequential(
+        RealNPU(states, terms, num_models=starts), NAU(terms, states, num_models=starts)
+    )
 
 
-def solution(exponents: list[list[float]], rates: list[list[float]], u0: list[float], t: Tensor) -> Tensor:
+def solution(
+    exponents: list[list[float]], rates: list[list[float]], u0: list[float], t: Tensor
+) -> Tensor:
     """The states at irregular times, by many small steps."""
     weights = torch.tensor(exponents, dtype=torch.float64), torch.tensor(rates, dtype=torch.float64)
     dt = float(t.max()) / 2000
     path, slopes = ode.integrate(
-        numbers(*u0), weights[0], None, None, weights[1], steps=2001, dt=dt, method="rk4", derivatives=True, clip=False
+        numbers(*u0),
+        weights[0],
+        None,
+        None,
+        weights[1],
+        steps=2001,
+        dt=dt,
+        method="rk4",
+        derivatives=True,
+        clip=False,
     )
     return ode.interpolate(path, t, dt=dt, method="hermite", derivatives=slopes)
 
 
 def noise(u: Tensor, share: float, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return u + share * u.square().mean(0).sqrt() * torch.randn(u.shape, generator=generator, dtype=torch.float64)
+    return u + share * u.square().mean(0).sqrt() * torch.randn(
+        u.shape, generator=generator, dtype=torch.float64
+    )
 
 
 def predators(t: Tensor, u0: tuple[float, float] = (2.0, 1.0)) -> Tensor:

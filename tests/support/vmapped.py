@@ -20,7 +20,8 @@ def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
     """The dimensions of a vmap, those of a vmap inside it, and the operands: 3 inputs, 2 outputs."""
     generator = torch.Generator().manual_seed(0)
     shapes = [
-        tuple({"O": 2, "I": 3, "J": 6}[letter] for letter in letters) for letters in RECORDS[name].shapes.values()
+        tuple({"O": 2, "I": 3, "J": 6}[letter] for letter in letters)
+        for letters in RECORDS[name].shapes.values()
     ]
     n = len(shapes)
     none, every = (None,) * n, (0,) * n
@@ -73,8 +74,12 @@ def check_one_call(name: str) -> None:
         ) -> Any:
             return vmap(function if inner is None else vmap(function, inner), outer)(*tensors)
 
-        def gradients(function: Callable[..., Tensor], count: int = len(tensors)) -> Callable[..., Any]:
-            return grad(lambda *operands: function(*operands).square().sum(), argnums=tuple(range(count)))
+        def gradients(
+            function: Callable[..., Tensor], count: int = len(tensors)
+        ) -> Callable[..., Any]:
+            return grad(
+                lambda *operands: function(*operands).square().sum(), argnums=tuple(range(count))
+            )
 
         transformations: tuple[Any, ...] = (lambda f: f, gradients)
         for transform in transformations:
@@ -85,14 +90,18 @@ def check_one_call(name: str) -> None:
             over_weights = any(dim is not None for dim in (*outer[1:], *(inner or ())[1:]))
             assert count.calls[f"{name}_forward"] == (over_weights or not gradient)
             assert count.calls[f"{name}_backward"] == (over_weights and gradient)
-            for a, e in zip(*(v if isinstance(v, tuple) else (v,) for v in (actual, expected)), strict=True):
+            for a, e in zip(
+                *(v if isinstance(v, tuple) else (v,) for v in (actual, expected)), strict=True
+            ):
                 assert normwise_error(a, e) < ROUNDING, (outer, inner)
 
 
 def check_batched_gradients(call: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:
     """Many upstream gradients at once (`is_grads_batched`) give what each gives alone, differentiable or not."""
     y = call(*leaves)
-    upstream = torch.randn(3, *y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(y)
+    upstream = torch.randn(
+        3, *y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).to(y)
     single = [torch.autograd.grad(y, leaves, grad_y, retain_graph=True) for grad_y in upstream]
     for create_graph in (False, True):
         batched = torch.autograd.grad(

@@ -28,10 +28,14 @@ def differentiated(function: Callable[[Tensor], Tensor]) -> Closure:
 
 
 def starts(models: int = 12, size: int = 6) -> Tensor:
-    return 1.5 * torch.randn(models, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return 1.5 * torch.randn(
+        models, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
 
 
-def with_torch(function: Callable[[Tensor], Tensor], x0: Tensor, iterations: int, evaluations: int = 10_000) -> Tensor:
+def with_torch(
+    function: Callable[[Tensor], Tensor], x0: Tensor, iterations: int, evaluations: int = 10_000
+) -> Tensor:
     found = []
     for row in x0:
         parameter = torch.nn.Parameter(row.clone().unsqueeze(0))
@@ -97,7 +101,9 @@ def test_line_searches_are_torchs() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_rosenbrock_is_solved(dtype: torch.dtype) -> None:
     tolerance = 1e-8 if dtype == torch.float64 else 1e-3
-    result = lbfgs(differentiated(rosenbrock), starts(12, 2).to(dtype), gradient_tolerance=tolerance)
+    result = lbfgs(
+        differentiated(rosenbrock), starts(12, 2).to(dtype), gradient_tolerance=tolerance
+    )
     assert set(result.status.tolist()) == {Status.CONVERGED}
     assert (result.gradient <= tolerance).all()
     torch.testing.assert_close(result.x, torch.ones_like(result.x), rtol=0, atol=10 * tolerance)
@@ -252,7 +258,9 @@ def test_resumed_as_uninterrupted() -> None:
         pass
     for ours, theirs in zip(second.result(), whole.result(), strict=True):
         assert torch.equal(ours, theirs)
-    with pytest.raises(ValueError, match=r"lbfgs: its x must be .*shape \(3, 6\), got .*shape \(12, 6\)"):
+    with pytest.raises(
+        ValueError, match=r"lbfgs: its x must be .*shape \(3, 6\), got .*shape \(12, 6\)"
+    ):
         LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(whole.state_dict())
 
 
@@ -260,8 +268,18 @@ def test_resumed_as_uninterrupted() -> None:
     ("x0", "options", "kind", "message"),
     [
         (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), got \(3,\)"),
-        (torch.zeros(3, 2).half(), {}, TypeError, "x0 must be float32 or float64, got torch.float16"),
-        (torch.zeros(3, 2), {"history": 0}, ValueError, "history must be an integer of at least 1, got 0"),
+        (
+            torch.zeros(3, 2).half(),
+            {},
+            TypeError,
+            "x0 must be float32 or float64, got torch.float16",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"history": 0},
+            ValueError,
+            "history must be an integer of at least 1, got 0",
+        ),
         (
             torch.zeros(3, 2),
             {"max_iterations": -1},
@@ -274,8 +292,18 @@ def test_resumed_as_uninterrupted() -> None:
             ValueError,
             "max_evaluations must be an integer of at least 1, got 0",
         ),
-        (torch.zeros(3, 2), {"x_tolerance": -1.0}, ValueError, "x_tolerance must be finite and at least 0, got -1.0"),
-        (torch.zeros(3, 2), {"f_tolerance": math.nan}, ValueError, "f_tolerance must be finite and at least 0"),
+        (
+            torch.zeros(3, 2),
+            {"x_tolerance": -1.0},
+            ValueError,
+            "x_tolerance must be finite and at least 0, got -1.0",
+        ),
+        (
+            torch.zeros(3, 2),
+            {"f_tolerance": math.nan},
+            ValueError,
+            "f_tolerance must be finite and at least 0",
+        ),
     ],
 )
 def test_errors(x0: Tensor, options: dict[str, float], kind: type[Exception], message: str) -> None:
@@ -284,7 +312,9 @@ def test_errors(x0: Tensor, options: dict[str, float], kind: type[Exception], me
 
 
 def test_wrong_closures_are_named() -> None:
-    with pytest.raises(ValueError, match=r"must give f of shape \(3,\) and a gradient of shape \(3, 2\), got \(\)"):
+    with pytest.raises(
+        ValueError, match=r"must give f of shape \(3,\) and a gradient of shape \(3, 2\), got \(\)"
+    ):
         lbfgs(lambda x, active: (x.sum(), x), torch.zeros(3, 2))
 
 

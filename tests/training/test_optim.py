@@ -49,7 +49,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
 
 def parameters(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(n, dtype=dtype, generator=generator).requires_grad_() for n in (1, 3, 40, 9000)]
+    return [
+        torch.randn(n, dtype=dtype, generator=generator).requires_grad_() for n in (1, 3, 40, 9000)
+    ]
 
 
 def train(optimizer: torch.optim.Optimizer, own: list[Tensor], steps: int) -> None:
@@ -64,7 +66,10 @@ def train(optimizer: torch.optim.Optimizer, own: list[Tensor], steps: int) -> No
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
 def test_as_torchs(options: dict[str, Any], dtype: torch.dtype, counting: Counting) -> None:
     ours, theirs = parameters(dtype), parameters(dtype)
-    mine, torchs = Adam(ours, lr=1e-2, **options), torch.optim.Adam(theirs, lr=1e-2, fused=True, **options)
+    mine, torchs = (
+        Adam(ours, lr=1e-2, **options),
+        torch.optim.Adam(theirs, lr=1e-2, fused=True, **options),
+    )
     train(mine, ours, 60)
     train(torchs, theirs, 60)
     assert counting.taken == (0 if "amsgrad" in options else 59)  # the first step makes the state
@@ -95,7 +100,9 @@ def test_groups_schedules_and_missing_gradients(counting: Counting) -> None:
     results = []
     for kind in (Adam, torch.optim.Adam):
         own = parameters()
-        optimizer = kind([{"params": own[:2], "lr": 1e-3}, {"params": own[2:], "weight_decay": 0.1}], lr=1e-2)
+        optimizer = kind(
+            [{"params": own[:2], "lr": 1e-3}, {"params": own[2:], "weight_decay": 0.1}], lr=1e-2
+        )
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         for step in range(12):
             optimizer.zero_grad()
@@ -104,7 +111,9 @@ def test_groups_schedules_and_missing_gradients(counting: Counting) -> None:
             schedule.step()
         results.append(own)
     torch.testing.assert_close(*results, rtol=0, atol=1e-6)
-    assert counting.taken == 10  # not the first two: the second has a parameter whose state has not begun
+    assert (
+        counting.taken == 10
+    )  # not the first two: the second has a parameter whose state has not begun
 
 
 @needs_library
@@ -145,7 +154,10 @@ def test_global_hooks_and_gradient_scalers(counting: Counting) -> None:
     finally:
         handle.remove()
     assert seen == ["hook"]
-    for name in ("grad_scale", "found_inf"):  # what torch.amp.GradScaler leaves for an optimiser that reads it itself
+    for name in (
+        "grad_scale",
+        "found_inf",
+    ):  # what torch.amp.GradScaler leaves for an optimiser that reads it itself
         setattr(optimizer, name, torch.ones(()))
         with pytest.raises(AssertionError):  # torch's step, which takes them on a GPU alone
             train(optimizer, own, 1)

@@ -66,11 +66,18 @@ def test_a_missing_flag_is_false() -> None:
     """States of older torches have none."""
     _, group, states = plain_adam()
     flags = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
-    assert fast_path.adam([{key: value for key, value in group.items() if key not in flags}], states) is None
+    assert (
+        fast_path.adam([{key: value for key, value in group.items() if key not in flags}], states)
+        is None
+    )
 
 
 STATE_CASES: list[tuple[str, Any]] = [
-    *((name, torch.zeros(shape)) for name in ("exp_avg", "exp_avg_sq") for shape in ((1,), (6,), (3, 2), (2, 4))),
+    *(
+        (name, torch.zeros(shape))
+        for name in ("exp_avg", "exp_avg_sq")
+        for shape in ((1,), (6,), (3, 2), (2, 4))
+    ),
     *((name, torch.zeros(3, 2).T) for name in ("exp_avg", "exp_avg_sq")),
     *((name, torch.zeros(2, 3, dtype=torch.float64)) for name in ("exp_avg", "exp_avg_sq")),
     *((name, None) for name in ("exp_avg", "exp_avg_sq", "step")),
@@ -143,7 +150,11 @@ def test_a_step_refuses_gradients_and_parameters_that_are_not_plain() -> None:
         torch.zeros(2, 3, dtype=torch.complex64).requires_grad_(),
     ):
         other.grad = torch.ones_like(other)
-        zeros = {"exp_avg": torch.zeros_like(other), "exp_avg_sq": torch.zeros_like(other), "step": torch.ones(())}
+        zeros = {
+            "exp_avg": torch.zeros_like(other),
+            "exp_avg_sq": torch.zeros_like(other),
+            "step": torch.ones(()),
+        }
         assert refused([{**group, "params": [other]}], {other: zeros}, other)
 
 

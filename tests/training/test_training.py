@@ -91,7 +91,10 @@ def test_regularizer_takes_nau_and_nmu_only() -> None:
         (lambda: l1(_model(), norm="l2"), r"^l1: norm must be 'l1' or 'frobenius', got 'l2'$"),
         (lambda: l1([]), r"^l1: no parameters to sum over$"),
         (lambda: regularizer(NPU(2, 2)), r"^regularizer: no parameters to sum over$"),
-        (lambda: regularizer(NAU(2, 2), form="x"), r"^regularizer: form must be 'madsen' or 'paper', got 'x'$"),
+        (
+            lambda: regularizer(NAU(2, 2), form="x"),
+            r"^regularizer: form must be 'madsen' or 'paper', got 'x'$",
+        ),
         (
             lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 2))),
             r"^l1: every parameter must have leading dimension 3 \(num_models\), got shape \(2, 2\)$",
@@ -141,8 +144,12 @@ def _ranges(model: nn.Module) -> dict[str, tuple[float, float]]:
 
 @pytest.mark.parametrize("num_models", [None, 3])
 def test_project(num_models: int | None) -> None:
-    model: Any = nn.Sequential(NPU(9, 9, num_models=num_models), RealNPU(9, 9, num_models=num_models))
-    model.append(nn.Sequential(NaiveNPU(9, 9, num_models=num_models), NAU(9, 9), NMU(9, 9), nn.Linear(9, 9)))
+    model: Any = nn.Sequential(
+        NPU(9, 9, num_models=num_models), RealNPU(9, 9, num_models=num_models)
+    )
+    model.append(
+        nn.Sequential(NaiveNPU(9, 9, num_models=num_models), NAU(9, 9), NMU(9, 9), nn.Linear(9, 9))
+    )
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -5, 5)
     before = {name: p.clone() for name, p in model.named_parameters()}
@@ -151,7 +158,9 @@ def test_project(num_models: int | None) -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     project_(model)
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, before[name].clamp(0, 1) if name.endswith("gate") else before[name])
+        assert torch.equal(
+            parameter, before[name].clamp(0, 1) if name.endswith("gate") else before[name]
+        )
     project_(model, weights=2.5)
     ranges = _ranges(model)
     for name in ("0.weight_re", "0.weight_im", "1.weight_re", "2.0.weight_re", "2.0.weight_im"):
@@ -226,8 +235,14 @@ def test_projection_of_parametrized_layers() -> None:
     both = regularizer([weight.weight, plain.weight])
     torch.testing.assert_close(regularizer(nn.Sequential(weight, plain)), both)
     for part, message in (
-        (Shifted(), r"^project_: gate of ParametrizedRealNPU '0' is parametrized by Shifted without right_inverse, so"),
-        (WrongBack(), r"^project_: the right_inverse of gate of ParametrizedRealNPU '0' must give its value back"),
+        (
+            Shifted(),
+            r"^project_: gate of ParametrizedRealNPU '0' is parametrized by Shifted without right_inverse, so",
+        ),
+        (
+            WrongBack(),
+            r"^project_: the right_inverse of gate of ParametrizedRealNPU '0' must give its value back",
+        ),
     ):
         model = nn.Sequential(RealNPU(2, 2))
         parametrize.register_parametrization(model[0], "gate", part, unsafe=True)
@@ -243,7 +258,9 @@ def test_a_weight_that_is_computed_from_others_is_not_passed_over() -> None:
     value = layer.weight.detach()
     del layer.weight
     layer.register_buffer("weight", value)
-    with pytest.raises(ValueError, match=r"^project_: weight of NAU must be a parameter, pruned or parametrized"):
+    with pytest.raises(
+        ValueError, match=r"^project_: weight of NAU must be a parameter, pruned or parametrized"
+    ):
         project_(layer, weights=1.0)
 
 
@@ -299,8 +316,16 @@ def test_mse_loss_errors() -> None:
     y = torch.zeros(3, 4)
     for arguments, error, message in (
         ((y, [0.0]), TypeError, "target must be a torch.Tensor, got list"),
-        ((y, torch.zeros(3, 4, dtype=torch.long)), TypeError, "floating-point dtype, got torch.int64"),
-        ((y, y.double()), TypeError, "must have one dtype, got y torch.float32, target torch.float64"),
+        (
+            (y, torch.zeros(3, 4, dtype=torch.long)),
+            TypeError,
+            "floating-point dtype, got torch.int64",
+        ),
+        (
+            (y, y.double()),
+            TypeError,
+            "must have one dtype, got y torch.float32, target torch.float64",
+        ),
         ((y, torch.zeros(4)), ValueError, r"shape of y, \(3, 4\), got shape \(4,\)"),
     ):
         with pytest.raises(error, match=message):

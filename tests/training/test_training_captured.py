@@ -132,8 +132,12 @@ def assert_same(one: Run, other: Run, within: float = 1e-10) -> None:
             found = one.optimizer.state[p][name]
             assert found.dtype == value.dtype
             torch.testing.assert_close(found, value, rtol=within, atol=within)
-    for group, expected in zip(one.optimizer.param_groups, other.optimizer.param_groups, strict=True):
-        assert {k: v for k, v in group.items() if k != "params"} == {k: v for k, v in expected.items() if k != "params"}
+    for group, expected in zip(
+        one.optimizer.param_groups, other.optimizer.param_groups, strict=True
+    ):
+        assert {k: v for k, v in group.items() if k != "params"} == {
+            k: v for k, v in expected.items() if k != "params"
+        }
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -142,10 +146,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "given rows": {"rows": torch.arange(40 * 5).view(40, 5) % 20},
     "a rate that falls": {"lr": lambda step: 0.01 / step},
     "penalties": {
-        "penalties": {"l1": SteppedSchedule(1e-4, 1e-2, step=20), "madsen": lambda n: 1e-4 * n, "paper": 0.1}
+        "penalties": {
+            "l1": SteppedSchedule(1e-4, 1e-2, step=20),
+            "madsen": lambda n: 1e-4 * n,
+            "paper": 0.1,
+        }
     },
-    "frobenius": {"penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3}, "project": 2.0},
-    "weights, few losses": {"sample_weight": torch.linspace(0, 1, 60, dtype=torch.float64).view(20, 3), "every": 7},
+    "frobenius": {
+        "penalties": {"frobenius": lambda step: 1e-3 / step, "whole": 1e-3},
+        "project": 2.0,
+    },
+    "weights, few losses": {
+        "sample_weight": torch.linspace(0, 1, 60, dtype=torch.float64).view(20, 3),
+        "every": 7,
+    },
     "zero, no projection": {"nonfinite": "zero", "project": False},
     "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
     "callbacks": {"callbacks": lambda found: None, "stretch": 20},
@@ -156,7 +170,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.usefixtures("gpu_is_played")
 @pytest.mark.parametrize("models", [None, 3])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_as_the_ordinary_loop(name: str, models: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_the_ordinary_loop(
+    name: str, models: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, settings = model_of(models), {"lr": 0.01, **SETTINGS[name]}
     if models and "sample_weight" in settings:
         settings["sample_weight"] = settings["sample_weight"].expand(3, 20, 3).contiguous()
@@ -182,7 +198,10 @@ def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> Non
             for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
                 model = model_of(2, dtype)
                 model[0].gate.requires_grad_(False)  # type: ignore[index]
-                groups = [{"params": model[0].parameters(), "lr": 0.02}, {"params": model[1].parameters()}]  # type: ignore[index]
+                groups = [
+                    {"params": model[0].parameters(), "lr": 0.02},
+                    {"params": model[1].parameters()},
+                ]  # type: ignore[index]
                 optimizer = kind(groups, lr=0.01, foreach=foreach, **more)  # type: ignore[operator]
                 for _ in range(2):
                     if more and make is run:
@@ -200,7 +219,9 @@ def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         model = model_of(None)
         optimizer = torch.optim.RMSprop(model.parameters(), foreach=True, momentum=0.5)
-        found.append(make(model, *data(), steps=40, optimizer=optimizer, lr=lambda step: 1e-3 / step))  # type: ignore[operator]
+        found.append(
+            make(model, *data(), steps=40, optimizer=optimizer, lr=lambda step: 1e-3 / step)
+        )  # type: ignore[operator]
     assert found[0].captured
     assert_same(found[0], found[1])
 
@@ -220,7 +241,14 @@ def test_the_sequence() -> None:
         rows = torch.arange(40).view(40, 1) % 20
         found = _loop(Captured, rows)
         found.advance(0, rows, torch.full((1, 40), 0.01, dtype=torch.float64))
-    assert events == ["wait", "side stream", "back", "wait", "capture", *["replay"] * (40 - 1 - FIRST)]
+    assert events == [
+        "wait",
+        "side stream",
+        "back",
+        "wait",
+        "capture",
+        *["replay"] * (40 - 1 - FIRST),
+    ]
     assert copied == list(range(1, 40))
     assert all(state["step"].item() == 40 for state in found.optimizer.state.values())
     assert all(parameter.grad is None for parameter in found.model.parameters())
@@ -228,7 +256,9 @@ def test_the_sequence() -> None:
     events.clear()
     found.advance(40, rows, torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None])
     assert events.count("replay") == 40 - FIRST  # there is a state
-    assert [group["lr"] for group in found.optimizer.param_groups] == [0.01]  # the optimiser's own, not the graph's
+    assert [group["lr"] for group in found.optimizer.param_groups] == [
+        0.01
+    ]  # the optimiser's own, not the graph's
 
 
 def _loop(kind: Any, rows: Tensor | None) -> Any:
@@ -255,7 +285,9 @@ def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         model = nn.Sequential(*model_of(None), _Reads())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found.append(make(model, *data(), steps=40, lr=0.01, callbacks=lambda _: None, stretch=20))  # type: ignore[operator]
+            found.append(
+                make(model, *data(), steps=40, lr=0.01, callbacks=lambda _: None, stretch=20)
+            )  # type: ignore[operator]
         texts = [str(warning.message) for warning in caught]
         assert texts == [] if found[1:] else len(texts) == 1
     assert_same(found[0], found[1])
@@ -275,7 +307,9 @@ def test_the_notice_of_a_capture_that_fails(gpu_is_played: None) -> None:
 _X = types.SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
 
 
-def _why(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, x: Any = _X) -> str | None:
+def _why(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, x: Any = _X
+) -> str | None:
     return captured.obstacle(model, optimizer or Adam(model.parameters(), 0.01), x)
 
 
@@ -284,7 +318,9 @@ def test_obstacles(monkeypatch: pytest.MonkeyPatch) -> None:
     for model in (model_of(3), iNALU(2, 3), nn.Sequential(nn.Linear(2, 2), nn.Tanh(), NMU(2, 1))):
         assert _why(model) is None
     assert "cpu tensors have no CUDA graphs" in str(_why(model_of(None), x=torch.rand(3, 2)))
-    assert "Dropout may do something else at each step" in str(_why(nn.Sequential(NPU(2, 2), nn.Dropout())))
+    assert "Dropout may do something else at each step" in str(
+        _why(nn.Sequential(NPU(2, 2), nn.Dropout()))
+    )
     assert "_Reads may do something else" in str(_why(nn.Sequential(NPU(2, 2), _Reads())))
 
     class Own(NPU):

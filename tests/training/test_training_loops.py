@@ -27,15 +27,22 @@ NUMBERS = torch.float64
 def outside(models: int | None) -> nn.Sequential:
     """A chain whose parameters lie outside of their intervals."""
     options: dict[str, Any] = {"num_models": models, "dtype": NUMBERS}
-    model = nn.Sequential(NPU(2, 3, **options), NMU(3, 4, clip=False, **options), NAU(4, 3, clip=False, **options))
+    model = nn.Sequential(
+        NPU(2, 3, **options), NMU(3, 4, clip=False, **options), NAU(4, 3, clip=False, **options)
+    )
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.linspace(-1.6, 1.7, parameter.numel(), dtype=NUMBERS).view_as(parameter))
+            parameter.copy_(
+                torch.linspace(-1.6, 1.7, parameter.numel(), dtype=NUMBERS).view_as(parameter)
+            )
     return model
 
 
 def in_each_loop(
-    model: nn.Module, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[nn.Module], Any], **settings: Any
+    model: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[nn.Module], Any],
+    **settings: Any,
 ) -> list[Run]:
     """The run in C++, and by the ordinary loop; prepare: freezes parameters, returns an optimiser or None."""
     results = []
@@ -66,7 +73,10 @@ PREPARED: dict[str, Callable[[nn.Module], Any]] = {
     "all": freeze(*ALL),
     "held in part": lambda model: torch.optim.Adam([model[0].weight_im, model[2].weight]),
     "held in part, two groups": lambda model: torch.optim.RMSprop(
-        [{"params": [model[2].weight], "alpha": 0.5}, {"params": [model[0].weight_re], "momentum": 0.5}]
+        [
+            {"params": [model[2].weight], "alpha": 0.5},
+            {"params": [model[0].weight_re], "momentum": 0.5},
+        ]
     ),
 }
 
@@ -81,11 +91,17 @@ def test_parameters_that_are_not_trained(
     """Each loop clamps them as `project_` does, and changes them in no other way."""
     model = outside(models)
     penalties = {"l1": 1e-3, "madsen": 1e-3}
-    fused, ordinary = in_each_loop(model, monkeypatch, PREPARED[name], project=project, penalties=penalties)
+    fused, ordinary = in_each_loop(
+        model, monkeypatch, PREPARED[name], project=project, penalties=penalties
+    )
     assert [fused.fused, ordinary.fused] == [True, False]
     assert_same(fused, ordinary, 1e-10)
-    held = {id(p) for group in fused.optimizer.param_groups for p in group["params"] if p.requires_grad}
-    for (path, parameter), before in zip(fused.model.named_parameters(), model.parameters(), strict=True):
+    held = {
+        id(p) for group in fused.optimizer.param_groups for p in group["params"] if p.requires_grad
+    }
+    for (path, parameter), before in zip(
+        fused.model.named_parameters(), model.parameters(), strict=True
+    ):
         assert parameter.grad is None
         assert ordinary.model.get_parameter(path).grad is None or parameter.requires_grad
         if id(parameter) in held:
@@ -235,24 +251,44 @@ def _with_grad_hook(layer: Any) -> None:
 
 MODEL_OBSTACLES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
     "empty": (lambda m: [m.pop(0) for _ in range(2)], "the model is empty"),
-    "wide": (lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)), "torch's own product is faster for a NAU"),
-    "deep": (lambda m: m.append(NAU(plan.WIDEST_NAU + 1, 3)), "torch's own product is faster for a NAU"),
+    "wide": (
+        lambda m: m.append(NAU(3, plan.WIDEST_NAU + 1)),
+        "torch's own product is faster for a NAU",
+    ),
+    "deep": (
+        lambda m: m.append(NAU(plan.WIDEST_NAU + 1, 3)),
+        "torch's own product is faster for a NAU",
+    ),
     "pruned": (lambda m: m[1]._parameters.pop("weight"), "weight of NAU is pruned or parametrized"),
     "shared layer": (lambda m: m.append(m[1]), "a parameter of NAU belongs to two layers"),
     "shared memory": (
-        lambda m: m.append(NAU(6, 3)) and setattr(m[2], "weight", nn.Parameter(m[1].weight.detach())),
+        lambda m: (
+            m.append(NAU(6, 3)) and setattr(m[2], "weight", nn.Parameter(m[1].weight.detach()))
+        ),
         "a parameter of NAU belongs to two layers",
     ),
-    "other shape": (lambda m: _other_shape(m[1]), r"a parameter of NAU has shape \(6, 3\), which is not the layer's"),
+    "other shape": (
+        lambda m: _other_shape(m[1]),
+        r"a parameter of NAU has shape \(6, 3\), which is not the layer's",
+    ),
     "not contiguous": (lambda m: _transposed(m[1]), "a parameter of NAU is not contiguous"),
-    "dtype": (lambda m: _doubles(m[1]), "a parameter of NAU is no plain parameter of torch.float32"),
+    "dtype": (
+        lambda m: _doubles(m[1]),
+        "a parameter of NAU is no plain parameter of torch.float32",
+    ),
     "subclass": (lambda m: _subclass(m[1]), "a parameter of NAU is no plain parameter"),
     "gradient hook": (lambda m: _with_grad_hook(m[1]), "a parameter of NAU has hooks"),
     "more parameters": (lambda m: _rename(m[1]), r"a parameter of NAU has shape \(1,\)"),
     "parameter of the chain": (_rename, "a parameter belongs to no layer"),
-    "parameter of a part": (lambda m: m[1].add_module("part", nn.Linear(1, 1)), "a parameter belongs to no layer"),
+    "parameter of a part": (
+        lambda m: m[1].add_module("part", nn.Linear(1, 1)),
+        "a parameter belongs to no layer",
+    ),
     **{
-        name: (lambda m, register=register: getattr(m[1], register)(lambda *_: None), "a module has hooks")
+        name: (
+            lambda m, register=register: getattr(m[1], register)(lambda *_: None),
+            "a module has hooks",
+        )
         for name, register in (
             ("forward hook", "register_forward_hook"),
             ("forward pre-hook", "register_forward_pre_hook"),
@@ -320,12 +356,18 @@ def _stepped(kind: Any = torch.optim.Adam, **options: Any) -> tuple[Any, Any, di
 
 STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "shape": (lambda s: s.update(exp_avg=s["exp_avg"].view(6, 3)), "state is not plain"),
-    "fewer elements": (lambda s: s.update(exp_avg_sq=s["exp_avg_sq"][:1].clone()), "state is not plain"),
+    "fewer elements": (
+        lambda s: s.update(exp_avg_sq=s["exp_avg_sq"][:1].clone()),
+        "state is not plain",
+    ),
     "dtype": (lambda s: s.update(exp_avg=s["exp_avg"].double()), "state is not plain"),
     "device": (lambda s: s.update(exp_avg=s["exp_avg"].to("meta")), "state is not plain"),
     "strides": (lambda s: s.update(exp_avg=torch.zeros(6, 3).t()), "state is not plain"),
     "less": (lambda s: s.pop("exp_avg_sq"), "state is of other settings"),
-    "more": (lambda s: s.update(max_exp_avg_sq=s["exp_avg_sq"].clone()), "state is of other settings"),
+    "more": (
+        lambda s: s.update(max_exp_avg_sq=s["exp_avg_sq"].clone()),
+        "state is of other settings",
+    ),
     "no count": (lambda s: s.pop("step"), "state is of other settings"),
     "other names": (lambda s: s.update(square_avg=s.pop("exp_avg")), "state is of other settings"),
 }
@@ -380,9 +422,9 @@ def test_hooks_of_optimizers(register: str) -> None:
     assert _why(model, optimizer) == "the optimiser has hooks"
     handle.remove()
     assert _why(model, optimizer) is None
-    handle = getattr(sys.modules["torch.optim.optimizer"], register.replace("register_", "register_optimizer_"))(
-        lambda *_: None
-    )
+    handle = getattr(
+        sys.modules["torch.optim.optimizer"], register.replace("register_", "register_optimizer_")
+    )(lambda *_: None)
     try:
         assert _why(model, optimizer) == "the optimiser has hooks"
     finally:
@@ -398,7 +440,9 @@ def test_rmsprop_maximizes(maximize: bool, monkeypatch: pytest.MonkeyPatch) -> N
     """With weight decay, whose sign does not change."""
 
     def prepare(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(model.parameters(), maximize=maximize, weight_decay=0.1, centered=True)
+        return torch.optim.RMSprop(
+            model.parameters(), maximize=maximize, weight_decay=0.1, centered=True
+        )
 
     fused, ordinary = in_each_loop(outside(2), monkeypatch, prepare, lr=1e-3, project=False)
     assert_same(fused, ordinary, 1e-10)
@@ -411,17 +455,31 @@ def test_groups_and_states_in_another_order(monkeypatch: pytest.MonkeyPatch) -> 
     def prepare(model: Any) -> torch.optim.Optimizer:
         optimizer = torch.optim.Adam(
             [
-                {"params": [model[2].weight, model[0].gate], "betas": (0.5, 0.6), "weight_decay": 0.1},
+                {
+                    "params": [model[2].weight, model[0].gate],
+                    "betas": (0.5, 0.6),
+                    "weight_decay": 0.1,
+                },
                 {"params": [model[1].weight, model[0].weight_re], "maximize": True, "eps": 1e-2},
-                {"params": [model[0].weight_im], "decoupled_weight_decay": True, "weight_decay": 0.5},
+                {
+                    "params": [model[0].weight_im],
+                    "decoupled_weight_decay": True,
+                    "weight_decay": 0.5,
+                },
             ]
         )
         for parameter in model.parameters():
             ones = torch.ones_like(parameter)
-            optimizer.state[parameter] = {"exp_avg_sq": 4 * ones, "exp_avg": ones, "step": torch.tensor(3.0)}
+            optimizer.state[parameter] = {
+                "exp_avg_sq": 4 * ones,
+                "exp_avg": ones,
+                "step": torch.tensor(3.0),
+            }
         return optimizer
 
-    fused, ordinary = in_each_loop(outside(2), monkeypatch, prepare, project=False, penalties={"paper": 0.1, "l1": 0.2})
+    fused, ordinary = in_each_loop(
+        outside(2), monkeypatch, prepare, project=False, penalties={"paper": 0.1, "l1": 0.2}
+    )
     assert_same(fused, ordinary, 1e-10)
 
 
@@ -435,7 +493,10 @@ def test_options_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         NAU(2, 3, clip=False, dtype=NUMBERS),
         *MODELS["nmru"](None, NUMBERS),
     ]
-    chains += [NMRU(2, 3, clip=False, eps=0.2, dtype=NUMBERS), NMRU(2, 3, eps=0.2, dtype=NUMBERS).eval()]
+    chains += [
+        NMRU(2, 3, clip=False, eps=0.2, dtype=NUMBERS),
+        NMRU(2, 3, eps=0.2, dtype=NUMBERS).eval(),
+    ]
     for layer in chains:
         with torch.no_grad():
             for parameter in layer.parameters():

@@ -24,7 +24,18 @@ pytestmark = needs_library
 ROOT = Path(__file__).resolve().parents[2]
 K, STEPS, COUNT, BATCH, IN, HIDDEN, OUT = 3, 4, 6, 2, 2, 3, 2
 SIZES = (HIDDEN * IN, HIDDEN * IN, IN, OUT * HIDDEN)  # of the parameters of an NPU and an NAU
-NAMES = ("parameters", "state", "losses", "x", "y", "weight", "rows", "schedules", "integers", "numbers")
+NAMES = (
+    "parameters",
+    "state",
+    "losses",
+    "x",
+    "y",
+    "weight",
+    "rows",
+    "schedules",
+    "integers",
+    "numbers",
+)
 
 
 def right(rmsprop: bool = False) -> dict[str, Any]:
@@ -78,7 +89,9 @@ def test_the_right_plans() -> None:
         plan = right(rmsprop)
         before = [p.clone() for p in plan["parameters"]]
         call(plan)
-        changed = [not torch.equal(p, old) for p, old in zip(plan["parameters"], before, strict=True)]
+        changed = [
+            not torch.equal(p, old) for p, old in zip(plan["parameters"], before, strict=True)
+        ]
         assert changed == [True, True, False, True]
         assert (plan["losses"][1:] > 0).all()
         assert not plan["losses"][0].any()  # of steps before
@@ -94,7 +107,9 @@ def field(record: str, **values: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def tensor(name: str, change: Callable[[Tensor], Tensor], index: int | None = None) -> Callable[[dict[str, Any]], None]:
+def tensor(
+    name: str, change: Callable[[Tensor], Tensor], index: int | None = None
+) -> Callable[[dict[str, Any]], None]:
     def replace(plan: dict[str, Any]) -> None:
         if index is None:
             plan[name] = change(plan[name])
@@ -114,7 +129,9 @@ def smaller(t: Tensor) -> Tensor:
     return t
 
 
-def same(name: str, index: int, other: str, of: int | None = None) -> Callable[[dict[str, Any]], None]:
+def same(
+    name: str, index: int, other: str, of: int | None = None
+) -> Callable[[dict[str, Any]], None]:
     """One of the lists' tensors is another one, of the same size."""
 
     def change(plan: dict[str, Any]) -> None:
@@ -144,19 +161,37 @@ SIZE = "must have .* elements|sizes of the plan are too large|features from one 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     # sizes
     **{f"models {n}": (field("call", models=n), "models must be positive") for n in (0, -1, -HUGE)},
-    **{f"models {n}": (field("call", models=n), SIZE) for n in (2, 4, 2**32, 2**61, HUGE, 2**63 - 1)},
+    **{
+        f"models {n}": (field("call", models=n), SIZE)
+        for n in (2, 4, 2**32, 2**61, HUGE, 2**63 - 1)
+    },
     **{f"steps {n}": (field("call", steps=n), "steps must be positive") for n in (0, -1)},
-    **{f"steps {n}": (field("call", steps=n), "schedules must have") for n in (3, 5, HUGE, 2**63 - 1)},
+    **{
+        f"steps {n}": (field("call", steps=n), "schedules must have")
+        for n in (3, 5, HUGE, 2**63 - 1)
+    },
     **{f"every {n}": (field("call", every=n), "every must be positive") for n in (0, -2)},
     "every 1": (field("call", every=1), "losses must have 5 rows"),
-    **{f"before {n}": (field("call", before=n), "before must be at least 0") for n in (-1, -HUGE, 2**63 - 1)},
-    **{f"before {n}": (field("call", before=n), "losses must have|too large") for n in (3, 2**61, HUGE)},
+    **{
+        f"before {n}": (field("call", before=n), "before must be at least 0")
+        for n in (-1, -HUGE, 2**63 - 1)
+    },
+    **{
+        f"before {n}": (field("call", before=n), "losses must have|too large")
+        for n in (3, 2**61, HUGE)
+    },
     **{f"layers {n}": (field("call", layers=n), "layers must be positive") for n in (0, -1)},
     **{f"layers {n}": (field("call", layers=n), "train: ") for n in (1, 3, HUGE)},
     "in_features 0": (field("layer 0", in_features=0), "in_features must be positive"),
     "out_features -1": (field("layer 0", out_features=-1), "out_features must be positive"),
-    **{f"in_features {n}": (field("layer 0", in_features=n), SIZE) for n in (1, 3, 2**40, HUGE, 2**63 - 1)},
-    **{f"out_features {n}": (field("layer 1", out_features=n), SIZE) for n in (1, 3, 2**40, HUGE, 2**63 - 1)},
+    **{
+        f"in_features {n}": (field("layer 0", in_features=n), SIZE)
+        for n in (1, 3, 2**40, HUGE, 2**63 - 1)
+    },
+    **{
+        f"out_features {n}": (field("layer 1", out_features=n), SIZE)
+        for n in (1, 3, 2**40, HUGE, 2**63 - 1)
+    },
     "features between": (field("layer 0", out_features=2), "features from one that has others"),
     # flags
     **{
@@ -174,7 +209,10 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     **{f"kind {n}": (field("layer 0", kind=n), "there is no kind of layer") for n in (-1, 4, HUGE)},
     "another kind": (field("layer 0", kind=1), "train: "),
     **{
-        f"{name} {n}": (field(record, **{name: n}), f"parameter {n}, {name} of .*, is not there, or belongs to two")
+        f"{name} {n}": (
+            field(record, **{name: n}),
+            f"parameter {n}, {name} of .*, is not there, or belongs to two",
+        )
         for record, name, indices in (
             ("npu", "weight_re", (-1, -2, 1, 4, HUGE)),
             ("npu", "weight_im", (-2, 0, 4)),
@@ -208,19 +246,28 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     # lists
     "no records": (lambda plan: plan["records"].clear(), "ends too early"),
     "too few records": (without("settings 3"), "ends too early"),
-    "too many records": (lambda plan: plan["records"].update(more=records.Layer(1, 1, 1)), "more than its layers"),
+    "too many records": (
+        lambda plan: plan["records"].update(more=records.Layer(1, 1, 1)),
+        "more than its layers",
+    ),
     "too many numbers": (lambda plan: plan.update(numbers=[0.0] * 99), "train: "),
     "no numbers": (lambda plan: plan.update(numbers=[]), "ends too early"),
     "no integers": (lambda plan: plan.update(integers=[]), "ends too early"),
     "no parameters": (lambda plan: plan["parameters"].clear(), "is not there"),
     "too few parameters": (lambda plan: plan["parameters"].pop(), "is not there"),
-    "too many parameters": (lambda plan: plan["parameters"].append(torch.rand(K)), "belongs to no layer"),
+    "too many parameters": (
+        lambda plan: plan["parameters"].append(torch.rand(K)),
+        "belongs to no layer",
+    ),
     "no state": (lambda plan: plan["state"].clear(), "ends too early"),
     "too few states": (lambda plan: plan["state"].pop(), "ends too early"),
     "too many states": (lambda plan: plan["state"].append(torch.rand(K)), "more than its layers"),
     # tensors
     **{
-        f"{name} {change.__name__}": (tensor(name, change), f"{name} must have memory for its shape")
+        f"{name} {change.__name__}": (
+            tensor(name, change),
+            f"{name} must have memory for its shape",
+        )
         for name in ("losses", "x", "y", "weight", "rows", "schedules")
         for change in (freed, smaller)
     },
@@ -230,11 +277,22 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         for n in indices
         for change in (freed, smaller)
     },
-    **{f"parameter {n} larger": (tensor("parameters", lambda t: t.repeat(1, 2), n), SIZE) for n in range(4)},
-    **{f"parameter {n} smaller": (tensor("parameters", lambda t: t[:, 1:].clone(), n), SIZE) for n in range(4)},
+    **{
+        f"parameter {n} larger": (tensor("parameters", lambda t: t.repeat(1, 2), n), SIZE)
+        for n in range(4)
+    },
+    **{
+        f"parameter {n} smaller": (tensor("parameters", lambda t: t[:, 1:].clone(), n), SIZE)
+        for n in range(4)
+    },
     **{f"state {n} larger": (tensor("state", lambda t: t.repeat(1, 2), n), SIZE) for n in range(6)},
-    **{f"state {n} smaller": (tensor("state", lambda t: t[:-1].clone(), n), SIZE) for n in range(6)},
-    **{f"{name} double": (tensor(name, Tensor.double), "has another dtype") for name in ("losses", "y", "weight")},
+    **{
+        f"state {n} smaller": (tensor("state", lambda t: t[:-1].clone(), n), SIZE) for n in range(6)
+    },
+    **{
+        f"{name} double": (tensor(name, Tensor.double), "has another dtype")
+        for name in ("losses", "y", "weight")
+    },
     "x half": (tensor("x", Tensor.half), "x must be float32 or float64"),
     "x double": (tensor("x", Tensor.double), "has another dtype"),
     "x integers": (tensor("x", Tensor.long), "x must be float32 or float64"),
@@ -243,10 +301,16 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "rows int32": (tensor("rows", Tensor.int), "rows has another dtype"),
     "schedules float": (tensor("schedules", Tensor.float), "schedules has another dtype"),
     **{
-        f"{name} strided": (tensor(name, lambda t: t.mT.contiguous().mT), "must be contiguous, on the CPU")
+        f"{name} strided": (
+            tensor(name, lambda t: t.mT.contiguous().mT),
+            "must be contiguous, on the CPU",
+        )
         for name in ("y", "weight", "rows", "schedules")
     },
-    "parameter strided": (tensor("parameters", lambda t: t.mT.contiguous().mT, 0), "must be contiguous"),
+    "parameter strided": (
+        tensor("parameters", lambda t: t.mT.contiguous().mT, 0),
+        "must be contiguous",
+    ),
     "state strided": (tensor("state", lambda t: t.mT.contiguous().mT, 0), "must be contiguous"),
     "parameter on meta": (tensor("parameters", lambda t: t.to("meta"), 0), ""),
     "x on meta": (tensor("x", lambda t: t.to("meta")), ""),
@@ -254,20 +318,47 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "rows of x": (tensor("x", lambda t: t[:5].clone()), "y must have"),
     "elements of x": (tensor("x", lambda t: t.flatten()[:-1].clone()), "x must have 10 elements"),
     "rows of y": (tensor("y", lambda t: t[:, 1:].clone()), "y must have 36 elements"),
-    "weight of another size": (tensor("weight", lambda t: t[:1].clone()), "weight must have 36 elements"),
-    "row -1": (tensor("rows", lambda t: t.index_fill(1, torch.tensor([1]), -1)), "rows must lie within"),
-    "row too large": (tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), COUNT)), "rows must lie within"),
-    "row huge": (tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), HUGE)), "rows must lie within"),
-    "rows of other steps": (tensor("rows", lambda t: t.flatten()[:-1].clone()), "rows must have 4 elements"),
-    "rows of fewer steps": (tensor("rows", lambda t: t[:1, :1].clone()), "rows must have one for each step"),
+    "weight of another size": (
+        tensor("weight", lambda t: t[:1].clone()),
+        "weight must have 36 elements",
+    ),
+    "row -1": (
+        tensor("rows", lambda t: t.index_fill(1, torch.tensor([1]), -1)),
+        "rows must lie within",
+    ),
+    "row too large": (
+        tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), COUNT)),
+        "rows must lie within",
+    ),
+    "row huge": (
+        tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), HUGE)),
+        "rows must lie within",
+    ),
+    "rows of other steps": (
+        tensor("rows", lambda t: t.flatten()[:-1].clone()),
+        "rows must have 4 elements",
+    ),
+    "rows of fewer steps": (
+        tensor("rows", lambda t: t[:1, :1].clone()),
+        "rows must have one for each step",
+    ),
     "schedules flat": (tensor("schedules", Tensor.flatten), "schedules must have 4 columns"),
-    "schedules of other steps": (tensor("schedules", lambda t: t[:, 1:].clone()), "schedules must have 4 columns"),
+    "schedules of other steps": (
+        tensor("schedules", lambda t: t[:, 1:].clone()),
+        "schedules must have 4 columns",
+    ),
     "one schedule": (tensor("schedules", lambda t: t[:1]), "there is no schedule 1"),
     "no schedules": (tensor("schedules", lambda t: t[:0]), "there is no schedule 0"),
     "no losses": (tensor("losses", lambda t: t[:0]), "losses must have 3 rows"),
-    "too few losses": (tensor("losses", lambda t: t.flatten()[1:].clone()), "losses must have 3 rows"),
+    "too few losses": (
+        tensor("losses", lambda t: t.flatten()[1:].clone()),
+        "losses must have 3 rows",
+    ),
     # memory that is written twice, or read and written
-    "parameter twice": (same("parameters", 0, "parameters", 1), "a parameter lies in the memory of a parameter"),
+    "parameter twice": (
+        same("parameters", 0, "parameters", 1),
+        "a parameter lies in the memory of a parameter",
+    ),
     "state twice": (same("state", 0, "state", 1), "a state lies in the memory of a state"),
     "state as parameter": (same("state", 0, "parameters", 0), "lies in the memory of"),
     "part of a state": (overlap, "a state lies in the memory of a state"),
@@ -284,7 +375,12 @@ def call_wrong_plans() -> None:
     for rmsprop in (False, True):
         for name, (change, _) in WRONG.items():
             plan = right(rmsprop)
-            if rmsprop and name in ("rmsprop", "decoupled -1", "nan settings 0 beta1", "nan settings 0 beta2"):
+            if rmsprop and name in (
+                "rmsprop",
+                "decoupled -1",
+                "nan settings 0 beta1",
+                "nan settings 0 beta2",
+            ):
                 continue  # the same plan, or a field that it does not have
             change(plan)
             print(f"{rmsprop} {name}", end=": ", flush=True)
@@ -327,7 +423,9 @@ def corrupt(plan: dict[str, Any], draw: random.Random, values: list[int]) -> str
         if kind == "remove":
             del value[index : index + 1]
         else:
-            value[index : index + (kind == "value")] = [new if name == "integers" else draw.choice((new, math.nan))]
+            value[index : index + (kind == "value")] = [
+                new if name == "integers" else draw.choice((new, math.nan))
+            ]
         return f"{name} {kind} {index} {new};"
     if isinstance(value, list):
         index = draw.randrange(len(value))
@@ -360,7 +458,9 @@ def another(t: Tensor, draw: random.Random) -> tuple[Tensor, str]:
 def in_a_process(function: str, argument: str = "") -> str:
     """What the function prints; a crash fails the test, with the last call's name."""
     script = SCRIPT.format(function=function, argument=argument)
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
     assert process.returncode == 0, process.stdout[-500:] + process.stderr[-2000:]
     return process.stdout
 
@@ -368,11 +468,19 @@ def in_a_process(function: str, argument: str = "") -> str:
 def test_wrong_plans_are_errors() -> None:
     assert len(WRONG) > 100
     rows = [line.partition(": ") for line in in_a_process("call_wrong_plans").splitlines()]
-    answers = {name.removeprefix("False "): answer for name, _, answer in rows if name.startswith("False ")}
+    answers = {
+        name.removeprefix("False "): answer for name, _, answer in rows if name.startswith("False ")
+    }
     assert answers.keys() == WRONG.keys()
     errors = "(RuntimeError|NotImplementedError) "
-    assert not [line for line in answers.items() if not re.match(f"{errors}.*({WRONG[line[0]][1]})", line[1])]
-    rmsprop = {name.removeprefix("True "): answer for name, _, answer in rows if name.startswith("True ")}
+    assert not [
+        line
+        for line in answers.items()
+        if not re.match(f"{errors}.*({WRONG[line[0]][1]})", line[1])
+    ]
+    rmsprop = {
+        name.removeprefix("True "): answer for name, _, answer in rows if name.startswith("True ")
+    }
     assert len(rmsprop) > 100
     # Some fields mean something else, with another message.
     assert not [line for line in rmsprop.items() if not re.match(errors, line[1])]
@@ -396,7 +504,11 @@ def test_fields_have_the_same_names() -> None:
 def test_fields_that_differ_are_an_error() -> None:
     """Each pair of neighbours the other way round, each name left out, each line left out or moved."""
     lines = cpu.plan_fields().splitlines()
-    wrong = ["", *("\n".join(lines[:n] + lines[n + 1 :]) for n in range(len(lines))), "\n".join(lines[::-1])]
+    wrong = [
+        "",
+        *("\n".join(lines[:n] + lines[n + 1 :]) for n in range(len(lines))),
+        "\n".join(lines[::-1]),
+    ]
     for n, line in enumerate(lines):
         words = line.split(" ")
         for w in range(1, len(words)):
@@ -405,7 +517,9 @@ def test_fields_that_differ_are_an_error() -> None:
                 wrong.append("\n".join([*lines[:n], " ".join(changed), *lines[n + 1 :]]))
     assert len(wrong) > 100
     for text in wrong:
-        with pytest.raises(RuntimeError, match=r"built from other sources: .* Build it with `pip install"):
+        with pytest.raises(
+            RuntimeError, match=r"built from other sources: .* Build it with `pip install"
+        ):
             records.check(text)
 
 

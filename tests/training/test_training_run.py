@@ -37,7 +37,9 @@ def of(unit: Any, *sizes: int, **options: Any) -> Callable[..., nn.Module]:
 
 MODELS: dict[str, Make] = {
     "npu nau": _chain(of(NPU, 2, 6, init_im="uniform"), of(NAU, 6, 3)),
-    "real npu alone": lambda k, dtype: RealNPU(2, 3, num_models=k, dtype=dtype, gate_gradient="straight_through"),
+    "real npu alone": lambda k, dtype: RealNPU(
+        2, 3, num_models=k, dtype=dtype, gate_gradient="straight_through"
+    ),
     "naive npu nmu": _chain(of(NaiveNPU, 2, 4, eps=1e-3), of(NMU, 4, 3, clip=False)),
     "deep": _chain(of(NAU, 2, 5, clip=False), of(RealNPU, 5, 4), of(NMU, 4, 17), of(NAU, 17, 3)),
     "nmru": _chain(of(NMRU, 2, 3, sign="separate")),
@@ -54,7 +56,9 @@ def data(k: int | None, dtype: torch.dtype, own: bool = False) -> tuple[Tensor, 
     return x.to(dtype), y.to(dtype)
 
 
-def both(make: Make, k: int | None, dtype: torch.dtype, own: bool = False, **settings: Any) -> list[Run]:
+def both(
+    make: Make, k: int | None, dtype: torch.dtype, own: bool = False, **settings: Any
+) -> list[Run]:
     """The run in one call, and by the ordinary loop: a hook keeps it from being fused."""
     model = make(k, dtype)
     twin = copy.deepcopy(model)
@@ -96,9 +100,14 @@ def test_as_the_ordinary_loop(name: str, k: int | None) -> None:
 
 
 OPTIMIZERS: dict[str, Any] = {
-    "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3},  # larger, rounding errors grow a thousandfold in a few steps
+    "rmsprop": {
+        "optimizer": "rmsprop",
+        "lr": 1e-3,
+    },  # larger, rounding errors grow a thousandfold in a few steps
     "rmsprop with all": {
-        "optimizer": lambda p: torch.optim.RMSprop(p, alpha=0.9, momentum=0.5, centered=True, weight_decay=0.1),
+        "optimizer": lambda p: torch.optim.RMSprop(
+            p, alpha=0.9, momentum=0.5, centered=True, weight_decay=0.1
+        ),
         "lr": None,
     },
     "adam with weight decay": {
@@ -141,7 +150,9 @@ def test_penalties_and_projection(penalty: str, project: bool | float) -> None:
 @pytest.mark.parametrize("size", [1.0, 0.0])
 def test_penalties_at_their_kinks(size: float) -> None:
     """At 0, 1/2 and 1 the derivatives are torch's, and where all is 0, which has no direction."""
-    weight = size * torch.tensor([[-1.5, -1, -0.5], [-0.2, 0, 0.2], [0.5, 1, 1.5]], dtype=torch.float64)
+    weight = size * torch.tensor(
+        [[-1.5, -1, -0.5], [-0.2, 0, 0.2], [0.5, 1, 1.5]], dtype=torch.float64
+    )
     for penalty in PENALTIES:
         models = [NAU(3, 3, dtype=torch.float64, clip=False) for _ in range(2)]
         models[1].register_forward_hook(lambda *_: None)
@@ -152,7 +163,15 @@ def test_penalties_at_their_kinks(size: float) -> None:
             sgd_like = torch.optim.RMSprop(model.parameters(), lr=0.1, alpha=0.0, eps=1.0)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", f".*{NOTICE}")
-                run(model, x, x, steps=1, optimizer=sgd_like, penalties={penalty: 1.0}, project=False)
+                run(
+                    model,
+                    x,
+                    x,
+                    steps=1,
+                    optimizer=sgd_like,
+                    penalties={penalty: 1.0},
+                    project=False,
+                )
         torch.testing.assert_close(models[0].weight, models[1].weight, rtol=1e-14, atol=1e-15)
         assert torch.equal(models[0].weight, weight) is (size == 0)
 
@@ -177,10 +196,19 @@ def test_rows() -> None:
         fused, ordinary = both(MODELS["npu nau"], 3, torch.float64, own=own, rows=rows)
         assert_same(fused, ordinary, 1e-11)
     drawn = [
-        both(MODELS["npu nau"], 2, torch.float32, batch_size=8, generator=torch.Generator().manual_seed(s))[0].losses
+        both(
+            MODELS["npu nau"],
+            2,
+            torch.float32,
+            batch_size=8,
+            generator=torch.Generator().manual_seed(s),
+        )[0].losses
         for s in (2, 2, 3)
     ]
-    assert [torch.equal(drawn[0], other) for other in drawn[1:]] == [False, False]  # the models start anew
+    assert [torch.equal(drawn[0], other) for other in drawn[1:]] == [
+        False,
+        False,
+    ]  # the models start anew
     torch.manual_seed(0)
     first = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
     torch.manual_seed(0)
@@ -206,7 +234,9 @@ SMALL: dict[str, Make] = {
     "npu": lambda k, dtype: NPU(2, 1, num_models=k, dtype=dtype, init_im="uniform"),
     "real npu": lambda k, dtype: RealNPU(1, 2, num_models=k, dtype=dtype, eps=1e-3),
     "naive npu": lambda k, dtype: NaiveNPU(2, 2, num_models=k, dtype=dtype),
-    "straight through": lambda k, dtype: NPU(2, 2, num_models=k, dtype=dtype, gate_gradient="straight_through"),
+    "straight through": lambda k, dtype: NPU(
+        2, 2, num_models=k, dtype=dtype, gate_gradient="straight_through"
+    ),
 }
 
 
@@ -221,7 +251,9 @@ def test_small_power_units_alone(name: str, batch: int, own: bool, isa: str) -> 
     generator = torch.Generator().manual_seed(3)
     if model.gate is not None:
         with torch.no_grad():
-            model.gate.copy_(torch.rand(model.gate.shape, generator=generator, dtype=torch.float64) * 1.6 - 0.3)
+            model.gate.copy_(
+                torch.rand(model.gate.shape, generator=generator, dtype=torch.float64) * 1.6 - 0.3
+            )
     count = 2 * batch + 11
     shape = (7, count) if own else (count,)
     x = torch.rand(*shape, model.in_features, generator=generator, dtype=torch.float64) + 0.5
@@ -341,7 +373,13 @@ def test_what_is_not_trained_stays() -> None:
     twin.register_forward_hook(lambda *_: None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", f".*{NOTICE}")
-        run(twin, x, y, steps=3, optimizer=torch.optim.Adam([twin[1].weight_re, twin[3].weight], 0.01))
+        run(
+            twin,
+            x,
+            y,
+            steps=3,
+            optimizer=torch.optim.Adam([twin[1].weight_re, twin[3].weight], 0.01),
+        )
     for own, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
 
@@ -372,12 +410,19 @@ def test_checkpoint(fused: bool, tmp_path: Path) -> None:
     assert torch.equal(whole.losses, rest.losses)
     assert all(map(torch.equal, whole.model.parameters(), rest.model.parameters()))
     assert torch.equal(train(path).losses, whole.losses)  # a finished one has nothing left to do
-    with pytest.raises(ValueError, match=r"run: checkpoint must be .* of this same run, .*other steps \(60, here 61\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"run: checkpoint must be .* of this same run, .*other steps \(60, here 61\)",
+    ):
         train(path, steps=61)
     path.write_bytes(b"no checkpoint")
-    with pytest.raises(ValueError, match=r"run: checkpoint must be .*: it is no file that npu_kernels saved"):
+    with pytest.raises(
+        ValueError, match=r"run: checkpoint must be .*: it is no file that npu_kernels saved"
+    ):
         train(path)
-    with pytest.raises(FileNotFoundError, match="run: checkpoint must be a file that can be written"):
+    with pytest.raises(
+        FileNotFoundError, match="run: checkpoint must be a file that can be written"
+    ):
         train(tmp_path / "nowhere" / "run")
 
 
@@ -389,7 +434,15 @@ def test_ctrl_c() -> None:
         if part.steps == 20:
             signal.raise_signal(signal.SIGINT)
 
-    found = run(MODELS["npu nau"](None, torch.float32), x, y, steps=100, lr=0.01, callbacks=[press], stretch=10)
+    found = run(
+        MODELS["npu nau"](None, torch.float32),
+        x,
+        y,
+        steps=100,
+        lr=0.01,
+        callbacks=[press],
+        stretch=10,
+    )
     assert (found.steps, found.complete, found.losses.shape) == (20, False, (20,))
 
 
@@ -399,7 +452,10 @@ def test_ctrl_c() -> None:
         (lambda model: model.append(nn.Tanh()), "Tanh has no place in a chain"),
         (lambda model: model.append(iNALU(3, 3)), "iNALU has no place in a chain"),
         (lambda model: model[0].register_forward_hook(lambda *_: None), "a module has hooks"),
-        (lambda model: model[0].gate.register_hook(lambda grad: grad), "a parameter of NPU has hooks"),
+        (
+            lambda model: model[0].gate.register_hook(lambda grad: grad),
+            "a parameter of NPU has hooks",
+        ),
         (
             lambda model: parametrize.register_parametrization(model[1], "weight", nn.Identity()),
             "ParametrizedNAU has no place",
@@ -408,7 +464,9 @@ def test_ctrl_c() -> None:
     ],
 )
 @needs_library
-def test_ordinary_loop(change: Callable[[nn.Sequential], Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_loop(
+    change: Callable[[nn.Sequential], Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What cannot be fused makes ordinary steps, and says why once."""
     monkeypatch.setattr("npu_kernels.training._runs._noticed", set())
     model = MODELS["npu nau"](None, torch.float32)

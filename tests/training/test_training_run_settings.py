@@ -73,10 +73,14 @@ def test_rows_of_any_strides() -> None:
 
 @both
 def test_data_of_any_strides(fused: bool) -> None:
-    x, y, weight = (torch.rand(2, 21, generator=torch.Generator().manual_seed(n)).T + 0.5 for n in range(3))
+    x, y, weight = (
+        torch.rand(2, 21, generator=torch.Generator().manual_seed(n)).T + 0.5 for n in range(3)
+    )
     settings: dict[str, Any] = {"steps": 30, "lr": 0.01, "progress": False}
     found = run(model(fused), x, y, sample_weight=weight, **settings)
-    plain = run(model(fused), x.contiguous(), y.contiguous(), sample_weight=weight.contiguous(), **settings)
+    plain = run(
+        model(fused), x.contiguous(), y.contiguous(), sample_weight=weight.contiguous(), **settings
+    )
     assert torch.equal(found.losses, plain.losses)
 
 
@@ -121,7 +125,10 @@ def test_groups_have_their_own_rates(fused: bool) -> None:
     first, *others = trained.parameters()
     optimizer = torch.optim.Adam([{"params": [first], "lr": 0.0}, {"params": others}], 0.01)
     losses(model=trained, optimizer=optimizer, lr=None)
-    assert [torch.equal(p, old) for p, old in zip(trained.parameters(), before, strict=True)] == [True, *[False] * 3]
+    assert [torch.equal(p, old) for p, old in zip(trained.parameters(), before, strict=True)] == [
+        True,
+        *[False] * 3,
+    ]
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.01]
     losses(model=trained, optimizer=optimizer, lr=0.02)
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.02]
@@ -154,7 +161,9 @@ def test_schedules_step_once_a_step() -> None:
     assert not torch.equal(constant, other)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)]
+)
 def test_named_optimisers_are_torchs(name: str, kind: Any) -> None:
     trained, twin = model(), model()
     found = losses(model=trained, optimizer=name)
@@ -167,7 +176,10 @@ def test_named_optimisers_are_torchs(name: str, kind: Any) -> None:
 
 def test_records_of_a_long_run() -> None:
     """At most a thousand unless `every` says otherwise: of every n-th step from the first on."""
-    every_step, found = losses(steps=1001, every=1), run(model(), X, Y, steps=1001, lr=0.01, progress=False)
+    every_step, found = (
+        losses(steps=1001, every=1),
+        run(model(), X, Y, steps=1001, lr=0.01, progress=False),
+    )
     assert found.every == 2
     assert torch.equal(found.losses, every_step[::2])
     assert len(losses(steps=1000)) == 1000
@@ -187,7 +199,9 @@ def test_callbacks() -> None:
         assert len(part.losses) == part.steps
         return 1
 
-    found = run(model(), X, Y, steps=30, lr=0.01, callbacks=(first, second), progress=False, stretch=3)
+    found = run(
+        model(), X, Y, steps=30, lr=0.01, callbacks=(first, second), progress=False, stretch=3
+    )
     assert (found.steps, found.complete) == (9, False)
     assert calls == [(name, step, False) for step in (3, 6, 9) for name in ("first", "second")]
     calls.clear()
@@ -240,11 +254,23 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"run: the units of model must have one .*, got \[2, None\]",
     ),
-    ({"model": nn.Identity()}, ValueError, "run: model must have parameters, got Identity without any"),
-    ({"model": nn.Sequential()}, ValueError, "run: model must have parameters, got Sequential without any"),
+    (
+        {"model": nn.Identity()},
+        ValueError,
+        "run: model must have parameters, got Identity without any",
+    ),
+    (
+        {"model": nn.Sequential()},
+        ValueError,
+        "run: model must have parameters, got Sequential without any",
+    ),
     ({"x": 3}, TypeError, "run: x must be a torch.Tensor, got int"),
     ({"y": Y.to_sparse()}, TypeError, "run: y must be a dense tensor"),
-    ({"y": Y.double()}, TypeError, "run: y must have the dtype of model, torch.float32, got torch.float64"),
+    (
+        {"y": Y.double()},
+        TypeError,
+        "run: y must have the dtype of model, torch.float32, got torch.float64",
+    ),
     ({"x": X.to("meta")}, ValueError, "run: x must be on the device of model, cpu, got meta"),
     ({"y": Y.to("meta")}, ValueError, "run: y must be on the device of model, cpu, got meta"),
     ({"y": Y.clone().requires_grad_()}, ValueError, "run: y must not require a gradient"),
@@ -255,26 +281,74 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"run: x must have two dimensions, or three and 2 models first, got shape \(3, 21, 2\)",
     ),
-    ({"x": X[:0], "y": Y[:0]}, ValueError, "run: x and y must have the same number of rows, at least 1"),
+    (
+        {"x": X[:0], "y": Y[:0]},
+        ValueError,
+        "run: x and y must have the same number of rows, at least 1",
+    ),
     (
         {**K2, "x": X.expand(2, -1, -1), "y": Y[:20].expand(2, -1, -1)},
         ValueError,
         "run: x and y must have the same number of rows",
     ),
-    ({"sample_weight": Y.double()}, ValueError, "run: sample_weight must have shape, dtype and device of y"),
-    ({"sample_weight": Y.to("meta")}, ValueError, "run: sample_weight must have shape, dtype and device of y"),
-    ({"sample_weight": Y.clone().requires_grad_()}, ValueError, "run: sample_weight must have .* no gradient"),
-    ({"lr": True}, ValueError, "run: lr must be a finite number of at least 0 or a function of the step, got True"),
+    (
+        {"sample_weight": Y.double()},
+        ValueError,
+        "run: sample_weight must have shape, dtype and device of y",
+    ),
+    (
+        {"sample_weight": Y.to("meta")},
+        ValueError,
+        "run: sample_weight must have shape, dtype and device of y",
+    ),
+    (
+        {"sample_weight": Y.clone().requires_grad_()},
+        ValueError,
+        "run: sample_weight must have .* no gradient",
+    ),
+    (
+        {"lr": True},
+        ValueError,
+        "run: lr must be a finite number of at least 0 or a function of the step, got True",
+    ),
     ({"lr": "0.1"}, ValueError, "run: lr must be a finite number"),
     ({"lr": math.inf}, ValueError, "run: lr must be a finite number"),
     ({"lr": math.nan}, ValueError, "run: lr must be a finite number"),
-    ({"optimizer": 3}, ValueError, "run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 3"),
-    ({"optimizer": "rmsprop", "lr": None}, ValueError, "run: lr must be given with optimizer 'rmsprop'"),
-    ({"penalties": {"l1": True}}, TypeError, "run: the weight of penalty 'l1' must be a number, .* got bool"),
-    ({"model": RealNPU(2, 2), "penalties": {"paper": 1.0}}, ValueError, "regularizer: no parameters"),
-    ({"project": "1"}, ValueError, "run: project must be True, False or a bound greater than 0, got '1'"),
-    ({"project": math.nan}, ValueError, "run: project must be True, False or a bound greater than 0, got nan"),
-    ({"project": -1}, ValueError, "run: project must be True, False or a bound greater than 0, got -1"),
+    (
+        {"optimizer": 3},
+        ValueError,
+        "run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got 3",
+    ),
+    (
+        {"optimizer": "rmsprop", "lr": None},
+        ValueError,
+        "run: lr must be given with optimizer 'rmsprop'",
+    ),
+    (
+        {"penalties": {"l1": True}},
+        TypeError,
+        "run: the weight of penalty 'l1' must be a number, .* got bool",
+    ),
+    (
+        {"model": RealNPU(2, 2), "penalties": {"paper": 1.0}},
+        ValueError,
+        "regularizer: no parameters",
+    ),
+    (
+        {"project": "1"},
+        ValueError,
+        "run: project must be True, False or a bound greater than 0, got '1'",
+    ),
+    (
+        {"project": math.nan},
+        ValueError,
+        "run: project must be True, False or a bound greater than 0, got nan",
+    ),
+    (
+        {"project": -1},
+        ValueError,
+        "run: project must be True, False or a bound greater than 0, got -1",
+    ),
     ({"rows": [[0]]}, TypeError, "run: rows must be a torch.Tensor, got list"),
     (
         {"rows": torch.zeros(1, 2, dtype=torch.int32)},
@@ -291,10 +365,26 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"run: rows must be int64 .* steps 1, .* shape \(2, 2\)",
     ),
-    ({"rows": torch.zeros(1, 0, dtype=torch.int64)}, ValueError, r"run: rows must be int64 .* shape \(1, 0\)"),
-    ({"rows": torch.tensor([[-1, 3]])}, ValueError, r"run: rows must lie within \[0, 21\), got -1 to 3"),
-    ({"rows": torch.tensor([[0, 21]])}, ValueError, r"run: rows must lie within \[0, 21\), got 0 to 21"),
-    ({"batch_size": True}, ValueError, "run: batch_size must be an integer of at least 1, got True"),
+    (
+        {"rows": torch.zeros(1, 0, dtype=torch.int64)},
+        ValueError,
+        r"run: rows must be int64 .* shape \(1, 0\)",
+    ),
+    (
+        {"rows": torch.tensor([[-1, 3]])},
+        ValueError,
+        r"run: rows must lie within \[0, 21\), got -1 to 3",
+    ),
+    (
+        {"rows": torch.tensor([[0, 21]])},
+        ValueError,
+        r"run: rows must lie within \[0, 21\), got 0 to 21",
+    ),
+    (
+        {"batch_size": True},
+        ValueError,
+        "run: batch_size must be an integer of at least 1, got True",
+    ),
     ({"steps": 1.0}, ValueError, "run: steps must be an integer of at least 1, got 1.0"),
 ]
 
@@ -308,6 +398,13 @@ def test_errors(change: dict[str, Any], error: type[Exception], message: str) ->
 
 def test_what_lies_on_the_border_is_taken() -> None:
     rows = torch.tensor([[0, 20]])
-    for change in ({"lr": 0}, {"project": 1}, {"project": math.inf}, {"rows": rows}, {"batch_size": 1}, {"every": 5}):
+    for change in (
+        {"lr": 0},
+        {"project": 1},
+        {"project": math.inf},
+        {"rows": rows},
+        {"batch_size": 1},
+        {"every": 5},
+    ):
         assert len(losses(steps=1, **change)) == 1
     assert losses(steps=1, model=model(k=2), batch_size=3).shape == (1, 2)

@@ -26,7 +26,9 @@ def _skip_unless_available(device: str) -> None:
         pytest.skip(f"the triton backend does not run on {device} tensors: {reason}")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=["interpreted", "gpu"])
+@pytest.fixture(
+    params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=["interpreted", "gpu"]
+)
 def device(request: pytest.FixtureRequest) -> str:
     """Where tensors live: the CPU if Triton interprets, the GPU if there is one; skipped with the reason otherwise."""
     _skip_unless_available(request.param)

@@ -38,7 +38,9 @@ def _prepare_the_language_once() -> None:
     prepared: set[Any] = set()  # the modules of the launch at work
 
     def prepare(fn: Any) -> Any:
-        modules = {module for module in fn.__globals__.values() if module is tl or module is tl.core}
+        modules = {
+            module for module in fn.__globals__.values() if module is tl or module is tl.core
+        }
         if prepared and modules <= prepared:
             return None  # nobody undoes what an inner call has replaced
         scope, inner = original(fn), bool(prepared)

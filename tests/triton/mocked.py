@@ -35,7 +35,9 @@ from tests.support.kernels import options
 from tools.aot.compiling import StubDriver
 
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")
-launched: list[tuple[Any, ...]] = []  # kernel, programs, stream, its tensors' addresses, numbers and constants
+launched: list[
+    tuple[Any, ...]
+] = []  # kernel, programs, stream, its tensors' addresses, numbers and constants
 ordinary: list[str] = []  # kernels that went through Triton's own `run`
 
 
@@ -59,7 +61,9 @@ class _Kernel(CompiledKernel):  # type: ignore[misc]
     def __del__(self) -> None:
         pass
 
-    def _launch(self, x: int, y: int, z: int, stream: int, function: int, metadata: Any, *rest: Any) -> None:
+    def _launch(
+        self, x: int, y: int, z: int, stream: int, function: int, metadata: Any, *rest: Any
+    ) -> None:
         assert (y, z, function, metadata) == (1, 1, 7, (4, 1, 0))
         facts, enter, leave, *arguments = rest
         if enter is not None:
@@ -175,7 +179,14 @@ def processor_times(rounds: int = 30, calls: int = 40) -> dict[str, float]:
 
 def _count_ordinary() -> None:
     """Note launches that go through Triton's own `run`, without replacing it."""
-    for module in ("npu", "npu_small", "nmu", "nalu_forward_kernels", "nalu_backward_kernels", "reduction"):
+    for module in (
+        "npu",
+        "npu_small",
+        "nmu",
+        "nalu_forward_kernels",
+        "nalu_backward_kernels",
+        "reduction",
+    ):
         for value in vars(sys.modules[f"{backend.__name__}.{module}"]).values():
             if type(value) is JITFunction and "run" not in vars(value):
 
@@ -188,14 +199,19 @@ def _count_ordinary() -> None:
 
 def _places(call: tuple[Any, ...], known: list[Tensor | None]) -> tuple[Any, ...]:
     """A launch with addresses replaced by what lies there: the place of a known tensor, or "new"."""
-    places = {t.data_ptr(): f"tensor {n}" for n, t in enumerate(known) if t is not None and t.numel()}
+    places = {
+        t.data_ptr(): f"tensor {n}" for n, t in enumerate(known) if t is not None and t.numel()
+    }
     least = 2**20  # sizes and strides are below; the heap may begin soon above
     return tuple(
-        places.get(a, "new" if isinstance(a, int) and a >= least else a) if n > 2 else a for n, a in enumerate(call)
+        places.get(a, "new" if isinstance(a, int) and a >= least else a) if n > 2 else a
+        for n, a in enumerate(call)
     )
 
 
-def _calls(name: str, sizes: tuple[int, int, int], dtype: torch.dtype, models: int | None = None) -> Any:
+def _calls(
+    name: str, sizes: tuple[int, int, int], dtype: torch.dtype, models: int | None = None
+) -> Any:
     """Functions that call a layer's launchers, each with its tensors, on a sample."""
     layer = ops.LAYERS[name]
     sample = RECORDS[name].sample(*sizes, num_models=models, dtype=torch.float64)
@@ -217,7 +233,9 @@ def check_the_same_launches() -> None:
     """A repeated call launches what the launcher launches, with tensors in the same places, and gives such tensors."""
     sizes = [((100, 6, 2), None), ((2000, 6, 2), 2), ((100, 100, 100), None), ((33, 40, 30), 3)]
     for name in LAYERS:
-        for (shape, models), dtype in ((s, d) for s in sizes for d in (torch.float32, torch.float64, torch.bfloat16)):
+        for (shape, models), dtype in (
+            (s, d) for s in sizes for d in (torch.float32, torch.float64, torch.bfloat16)
+        ):
             for operator, (tensors, rest) in _calls(name, shape, dtype, models).items():
                 repeated = backend.repeat(operator, backend.launchers()[operator])
                 seen = []
@@ -229,7 +247,12 @@ def check_the_same_launches() -> None:
                     known = [*tensors, *outputs]
                     facts = [(t.shape, t.dtype, t.is_contiguous()) for t in outputs]
                     seen.append(([_places(call, known) for call in launched], facts, type(found)))
-                assert not ordinary, (operator, shape, dtype, ordinary)  # the last call was a replay
+                assert not ordinary, (
+                    operator,
+                    shape,
+                    dtype,
+                    ordinary,
+                )  # the last call was a replay
                 assert seen[0][0], (operator, shape, dtype)
                 assert all(one == seen[0] for one in seen), (operator, shape, dtype, seen)
 
@@ -252,9 +275,15 @@ def check_what_must_not_be_repeated() -> None:
     assert seen[0].get()["name"] == "npu_small_forward_kernel"
     runtime.launch_enter_hook.remove(seen.append)
     assert not is_ordinary()
-    for knob, value in (("debug", True), ("launch_exit_hook", lambda facts: None), ("add_stages_inspection_hook", 1)):
+    for knob, value in (
+        ("debug", True),
+        ("launch_exit_hook", lambda facts: None),
+        ("add_stages_inspection_hook", 1),
+    ):
         before = getattr(runtime, knob)
-        setattr(runtime, knob, value if knob != "add_stages_inspection_hook" else lambda *a: ("", ""))
+        setattr(
+            runtime, knob, value if knob != "add_stages_inspection_hook" else lambda *a: ("", "")
+        )
         assert is_ordinary(), knob
         setattr(runtime, knob, before)
     kernel = sys.modules[f"{backend.__name__}.npu_small"].npu_small_forward_kernel
@@ -326,8 +355,12 @@ def check_wrong_operands_are_still_errors() -> None:
     for _ in range(3):
         backend.repeated()["npu_forward"](*tensors, *rest)
     for _ in range(3):
-        with pytest.raises(ValueError, match=r"weight_im must have shape \(2, 6\), got shape \(1, 6\)"):
-            backend.repeated()["npu_forward"](tensors[0], tensors[1], tensors[2][:1], tensors[3], *rest)
+        with pytest.raises(
+            ValueError, match=r"weight_im must have shape \(2, 6\), got shape \(1, 6\)"
+        ):
+            backend.repeated()["npu_forward"](
+                tensors[0], tensors[1], tensors[2][:1], tensors[3], *rest
+            )
 
 
 def check_steps_of_layers() -> None:
@@ -364,7 +397,9 @@ def check_who_wants_to_see_operators() -> None:
     assert {"npu_kernels::npu_forward", "npu_kernels::npu_backward"} <= names
 
     class See(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
@@ -376,7 +411,9 @@ def check_who_wants_to_see_operators() -> None:
     assert negative.is_neg()
     assert dispatch.launcher("npu_forward", (negative,)) is None
     assert dispatch.launcher("npu_forward", (x, layer.weight_re, None)) is not None
-    assert torch.func.grad(lambda t: float(dispatch.launcher("npu_forward", (t,)) is None) * t.sum())(x).all()
+    assert torch.func.grad(
+        lambda t: float(dispatch.launcher("npu_forward", (t,)) is None) * t.sum()
+    )(x).all()
     with torch.device("cpu"):  # a function mode
         assert dispatch.launcher("npu_forward", (x,)) is None
 
@@ -391,7 +428,9 @@ def check_the_gradient_arrives_in_any_form() -> None:
     y = layer(x)
     (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     grad.sum().backward()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.t().clone(), lambda t: t.t()):  # other strides
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t.t().clone(), lambda t: t.t()
+    ):  # other strides
         for _ in range(4):
             y = layer(x)
             launched.clear()
@@ -427,8 +466,12 @@ def check_another_triton() -> None:
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
     original = tape._Recorder.launch
 
-    def launch(self: Any, kernel: Any, programs: int, options: Any, arguments: Any, compiled: Any) -> None:
-        original(self, kernel, programs, options, arguments, types.SimpleNamespace(run=compiled.run))
+    def launch(
+        self: Any, kernel: Any, programs: int, options: Any, arguments: Any, compiled: Any
+    ) -> None:
+        original(
+            self, kernel, programs, options, arguments, types.SimpleNamespace(run=compiled.run)
+        )
 
     tape._Recorder.launch = launch
     for _ in range(4):

@@ -31,7 +31,9 @@ ROW: dict[str, Any] = {
 
 
 def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | variables
+    environment = {
+        key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"
+    } | variables
     command = [sys.executable, "-m", "tools.aot", *arguments]
     root = Path(__file__).resolve().parents[2]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
@@ -51,10 +53,29 @@ def test_budgets(target: str, tmp_path: Path) -> None:
     print(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = json.loads(path.read_text())["rows"]
-    kernels = {"npu_forward", "npu_backward_x", "npu_backward_w", "npu_small_forward", "npu_small_backward"}
+    kernels = {
+        "npu_forward",
+        "npu_backward_x",
+        "npu_backward_w",
+        "npu_small_forward",
+        "npu_small_backward",
+    }
     kernels |= {"nmru_forward", "nmru_backward"}
-    kernels |= {"nmu_forward", "nmu_backward", "sum_partials", "nalu_forward", "nalu_backward_x", "nalu_backward_w"}
-    kernels |= {"ode_forward", "ode_backward", "npu_x_planes", "npu_weight_planes", "npu_upstream_planes"}
+    kernels |= {
+        "nmu_forward",
+        "nmu_backward",
+        "sum_partials",
+        "nalu_forward",
+        "nalu_backward_x",
+        "nalu_backward_w",
+    }
+    kernels |= {
+        "ode_forward",
+        "ode_backward",
+        "npu_x_planes",
+        "npu_weight_planes",
+        "npu_upstream_planes",
+    }
     kernels |= {"npu_large_forward", "npu_large_backward_x", "npu_large_backward_w"}
     found = {row["kernel"] for row in rows}
     few = {"npu_forward", "npu_small_backward", "nalu_backward_w"}
@@ -81,7 +102,10 @@ def test_a_configuration_that_no_call_reaches_is_found(monkeypatch: pytest.Monke
         ({"instructions": 16, "stores": 0}, "empty: 16 instructions, 0 stores"),
         ({"tensor_core": {}}, "no tensor-core instruction"),
         ({"tensor_core": {}, "passes": 0}, None),
-        ({"target": "sm_80", "shared_bytes": 101377}, "101377 bytes of shared memory, limit 101376"),
+        (
+            {"target": "sm_80", "shared_bytes": 101377},
+            "101377 bytes of shared memory, limit 101376",
+        ),
     ],
 )
 def test_faults_are_found(change: dict[str, Any], fault: str | None) -> None:
@@ -91,15 +115,28 @@ def test_faults_are_found(change: dict[str, Any], fault: str | None) -> None:
 
 def test_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every row and its faults are in the document; the committed one is of the tables in use."""
-    complete = ROW | {"kernel": "npu_forward", "case": "large", "tile": "64x64x16", "warps": 8, "stages": 2}
-    rows = [complete | {"faults": []}, {"target": "sm_80", "case": "c", "faults": ["does not compile"]}]
-    rows.append(complete | {"target": "sm_80", "registers": 256, "faults": ["256 registers, limit 255"]})
+    complete = ROW | {
+        "kernel": "npu_forward",
+        "case": "large",
+        "tile": "64x64x16",
+        "warps": 8,
+        "stages": 2,
+    }
+    rows = [
+        complete | {"faults": []},
+        {"target": "sm_80", "case": "c", "faults": ["does not compile"]},
+    ]
+    rows.append(
+        complete | {"target": "sm_80", "registers": 256, "faults": ["256 registers, limit 255"]}
+    )
     (tmp_path / "t.json").write_text(json.dumps({"triton": "9.9", "rows": rows}))
     assert aot_report.main([str(tmp_path / "t.json"), "--out", str(tmp_path / "t.md")]) == 0
     text = (tmp_path / "t.md").read_text()
     assert "| 9.9 | sm_90 | 1 | 200 to 200 | 1000 to 1000 | 1000 to 1000 | 0 | 0 |" in text
     assert "| 9.9 | sm_80 | 1 | 256 to 256 | 1000 to 1000 | 1000 to 1000 | 0 | 2 |" in text
-    assert "| npu_forward | large | 64x64x16 | 6 | 8 | 2 | 200 | 0 | 1000 | 1000 | 12 HGMMA |" in text
+    assert (
+        "| npu_forward | large | 64x64x16 | 6 | 8 | 2 | 200 | 0 | 1000 | 1000 | 12 HGMMA |" in text
+    )
     assert "**256 registers, limit 255**" in text
     assert "**does not compile**" in text
     assert aot_report.main([str(tmp_path / "absent.json")]) == 1
@@ -141,7 +178,10 @@ def test_loops_are_found() -> None:
     [
         ({}, None),
         ({"loops": [{"instructions": 240, "matrix": 12, "waits": 4}]}, "4 waits for 3 products"),
-        ({"loops": [{"instructions": 300, "matrix": 12, "waits": 3}]}, "4.8 times the one-pass kernel's"),
+        (
+            {"loops": [{"instructions": 300, "matrix": 12, "waits": 3}]},
+            "4.8 times the one-pass kernel's",
+        ),
         ({"loops": []}, "loops not understood"),
         ({"shared_bytes": 131071}, "131071 bytes of shared memory, two stages take 131072"),
     ],
@@ -152,7 +192,10 @@ def test_faults_of_large_kernels_are_found(change: dict[str, Any], fault: str | 
         "case": "large",
         "warps": 8,
         "options": {"BLOCK_B": 128, "BLOCK_O": 32, "BLOCK_I": 64, "PASSES": 6},
-        "loops": [{"instructions": 715, "matrix": 24, "waits": 12}, {"instructions": 9, "matrix": 2, "waits": 1}],
+        "loops": [
+            {"instructions": 715, "matrix": 24, "waits": 12},
+            {"instructions": 9, "matrix": 2, "waits": 1},
+        ],
     }
     large = ROW | {
         "kernel": "npu_large_backward_x",

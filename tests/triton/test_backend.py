@@ -28,13 +28,18 @@ def _python(code: str, interpret: bool = False) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
 
 def test_importing_imports_no_triton() -> None:
-    assert _python("import sys, npu_kernels._backends.triton; print('triton' in sys.modules)") == "False"
+    assert (
+        _python("import sys, npu_kernels._backends.triton; print('triton' in sys.modules)")
+        == "False"
+    )
 
 
 def test_cpu_tensors_only_where_triton_interprets() -> None:
@@ -82,7 +87,10 @@ def test_no_driver_and_old_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
     backend._device_problem.cache_clear()
-    assert backend.available("cuda") == (False, "device 0 has compute capability 7.5, the kernels need 8.0")
+    assert backend.available("cuda") == (
+        False,
+        "device 0 has compute capability 7.5, the kernels need 8.0",
+    )
 
 
 def test_reasons_reach_the_user() -> None:

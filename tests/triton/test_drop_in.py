@@ -31,7 +31,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     for name in ops.NAMES:
 
-        def count(*arguments: object, name: str = name, launcher: object = getattr(backend, name)) -> object:
+        def count(
+            *arguments: object, name: str = name, launcher: object = getattr(backend, name)
+        ) -> object:
             counts[name] += 1
             return launcher(*arguments)  # type: ignore[operator]
 
@@ -50,7 +52,9 @@ ONE_STEP = {"npu_forward": 1, "npu_backward": 1, "nmu_forward": 1, "nmu_backward
 
 
 def _model() -> nn.Module:
-    return nn.Sequential(NPU(3, 4, init_im=0.3, dtype=torch.float64), NMU(4, 2, dtype=torch.float64))
+    return nn.Sequential(
+        NPU(3, 4, init_im=0.3, dtype=torch.float64), NMU(4, 2, dtype=torch.float64)
+    )
 
 
 def _step(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -73,7 +77,9 @@ def test_only_inside_use_backend(launches: Counter[str]) -> None:
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's, about itself
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch's, about itself
 def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
     model, x = _model(), torch.randn(5, 3, dtype=torch.float64)
     expected = _step(model, x)
@@ -91,7 +97,13 @@ def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
 
 @pytest.mark.parametrize(
     ("layer", "name"),
-    [(NPU, "npu"), (NMU, "nmu"), (NALU, "nalu"), (functools.partial(NALU, bias=True), "nalu"), (iNALU, "inalu")],
+    [
+        (NPU, "npu"),
+        (NMU, "nmu"),
+        (NALU, "nalu"),
+        (functools.partial(NALU, bias=True), "nalu"),
+        (iNALU, "inalu"),
+    ],
     ids=["NPU", "NMU", "NALU", "NALU with bias", "iNALU"],
 )
 def test_vmap_over_stacked_modules_is_one_launch(
@@ -111,7 +123,9 @@ def test_vmap_over_stacked_modules_is_one_launch(
         return {key: value.grad for key, value in state.items() if value.grad is not None}
 
     each = [torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in modules]
-    expected = {key: torch.stack(grads) for key, grads in zip(state, zip(*each, strict=True), strict=True)}
+    expected = {
+        key: torch.stack(grads) for key, grads in zip(state, zip(*each, strict=True), strict=True)
+    }
     calls: tuple[Callable[[], dict[str, Tensor]], ...] = (
         plain,
         lambda: torch.func.vmap(torch.func.grad(loss))(frozen),

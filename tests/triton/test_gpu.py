@@ -27,17 +27,23 @@ def _needs_memory(gigabytes: float) -> None:
 @pytest.mark.parametrize("num_models", [None, 8])
 @pytest.mark.parametrize("sizes", [(100, 6, 2), (256, 64, 48)])
 @pytest.mark.parametrize("layer", UNITS)
-def test_training_step_in_a_graph(layer: str, gpu: str, sizes: tuple[int, int, int], num_models: int | None) -> None:
+def test_training_step_in_a_graph(
+    layer: str, gpu: str, sizes: tuple[int, int, int], num_models: int | None
+) -> None:
     """A captured step (forward, backward, optimiser) does what the uncaptured one does, bit by bit."""
     rows, in_features, out_features = sizes
     lead = [] if num_models is None else [num_models]
-    x = torch.rand(*lead, rows, in_features, device=gpu) + 0.5  # an NMU's product of many smaller ones vanishes
+    x = (
+        torch.rand(*lead, rows, in_features, device=gpu) + 0.5
+    )  # an NMU's product of many smaller ones vanishes
     x[..., 0] -= 1
     target = torch.rand(*lead, rows, out_features, device=gpu)
 
     def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
-        module = getattr(npu_kernels, layer)(in_features, out_features, num_models=num_models, device=gpu)
+        module = getattr(npu_kernels, layer)(
+            in_features, out_features, num_models=num_models, device=gpu
+        )
         # Capturable: the number of steps is a tensor on the device, which a replayed graph can count.
         return module, torch.optim.Adam(module.parameters(), lr=1e-3, capturable=True)
 
@@ -52,7 +58,9 @@ def test_training_step_in_a_graph(layer: str, gpu: str, sizes: tuple[int, int, i
     begin = [parameter.detach().clone() for parameter in plain[0].parameters()]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # compiles the kernels and allocates gradients and the optimiser's state
+    with torch.cuda.stream(
+        side
+    ):  # compiles the kernels and allocates gradients and the optimiser's state
         for _ in range(3):
             step(*captured)
     torch.cuda.current_stream().wait_stream(side)
@@ -78,7 +86,10 @@ def test_repeated_calls(layer: str, sizes: tuple[int, int, int], gpu: str) -> No
     rows, in_features, out_features = sizes
     module = getattr(npu_kernels, layer)(in_features, out_features, device=gpu)
     memory = torch.rand(rows * in_features + 1, device=gpu) + 0.5
-    values, shifted = memory[:-1].view(rows, in_features).clone(), memory[1:].view(rows, in_features)
+    values, shifted = (
+        memory[:-1].view(rows, in_features).clone(),
+        memory[1:].view(rows, in_features),
+    )
     shifted.copy_(values)
 
     def step(x: Tensor) -> list[Tensor]:
@@ -97,7 +108,9 @@ def test_repeated_calls(layer: str, sizes: tuple[int, int, int], gpu: str) -> No
     for call in calls[1:]:
         for one, two in zip(call, calls[0], strict=True):
             assert torch.equal(one, two)
-    for one, two in zip(step(shifted), calls[0], strict=True):  # other instructions, which may add in another order
+    for one, two in zip(
+        step(shifted), calls[0], strict=True
+    ):  # other instructions, which may add in another order
         assert normwise_error(one, two) < 1e-5
 
 
@@ -111,7 +124,8 @@ def test_vmap_over_stacked_modules(layer: str, gpu: str) -> None:
     grads = torch.autograd.grad(y.sum(), list(state.values()))
     each = [module(x) for module in modules]
     expected = [
-        torch.autograd.grad(one.sum(), list(module.parameters())) for one, module in zip(each, modules, strict=True)
+        torch.autograd.grad(one.sum(), list(module.parameters()))
+        for one, module in zip(each, modules, strict=True)
     ]
     assert normwise_error(y, torch.stack(each)) < 1e-6
     for grad, wanted in zip(grads, zip(*expected, strict=True), strict=True):
@@ -151,7 +165,9 @@ def test_other_device(gpu: str, kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("in_features", "out_features"), [(2, 9), (17, 3), (3, 17)])
-def test_more_than_2_31_elements(in_features: int, out_features: int, gpu: str, kernels: ModuleType) -> None:
+def test_more_than_2_31_elements(
+    in_features: int, out_features: int, gpu: str, kernels: ModuleType
+) -> None:
     """Offsets beyond 32 bits: the last rows of outputs and input gradients are right, and so are the sums."""
     _needs_memory(80)
     rows = 2**31 // max(in_features, out_features) + 1000
@@ -165,7 +181,9 @@ def test_more_than_2_31_elements(in_features: int, out_features: int, gpu: str, 
     grad_y = torch.zeros_like(y)
     grad_y[tail] = 1  # only these rows count, so the sums are those of the tail
     found = kernels.npu_backward(grad_y, x, weight_re, weight_im, gate, y, s, 1e-7, False, 15)
-    wanted = reference.npu_backward(grad_y[tail], x[tail], weight_re, weight_im, gate, *want, 1e-7, False, 15)
+    wanted = reference.npu_backward(
+        grad_y[tail], x[tail], weight_re, weight_im, gate, *want, 1e-7, False, 15
+    )
     assert normwise_error(found[0][tail], wanted[0]) < 1e-4
     for grad, expected in zip(found[1:], wanted[1:], strict=True):
         assert normwise_error(grad, expected) < 1e-3
@@ -194,7 +212,9 @@ def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
     """More models than a grid has rows in its second dimension."""
     sample = RECORDS[name].sample(3, 4, 2, num_models=70000, dtype=torch.float32, device=gpu)
     grad_y = torch.ones_like(forward(sample, reference)[0])
-    for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+    for actual, expected in zip(
+        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
+    ):
         assert normwise_error(actual[-100:], expected[-100:]) < 1e-3
 
 
@@ -229,13 +249,19 @@ def test_launches_of_a_small_step(gpu: str) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         layer(x).backward(grad_y)
         torch.cuda.synchronize()
-    launched = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    launched = [
+        event.name
+        for event in profile.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
     assert 0 < len(launched) <= 4, launched
 
 
 @pytest.mark.parametrize("sizes", [(4096, 256, 256), (4099, 257, 259)])
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_large_layer(sizes: tuple[int, int, int], precision: str, gpu: str, kernels: ModuleType) -> None:
+def test_large_layer(
+    sizes: tuple[int, int, int], precision: str, gpu: str, kernels: ModuleType
+) -> None:
     """The shipped configurations at full size, against float64: twice the eager error at `highest`."""
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=gpu)
     exact = sample.map(Tensor.double)

@@ -26,7 +26,9 @@ class Counted(TorchDispatchMode):
         super().__init__()
         self.calls: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.calls[function.name()] += 1
         return function(*args, **(kwargs or {}))
 
@@ -78,7 +80,9 @@ def test_gate_of_minus_zero(sizes: tuple[int, int, int], dtype: torch.dtype, dev
 @pytest.mark.parametrize("half", ["x", "weights"])
 @pytest.mark.parametrize("sizes", [(5, 3, 2), (3, 17, 2)])
 @pytest.mark.parametrize("name", ["npu", "nmu", "inalu"])
-def test_autocast_mixes_dtypes_without_casts(name: str, sizes: tuple[int, int, int], half: str, device: str) -> None:
+def test_autocast_mixes_dtypes_without_casts(
+    name: str, sizes: tuple[int, int, int], half: str, device: str
+) -> None:
     """What an autocast layer gives the next one is bfloat16, parameters are float32: the result is float32."""
     plain = RECORDS[name].sample(*sizes, dtype=torch.float32, device=device)
     rounded = plain.map(lambda t: t.bfloat16())
@@ -94,7 +98,9 @@ def test_autocast_mixes_dtypes_without_casts(name: str, sizes: tuple[int, int, i
     wanted, _ = step(sample.map(Tensor.float))
     assert torch.equal(found[0], wanted[0])
     for own, want in zip(found[1:], wanted[1:], strict=True):
-        assert normwise_error(own, want) < (2 * torch.finfo(own.dtype).eps if own.dtype is torch.bfloat16 else 1e-6)
+        assert normwise_error(own, want) < (
+            2 * torch.finfo(own.dtype).eps if own.dtype is torch.bfloat16 else 1e-6
+        )
 
 
 def test_autocast_of_a_whole_half_model_is_float32(device: str) -> None:
@@ -123,11 +129,18 @@ def test_second_derivatives_are_computed_in_float32(name: str, device: str) -> N
 def test_wrong_dtypes_beside_one_another(device: str) -> None:
     sample = RECORDS["npu"].sample(5, 3, 2, dtype=torch.bfloat16, device=device)
     wrong = Sample(sample.name, sample.x.float(), sample.tensors, {})
-    with use_backend("triton"), pytest.raises(TypeError, match=r"^npu: all tensors must have one dtype, got x torch.f"):
+    with (
+        use_backend("triton"),
+        pytest.raises(TypeError, match=r"^npu: all tensors must have one dtype, got x torch.f"),
+    ):
         wrong.call(RECORDS["npu"].function)
     double = Sample(sample.name, sample.x.double(), sample.tensors, {})
     message = r"^npu: all tensors must have one dtype, got x torch.float64, weight_re torch.float32"
-    with use_backend("triton"), torch.autocast(device, torch.bfloat16), pytest.raises(TypeError, match=message):
+    with (
+        use_backend("triton"),
+        torch.autocast(device, torch.bfloat16),
+        pytest.raises(TypeError, match=message),
+    ):
         double.call(RECORDS["npu"].function)
 
 

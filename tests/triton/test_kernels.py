@@ -30,7 +30,14 @@ FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")
 # All but the NPU have one set of kernels for all sizes.
 both_routes = pytest.mark.parametrize(
     ("name", "route"),
-    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nmru", "small"), ("nalu", "small"), ("inalu", "small")],
+    [
+        ("npu", "small"),
+        ("npu", "tiles"),
+        ("nmu", "small"),
+        ("nmru", "small"),
+        ("nalu", "small"),
+        ("inalu", "small"),
+    ],
     indirect=["route"],
 )
 
@@ -53,7 +60,9 @@ def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
     """Every size, layout, number of models and optional tensor of the record. What is not written would be nan."""
     for sample in _cheap_samples(name, torch.float64, device):
         grad_y = torch.randn_like(forward(sample, reference)[0])
-        for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+        for actual, expected in zip(
+            outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
+        ):
             assert actual.is_contiguous()
             assert normwise_error(actual, expected) < 5e-14, sample.name
 
@@ -67,7 +76,9 @@ def test_zero_inputs_and_factors(
     sample = RECORDS[name].sample(19, 5, 18, num_models=num_models, shared=shared, device=device)
     sample = with_zero_factors(sample)
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+    for actual, expected in zip(
+        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
+    ):
         assert normwise_error(actual, expected) < 5e-14, sample.name
 
 
@@ -87,12 +98,20 @@ def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: Module
 @pytest.mark.parametrize("sizes", TILE_SIZES)
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
 def test_float64_parity_on_tiles(
-    sizes: tuple[int, int, int], num_models: int | None, shared: bool, device: str, kernels: ModuleType
+    sizes: tuple[int, int, int],
+    num_models: int | None,
+    shared: bool,
+    device: str,
+    kernels: ModuleType,
 ) -> None:
     for without in ((), ("weight_im",), ("gate",)):
-        sample = RECORDS["npu"].sample(*sizes, num_models=num_models, shared=shared, without=without, device=device)
+        sample = RECORDS["npu"].sample(
+            *sizes, num_models=num_models, shared=shared, without=without, device=device
+        )
         grad_y = torch.randn_like(forward(sample, reference)[0])
-        for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+        for actual, expected in zip(
+            outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
+        ):
             assert normwise_error(actual, expected) < 5e-14, sample.name
 
 
@@ -101,8 +120,13 @@ def test_float32_error(name: str, route: str, device: str, kernels: ModuleType) 
     """At most twice the eager layer's error, both against float64."""
     record = RECORDS[name]
     for sizes in ((33, 5, 3), (100, 6, 2), (33, 15, 15))[: 2 if name in ("nmu", "nmru") else 3]:
-        samples = [record.sample(*sizes, num_models=2, dtype=torch.float32, device=device, seed=s) for s in range(2)]
-        pooled = torch.tensor([errors(sample, kernels) for sample in samples]).square().mean(0).sqrt()
+        samples = [
+            record.sample(*sizes, num_models=2, dtype=torch.float32, device=device, seed=s)
+            for s in range(2)
+        ]
+        pooled = (
+            torch.tensor([errors(sample, kernels) for sample in samples]).square().mean(0).sqrt()
+        )
         for which, (error, eager) in enumerate(pooled.tolist()):
             assert error <= error_bound(eager, torch.float32), f"{samples[0].name}, output {which}"
 
@@ -136,7 +160,9 @@ def test_needs(name: str, shared: bool, route: str, device: str, kernels: Module
     sample = RECORDS[name].sample(17, 5, 3, num_models=2, shared=shared, device=device)
     grad_y = torch.randn_like(forward(sample, reference)[0])
     full = backward(sample, kernels, grad_y, ALL)
-    for needs in range(1 << len(full)) if len(full) < 5 else (0, *(1 << bit for bit in range(len(full))), 22):
+    for needs in (
+        range(1 << len(full)) if len(full) < 5 else (0, *(1 << bit for bit in range(len(full))), 22)
+    ):
         with fill_uninitialized_with_nan():
             some = backward(sample, kernels, grad_y, needs)
         for bit, (grad, want) in enumerate(zip(some, full, strict=True)):
@@ -150,7 +176,13 @@ def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: Mod
 
     # Two programs for each model, the first with three tiles of rows, one after the other.
     splits = {"npu_small_backward": {"BLOCK_B": 16, "num_warps": 4, "programs": 4}}
-    splits["npu_backward_w"] = {"BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4}
+    splits["npu_backward_w"] = {
+        "BLOCK_B": 16,
+        "BLOCK_O": 16,
+        "BLOCK_I": 16,
+        "PASSES": 0,
+        "num_warps": 4,
+    }
     splits["npu_backward_w"] |= {"num_stages": 1, "programs": 10}
     splits["nmu_backward"] = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 4}
     splits["nalu_backward_w"] = splits["npu_backward_w"]
@@ -161,7 +193,9 @@ def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: Mod
         for kernel, config in splits.items():
             stack.enter_context(tuning.use_config(kernel, config))
         first, second = (outputs(sample, kernels, grad_y) for _ in range(2))
-    for one, two, want in zip(first, second, outputs(exact, reference, grad_y.double()), strict=True):
+    for one, two, want in zip(
+        first, second, outputs(exact, reference, grad_y.double()), strict=True
+    ):
         assert torch.equal(one, two)
         assert normwise_error(one, want) < 1e-5
 
@@ -180,20 +214,33 @@ def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: Modul
 
 @pytest.mark.parametrize(
     ("name", "route"),
-    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nmru", "small"), ("nalu", "small"), ("inalu", "small")],
+    [
+        ("npu", "small"),
+        ("npu", "tiles"),
+        ("nmu", "small"),
+        ("nmru", "small"),
+        ("nalu", "small"),
+        ("inalu", "small"),
+    ],
     indirect=["route"],
 )
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
-def test_gradcheck(name: str, num_models: int | None, shared: bool, route: str, device: str) -> None:
+def test_gradcheck(
+    name: str, num_models: int | None, shared: bool, route: str, device: str
+) -> None:
     """Through the public functions: first derivatives by the kernels, second by the formula on top of them."""
     record = RECORDS[name]
     for without in record.variants():
-        sample = record.sample(3, 3, 2, num_models=num_models, shared=shared, without=without, device=device)
+        sample = record.sample(
+            3, 3, 2, num_models=num_models, shared=shared, without=without, device=device
+        )
         sample = sample.requires_grad()
 
         def call(*leaves: Tensor, sample: Sample = sample) -> Tensor:
             rest = iter(leaves)
-            arguments = [None if t is None else next(rest) for t in (sample.x, *sample.tensors.values())]
+            arguments = [
+                None if t is None else next(rest) for t in (sample.x, *sample.tensors.values())
+            ]
             return record.function(*arguments, **sample.options)
 
         with use_backend("triton"):
@@ -204,10 +251,16 @@ def test_gradcheck(name: str, num_models: int | None, shared: bool, route: str, 
 
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
-def test_batched_upstream_gradients(name: str, num_models: int | None, shared: bool, device: str) -> None:
+def test_batched_upstream_gradients(
+    name: str, num_models: int | None, shared: bool, device: str
+) -> None:
     """torch.autograd.grad(is_grads_batched=True) runs the backward under vmap."""
     record = RECORDS[name]
-    leaves = record.sample(3, 2, 2, num_models=num_models, shared=shared, device=device).requires_grad().leaves()
+    leaves = (
+        record.sample(3, 2, 2, num_models=num_models, shared=shared, device=device)
+        .requires_grad()
+        .leaves()
+    )
     with use_backend("triton"):
         check_batched_gradients(record.function, leaves)
 
@@ -219,13 +272,20 @@ def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> 
     grad_y = torch.randn_like(forward(sample, reference)[0])
     for straight_through in (False, True):
         found = backward(sample, kernels, grad_y, 8, straight_through)[3]
-        assert normwise_error(found, backward(sample, reference, grad_y, 8, straight_through)[3]) < 1e-13
-        assert (found == 0).tolist() == ([False] * 5 if straight_through else [True, False, False, False, True])
+        assert (
+            normwise_error(found, backward(sample, reference, grad_y, 8, straight_through)[3])
+            < 1e-13
+        )
+        assert (found == 0).tolist() == (
+            [False] * 5 if straight_through else [True, False, False, False, True]
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @both_routes
-def test_half_precision_storage(name: str, dtype: torch.dtype, route: str, device: str, kernels: ModuleType) -> None:
+def test_half_precision_storage(
+    name: str, dtype: torch.dtype, route: str, device: str, kernels: ModuleType
+) -> None:
     """The launchers take half-precision tensors, compute in float32 and round once (the interpreter truncates)."""
     sample = RECORDS[name].sample(33, 5, 3, num_models=2, dtype=dtype, device=device)
     exact = sample.map(Tensor.double)
@@ -239,14 +299,18 @@ def test_half_precision_storage(name: str, dtype: torch.dtype, route: str, devic
 
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (4, 0, 2), (4, 3, 0), (0, 20, 17), (4, 20, 0)])
 @pytest.mark.parametrize("name", FUSED)
-def test_empty_tensors(name: str, sizes: tuple[int, int, int], device: str, kernels: ModuleType) -> None:
+def test_empty_tensors(
+    name: str, sizes: tuple[int, int, int], device: str, kernels: ModuleType
+) -> None:
     record, (b, i, o) = RECORDS[name], sizes
     sample = record.sample(b, max(i, 1), o, num_models=2, device=device)
     if i == 0:
         columns = {1, 2} if name == "nmru" else {1}  # the NMRU's weights have two for each input
         sample = sample.map(lambda t: t[..., :0] if t.shape[-1] in columns else t)
     grad_y = torch.ones_like(forward(sample, reference)[0])
-    for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+    for actual, expected in zip(
+        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
+    ):
         assert torch.equal(actual, expected)
 
 
@@ -257,7 +321,9 @@ def test_negative_inputs_in_a_few_tiles(device: str, kernels: ModuleType) -> Non
     sample.x[66, 3] *= -1
     sample.x[5, 39] = -0.0
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True):
+    for actual, expected in zip(
+        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
+    ):
         assert normwise_error(actual, expected) < 5e-14
 
 
@@ -269,7 +335,9 @@ SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -m
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gate", [None, 0.0, 0.5])
 @pytest.mark.parametrize("imaginary", [False, True])
-def test_special_input(dtype: torch.dtype, gate: float | None, imaginary: bool, route: str, device: str) -> None:
+def test_special_input(
+    dtype: torch.dtype, gate: float | None, imaginary: bool, route: str, device: str
+) -> None:
     """Value and gradients of a row with one special input are the formula's."""
 
     def tensor(values: list[list[float]]) -> Tensor:
@@ -283,7 +351,8 @@ def test_special_input(dtype: torch.dtype, gate: float | None, imaginary: bool, 
     # Every row a model of its own, so that one bad row does not spoil the others' gradients.
     n = len(SPECIAL)
     tensors = [
-        t if t is None else t.expand(n, *t.shape).clone().requires_grad_() for t in (weight_re, weight_im, gates)
+        t if t is None else t.expand(n, *t.shape).clone().requires_grad_()
+        for t in (weight_re, weight_im, gates)
     ]
     leaves = [x.unsqueeze(1).requires_grad_(), *(t for t in tensors if t is not None)]
     with use_backend("triton"):
@@ -295,7 +364,9 @@ def test_special_input(dtype: torch.dtype, gate: float | None, imaginary: bool, 
         assert normwise_error(actual[row], expected[row]) < tolerance, value
         for grad, want in zip(grads, wanted, strict=True):
             found = grad[row]
-            if expected[row].isinf().any():  # the formula's nan of 0 * inf may be inf, see functional.npu
+            if (
+                expected[row].isinf().any()
+            ):  # the formula's nan of 0 * inf may be inf, see functional.npu
                 found = torch.where(want[row].isnan() & found.isinf(), want[row], found)
             assert normwise_error(found, want[row]) < tolerance, value
 
@@ -309,7 +380,14 @@ def test_infinite_input_in_split_products(passes: int, device: str, kernels: Mod
     x[:, 3] = torch.tensor(SPECIAL)
     weight_re, weight_im = torch.rand(2, 17, 20, device=device) / 8 + 0.03125
     weight_re[1] *= -1
-    config = {"BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": passes, "num_warps": 4, "num_stages": 2}
+    config = {
+        "BLOCK_B": 16,
+        "BLOCK_O": 16,
+        "BLOCK_I": 16,
+        "PASSES": passes,
+        "num_warps": 4,
+        "num_stages": 2,
+    }
     with tuning.use_config("npu_forward", config):
         for w_im in (None, weight_im):
             y, s = kernels.npu_forward(x, weight_re, w_im, None, 1e-7, True)
@@ -323,13 +401,22 @@ def test_infinite_input_in_split_products(passes: int, device: str, kernels: Mod
 
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize("passes", [0, 6])
-def test_special_input_of_the_nalus(name: str, passes: int, device: str, kernels: ModuleType) -> None:
+def test_special_input_of_the_nalus(
+    name: str, passes: int, device: str, kernels: ModuleType
+) -> None:
     """Rows with one special input give what the formula gives, also in split products."""
     from npu_kernels._backends.triton import tuning
 
     sample = RECORDS[name].sample(len(SPECIAL), 5, 3, dtype=torch.float32, device=device)
     sample.x[:, 1] = torch.tensor(SPECIAL)
-    config = {"BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": passes, "num_warps": 4, "num_stages": 1}
+    config = {
+        "BLOCK_B": 16,
+        "BLOCK_O": 16,
+        "BLOCK_I": 16,
+        "PASSES": passes,
+        "num_warps": 4,
+        "num_stages": 1,
+    }
     with tuning.use_config("nalu_forward", config):
         found = forward(sample, kernels)[0]
     want = forward(sample, reference)[0]
@@ -340,7 +427,9 @@ def test_special_input_of_the_nalus(name: str, passes: int, device: str, kernels
 def test_extreme_products(device: str, kernels: ModuleType) -> None:
     """exp saturates to inf and 0, and subnormal results are rounded, not flushed."""
     x = torch.full((1, 1), 2.0, device=device)
-    exponents = torch.tensor([127.5, 128.0, 200.0, 1e4, -126.0, -140.0, -149.0, -151.0, -1e4], device=device)[:, None]
+    exponents = torch.tensor(
+        [127.5, 128.0, 200.0, 1e4, -126.0, -140.0, -149.0, -151.0, -1e4], device=device
+    )[:, None]
     y, _ = kernels.npu_forward(x, exponents, None, None, 1e-30, False)
     want = torch.pow(2.0, exponents.double()).float().T
     finite = want.isfinite()
@@ -373,17 +462,28 @@ def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleTyp
             if others > Fraction(torch.finfo(dtype).max):
                 assert value == math.inf
             else:
-                assert math.isclose(value, float(others), rel_tol=8 * eps, abs_tol=eps * smallest), (row, i)
+                assert math.isclose(
+                    value, float(others), rel_tol=8 * eps, abs_tol=eps * smallest
+                ), (row, i)
 
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: ModuleType) -> None:
     """Factors that are 0, of inputs and of reciprocals; and a reciprocal of the other sign, between -eps and 0."""
     eps = 0.25
-    rows = [[-1.0, 2, 3], [-1.25, 2, 3], [-1.0, -1.25, 3], [-0.1, 2, 3], [-0.1, -1, -2], [0.0, 2, 3]]
+    rows = [
+        [-1.0, 2, 3],
+        [-1.25, 2, 3],
+        [-1.0, -1.25, 3],
+        [-0.1, 2, 3],
+        [-0.1, -1, -2],
+        [0.0, 2, 3],
+    ]
     # 1/2 of -1, or of the reciprocal of -1.25, and 1/2 of 1 are 0; so is all of 0.
     columns = [[0.5] * 6, [0.25, 0.5, 1.0, 0.5, 0.75, 0.1], [1.0, 0.0, 0.5, 0.0, 1.0, 0.25]]
-    x, weight = (torch.tensor(values, dtype=torch.float64, device=device) for values in (rows, columns))
+    x, weight = (
+        torch.tensor(values, dtype=torch.float64, device=device) for values in (rows, columns)
+    )
     grad_y = torch.rand(6, 3, dtype=torch.float64, device=device) + 0.5
     found, wanted = (
         (
@@ -400,7 +500,9 @@ def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: Modul
 def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:
     """Gradients that a factor enters that is not finite are not finite; the other rows are right."""
     x = torch.tensor([[math.inf, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, math.nan, 3.0]], device=device)
-    grad_x, _ = kernels.nmu_backward(torch.ones(3, 1, device=device), x, torch.ones(1, 3, device=device), 1)
+    grad_x, _ = kernels.nmu_backward(
+        torch.ones(3, 1, device=device), x, torch.ones(1, 3, device=device), 1
+    )
     assert grad_x.isfinite().tolist() == [[False] * 3, [True] * 3, [False] * 3]
     assert grad_x[1].tolist() == [6.0, 3.0, 2.0]
 
@@ -411,20 +513,33 @@ def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:
 def test_bad_operands(device: str, kernels: ModuleType) -> None:
     """Kernels compute addresses from sizes: what does not fit must not reach them."""
     x, w = torch.ones(4, 3, device=device), torch.ones(2, 3, device=device)
-    with pytest.raises(ValueError, match=r"^npu_forward: x must have shape .+, got x \(4, 3\) and weight \(2, 5\)$"):
+    with pytest.raises(
+        ValueError, match=r"^npu_forward: x must have shape .+, got x \(4, 3\) and weight \(2, 5\)$"
+    ):
         kernels.npu_forward(x, torch.ones(2, 5, device=device), None, None, 1e-7, True)
-    with pytest.raises(ValueError, match=r"^npu_forward: gate must have shape \(3,\), got shape \(2,\)$"):
+    with pytest.raises(
+        ValueError, match=r"^npu_forward: gate must have shape \(3,\), got shape \(2,\)$"
+    ):
         kernels.npu_forward(x, w, None, torch.ones(2, device=device), 1e-7, True)
-    with pytest.raises(TypeError, match=r"^npu_forward: weight_re must have the dtype of x, .+, got torch.float64$"):
+    with pytest.raises(
+        TypeError, match=r"^npu_forward: weight_re must have the dtype of x, .+, got torch.float64$"
+    ):
         kernels.npu_forward(x, w.double(), None, None, 1e-7, True)
     with pytest.raises(
-        ValueError, match=r"^nmu_forward: at most 16777215 inputs and outputs, got weight \(1, 16777216\)$"
+        ValueError,
+        match=r"^nmu_forward: at most 16777215 inputs and outputs, got weight \(1, 16777216\)$",
     ):
         kernels.nmu_forward(x, x[:1, :1].expand(1, 2**24))
-    with pytest.raises(TypeError, match=r"x must be float16, bfloat16, float32 or float64, got torch.int64"):
+    with pytest.raises(
+        TypeError, match=r"x must be float16, bfloat16, float32 or float64, got torch.int64"
+    ):
         kernels.nmu_forward(x.long(), w.long())
     y = torch.ones(4, 2, device=device)
-    with pytest.raises(ValueError, match=r"^npu_backward: s must have shape \(4, 2\), got shape \(0,\)$"):
+    with pytest.raises(
+        ValueError, match=r"^npu_backward: s must have shape \(4, 2\), got shape \(0,\)$"
+    ):
         kernels.npu_backward(y, x, w, None, None, y, y.new_empty(0), 1e-7, False, 15)
-    with pytest.raises(ValueError, match=r"^nmu_backward: grad_y must have shape \(4, 2\), got shape \(2, 4\)$"):
+    with pytest.raises(
+        ValueError, match=r"^nmu_backward: grad_y must have shape \(4, 2\), got shape \(2, 4\)$"
+    ):
         kernels.nmu_backward(y.T, x, w, 3)

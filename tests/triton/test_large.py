@@ -40,9 +40,17 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
     "NPU": ((130, 70, 65), {}, PLAN),
     "NPU by pointers": ((130, 33, 65), {}, POINTERS),
     "RealNPU": ((33, 150, 130), {"without": ("weight_im",)}, PLAN),
-    "NaiveNPU of models, shared x": ((33, 130, 17), {"without": ("gate",), "num_models": 2, "shared": True}, PLAN),
+    "NaiveNPU of models, shared x": (
+        (33, 130, 17),
+        {"without": ("gate",), "num_models": 2, "shared": True},
+        PLAN,
+    ),
     "NPU of models, shared x": ((17, 33, 17), {"num_models": 2, "shared": True}, PLAN),
-    "RealNPU of models by pointers": ((129, 20, 17), {"without": ("weight_im",), "num_models": 2}, POINTERS),
+    "RealNPU of models by pointers": (
+        (129, 20, 17),
+        {"without": ("weight_im",), "num_models": 2},
+        POINTERS,
+    ),
 }
 
 
@@ -54,11 +62,15 @@ def test_parity(case: str, device: str, kernels: ModuleType) -> None:
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=device, **options)
     with use_plan(_on(device, plan)):
         for which, (error, eager) in enumerate(errors(sample, kernels)):
-            assert error <= error_bound(eager, torch.float32, 1.0), f"output {which}: {error:.1e}, eager {eager:.1e}"
+            assert error <= error_bound(eager, torch.float32, 1.0), (
+                f"output {which}: {error:.1e}, eager {eager:.1e}"
+            )
 
 
 @pytest.mark.parametrize("without", [(), ("weight_im",)])
-def test_blocks_of_weights_have_scales_of_their_own(without: tuple[str, ...], device: str, kernels: ModuleType) -> None:
+def test_blocks_of_weights_have_scales_of_their_own(
+    without: tuple[str, ...], device: str, kernels: ModuleType
+) -> None:
     sample = RECORDS["npu"].sample(20, 150, 17, dtype=torch.float32, device=device, without=without)
     for weight in (sample.tensors["weight_re"], sample.tensors["weight_im"]):
         if weight is not None:
@@ -93,11 +105,15 @@ def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> Non
 
 
 @pytest.mark.parametrize("imaginary", [True, False])
-def test_gates_at_their_ends_and_zero_inputs(imaginary: bool, device: str, kernels: ModuleType) -> None:
+def test_gates_at_their_ends_and_zero_inputs(
+    imaginary: bool, device: str, kernels: ModuleType
+) -> None:
     sample = RECORDS["npu"].sample(20, 8, 17, device=device, dtype=torch.float32)
     gate = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5, 1.0, 0.25, 0.0], device=device)
     sample = Sample(
-        sample.name, sample.x, {**sample.tensors, "gate": gate} | ({} if imaginary else {"weight_im": None})
+        sample.name,
+        sample.x,
+        {**sample.tensors, "gate": gate} | ({} if imaginary else {"weight_im": None}),
     )
     sample.x[3:6] = 0
     grad_y = torch.randn_like(forward(sample, reference)[0])
@@ -119,17 +135,24 @@ def test_gates_at_their_ends_and_zero_inputs(imaginary: bool, device: str, kerne
 def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: ModuleType) -> None:
     """Each row of grad_x and of grad_weight is as accurate as float32, however different the sizes of rows are."""
     sample = RECORDS["npu"].sample(40, 20, 70, device=device, dtype=torch.float32)
-    sample.x.copy_(1 + 1e-3 * (sample.x if size > 1 else 1e3 * sample.x).abs().clamp(max=100 / size))
+    sample.x.copy_(
+        1 + 1e-3 * (sample.x if size > 1 else 1e3 * sample.x).abs().clamp(max=100 / size)
+    )
     for name in ("weight_re", "weight_im"):
         sample.tensors[name].mul_(size)  # type: ignore[union-attr]
-    grad_y = torch.randn(40, 70, device=device) * torch.logspace(-25, 12, 40, device=device)[:, None]
+    grad_y = (
+        torch.randn(40, 70, device=device) * torch.logspace(-25, 12, 40, device=device)[:, None]
+    )
     exact, formula = sample.map(Tensor.double), cast(Any, reference)
     with use_plan(_on(device)):
         found = kernels.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
         y = kernels.npu_forward(sample.x, *sample.tensors.values(), EPS, True)[0]
     eager = formula.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
     want = formula.npu_backward(grad_y.double(), *_saved(exact, formula), EPS, True, 15)
-    assert normwise_error(y, formula.npu_forward(exact.x, *exact.tensors.values(), EPS, True)[0]) < 1e-3
+    assert (
+        normwise_error(y, formula.npu_forward(exact.x, *exact.tensors.values(), EPS, True)[0])
+        < 1e-3
+    )
     for actual, plain, expected in zip(found[:3], eager[:3], want[:3], strict=True):
         norm = expected.norm(dim=1)
         error, usual = (((t - expected).norm(dim=1) / norm).max().item() for t in (actual, plain))
@@ -138,7 +161,11 @@ def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: Modul
 
 def _saved(sample: Sample, of: Any) -> tuple[Any, ...]:
     """x, the tensors, y and s."""
-    return (sample.x, *sample.tensors.values(), *of.npu_forward(sample.x, *sample.tensors.values(), EPS, True))
+    return (
+        sample.x,
+        *sample.tensors.values(),
+        *of.npu_forward(sample.x, *sample.tensors.values(), EPS, True),
+    )
 
 
 SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan)
@@ -217,7 +244,9 @@ def test_choice(device: str) -> None:
         assert _large(1024, 1024, device=device) is None
 
 
-def test_a_call_takes_the_chosen_kernels(device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_takes_the_chosen_kernels(
+    device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever its number of rows."""
     launched: list[str] = []
     for module in (npu, npu_large):

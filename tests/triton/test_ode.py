@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 from npu_kernels import ode, use_backend
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import error_bound, fill_uninitialized_with_nan, normwise_error, rms_error
+from npu_kernels._testing.samples import (
+    error_bound,
+    fill_uninitialized_with_nan,
+    normwise_error,
+    rms_error,
+)
 from npu_kernels.ode import _reference as reference_ode
 from tests.ode.test_ode import LAYERS, D, away_from_zero, make
 from tests.ode.test_ode_kernel import outputs_and_gradients
@@ -30,8 +35,14 @@ def case(
     dtype: torch.dtype = torch.float64,
     **sizes: int,
 ) -> tuple[nn.Sequential, Tensor]:
-    shape = (*(() if models is None else (models,)), *(() if batch is None else (batch,)), sizes.get("d", D))
-    return make(layer, models, dtype, **sizes).to(device), away_from_zero(*shape, dtype=dtype).to(device)
+    shape = (
+        *(() if models is None else (models,)),
+        *(() if batch is None else (batch,)),
+        sizes.get("d", D),
+    )
+    return make(layer, models, dtype, **sizes).to(device), away_from_zero(*shape, dtype=dtype).to(
+        device
+    )
 
 
 def on(backend: str, *args: Any, **options: Any) -> list[Tensor]:
@@ -42,9 +53,13 @@ def on(backend: str, *args: Any, **options: Any) -> list[Tensor]:
 @pytest.mark.parametrize("method", ode.METHODS)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(("models", "batch"), [(None, None), (3, None), (2, 5)])
-def test_parity(layer: str, method: str, models: int | None, batch: int | None, device: str) -> None:
+def test_parity(
+    layer: str, method: str, models: int | None, batch: int | None, device: str
+) -> None:
     model, u0 = case(device, layer, models, batch)
-    for own, want in zip(*(on(name, model, u0, method=method) for name in ("triton", "reference")), strict=True):
+    for own, want in zip(
+        *(on(name, model, u0, method=method) for name in ("triton", "reference")), strict=True
+    ):
         assert normwise_error(own, want) < 5e-13
 
 
@@ -67,11 +82,20 @@ def test_float32_error(method: str, device: str) -> None:
         model, u0 = case(device, batch=3, dtype=torch.float32)
         double = copy.deepcopy(model).double()
         double[0].eps = torch.finfo(torch.float32).eps
-        own, their = (on(name, model, u0, method=method, steps=8) for name in ("triton", "reference"))
+        own, their = (
+            on(name, model, u0, method=method, steps=8) for name in ("triton", "reference")
+        )
         exact = on("reference", double, u0.double(), method=method, steps=8)
         assert all(found.dtype == torch.float32 for found in own)
-        errors.append([[float(rms_error(*pair)) for pair in zip(found, exact, strict=True)] for found in (own, their)])
-    for of_own, of_their in zip(*torch.tensor(errors, dtype=torch.float64).log().mean(0).exp(), strict=True):
+        errors.append(
+            [
+                [float(rms_error(*pair)) for pair in zip(found, exact, strict=True)]
+                for found in (own, their)
+            ]
+        )
+    for of_own, of_their in zip(
+        *torch.tensor(errors, dtype=torch.float64).log().mean(0).exp(), strict=True
+    ):
         assert of_own <= error_bound(float(of_their), torch.float32)
 
 
@@ -84,7 +108,8 @@ def test_batched_upstream_gradients(options: dict[str, Any], device: str) -> Non
     model, u0 = case(device, d=2, h=2)
     with use_backend("triton"):
         check_batched_gradients(
-            lambda *tensors: ode.integrate(*tensors, **options), [u0.requires_grad_(), *model.parameters()]
+            lambda *tensors: ode.integrate(*tensors, **options),
+            [u0.requires_grad_(), *model.parameters()],
         )
 
 
@@ -95,7 +120,9 @@ def test_checkpointed(method: str, device: str, monkeypatch: pytest.MonkeyPatch)
     forward = ops.ode_forward
     monkeypatch.setattr(ops, "ode_forward", lambda *args: kept.append(forward(*args)) or kept[-1])
     model, u0 = case(device, batch=3)
-    full, again = (on("triton", model, u0, method=method, memory=memory) for memory in ("full", "checkpointed"))
+    full, again = (
+        on("triton", model, u0, method=method, memory=memory) for memory in ("full", "checkpointed")
+    )
     assert [stages.numel() > 0 for _, _, stages in kept] == [True, False]
     for own, want in zip(again, full, strict=True):
         assert torch.equal(own, want) if device == "cpu" else normwise_error(own, want) < 1e-13
@@ -143,12 +170,16 @@ def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.Monke
     arguments = (u0[None], *(p.detach() for p in parameters))
     options = ([1.0], 2, 0.1, 1e-16, True, False, False)
     with use_backend("triton"):
-        assert torch.equal(forward(*arguments, *options)[0], reference_ode.ode_forward(*arguments, *options)[0])  # type: ignore[call-arg]
+        assert torch.equal(
+            forward(*arguments, *options)[0], reference_ode.ode_forward(*arguments, *options)[0]
+        )  # type: ignore[call-arg]
 
 
 def test_divergence_stays_where_it_is(device: str) -> None:
     """Neither another model nor another start of a program, nor a padded feature, sees what has become infinite."""
-    model, u0 = case(device, models=2, batch=4, d=2, h=3)  # the four starts of a model share a program
+    model, u0 = case(
+        device, models=2, batch=4, d=2, h=3
+    )  # the four starts of a model share a program
     want = on("triton", model, u0)
     spoiled = u0.clone()
     spoiled[1, 2] = torch.tensor([1e300, -1e300])
@@ -199,7 +230,9 @@ def test_some_gradients_alone(device: str) -> None:
             parameter.requires_grad_()
             out = ode.rollout(model, u0, derivatives=True, **LOOP)  # type: ignore[arg-type]
             generator.manual_seed(1)
-            upstream = [torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) for o in out]
+            upstream = [
+                torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) for o in out
+            ]
             (found,) = torch.autograd.grad(out, [parameter], upstream)
             assert torch.equal(found, expected[index])
 
@@ -215,12 +248,25 @@ def test_no_starts_at_all(device: str) -> None:
 def test_gradcheck(device: str) -> None:
     model, u0 = case(device, batch=2, d=2, h=2)
 
-    def function(u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Any:
+    def function(
+        u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor
+    ) -> Any:
         return ode.integrate(
-            u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint", derivatives=True
+            u0,
+            weight_re,
+            weight_im,
+            gate,
+            weight,
+            steps=2,
+            dt=0.05,
+            method="midpoint",
+            derivatives=True,
         )
 
-    operands = (u0.requires_grad_(), *(p.detach().clone().requires_grad_() for p in model.parameters()))
+    operands = (
+        u0.requires_grad_(),
+        *(p.detach().clone().requires_grad_() for p in model.parameters()),
+    )
     with use_backend("triton"):
         torch.autograd.gradcheck(function, operands)
 
@@ -229,14 +275,25 @@ def test_wrong_operands_reach_no_kernel(device: str) -> None:
     from npu_kernels._backends.triton import ode as launcher
 
     model, u0 = case(device, batch=2)
-    parameters = [p.detach() for p in (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)]
+    parameters = [
+        p.detach() for p in (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
+    ]
     options = (3, 0.1, 1e-16, True, False, True)
-    with pytest.raises(ValueError, match=r"^ode_forward: weight must have shape \(2, 3, 5\), got shape \(2, 5, 3\)$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^ode_forward: weight must have shape \(2, 3, 5\), got shape \(2, 5, 3\)$",
+    ):
         launcher.ode_forward(u0, *parameters[:3], parameters[3].mT, [1.0], *options)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match=r"^ode_forward: tableau must be a lower triangle by rows, got 2 numbers$"):
+    with pytest.raises(
+        ValueError, match=r"^ode_forward: tableau must be a lower triangle by rows, got 2 numbers$"
+    ):
         launcher.ode_forward(u0, *parameters, [1.0, 0.5], *options)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=r"^ode_forward: steps must be positive, got 0$"):
         launcher.ode_forward(u0, *parameters, [1.0], 0, *options[1:])  # type: ignore[call-arg]
     path, _, stages = launcher.ode_forward(u0, *parameters, [1.0], *options)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match=r"^ode_backward: stages must be what .*, got shape \(1, 3, 16, 1\)$"):
-        launcher.ode_backward(path, None, path, *parameters, stages[..., :1], [1.0], 0.1, 1e-16, True, False, 31)  # type: ignore[call-arg]
+    with pytest.raises(
+        ValueError, match=r"^ode_backward: stages must be what .*, got shape \(1, 3, 16, 1\)$"
+    ):
+        launcher.ode_backward(
+            path, None, path, *parameters, stages[..., :1], [1.0], 0.1, 1e-16, True, False, 31
+        )  # type: ignore[call-arg]

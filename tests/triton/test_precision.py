@@ -51,7 +51,9 @@ def _evaluate(values: Tensor) -> list[Tensor]:
 def _ulps(found: Tensor, exact: Tensor) -> float:
     """The greatest error in units in the last place of float32."""
     rounded = exact.float().abs()
-    ulp = torch.nextafter(rounded, torch.full_like(rounded, float("inf"))).double() - rounded.double()
+    ulp = (
+        torch.nextafter(rounded, torch.full_like(rounded, float("inf"))).double() - rounded.double()
+    )
     return ((found - exact).abs() / ulp).max().item()
 
 
@@ -81,7 +83,9 @@ def test_sine_and_cosine(limit: float, device: str) -> None:
 
 def test_sine_and_cosine_of_anything(device: str) -> None:
     """In [-1, 1] for every finite argument, nan for inf and nan, in a tile with others that stay right."""
-    values = torch.tensor([1e10, -1e20, 3.4e38, torch.inf, -torch.inf, torch.nan, 0.5, -0.0], device=device)
+    values = torch.tensor(
+        [1e10, -1e20, 3.4e38, torch.inf, -torch.inf, torch.nan, 0.5, -0.0], device=device
+    )
     _, sin, cos = _evaluate(values)
     for result in (sin, cos):
         assert result[:3].abs().max() <= 1
@@ -94,7 +98,11 @@ def test_planes_hold_every_bit(device: str) -> None:
     """Three bfloat16 planes add up to the float32 value exactly, and each is a bfloat16 value."""
     generator = torch.Generator().manual_seed(0)
     n = 1024
-    values = torch.randn(n, generator=generator).mul_(torch.randn(n, generator=generator).mul_(9).exp()).to(device)
+    values = (
+        torch.randn(n, generator=generator)
+        .mul_(torch.randn(n, generator=generator).mul_(9).exp())
+        .to(device)
+    )
     planes = values.new_full((3, n), float("nan"))
     _planes[(1,)](values, planes, n, BLOCK=n)
     assert torch.equal(planes, planes.bfloat16().float())
@@ -119,7 +127,9 @@ def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleT
         tuning.use_config("npu_backward_w", TILES["npu_backward_w"] | launch),
     ):
         for without in ((), ("weight_im",)):
-            sample = RECORDS["npu"].sample(50, 90, 40, without=without, dtype=torch.float32, device=device)
+            sample = RECORDS["npu"].sample(
+                50, 90, 40, without=without, dtype=torch.float32, device=device
+            )
             for error, eager in errors(sample, kernels):
                 limit = error_bound(eager, torch.float32, 1.0) if bound is None else bound
                 assert error <= limit, f"kernel {error:.1e}, eager {eager:.1e}"
@@ -129,16 +139,29 @@ def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleT
 
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize(("passes", "bound"), [(6, None), (3, 1e-3), (1, 0.3)])
-def test_schemes_of_the_nalus(name: str, passes: int, bound: float | None, device: str, kernels: ModuleType) -> None:
-    config = {"BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 32, "PASSES": passes, "num_warps": 4, "num_stages": 1}
+def test_schemes_of_the_nalus(
+    name: str, passes: int, bound: float | None, device: str, kernels: ModuleType
+) -> None:
+    config = {
+        "BLOCK_B": 32,
+        "BLOCK_O": 32,
+        "BLOCK_I": 32,
+        "PASSES": passes,
+        "num_warps": 4,
+        "num_stages": 1,
+    }
     with (
         tuning.use_config("nalu_forward", config),
         tuning.use_config("nalu_backward_x", config),
         tuning.use_config("nalu_backward_w", config | {"programs": 1}),
     ):
-        found = errors(RECORDS[name].sample(40, 50, 20, dtype=torch.float32, device=device), kernels)
+        found = errors(
+            RECORDS[name].sample(40, 50, 20, dtype=torch.float32, device=device), kernels
+        )
     for error, eager in found:
-        assert error <= (error_bound(eager, torch.float32) if bound is None else bound), f"{error:.1e}, {eager:.1e}"
+        assert error <= (error_bound(eager, torch.float32) if bound is None else bound), (
+            f"{error:.1e}, {eager:.1e}"
+        )
     if bound is not None:
         assert found[0][0] > 2 * found[0][1]  # or the scheme is not what it says
 
@@ -166,13 +189,20 @@ def test_precision_setting_is_obeyed(device: str, kernels: ModuleType) -> None:
     ],
 )
 def test_launches_obey_settings_of_devices(
-    setting: str, value: str, expected: set[str], device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+    setting: str,
+    value: str,
+    expected: set[str],
+    device: str,
+    kernels: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """CUDA's own setting counts, also where torch refuses to answer for all devices."""
     asked: list[str] = []
     find = tuning._find
     for kernel in [function for name, function in vars(npu).items() if name.endswith("_kernel")]:
-        monkeypatch.setattr(kernel, "run", lambda *a, **k: None)  # what they compute is another test's
+        monkeypatch.setattr(
+            kernel, "run", lambda *a, **k: None
+        )  # what they compute is another test's
     monkeypatch.setattr(tuning, "_find", lambda *a: asked.append(a[3]) or find(*a))  # type: ignore[func-returns-value]
     sample = RECORDS["npu"].sample(4, 17, 3, dtype=torch.float32, device=device)
 
@@ -200,7 +230,9 @@ def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: 
     """The shipped configuration for large layers, run with few rows: long sums, several tiles, at `highest`."""
     x = torch.rand(1, device=device)
     configs = {name: tuning.lookup(name, x, 256, 256, 1) for name in tuning.PRODUCTS}
-    entries = {name: config.options | {"programs": config.programs} for name, config in configs.items()}
+    entries = {
+        name: config.options | {"programs": config.programs} for name, config in configs.items()
+    }
     for entry in entries.values():
         entry.pop("enable_fp_fusion")
     for name in ("npu_forward", "npu_backward_x"):

@@ -27,7 +27,9 @@ def test_settings(name: str, models: int | None, gpu: str, monkeypatch: pytest.M
     assert_same(found[0], found[1], 1e-8)
 
 
-@pytest.mark.parametrize("unit", ["NPU", "RealNPU", "NaiveNPU", "NMU", "NMRU", "NAU", "NAC", "NALU", "iNALU"])
+@pytest.mark.parametrize(
+    "unit", ["NPU", "RealNPU", "NaiveNPU", "NMU", "NMRU", "NAU", "NAC", "NALU", "iNALU"]
+)
 def test_units(unit: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (t.float().to(gpu) for t in data())
     found = []

@@ -22,7 +22,9 @@ from triton.backends.compiler import GPUTarget
 
 from npu_kernels._backends.triton import nalu, nmu, npu, npu_small, reduction, tuning
 
-KEY = re.compile(r"(\w+) (float16|bfloat16|float32|float64) (highest|high|medium|any) (\w+( odd)?|i\d+ o\d+ k\d+)")
+KEY = re.compile(
+    r"(\w+) (float16|bfloat16|float32|float64) (highest|high|medium|any) (\w+( odd)?|i\d+ o\d+ k\d+)"
+)
 ARCHITECTURES = ("gfx942", "sm_100", "sm_80", "sm_90")
 SPLIT = ("npu_backward_w", "npu_small_backward", "nalu_backward_w")  # rows among programs
 BUCKETS = {"small": (6, 2), "narrow": (100, 1), "medium": (100, 100), "large": (256, 256)}
@@ -35,7 +37,16 @@ def test_tables_are_well_formed(architecture: str) -> None:
         assert match, key
         assert match[1] in tuning.KERNELS
         for name, value in entry.items():
-            known = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "PASSES", "num_warps", "num_stages", "maxnreg", "programs")
+            known = (
+                "BLOCK_B",
+                "BLOCK_O",
+                "BLOCK_I",
+                "PASSES",
+                "num_warps",
+                "num_stages",
+                "maxnreg",
+                "programs",
+            )
             assert name in known, key
             if name.startswith("BLOCK") or name == "num_warps":
                 assert value & (value - 1) == 0, key
@@ -53,7 +64,9 @@ def test_tables_are_well_formed(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_shape_has_a_configuration(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shape_has_a_configuration(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tuning, "architecture_of", lambda device: architecture)
     tuning._find.cache_clear()
     try:
@@ -74,11 +87,21 @@ def test_every_shape_has_a_configuration(architecture: str, monkeypatch: pytest.
 
 
 def test_architectures() -> None:
-    known = {80: "sm_80", 86: "sm_80", 89: "sm_80", 90: "sm_90", 100: "sm_100", 103: "sm_100", 120: "sm_80"}
+    known = {
+        80: "sm_80",
+        86: "sm_80",
+        89: "sm_80",
+        90: "sm_90",
+        100: "sm_100",
+        103: "sm_100",
+        120: "sm_80",
+    }
     for capability, name in known.items():
         assert tuning.architecture(GPUTarget("cuda", capability, 32)) == name
     assert tuning.architecture(GPUTarget("hip", "gfx950", 64)) == "gfx942"
-    with pytest.raises(RuntimeError, match=r"no configurations for compute capability 7.5, the least is 8.0"):
+    with pytest.raises(
+        RuntimeError, match=r"no configurations for compute capability 7.5, the least is 8.0"
+    ):
         tuning.architecture(GPUTarget("cuda", 75, 32))
 
 
@@ -99,15 +122,26 @@ def test_measured_entries_win(monkeypatch: pytest.MonkeyPatch) -> None:
         "o1",
         "k4",
     ]
-    entry = {"BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": 0, "num_warps": 1, "num_stages": 1}
+    entry = {
+        "BLOCK_B": 16,
+        "BLOCK_O": 16,
+        "BLOCK_I": 16,
+        "PASSES": 0,
+        "num_warps": 1,
+        "num_stages": 1,
+    }
     table: dict[str, Any] = dict(tuning.load_table()["sm_90"])
     monkeypatch.setattr(tuning, "tables_in_use", lambda: {"sm_90": table | {key: entry}})
     monkeypatch.setattr(tuning, "architecture_of", lambda device: "sm_90")
     tuning._find.cache_clear()
     try:
-        options = tuning._find("npu_forward", torch.device("cpu"), torch.float32, "highest", 200, 256, 1).options
+        options = tuning._find(
+            "npu_forward", torch.device("cpu"), torch.float32, "highest", 200, 256, 1
+        ).options
         assert options == entry | {"enable_fp_fusion": True}
-        other = tuning._find("npu_forward", torch.device("cpu"), torch.float32, "highest", 300, 256, 1).options
+        other = tuning._find(
+            "npu_forward", torch.device("cpu"), torch.float32, "highest", 300, 256, 1
+        ).options
         assert other["num_warps"] > 1
     finally:
         tuning._find.cache_clear()
@@ -142,7 +176,9 @@ def test_tuning_with_a_made_up_clock(device: str, tmp_path: Path) -> None:
         return 1 + config["BLOCK_B"] / 128
 
     tasks = orders.tasks([Size(3, 3, 2), Size(3, 17, 2, 2)], "highest")
-    tuner = tune.Tuner({"gpu": "none"}, "sm_90", tmp_path / "t.json", timer=timer, clock=clock, device=device)
+    tuner = tune.Tuner(
+        {"gpu": "none"}, "sm_90", tmp_path / "t.json", timer=timer, clock=clock, device=device
+    )
     rows = [tuner.run(task, 3.0) for task in tasks]
     assert {row["kernel"] for row in rows} == set(tuning.KERNELS)
     assert len(rows) == 7 + 8
@@ -167,7 +203,9 @@ def test_tuning_keeps_the_bound_on_registers(device: str) -> None:
     assert found.seconds < found.shipped_seconds
 
 
-def _compiled_for(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+def _compiled_for(
+    function: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, ...]:
     """What a launch is compiled for: other values of these are another kernel."""
     free = function.kwargs.get("do_not_specialize", ())
     found: list[Any] = [function.__name__, *sorted(options.items())]
@@ -195,7 +233,9 @@ def test_a_ragged_last_batch_launches_the_same_kernels(
         for label, function in vars(module).items():
             if label.endswith("_kernel"):
 
-                def seen(*args: Any, grid: Any, warmup: bool, function: Any = function, **options: Any) -> None:
+                def seen(
+                    *args: Any, grid: Any, warmup: bool, function: Any = function, **options: Any
+                ) -> None:
                     launched.append(_compiled_for(function, args, options))
 
                 monkeypatch.setattr(function, "run", seen)
@@ -213,7 +253,9 @@ def test_a_ragged_last_batch_launches_the_same_kernels(
 
 
 def test_unknown_kernel() -> None:
-    with pytest.raises(ValueError, match=r"^use_config: kernel must be one of npu_forward, .+, got 'fast'$"):
+    with pytest.raises(
+        ValueError, match=r"^use_config: kernel must be one of npu_forward, .+, got 'fast'$"
+    ):
         tuning.use_config("fast", {})
 
 

@@ -33,7 +33,18 @@ from npu_kernels._jobs import files
 from tools.aot.cases import compile_target
 from tools.aot.compiling import TARGETS
 
-COLUMNS = ("target", "kernel", "case", "tile", "passes", "warps", "stages", "registers", "spill_bytes", "shared_bytes")
+COLUMNS = (
+    "target",
+    "kernel",
+    "case",
+    "tile",
+    "passes",
+    "warps",
+    "stages",
+    "registers",
+    "spill_bytes",
+    "shared_bytes",
+)
 
 
 def render(rows: list[dict[str, Any]]) -> str:
@@ -43,23 +54,35 @@ def render(rows: list[dict[str, Any]]) -> str:
         tensor = " ".join(f"{name}:{count}" for name, count in row.get("tensor_core", {}).items())
         cells = [str(row.get(name, "")) for name in COLUMNS]
         lines.append(
-            [*cells, str(row.get("instructions", "")), tensor + "".join(f"  FAULT {f}" for f in row["faults"])]
+            [
+                *cells,
+                str(row.get("instructions", "")),
+                tensor + "".join(f"  FAULT {f}" for f in row["faults"]),
+            ]
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
-    return "\n".join("  ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Compile, print and write the table; 1 if a budget is exceeded."""
-    parser = argparse.ArgumentParser(prog="python -m tools.aot", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--target", action="append", choices=TARGETS, help="repeat for several; default: all")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.aot", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--target", action="append", choices=TARGETS, help="repeat for several; default: all"
+    )
     parser.add_argument("--table", type=files.output, help="write the resource table here, as JSON")
     parser.add_argument(
         "--quick", action="store_true",
         help="compile the smallest and the largest NPU, some iNALUs, and every kernel for sm_90; launch all",
     )  # fmt: skip
     parser.add_argument(
-        "--variants", action="store_true", help="calls without some operands or gradients: all, on every target (slow)"
+        "--variants",
+        action="store_true",
+        help="calls without some operands or gradients: all, on every target (slow)",
     )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
     options = parser.parse_args(arguments)
@@ -69,8 +92,13 @@ def main(arguments: list[str] | None = None) -> int:
         return "all" if options.variants else "some" if target == "sm_90" else ""
 
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(options.jobs, len(targets)), mp_context=context) as pool:
-        pending = [pool.submit(compile_target, target, options.quick, variants(target)) for target in targets]
+    with concurrent.futures.ProcessPoolExecutor(
+        min(options.jobs, len(targets)), mp_context=context
+    ) as pool:
+        pending = [
+            pool.submit(compile_target, target, options.quick, variants(target))
+            for target in targets
+        ]
         rows = [row for future in pending for row in future.result()]
     import triton
 
@@ -79,7 +107,9 @@ def main(arguments: list[str] | None = None) -> int:
         table = {"triton": triton.__version__, "torch": torch.__version__, "rows": rows}
         files.write(options.table, json.dumps(table, indent=1) + "\n")
     broken = [row for row in rows if row["faults"]]
-    print(f"triton {triton.__version__}: {len(rows)} kernels for {', '.join(targets)}, {len(broken)} over budget")
+    print(
+        f"triton {triton.__version__}: {len(rows)} kernels for {', '.join(targets)}, {len(broken)} over budget"
+    )
     return 1 if broken else 0
 
 

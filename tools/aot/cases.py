@@ -32,7 +32,14 @@ def _operands(
     return x, weight, gate, torch.empty([*lead, B, O], dtype=dtype)
 
 
-def _npu(*sizes: Any, im: bool = True, gated: bool = True, needs: int = 15, sin: bool = True, **options: Any) -> None:
+def _npu(
+    *sizes: Any,
+    im: bool = True,
+    gated: bool = True,
+    needs: int = 15,
+    sin: bool = True,
+    **options: Any,
+) -> None:
     from npu_kernels._backends.triton import npu
 
     x, weight, gate, y = _operands(*sizes, **options)
@@ -81,7 +88,9 @@ def _inalu(*sizes: Any, save: bool = True, needs: int = 63, **options: Any) -> N
     x, w, _, y = _operands(*sizes, **options)
     nalu.inalu_forward(x, w, w, w, w, w, EPS, 20.0, save)
     if save:
-        nalu.inalu_backward(y, x, w, w, w, w, w, y, y, y, torch.empty_like(y, dtype=torch.int32), EPS, 20.0, needs)
+        nalu.inalu_backward(
+            y, x, w, w, w, w, w, y, y, y, torch.empty_like(y, dtype=torch.int32), EPS, 20.0, needs
+        )
 
 
 def _ode(
@@ -176,9 +185,15 @@ def _layers() -> Iterator[Case]:
 def _loops() -> Iterator[Case]:
     for dtype, sizes in ((torch.float32, ODE_SIZES), (torch.float64, ODE_SIZES_DOUBLE)):
         for size in sizes:
-            name = f"ode {size[0]} -> {size[1]}, starts {size[2]} {str(dtype).removeprefix('torch.')}"
+            name = (
+                f"ode {size[0]} -> {size[1]}, starts {size[2]} {str(dtype).removeprefix('torch.')}"
+            )
             yield name, HIGHEST, lambda s=size, t=dtype: _ode(*s, dtype=t)  # type: ignore[misc]
-            yield f"{name} checkpointed", HIGHEST, lambda s=size, t=dtype: _ode(*s, dtype=t, save=False)  # type: ignore[misc]
+            yield (
+                f"{name} checkpointed",
+                HIGHEST,
+                lambda s=size, t=dtype: _ode(*s, dtype=t, save=False),
+            )  # type: ignore[misc]
 
 
 def _variants(all_large: bool) -> Iterator[Case]:
@@ -210,7 +225,11 @@ def _variants(all_large: bool) -> Iterator[Case]:
     yield "nalu models, shared x", HIGHEST, lambda: _nalu(100, 6, 2, K=3, shared=True)
     yield "nalu without bias", HIGHEST, lambda: _nalu(100, 6, 2, bias=False)
     yield "inalu inference", HIGHEST, lambda: _inalu(100, 6, 2, save=False)
-    yield "inalu inference float64", HIGHEST, lambda: _inalu(100, 6, 2, save=False, dtype=torch.float64)
+    yield (
+        "inalu inference float64",
+        HIGHEST,
+        lambda: _inalu(100, 6, 2, save=False, dtype=torch.float64),
+    )
     yield "inalu bfloat16", HIGHEST, lambda: _inalu(100, 6, 2, dtype=torch.bfloat16)
     yield "inalu weights only", HIGHEST, lambda: _inalu(100, 6, 2, needs=2 + 16)
 
@@ -258,7 +277,9 @@ def compile_target(target: str, quick: bool = False, variants: str = "") -> list
     """The rows of one target; see `cases`. `quick`: what is left out is launched all the same, and not compiled."""
     rows: list[dict[str, Any]] = []
     with compile_instead(target) as done:
-        for label, fault in _launch(target, [*cases(quick, variants), *large_cases(target, quick)], stored=not quick):
+        for label, fault in _launch(
+            target, [*cases(quick, variants), *large_cases(target, quick)], stored=not quick
+        ):
             if fault is not None:
                 rows.append({"target": target, "case": label, "faults": [fault]})
             for compilation in done:
@@ -304,6 +325,10 @@ def _not_reached(target: str, reached: list[tuple[str, dict[str, Any]]]) -> list
         # Not seen by the compiler, and what the NMU's launcher makes no wider than the layer.
         ignored = {"programs"} | ({"BLOCK_O"} if kernel.startswith("nmu") else set())
         wanted = {name: value for name, value in entry.items() if name not in ignored}
-        if not any(name == kernel and wanted.items() <= options.items() for name, options in reached):
-            missing.append({"target": target, "case": key, "faults": ["no call reached this configuration"]})
+        if not any(
+            name == kernel and wanted.items() <= options.items() for name, options in reached
+        ):
+            missing.append(
+                {"target": target, "case": key, "faults": ["no call reached this configuration"]}
+            )
     return missing

@@ -61,8 +61,16 @@ class StubDriver:
 class Compilation:
     """One launch that was compiled instead."""
 
-    def __init__(self, name: str, arguments: dict[str, Any], kernel: Any, log: str, seconds: float) -> None:
-        self.name, self.arguments, self.kernel, self.log, self.seconds = name, arguments, kernel, log, seconds
+    def __init__(
+        self, name: str, arguments: dict[str, Any], kernel: Any, log: str, seconds: float
+    ) -> None:
+        self.name, self.arguments, self.kernel, self.log, self.seconds = (
+            name,
+            arguments,
+            kernel,
+            log,
+            seconds,
+        )
 
 
 @contextlib.contextmanager
@@ -79,14 +87,22 @@ def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compila
     from npu_kernels._backends.triton import tuning
 
     if triton.knobs.runtime.interpret:
-        raise RuntimeError("tools.aot: kernels cannot be compiled in a process with TRITON_INTERPRET=1")
-    gpu = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
+        raise RuntimeError(
+            "tools.aot: kernels cannot be compiled in a process with TRITON_INTERPRET=1"
+        )
+    gpu = (
+        GPUTarget("hip", target, 64)
+        if target.startswith("gfx")
+        else GPUTarget("cuda", int(target[3:]), 32)
+    )
     done: list[Compilation] = []
     compiled: set[int] = set()
     run, log_option = JITFunction.run, triton.knobs.nvidia.dump_ptxas_log
     functions: list[JITFunction] = []
 
-    def compile_launch(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+    def compile_launch(
+        self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **options: Any
+    ) -> Any:
         arguments = {**dict(zip(self.arg_names, args, strict=False)), **options}
         if not compiles:
             done.append(Compilation(self.__name__, arguments, None, "", 0.0))
@@ -100,7 +116,11 @@ def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compila
             kernel = kernel.result() if callable(getattr(kernel, "result", None)) else kernel
         if id(kernel) not in compiled:  # else a launch like one before it
             compiled.add(id(kernel))
-            done.append(Compilation(self.__name__, arguments, kernel, log.getvalue(), time.perf_counter() - started))
+            done.append(
+                Compilation(
+                    self.__name__, arguments, kernel, log.getvalue(), time.perf_counter() - started
+                )
+            )
         return kernel
 
     with tempfile.TemporaryDirectory() as cache:
@@ -162,7 +182,8 @@ def _amd(kernel: Any) -> dict[str, Any]:
 
     return {
         "registers": number("vgpr_count"),
-        "spill_bytes": 4 * number("vgpr_spill_count"),  # scalar registers spill into lanes of vector registers
+        "spill_bytes": 4
+        * number("vgpr_spill_count"),  # scalar registers spill into lanes of vector registers
         "instructions": len(re.findall(r"^\t[a-z]+_[a-z]", text, re.MULTILINE)),
         "stores": len(re.findall(r"\b(?:global|buffer)_store", text)),
         "tensor_core": dict(collections.Counter(re.findall(r"v_mfma_[a-z]+\d+", text))),
@@ -198,6 +219,8 @@ def faults(row: dict[str, Any]) -> list[str]:
         found.append(f"{row['shared_bytes']} bytes of shared memory, limit {SHARED_MEMORY[target]}")
     if row["instructions"] < LEAST_INSTRUCTIONS or not row["stores"]:
         found.append(f"empty: {row['instructions']} instructions, {row['stores']} stores")
-    if row["passes"] and not any(name.startswith(TENSOR_CORE[target]) for name in row["tensor_core"]):
+    if row["passes"] and not any(
+        name.startswith(TENSOR_CORE[target]) for name in row["tensor_core"]
+    ):
         found.append("no tensor-core instruction")
     return found

@@ -110,7 +110,11 @@ def large_faults(rows: list[dict[str, Any]]) -> None:
         ]
         stage = 4 * TILE * depth * 2
         if row["shared_bytes"] < 2 * stage:
-            row["faults"].append(f"{row['shared_bytes']} bytes of shared memory, two stages take {2 * stage}")
+            row["faults"].append(
+                f"{row['shared_bytes']} bytes of shared memory, two stages take {2 * stage}"
+            )
         gain = multiply_adds(row) / one_pass[_part(row)]
         if gain < GAIN:
-            row["faults"].append(f"{gain:.1f} times the one-pass kernel's multiply-adds an instruction, least {GAIN}")
+            row["faults"].append(
+                f"{gain:.1f} times the one-pass kernel's multiply-adds an instruction, least {GAIN}"
+            )

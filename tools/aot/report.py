@@ -30,7 +30,18 @@ target has, an empty kernel, no tensor-core instruction where the scheme promise
 how fast a kernel is. Registers are per thread, spills and shared memory in bytes; instructions are those of the
 disassembly; tensor-core instructions by name.
 """
-COLUMNS = ("kernel", "case", "tile", "passes", "warps", "stages", "registers", "spills", "shared", "instructions")
+COLUMNS = (
+    "kernel",
+    "case",
+    "tile",
+    "passes",
+    "warps",
+    "stages",
+    "registers",
+    "spills",
+    "shared",
+    "instructions",
+)
 KEYS = (
     "kernel",
     "case",
@@ -65,33 +76,58 @@ def summary(version: str, rows: Sequence[Row]) -> list[str]:
 
 def section(version: str, target: str, rows: Sequence[Row]) -> list[str]:
     """All rows of one target."""
-    lines = [f"## {target}, Triton {version}", "", "| " + " | ".join((*COLUMNS, "tensor core")) + " |"]
+    lines = [
+        f"## {target}, Triton {version}",
+        "",
+        "| " + " | ".join((*COLUMNS, "tensor core")) + " |",
+    ]
     lines.append("|" + " --- |" * (len(COLUMNS) + 1))
     for row in rows:
         cells = ["" if row.get(key) is None else str(row[key]) for key in KEYS]
         tensor = ", ".join(f"{count} {name}" for name, count in row.get("tensor_core", {}).items())
-        lines.append("| " + " | ".join([*cells, tensor + "".join(f" **{fault}**" for fault in row["faults"])]) + " |")
+        lines.append(
+            "| "
+            + " | ".join([*cells, tensor + "".join(f" **{fault}**" for fault in row["faults"])])
+            + " |"
+        )
     return [*lines, ""]
 
 
 def document(tables: Sequence[dict[str, Any]]) -> str:
     """The document of several tables as `tools.aot --table` writes them."""
-    head = ("Triton", "target", "kernels", "registers", "shared", "instructions", "that spill", "over budget")
+    head = (
+        "Triton",
+        "target",
+        "kernels",
+        "registers",
+        "shared",
+        "instructions",
+        "that spill",
+        "over budget",
+    )
     lines = [HEAD, "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for table in tables:
         lines += summary(table["triton"], table["rows"])
     lines.append("")
     for table in tables:
         for target in dict.fromkeys(row["target"] for row in table["rows"]):
-            lines += section(table["triton"], target, [row for row in table["rows"] if row["target"] == target])
+            lines += section(
+                table["triton"], target, [row for row in table["rows"] if row["target"] == target]
+            )
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Read, write or print; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.aot.report", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE", help="written by `tools.aot --table`")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the document there instead of printing it")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.aot.report", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "tables", nargs="+", type=Path, metavar="TABLE", help="written by `tools.aot --table`"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the document there instead of printing it"
+    )
     options = parser.parse_args(arguments)
     try:
         text = document([json.loads(path.read_text()) for path in options.tables])

@@ -24,7 +24,11 @@ def wanted(task_set: str, task: str, model: str) -> float:
         best = min(row["centre"] for row in published.load("simple") if row["task"] == task)
     else:
         cells = published.load("large")
-        (best,) = (r["median"] for r in cells if (r["task"], r["model"], r["metric"]) == (task, model, "test_mse"))
+        (best,) = (
+            r["median"]
+            for r in cells
+            if (r["task"], r["model"], r["metric"]) == (task, model, "test_mse")
+        )
     return float(best) / BETTER[task_set]
 
 
@@ -33,9 +37,19 @@ def groups(rows: Rows) -> Iterable[tuple[str, str, str, int, list[dict[str, Any]
     for task_set in BETTER:
         for task in simple.TASKS:
             for model in MODELS:
-                cell = [r for r in rows if (r["task_set"], r["task"], r["model"]) == (task_set, task, model)]
+                cell = [
+                    r
+                    for r in rows
+                    if (r["task_set"], r["task"], r["model"]) == (task_set, task, model)
+                ]
                 for starts in sorted({row["starts"] for row in cell}):
-                    yield task_set, task, model, starts, [row for row in cell if row["starts"] == starts]
+                    yield (
+                        task_set,
+                        task,
+                        model,
+                        starts,
+                        [row for row in cell if row["starts"] == starts],
+                    )
 
 
 def lines(rows: Rows) -> Iterable[dict[str, str]]:
@@ -71,14 +85,18 @@ def section(rows: Rows) -> str:
         "operation. Wanted: in the simple task a tenth of the least number of any layer in the row of Table A2, in"
         " the large one the layer's own cell of Table 1. Exact: all weights rounded to fractions, with an error on"
         " held-out rows as small as float32 gives. Model-steps: of the task's own batch size, of all starts "
-        f"together; the paper's runs take {BUDGET['simple']:,} and {BUDGET['large']:,}.\n\n" + record_table(lines(rows))
+        f"together; the paper's runs take {BUDGET['simple']:,} and {BUDGET['large']:,}.\n\n"
+        + record_table(lines(rows))
     )
 
 
 def checks(rows: Rows) -> list[Check]:
     found = []
     for task_set, task, model, starts, cell in groups(rows):
-        high, of_cell = wanted(task_set, task, model), f"{task_set} {SIGNS[task]} {model}, {starts} starts"
+        high, of_cell = (
+            wanted(task_set, task, model),
+            f"{task_set} {SIGNS[task]} {model}, {starts} starts",
+        )
         errors, steps = [_finite(row["error"]) for row in cell], [row["steps"] for row in cell]
         found.append(statistic(f"{of_cell}, median", median, errors, -math.inf, high))
         what = f"{of_cell}, model-steps of a run, median"

@@ -45,7 +45,9 @@ def batches(seeds: int | None, quick: bool, variant: str, device: str) -> list[B
     for task_set, tasks in (("simple", ["all"]), ("large", list(large.TASKS))):
         for model in MODELS:
             cells = [(task, STARTS) for task in tasks]
-            cells += [(task, MORE_STARTS[model, task]) for task in tasks if (model, task) in MORE_STARTS]
+            cells += [
+                (task, MORE_STARTS[model, task]) for task in tasks if (model, task) in MORE_STARTS
+            ]
             for task, starts in cells:
                 for seed in range(seeds or (QUICK_SEEDS if quick else SEEDS[task_set])):
                     found.append(
@@ -79,7 +81,9 @@ def data(task_set: str, task: str, seed: int, variant: str) -> tuple[Tensor, Ten
     if task_set == "simple":
         source = simple.Data([seed], variant, torch.float32, torch.device("cpu"))
         steps = range(1, 1 + COUNTS[task_set] // simple.ROWS)
-        x, y = (torch.cat(parts, 1)[0] for parts in zip(*(source(step) for step in steps), strict=True))
+        x, y = (
+            torch.cat(parts, 1)[0] for parts in zip(*(source(step) for step in steps), strict=True)
+        )
         return x, y
     there = large.TASKS[task]
     x = large.training_points(Sobol(large.INPUTS), 0, COUNTS[task_set], *there.train)
@@ -92,15 +96,25 @@ class Fitted:
     def __init__(self, batch: Batch) -> None:
         self.settings, self.seed = batch.settings, batch.runs[0]["seed"]
         self.device = torch.device(self.settings["device"])
-        unit, k, clip = MODELS[self.settings["model"]], self.settings["starts"], self.settings["variant"] == "paper"
+        unit, k, clip = (
+            MODELS[self.settings["model"]],
+            self.settings["starts"],
+            self.settings["variant"] == "paper",
+        )
         if self.settings["task_set"] == "simple":
             model = nn.Sequential(unit(2, 6, num_models=k), NAU(6, 4, num_models=k, clip=clip))
         else:
             size = large.INPUTS
-            model = nn.Sequential(NAU(size, size, num_models=k, clip=clip), unit(size, 1, num_models=k))
-        x, y = data(self.settings["task_set"], self.settings["task"], self.seed, self.settings["variant"])
+            model = nn.Sequential(
+                NAU(size, size, num_models=k, clip=clip), unit(size, 1, num_models=k)
+            )
+        x, y = data(
+            self.settings["task_set"], self.settings["task"], self.seed, self.settings["variant"]
+        )
         recipe = QUICK if self.settings["quick"] else Recipe()
-        self.run = Run(model.to(self.device), x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit")
+        self.run = Run(
+            model.to(self.device), x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit"
+        )
         self.total, self.done = self.run.total, self.run.done
 
     def advance(self, steps: int) -> None:
@@ -125,7 +139,9 @@ class Fitted:
             rows = simple.ROWS
         else:
             errors = {
-                task: large.evaluate_mse(found.models, [task], self.settings["variant"], torch.float32, self.device)
+                task: large.evaluate_mse(
+                    found.models, [task], self.settings["variant"], torch.float32, self.device
+                )
             }
             rows = large.ROWS
         parameters = torch.cat([p.detach().flatten(1) for p in found.models.parameters()], 1).cpu()
@@ -141,9 +157,9 @@ class Fitted:
             "n_params": int((parameters.abs() > ZERO).sum()),
             "seconds": round(found.seconds, 1),
         }
-        return [{**common, "task": name, "error": float(error)} for name, error in errors.items()], {
-            "parameters": parameters
-        }
+        return [
+            {**common, "task": name, "error": float(error)} for name, error in errors.items()
+        ], {"parameters": parameters}
 
 
 def make(batch: Batch) -> Fitted:
@@ -155,4 +171,10 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
     """The order of the table."""
     sets: Sequence[str] = list(SEEDS)
     model = list(MODELS).index(row["model"])
-    return sets.index(row["task_set"]), simple.TASKS.index(row["task"]), model, row["starts"], row["seed"]
+    return (
+        sets.index(row["task_set"]),
+        simple.TASKS.index(row["task"]),
+        model,
+        row["starts"],
+        row["seed"],
+    )

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from npu_kernels import functional, ode
 
-Field = Callable[[Tensor, Sequence[Tensor]], Tensor]  # states [K, S, 3] and parts of the parameters to slopes [K, S, 3]
+Field = Callable[
+    [Tensor, Sequence[Tensor]], Tensor
+]  # states [K, S, 3] and parts of the parameters to slopes [K, S, 3]
 
 
 def power(u: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -50,7 +52,13 @@ def backward_steps(times: Tensor, dt: float) -> tuple[Tensor, Tensor, list[int]]
 
 
 def gradient(
-    field: Field, parts: list[Tensor], states: Tensor, slopes: Tensor, jumps: Tensor, times: Tensor, dt: float
+    field: Field,
+    parts: list[Tensor],
+    states: Tensor,
+    slopes: Tensor,
+    jumps: Tensor,
+    times: Tensor,
+    dt: float,
 ) -> list[Tensor]:
     """The gradient for the parts of the parameters.
 
@@ -63,14 +71,20 @@ def gradient(
         dt: of the steps, forward and backward.
     """
     begin, length, saved = backward_steps(times, dt)
-    u = ode.interpolate(states, begin, dt=dt, method="hermite", derivatives=slopes).detach().requires_grad_()
+    u = (
+        ode.interpolate(states, begin, dt=dt, method="hermite", derivatives=slopes)
+        .detach()
+        .requires_grad_()
+    )
     parts = [part.detach().requires_grad_() for part in parts]
     with torch.enable_grad():
         f = field(u, parts)
         sums = f.sum((0, 1)).unbind()
     rows = [torch.autograd.grad(one, u, retain_graph=True)[0] for one in sums]
     transposed = torch.stack(rows, -1)  # [K, S, 3, 3]: of u_j and f_i
-    pull = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device) + length.view(-1, 1, 1) * transposed
+    pull = (
+        torch.eye(f.shape[-1], dtype=f.dtype, device=f.device) + length.view(-1, 1, 1) * transposed
+    )
     steps = pull.transpose(0, 1).contiguous()
     a, held = torch.zeros_like(jumps[:, 0]).unsqueeze(2), []
     for n, index in enumerate(saved):

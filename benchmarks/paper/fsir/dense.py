@@ -22,7 +22,9 @@ TANH_BLOCK = 64  # elements: whole vectors of any machine
 
 class _Euler(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, u0: Tensor, steps: int, dt: float, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, u0: Tensor, steps: int, dt: float, *weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
         w1, b1, w2, b2, w3, b3 = weights
         models, h, d = w1.shape
         u = u0.new_empty(steps + 1, models, d, 1)
@@ -51,7 +53,9 @@ class _Euler(torch.autograd.Function):
         gu, gs = grads  # [K, steps + 1, D]
         models, h, d = w1.shape
         count = gu.shape[1]
-        u, a1, a2 = (t.squeeze(3).permute(1, 2, 0).contiguous() for t in (u, a1, a2))  # [K, D or h, steps + 1]
+        u, a1, a2 = (
+            t.squeeze(3).permute(1, 2, 0).contiguous() for t in (u, a1, a2)
+        )  # [K, D or h, steps + 1]
         slope1, slope2 = 1 - a1 * a1, 1 - a2 * a2
         inner = (slope1.unsqueeze(3) * w1.unsqueeze(2)).view(models, h, count * d)
         inner = torch.bmm(w2, inner).view(models, h, count, d) * slope2.unsqueeze(3)

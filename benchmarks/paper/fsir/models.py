@@ -55,14 +55,19 @@ def keep_best(results: Results, path: Path) -> None:
                 names.append("sparse RealNPU")
             for name in names:
                 if row["mse"] < chosen.get(name, {"mse": math.inf})["mse"]:
-                    keep = {"integrator": batch.settings["integrator"], "parameters": parameters.tolist()}
+                    keep = {
+                        "integrator": batch.settings["integrator"],
+                        "parameters": parameters.tolist(),
+                    }
                     chosen[name] = {**row, **keep}
     files.write(path, json.dumps(chosen, indent=1))
 
 
 def paragraph(title: str, best: dict[str, Any], settings: str, digits: int = 4) -> list[str]:
     """A kept RealNPU's equations under a title; nothing without sympy."""
-    lines = equations("RealNPU", best["h"], torch.tensor(best["parameters"], dtype=torch.float64), digits)
+    lines = equations(
+        "RealNPU", best["h"], torch.tensor(best["parameters"], dtype=torch.float64), digits
+    )
     if not lines:
         return []
     what = f"h {best['h']}, {settings}, error {number(best['mse'])}, {best['n_params']} parameters"

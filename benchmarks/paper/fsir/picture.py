@@ -43,12 +43,28 @@ def _fronts(axis: Any, rows: Rows) -> None:
         for runs, filled in ((rows, True), (paper, False)):
             mine = [row for row in report.of(runs, model) if row["mse"] < 1e5]
             x, y = [row["n_params"] for row in mine], [row["mse"] for row in mine]
-            axis.scatter(x, y, s=10, alpha=0.6, color=color if filled else "none", edgecolors=color, linewidths=0.6)
+            axis.scatter(
+                x,
+                y,
+                s=10,
+                alpha=0.6,
+                color=color if filled else "none",
+                edgecolors=color,
+                linewidths=0.6,
+            )
             best = report.front(mine)
             x, y = [row["n_params"] for row in best], [row["mse"] for row in best]
             label = model if filled else None
-            axis.step(x, y, where="post", color=color, linestyle="-" if filled else ":", label=label)
-    axis.set(xscale="log", yscale="log", xlabel="non-zero parameters", ylabel="mean squared error", ylim=(1e-3, 1e4))
+            axis.step(
+                x, y, where="post", color=color, linestyle="-" if filled else ":", label=label
+            )
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlabel="non-zero parameters",
+        ylabel="mean squared error",
+        ylim=(1e-3, 1e4),
+    )
     axis.set_xticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
     axis.minorticks_off()
     axis.set_title("Error and size; lines: the best (dotted, hollow: published)", fontsize=10)
@@ -66,7 +82,9 @@ def trajectories(axis: Any, chosen: dict[str, Any]) -> None:
         axis.plot(fsir.TIMES.numpy(), truth.numpy(), "o", color=color, markersize=3)
         axis.plot(times.numpy(), line.numpy(), color=color, label=state)
     axis.set(xlabel="time", ylabel="group's share of the population (%)")
-    axis.set_title(f"Points: data. Lines: the best model, {name}, {best['h']} hidden units", fontsize=10)
+    axis.set_title(
+        f"Points: data. Lines: the best model, {name}, {best['h']} hidden units", fontsize=10
+    )
     axis.legend(fontsize=8)
 
 
@@ -77,7 +95,8 @@ def diagram(axis: Any, best: dict[str, Any]) -> None:
     used = [j for j in range(best["h"]) if bool((weight[:, j].abs() > fsir.NON_ZERO).any())]
     axis.set_axis_off()
     axis.set_title(
-        f"Weights of a RealNPU: {best['n_params']} parameters, mean squared error {best['mse']:.3g}", fontsize=10
+        f"Weights of a RealNPU: {best['n_params']} parameters, mean squared error {best['mse']:.3g}",
+        fontsize=10,
     )
 
     def height(index: int, count: int) -> float:
@@ -92,12 +111,23 @@ def diagram(axis: Any, best: dict[str, Any]) -> None:
         for i in range(3):
             for value, start, end in (
                 (float(weight[i, j]), (0.0, height(i, 3)), (0.95, y)),
-                (float(weight_re[j, i] * (gate[i].abs() > fsir.NON_ZERO)), (1.05, y), (2.0, height(i, 3))),
+                (
+                    float(weight_re[j, i] * (gate[i].abs() > fsir.NON_ZERO)),
+                    (1.05, y),
+                    (2.0, height(i, 3)),
+                ),
             ):
                 if abs(value) <= fsir.NON_ZERO:
                     continue
                 color = "tab:red" if value < 0 else "tab:blue"
-                axis.plot(*zip(start, end, strict=True), color=color, linewidth=0.5 + 2.5 * min(1.0, abs(value)))
-                at = [start[k] + (0.3 if start[0] > 0.5 else 0.7) * (end[k] - start[k]) for k in (0, 1)]
+                axis.plot(
+                    *zip(start, end, strict=True),
+                    color=color,
+                    linewidth=0.5 + 2.5 * min(1.0, abs(value)),
+                )
+                at = [
+                    start[k] + (0.3 if start[0] > 0.5 else 0.7) * (end[k] - start[k])
+                    for k in (0, 1)
+                ]
                 axis.text(*at, f"{value:.3g}", fontsize=7, ha="center", va="bottom")
     axis.set(xlim=(-0.4, 2.5), ylim=(0, 1))

@@ -17,7 +17,16 @@ from benchmarks.paper.checks import Check, explained, judged, order, share, stat
 from benchmarks.paper.fsir import task as fsir
 from benchmarks.paper.fsir.models import FEW
 from benchmarks.paper.markdown import between
-from benchmarks.paper.summary import FEWEST, bootstrap, compared, interval, median, number, samples, wilson
+from benchmarks.paper.summary import (
+    FEWEST,
+    bootstrap,
+    compared,
+    interval,
+    median,
+    number,
+    samples,
+    wilson,
+)
 from benchmarks.paper.tables import Rows
 
 BUDGETS = (20, 40, 80, 160, None)  # numbers of parameters at which the fronts are compared
@@ -34,7 +43,9 @@ def share_below(rows: Rows, limit: float) -> float:
 
 def of(rows: Rows, model: str, beta: float | None = None) -> list[dict[str, Any]]:
     """The rows of a model, and of one beta if given; an error that is no number counts as infinite."""
-    chosen = [row for row in rows if row["model"] == model and (beta is None or row["beta"] == beta)]
+    chosen = [
+        row for row in rows if row["model"] == model and (beta is None or row["beta"] == beta)
+    ]
     return [{**row, "mse": math.inf if math.isnan(row["mse"]) else row["mse"]} for row in chosen]
 
 
@@ -65,7 +76,9 @@ def front(rows: Rows) -> list[dict[str, Any]]:
 
 def dominated(better: Rows, worse: Rows) -> int:
     """How many points of one front have one of the other with no more parameters and no greater error."""
-    return sum(any(b["n_params"] <= w["n_params"] and b["mse"] <= w["mse"] for b in better) for w in worse)
+    return sum(
+        any(b["n_params"] <= w["n_params"] and b["mse"] <= w["mse"] for b in better) for w in worse
+    )
 
 
 def dominates(better: Rows, worse: Rows) -> bool:
@@ -78,7 +91,11 @@ def dominates(better: Rows, worse: Rows) -> bool:
 
 def sources(rows: Rows, authors: Rows) -> list[tuple[str, Rows]]:
     """The runs that the tables compare: the paper's, ours, and ours by the authors' gradient where they are made."""
-    found = [("paper", paper_rows()), ("here", rows), ("here, authors' gradient", complete(rows, authors))]
+    found = [
+        ("paper", paper_rows()),
+        ("here", rows),
+        ("here, authors' gradient", complete(rows, authors)),
+    ]
     return [(whose, source) for whose, source in found if source]
 
 
@@ -124,7 +141,9 @@ def full_table(rows: Rows, authors: Rows = ()) -> str:
 
 def least(count: int | None) -> Callable[[Rows], float]:
     """The least error of runs with at most so many parameters; infinite where there are none."""
-    return lambda found: min((r["mse"] for r in found if count is None or r["n_params"] <= count), default=math.inf)
+    return lambda found: min(
+        (r["mse"] for r in found if count is None or r["n_params"] <= count), default=math.inf
+    )
 
 
 def budget_table(rows: Rows, authors: Rows = ()) -> str:
@@ -152,9 +171,18 @@ def phase_table(rows: Rows, authors: Rows = ()) -> str:
         found = of(rows, model)
         if found and "first_mse" in found[0]:
             count = median([row["iterations"] for row in found])
-            cells = [middle(found, "first_mse"), middle(found, "mse"), middle(of(paper, model), "mse")]
+            cells = [
+                middle(found, "first_mse"),
+                middle(found, "mse"),
+                middle(of(paper, model), "mse"),
+            ]
             lines.append([model, *cells, f"{count:.0f}"])
-    header = ["median error (95 %)", "here: after the first phase", "here: at the end", "paper: at the end"]
+    header = [
+        "median error (95 %)",
+        "here: after the first phase",
+        "here: at the end",
+        "paper: at the end",
+    ]
     return table([*header, "here: iterations of the second phase, median"], lines)
 
 
@@ -163,7 +191,11 @@ def front_table(rows: Rows) -> str:
         return " ".join(f"({row['n_params']}, {number(row['mse'])})" for row in front(found))
 
     paper = paper_rows()
-    lines = [[model, points(of(paper, model)), points(of(rows, model))] for model in fsir.MODELS if of(rows, model)]
+    lines = [
+        [model, points(of(paper, model)), points(of(rows, model))]
+        for model in fsir.MODELS
+        if of(rows, model)
+    ]
     return table(["model", "paper: non-dominated (parameters, error)", "here"], lines)
 
 
@@ -221,7 +253,10 @@ def _domination(what: str, better: Rows, worse: Rows) -> Check:
     parts = [float(dominated(front(better), front(worse))), float(len(front(worse)))]
     drawn = None
     if min(len(better), len(worse)) >= FEWEST:
-        drawn = [dominates(front(b), front(w)) for b, w in zip(samples(better), samples(worse, 1), strict=True)]
+        drawn = [
+            dominates(front(b), front(w))
+            for b, w in zip(samples(better), samples(worse, 1), strict=True)
+        ]
     return order(f"{what}: points dominated, of", "all", parts, drawn)
 
 
@@ -260,13 +295,19 @@ def _agreement(ours: Rows) -> str:
         runs = [of(source, model, beta) for source in sources]
         if any(len(found) < FEWEST for found in runs):
             return "too few runs"
-        mine, theirs = (np.array([statistic(s) for s in samples(found, key)]) for key, found in enumerate(runs))
+        mine, theirs = (
+            np.array([statistic(s) for s in samples(found, key)]) for key, found in enumerate(runs)
+        )
         return compared(mine, theirs)[1]
 
     def middle(found: Rows) -> float:
         return median([row["mse"] for row in found])
 
-    medians = [(f"{model} {beta:g}", differ(model, beta, middle)) for model in models for beta in fsir.BETAS]
+    medians = [
+        (f"{model} {beta:g}", differ(model, beta, middle))
+        for model in models
+        for beta in fsir.BETAS
+    ]
     lowest = [
         (f"{model} {'any' if count is None else count}", differ(model, None, least(count)))
         for model in models

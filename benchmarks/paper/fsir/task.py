@@ -66,7 +66,9 @@ TIMES = torch.linspace(0, END, POINTS, dtype=torch.float64)
 def data() -> Tensor:
     """The published training data ``[40, 3]``."""
     rows = load("fsir_series")
-    return torch.tensor([[row[f"{name}_true"] for name in NAMES] for row in rows], dtype=torch.float64)
+    return torch.tensor(
+        [[row[f"{name}_true"] for name in NAMES] for row in rows], dtype=torch.float64
+    )
 
 
 # ---- models as vectors ---------------------------------------------------------------------------------------------
@@ -106,7 +108,9 @@ def start(model: str, h: int, beta: float, run: int) -> Tensor:
     return torch.cat(parts).double()
 
 
-def solve(model: str, h: int, parameters: Tensor, integrator: str = "euler") -> tuple[Tensor, Tensor]:
+def solve(
+    model: str, h: int, parameters: Tensor, integrator: str = "euler"
+) -> tuple[Tensor, Tensor]:
     """States and slopes ``[K, 201, 3]`` at the times 0, 1, .. 200 of K models ``[K, N]``."""
     parts = split(model, h, parameters)
     u0 = U0.to(parameters.device)
@@ -116,7 +120,9 @@ def solve(model: str, h: int, parameters: Tensor, integrator: str = "euler") -> 
     return integrate(u0.expand(len(parameters), -1), parts, GRID, END / GRID, method)
 
 
-def integrate(u0: Tensor, parts: list[Tensor], steps: int, dt: float, method: str) -> tuple[Tensor, Tensor]:
+def integrate(
+    u0: Tensor, parts: list[Tensor], steps: int, dt: float, method: str
+) -> tuple[Tensor, Tensor]:
     """States and slopes ``[K, steps + 1, 3]`` of K power models (`split`) from ``u0 [K, 3]``.
 
     A single trajectory has a separate loop, which rounds in another order. With a copy of itself it does not use that
@@ -144,7 +150,9 @@ def integrate(u0: Tensor, parts: list[Tensor], steps: int, dt: float, method: st
     return found[0][:models], found[1][:models]
 
 
-def predict(model: str, h: int, parameters: Tensor, integrator: str = "euler", times: Tensor = TIMES) -> Tensor:
+def predict(
+    model: str, h: int, parameters: Tensor, integrator: str = "euler", times: Tensor = TIMES
+) -> Tensor:
     """The states of K models at `times`, ``[K, M, 3]``."""
     states, slopes = solve(model, h, parameters, integrator)
     return ode.interpolate(states, times, dt=END / GRID, method="hermite", derivatives=slopes)
@@ -166,7 +174,9 @@ def plan(options: Namespace) -> list[Batch]:
     steps, iterations = (QUICK_STEPS, QUICK_ITERATIONS) if options.quick else (STEPS, ITERATIONS)
     widths = QUICK_WIDTHS if options.quick else WIDTHS
     runs = options.seeds or (QUICK_RUNS if options.quick else RUNS)
-    return batches(MODELS, widths, runs, steps, iterations, options.integrator, options.variant, options.device)
+    return batches(
+        MODELS, widths, runs, steps, iterations, options.integrator, options.variant, options.device
+    )
 
 
 def batches(
@@ -217,12 +227,22 @@ class Training:
 
     def __init__(self, batch: Batch) -> None:
         settings = batch.settings
-        self.model, self.h, self.integrator = settings["model"], settings["h"], settings["integrator"]
-        self.runs, self.steps, self.iterations = batch.runs, settings["steps"], settings["iterations"]
+        self.model, self.h, self.integrator = (
+            settings["model"],
+            settings["h"],
+            settings["integrator"],
+        )
+        self.runs, self.steps, self.iterations = (
+            batch.runs,
+            settings["steps"],
+            settings["iterations"],
+        )
         self.total, self.done = self.steps + self.iterations, 0
         device = torch.device(settings["device"])
         self.target, self.times = data().to(device), TIMES
-        self.beta = torch.tensor([run["beta"] for run in batch.runs], dtype=torch.float64, device=device)
+        self.beta = torch.tensor(
+            [run["beta"] for run in batch.runs], dtype=torch.float64, device=device
+        )
         starts = [start(self.model, self.h, run["beta"], run["run"]) for run in batch.runs]
         self.parameters = torch.stack(starts).to(device)
         kind = RMSProp if settings["variant"] == "code" else Adam
@@ -253,7 +273,10 @@ class Training:
         """The errors ``[K]``, and the authors' gradient ``[K, N]`` (adjoint.py)."""
         states, slopes = solve(self.model, self.h, parameters)
         dt = END / GRID
-        off = ode.interpolate(states, self.times, dt=dt, method="hermite", derivatives=slopes) - self.target
+        off = (
+            ode.interpolate(states, self.times, dt=dt, method="hermite", derivatives=slopes)
+            - self.target
+        )
         field = adjoint.dense if self.model == "Dense" else adjoint.power
         parts, jumps = split(self.model, self.h, parameters), 2 * off / off[0].numel()
         found = adjoint.gradient(field, parts, states, slopes, jumps, self.times, dt)
@@ -268,7 +291,10 @@ class Training:
                 self.optimizer.update(self.parameters, gradient, step)
                 continue
             problems = self._second()
-            while len(running := problems.running) and int(problems.iterations[running].min()) < step - self.steps:
+            while (
+                len(running := problems.running)
+                and int(problems.iterations[running].min()) < step - self.steps
+            ):
                 problems.round()
         self.done += steps
 
@@ -286,11 +312,17 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         second = None if self.problems is None else self.problems.state_dict()
-        return {"done": self.done, "tensors": [self.parameters, *self.optimizer.state], "second": second}
+        return {
+            "done": self.done,
+            "tensors": [self.parameters, *self.optimizer.state],
+            "second": second,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.done = state["done"]
-        for tensor, kept in zip([self.parameters, *self.optimizer.state], state["tensors"], strict=True):
+        for tensor, kept in zip(
+            [self.parameters, *self.optimizer.state], state["tensors"], strict=True
+        ):
             tensor.copy_(kept)
         if state["second"] is not None:
             self._second().load_state_dict(state["second"])

@@ -38,7 +38,15 @@ def short_table(rows: Rows) -> str:
                 f"{100 * max(row['rate_error'] for row in right):.2g} %" if right else "-",
             ]
         )
-    header = ["width", "starts", "least error", "fit the data", "are the equation", "exponents off", "rates off"]
+    header = [
+        "width",
+        "starts",
+        "least error",
+        "fit the data",
+        "are the equation",
+        "exponents off",
+        "rates off",
+    ]
     return table(header, lines)
 
 
@@ -75,11 +83,15 @@ def keep_best(results: Results, path: Path) -> None:
     fewest parameters."""
     chosen: dict[str, dict[str, Any]] = {}
     found = [
-        pair for _, result in results for pair in zip(result["rows"], result["tensors"]["parameters"], strict=True)
+        pair
+        for _, result in results
+        for pair in zip(result["rows"], result["tensors"]["parameters"], strict=True)
     ]
     fitting = [pair for pair in found if fits(pair[0])]
     if fitting:
-        row, parameters = min(fitting, key=lambda pair: (pair[0]["h"], pair[0]["n_params"], pair[0]["error"]))
+        row, parameters = min(
+            fitting, key=lambda pair: (pair[0]["h"], pair[0]["n_params"], pair[0]["error"])
+        )
         chosen["found"] = {**row, "mse": row["error"], "parameters": parameters.tolist()}
     files.write(path, json.dumps(chosen, indent=1))
 

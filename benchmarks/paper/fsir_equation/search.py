@@ -51,13 +51,21 @@ INTERVAL = fsir.END / (fsir.POINTS - 1)
 COARSE, FINE = 5, 40  # steps between two points; the first stretch, from I = 0.01, needs fine ones
 
 
-def batches(widths: tuple[int, ...], starts: int, steps: tuple[int, int, int], device: str) -> list[Batch]:
+def batches(
+    widths: tuple[int, ...], starts: int, steps: tuple[int, int, int], device: str
+) -> list[Batch]:
     """One batch for each width."""
     return [
         Batch(
             experiment="fsir-equation",
             label=f"{h}",
-            settings={"h": h, "fit": steps[0], "prune": steps[1], "refit": steps[2], "device": device},
+            settings={
+                "h": h,
+                "fit": steps[0],
+                "prune": steps[1],
+                "refit": steps[2],
+                "device": device,
+            },
             runs=tuple({"start": index} for index in range(starts)),
             cost=8.0 * h * steps[0] / FIT * starts / STARTS,
             make=make,
@@ -97,12 +105,19 @@ def _flow(h: int, x: Tensor, u: Tensor, steps: int) -> Tensor:
 def _differentiated(h: int, x: Tensor, u: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """`_flow` of models ``[K, N]`` from ``u [K, P, 3]``: ends ``[K, P, 3]``, their derivatives for x and for u."""
     models, points, _ = u.shape
-    lanes = x.unsqueeze(1).expand(-1, points, -1).reshape(models * points, -1).detach().requires_grad_()
+    lanes = (
+        x.unsqueeze(1).expand(-1, points, -1).reshape(models * points, -1).detach().requires_grad_()
+    )
     begin = u.reshape(-1, 3).detach().requires_grad_()
     with torch.enable_grad():
         end = _flow(h, lanes, begin, steps)
-        rows = [torch.autograd.grad(end[:, i].sum(), (lanes, begin), retain_graph=i < 2) for i in range(3)]
-    for_x, for_u = (torch.stack(parts, 1).view(models, points, 3, -1) for parts in zip(*rows, strict=True))
+        rows = [
+            torch.autograd.grad(end[:, i].sum(), (lanes, begin), retain_graph=i < 2)
+            for i in range(3)
+        ]
+    for_x, for_u = (
+        torch.stack(parts, 1).view(models, points, 3, -1) for parts in zip(*rows, strict=True)
+    )
     return end.detach().view(models, points, 3), for_x, for_u
 
 
@@ -128,7 +143,9 @@ class Shooting:
             end, for_x, _ = _differentiated(self.h, x, u, steps)
             ends.append(end)
             jacobians.append(for_x)
-        return (torch.cat(ends, 1) - self.data[1:]).flatten(1), torch.cat(jacobians, 1).flatten(1, 2)
+        return (torch.cat(ends, 1) - self.data[1:]).flatten(1), torch.cat(jacobians, 1).flatten(
+            1, 2
+        )
 
 
 class Trajectory:
@@ -139,7 +156,9 @@ class Trajectory:
 
     def _points(self, x: Tensor) -> Tensor:
         steps, u0 = (len(self.data) - 1) * FINE, self.data[0].expand(len(x), -1)
-        states, _ = fsir.integrate(u0, fsir.split("RealNPU", self.h, x), steps, INTERVAL / FINE, "rk4")
+        states, _ = fsir.integrate(
+            u0, fsir.split("RealNPU", self.h, x), steps, INTERVAL / FINE, "rk4"
+        )
         return states[:, ::FINE]
 
     def residual(self, x: Tensor) -> Tensor:
@@ -167,7 +186,9 @@ class Search:
         self.total, self.done = self.fit + self.prune + self.refit, 0
         data = fsir.data().to(settings["device"])
         self.shooting, self.trajectory = Shooting(self.h, data), Trajectory(self.h, data)
-        self.x = torch.stack([start(self.h, run["start"]) for run in batch.runs]).to(settings["device"])
+        self.x = torch.stack([start(self.h, run["start"]) for run in batch.runs]).to(
+            settings["device"]
+        )
         self.free = torch.ones_like(self.x, dtype=torch.bool)
         self.free[:, 3 * self.h : 3 * self.h + 3] = False  # the gates
         self.kept = torch.zeros_like(self.free)  # variables whose removal was tried in vain
@@ -210,7 +231,11 @@ class Search:
         )
         good = error <= torch.maximum(SLACK * self.error[active], torch.full_like(error, LIMIT))
         accepted = active[good]
-        self.x[accepted], self.free[accepted], self.error[accepted] = x[good], free[good], error[good]
+        self.x[accepted], self.free[accepted], self.error[accepted] = (
+            x[good],
+            free[good],
+            error[good],
+        )
         self.kept[accepted] = False
         self.kept[active[~good], which[~good]] = True
 
@@ -236,7 +261,8 @@ class Search:
                     "start": run["start"],
                     "fitted": float(self.fitted[k]),
                     "error": float(whole[k]),
-                    "n_params": int(self.x[k].count_nonzero()) - 3,  # the gates are no parameters here
+                    "n_params": int(self.x[k].count_nonzero())
+                    - 3,  # the gates are no parameters here
                     "found": int(exponent <= EXPONENT and rate <= RATE),
                     "exponent_error": exponent,
                     "rate_error": rate,
@@ -259,7 +285,9 @@ def compare(h: int, x: Tensor) -> tuple[float, float]:
         return best
     for rows in itertools.permutations(used):
         exponents, rates = weight_re[list(rows)], weight[:, list(rows)]
-        if not torch.equal(exponents != 0, true_re != 0) or not torch.equal(rates != 0, true_weight != 0):
+        if not torch.equal(exponents != 0, true_re != 0) or not torch.equal(
+            rates != 0, true_weight != 0
+        ):
             continue
         right = true_weight != 0
         found = (

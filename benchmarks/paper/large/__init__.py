@@ -40,7 +40,11 @@ SNAPSHOTS = Experiment(
     ),
     snapshots.plan,
     variants=(),
-    options=(Option("points", snapshots.POINTS, "each seed's own, or the authors' shared ones", several=True),),
+    options=(
+        Option(
+            "points", snapshots.POINTS, "each seed's own, or the authors' shared ones", several=True
+        ),
+    ),
     rounds=snapshots.rounds,
     subset=snapshots.subset,
 )

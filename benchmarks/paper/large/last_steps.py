@@ -29,9 +29,19 @@ def cells(rows: Rows) -> Iterator[tuple[Cell, dict[str, list[list[float]]]]]:
         for model in large.MODELS:
             for gate in GATES.get(model, (None,)):
                 cell = task, model, "-" if gate is None else gate
-                mine = [row for row in rows if (row["task"], row["model"], snapshots.gate_of(row)) == cell]
+                mine = [
+                    row
+                    for row in rows
+                    if (row["task"], row["model"], snapshots.gate_of(row)) == cell
+                ]
                 if mine:
-                    yield cell, {p: [snapshots.errors(row) for row in mine if row["points"] == p] for p in POINTS}
+                    yield (
+                        cell,
+                        {
+                            p: [snapshots.errors(row) for row in mine if row["points"] == p]
+                            for p in POINTS
+                        },
+                    )
 
 
 def authors(cell: Cell) -> bool:
@@ -41,12 +51,16 @@ def authors(cell: Cell) -> bool:
 
 def paper_points(task: str, model: str) -> list[float]:
     """The published test errors: ten runs, or fewer."""
-    return [p["test_mse"] for p in published.load("pareto") if (p["task"], p["model"]) == (task, model)]
+    return [
+        p["test_mse"] for p in published.load("pareto") if (p["task"], p["model"]) == (task, model)
+    ]
 
 
 def pooled(runs: Sequence[Sequence[float]]) -> float:
     """The median of all runs' errors at all snapshots; of an even number the lower one, as some are infinite."""
-    return float(np.quantile(np.concatenate([np.asarray(run) for run in runs]), 0.5, method="lower"))
+    return float(
+        np.quantile(np.concatenate([np.asarray(run) for run in runs]), 0.5, method="lower")
+    )
 
 
 def pooled_draws(runs: Sequence[Sequence[float]], key: int = 0) -> np.ndarray | None:
@@ -62,7 +76,9 @@ def swing(runs: Sequence[Sequence[float]]) -> str:
     """Of the middle run: the errors that a tenth of its snapshots lie below and above."""
     if not runs:
         return "-"
-    low, high = (median([float(np.quantile(run, q, method="nearest")) for run in runs]) for q in (0.1, 0.9))
+    low, high = (
+        median([float(np.quantile(run, q, method="nearest")) for run in runs]) for q in (0.1, 0.9)
+    )
     return f"{number(low)} to {number(high)}"
 
 
@@ -86,7 +102,9 @@ def lines(rows: Rows) -> Iterable[dict[str, str]]:
                 for points, middle in middles.items()
             },
             "one run with own points, last 2,000 steps: 10 % to 90 %": swing(runs["own"]),
-            "own points / paper (95 %)": f"{number(ratio[0])} to {number(ratio[1])}" if ratio else "-",
+            "own points / paper (95 %)": f"{number(ratio[0])} to {number(ratio[1])}"
+            if ratio
+            else "-",
             "verdict": verdict,
             "runs: own, shared": ", ".join(str(len(runs[points])) for points in POINTS),
         }
@@ -116,14 +134,24 @@ def redrawn(rows: Rows) -> str:
         for model in large.MODELS:
             intervals = [Swing(rows, task, model).best_of(count) for count in COUNTS]
             theirs = median(paper_points(task, model))
-            inside = [n for n, ends in zip(COUNTS, intervals, strict=True) if ends and ends[0] <= theirs <= ends[1]]
+            inside = [
+                n
+                for n, ends in zip(COUNTS, intervals, strict=True)
+                if ends and ends[0] <= theirs <= ends[1]
+            ]
             if all(intervals):
                 verdict = f"as the best 10 of {', '.join(map(str, inside))}" if inside else "**no**"
                 shown = [f"{number(ends[0])} to {number(ends[1])}" for ends in intervals if ends]
                 found.append([SIGNS[task], model, number(theirs), *shown, verdict])
     if not found:
         return f"No cell has the {FEWEST} runs from which the paper's numbers can be drawn again yet.\n"
-    header = ["task", "model", "paper", *(f"best 10 of {n}, one step: 95 % of draws" for n in COUNTS), "such a draw?"]
+    header = [
+        "task",
+        "model",
+        "paper",
+        *(f"best 10 of {n}, one step: 95 % of draws" for n in COUNTS),
+        "such a draw?",
+    ]
     return table(header, found)
 
 
@@ -137,7 +165,8 @@ def section(rows: Rows) -> str:
         "interval counts that step's swing, as our runs have it. They are the ten with the lowest test error of an "
         "unknown number, so their median is too low by an unknown factor: the second table draws the median of the "
         "ten best of 10, 20 and 100 of our runs at one step, again and again. A difference is named where the "
-        "quotient's interval does not contain 1. *Variant*: the gate's other start.\n\n" + full_table(rows)
+        "quotient's interval does not contain 1. *Variant*: the gate's other start.\n\n"
+        + full_table(rows)
     )
 
 
@@ -162,4 +191,8 @@ def checks(rows: Rows) -> list[Check]:
 def in_order(drawn: Sequence[np.ndarray | None], holds: Callable[..., bool]) -> list[bool] | None:
     """Whether an order holds in each sample; None where one of the statistics has too few runs."""
     known = [one for one in drawn if one is not None]
-    return [bool(holds(*sample)) for sample in zip(*known, strict=True)] if len(known) == len(drawn) else None
+    return (
+        [bool(holds(*sample)) for sample in zip(*known, strict=True)]
+        if len(known) == len(drawn)
+        else None
+    )

@@ -13,7 +13,13 @@ from benchmarks.paper.large.report import shown
 from benchmarks.paper.large.task import TASKS
 from benchmarks.paper.markdown import SIGNS
 
-COLORS = {"NPU": "tab:blue", "RealNPU": "tab:orange", "NMU": "tab:green", "NALU": "tab:red", "NaiveNPU": "tab:purple"}
+COLORS = {
+    "NPU": "tab:blue",
+    "RealNPU": "tab:orange",
+    "NMU": "tab:green",
+    "NALU": "tab:red",
+    "NaiveNPU": "tab:purple",
+}
 
 
 def picture(sources: Sources, path: Path) -> bool:
@@ -22,10 +28,14 @@ def picture(sources: Sources, path: Path) -> bool:
     paper = published.load("pareto")
     for axis, task in zip(axes[0], TASKS, strict=True):
         for model, color in COLORS.items():
-            ours = [row for row in shown(sources.rows, task, model) if math.isfinite(row["test_mse"])]
+            ours = [
+                row for row in shown(sources.rows, task, model) if math.isfinite(row["test_mse"])
+            ]
             theirs = [row for row in paper if row["task"] == task and row["model"] == model]
             options: dict[str, Any] = {"color": color, "s": 24}
-            axis.scatter([r["n_params"] for r in ours], [r["test_mse"] for r in ours], label=model, **options)
+            axis.scatter(
+                [r["n_params"] for r in ours], [r["test_mse"] for r in ours], label=model, **options
+            )
             x, y = [r["n_params_abs_gt_1e-2"] for r in theirs], [r["test_mse"] for r in theirs]
             axis.scatter(x, y, facecolors="none", edgecolors=color, s=24)
         axis.set(xscale="log", yscale="log", title=f"task {SIGNS[task]}")

@@ -29,7 +29,9 @@ SWINGS = "with the swing of the last steps' errors"
 def shown(rows: Rows, task: str, model: str, count: int = BEST) -> list[dict[str, Any]]:
     """The runs of a cell that Table 1 would show: those with the lowest test error, without nan."""
     cell = [row for row in rows if row["task"] == task and row["model"] == model]
-    return sorted((row for row in cell if not math.isnan(row["test_mse"])), key=lambda row: row["test_mse"])[:count]
+    return sorted(
+        (row for row in cell if not math.isnan(row["test_mse"])), key=lambda row: row["test_mse"]
+    )[:count]
 
 
 def of_best(values: Sequence[float]) -> float:
@@ -38,7 +40,9 @@ def of_best(values: Sequence[float]) -> float:
 
 
 def lines(rows: Rows, last: Rows = ()) -> Iterable[dict[str, str]]:
-    paper = {(r["task"], r["model"]): r for r in published.load("large") if r["metric"] == "test_mse"}
+    paper = {
+        (r["task"], r["model"]): r for r in published.load("large") if r["metric"] == "test_mse"
+    }
     cells = Cells(rows, last)
     for task in large.TASKS:
         for model in large.MODELS:
@@ -54,7 +58,9 @@ def lines(rows: Rows, last: Rows = ()) -> Iterable[dict[str, str]]:
                 "model": model,
                 "paper: best 10": plus_minus(theirs["median"], theirs["mad"]),
                 "here: best 10 (95 %, runs and step)": between(of_best(every), around(ours)),
-                "here / paper (95 %)": f"{number(ratio[0])} to {number(ratio[1])}" if ratio else "-",
+                "here / paper (95 %)": f"{number(ratio[0])} to {number(ratio[1])}"
+                if ratio
+                else "-",
                 "verdict": verdict,
                 "here: all runs (95 %, runs)": between(median(every), interval(median, every)),
                 "paper: parameters": f"{theirs['median_n_params']:.0f} ({fewest}-{highest})",
@@ -75,9 +81,13 @@ def short_table(rows: Rows, last: Rows = ()) -> str:
     records = []
     for title, column, source in sources:
         for line in source:
-            mark = "**" if line["verdict"].startswith("**") and not title.startswith("paper") else ""
+            mark = (
+                "**" if line["verdict"].startswith("**") and not title.startswith("paper") else ""
+            )
             error = f"{mark}{line[column]}{mark}"
-            records.append({"task": line["task"], "": title, "model": line["model"], "error": error})
+            records.append(
+                {"task": line["task"], "": title, "model": line["model"], "error": error}
+            )
     records.sort(key=lambda record: list(SIGNS.values()).index(record["task"]))
     return crossed(records, ("task", ""), "model", "error")
 
@@ -101,7 +111,10 @@ def section(rows: Rows, last: Rows = ()) -> str:
 
 def _least(rows: Rows, task: str, model: str) -> float:
     """The least test error of a cell, nan without runs."""
-    return min((row["test_mse"] for row in rows if row["task"] == task and row["model"] == model), default=math.nan)
+    return min(
+        (row["test_mse"] for row in rows if row["task"] == task and row["model"] == model),
+        default=math.nan,
+    )
 
 
 # ---- verdict ----------------------------------------------------------------------------------------------------
@@ -130,17 +143,31 @@ class Cells:
 
     def independent(self, task: str, model: str, column: str) -> list[float]:
         """Of the runs with points of their own."""
-        mine = [row for row in self.last if row["points"] == "own" and (row["task"], row["model"]) == (task, model)]
+        mine = [
+            row
+            for row in self.last
+            if row["points"] == "own" and (row["task"], row["model"]) == (task, model)
+        ]
         return [row[column] for row in mine if authors(row)]
 
-    def draws(self, task: str, model: str, of: Statistic = of_best, key: int = 0) -> np.ndarray | None:
+    def draws(
+        self, task: str, model: str, of: Statistic = of_best, key: int = 0
+    ) -> np.ndarray | None:
         return self.swing(task, model).draws(of, self.values(task, model), key)
 
-    def beside_the_paper(self, task: str, model: str) -> tuple[np.ndarray | None, tuple[float, float] | None, str]:
+    def beside_the_paper(
+        self, task: str, model: str
+    ) -> tuple[np.ndarray | None, tuple[float, float] | None, str]:
         """Draws of our median of the best, how many times the paper's it is (95 %), and whether they differ."""
         ours = self.draws(task, model)
-        points = [p["test_mse"] for p in published.load("pareto") if (p["task"], p["model"]) == (task, model)]
-        return ours, *compared(ours, self.swing(task, model).draws(median, points, key=1), "no swing measured")
+        points = [
+            p["test_mse"]
+            for p in published.load("pareto")
+            if (p["task"], p["model"]) == (task, model)
+        ]
+        return ours, *compared(
+            ours, self.swing(task, model).draws(median, points, key=1), "no swing measured"
+        )
 
     def every(self, task: str, model: str, low: float, high: float) -> Check:
         return self._error(f"{SIGNS[task]} {model}, median of all", median, task, model, low, high)
@@ -149,19 +176,28 @@ class Cells:
         what = f"{SIGNS[task]} {model}, median of the best {BEST}"
         return self._error(what, of_best, task, model, -math.inf, high)
 
-    def _error(self, what: str, of: Statistic, task: str, model: str, low: float, high: float) -> Check:
+    def _error(
+        self, what: str, of: Statistic, task: str, model: str, low: float, high: float
+    ) -> Check:
         ends = around(self.draws(task, model, of))
-        return explained(judged(what, of(self.values(task, model)), ends, low, high), SWINGS if ends else ONE_STEP)
+        return explained(
+            judged(what, of(self.values(task, model)), ends, low, high),
+            SWINGS if ends else ONE_STEP,
+        )
 
     def other(self, task: str, model: str, column: str, low: float, high: float) -> Check:
         """Of what has no snapshots: by the runs with own points where there are enough of them."""
         own, here = self.independent(task, model, column), self.values(task, model, column)
         name = {"n_params": "non-zero parameters", "train_mse": "train error"}[column]
         ends = interval(median, own)
-        check = judged(f"{SIGNS[task]} {model}, {name}, median", median(own if ends else here), ends, low, high)
+        check = judged(
+            f"{SIGNS[task]} {model}, {name}, median", median(own if ends else here), ends, low, high
+        )
         return explained(check, "" if ends else ONE_STEP)
 
-    def ranked(self, task: str, wanted: str, names: Sequence[str], holds: Callable[..., bool]) -> Check:
+    def ranked(
+        self, task: str, wanted: str, names: Sequence[str], holds: Callable[..., bool]
+    ) -> Check:
         found = [of_best(self.values(task, name)) for name in names]
         drawn = [self.draws(task, name, key=2 + index) for index, name in enumerate(names)]
         what = f"{SIGNS[task]}, medians of the best {BEST}: {', '.join(names)}"
@@ -172,7 +208,13 @@ class Cells:
         """By how much one model's median is above another's."""
         ratio, _ = compared(self.draws(task, model, key=2), self.draws(task, other, key=3))
         value = of_best(self.values(task, model)) / of_best(self.values(task, other))
-        check = judged(f"{SIGNS[task]}, {model} / {other}, medians of the best {BEST}", value, ratio, times, math.inf)
+        check = judged(
+            f"{SIGNS[task]}, {model} / {other}, medians of the best {BEST}",
+            value,
+            ratio,
+            times,
+            math.inf,
+        )
         return explained(check, SWINGS if ratio else ONE_STEP)
 
 
@@ -184,7 +226,11 @@ def _numbers(cells: Cells) -> list[Check]:
     none = -math.inf
     return [
         cells.every("add", "RealNPU", none, 0.13),
-        at_most("+ RealNPU, largest of these runs at this step", max(cells.values("add", "RealNPU")), 0.3),
+        at_most(
+            "+ RealNPU, largest of these runs at this step",
+            max(cells.values("add", "RealNPU")),
+            0.3,
+        ),
         cells.best("mul", "RealNPU", 3.83),
         cells.every("div", "RealNPU", none, 1.8e-6),
         cells.every("sqrt", "RealNPU", none, 0.028),
@@ -221,9 +267,16 @@ def _orders(cells: Cells) -> list[Check]:
             "add",
             "NMU < NPUs << NALU, NaiveNPU",
             ("NMU", "RealNPU", "NPU", "NALU", "NaiveNPU"),
-            lambda nmu, real, npu, nalu, naive: nmu < min(real, npu) and 10 * max(real, npu) < min(nalu, naive),
+            lambda nmu, real, npu, nalu, naive: (
+                nmu < min(real, npu) and 10 * max(real, npu) < min(nalu, naive)
+            ),
         ),
-        cells.ranked("mul", "NMU < NPUs", ("NMU", "RealNPU", "NPU"), lambda nmu, real, npu: nmu < min(real, npu)),
+        cells.ranked(
+            "mul",
+            "NMU < NPUs",
+            ("NMU", "RealNPU", "NPU"),
+            lambda nmu, real, npu: nmu < min(real, npu),
+        ),
         cells.ranked(
             "div",
             "NPU < RealNPU < 1e-5 << NMU",
@@ -292,5 +345,7 @@ ENTRIES = (
     ),
     definitions("Table A4", "models of the large scale task"),
     Entry("Table A5", "data of the large scale task", _ranges, TEXT_AND_CODE, measured=False),
-    Entry("Table A6", "training of the large scale task", _penalties, TEXT_AND_CODE, measured=False),
+    Entry(
+        "Table A6", "training of the large scale task", _penalties, TEXT_AND_CODE, measured=False
+    ),
 )

@@ -26,7 +26,18 @@ VARIANT_SEEDS = 6  # of the gate's other start
 POINTS = ("own", "shared")
 # The starts of the gate, the authors' first; None: no gate.
 GATES: dict[str, tuple[float | None, ...]] = {"NPU": (1.0, 0.5), "RealNPU": (0.5, 1.0)}
-COLUMNS = ("points", "gate", "task", "model", "seed", "steps", "n_params", "train_mse", "test_mse", "errors")
+COLUMNS = (
+    "points",
+    "gate",
+    "task",
+    "model",
+    "seed",
+    "steps",
+    "n_params",
+    "train_mse",
+    "test_mse",
+    "errors",
+)
 
 
 # ---- plan ----------------------------------------------------------------------------------------------------------
@@ -51,18 +62,29 @@ def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]
     seeds = options.seeds or (large.QUICK_SEEDS if options.quick else None)
     found: list[Batch] = []
     for block in range(1 + math.ceil(((seeds or max(SEEDS.values())) - 1) / BLOCK)):
-        for where, model, gate, count in ways([p for p in POINTS if p in (points or options.points or POINTS)]):
-            first = 1 + BLOCK * (block - 1) if block else 0  # seed 0, then 1 to 5, 6 to 10: more seeds repeat none
+        for where, model, gate, count in ways(
+            [p for p in POINTS if p in (points or options.points or POINTS)]
+        ):
+            first = (
+                1 + BLOCK * (block - 1) if block else 0
+            )  # seed 0, then 1 to 5, 6 to 10: more seeds repeat none
             settings = {"model": model, "variant": "code", "device": options.device}
             settings |= {"points": where, "gate": gate, "snapshots": SNAPSHOTS}
             runs = [
-                {"task": task, "seed": seed, "steps": steps, "beta_start": large.TASKS[task].beta_start}
+                {
+                    "task": task,
+                    "seed": seed,
+                    "steps": steps,
+                    "beta_start": large.TASKS[task].beta_start,
+                }
                 for seed in range(first, min(1 + BLOCK * block, seeds or count))
                 for task in large.TASKS
             ]
             for part in chunks(runs, large.LARGEST_BATCH[large.DTYPES.get(model, torch.float32)]):
                 label = f"{model}-{where}-{gate or 'none'}-{part[0]['task']}-{part[0]['seed']:04d}"
-                found.append(large.batch_of("large-snapshots", label, settings, part, turn=len(found)))
+                found.append(
+                    large.batch_of("large-snapshots", label, settings, part, turn=len(found))
+                )
     return found
 
 
@@ -86,7 +108,9 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def errors(row: dict[str, Any]) -> list[float]:
     """Of one run, at each of its snapshots; nan counts as infinite."""
-    return [math.inf if math.isnan(value) else value for value in map(float, str(row["errors"]).split())]
+    return [
+        math.inf if math.isnan(value) else value for value in map(float, str(row["errors"]).split())
+    ]
 
 
 def gate_of(row: dict[str, Any]) -> float | str:

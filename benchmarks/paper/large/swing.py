@@ -30,9 +30,18 @@ class Swing:
     """
 
     def __init__(self, rows: Rows, task: str, model: str) -> None:
-        mine = [row for row in rows if (row["task"], row["model"]) == (task, model) and snapshots.authors(row)]
-        found = {points: [snapshots.errors(r) for r in mine if r["points"] == points] for points in snapshots.POINTS}
-        self.shared = len(found["shared"]) > 0 and (len(found["shared"]) >= FEWEST or len(found["own"]) < FEWEST)
+        mine = [
+            row
+            for row in rows
+            if (row["task"], row["model"]) == (task, model) and snapshots.authors(row)
+        ]
+        found = {
+            points: [snapshots.errors(r) for r in mine if r["points"] == points]
+            for points in snapshots.POINTS
+        }
+        self.shared = len(found["shared"]) > 0 and (
+            len(found["shared"]) >= FEWEST or len(found["own"]) < FEWEST
+        )
         self.runs = np.array(found["shared" if self.shared else "own"])  # [runs, steps]
         self.own = np.array(found["own"])
 
@@ -40,7 +49,9 @@ class Swing:
         """How many times its middle the cell's error is at each of the steps; empty without runs."""
         if not len(self.runs):
             return np.ones(0)
-        ratios = divided(self.runs, np.quantile(self.runs, 0.5, axis=1, keepdims=True, method="lower"))
+        ratios = divided(
+            self.runs, np.quantile(self.runs, 0.5, axis=1, keepdims=True, method="lower")
+        )
         return np.quantile(ratios, 0.5, axis=0, method="lower") if self.shared else ratios.flatten()
 
     def draws(self, of: Statistic, values: Sequence[float], key: int = 0) -> np.ndarray | None:
@@ -61,7 +72,9 @@ class Swing:
             return None
         rng = np.random.default_rng(2)
         steps = rng.integers(self.runs.shape[1], size=(1000, 1 if self.shared else count))
-        chosen = np.sort(self.runs[rng.integers(len(self.runs), size=(1000, count)), steps], axis=1)[:, :BEST]
+        chosen = np.sort(
+            self.runs[rng.integers(len(self.runs), size=(1000, count)), steps], axis=1
+        )[:, :BEST]
         with np.errstate(all="ignore"):
             return quantiles((chosen[:, BEST // 2 - 1] + chosen[:, BEST // 2]) / 2)
 

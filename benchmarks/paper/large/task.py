@@ -47,7 +47,10 @@ BETA_STEP, BETA_GROWTH = 10_000, 10.0
 TEST_POINTS = 10_000
 BLOCK = 25  # steps whose points are drawn at once
 SNAPSHOT_STEPS = 50  # between two snapshots of the test error
-LARGEST_BATCH = {torch.float32: 20, torch.float64: 5}  # models: fewer share the overhead, more leave the cache
+LARGEST_BATCH = {
+    torch.float32: 20,
+    torch.float64: 5,
+}  # models: fewer share the overhead, more leave the cache
 COLUMNS = ("task", "model", "seed", "test_mse", "n_params", "train_mse", "steps", "beta_start")
 
 # 1-based 1..50 and 39..88: 12 = round(12.5), ties to even, of the second subset lie in the first.
@@ -67,8 +70,22 @@ class Task:
 
 
 TASKS = {
-    "add": Task((-1, 1), {"code": (-2, 2), "paper": (-4, 4)}, 1e-2, 1e-5, {"code": 1e-4, "paper": 1e-4}, torch.add),
-    "mul": Task((-1, 1), {"code": (-2, 2), "paper": (-4, 4)}, 5e-3, 1e-5, {"code": 1e-4, "paper": 1e-7}, torch.mul),
+    "add": Task(
+        (-1, 1),
+        {"code": (-2, 2), "paper": (-4, 4)},
+        1e-2,
+        1e-5,
+        {"code": 1e-4, "paper": 1e-4},
+        torch.add,
+    ),
+    "mul": Task(
+        (-1, 1),
+        {"code": (-2, 2), "paper": (-4, 4)},
+        5e-3,
+        1e-5,
+        {"code": 1e-4, "paper": 1e-7},
+        torch.mul,
+    ),
     "div": Task(
         (0, 0.5),
         {"code": (-0.5, 0), "paper": (-0.5, 0.5)},
@@ -78,7 +95,12 @@ TASKS = {
         lambda a, b: 1 / a,
     ),
     "sqrt": Task(
-        (0, 2), {"code": (0, 4), "paper": (0, 4)}, 5e-3, 1e-6, {"code": 1e-4, "paper": 1e-4}, lambda a, b: a.sqrt()
+        (0, 2),
+        {"code": (0, 4), "paper": (0, 4)},
+        5e-3,
+        1e-6,
+        {"code": 1e-4, "paper": 1e-4},
+        lambda a, b: a.sqrt(),
     ),
 }
 # (task, model) -> (steps, first beta) where the authors' scripts depart from the base schedule.
@@ -139,10 +161,17 @@ def runs(model: str, seeds: int | None, steps: int, variant: str) -> Iterator[di
         if variant == "code" and (name, model) in SHORT:
             short, beta_start = SHORT[name, model]
             for seed in range(SHORT_SEEDS, SHORT_SEEDS + (seeds or 20)):
-                yield {"task": name, "seed": seed, "steps": min(short, steps), "beta_start": beta_start}
+                yield {
+                    "task": name,
+                    "seed": seed,
+                    "steps": min(short, steps),
+                    "beta_start": beta_start,
+                }
 
 
-def batches(models: Sequence[str], seeds: int | None, steps: int, variant: str, device: str) -> list[Batch]:
+def batches(
+    models: Sequence[str], seeds: int | None, steps: int, variant: str, device: str
+) -> list[Batch]:
     """The work: runs of one model with the same number of steps train in one call, whatever their task."""
     found = []
     for model in models:
@@ -159,7 +188,11 @@ def batches(models: Sequence[str], seeds: int | None, steps: int, variant: str, 
 
 
 def batch_of(
-    experiment: str, label: str, settings: dict[str, Any], members: Sequence[dict[str, Any]], turn: int = 0
+    experiment: str,
+    label: str,
+    settings: dict[str, Any],
+    members: Sequence[dict[str, Any]],
+    turn: int = 0,
 ) -> Batch:
     """Runs that train in one call: of one model, with the same number of steps."""
     (steps,) = {run["steps"] for run in members}
@@ -191,7 +224,11 @@ class Data:
     """
 
     def __init__(
-        self, tasks: Sequence[str], dtype: torch.dtype, device: torch.device, seeds: Sequence[int] | None = None
+        self,
+        tasks: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device,
+        seeds: Sequence[int] | None = None,
     ) -> None:
         of_runs: Sequence[int | None] = seeds if seeds is not None else [None] * len(tasks)
         keys = list(zip(tasks, of_runs, strict=True))
@@ -222,7 +259,10 @@ class Data:
             x = rows[TASKS[task].train, seed]
             inputs.append(x.to(self.dtype).view(BLOCK, ROWS, INPUTS))
             targets.append(TASKS[task].operation(*sums(x)).to(self.dtype).view(BLOCK, ROWS, 1))
-        self._x, self._y = torch.stack(inputs, 1).to(self.device), torch.stack(targets, 1).to(self.device)
+        self._x, self._y = (
+            torch.stack(inputs, 1).to(self.device),
+            torch.stack(targets, 1).to(self.device),
+        )
         self._block = block
 
 
@@ -249,7 +289,9 @@ def make(batch: Batch) -> Training:
     if batch.settings.get("gate") is not None:
         module[1].get_parameter("gate").detach().fill_(batch.settings["gate"])
     module.to(device)
-    watched = [steps - SNAPSHOT_STEPS * n for n in reversed(range(batch.settings.get("snapshots", 0)))]
+    watched = [
+        steps - SNAPSHOT_STEPS * n for n in reversed(range(batch.settings.get("snapshots", 0)))
+    ]
 
     rates = [TASKS[task].rate for task in tasks]
 
@@ -261,7 +303,10 @@ def make(batch: Batch) -> Training:
     # All of a batch change beta at the same steps.
     betas = [
         torch.tensor(
-            [beta_at(n, run["beta_start"], TASKS[run["task"]].beta_end[variant]) for run in batch.runs],
+            [
+                beta_at(n, run["beta_start"], TASKS[run["task"]].beta_end[variant])
+                for run in batch.runs
+            ],
             dtype=dtype,
             device=device,
         )
@@ -314,14 +359,24 @@ def snapshots_text(snapshots: Sequence[Tensor], k: int) -> str:
 
 @torch.no_grad()
 def evaluate_mse(
-    module: nn.Module, tasks: Sequence[str], variant: str, dtype: torch.dtype, device: torch.device, piece: int = 1000
+    module: nn.Module,
+    tasks: Sequence[str],
+    variant: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    piece: int = 1000,
 ) -> Tensor:
     """Test errors ``[K]``; the models in their own precision, the mean in float64."""
     total = torch.zeros(len(tasks), dtype=torch.float64)
     for start in range(0, TEST_POINTS, piece):
-        tests = {task: _test_set(TASKS[task].test[variant])[start : start + piece] for task in dict.fromkeys(tasks)}
+        tests = {
+            task: _test_set(TASKS[task].test[variant])[start : start + piece]
+            for task in dict.fromkeys(tasks)
+        }
         x = torch.stack([tests[task] for task in tasks])
-        target = torch.stack([TASKS[task].operation(*sums(tests[task])) for task in tasks]).to(device, dtype)
+        target = torch.stack([TASKS[task].operation(*sums(tests[task])) for task in tasks]).to(
+            device, dtype
+        )
         total += (module(x.to(device, dtype))[:, :, 0] - target).double().square().sum(1).cpu()
     return total / TEST_POINTS
 

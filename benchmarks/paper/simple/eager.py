@@ -26,8 +26,12 @@ FILE = "eager.json"
 
 def _model(name: str) -> nn.Module:
     if name == "Dense":
-        return nn.Sequential(nn.Linear(2, 10), nn.Sigmoid(), nn.Linear(10, 10), nn.Sigmoid(), nn.Linear(10, 4))
-    first, second = (getattr(npu_kernels, layer)(i, o) for layer, i, o in simple.RECIPES[name].stack)
+        return nn.Sequential(
+            nn.Linear(2, 10), nn.Sigmoid(), nn.Linear(10, 10), nn.Sigmoid(), nn.Linear(10, 4)
+        )
+    first, second = (
+        getattr(npu_kernels, layer)(i, o) for layer, i, o in simple.RECIPES[name].stack
+    )
     return nn.Sequential(first, second).to(simple.RECIPES[name].dtype)
 
 
@@ -80,7 +84,10 @@ def compare(account: Account) -> list[str]:
     seconds = sum(account.results[batch.name]["seconds"] for batch in batches)
     found = json.loads(path.read_text())
     per_step = found.get("seconds", found)
-    total = sum(per_step[batch.settings["model"]] * batch.settings["steps"] * len(batch.runs) for batch in batches)
+    total = sum(
+        per_step[batch.settings["model"]] * batch.settings["steps"] * len(batch.runs)
+        for batch in batches
+    )
     each = ", ".join(f"{name} {1e6 * value:.0f}" for name, value in per_step.items())
     ratio = f"{total / seconds:.1f} times as much"
     if (found.get("waited") or 0.0) > CROWDED:

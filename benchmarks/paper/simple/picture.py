@@ -17,12 +17,18 @@ FORMULAS = {"add": "x + y", "mul": "x y", "div": "x / y", "sqrt": "√x"}
 
 
 def error_surfaces(
-    best: dict[str, Tensor], variant: str, path: Path, processor: str, operations: Sequence[str] = simple.TASKS
+    best: dict[str, Tensor],
+    variant: str,
+    path: Path,
+    processor: str,
+    operations: Sequence[str] = simple.TASKS,
 ) -> None:
     """log10 |error| of one trained model of each kind: rows are tasks, columns models. `best`: parameters ``[P]``."""
     from matplotlib.patches import Rectangle
 
-    drawing, axes = figure(len(operations), len(best), (2.1 * len(best) + 1.2, 2 * len(operations) + 1), share=True)
+    drawing, axes = figure(
+        len(operations), len(best), (2.1 * len(best) + 1.2, 2 * len(operations) + 1), share=True
+    )
     wide = torch.arange(41, dtype=torch.float64).mul(0.2).sub(4.1)
     positive = torch.arange(1, 51, dtype=torch.float64).mul(0.1)
     levels = torch.linspace(-4, 2, 13).tolist()
@@ -36,7 +42,14 @@ def error_surfaces(
             axis = axes[row][column]
             shown = error.clamp(1e-4, 1e2).log10().T.numpy()
             drawn = axis.contourf(points.numpy(), points.numpy(), shown, levels, cmap="inferno_r")
-            box = Rectangle((low, low), high - low, high - low, fill=False, edgecolor="deepskyblue", linewidth=1.8)
+            box = Rectangle(
+                (low, low),
+                high - low,
+                high - low,
+                fill=False,
+                edgecolor="deepskyblue",
+                linewidth=1.8,
+            )
             axis.add_patch(box)
             axis.tick_params(labelsize=8)
             if row == 0:
@@ -46,7 +59,12 @@ def error_surfaces(
             if column == 0:
                 axis.set_ylabel("y")
                 axis.annotate(
-                    FORMULAS[task], (-0.38, 0.5), xycoords="axes fraction", fontsize=13, ha="right", va="center"
+                    FORMULAS[task],
+                    (-0.38, 0.5),
+                    xycoords="axes fraction",
+                    fontsize=13,
+                    ha="right",
+                    va="center",
                 )
     bar = drawing.colorbar(drawn, ax=axes, label="absolute error", shrink=0.6, ticks=range(-4, 3))
     bar.ax.set_yticklabels(["≤ 0.0001", "0.001", "0.01", "0.1", "1", "10", "≥ 100"])

@@ -47,10 +47,18 @@ def pairs(rows: Rows) -> Iterator[tuple[str, str, list[float], dict[str, Any], f
     paper = {(row["task"], row["model"]): row for row in published.load("simple")}
     for task in simple.TASKS:
         for model in simple.RECIPES:
-            values = [row[task] for row in rows if row["model"] == model and not math.isnan(row[task])]
+            values = [
+                row[task] for row in rows if row["model"] == model and not math.isnan(row[task])
+            ]
             theirs = paper[task, model]
             if values:
-                yield task, model, values, theirs, probability(values, theirs["centre"], theirs["spread"])
+                yield (
+                    task,
+                    model,
+                    values,
+                    theirs,
+                    probability(values, theirs["centre"], theirs["spread"]),
+                )
 
 
 def share_solved(task: str, errors: Sequence[float]) -> str:
@@ -97,8 +105,12 @@ def differences(rows: Rows) -> str:
                     "model": model,
                     "paper: mean": number(theirs["centre"]),
                     "here: mean": number(mean(values)),
-                    "without the largest 5 %": number(mean(sorted(values)[: -max(1, len(values) // 20)])),
-                    f"share of means of {PAPER_RUNS} of our runs as far off as the paper's": probable(float(far)),
+                    "without the largest 5 %": number(
+                        mean(sorted(values)[: -max(1, len(values) // 20)])
+                    ),
+                    f"share of means of {PAPER_RUNS} of our runs as far off as the paper's": probable(
+                        float(far)
+                    ),
                 }
             )
     return record_table(records) if records else "No means differ.\n"
@@ -172,7 +184,15 @@ def checks(rows: Rows) -> list[Check]:
     for task in ("div", "sqrt"):
         groups = [values(model, task) for model in ("NPU", "RealNPU", *others)]
         what = f"{SIGNS[task]}, medians of {', '.join(('NPU', 'RealNPU', *others))}"
-        judged.append(ranked(what, "NPU, RealNPU < all others", median, groups, lambda *m: max(m[:2]) < min(m[2:])))
+        judged.append(
+            ranked(
+                what,
+                "NPU, RealNPU < all others",
+                median,
+                groups,
+                lambda *m: max(m[:2]) < min(m[2:]),
+            )
+        )
     others = [model for model in _WANTED if model != "NMU"]
     groups = [values(model, "mul") for model in ("NMU", *others)]
     what = f"×, medians of {', '.join(('NMU', *others))}"
@@ -188,7 +208,10 @@ def checks(rows: Rows) -> list[Check]:
 
 
 def _means(rows: Sequence[Rows], models: Path) -> str:
-    cells = [(f"{line['task']} {line['model']}", line["paper and here: means"]) for line in lines(rows[0])]
+    cells = [
+        (f"{line['task']} {line['model']}", line["paper and here: means"])
+        for line in lines(rows[0])
+    ]
     return verdicts(cells, "means")
 
 

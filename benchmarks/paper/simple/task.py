@@ -55,7 +55,10 @@ class Recipe:
     optimizer: str = "Adam"
     rate: float = 0.005
     dtype: torch.dtype = torch.float32
-    cost: tuple[int, int] = (0, 0)  # of a step, in 4 microseconds: once, and per model; for the time left only
+    cost: tuple[int, int] = (
+        0,
+        0,
+    )  # of a step, in 4 microseconds: once, and per model; for the time left only
 
     def answering(self, operations: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
         """The stack with one output for each operation."""
@@ -132,11 +135,16 @@ class Data:
         """The rows of the step's block; returns its place there."""
         block, index = divmod(step - 1, BLOCK)
         if block != self._block:
-            draws = [torch.rand(BLOCK, ROWS, 2, generator=stream("simple data", s, block)) for s in self.seeds]
+            draws = [
+                torch.rand(BLOCK, ROWS, 2, generator=stream("simple data", s, block))
+                for s in self.seeds
+            ]
             x = torch.stack(draws).mul_(self.high - self.low).add_(self.low)
             self._x = x.to(self.device, self.dtype)
             y = targets(x)
-            self._y = (y if len(self.columns) == len(TASKS) else y[..., self.columns]).to(self.device, self.dtype)
+            self._y = (y if len(self.columns) == len(TASKS) else y[..., self.columns]).to(
+                self.device, self.dtype
+            )
             self._block = block
         return index
 
@@ -146,11 +154,18 @@ def plan(options: Namespace, models: Sequence[str] | None = None) -> list[Batch]
     steps = QUICK_STEPS if options.quick else STEPS
     seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
     models = models or options.units or list(RECIPES)
-    return batches(models, seeds, steps, options.variant, options.device, options.operations or TASKS)
+    return batches(
+        models, seeds, steps, options.variant, options.device, options.operations or TASKS
+    )
 
 
 def batches(
-    models: Sequence[str], seeds: int, steps: int, variant: str, device: str, operations: Sequence[str] = TASKS
+    models: Sequence[str],
+    seeds: int,
+    steps: int,
+    variant: str,
+    device: str,
+    operations: Sequence[str] = TASKS,
 ) -> list[Batch]:
     """The work: batches of seeds of one model."""
     chosen = [task for task in TASKS if task in operations]
@@ -207,7 +222,11 @@ def make(batch: Batch) -> Training:
 
 @torch.no_grad()
 def evaluate_errors(
-    module: nn.Module, models: int, dtype: torch.dtype, device: torch.device, operations: Sequence[str] = TASKS
+    module: nn.Module,
+    models: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    operations: Sequence[str] = TASKS,
 ) -> dict[str, Tensor]:
     """Mean of |model - f| of each model on each task's grid, ``[K]``."""
     found = {}
@@ -221,7 +240,12 @@ def evaluate_errors(
 
 @torch.no_grad()
 def surface(
-    model: str, variant: str, parameters: Tensor, task: str, axis: Tensor, operations: Sequence[str] = TASKS
+    model: str,
+    variant: str,
+    parameters: Tensor,
+    task: str,
+    axis: Tensor,
+    operations: Sequence[str] = TASKS,
 ) -> Tensor:
     """|model - f| of one trained model, its parameters ``[P]``, over ``axis x axis``: ``[N, N]``, first index x."""
     recipe = RECIPES[model]

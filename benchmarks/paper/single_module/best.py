@@ -29,8 +29,12 @@ class Best:
         self.device = torch.device(batch.settings["device"])
         seeds = [run["seed"] for run in batch.runs]
         unit = single_module.RECIPES["best"][batch.settings["unit"]]
-        x, y = rows(list(dict.fromkeys(seeds)), batch.settings["op"], batch.settings["rows"], self.device)
-        self.run = Run(unit.make(len(seeds) * batch.settings["starts"]).to(self.device), x, y, seeds)
+        x, y = rows(
+            list(dict.fromkeys(seeds)), batch.settings["op"], batch.settings["rows"], self.device
+        )
+        self.run = Run(
+            unit.make(len(seeds) * batch.settings["starts"]).to(self.device), x, y, seeds
+        )
         self.total, self.done = self.run.total, self.run.done
 
     def advance(self, steps: int) -> None:
@@ -53,7 +57,9 @@ class Best:
         found, op = self.run.result(), self.settings["op"]
         models = found.models
         assert isinstance(models, single_module.Layer)
-        errors = single_module.mean_square_error(models, *single_module.answered("test", op, self.device))
+        errors = single_module.mean_square_error(
+            models, *single_module.answered("test", op, self.device)
+        )
         errors, sparsity = errors.nan_to_num(nan=math.inf), single_module.sparsity_error(models)
         table = []
         for k, run in enumerate(self.runs):
@@ -65,7 +71,9 @@ class Best:
                 "steps": float(found.rows[k]) / ROWS,
             }
             table.append(single_module.table_row(self.settings, run, values))
-        return table, {"parameters": torch.cat([p.flatten(1) for p in models.parameters()], 1).cpu()}
+        return table, {
+            "parameters": torch.cat([p.flatten(1) for p in models.parameters()], 1).cpu()
+        }
 
 
 def rows(seeds: list[int], op: str, count: int, device: torch.device) -> tuple[Tensor, Tensor]:

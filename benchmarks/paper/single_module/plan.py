@@ -22,7 +22,10 @@ def rounds(options: Namespace) -> list[list[Batch]]:
 
 
 def round_of(
-    options: Namespace, recipe: str, units: Sequence[str] | None = None, operations: Sequence[str] | None = None
+    options: Namespace,
+    recipe: str,
+    units: Sequence[str] | None = None,
+    operations: Sequence[str] | None = None,
 ) -> list[Batch]:
     """The batches of a recipe with a command's settings, or some of them."""
     seeds = options.seeds or (task.QUICK_SEEDS if options.quick else task.SEEDS)
@@ -33,7 +36,9 @@ def round_of(
 def wrong(options: Namespace) -> str:
     """What is wrong with a command's options; empty if nothing."""
     unknown = sorted(set(options.units or ()) - set(task.RECIPES[options.recipe]))
-    return f"argument --units: recipe {options.recipe} has no {', '.join(unknown)}" if unknown else ""
+    return (
+        f"argument --units: recipe {options.recipe} has no {', '.join(unknown)}" if unknown else ""
+    )
 
 
 def batches(
@@ -45,13 +50,17 @@ def batches(
     operations: Sequence[str] | None = None,
 ) -> list[Batch]:
     """The work of a recipe: one batch for each unit and operation."""
-    how_long = {"starts": task.STARTS, "rows": task.FIT_ROWS} if recipe == "best" else {"steps": steps}
+    how_long = (
+        {"starts": task.STARTS, "rows": task.FIT_ROWS} if recipe == "best" else {"steps": steps}
+    )
     return [
         Batch(
             experiment="single-module",
             label=f"{recipe}-{unit}-{op}",
             settings={"recipe": recipe, "unit": unit, "op": op, "device": device, **how_long},
-            runs=tuple({"seed": seed, "range": name} for seed in range(seeds) for name in task.RANGES),
+            runs=tuple(
+                {"seed": seed, "range": name} for seed in range(seeds) for name in task.RANGES
+            ),
             cost=1e-6 * steps * (150 + (how.cost - 150) * seeds / task.SEEDS),
             make=make,
         )

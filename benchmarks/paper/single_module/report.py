@@ -14,7 +14,15 @@ from benchmarks.paper import published
 from benchmarks.paper.checks import Check, share, within
 from benchmarks.paper.experiment import Account
 from benchmarks.paper.markdown import SIGNS, probable
-from benchmarks.paper.single_module.task import OPERATIONS, RANGES, RECIPES, STEPS, THRESHOLDS, UNITS, thresholds
+from benchmarks.paper.single_module.task import (
+    OPERATIONS,
+    RANGES,
+    RECIPES,
+    STEPS,
+    THRESHOLDS,
+    UNITS,
+    thresholds,
+)
 from benchmarks.paper.summary import median, number, same_share, wilson
 from benchmarks.paper.tables import Rows
 
@@ -68,14 +76,21 @@ def full_table(rows: Rows) -> str:
     columns = [(op, names) for op in ("mul", "div") for names in (("fixed",), THRESHOLDS)]
     columns += [("add", ("fixed",)), ("sub", ("fixed",))]
     tests = [(op, solves(names)) for op, names in columns]
-    titles = [f"{SIGNS[op]}: {'all three thresholds' if len(names) > 1 else '< 1e-5'}" for op, names in columns]
+    titles = [
+        f"{SIGNS[op]}: {'all three thresholds' if len(names) > 1 else '< 1e-5'}"
+        for op, names in columns
+    ]
     lines = []
     for recipe in RECIPES:
         for unit in UNITS:
             runs = [row for row in rows if row["recipe"] == recipe and row["unit"] == unit]
             if runs:
-                shares = [rate([row for row in runs if row["op"] == op], test) for op, test in tests]
-                lines.append([unit, recipe, *shares, number(median([row["steps"] for row in runs]))])
+                shares = [
+                    rate([row for row in runs if row["op"] == op], test) for op, test in tests
+                ]
+                lines.append(
+                    [unit, recipe, *shares, number(median([row["steps"] for row in runs]))]
+                )
     return table(["layer", "recipe", *titles, "model-steps a seed"], lines) + "\n" + made_on(rows)
 
 
@@ -100,7 +115,10 @@ def made_on(rows: Rows) -> str:
     units: dict[str, set[str]] = {}
     for row in rows:
         units.setdefault(row["processor"], set()).add(row["unit"])
-    names = [f"{processor} ({', '.join(u for u in UNITS if u in found)})" for processor, found in units.items()]
+    names = [
+        f"{processor} ({', '.join(u for u in UNITS if u in found)})"
+        for processor, found in units.items()
+    ]
     return f"Made on {'; '.join(names)}.\n"
 
 
@@ -111,11 +129,16 @@ def by_range(rows: Rows, cell: Callable[[Rows], str]) -> str:
         groups = [found.get((recipe, unit, op, name), []) for name in RANGES]
         everything = [row for group in groups for row in group]
         lines.append([SIGNS[op], unit, recipe, *map(cell, groups), cell(everything)])
-    return table(["", "layer", "recipe", *RANGES, "all"], sorted(lines, key=lambda line: "×÷+-".index(line[0])))
+    return table(
+        ["", "layer", "recipe", *RANGES, "all"],
+        sorted(lines, key=lambda line: "×÷+-".index(line[0])),
+    )
 
 
 def _medians(rows: Rows, column: str) -> str:
-    return by_range(rows, lambda runs: number(median([row[column] for row in runs if row["solved"]])))
+    return by_range(
+        rows, lambda runs: number(median([row[column] for row in runs if row["solved"]]))
+    )
 
 
 def section(rows: Rows) -> str:
@@ -129,8 +152,14 @@ def section(rows: Rows) -> str:
     for name in THRESHOLDS:
         test = solves([name])
         parts += [f"Solved: {NAMES[name]}.\n", by_range(rows, partial(rate, solved=test))]
-    parts += ["Solved at step, median of the solved seeds (noted every 1000 steps).\n", _medians(rows, "solved_at")]
-    parts += ["Sparsity error, the worst weight's distance from 0, 1 and -1; median.\n", _medians(rows, "sparsity")]
+    parts += [
+        "Solved at step, median of the solved seeds (noted every 1000 steps).\n",
+        _medians(rows, "solved_at"),
+    ]
+    parts += [
+        "Sparsity error, the worst weight's distance from 0, 1 and -1; median.\n",
+        _medians(rows, "sparsity"),
+    ]
     return "\n".join(parts)
 
 
@@ -142,7 +171,9 @@ def _against(theirs: dict[str, Any], runs: Rows) -> Check:
     with p below 0.001.
     """
     low, high = wilson(theirs["solved"], theirs["seeds"])
-    chance = same_share(sum(row["solved"] for row in runs), len(runs), theirs["solved"], theirs["seeds"])
+    chance = same_share(
+        sum(row["solved"] for row in runs), len(runs), theirs["solved"], theirs["seeds"]
+    )
     return Check(
         f"{theirs['unit']} {SIGNS[theirs['op']]} {theirs['recipe']}, {theirs['range']}",
         f"as found before: {theirs['solved'] / theirs['seeds']:.2f} ({low:.2f}-{high:.2f})",

@@ -89,7 +89,12 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
 }
-L1 = {"mul": 1e-7, "div": 1e-9, "add": 1e-7, "sub": 1e-7}  # the first beta; that of + and - is the one of x
+L1 = {
+    "mul": 1e-7,
+    "div": 1e-9,
+    "add": 1e-7,
+    "sub": 1e-7,
+}  # the first beta; that of + and - is the one of x
 THRESHOLDS = ("fixed", "off_1e-4", "off_1e-5")  # columns of published/single_module_thresholds.csv
 
 
@@ -215,9 +220,15 @@ def points(kind: str, device: torch.device) -> Tensor:
     """The "validation" or "test" rows of every range, ``[R, 10000, 2]`` float32."""
     found = []
     for index, there in enumerate(RANGES.values()):
-        intervals = torch.tensor([there.train] if kind == "validation" else there.test, dtype=torch.float64)
-        draws = torch.rand(POINTS, 2, generator=stream(f"single module {kind}", index), dtype=torch.float64)
-        which = (draws * len(intervals)).long()  # of the intervals, all of one width; what is left is uniform again
+        intervals = torch.tensor(
+            [there.train] if kind == "validation" else there.test, dtype=torch.float64
+        )
+        draws = torch.rand(
+            POINTS, 2, generator=stream(f"single module {kind}", index), dtype=torch.float64
+        )
+        which = (
+            draws * len(intervals)
+        ).long()  # of the intervals, all of one width; what is left is uniform again
         low, high = intervals[which].unbind(-1)
         found.append((draws * len(intervals) - which) * (high - low) + low)
     return torch.stack(found).float().to(device)
@@ -253,7 +264,10 @@ class Data:
         """Those of the steps to the end of the block, ``[K, steps * ROWS, ...]``."""
         block, index = divmod(step - 1, BLOCK)
         if block != self._block:
-            draws = [torch.rand(BLOCK, ROWS, 2, generator=stream("single module data", s, block)) for s in self.seeds]
+            draws = [
+                torch.rand(BLOCK, ROWS, 2, generator=stream("single module data", s, block))
+                for s in self.seeds
+            ]
             self._u = torch.stack(draws).to(self.low.device)
             self._block = block
         u = self._u[:, index : index + most]
@@ -271,7 +285,10 @@ def sharpness(module: nn.Module) -> list[Tensor]:
     """The weights and gates that a formula would be read from, ``[K, ...]``: as the layer uses them."""
     named = dict(module.named_parameters())
     if isinstance(module, iNALU):
-        return [named[f"weight_{path}"].tanh() * sigmoid(named[f"mask_{path}"]) for path in ("add", "mul")]
+        return [
+            named[f"weight_{path}"].tanh() * sigmoid(named[f"mask_{path}"])
+            for path in ("add", "mul")
+        ]
     if "mask" in named:
         return [named["weight"].tanh() * sigmoid(named["mask"])]
     return [p.clamp(0, 1) if name == "gate" else p for name, p in named.items()]
@@ -304,7 +321,9 @@ class SingleModule(Training):
             penalties["l1"] = lambda step: l1_beta(step, steps, L1[self.op])
         weight, *shares = self.unit.penalty
         if weight > 0:
-            penalties["whole"] = lambda step: weight * ramp(step, steps, *shares) / self.buffer.rows[0].shape[1]
+            penalties["whole"] = lambda step: (
+                weight * ramp(step, steps, *shares) / self.buffer.rows[0].shape[1]
+            )
         super().__init__(
             self.layer,
             lambda buffer: Adam(buffer.flat, self.unit.rate),
@@ -319,7 +338,9 @@ class SingleModule(Training):
         self.every = max(1, steps // LOOKS)
         self.sets = [answered(kind, self.op, self.device) for kind in ("validation", "test")]
         # What was noted: validation error, test error, sparsity error of each model.
-        self.noted = torch.full((1 + steps // self.every, 3, len(self.runs)), math.inf, dtype=torch.float64)
+        self.noted = torch.full(
+            (1 + steps // self.every, 3, len(self.runs)), math.inf, dtype=torch.float64
+        )
         self._note(0)
 
     def _step(self, step: int) -> None:
@@ -352,7 +373,11 @@ class SingleModule(Training):
         if self.unit.clip < math.inf:
             buffer.flat_grads.clamp_(-self.unit.clip, self.unit.clip)
         if self.unit.norm < math.inf:  # as torch.nn.utils.clip_grad_norm_ does for one model
-            lengths = torch.stack([grad.flatten(1).square().sum(1) for grad in buffer.grads]).sum(0).sqrt()
+            lengths = (
+                torch.stack([grad.flatten(1).square().sum(1) for grad in buffer.grads])
+                .sum(0)
+                .sqrt()
+            )
             buffer.flat_grads.mul_(buffer.spread((self.unit.norm / (lengths + 1e-6)).clamp(max=1)))
 
     @torch.no_grad()
@@ -393,9 +418,16 @@ def _processor() -> str:
     return str(environment()["processor"])
 
 
-def table_row(settings: dict[str, Any], run: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def table_row(
+    settings: dict[str, Any], run: dict[str, Any], found: dict[str, Any]
+) -> dict[str, Any]:
     """A run's row of the table."""
-    who = {"unit": settings["unit"], "op": settings["op"], "range": run["range"], "recipe": settings["recipe"]}
+    who = {
+        "unit": settings["unit"],
+        "op": settings["op"],
+        "range": run["range"],
+        "recipe": settings["recipe"],
+    }
     solved = found["test_mse"] < thresholds("fixed")[settings["op"], run["range"]]
     row = {**who, "seed": run["seed"], "solved": int(solved), "processor": _processor(), **found}
     return {column: row[column] for column in COLUMNS}
@@ -403,7 +435,9 @@ def table_row(settings: dict[str, Any], run: dict[str, Any], found: dict[str, An
 
 def mean_square_error(layer: Layer, x: Tensor, target: Tensor) -> Tensor:
     """Of each model on the rows ``[R, N, 2]`` and answers ``[R, N]`` of its range, ``[K]``; the mean in float64."""
-    total = torch.zeros((layer.num_models or 1) // len(x), len(x), dtype=torch.float64, device=x.device)
+    total = torch.zeros(
+        (layer.num_models or 1) // len(x), len(x), dtype=torch.float64, device=x.device
+    )
     for rows, answers in zip(x.split(PIECE, 1), target.split(PIECE, 1), strict=True):
         y = layer(rows.expand(len(total), -1, -1, -1).flatten(0, 1))[..., 0]
         total += (y.view(*total.shape, -1).double() - answers).square_().sum(2)

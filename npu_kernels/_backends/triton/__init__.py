@@ -48,7 +48,11 @@ def launchers() -> dict[str, Callable[..., Any]]:
 
 
 def __getattr__(name: str) -> Any:
-    if name.endswith(("_forward", "_backward")) and not name.startswith("_") and name in launchers():
+    if (
+        name.endswith(("_forward", "_backward"))
+        and not name.startswith("_")
+        and name in launchers()
+    ):
         return launchers()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -60,7 +64,9 @@ def _import_problem() -> str:
         return "triton is not installed (`pip install triton`)"
     try:
         _load()
-    except Exception as error:  # an installation can be broken in many ways, and any of them is the reason
+    except (
+        Exception
+    ) as error:  # an installation can be broken in many ways, and any of them is the reason
         return f"triton does not load: {type(error).__name__}: {error}"
     return ""
 
@@ -76,7 +82,9 @@ def _device_problem() -> str:
         for index in range(torch.cuda.device_count()):
             major, minor = torch.cuda.get_device_capability(index)
             if major < 8:
-                return f"device {index} has compute capability {major}.{minor}, the kernels need 8.0"
+                return (
+                    f"device {index} has compute capability {major}.{minor}, the kernels need 8.0"
+                )
     return ""
 
 
@@ -91,7 +99,12 @@ def available(device_type: str = "cuda") -> tuple[bool, str]:
 
     interprets = bool(triton.knobs.runtime.interpret)
     if device_type == "cpu":
-        return interprets, "" if interprets else f"runs on cpu tensors only in a process started with {_INTERPRET}=1"
+        return (
+            interprets,
+            ""
+            if interprets
+            else f"runs on cpu tensors only in a process started with {_INTERPRET}=1",
+        )
     problem = _device_problem()
     if not problem and interprets:
         problem = f"in a process started with {_INTERPRET}=1 triton interprets, on cpu tensors"
@@ -114,7 +127,9 @@ def repeat(name: str, launcher: Callable[..., Any]) -> Callable[..., Any]:
     layer_name, _, direction = name.rpartition("_")
     layer = ops.LAYERS[layer_name]
     operands = layer.operands + (0 if direction == "forward" else 1 + len(layer.saved))
-    found: Callable[..., Any] = importlib.import_module(f"{__name__}.tape").Repeated(launcher, operands)
+    found: Callable[..., Any] = importlib.import_module(f"{__name__}.tape").Repeated(
+        launcher, operands
+    )
     return found
 
 

@@ -29,8 +29,6 @@ enters a sum, where IEEE arithmetic may also give an infinity. The forward kerne
 plane.
 """
 
-# ruff: noqa: SIM108 (see above: the other branch must not be visited)
-
 import triton
 import triton.language as tl
 
@@ -42,7 +40,9 @@ PI = tl.constexpr(3.141592653589793)
 @triton.jit
 def loop_end(n):
     """A run-time size as the end of a loop: Triton 3.6's interpreter cannot loop over one under NumPy >= 2.4."""
-    return n.handle.data.item() if INTERPRET else n  # no variable: the interpreter makes tensors of what is assigned
+    return (
+        n.handle.data.item() if INTERPRET else n
+    )  # no variable: the interpreter makes tensors of what is assigned
 
 
 @triton.jit
@@ -185,9 +185,13 @@ def exp_accurate(v):
 def sincos_reduced(t, quadrant):
     """sin and cos of ``t + quadrant pi / 2`` for ``|t| <= pi / 4``, float32."""
     z = t * t
-    sin_poly = tl.fma(z, tl.fma(z, tl.fma(z, 2.718121e-06, -1.98390673e-04), 8.33332818e-03), -1.66666657e-01)
+    sin_poly = tl.fma(
+        z, tl.fma(z, tl.fma(z, 2.718121e-06, -1.98390673e-04), 8.33332818e-03), -1.66666657e-01
+    )
     sin_t = tl.fma(t * z, sin_poly, t)
-    cos_poly = tl.fma(z, tl.fma(z, tl.fma(z, 2.43904487e-05, -1.38873616e-03), 4.16666418e-02), -0.5)
+    cos_poly = tl.fma(
+        z, tl.fma(z, tl.fma(z, 2.43904487e-05, -1.38873616e-03), 4.16666418e-02), -0.5
+    )
     cos_t = tl.fma(z, cos_poly, 1.0)
     swap = (quadrant & 1) != 0
     sin_q = tl.where(swap, cos_t, sin_t)

@@ -10,7 +10,11 @@ Tensor = torch.Tensor
 
 TORCH_DTYPE = {tl.float32: torch.float32, tl.float64: torch.float64}
 MOST_FEATURES = 2**24  # offsets within a tile, of at most 128 rows, are 32-bit numbers
-_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)  # computed in float32; a call may mix them
+_IN_FLOAT32 = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+)  # computed in float32; a call may mix them
 _NO_GUARD: AbstractContextManager[None] = nullcontext()
 
 
@@ -28,7 +32,9 @@ def model_sizes(name: str, x: Tensor, weight: Tensor) -> Sizes:
     """Sizes of ``weight [O, I]`` with ``x [B, I]``, or ``weight [K, O, I]`` with ``x [K, B, I]`` or ``[B, I]``."""
     w, rows = weight.shape, x.shape
     if len(w) > 1 and max(w[-1], w[-2]) >= MOST_FEATURES:
-        raise ValueError(f"{name}: at most {MOST_FEATURES - 1} inputs and outputs, got weight {tuple(w)}")
+        raise ValueError(
+            f"{name}: at most {MOST_FEATURES - 1} inputs and outputs, got weight {tuple(w)}"
+        )
     if len(w) == 2 and len(rows) == 2 and rows[1] == w[1]:
         return Sizes(1, rows[0], w[1], w[0], True)
     if len(w) == 3 and rows[-1] == w[2]:
@@ -51,11 +57,19 @@ def check_operands(name: str, x: Tensor, **tensors: tuple[Tensor | None, tuple[i
         if tensor is None:
             continue
         if tensor.shape != shape:
-            raise ValueError(f"{name}: {label} must have shape {tuple(shape)}, got shape {tuple(tensor.shape)}")
-        if tensor.dtype is not x.dtype and not (tensor.dtype in _IN_FLOAT32 and x.dtype in _IN_FLOAT32):
-            raise TypeError(f"{name}: {label} must have the dtype of x, {x.dtype}, got {tensor.dtype}")
+            raise ValueError(
+                f"{name}: {label} must have shape {tuple(shape)}, got shape {tuple(tensor.shape)}"
+            )
+        if tensor.dtype is not x.dtype and not (
+            tensor.dtype in _IN_FLOAT32 and x.dtype in _IN_FLOAT32
+        ):
+            raise TypeError(
+                f"{name}: {label} must have the dtype of x, {x.dtype}, got {tensor.dtype}"
+            )
         if tensor.device != x.device:
-            raise ValueError(f"{name}: {label} must be on the device of x, {x.device}, got {tensor.device}")
+            raise ValueError(
+                f"{name}: {label} must be on the device of x, {x.device}, got {tensor.device}"
+            )
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:
@@ -74,7 +88,12 @@ def empty(like: Tensor, shape: tuple[int, ...], acc: tl.dtype | None = None) -> 
 
 def gradients(x: Tensor, needed: tuple[tuple[Tensor | None, bool], ...]) -> tuple[Tensor, ...]:
     """A new tensor for the gradient of each tensor, of its shape and dtype; without elements where it is not needed."""
-    return tuple([(x if t is None else t).new_empty(t.shape if t is not None and need else (0,)) for t, need in needed])
+    return tuple(
+        [
+            (x if t is None else t).new_empty(t.shape if t is not None and need else (0,))
+            for t, need in needed
+        ]
+    )
 
 
 def result_type(x: Tensor, weight: Tensor) -> tl.dtype | None:

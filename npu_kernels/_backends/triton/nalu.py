@@ -21,7 +21,10 @@ from npu_kernels._backends.triton.launch import (
     result_type,
     row_splits,
 )
-from npu_kernels._backends.triton.nalu_backward_kernels import nalu_backward_w_kernel, nalu_backward_x_kernel
+from npu_kernels._backends.triton.nalu_backward_kernels import (
+    nalu_backward_w_kernel,
+    nalu_backward_x_kernel,
+)
 from npu_kernels._backends.triton.nalu_forward_kernels import nalu_forward_kernel
 from npu_kernels._backends.triton.reduction import sum_partials
 from npu_kernels._backends.triton.tape import start
@@ -41,7 +44,11 @@ class _Weights(NamedTuple):
 
 def _arrange(tensors: list[Any]) -> _Weights:
     """The three or five weights in their operators' order."""
-    return _Weights(*tensors) if len(tensors) == 5 else _Weights(tensors[0], tensors[1], None, None, tensors[2])
+    return (
+        _Weights(*tensors)
+        if len(tensors) == 5
+        else _Weights(tensors[0], tensors[1], None, None, tensors[2])
+    )
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
@@ -49,7 +56,13 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 
 
 def _forward(
-    name: str, x: Tensor, weights: dict[str, Tensor], bias: Tensor | None, eps: float, omega: float, save: bool
+    name: str,
+    x: Tensor,
+    weights: dict[str, Tensor],
+    bias: Tensor | None,
+    eps: float,
+    omega: float,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     first = next(iter(weights.values()))
     K, B, I, O, shared_x = model_sizes(name, x, first)
@@ -76,7 +89,13 @@ def _forward(
 
 
 def nalu_forward(
-    x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor, gate_bias: Tensor | None, eps: float, save: bool
+    x: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor | None,
+    eps: float,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``(y, h, a, t)``; all but y are empty without `save`. One launch."""
     weights = {"weight": weight, "mask": mask, "gate_weight": gate_weight}
@@ -88,8 +107,15 @@ def inalu_forward(
     eps: float, omega: float, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``(y, h, a, t, flags)``; all but y are empty without `save`. One launch."""
-    weights = {"weight_add": weight_add, "mask_add": mask_add, "weight_mul": weight_mul, "mask_mul": mask_mul}
-    return _forward("inalu_forward", x, weights | {"gate_weight": gate_weight}, None, eps, omega, save)
+    weights = {
+        "weight_add": weight_add,
+        "mask_add": mask_add,
+        "weight_mul": weight_mul,
+        "mask_mul": mask_mul,
+    }
+    return _forward(
+        "inalu_forward", x, weights | {"gate_weight": gate_weight}, None, eps, omega, save
+    )
 
 
 def _check_backward(
@@ -98,10 +124,14 @@ def _check_backward(
 ) -> None:  # fmt: skip
     """ValueError or TypeError for operands that do not belong together; shape: of the result."""
     first = next(iter(weights.values()))
-    operands = {"grad_y": (grad_y, shape)} | {label: (weight, tuple(first.shape)) for label, weight in weights.items()}
+    operands = {"grad_y": (grad_y, shape)} | {
+        label: (weight, tuple(first.shape)) for label, weight in weights.items()
+    }
     operands |= {label: (tensor, shape) for label, tensor in saved.items()}
     check_operands(name, x, **operands, gate_bias=(bias, tuple(first.shape[:-1])))
-    if flags is not None and (flags.shape != shape or flags.dtype is not torch.int32 or flags.device != x.device):
+    if flags is not None and (
+        flags.shape != shape or flags.dtype is not torch.int32 or flags.device != x.device
+    ):
         raise ValueError(
             f"{name}: flags must be torch.int32 of shape {shape} on {x.device}, got {flags.dtype} of shape "
             f"{tuple(flags.shape)} on {flags.device}"
@@ -128,7 +158,9 @@ def _backward(
     grad_y, x = grad_y.contiguous(), x.contiguous()
     own = _arrange([weight.contiguous() for weight in weights.values()])
     inner = (*(tensor.contiguous() for tensor in saved.values()), _contiguous(flags))
-    into_x, *into_weights, into_bias = (grad if there else None for grad, there in zip(grads, wanted, strict=True))
+    into_x, *into_weights, into_bias = (
+        grad if there else None for grad, there in zip(grads, wanted, strict=True)
+    )
     into = _arrange(into_weights)
     need_add = into.add is not None or into.add_mask is not None
     need_mul = into.mul is not None or into.mul_mask is not None
@@ -143,12 +175,16 @@ def _backward(
             start(nalu_backward_x_kernel, grid, options, *operands, K, B, I, O, *common, acc)
 
         options, programs = tuning.lookup("nalu_backward_w", x, I, O, K)
-        tiles = K * -(-O // options["BLOCK_O"]) * max(1, -(-I // options["BLOCK_I"]))  # a bias needs no input
+        tiles = (
+            K * -(-O // options["BLOCK_O"]) * max(1, -(-I // options["BLOCK_I"]))
+        )  # a bias needs no input
         splits, rows_per_split = row_splits(B, options["BLOCK_B"], tiles, programs)
         part, part_bias = into, into_bias
         if splits > 1:
             there = (need_add, False, need_mul, False, need_gate)
-            part = _Weights(*(empty(x, (splits, K, O, I), acc) if needed else None for needed in there))
+            part = _Weights(
+                *(empty(x, (splits, K, O, I), acc) if needed else None for needed in there)
+            )
             part_bias = empty(x, (splits, K, O), acc) if need_bias else None
         if need_add or need_mul or need_gate or need_bias:
             start(
@@ -161,9 +197,15 @@ def _backward(
             sums["x"] = part_x, into_x
         if splits > 1:
             if need_add:
-                sums |= {"re": (part.add, into.add), "re_nac": (own.add, own.add_mask, into.add_mask)}
+                sums |= {
+                    "re": (part.add, into.add),
+                    "re_nac": (own.add, own.add_mask, into.add_mask),
+                }
             if need_mul:
-                sums |= {"im": (part.mul, into.mul), "im_nac": (own.mul, own.mul_mask, into.mul_mask)}
+                sums |= {
+                    "im": (part.mul, into.mul),
+                    "im_nac": (own.mul, own.mul_mask, into.mul_mask),
+                }
             if need_gate:
                 sums["im" if own.mul is None else "gate"] = part.gate, into.gate
             if need_bias:
@@ -187,7 +229,14 @@ def inalu_backward(
     gate_weight: Tensor, h: Tensor, a: Tensor, t: Tensor, flags: Tensor, eps: float, omega: float, needs: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of x and the five weights in their order, those in `needs` (1, 2, 4, 8, 16, 32), else empty."""
-    weights = {"weight_add": weight_add, "mask_add": mask_add, "weight_mul": weight_mul, "mask_mul": mask_mul}
+    weights = {
+        "weight_add": weight_add,
+        "mask_add": mask_add,
+        "weight_mul": weight_mul,
+        "mask_mul": mask_mul,
+    }
     weights |= {"gate_weight": gate_weight}
     saved = {"h": h, "a": a, "t": t}
-    return tuple(_backward("inalu_backward", grad_y, x, weights, None, saved, flags, eps, needs)[:-1])
+    return tuple(
+        _backward("inalu_backward", grad_y, x, weights, None, saved, flags, eps, needs)[:-1]
+    )

@@ -133,7 +133,9 @@ def nalu_backward_x_kernel(
         slope = tl.where(tl.abs(x) < EPS, 0.0, acc_log * signum(x) / tl.abs(x))
     else:
         slope = acc_log * signum(x) / (tl.abs(x) + EPS)
-    tl.store(grad_x_ptr + start_x + offs_x, (acc_x + slope).to(grad_x_ptr.dtype.element_ty), mask=mask)
+    tl.store(
+        grad_x_ptr + start_x + offs_x, (acc_x + slope).to(grad_x_ptr.dtype.element_ty), mask=mask
+    )
 
 
 @triton.jit
@@ -199,7 +201,9 @@ def _sums_over_rows(
     any_rare = 0  # x = 0 and factors that are 0
     for b in range(0, loop_end(rows), BLOCK_B):
         mask_b = offs_b < rows - b
-        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0).to(ACC)
+        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0).to(
+            ACC
+        )
         d_a, d_h, d_e, d_t, d_one = _upstream(
             pointers, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
         )  # fmt: skip
@@ -217,7 +221,9 @@ def _sums_over_rows(
                 acc_mul = add_product(acc_mul, left, logs, PASSES)
                 if tl.max((x < 0).to(tl.int32)) > 0:
                     left = split(tl.trans(d_t), PASSES)
-                    acc_negative = add_product_exact_right(acc_negative, left, exact_plane(x < 0, ACC, PASSES), PASSES)
+                    acc_negative = add_product_exact_right(
+                        acc_negative, left, exact_plane(x < 0, ACC, PASSES), PASSES
+                    )
                 any_rare |= tl.max((x == 0).to(tl.int32)) | tl.max((d_one != 0).to(tl.int32))
             else:
                 acc_add = add_product(acc_add, left, logs, PASSES)
@@ -228,7 +234,16 @@ def _sums_over_rows(
 
 @triton.jit
 def _store_sum(
-    acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, out, mask_w, FINAL: tl.constexpr, ACC: tl.constexpr
+    acc,
+    weight_ptr,
+    mask_ptr,
+    grad_ptr,
+    grad_mask_ptr,
+    offs_w,
+    out,
+    mask_w,
+    FINAL: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     """A sum over rows: as the gradients of weight and mask with FINAL, else as it is, for `sum_partials`."""
     if FINAL:
@@ -312,7 +327,9 @@ def nalu_backward_w_kernel(
             tl.store(bias_ptr + offs_bias, acc_bias.to(bias_ptr.dtype.element_ty), mask=mask_o)
     if NEED_MUL:
         w = nac(wm_ptr, mm_ptr, offs_w, mask_w, ACC)
-        acc_mul += _sign_gradient(acc_negative, tl.zeros_like(acc_negative), w, 1.0 - 2.0 * tl.abs(w), -2.0)
+        acc_mul += _sign_gradient(
+            acc_negative, tl.zeros_like(acc_negative), w, 1.0 - 2.0 * tl.abs(w), -2.0
+        )
         if any_rare > 0:
             acc_mul = _all_rare_sign_gradients(
                 acc_mul, w, x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,

@@ -46,12 +46,24 @@ def _factors(acc_s, state, chosen, f, ACC: tl.constexpr, PASSES: tl.constexpr):
     """
     one = exact_plane(chosen, ACC, PASSES)
     is_zero = f == 0
-    acc_s = add_product_exact_left(acc_s, one, split(tl.log(tl.where(is_zero, 1.0, tl.abs(f))), PASSES), PASSES)
-    negative = tl.dot(one, exact_plane(f < 0, ACC, PASSES), tl.zeros_like(acc_s), input_precision="ieee", out_dtype=ACC)
+    acc_s = add_product_exact_left(
+        acc_s, one, split(tl.log(tl.where(is_zero, 1.0, tl.abs(f))), PASSES), PASSES
+    )
+    negative = tl.dot(
+        one,
+        exact_plane(f < 0, ACC, PASSES),
+        tl.zeros_like(acc_s),
+        input_precision="ieee",
+        out_dtype=ACC,
+    )
     state = state ^ (negative.to(tl.int32) & 1)
     if tl.max(is_zero.to(tl.int32)) > 0:
         zeros = tl.dot(
-            one, exact_plane(is_zero, ACC, PASSES), tl.zeros_like(acc_s), input_precision="ieee", out_dtype=ACC
+            one,
+            exact_plane(is_zero, ACC, PASSES),
+            tl.zeros_like(acc_s),
+            input_precision="ieee",
+            out_dtype=ACC,
         )
         state += zeros.to(tl.int32) * 2
     return acc_s, state
@@ -105,7 +117,9 @@ def _sums(
         acc_a = add_product(acc_a, left, split(w, PASSES), PASSES)
         if INALU:
             w = nac(wm_ptr + i, mm_ptr + i, offs_w, mask_w, ACC)
-        acc_e = add_product(acc_e, split(logarithm(x, EPS, INALU), PASSES), split(w, PASSES), PASSES)
+        acc_e = add_product(
+            acc_e, split(logarithm(x, EPS, INALU), PASSES), split(w, PASSES), PASSES
+        )
         if SIGNS:
             if tl.max((x < 0).to(tl.int32)) > 0:
                 acc_s, state = _factors(acc_s, state, x < 0, 1.0 - 2.0 * tl.abs(w), ACC, PASSES)
@@ -144,7 +158,17 @@ def _zero_factors(
 
 
 @triton.jit
-def _products(e, log_s, state, flags_ptr, out, mask, OMEGA: tl.constexpr, INALU: tl.constexpr, SAVE: tl.constexpr):
+def _products(
+    e,
+    log_s,
+    state,
+    flags_ptr,
+    out,
+    mask,
+    OMEGA: tl.constexpr,
+    INALU: tl.constexpr,
+    SAVE: tl.constexpr,
+):
     """The product without its factors that are 0, and with them; stores the iNALU's flags."""
     if INALU:
         bounded = e > OMEGA
@@ -215,7 +239,19 @@ def nalu_forward_kernel(
     if INALU:
         if any_zero > 0:
             log_s, state = _zero_factors(
-                log_s, state, x_ptr, wm_ptr, mm_ptr, rows, outputs, I, ACC, PASSES, BLOCK_B, BLOCK_O, BLOCK_I
+                log_s,
+                state,
+                x_ptr,
+                wm_ptr,
+                mm_ptr,
+                rows,
+                outputs,
+                I,
+                ACC,
+                PASSES,
+                BLOCK_B,
+                BLOCK_O,
+                BLOCK_I,
             )
     if PASSES > 1:
         # An infinite operand left NaN in the split sums; one plane tells infinity from NaN as IEEE arithmetic does.

@@ -70,8 +70,12 @@ def _tile(B, O, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr):
 @triton.jit
 def _factor(x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, ACC: tl.constexpr):
     """``x [BLOCK_B, 1], weight [1, BLOCK_O]`` and the factors of input i; 1 beyond the last row, output or input."""
-    x = tl.load(x_ptr + offs_b * I + i, mask=mask_b & (i + 0 * offs_b < I), other=1.0).to(ACC)[:, None]
-    w = tl.load(w_ptr + offs_o * I + i, mask=mask_o & (i + 0 * offs_o < I), other=0.0).to(ACC)[None, :]
+    x = tl.load(x_ptr + offs_b * I + i, mask=mask_b & (i + 0 * offs_b < I), other=1.0).to(ACC)[
+        :, None
+    ]
+    w = tl.load(w_ptr + offs_o * I + i, mask=mask_o & (i + 0 * offs_o < I), other=0.0).to(ACC)[
+        None, :
+    ]
     return x, w, w * x + (1.0 - w)
 
 
@@ -138,7 +142,9 @@ def nmu_forward_kernel(
             _, _, f = _factor(x_ptr, w_ptr, first + j, I, offs_b, offs_o, mask_b, mask_o, ACC)
             product *= f
     offs_y = (k * B + offs_b)[:, None] * O + offs_o[None, :]
-    tl.store(y_ptr + offs_y, product.to(y_ptr.dtype.element_ty), mask=mask_b[:, None] & mask_o[None, :])
+    tl.store(
+        y_ptr + offs_y, product.to(y_ptr.dtype.element_ty), mask=mask_b[:, None] & mask_o[None, :]
+    )
 
 
 @triton.jit(do_not_specialize=["K", "B"])
@@ -240,7 +246,9 @@ def nmru_forward_kernel(
     product = tl.full([BLOCK_B, BLOCK_O], 1.0, ACC)
     turns = tl.zeros([BLOCK_B, BLOCK_O], dtype=ACC)
     for i in range(loop_end(I)):
-        x, r, weight_x, weight_r = _pair(x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, EPS, ACC)
+        x, r, weight_x, weight_r = _pair(
+            x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, EPS, ACC
+        )
         _, _, f = _factor_of(x, weight_x, CLIP, SEPARATE)
         _, _, g = _factor_of(r, weight_r, CLIP, SEPARATE)
         product = product * f * g
@@ -250,11 +258,15 @@ def nmru_forward_kernel(
         _, cosine = sincos(turns * PI)
         product *= cosine
     offs_y = (k * B + offs_b)[:, None] * O + offs_o[None, :]
-    tl.store(y_ptr + offs_y, product.to(y_ptr.dtype.element_ty), mask=mask_b[:, None] & mask_o[None, :])
+    tl.store(
+        y_ptr + offs_y, product.to(y_ptr.dtype.element_ty), mask=mask_b[:, None] & mask_o[None, :]
+    )
 
 
 @triton.jit
-def _sum_weight(d_f, size, d_turns, x, weight, CLIP: tl.constexpr, SEPARATE: tl.constexpr, ACC: tl.constexpr):
+def _sum_weight(
+    d_f, size, d_turns, x, weight, CLIP: tl.constexpr, SEPARATE: tl.constexpr, ACC: tl.constexpr
+):
     """The gradient of a column of the weight ``[BLOCK_O]``, of the rows of a tile."""
     total = tl.sum(d_f * (size - 1.0), axis=0)[None, :]
     if CLIP:
@@ -288,7 +300,9 @@ def _product_of_pairs(
     zeros = tl.zeros([BLOCK_B, BLOCK_O], dtype=tl.int32)
     turns = tl.zeros([BLOCK_B, BLOCK_O], dtype=ACC)
     for i in range(loop_end(I)):
-        x, r, weight_x, weight_r = _pair(x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, EPS, ACC)
+        x, r, weight_x, weight_r = _pair(
+            x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, EPS, ACC
+        )
         _, _, f = _factor_of(x, weight_x, CLIP, SEPARATE)
         _, _, g = _factor_of(r, weight_r, CLIP, SEPARATE)
         m_f, e_f = _decompose(f)
@@ -335,12 +349,16 @@ def nmru_backward_kernel(
     )
     if SEPARATE:
         sine, cosine = sincos(turns * PI)
-        turns = upstream * tl.where(zeros == 0, _scale(mantissa, exponent), 0.0) * sine * -PI  # the gradient of the sum
+        turns = (
+            upstream * tl.where(zeros == 0, _scale(mantissa, exponent), 0.0) * sine * -PI
+        )  # the gradient of the sum
         turns = tl.where(mask, turns, 0.0)
         upstream *= cosine
 
     for i in range(loop_end(I)):
-        x, r, weight_x, weight_r = _pair(x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, EPS, ACC)
+        x, r, weight_x, weight_r = _pair(
+            x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, EPS, ACC
+        )
         size_x, w_x, f = _factor_of(x, weight_x, CLIP, SEPARATE)
         size_r, w_r, g = _factor_of(r, weight_r, CLIP, SEPARATE)
         m_f, e_f = _decompose(f)
@@ -392,14 +410,22 @@ Launch = Callable[[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor], tuple[A
 
 
 def _backward(
-    launch: Launch, grad_y: Tensor, x: Tensor, weight: Tensor, sizes: Sizes, factors: int, needs: int
+    launch: Launch,
+    grad_y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    sizes: Sizes,
+    factors: int,
+    needs: int,
 ) -> tuple[Tensor, Tensor]:
     """``(grad_x, grad_weight)`` by a kernel and the sum of its parts; factors: columns of the weight."""
     K, B, I, O, shared_x = sizes
     acc = accumulator(x.dtype)
     need_x, need_w = bool(needs & 1), bool(needs & 2)
     if K * B * I * O == 0 or not needs & 3:
-        return x.new_zeros(x.shape if need_x else (0,)), weight.new_zeros(weight.shape if need_w else (0,))
+        return x.new_zeros(x.shape if need_x else (0,)), weight.new_zeros(
+            weight.shape if need_w else (0,)
+        )
     grad_y, x, weight = grad_y.contiguous(), x.contiguous(), weight.contiguous()
     with device_of(x):
         options = _options("nmu_backward", x, K, factors, O)
@@ -412,7 +438,11 @@ def _backward(
         part_x = empty(x, (copies_x, *x.shape), acc) if need_x and copies_x > 1 else grad_x
         part_w = empty(x, (tiles_b, K, O, factors), acc) if need_w and tiles_b > 1 else grad_w
         grid = K * tiles_b * tiles_o
-        launch((grad_y, x, weight), (part_x, part_w), (grid, K, B, O, I, shared_x, need_x, need_w, acc, options))
+        launch(
+            (grad_y, x, weight),
+            (part_x, part_w),
+            (grid, K, B, O, I, shared_x, need_x, need_w, acc, options),
+        )
         sum_partials(
             acc,
             re=(part_w, grad_w) if need_w and tiles_b > 1 else None,
@@ -428,7 +458,9 @@ def nmu_backward(grad_y: Tensor, x: Tensor, weight: Tensor, needs: int) -> tuple
         "nmu_backward", x, weight=(weight, weight.shape), grad_y=(grad_y, (*weight.shape[:-2], sizes.B, sizes.O))
     )  # fmt: skip
 
-    def launch(operands: tuple[Tensor, Tensor, Tensor], parts: tuple[Tensor, Tensor], rest: tuple[Any, ...]) -> None:
+    def launch(
+        operands: tuple[Tensor, Tensor, Tensor], parts: tuple[Tensor, Tensor], rest: tuple[Any, ...]
+    ) -> None:
         start(nmu_backward_kernel, rest[0], rest[-1], *operands, *parts, *rest[1:-1])
 
     return _backward(launch, grad_y, x, weight, sizes, sizes.I, needs)
@@ -451,7 +483,22 @@ def nmru_forward(x: Tensor, weight: Tensor, eps: float, clip: bool, separate: bo
     with device_of(x):
         options = _options("nmu_forward", x, K, 2 * I, O)
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
-        start(nmru_forward_kernel, grid, options, x, weight, y, B, O, I, eps, clip, separate, shared_x, acc)
+        start(
+            nmru_forward_kernel,
+            grid,
+            options,
+            x,
+            weight,
+            y,
+            B,
+            O,
+            I,
+            eps,
+            clip,
+            separate,
+            shared_x,
+            acc,
+        )
     return y
 
 
@@ -462,8 +509,21 @@ def nmru_backward(
     K, B, I, O, shared_x = _nmru_sizes("nmru_backward", x, weight)
     check_operands("nmru_backward", x, grad_y=(grad_y, (*weight.shape[:-2], B, O)))
 
-    def launch(operands: tuple[Tensor, Tensor, Tensor], parts: tuple[Tensor, Tensor], sizes: tuple[Any, ...]) -> None:
+    def launch(
+        operands: tuple[Tensor, Tensor, Tensor],
+        parts: tuple[Tensor, Tensor],
+        sizes: tuple[Any, ...],
+    ) -> None:
         flags = (eps, clip, separate)
-        start(nmru_backward_kernel, sizes[0], sizes[-1], *operands, *parts, *sizes[1:5], *flags, *sizes[5:-1])
+        start(
+            nmru_backward_kernel,
+            sizes[0],
+            sizes[-1],
+            *operands,
+            *parts,
+            *sizes[1:5],
+            *flags,
+            *sizes[5:-1],
+        )
 
     return _backward(launch, grad_y, x, weight, Sizes(K, B, I, O, shared_x), 2 * I, needs)

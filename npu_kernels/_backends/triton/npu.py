@@ -77,7 +77,15 @@ Tensor = torch.Tensor
 
 
 @triton.jit
-def _load_ghat(gate_ptr, first, offs_i, mask_i, HAS_GATE: tl.constexpr, ACC: tl.constexpr, BLOCK_I: tl.constexpr):
+def _load_ghat(
+    gate_ptr,
+    first,
+    offs_i,
+    mask_i,
+    HAS_GATE: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
     """``ghat [BLOCK_I]``, 0 beyond the last input, so that r is 1 and L is 0 there."""
     if HAS_GATE:
         ghat = clamp_gate(tl.load(gate_ptr + first + offs_i, mask=mask_i, other=0.0).to(ACC))
@@ -341,7 +349,9 @@ def npu_backward_w_kernel(
     for b in range(0, loop_end(rows), BLOCK_B):
         mask_b = offs_b < rows - b
         mask_y = mask_b[:, None] & mask_o[None, :]
-        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0).to(ACC)
+        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0).to(
+            ACC
+        )
         grad_y = tl.load(grad_y_ptr + start_y + offs_y, mask=mask_y, other=0.0).to(ACC)
         negative = x < 0
         any_negative = tl.max(negative.to(tl.int32)) > 0
@@ -374,7 +384,12 @@ def npu_backward_w_kernel(
 
 
 def npu_forward(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, eps: float, save_sin: bool
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    eps: float,
+    save_sin: bool,
 ) -> tuple[Tensor, Tensor]:
     """``(y, s)``, both ``[B, O]`` or ``[K, B, O]``; s is empty when `save_sin` is false. One launch, or three.
 

@@ -44,7 +44,13 @@ from npu_kernels._backends.triton.npu_large_kernels import (
     npu_large_backward_x_kernel,
     npu_large_forward_kernel,
 )
-from npu_kernels._backends.triton.npu_planes import TILE, input_planes, padded, upstream_planes, weight_planes
+from npu_kernels._backends.triton.npu_planes import (
+    TILE,
+    input_planes,
+    padded,
+    upstream_planes,
+    weight_planes,
+)
 from npu_kernels._backends.triton.reduction import sum_partials
 from npu_kernels._backends.triton.tape import never_repeat
 from npu_kernels._operators.precision import float32_matmul_precision
@@ -99,7 +105,9 @@ def _plan(device: torch.device, imaginary: bool, precision: str) -> Plan | None:
     if plan is None or (_OLD_TRITON and (architecture == "sm_100" or not imaginary)):
         return None
     if device.type == "cuda" and not triton.knobs.runtime.interpret:
-        plan = plan._replace(programs=torch.cuda.get_device_properties(device).multi_processor_count)
+        plan = plan._replace(
+            programs=torch.cuda.get_device_properties(device).multi_processor_count
+        )
     return plan._replace(products=3 if precision == "highest" else 1)
 
 

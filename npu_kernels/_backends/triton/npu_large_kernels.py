@@ -5,7 +5,14 @@
 import triton
 import triton.language as tl
 
-from npu_kernels._backends.triton.device_math import clamp_gate, exp_accurate, loop_end, magnitude, signum, sincos
+from npu_kernels._backends.triton.device_math import (
+    clamp_gate,
+    exp_accurate,
+    loop_end,
+    magnitude,
+    signum,
+    sincos,
+)
 from npu_kernels._backends.triton.npu_planes import LOG_SCALE, STEP, TILE
 from npu_kernels._backends.triton.weight_gradients import store_weight_gradients
 
@@ -14,7 +21,9 @@ _LIST_STEP = tl.constexpr(STEP)
 
 
 @triton.jit
-def _load(planes, row, col, pitch, ROWS: tl.constexpr, COLS: tl.constexpr, DESCRIPTORS: tl.constexpr):
+def _load(
+    planes, row, col, pitch, ROWS: tl.constexpr, COLS: tl.constexpr, DESCRIPTORS: tl.constexpr
+):
     """``planes[row : row + ROWS, col : col + COLS]``."""
     if DESCRIPTORS:
         tile = planes.load([row.to(tl.int32), col])
@@ -61,7 +70,9 @@ def _forward_sums(
         right_hi = tl.trans(_load(weights, packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
         if PRODUCTS == 3:
             left_lo = _load(logs, rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
-            right_lo = tl.trans(_load(weights, rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
+            right_lo = tl.trans(
+                _load(weights, rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+            )
             acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale, acc)
         else:
             acc = tl.fma(_multiply(left_hi, left_hi, right_hi, right_hi, 1), scale, acc)
@@ -74,10 +85,14 @@ def _forward_sums(
         i = (tl.load(blocks_ptr + turn // PARTS) - turn // PARTS) * _LIST_STEP + turn * DEPTH
         scale = tl.load(scale_ptr + i // BLOCK)
         mask = _load(logs, 2 * rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
-        right_hi = tl.trans(_load(weights, 2 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
+        right_hi = tl.trans(
+            _load(weights, 2 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+        )
         product = tl.zeros([BLOCK, BLOCK], tl.float32)
         if PRODUCTS == 3:
-            right_lo = tl.trans(_load(weights, 3 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
+            right_lo = tl.trans(
+                _load(weights, 3 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+            )
             product = tl.dot(mask, right_lo, product)
         other = tl.fma(tl.dot(mask, right_hi, product), scale, other)
     return acc, other
@@ -118,9 +133,13 @@ def _store_half(
     QUARTER: tl.constexpr = BLOCK // 4
     p_0, p_1 = _alternate(p, BLOCK // 2)
     q_0, q_1 = _alternate(q, BLOCK // 2)
-    bad = _store_outputs(p_0, q_0, y_ptr, s_ptr, first_o, offs_b, mask_b, O, QUARTER, SAVE_SIN, REPAIR)
+    bad = _store_outputs(
+        p_0, q_0, y_ptr, s_ptr, first_o, offs_b, mask_b, O, QUARTER, SAVE_SIN, REPAIR
+    )
     tl.debug_barrier()
-    bad += _store_outputs(p_1, q_1, y_ptr, s_ptr, first_o + QUARTER, offs_b, mask_b, O, QUARTER, SAVE_SIN, REPAIR)
+    bad += _store_outputs(
+        p_1, q_1, y_ptr, s_ptr, first_o + QUARTER, offs_b, mask_b, O, QUARTER, SAVE_SIN, REPAIR
+    )
     tl.debug_barrier()
     return bad
 
@@ -133,12 +152,16 @@ def _store_tile(
     """y and s of a tile from :func:`_forward_sums`; whether a NaN was stored."""
     if HAS_IM:
         p, q = _alternate(other, BLOCK)
-        bad = _store_outputs(p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O, BLOCK // 2, SAVE_SIN, REPAIR)
+        bad = _store_outputs(
+            p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O, BLOCK // 2, SAVE_SIN, REPAIR
+        )
     else:
         p_0, p_1 = _alternate(acc, BLOCK)
         q_0, q_1 = _alternate(other, BLOCK)
         bad = _store_half(p_0, q_0, y_ptr, s_ptr, first_o, offs_b, mask_b, O, SAVE_SIN, REPAIR)
-        bad += _store_half(p_1, q_1, y_ptr, s_ptr, first_o + BLOCK // 2, offs_b, mask_b, O, SAVE_SIN, REPAIR)
+        bad += _store_half(
+            p_1, q_1, y_ptr, s_ptr, first_o + BLOCK // 2, offs_b, mask_b, O, SAVE_SIN, REPAIR
+        )
     return bad
 
 
@@ -169,7 +192,9 @@ def npu_large_forward_kernel(
     DESCRIPTORS: tl.constexpr,
 ):
     OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
-    for tile in tl.range(loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True):
+    for tile in tl.range(
+        loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True
+    ):
         # programs that share rows of x run next to each other
         k = tile // (tiles_b * tiles_n)
         b_tile = tile // tiles_n % tiles_b
@@ -195,7 +220,9 @@ def npu_large_forward_kernel(
             # An infinite operand left NaN in the split sums; one plane tells infinity from NaN as IEEE arithmetic does.
             if bad > 0:
                 tl.debug_barrier()  # what was stored is read again
-                nothing = bad >> 8  # 0, unknown to the compiler, which else keeps all addresses for this rare case
+                nothing = (
+                    bad >> 8
+                )  # 0, unknown to the compiler, which else keeps all addresses for this rare case
                 acc, other = _forward_sums(*sums, HAS_IM, 1, DEPTH, DESCRIPTORS)
                 start += nothing
                 _store_tile(
@@ -253,27 +280,42 @@ def npu_large_backward_x_kernel(
 ):
     offs_i = tl.arange(0, BLOCK)
     tiles_n = packed // BLOCK
-    for tile in tl.range(loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True):
+    for tile in tl.range(
+        loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True
+    ):
         k = tile // (tiles_b * tiles_i)
         b_tile = tile // tiles_i % tiles_b
         i_tile = tile % tiles_i
         first_i = i_tile * BLOCK
         row = (k * tiles_b + b_tile) * BLOCK
-        of_row = row_scale_ptr + (k * tiles_n).to(tl.int64) * tiles_b * BLOCK + b_tile * BLOCK + tl.arange(0, BLOCK)
+        of_row = (
+            row_scale_ptr
+            + (k * tiles_n).to(tl.int64) * tiles_b * BLOCK
+            + b_tile * BLOCK
+            + tl.arange(0, BLOCK)
+        )
         of_block = scale_ptr + k * tiles_n * tiles_i + i_tile
         acc = tl.zeros([BLOCK, BLOCK], tl.float32)  # dL
         for step in range(loop_end(packed // DEPTH)):
             n = step * DEPTH
             n_tile = n // BLOCK
-            scale = tl.load(of_row + n_tile * (tiles_b.to(tl.int64) * BLOCK)) * tl.load(of_block + n_tile * tiles_i)
+            scale = tl.load(of_row + n_tile * (tiles_b.to(tl.int64) * BLOCK)) * tl.load(
+                of_block + n_tile * tiles_i
+            )
             left_hi = _load(upstream, row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
             right_hi = _load(weights, k * packed + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
             if PRODUCTS == 3:
                 left_lo = _load(upstream, rows + row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
-                right_lo = _load(weights, rows_w + k * packed + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
-                acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale[:, None], acc)
+                right_lo = _load(
+                    weights, rows_w + k * packed + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS
+                )
+                acc = tl.fma(
+                    _multiply(left_hi, left_lo, right_hi, right_lo, 3), scale[:, None], acc
+                )
             else:
-                acc = tl.fma(_multiply(left_hi, left_hi, right_hi, right_hi, 1), scale[:, None], acc)
+                acc = tl.fma(
+                    _multiply(left_hi, left_hi, right_hi, right_hi, 1), scale[:, None], acc
+                )
 
         first_b = b_tile.to(tl.int64) * BLOCK
         mask_i = offs_i < I - first_i
@@ -294,11 +336,17 @@ def npu_large_backward_x_kernel(
             d_r = halves[half] / magnitude(x, ghat, EPS)
             if NEED_X:
                 grad_x = d_r * ghat * signum(x)
-                tl.store(grad_x_ptr + start_x + offs_x, grad_x.to(grad_x_ptr.dtype.element_ty), mask=mask)
+                tl.store(
+                    grad_x_ptr + start_x + offs_x, grad_x.to(grad_x_ptr.dtype.element_ty), mask=mask
+                )
             if NEED_GATE:
                 part += tl.sum(tl.where(mask, d_r * (tl.abs(x) + (EPS - 1.0)), 0.0), axis=0)
         if NEED_GATE:
-            tl.store(gate_partial_ptr + (b_tile.to(tl.int64) * K + k) * I + first_i + offs_i, part, mask=mask_i)
+            tl.store(
+                gate_partial_ptr + (b_tile.to(tl.int64) * K + k) * I + first_i + offs_i,
+                part,
+                mask=mask_i,
+            )
 
 
 @triton.jit
@@ -315,7 +363,9 @@ def _sums_with_logs(
         left_hi = tl.trans(_load(upstream, row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS))
         right_hi = _load(logs, x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
         if PRODUCTS == 3:
-            left_lo = tl.trans(_load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS))
+            left_lo = tl.trans(
+                _load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS)
+            )
             right_lo = _load(logs, rows_x + x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
             acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale[:, None], acc)
         else:
@@ -338,13 +388,25 @@ def _sums_with_mask(
         mask = _load(logs, x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
         product = tl.zeros([BLOCK, BLOCK], tl.float32)
         if PRODUCTS == 3:
-            left_lo = tl.trans(_load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS))
+            left_lo = tl.trans(
+                _load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS)
+            )
             product = tl.dot(left_lo, mask, product)
         acc = tl.fma(tl.dot(left_hi, mask, product), scale[:, None], acc)
     return acc
 
 
-@triton.jit(do_not_specialize=["gate_row", "K", "rows", "rows_x", "scale_plane", "tiles_b", "tiles_of_split"])
+@triton.jit(
+    do_not_specialize=[
+        "gate_row",
+        "K",
+        "rows",
+        "rows_x",
+        "scale_plane",
+        "tiles_b",
+        "tiles_of_split",
+    ]
+)
 def npu_large_backward_w_kernel(
     upstream,  # by columns, [2 rows, packed]; without an imaginary weight [4 rows, packed]
     logs,  # [3 rows_x, pitch]

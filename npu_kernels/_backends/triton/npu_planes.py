@@ -24,8 +24,6 @@ are ``grad_y y`` and ``-grad_y s`` (`npu`).
 An infinite or NaN value is the same in hi, has lo 0, and takes no part in the choice of a scale.
 """
 
-# ruff: noqa: SIM108 (an `if` on a compile-time constant stands alone, see device_math)
-
 from typing import NamedTuple
 
 import torch
@@ -54,7 +52,9 @@ def scales(largest, LIMIT: tl.constexpr):
     """Powers of two ``t, 1 / t`` with ``largest t < 2**15``; t is at most ``2**LIMIT``."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     exponent = tl.minimum(tl.maximum(exponent, 141 - LIMIT), 254)
-    return ((268 - exponent) << 23).to(tl.float32, bitcast=True), ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+    return ((268 - exponent) << 23).to(tl.float32, bitcast=True), ((exponent - 14) << 23).to(
+        tl.float32, bitcast=True
+    )
 
 
 @triton.jit
@@ -106,9 +106,13 @@ def npu_x_planes_kernel(
         i = step * _STEP
         mask_i = offs_i < I - i
         mask = mask_b[:, None] & mask_i[None, :]
-        x = tl.load(x_ptr + i + offs_b[:, None] * I + offs_i[None, :], mask=mask, other=1.0).to(tl.float32)
+        x = tl.load(x_ptr + i + offs_b[:, None] * I + offs_i[None, :], mask=mask, other=1.0).to(
+            tl.float32
+        )
         if HAS_GATE:
-            ghat = clamp_gate(tl.load(gate_ptr + k * I + i + offs_i, mask=mask_i, other=0.0).to(tl.float32))
+            ghat = clamp_gate(
+                tl.load(gate_ptr + k * I + i + offs_i, mask=mask_i, other=0.0).to(tl.float32)
+            )
         else:
             ghat = tl.full([_STEP], 1.0, tl.float32)
         logs = tl.log(magnitude(x, ghat[None, :], EPS))
@@ -177,7 +181,9 @@ def npu_weight_planes_kernel(
     if PHASE:
         turn = tl.full([BLOCK], PI, tl.float32)
         if HAS_GATE:
-            turn *= clamp_gate(tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(tl.float32))
+            turn *= clamp_gate(
+                tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(tl.float32)
+            )
         phase_ptr = planes_ptr + 2 * plane
         if HAS_IM:  # P takes -pi ghat Wi, Q takes pi ghat Wr
             hi, lo = two_planes(-w_im * turn[None, :] * scale)
@@ -301,7 +307,9 @@ class InputPlanes(NamedTuple):
     flags: Tensor  # as blocks
 
 
-def input_planes(x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded) -> InputPlanes:
+def input_planes(
+    x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded
+) -> InputPlanes:
     """One launch; x and gate contiguous."""
     tiles = shape.models_x * shape.tiles_b
     planes = x.new_empty((3 * tiles * TILE, shape.pitch), dtype=torch.float16)
@@ -315,7 +323,12 @@ def input_planes(x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape
 
 
 def weight_planes(
-    weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, sizes: Sizes, shape: Padded, phase: bool
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    sizes: Sizes,
+    shape: Padded,
+    phase: bool,
 ) -> tuple[Tensor, Tensor]:
     """hi and lo ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and the inverse scales of their blocks. One launch."""
     rows = sizes.K * shape.packed
@@ -338,7 +351,14 @@ class UpstreamPlanes(NamedTuple):
 
 
 def upstream_planes(
-    grad_y: Tensor, y: Tensor, s: Tensor, imaginary: bool, sizes: Sizes, shape: Padded, by_row: bool, by_column: bool
+    grad_y: Tensor,
+    y: Tensor,
+    s: Tensor,
+    imaginary: bool,
+    sizes: Sizes,
+    shape: Padded,
+    by_row: bool,
+    by_column: bool,
 ) -> UpstreamPlanes:
     """A launch for each; all contiguous."""
     tiles = sizes.K * shape.tiles_b

@@ -76,7 +76,9 @@ def npu_small_forward_kernel(
         p += log_r * w_re
         q += angle * w_re
         if HAS_IM:
-            w_im = tl.load(wim_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0).to(ACC)[None, :]
+            w_im = tl.load(wim_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0).to(ACC)[
+                None, :
+            ]
             p -= angle * w_im
             q += log_r * w_im
     e = exp_accurate(p)
@@ -122,7 +124,11 @@ def _store_sums(
         if CLIP:
             gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(ACC)
             acc_gate = tl.where((gate >= 0) & (gate <= 1), acc_gate, 0.0)
-        tl.store(grad_gate_ptr + at * I + offs_i, acc_gate.to(grad_gate_ptr.dtype.element_ty), mask=mask_i)
+        tl.store(
+            grad_gate_ptr + at * I + offs_i,
+            acc_gate.to(grad_gate_ptr.dtype.element_ty),
+            mask=mask_i,
+        )
 
 
 @triton.jit(do_not_specialize=["K", "B", "tiles"])
@@ -191,11 +197,15 @@ def npu_small_backward_kernel(
                 column = tl.sum(d_q * log_r - d_p * angle, axis=0)
                 acc_im += tl.where((offs_i == i)[None, :], column[:, None], 0.0)
             if NEED_X or NEED_GATE:
-                w_re = tl.load(wre_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0).to(ACC)[None, :]
+                w_re = tl.load(wre_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0).to(ACC)[
+                    None, :
+                ]
                 d_log = d_p * w_re
                 d_angle = d_q * w_re
                 if HAS_IM:
-                    w_im = tl.load(wim_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0).to(ACC)[None, :]
+                    w_im = tl.load(wim_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0).to(
+                        ACC
+                    )[None, :]
                     d_log += d_q * w_im
                     d_angle -= d_p * w_im
                 d_r = tl.sum(d_log, axis=1) / r
@@ -203,7 +213,9 @@ def npu_small_backward_kernel(
                     grad_x = (d_r * ghat * signum(x)).to(grad_x_ptr.dtype.element_ty)
                     tl.store(grad_x_ptr + (k * B + offs_b) * I + i, grad_x, mask=mask_b)
                 if NEED_GATE:
-                    part = d_r * (tl.abs(x) + (EPS - 1.0)) + tl.sum(d_angle, axis=1) * PI * (x < 0).to(ACC)
+                    part = d_r * (tl.abs(x) + (EPS - 1.0)) + tl.sum(d_angle, axis=1) * PI * (
+                        x < 0
+                    ).to(ACC)
                     total = tl.sum(tl.where(mask_b, part, 0.0), axis=0)
                     acc_gate += tl.where(offs_i == i, total, 0.0)
 

@@ -54,12 +54,19 @@ def _loop(name: str, tableau: list[float], steps: int) -> tuple[tuple[float, ...
         raise ValueError(f"{name}: steps must be positive, got {steps}")
     stages = math.isqrt(8 * len(tableau) + 1) // 2
     if not tableau or stages * (stages + 1) // 2 != len(tableau):
-        raise ValueError(f"{name}: tableau must be a lower triangle by rows, got {len(tableau)} numbers")
+        raise ValueError(
+            f"{name}: tableau must be a lower triangle by rows, got {len(tableau)} numbers"
+        )
     return tuple(tableau), stages
 
 
 def _check_weights(
-    name: str, states: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor
+    name: str,
+    states: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None,
+    gate: Tensor | None,
+    weight: Tensor,
 ) -> tuple[int, ...]:
     """``[(K,)]`` of the weights, all of whose shapes fit."""
     *models, h, d = weight_re.shape
@@ -144,7 +151,9 @@ def ode_backward(
     )
     triangle, count = _loop("ode_backward", tableau, steps)
     if stages.numel() and stages.numel() < trajectory[..., :-1, 0].numel() * count * 2 * (d + h):
-        raise ValueError(f"ode_backward: stages must be what ode_forward kept, got shape {tuple(stages.shape)}")
+        raise ValueError(
+            f"ode_backward: stages must be what ode_forward kept, got shape {tuple(stages.shape)}"
+        )
     if weight_im is None:
         needs &= ~4
     if gate is None:
@@ -162,14 +171,25 @@ def ode_backward(
     blocks = -(-starts // options["BLOCK_B"])
     tiles = -(-blocks // max(1, PROGRAMS // math.prod(models)))
     splits = -(-blocks // tiles)
-    parts = [empty(grad, (splits, *grad.shape)) if splits > 1 and grad.numel() else grad for grad in grads]
-    operands = (grad_trajectory, grad_derivatives, trajectory, *parameters, stages if stages.numel() else None)
+    parts = [
+        empty(grad, (splits, *grad.shape)) if splits > 1 and grad.numel() else grad
+        for grad in grads
+    ]
+    operands = (
+        grad_trajectory,
+        grad_derivatives,
+        trajectory,
+        *parameters,
+        stages if stages.numel() else None,
+    )
     with device_of(trajectory):
         ode_backward_kernel[(math.prod(models) * splits,)](
             *(None if t is None else t.contiguous() for t in operands), grad_u0, *parts, math.prod(models), starts,
             steps, tiles, dt, d, h, triangle, count, eps, clip, not straight_through, needs, acc, **options,
         )  # fmt: skip
         if splits > 1:
-            re, im, of_gate, x = (pair if pair[1].numel() else None for pair in zip(parts, grads, strict=True))
+            re, im, of_gate, x = (
+                pair if pair[1].numel() else None for pair in zip(parts, grads, strict=True)
+            )
             sum_partials(acc, re=re, im=im, x=x, gate=of_gate)
     return (grad_u0, *grads)  # type: ignore[return-value]

@@ -304,7 +304,12 @@ def ode_backward_kernel(
     step = tl.full([1, 1, 1], dt, tl.float64)
     layer = _layer(wre_ptr, wim_ptr, gate_ptr, w_ptr, model, offs_d, offs_h, D, H, CLIP, ACC)
     of_weights = tl.zeros([BLOCK_B, BLOCK_H, BLOCK_D], dtype=ACC)
-    sums = (of_weights, of_weights, tl.zeros([BLOCK_B, 1, BLOCK_D], dtype=ACC), of_weights)  # Wr, Wi, g, A
+    sums = (
+        of_weights,
+        of_weights,
+        tl.zeros([BLOCK_B, 1, BLOCK_D], dtype=ACC),
+        of_weights,
+    )  # Wr, Wi, g, A
     size: tl.constexpr = 2 * (D + H)
     for tile in range(loop_end(tiles)):
         offs_b = ((split * tiles + tile) * BLOCK_B + tl.arange(0, BLOCK_B))[:, None, None]

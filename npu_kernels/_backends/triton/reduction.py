@@ -24,7 +24,9 @@ from npu_kernels._backends.triton.tape import start
 
 
 @triton.jit
-def _sum_rows(src_ptr, offs, mask, n, rows, ACC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_rows(
+    src_ptr, offs, mask, n, rows, ACC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Column sums of ``src [rows, n]``: ROWS strided sums first, then a tree over them."""
     offs_r = tl.arange(0, ROWS).to(tl.int64)
     ptrs = src_ptr + offs_r[:, None] * n + offs[None, :]
@@ -82,7 +84,9 @@ def sum_partials_kernel(
             mask = offs < n_w
             total = _sum_rows(src_re_ptr, offs, mask, n_w, rows_w, ACC, ROWS, BLOCK)
             if re_weight_ptr is not None:
-                store_nac_gradients(total, re_weight_ptr, re_mask_ptr, dst_re_ptr, dst_re_mask_ptr, offs, mask, ACC)
+                store_nac_gradients(
+                    total, re_weight_ptr, re_mask_ptr, dst_re_ptr, dst_re_mask_ptr, offs, mask, ACC
+                )
             else:
                 tl.store(dst_re_ptr + offs, total.to(dst_re_ptr.dtype.element_ty), mask=mask)
     if HAS_IM:
@@ -91,7 +95,9 @@ def sum_partials_kernel(
             mask = offs < n_w
             total = _sum_rows(src_im_ptr, offs, mask, n_w, rows_w, ACC, ROWS, BLOCK)
             if im_weight_ptr is not None:
-                store_nac_gradients(total, im_weight_ptr, im_mask_ptr, dst_im_ptr, dst_im_mask_ptr, offs, mask, ACC)
+                store_nac_gradients(
+                    total, im_weight_ptr, im_mask_ptr, dst_im_ptr, dst_im_mask_ptr, offs, mask, ACC
+                )
             else:
                 tl.store(dst_im_ptr + offs, total.to(dst_im_ptr.dtype.element_ty), mask=mask)
     if HAS_X:
@@ -113,7 +119,9 @@ def sum_partials_kernel(
 
 # Partial sums [rows, ...], destination [...]; the second may be absent where a third one, for a mask, is not.
 Sum = tuple[torch.Tensor, torch.Tensor | None]
-Nac = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # weight, mask, destination of the mask's gradient
+Nac = tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor | None
+]  # weight, mask, destination of the mask's gradient
 
 
 def sum_partials(

@@ -39,8 +39,14 @@ from npu_kernels._backends.triton import tuning
 from npu_kernels._operators.precision import float32_matmul_precision
 
 _UNALIGNED = 16 - 1
-_MOST = 1024  # recordings of a launcher; numbers of rows that vary without end must not fill the memory
-_ALLOCATIONS = (torch.ops.aten.new_empty.default, torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default)
+_MOST = (
+    1024  # recordings of a launcher; numbers of rows that vary without end must not fill the memory
+)
+_ALLOCATIONS = (
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+)
 # Kernels without float32 matrix products; all others may depend on the float32 matmul precision.
 _ANY_PRECISION = {"npu_small_forward", "npu_small_backward", "sum_partials"}
 _ANY_PRECISION |= {"nmu_forward", "nmu_backward", "nmru_forward", "nmru_backward"}
@@ -92,14 +98,28 @@ class Tape:
         tensors: list[Any] = [tensor for tensor in operands if tensor is not None]
         for like, shape, dtype in self.allocations:
             source = tensors[like]
-            tensors.append(torch.empty_like(source) if shape is None else source.new_empty(shape, dtype=dtype))
+            tensors.append(
+                torch.empty_like(source) if shape is None else source.new_empty(shape, dtype=dtype)
+            )
         addresses: list[Any] = [tensor.data_ptr() for tensor in tensors]
         if functools.reduce(or_, addresses) & _UNALIGNED:
             return None
         addresses.append(None)
         stream = active.get_current_stream(device)
         for run, function, metadata, programs, pointers, rest, _, _ in self.launches:
-            run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers(addresses), *rest)
+            run(
+                programs,
+                1,
+                1,
+                stream,
+                function,
+                metadata,
+                None,
+                None,
+                None,
+                *pointers(addresses),
+                *rest,
+            )
         return self.results(tensors)
 
 
@@ -109,9 +129,13 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, operands: Sequence[Tensor | None]) -> None:
         super().__init__()
         given = [id(tensor) for tensor in operands if tensor is not None]
-        self.works = len(given) == len(set(given))  # else a later call may have two tensors in the place of one
+        self.works = len(given) == len(
+            set(given)
+        )  # else a later call may have two tensors in the place of one
         self.tensors = [tensor for tensor in operands if tensor is not None]
-        self.places = {id(tensor): place for place, tensor in enumerate(self.tensors)} | {id(None): -1}
+        self.places = {id(tensor): place for place, tensor in enumerate(self.tensors)} | {
+            id(None): -1
+        }
         self.allocations: list[_Allocation] = []
         self.launches: list[_Launch] = []
         self.seen = 0  # launches, also those that do not come by `start`
@@ -155,24 +179,41 @@ class _Recorder(TorchDispatchMode):
         self.places[id(made)] = len(self.tensors)
         self.tensors.append(made)
 
-    def launch(self, kernel: Any, programs: int, options: dict[str, Any], arguments: Any, compiled: Any) -> None:
+    def launch(
+        self, kernel: Any, programs: int, options: dict[str, Any], arguments: Any, compiled: Any
+    ) -> None:
         """Note a launch; the kernel's arguments are tensors named ``*_ptr``, then numbers, then constants."""
         try:
             names = [param.name for param in kernel.params]
             tensors = sum(name.endswith("_ptr") for name in names)
             places = itemgetter(*[self.places[id(tensor)] for tensor in arguments[:tensors]])
             rest = (*arguments[tensors:], *(options[name] for name in names[len(arguments) :]))
-            found = (compiled.run, compiled.function, compiled.packed_metadata, programs, places, rest)
+            found = (
+                compiled.run,
+                compiled.function,
+                compiled.packed_metadata,
+                programs,
+                places,
+                rest,
+            )
             self.works = self.works and type(kernel) is JITFunction and callable(compiled.run)
             self.launches.append(_Launch(*found, kernel, compiled))
-        except (AttributeError, KeyError):  # an interpreted kernel, another Triton, a tensor that is not known
+        except (
+            AttributeError,
+            KeyError,
+        ):  # an interpreted kernel, another Triton, a tensor that is not known
             self.works = False
 
     def tape(self, results: Any) -> Tape | None:
         """The recording, None where there can be none."""
         single = isinstance(results, Tensor)
         places = [self.places.get(id(result), -1) for result in ((results,) if single else results)]
-        if not self.works or not self.launches or self.seen != len(self.launches) or min(places) < 0:
+        if (
+            not self.works
+            or not self.launches
+            or self.seen != len(self.launches)
+            or min(places) < 0
+        ):
             return None
         device = driver.active.get_current_device()
         for tensor in self.tensors:

@@ -52,7 +52,14 @@ KERNELS = (
     "nalu_backward_w",
 )
 # Made of matrix products: these follow the float32 matmul precision.
-PRODUCTS = ("npu_forward", "npu_backward_x", "npu_backward_w", "nalu_forward", "nalu_backward_x", "nalu_backward_w")
+PRODUCTS = (
+    "npu_forward",
+    "npu_backward_x",
+    "npu_backward_w",
+    "nalu_forward",
+    "nalu_backward_x",
+    "nalu_backward_w",
+)
 TABLES = Path(__file__).with_name("tables.json")
 
 # Compute capabilities (times 10) and their table. 12.x has the shared memory and the instructions of 8.9.
@@ -111,7 +118,9 @@ def architecture(target: GPUTarget) -> str:
     for low, high, name in NVIDIA:
         if low <= capability <= high:
             return name
-    raise RuntimeError(f"npu_kernels: no configurations for compute capability {capability / 10}, the least is 8.0")
+    raise RuntimeError(
+        f"npu_kernels: no configurations for compute capability {capability / 10}, the least is 8.0"
+    )
 
 
 @functools.cache
@@ -137,7 +146,9 @@ def save_table(tables: dict[str, dict[str, dict[str, int]]], path: Path | str = 
     """Write tables so that a change of one entry is a change of one line."""
     blocks = []
     for arch, table in sorted(tables.items()):
-        rows = ",\n".join(f"    {json.dumps(key)}: {json.dumps(table[key])}" for key in sorted(table))
+        rows = ",\n".join(
+            f"    {json.dumps(key)}: {json.dumps(table[key])}" for key in sorted(table)
+        )
         blocks.append(f"  {json.dumps(arch)}: {{\n{rows}\n  }}")
     files.write(Path(path), "{\n" + ",\n".join(blocks) + "\n}\n")
     forget()
@@ -188,7 +199,9 @@ class use_config:
 
     def __init__(self, kernel: str, config: dict[str, int]) -> None:
         if kernel not in KERNELS:
-            raise ValueError(f"use_config: kernel must be one of {', '.join(KERNELS)}, got {kernel!r}")
+            raise ValueError(
+                f"use_config: kernel must be one of {', '.join(KERNELS)}, got {kernel!r}"
+            )
         self.kernel, self.config = kernel, config
 
     def __enter__(self) -> None:
@@ -215,7 +228,9 @@ def _split_config(entry: dict[str, int]) -> Config:
 
 
 @functools.lru_cache(maxsize=4096)
-def _find(kernel: str, device: torch.device, dtype: torch.dtype, precision: str, i: int, o: int, k: int) -> Config:
+def _find(
+    kernel: str, device: torch.device, dtype: torch.dtype, precision: str, i: int, o: int, k: int
+) -> Config:
     if kernel in _overrides:
         return _split_config(_overrides[kernel])
     table = tables_in_use()[architecture_of(device)]
@@ -238,16 +253,28 @@ def lookup(kernel: str, x: torch.Tensor, i: int, o: int, k: int) -> Config:
     return _find(kernel, x.device, x.dtype, float32_matmul_precision(), i, o, k)
 
 
-def candidates(kernel: str, dtype: torch.dtype, precision: str, shape_bucket: str) -> Iterator[dict[str, int]]:
+def candidates(
+    kernel: str, dtype: torch.dtype, precision: str, shape_bucket: str
+) -> Iterator[dict[str, int]]:
     """Configurations worth timing; those that spill or do not fit raise or lose, and cost nothing else.
 
     At ``highest`` only schemes as accurate as float32 are offered, at ``high`` also two planes, at ``medium`` also one.
     """
     if kernel in PRODUCTS:
-        schemes = [0] if dtype is torch.float64 else {"highest": [0, 6], "high": [0, 6, 3], "medium": [3, 1]}[precision]
+        schemes = (
+            [0]
+            if dtype is torch.float64
+            else {"highest": [0, 6], "high": [0, 6, 3], "medium": [3, 1]}[precision]
+        )
         rows = (32, 64) if dtype is torch.float64 else (32, 64, 128)
-        cols = (16, 32) if dtype is torch.float64 or shape_bucket in ("small", "narrow") else (16, 32, 64, 128)
-        right = (8, *cols) if dtype is torch.float64 else cols  # its matrix units are 8 columns wide
+        cols = (
+            (16, 32)
+            if dtype is torch.float64 or shape_bucket in ("small", "narrow")
+            else (16, 32, 64, 128)
+        )
+        right = (
+            (8, *cols) if dtype is torch.float64 else cols
+        )  # its matrix units are 8 columns wide
         choices: dict[str, tuple[int, ...] | list[int]] = {
             "BLOCK_B": rows,
             "BLOCK_O": right if kernel.endswith("_forward") else cols,
@@ -263,6 +290,10 @@ def candidates(kernel: str, dtype: torch.dtype, precision: str, shape_bucket: st
         if kernel == "npu_small_backward":
             choices |= {"programs": (528, 1056, 2112)}
     else:
-        choices = {"BLOCK_B": (16, 32, 64, 128), "BLOCK_O": (4, 16, 32, 64), "num_warps": (1, 2, 4, 8)}
+        choices = {
+            "BLOCK_B": (16, 32, 64, 128),
+            "BLOCK_O": (4, 16, 32, 64),
+            "num_warps": (1, 2, 4, 8),
+        }
     for values in itertools.product(*choices.values()):
         yield dict(zip(choices, values, strict=True))

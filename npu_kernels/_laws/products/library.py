@@ -77,7 +77,9 @@ class Library:
         score = np.where(left > 1e-9, gain / np.maximum(left, 1e-9), 0.0)
         return [int(k) for k in np.argsort(-score, kind="stable")[:count]]
 
-    def near(self, residual: Array, present: Array, u: Array, parity: Array, count: int) -> list[tuple[Array, Array]]:
+    def near(
+        self, residual: Array, present: Array, u: Array, parity: Array, count: int
+    ) -> list[tuple[Array, Array]]:
         """Exponents and parities of the best products of one of these terms ``[N, K]`` and a factor of two inputs."""
         found: list[tuple[float, Array, Array]] = []
         Q, _ = np.linalg.qr(present)
@@ -87,7 +89,9 @@ class Library:
             size = np.sqrt((A**2).sum(0))
             A = A / np.maximum(size, 1e-300)
             left = 1.0 - ((Q.T @ A) ** 2).sum(0)
-            score = np.where((left > 1e-9) & np.isfinite(size), (residual @ A) ** 2 / np.maximum(left, 1e-9), 0.0)
+            score = np.where(
+                (left > 1e-9) & np.isfinite(size), (residual @ A) ** 2 / np.maximum(left, 1e-9), 0.0
+            )
             for j in np.argsort(-score, kind="stable")[:count]:
                 at = np.flatnonzero(few)[j]
                 v = np.clip(u[k] + self.u[at], self.low, self.high)
@@ -106,7 +110,9 @@ class Library:
         i, j = np.triu_indices(len(some), 1)
         g = gram[i, j]
         left = 1 - g * g
-        gain = np.where(left > 1e-9, (b[i] ** 2 + b[j] ** 2 - 2 * g * b[i] * b[j]) / np.maximum(left, 1e-9), 0.0)
+        gain = np.where(
+            left > 1e-9, (b[i] ** 2 + b[j] ** 2 - 2 * g * b[i] * b[j]) / np.maximum(left, 1e-9), 0.0
+        )
         top = min(len(gain), 60 * count)
         order = np.argpartition(-gain, top - 1)[:top] if top else np.empty(0, dtype=int)
         order = order[np.argsort(-gain[order], kind="stable")]

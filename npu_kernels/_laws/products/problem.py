@@ -144,8 +144,13 @@ class Problem:
         if p == 1:
             z, weight = y, self.weight
         else:
-            size = np.maximum(np.abs(y), np.maximum(self.floor / self.weight if p > 0 else 0, 1e-12))
-            z, slope = np.copysign(size**p if p < 0 else np.abs(y) ** p, y), size ** (1 - p) / abs(p)
+            size = np.maximum(
+                np.abs(y), np.maximum(self.floor / self.weight if p > 0 else 0, 1e-12)
+            )
+            z, slope = (
+                np.copysign(size**p if p < 0 else np.abs(y) ** p, y),
+                size ** (1 - p) / abs(p),
+            )
             weight = self.weight * np.minimum(slope, 100 * np.median(slope))
             if p < 0 and p != -1:
                 weight = np.where(y > 0, weight, 0.0)
@@ -186,7 +191,9 @@ class AllRows:
     @cached_property
     def size(self) -> float:
         """The weighted sum of squares of the target."""
-        return float(sum(((self.weight[rows] * self.target[rows]) ** 2).sum() for rows in blocks(self.rows)))
+        return float(
+            sum(((self.weight[rows] * self.target[rows]) ** 2).sum() for rows in blocks(self.rows))
+        )
 
     def take(self, rows: Any) -> Problem:
         """The problem with these rows, a slice or indices."""
@@ -242,7 +249,10 @@ def all_rows(
     touched = columns.negative
     if (matrix[touched] % 1 != 0).any() or (offset[touched] % 1 != 0).any():
         return None
-    signed, mixed = ((np.where(some[:, None], matrix, 0) % 2 != 0).any(0) for some in (columns.negative, columns.mixed))
+    signed, mixed = (
+        (np.where(some[:, None], matrix, 0) % 2 != 0).any(0)
+        for some in (columns.negative, columns.mixed)
+    )
     bound = BOUND * max(1.0, abs(power))
     low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
     low[columns.zero[exponents.free]] = 0.0  # a finite y excludes a negative power of zero

@@ -59,9 +59,15 @@ def dimensions(units: Sequence[str], argument: str) -> list[dict[str, Fraction]]
             raise TypeError(f"NPURegressor: {argument} must be names of units, got {unit!r}")
         try:
             powers = registry.Quantity(1.0, unit or "dimensionless").dimensionality
-        except Exception as error:  # pint raises classes of many kinds for words that it does not know
-            raise ValueError(f"NPURegressor: {argument} has {unit!r}, which is no unit: {error}") from None
-        found.append({name: Fraction(power).limit_denominator(64) for name, power in powers.items()})
+        except (
+            Exception
+        ) as error:  # pint raises classes of many kinds for words that it does not know
+            raise ValueError(
+                f"NPURegressor: {argument} has {unit!r}, which is no unit: {error}"
+            ) from None
+        found.append(
+            {name: Fraction(power).limit_denominator(64) for name, power in powers.items()}
+        )
     return found
 
 
@@ -76,7 +82,11 @@ def _registry(pint: Any) -> Any:
 
 
 def constrain(
-    names: Sequence[str], units: Sequence[str], output: str, output_units: str, prefer: Sequence[int]
+    names: Sequence[str],
+    units: Sequence[str],
+    output: str,
+    output_units: str,
+    prefer: Sequence[int],
 ) -> Exponents:
     """The exponents that give every term the dimension of y.
 
@@ -90,7 +100,10 @@ def constrain(
     (wanted,) = dimensions([output_units], "y_units")
     bases = sorted({base for column in [*columns, wanted] for base in column})
     order = [*prefer, *(i for i in range(len(names)) if i not in prefer)]
-    rows = [[columns[i].get(base, Fraction(0)) for i in order] + [wanted.get(base, Fraction(0))] for base in bases]
+    rows = [
+        [columns[i].get(base, Fraction(0)) for i in order] + [wanted.get(base, Fraction(0))]
+        for base in bases
+    ]
     pivots = _reduce(rows, len(names))
     for row in rows[len(pivots) :]:
         if row[-1] != 0:
@@ -126,7 +139,11 @@ def _reduce(rows: list[list[Fraction]], count: int) -> list[int]:
 
 
 def _refuse(
-    names: Sequence[str], columns: list[dict[str, Fraction]], output: str, unit: str, wanted: dict[str, Fraction]
+    names: Sequence[str],
+    columns: list[dict[str, Fraction]],
+    output: str,
+    unit: str,
+    wanted: dict[str, Fraction],
 ) -> None:
     """Raise the ValueError that says why y's dimension cannot be met."""
     missing = sorted(base for base in wanted if not any(base in column for column in columns))

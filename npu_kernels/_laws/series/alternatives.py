@@ -14,13 +14,24 @@ from dataclasses import replace
 
 import torch
 
-from npu_kernels._laws.series.laws import STEPS, Form, Law, cleaned, criteria, form, minimise, rounded
+from npu_kernels._laws.series.laws import (
+    STEPS,
+    Form,
+    Law,
+    cleaned,
+    criteria,
+    form,
+    minimise,
+    rounded,
+)
 from npu_kernels._laws.series.work import Work
 
 WINDOW = 2 * math.log(20)
 
 
-def alternatives(best: Law, free: Law, met: Sequence[Law], most: int, work: Work) -> list[tuple[Law, Law]]:
+def alternatives(
+    best: Law, free: Law, met: Sequence[Law], most: int, work: Work
+) -> list[tuple[Law, Law]]:
     """Laws within the window beside the best one, the best first, each with itself where all numbers are free.
 
     free: the best law with all numbers free. met: laws of other forms. most: denominator of exponents.
@@ -43,7 +54,11 @@ def alternatives(best: Law, free: Law, met: Sequence[Law], most: int, work: Work
         loose = replace(starts[n], x=x[n]).refitted(work)
         law = rounded(loose, most, work)
         value, kind = law.criterion(), form(law)
-        if kind != form(best) and _distinct(law) and value < min(limit, found[kind][0] if kind in found else math.inf):
+        if (
+            kind != form(best)
+            and _distinct(law)
+            and value < min(limit, found[kind][0] if kind in found else math.inf)
+        ):
             found[kind] = value, law, loose
     return [pair[1:] for pair in sorted(found.values(), key=lambda one: one[0])]
 

@@ -60,7 +60,12 @@ class Series:
 
     def first(self, nodes: int) -> Series:
         """The beginning of every series."""
-        return replace(self, times=self.times[:, :nodes], values=self.values[:, :nodes], weight=self.weight[:, :nodes])
+        return replace(
+            self,
+            times=self.times[:, :nodes],
+            values=self.values[:, :nodes],
+            weight=self.weight[:, :nodes],
+        )
 
     def weighted(self, factor: Tensor) -> Series:
         """The same with the weights of all columns multiplied by ``factor [D]``."""
@@ -94,18 +99,27 @@ class Series:
 
 def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, features: int) -> Series:
     """The arguments of `fit` as one `Series`; raises ValueError and TypeError that name argument, value and rule."""
-    tables = [_columns(part, index, features, observed) for index, part in enumerate(_parts("u", u, 2))]
+    tables = [
+        _columns(part, index, features, observed) for index, part in enumerate(_parts("u", u, 2))
+    ]
     given = _parts("t", t, 1)
     if len(given) == 1:
         given = given * len(tables)
     if len(given) != len(tables):
-        raise ValueError(f"{NAME}: t must have one entry for each series of u, {len(tables)}, got {len(given)}")
+        raise ValueError(
+            f"{NAME}: t must have one entry for each series of u, {len(tables)}, got {len(given)}"
+        )
     names = _names(names, u, features, observed)
-    times = [_times(one, table, index) for index, (one, table) in enumerate(zip(given, tables, strict=True))]
+    times = [
+        _times(one, table, index)
+        for index, (one, table) in enumerate(zip(given, tables, strict=True))
+    ]
     errors, known = _errors(sigma, tables, features, observed)
     relative = isinstance(sigma, str)
     if relative and any(bool((table[~table.isnan()] <= 0).any()) for table in tables):
-        raise ValueError(f"{NAME}: sigma='relative' fits logarithms, for which u must be greater than 0")
+        raise ValueError(
+            f"{NAME}: sigma='relative' fits logarithms, for which u must be greater than 0"
+        )
     start = _start(u0, len(tables), features)
     everything = torch.cat(tables)
     seen = ~everything.isnan()
@@ -132,7 +146,9 @@ def _parts(name: str, value: Any, dimensions: int) -> list[Tensor]:
     """One tensor for each series: of a list of arrays, of a table with one more dimension; of t also of lists."""
 
     def apart(part: Any) -> bool:
-        return bool(getattr(part, "ndim", 0)) or (dimensions == 1 and isinstance(part, (list, tuple, range)))
+        return bool(getattr(part, "ndim", 0)) or (
+            dimensions == 1 and isinstance(part, (list, tuple, range))
+        )
 
     many = isinstance(value, (list, tuple)) and len(value) > 0 and all(map(apart, value))
     found = [tensor(NAME, name, part) for part in value] if many else [tensor(NAME, name, value)]
@@ -142,8 +158,14 @@ def _parts(name: str, value: Any, dimensions: int) -> list[Tensor]:
         found = [part.unsqueeze(1) if part.dim() == 1 else part for part in found]
     for part in found:
         if part.dim() != dimensions or not len(part):
-            rule = "(samples,) or (series, samples)" if dimensions == 1 else "(samples, D) or (series, samples, D)"
-            raise ValueError(f"{NAME}: {name} must have shape {rule}, or be a list of such, got {tuple(part.shape)}")
+            rule = (
+                "(samples,) or (series, samples)"
+                if dimensions == 1
+                else "(samples, D) or (series, samples, D)"
+            )
+            raise ValueError(
+                f"{NAME}: {name} must have shape {rule}, or be a list of such, got {tuple(part.shape)}"
+            )
     return found
 
 
@@ -152,10 +174,16 @@ def tensor(function: str, name: str, value: Any) -> Tensor:
     import numpy
 
     try:
-        array = value.detach().cpu().double() if isinstance(value, Tensor) else numpy.array(value, dtype=numpy.float64)
+        array = (
+            value.detach().cpu().double()
+            if isinstance(value, Tensor)
+            else numpy.array(value, dtype=numpy.float64)
+        )
         return torch.as_tensor(array)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{function}: {name} must be numbers, got {type(value).__name__}: {error}") from None
+        raise TypeError(
+            f"{function}: {name} must be numbers, got {type(value).__name__}: {error}"
+        ) from None
 
 
 def _columns(table: Tensor, index: int, features: int, observed: Any) -> Tensor:
@@ -164,9 +192,15 @@ def _columns(table: Tensor, index: int, features: int, observed: Any) -> Tensor:
         raise ValueError(f"{NAME}: u must be finite or nan (missing), got inf in series {index}")
     width = features if observed is None else len(observed)
     if table.shape[1] != width:
-        rule = f"{features} columns (the model's features)" if observed is None else f"{width} columns, as observed"
+        rule = (
+            f"{features} columns (the model's features)"
+            if observed is None
+            else f"{width} columns, as observed"
+        )
         more = "; observed= says which states the columns are" if observed is None else ""
-        raise ValueError(f"{NAME}: u must have {rule}, got shape {tuple(table.shape)} in series {index}{more}")
+        raise ValueError(
+            f"{NAME}: u must have {rule}, got shape {tuple(table.shape)} in series {index}{more}"
+        )
     if observed is None:
         return table
     found = table.new_full((len(table), features), math.nan)
@@ -179,7 +213,9 @@ def check_observed(observed: Any, features: int) -> None:
         return
     good = isinstance(observed, Sequence) and not isinstance(observed, str) and len(observed) > 0
     if not good or not all(is_whole(i) and 0 <= i < features for i in observed):
-        raise ValueError(f"{NAME}: observed must be numbers of states, 0 to {features - 1}, got {observed!r}")
+        raise ValueError(
+            f"{NAME}: observed must be numbers of states, 0 to {features - 1}, got {observed!r}"
+        )
     if len(set(observed)) != len(observed):
         raise ValueError(f"{NAME}: observed must name every state once, got {observed!r}")
 
@@ -191,7 +227,9 @@ def _names(names: Any, u: Any, features: int, observed: Any) -> tuple[str, ...]:
     if names is None:
         names = [f"x{i}" for i in range(features)]
     if isinstance(names, str) or len(names) != features or len(set(map(str, names))) != features:
-        raise ValueError(f"{NAME}: names must be {features} different names (of the states), got {names!r}")
+        raise ValueError(
+            f"{NAME}: names must be {features} different names (of the states), got {names!r}"
+        )
     return tuple(str(name) for name in names)
 
 
@@ -201,20 +239,30 @@ def _times(time: Tensor, table: Tensor, index: int) -> Tensor:
             f"{NAME}: t must have a time for each row of u, {len(table)} in series {index}, got {len(time)}"
         )
     if not time.isfinite().all():
-        raise ValueError(f"{NAME}: t must be finite, got {time[~time.isfinite()][0]} in series {index}")
+        raise ValueError(
+            f"{NAME}: t must be finite, got {time[~time.isfinite()][0]} in series {index}"
+        )
     if len(time.unique()) < 2:
-        raise ValueError(f"{NAME}: t must have at least two different times, got {time.unique().tolist()}")
+        raise ValueError(
+            f"{NAME}: t must have at least two different times, got {time.unique().tolist()}"
+        )
     return time
 
 
-def _errors(sigma: Any, tables: list[Tensor], features: int, observed: Any) -> tuple[list[Tensor], bool]:
+def _errors(
+    sigma: Any, tables: list[Tensor], features: int, observed: Any
+) -> tuple[list[Tensor], bool]:
     """The errors of all values, and whether they are the user's."""
     if sigma is None or (isinstance(sigma, str) and sigma == "relative"):
         return [torch.ones_like(table) for table in tables], False
     if isinstance(sigma, str):
         raise ValueError(f"{NAME}: sigma must be None, 'relative' or numbers, got {sigma!r}")
     found = []
-    many = isinstance(sigma, (list, tuple)) and len(sigma) == len(tables) and all(hasattr(s, "ndim") for s in sigma)
+    many = (
+        isinstance(sigma, (list, tuple))
+        and len(sigma) == len(tables)
+        and all(hasattr(s, "ndim") for s in sigma)
+    )
     for s, table in enumerate(tables):
         one = tensor(NAME, "sigma", sigma[s] if many else sigma)
         one = one[s] if one.dim() == 3 and len(one) == len(tables) else one
@@ -231,7 +279,9 @@ def _errors(sigma: Any, tables: list[Tensor], features: int, observed: Any) -> t
             ) from None
         bad = ~((one > 0) & one.isfinite()) & ~table.isnan()
         if bad.any():
-            raise ValueError(f"{NAME}: sigma must be greater than 0 and finite, got {float(one[bad][0])!r}")
+            raise ValueError(
+                f"{NAME}: sigma must be greater than 0 and finite, got {float(one[bad][0])!r}"
+            )
         found.append(torch.where(table.isnan(), 1.0, one))
     return found, True
 

@@ -26,11 +26,18 @@ from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode import _checks as checks
 
 INSTALL = f"{NAME} needs numpy and scipy: pip install 'npu_kernels[sklearn]'"
-COARSE, FIRST, MOST = 4, 8, 64  # Runge-Kutta steps between two nodes: of stretches, of trajectories, at most
+COARSE, FIRST, MOST = (
+    4,
+    8,
+    64,
+)  # Runge-Kutta steps between two nodes: of stretches, of trajectories, at most
 ACCURATE = 0.1  # of the errors' standard deviation: what the steps may be off
 STRETCHES, HORIZON, WHOLE, LAST = 40, 10, 30, 60  # steps of least squares
 PIECES = (0.1, 0.25, 0.5)  # of the nodes: pieces that begin at smoothed states
-HORIZONS = (0.25, 0.5)  # of the nodes, where not all states are known: what is fitted before all of them
+HORIZONS = (
+    0.25,
+    0.5,
+)  # of the nodes, where not all states are known: what is fitted before all of them
 LEADING = 4  # laws that are made simpler
 SAME = 0.1  # difference of the criterion below which two laws count as one
 NEAR = 24.0  # criterion by which a law that was tried may be worse than the best one to be kept as its rival
@@ -114,8 +121,17 @@ def fit(
     power, nau = _layers(model)
     series.check_observed(observed, power.in_features)
     data = series.read(t, u, u0, sigma, observed, names, power.in_features)
-    options = {"start": start, "simplify": simplify, "max_denominator": max_denominator, "seed": seed}
-    work = Work(NAME, STEPS, {"model": _identity(power, nau, start), "data": digest(data), **_texts(options)})
+    options = {
+        "start": start,
+        "simplify": simplify,
+        "max_denominator": max_denominator,
+        "seed": seed,
+    }
+    work = Work(
+        NAME,
+        STEPS,
+        {"model": _identity(power, nau, start), "data": digest(data), **_texts(options)},
+    )
     work.checkpoint = None if checkpoint is None else Checkpoint(work, checkpoint)
     shown = sys.stderr.isatty() if progress is None else progress
     with interruptible() as work.pressed, Progress(NAME, STEPS, sys.stderr, shown) as work.bar:
@@ -125,20 +141,32 @@ def fit(
             laws = search.run(*begin_with, both=start == "model")
             loosen = start == "search" or power.weight_re.requires_grad
             law, free, met = (
-                simpler(laws, max_denominator, loosen, work) if simplify else (laws[0], laws[0], tuple(laws[1:]))
+                simpler(laws, max_denominator, loosen, work)
+                if simplify
+                else (laws[0], laws[0], tuple(laws[1:]))
             )
         finally:
             if work.checkpoint is not None:
                 work.checkpoint.save()
-    return finished(law, free, data, work.seconds, not work.pressed, met, max_denominator if simplify else 0)
+    return finished(
+        law, free, data, work.seconds, not work.pressed, met, max_denominator if simplify else 0
+    )
 
 
 def _identity(power: RealNPU, nau: NAU, start: str) -> str:
     """What of a model determines its fit."""
-    sizes = f"{power.in_features} states, {power.out_features} terms, {power.num_models or 1} starts"
+    sizes = (
+        f"{power.in_features} states, {power.out_features} terms, {power.num_models or 1} starts"
+    )
     if start == "search":
         return sizes
-    parts = (power.weight_re, power.gate, nau.weight, power.weight_re.requires_grad, nau.weight.requires_grad)
+    parts = (
+        power.weight_re,
+        power.gate,
+        nau.weight,
+        power.weight_re.requires_grad,
+        nau.weight.requires_grad,
+    )
     return f"{sizes}, {digest(*parts)}"
 
 
@@ -171,14 +199,18 @@ class Search:
         self.data, self.starts, self.seed, self.work = data, starts, seed, work
         self.shape = Shape(terms, data.values.shape[2], len(data.times))
         self.smooth, self.slopes = smoothed(data)
-        self.whole = bool(self.smooth.isfinite().all())  # whether every state is known at every node
+        self.whole = bool(
+            self.smooth.isfinite().all()
+        )  # whether every state is known at every node
 
     def begin(self, power: RealNPU, nau: NAU) -> tuple[Tensor, Tensor]:
         """The model's own laws ``[K, N]``, and what is free."""
         data, shape = self.data, self.shape
         exponents = power.weight_re.detach().cpu().double().view(-1, shape.terms, shape.states)
         if power.gate is not None:
-            exponents = exponents * (power.gate.detach().cpu().double().view(-1, 1, shape.states) != 0)
+            exponents = exponents * (
+                power.gate.detach().cpu().double().view(-1, 1, shape.states) != 0
+            )
         raw = nau.weight.detach().cpu().double().view(-1, shape.states, shape.terms)
         first = self.first(len(raw))
         x = shape.join(exponents, raw * units(data, exponents), first)
@@ -190,14 +222,19 @@ class Search:
         """Laws of any form ``[K, N]``, and what is free."""
         shape, signed = self.shape, ~self.data.positive
         if self.whole:
-            found = matched(self.data, self.smooth, self.slopes, shape, signed, self.starts, self.seed)
+            found = matched(
+                self.data, self.smooth, self.slopes, shape, signed, self.starts, self.seed
+            )
             exponents, coefficients, free, own = found
         else:
             generator = stream("time series", self.seed)
             exponents = drawn(self.starts, shape, signed, generator)
             size = (self.starts, shape.states, shape.terms)
             coefficients = torch.randn(size, generator=generator, dtype=torch.float64)
-            free, own = (~signed).expand_as(exponents), torch.ones_like(coefficients, dtype=torch.bool)
+            free, own = (
+                (~signed).expand_as(exponents),
+                torch.ones_like(coefficients, dtype=torch.bool),
+            )
         x = shape.join(exponents, coefficients, self.first(self.starts))
         unknown = self.data.start.isnan().expand(self.starts, -1, -1)
         return x, shape.join(free, own, unknown)
@@ -235,7 +272,14 @@ class Search:
         """Exponents and coefficients of stretches from node to node, and of longer and longer pieces."""
         only = free.clone()
         only[:, self.shape.weights :] = False
-        x, _ = minimise(Stretches(self.data, self.shape, COARSE, self.smooth), x, only, STRETCHES, 1e-4, self.work)
+        x, _ = minimise(
+            Stretches(self.data, self.shape, COARSE, self.smooth),
+            x,
+            only,
+            STRETCHES,
+            1e-4,
+            self.work,
+        )
         for share in PIECES:
             count = max(2, round(share * self.data.times.shape[1]))
             part, lanes = windows(problem, x, self.smooth, count)
@@ -253,11 +297,19 @@ class Search:
         x, _ = minimise(problem, x[leading], free[leading], LAST, 1e-5, self.work)
         laws = [Law(problem, *pair) for pair in zip(x, free[leading], strict=True)]
         found: list[tuple[float, Law]] = []
-        for value, law in sorted(((law.criterion(), law) for law in laws), key=lambda pair: pair[0]):
+        for value, law in sorted(
+            ((law.criterion(), law) for law in laws), key=lambda pair: pair[0]
+        ):
             if not found or (value - found[-1][0] > SAME and value < found[0][0] + BEHIND):
                 found.append((value, law))
         first = accurate(found[0][1].refitted(self.work), self.work)
-        return [first, *(replace(law, problem=first.problem).refitted(self.work) for _, law in found[1:LEADING])]
+        return [
+            first,
+            *(
+                replace(law, problem=first.problem).refitted(self.work)
+                for _, law in found[1:LEADING]
+            ),
+        ]
 
 
 def accurate(law: Law, work: Work) -> Law:
@@ -271,7 +323,9 @@ def accurate(law: Law, work: Work) -> Law:
     return law
 
 
-def simpler(laws: list[Law], most: int, loosen: bool, work: Work) -> tuple[Law, Law, tuple[Law, ...]]:
+def simpler(
+    laws: list[Law], most: int, loosen: bool, work: Work
+) -> tuple[Law, Law, tuple[Law, ...]]:
     """The best of some laws, pruned and rounded; the same with all of its numbers free; laws of other forms.
 
     loosen: whether exponents belong to these numbers.
@@ -286,5 +340,7 @@ def simpler(laws: list[Law], most: int, loosen: bool, work: Work) -> tuple[Law, 
     powers = (exponents != 0) & best.problem.data.positive & loosen
     loose = best.problem.shape.join(powers, coefficients != 0, starts)
     limit = best.criterion() + NEAR
-    others = tuple(law for kind, (value, law) in met.items() if value < limit and kind != form(best))
+    others = tuple(
+        law for kind, (value, law) in met.items() if value < limit and kind != form(best)
+    )
     return best, replace(best, free=loose).refitted(work), others

@@ -32,7 +32,9 @@ TRIAL, STEPS = 12, 25  # of least squares: for laws that are tried, for the one 
 POOR = 30.0  # price from which a change is not tried by itself
 WEIGHINGS = 4  # times that the weights follow from the residuals
 GREATEST = 4.0  # exponents beyond are not rounded
-SINGULAR = 1e-10  # of squared singular values, over the greatest: below, the data do not tell a direction
+SINGULAR = (
+    1e-10  # of squared singular values, over the greatest: below, the data do not tell a direction
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,15 @@ class Law:
         """The most likely numbers: least squares, with weights that follow from the residuals."""
         law, before = self, self.deviations()
         for _ in range(WEIGHINGS):
-            x, _ = minimise(law.weighted(), law.x.unsqueeze(0), law.free.unsqueeze(0), STEPS, 1e-6, work, whole=True)
+            x, _ = minimise(
+                law.weighted(),
+                law.x.unsqueeze(0),
+                law.free.unsqueeze(0),
+                STEPS,
+                1e-6,
+                work,
+                whole=True,
+            )
             law = replace(law, x=x[0])
             now = law.deviations()
             if torch.allclose(now, before, rtol=1e-3, atol=0):
@@ -95,10 +105,16 @@ class Law:
         length = information.diagonal().sqrt()
         dead = length <= length.max() * math.sqrt(SINGULAR)
         length = torch.where(dead, 1.0, length)
-        normed = torch.where(dead | dead.unsqueeze(1), 0.0, information / torch.outer(length, length))
+        normed = torch.where(
+            dead | dead.unsqueeze(1), 0.0, information / torch.outer(length, length)
+        )
         values, vectors = torch.linalg.eigh(normed)
         blind = values <= SINGULAR * values.max()
-        inverse = (vectors[:, ~blind] / values[~blind]) @ vectors[:, ~blind].mT / torch.outer(length, length)
+        inverse = (
+            (vectors[:, ~blind] / values[~blind])
+            @ vectors[:, ~blind].mT
+            / torch.outer(length, length)
+        )
         touched = (vectors[:, blind].abs() > 1e-3).any(1)
         inverse[touched.nonzero().squeeze(1), touched.nonzero().squeeze(1)] = math.inf
         return inverse, list(vectors[:, blind].mT)
@@ -121,9 +137,15 @@ def minimise(
     exact = DONE * (EXACT * float(problem.data.weight.amax())) ** 2
     key = "" if work is None else work.key(problem, x, free, steps, tolerance)
     kept = work.kept(key, x, steps, CALM) if work is not None and key else None
-    now = Descent(x, torch.full_like(inf, least_squares.FIRST_DAMPING), inf, 0, 0) if kept is None else kept
+    now = (
+        Descent(x, torch.full_like(inf, least_squares.FIRST_DAMPING), inf, 0, 0)
+        if kept is None
+        else kept
+    )
     while now.steps < steps and now.calm < CALM:
-        x, damping, error = least_squares.step(now.x, now.damping, free, problem.residual, problem.jacobian, low)
+        x, damping, error = least_squares.step(
+            now.x, now.damping, free, problem.residual, problem.jacobian, low
+        )
         fell = (now.error > error * (1 + tolerance)) & error.isfinite() & (error > exact)
         now = Descent(x, damping, error, 0 if fell.any() else now.calm + 1, now.steps + 1)
         if work is not None:
@@ -169,7 +191,9 @@ def describe(w: float) -> float:
 # ---- simpler laws ----------------------------------------------------------------------------------------------------
 
 Change = tuple[tuple[int, ...], float]  # numbers, and what they become
-Form = tuple[tuple[bool, ...], ...]  # of each term, which exponents and which coefficients are not 0
+Form = tuple[
+    tuple[bool, ...], ...
+]  # of each term, which exponents and which coefficients are not 0
 Met = dict[Form, tuple[float, Law]]  # the best law of each form, with its criterion
 
 
@@ -208,7 +232,9 @@ def _removals(law: Law) -> Iterator[Change]:
 
 
 def _fractions(law: Law, most: int) -> Iterator[Change]:
-    for i in law.free[: law.problem.shape.terms * law.problem.shape.states].nonzero().squeeze(1).tolist():
+    for i in (
+        law.free[: law.problem.shape.terms * law.problem.shape.states].nonzero().squeeze(1).tolist()
+    ):
         w = float(law.x[i])
         whole = not bool(law.problem.data.positive[i % law.problem.shape.states])
         for o in dict.fromkeys(round(w * q) / q for q in range(1, 1 + (1 if whole else most))):
@@ -216,7 +242,9 @@ def _fractions(law: Law, most: int) -> Iterator[Change]:
                 yield (i,), o
 
 
-def _simpler(law: Law, proposals: Callable[[Law], Iterator[Change]], work: Work, met: Met | None) -> Law:
+def _simpler(
+    law: Law, proposals: Callable[[Law], Iterator[Change]], work: Work, met: Met | None
+) -> Law:
     best, value = law, law.criterion()
     if met is not None:
         _meet(met, value, law)
@@ -227,7 +255,9 @@ def _simpler(law: Law, proposals: Callable[[Law], Iterator[Change]], work: Work,
         if not plan or not work.go_on():
             return best
         cheap = sum(price < HOPE for _, price in priced)
-        ends = sorted({max(1, math.ceil(cheap * share / (TRIED // 2))) for share in range(1, TRIED // 2 + 1)})
+        ends = sorted(
+            {max(1, math.ceil(cheap * share / (TRIED // 2))) for share in range(1, TRIED // 2 + 1)}
+        )
         tried = [plan[:end] for end in ends] + [[one] for one in plan[1 : 1 + TRIED // 2]]
         laws = [_changed(best, changes) for changes in tried]
         x, free = torch.stack([one.x for one in laws]), torch.stack([one.free for one in laws])
@@ -253,7 +283,9 @@ def _plan(law: Law, proposals: list[Change]) -> list[tuple[Change, float]]:
     index = law.free.nonzero().squeeze(1)
     information = law.information()
     length = information.diagonal().sqrt().clamp(min=1e-12)
-    normed = information / torch.outer(length, length) + 1e-9 * torch.eye(len(index), dtype=law.x.dtype)
+    normed = information / torch.outer(length, length) + 1e-9 * torch.eye(
+        len(index), dtype=law.x.dtype
+    )
     C = torch.linalg.inv(normed) / torch.outer(length, length)
     x, place = law.x[index].clone(), {int(i): n for n, i in enumerate(index)}
     each = math.log(int(law.problem.data.seen.sum()))

@@ -59,7 +59,9 @@ class Pinned(Trajectories):
         r, j = super().jacobian(x)
         index = self.place.unsqueeze(1)
         factor = torch.where(self.logarithmic.unsqueeze(1), x.gather(1, index), 1.0)
-        own = j.gather(2, index.unsqueeze(1).expand(-1, j.shape[1], 1)) * factor.unsqueeze(1)  # [K, R, 1]
+        own = j.gather(2, index.unsqueeze(1).expand(-1, j.shape[1], 1)) * factor.unsqueeze(
+            1
+        )  # [K, R, 1]
         j = j + own * self.slope.unsqueeze(1)
         return r, j.scatter(2, index.unsqueeze(1).expand(-1, j.shape[1], 1), own)
 
@@ -71,7 +73,9 @@ class Pinned(Trajectories):
         return Pinned(**{**parts, "distance": distance})
 
 
-def ends(law: Law, index: Sequence[int], logarithmic: Sequence[bool], rise: float) -> tuple[Tensor, Tensor]:
+def ends(
+    law: Law, index: Sequence[int], logarithmic: Sequence[bool], rise: float
+) -> tuple[Tensor, Tensor]:
     """How far each of these free numbers may be below and above its estimate: distances ``[K]``.
 
     rise: root of the sum of squares' rise at the ends. Distances are infinite where none that was tried reaches it.
@@ -97,7 +101,14 @@ def _pinned(law: Law, index: list[int], logarithmic: list[bool]) -> tuple[Pinned
             slope[lane, k * d : (k + 1) * d] = data.size.log()
     zero = torch.zeros(len(index), dtype=torch.float64)
     parts = {f.name: getattr(problem, f.name) for f in fields(problem)}
-    pinned = Pinned(**parts, base=law.x, place=place, distance=zero, slope=slope, logarithmic=torch.tensor(logarithmic))
+    pinned = Pinned(
+        **parts,
+        base=law.x,
+        place=place,
+        distance=zero,
+        slope=slope,
+        logarithmic=torch.tensor(logarithmic),
+    )
     return pinned, law.free.expand(len(index), -1).scatter(1, place.unsqueeze(1), False)
 
 
@@ -119,7 +130,11 @@ def _walked(pinned: Pinned, free: Tensor, x: Tensor, side: Tensor, rise: float) 
     spread, move = _along(pinned, free)
     least = pinned.residual(x.expand(len(side), -1)).square().sum(1)
     bound = torch.where(pinned.logarithmic, -math.inf, (lowest(pinned) - x)[pinned.place])
-    inner, inner_root, inner_x = torch.zeros_like(side), torch.zeros_like(side), x.expand(len(side), -1).clone()
+    inner, inner_root, inner_x = (
+        torch.zeros_like(side),
+        torch.zeros_like(side),
+        x.expand(len(side), -1).clone(),
+    )
     outer, outer_root = side * math.inf, torch.full_like(side, math.inf)
     slope = side / spread  # of the root by the distance
     found = side * math.inf
@@ -131,17 +146,24 @@ def _walked(pinned: Pinned, free: Tensor, x: Tensor, side: Tensor, rise: float) 
         lanes = pinned.lanes(a, trial[a])
         near = torch.where(free[a], inner_x[a], x)
         better = error(lanes.residual(begin)) < error(lanes.residual(near))
-        at, _ = minimise(lanes, torch.where(better.unsqueeze(1), begin, near), free[a], STEPS, TOLERANCE)
+        at, _ = minimise(
+            lanes, torch.where(better.unsqueeze(1), begin, near), free[a], STEPS, TOLERANCE
+        )
         rows = lanes.residual(at).square().sum(1)
         root = (rows - least[a]).clamp(min=0).sqrt().nan_to_num(math.inf, math.inf)
         within = root <= rise
         done = ((root - rise).abs() < CLOSE * rise) | (within & (trial[a] <= bound[a]))
         found[a] = torch.where(done, trial[a], found[a])
         moved = (trial[a] - inner[a]).unsqueeze(1)
-        move[a] = torch.where((within & (moved.squeeze(1) != 0)).unsqueeze(1), (at - inner_x[a]) / moved, move[a])
+        move[a] = torch.where(
+            (within & (moved.squeeze(1) != 0)).unsqueeze(1), (at - inner_x[a]) / moved, move[a]
+        )
         slope[a] = torch.where(within, (root - inner_root[a]) / moved.squeeze(1), slope[a])
         inner_x[a] = torch.where(within.unsqueeze(1), at, inner_x[a])
-        inner[a], inner_root[a] = torch.where(within, trial[a], inner[a]), torch.where(within, root, inner_root[a])
+        inner[a], inner_root[a] = (
+            torch.where(within, trial[a], inner[a]),
+            torch.where(within, root, inner_root[a]),
+        )
         outer[a] = torch.where(within, outer[a], trial[a])
         outer_root[a] = torch.where(within, outer_root[a], root)
         active = a[~done]
@@ -152,7 +174,9 @@ def _walked(pinned: Pinned, free: Tensor, x: Tensor, side: Tensor, rise: float) 
     return found
 
 
-def _next(inner: Tensor, inner_root: Tensor, outer: Tensor, outer_root: Tensor, slope: Tensor, rise: float) -> Tensor:
+def _next(
+    inner: Tensor, inner_root: Tensor, outer: Tensor, outer_root: Tensor, slope: Tensor, rise: float
+) -> Tensor:
     """The next distances ``[K]``: between those below and above the rise; farther out where there is none above it."""
     share = ((rise - inner_root) / (outer_root - inner_root)).clamp(0.1, 0.9)
     between = inner + torch.where(outer_root.isfinite(), share, 0.5) * (outer - inner)

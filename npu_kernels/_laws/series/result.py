@@ -93,8 +93,14 @@ class SeriesFit:
         """The law as a `npu_kernels.formula.Formula`; ``str()`` gives one line per state. Needs sympy."""
         from npu_kernels.formula import read
 
-        positive = [name for name, there in zip(self.names, self.data.positive.tolist(), strict=True) if there]
-        return read(self.model, self.names, outputs=[f"{name}'" for name in self.names], positive=positive)
+        positive = [
+            name
+            for name, there in zip(self.names, self.data.positive.tolist(), strict=True)
+            if there
+        ]
+        return read(
+            self.model, self.names, outputs=[f"{name}'" for name in self.names], positive=positive
+        )
 
     def sympy(self) -> tuple[Any, ...]:
         """The right-hand sides as sympy expressions, one for each state."""
@@ -131,12 +137,16 @@ class SeriesFit:
         t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
         limits = {one.name: (-math.inf, math.inf) for one in self.estimates}
         for law, own in ((self.law, True), (self.free, False)):
-            told = [e for e in self.estimates if (e.taken is None) is own and math.isfinite(e.error * t)]
+            told = [
+                e for e in self.estimates if (e.taken is None) is own and math.isfinite(e.error * t)
+            ]
             low, high = ends(law, [one.place for one in told], [one.logarithmic for one in told], t)
             for one, *pair in zip(told, low.tolist(), high.tolist(), strict=True):
                 below, above = sorted(map(one.at, pair))
                 limits[one.name] = below, above
-        return [Interval(one.name, one.value, one.error, *limits[one.name]) for one in self.estimates]
+        return [
+            Interval(one.name, one.value, one.error, *limits[one.name]) for one in self.estimates
+        ]
 
     def alternatives(self) -> list[SeriesFit]:
         """Laws of other forms that the data hardly tell from this one, the best first.
@@ -150,7 +160,10 @@ class SeriesFit:
 
         work = Work("alternatives", 1, {})
         found = alternatives(self.law, self.free, self.met, self.max_denominator, work)
-        return [finished(*pair, self.data, work.seconds, True, (), self.max_denominator) for pair in found]
+        return [
+            finished(*pair, self.data, work.seconds, True, (), self.max_denominator)
+            for pair in found
+        ]
 
     # ---- predictions -------------------------------------------------------------------------------------------------
 
@@ -165,13 +178,17 @@ class SeriesFit:
         if times.dim() != 1 or not len(times) or not times.isfinite().all():
             raise ValueError(f"predict: t must be finite times of shape (M,), got {t!r}")
         if not -len(self.u0) <= series < len(self.u0):
-            raise ValueError(f"predict: series must be one of the {len(self.u0)} series, got {series!r}")
+            raise ValueError(
+                f"predict: series must be one of the {len(self.u0)} series, got {series!r}"
+            )
         first = float(self.data.times[series, 0])
         start = self.u0[series]
         if u0 is not None:
             first, start = float(times.min()), tensor("predict", "u0", u0)
             if start.shape != self.u0.shape[1:] or not start.isfinite().all():
-                raise ValueError(f"predict: u0 must be finite of shape ({len(self.names)},), got {u0!r}")
+                raise ValueError(
+                    f"predict: u0 must be finite of shape ({len(self.names)},), got {u0!r}"
+                )
         after, found = times >= first, times.new_empty(len(times), len(self.names))
         for part, order in ((after, 1.0), (~after, -1.0)):
             index = part.nonzero().squeeze(1)
@@ -186,7 +203,9 @@ class SeriesFit:
         for length in times.diff():
             steps = math.ceil(abs(float(length)) / self.step - 1e-9)
             if steps > MOST_STEPS:
-                raise ValueError(f"predict: t must be within {MOST_STEPS} steps of {self.step:g}, got {times.tolist()}")
+                raise ValueError(
+                    f"predict: t must be within {MOST_STEPS} steps of {self.step:g}, got {times.tolist()}"
+                )
             if steps:
                 u = flow(exponents, coefficients, u, length.reshape(1), steps)[:, -1]
             found.append(u[0])
@@ -207,7 +226,12 @@ class SeriesFit:
             for d, axis in enumerate(axes):
                 seen = self.data.seen[s, :, d]
                 (line,) = axis.plot(fine.numpy(), curve[:, d].numpy())
-                axis.plot(t[seen].numpy(), self.data.values[s, seen, d].numpy(), ".", color=line.get_color())
+                axis.plot(
+                    t[seen].numpy(),
+                    self.data.values[s, seen, d].numpy(),
+                    ".",
+                    color=line.get_color(),
+                )
         for name, axis in zip(self.names, axes, strict=True):
             axis.set(xlabel="time", title=name)
         return figure
@@ -223,22 +247,37 @@ class SeriesFit:
             f"in {len(self.u0)} series."
         )
         kind = "of logarithms " if self.data.relative else ""
-        lines.append(f"Residuals {kind}are {self.score:.2g} of the measurements' standard deviation.")
+        lines.append(
+            f"Residuals {kind}are {self.score:.2g} of the measurements' standard deviation."
+        )
         if self.sigma is not None:
             unit = " of the value" if self.data.relative else ""
-            parts = [f"{n} {float(s):.3g}{unit}" for n, s in zip(self.names, self.sigma, strict=True) if s.isfinite()]
+            parts = [
+                f"{n} {float(s):.3g}{unit}"
+                for n, s in zip(self.names, self.sigma, strict=True)
+                if s.isfinite()
+            ]
             lines.append(f"Errors of the measurements, estimated: {', '.join(parts)}.")
-        hidden = [n for n, seen in zip(self.names, self.data.observed.tolist(), strict=True) if not seen]
+        hidden = [
+            n for n, seen in zip(self.names, self.data.observed.tolist(), strict=True) if not seen
+        ]
         if hidden:
             lines.append(f"Not measured: {', '.join(hidden)}.")
-        lines.append(f"Estimates with standard errors and {100 * level:g} % intervals, given the terms:")
+        lines.append(
+            f"Estimates with standard errors and {100 * level:g} % intervals, given the terms:"
+        )
         for one, interval in zip(self.estimates, self.intervals(level), strict=True):
-            lines.append(f"  {interval}" + ("" if one.taken is None else f", taken as {_fraction(one.taken)}"))
+            lines.append(
+                f"  {interval}"
+                + ("" if one.taken is None else f", taken as {_fraction(one.taken)}")
+            )
         for name in self.unidentified:
             lines.append(f"The data do not tell {name}.")
         for one in self.estimates:
             if math.isfinite(one.error) and one.error > UNSURE * abs(one.value):
-                lines.append(f"The data hardly tell the {one.name}: its standard error is greater than itself.")
+                lines.append(
+                    f"The data hardly tell the {one.name}: its standard error is greater than itself."
+                )
         return "\n".join(lines)
 
 
@@ -253,7 +292,13 @@ def _fraction(w: float) -> str:
 
 
 def finished(
-    law: Law, free: Law, data: Series, seconds: float, complete: bool, met: tuple[Law, ...], most: int
+    law: Law,
+    free: Law,
+    data: Series,
+    seconds: float,
+    complete: bool,
+    met: tuple[Law, ...],
+    most: int,
 ) -> SeriesFit:
     """The result, in the user's units. free: the same law with all of its numbers free. met, most: for alternatives."""
     scaled = law.problem.data
@@ -356,7 +401,11 @@ def _directions(law: Law, index: Tensor, blind: list[Tensor]) -> list[str]:
     for direction in blind:
         parts = direction.abs() >= SHARE * direction.abs().max()
         names = [every[int(i)] for i in index[parts]]
-        found.append(f"the {names[0]}" if len(names) == 1 else "one of these from the others: " + ", ".join(names))
+        found.append(
+            f"the {names[0]}"
+            if len(names) == 1
+            else "one of these from the others: " + ", ".join(names)
+        )
     return list(dict.fromkeys(found))
 
 
@@ -386,7 +435,9 @@ def _estimates(law: Law, free: Law, number: list[int]) -> tuple[list[Estimate], 
     shape, data = law.problem.shape, law.problem.data
     exponents, raw, u0 = _raw(law)
     values = shape.join(exponents, raw, u0)
-    unit = shape.join(torch.ones_like(exponents), 1 / units(data, exponents), data.size.expand_as(u0)).tolist()
+    unit = shape.join(
+        torch.ones_like(exponents), 1 / units(data, exponents), data.size.expand_as(u0)
+    ).tolist()
     others = shape.join(*_raw(free))
     names, found = _names(law, number), []
     h, d = shape.terms, shape.states
@@ -395,7 +446,15 @@ def _estimates(law: Law, free: Law, number: list[int]) -> tuple[list[Estimate], 
     for i in [*range(h * d, shape.weights), *range(h * d), *range(shape.weights, shape.size)]:
         if law.free[i] and not (i < h * d and fractions):
             logarithmic = h * d <= i < shape.weights and powers[(i - h * d) % h]
-            found.append(Estimate(names[i], float(values[i]), float(errors[i]), logarithmic, None, i, unit[i]))
+            found.append(
+                Estimate(
+                    names[i], float(values[i]), float(errors[i]), logarithmic, None, i, unit[i]
+                )
+            )
         elif free.free[i]:
-            found.append(Estimate(names[i], float(others[i]), float(loose[i]), False, float(values[i]), i, 1.0))
+            found.append(
+                Estimate(
+                    names[i], float(others[i]), float(loose[i]), False, float(values[i]), i, 1.0
+                )
+            )
     return found, blind

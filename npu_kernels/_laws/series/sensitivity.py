@@ -40,14 +40,23 @@ class Shape:
         h, d, s = self.terms, self.states, self.series
         parts = x.split([h * d, h * d, s * d], -1)
         lead = x.shape[:-1]
-        return parts[0].reshape(*lead, h, d), parts[1].reshape(*lead, d, h), parts[2].reshape(*lead, s, d)
+        return (
+            parts[0].reshape(*lead, h, d),
+            parts[1].reshape(*lead, d, h),
+            parts[2].reshape(*lead, s, d),
+        )
 
     def join(self, exponents: Tensor, coefficients: Tensor, starts: Tensor) -> Tensor:
         return torch.cat([exponents.flatten(-2), coefficients.flatten(-2), starts.flatten(-2)], -1)
 
 
 def flow(
-    exponents: Tensor, coefficients: Tensor, u: Tensor, lengths: Tensor | float, steps: int, stretches: int = 1
+    exponents: Tensor,
+    coefficients: Tensor,
+    u: Tensor,
+    lengths: Tensor | float,
+    steps: int,
+    stretches: int = 1,
 ) -> Tensor:
     """The states ``[L, stretches + 1, D]`` of laws ``[L, h, D]``, ``[L, D, h]`` from ``u [L, D]`` on.
 
@@ -82,14 +91,22 @@ class Trajectories:
         models, series, d = u.shape
         lengths, u = self.data.lengths, u.reshape(-1, d)
         exponents, coefficients = _each(exponents, series), _each(coefficients, series)
-        if torch.allclose(lengths, lengths[:1, :1], rtol=EQUAL, atol=0):  # equal distances: one call
+        if torch.allclose(
+            lengths, lengths[:1, :1], rtol=EQUAL, atol=0
+        ):  # equal distances: one call
             mean = float(lengths.mean())
             found = flow(exponents, coefficients, u, mean, self.steps, lengths.shape[1])
         else:
             states = [u]
             for m in range(lengths.shape[1]):
                 states.append(
-                    flow(exponents, coefficients, states[-1], lengths[:, m].repeat(models), self.steps)[:, -1]
+                    flow(
+                        exponents,
+                        coefficients,
+                        states[-1],
+                        lengths[:, m].repeat(models),
+                        self.steps,
+                    )[:, -1]
                 )
             found = torch.stack(states, 1)
         return found.view(models, series, -1, d)
@@ -129,7 +146,9 @@ class Trajectories:
         return self.compare(states), whole.view(models, -1, shape.size)
 
 
-def windows(problem: Trajectories, x: Tensor, smooth: Tensor, nodes: int) -> tuple[Trajectories, Tensor]:
+def windows(
+    problem: Trajectories, x: Tensor, smooth: Tensor, nodes: int
+) -> tuple[Trajectories, Tensor]:
     """The series in pieces of so many stretches, each from its smoothed state ``[S, M, D]``, as series of their own."""
     data, shape = problem.data, problem.shape
     last = data.times.shape[1] - 1
@@ -137,7 +156,9 @@ def windows(problem: Trajectories, x: Tensor, smooth: Tensor, nodes: int) -> tup
     at = (begin.unsqueeze(1) + torch.arange(nodes + 1)).clamp(max=last)  # [W, nodes + 1]
     beyond = (begin.unsqueeze(1) + torch.arange(nodes + 1)) > last
     first = torch.where(
-        data.start.isnan().unsqueeze(1) | (begin > 0).view(1, -1, 1), smooth[:, begin], data.start[:, None]
+        data.start.isnan().unsqueeze(1) | (begin > 0).view(1, -1, 1),
+        smooth[:, begin],
+        data.start[:, None],
     )
     weight = torch.where(beyond[..., None], 0.0, data.weight[:, at]).flatten(0, 1)
     pieces = replace(
@@ -182,7 +203,9 @@ class Stretches:
         ends, for_law, _ = derivatives(self.shape, x, begin, lengths, self.steps)
         for_law = torch.where((lengths > 0)[..., None, None], for_law, 0.0)
         rows = for_law.flatten(1, 3)
-        return self._ends(ends), torch.cat([rows, rows.new_zeros(models, rows.shape[1], self.shape.series * d)], 2)
+        return self._ends(ends), torch.cat(
+            [rows, rows.new_zeros(models, rows.shape[1], self.shape.series * d)], 2
+        )
 
 
 def _each(tensor: Tensor, count: int) -> Tensor:
@@ -190,7 +213,9 @@ def _each(tensor: Tensor, count: int) -> Tensor:
     return tensor.unsqueeze(1).expand(-1, count, -1, -1).reshape(-1, *tensor.shape[1:])
 
 
-def derivatives(shape: Shape, x: Tensor, begin: Tensor, lengths: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def derivatives(
+    shape: Shape, x: Tensor, begin: Tensor, lengths: Tensor, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """`flow` of laws ``[K, N]`` over all stretches: ends ``[K, S, M - 1, D]``, derivatives for weights and begin."""
     exponents, coefficients, _ = shape.split(x)
     models, many, d = len(x), lengths.numel(), shape.states
@@ -198,7 +223,9 @@ def derivatives(shape: Shape, x: Tensor, begin: Tensor, lengths: Tensor, steps: 
     leaves = [part.detach().requires_grad_() for part in parts]
     with torch.enable_grad():
         end = flow(leaves[0], leaves[1], leaves[2], lengths.flatten().repeat(models), steps)[:, -1]
-        rows = [torch.autograd.grad(end[:, i].sum(), leaves, retain_graph=i < d - 1) for i in range(d)]
+        rows = [
+            torch.autograd.grad(end[:, i].sum(), leaves, retain_graph=i < d - 1) for i in range(d)
+        ]
     lead = (models, *lengths.shape)
     for_law = torch.stack([torch.cat([e.flatten(1), c.flatten(1)], 1) for e, c, _ in rows], 1)
     for_u = torch.stack([u for _, _, u in rows], 1)

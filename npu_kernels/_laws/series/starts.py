@@ -46,12 +46,16 @@ def smoothed(data: Series) -> tuple[Tensor, Tensor]:
             seen = data.seen[s, :, d]
             t, y = data.times[s, seen].numpy(), data.values[s, seen, d].numpy()
             known, place = np.unique(t, return_inverse=True)
-            mean = np.bincount(place, np.log(y) if data.relative else y) / np.maximum(np.bincount(place), 1)
+            mean = np.bincount(place, np.log(y) if data.relative else y) / np.maximum(
+                np.bincount(place), 1
+            )
             if len(known) >= ENOUGH:
                 columns.append((d, known, mean))
         for d, known, found, line in _curves(columns):
             nodes = data.times[s].clamp(float(known[0]), float(known[-1])).numpy()
-            value, rate = (torch.from_numpy(part) for part in (line(nodes), line.derivative()(nodes)))
+            value, rate = (
+                torch.from_numpy(part) for part in (line(nodes), line.derivative()(nodes))
+            )
             states[s, :, d] = value.exp() if data.relative else value
             slopes[s, :, d] = value.exp() * rate if data.relative else rate
             noise[d] = max(float(noise[d]), math.sqrt(float((found**2).mean())))
@@ -94,7 +98,13 @@ def _curves(columns: list[tuple[int, Any, Any]]) -> list[tuple[int, Any, Any, An
 
 
 def matched(
-    data: Series, states: Tensor, slopes: Tensor, shape: Shape, signed: Tensor, count: int, seed: int
+    data: Series,
+    states: Tensor,
+    slopes: Tensor,
+    shape: Shape,
+    signed: Tensor,
+    count: int,
+    seed: int,
 ) -> tuple[Tensor, ...]:
     """Laws to start from: exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and which of both are free."""
     simple, used = _simple(data.lengths, states, shape.terms, count, seed)
@@ -103,13 +113,17 @@ def matched(
     left = torch.cat([part for _, part in found])
     exponents = exponents[left.nan_to_num(math.inf).argsort()[: count - len(simple)]]
     free = torch.cat([simple != 0, torch.ones_like(exponents, dtype=torch.bool)]) & ~signed
-    used = torch.cat([used, used.new_ones(len(exponents), shape.terms)]).unsqueeze(1)  # [count, 1, h]
+    used = torch.cat([used, used.new_ones(len(exponents), shape.terms)]).unsqueeze(
+        1
+    )  # [count, 1, h]
     exponents = torch.cat([simple, exponents])
     coefficients = _solved(exponents, states, slopes, used.double())[0]
     return exponents, coefficients, free, used.expand_as(coefficients)
 
 
-def _simple(lengths: Tensor, states: Tensor, terms: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def _simple(
+    lengths: Tensor, states: Tensor, terms: int, count: int, seed: int
+) -> tuple[Tensor, Tensor]:
     """Sets of simple products ``[sets, h, D]``, and which terms they have ``[sets, h]``.
 
     lengths ``[S, M - 1]``: from node to node. Half of `count` have all h terms, and some have fewer, as far as there is
@@ -159,7 +173,9 @@ def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[i
         columns = torch.where(own > OWN, columns / own.clamp(min=OWN).sqrt(), 0.0)
         cosine, along = columns.mT @ columns, columns.mT @ rest
         alone, angle = along.square().sum(2), 1 - cosine.square()
-        gain = (alone.unsqueeze(2) + alone.unsqueeze(1) - 2 * cosine * (along @ along.mT)) / angle.clamp(min=OWN)
+        gain = (
+            alone.unsqueeze(2) + alone.unsqueeze(1) - 2 * cosine * (along @ along.mT)
+        ) / angle.clamp(min=OWN)
         alike = (angle < OWN) | (own < OWN) | (own.mT < OWN)
         gain = torch.where(alike, -math.inf, gain).triu(1)
         best, place = gain.flatten(1).topk(min(EACH, n * n))
@@ -180,7 +196,9 @@ def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) 
     return torch.where(signed, found.round(), found + noise)
 
 
-def _solved(exponents: Tensor, states: Tensor, slopes: Tensor, used: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+def _solved(
+    exponents: Tensor, states: Tensor, slopes: Tensor, used: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Least squares of the slopes: coefficients ``[K, D, h]``, and what they leave, over the slopes' sizes ``[K]``.
 
     used ``[K, 1, h]``: 0 for terms that are left out.
@@ -188,7 +206,9 @@ def _solved(exponents: Tensor, states: Tensor, slopes: Tensor, used: Tensor | fl
     keep = slopes.isfinite().all(-1) & states.isfinite().all(-1)
     X, Y = states[keep], slopes[keep]
     signs = 1 - 2 * (((X < 0).double() @ exponents.round().abs().mT) % 2)
-    P = torch.exp((X.abs().clamp(min=1e-12).log() @ exponents.mT).clamp(-30, 30)) * signs * used  # [K, rows, h]
+    P = (
+        torch.exp((X.abs().clamp(min=1e-12).log() @ exponents.mT).clamp(-30, 30)) * signs * used
+    )  # [K, rows, h]
     length = P.norm(dim=1, keepdim=True).clamp(min=1e-30)
     Q = P / length
     gram = Q.mT @ Q + RIDGE * torch.eye(Q.shape[2], dtype=Q.dtype)

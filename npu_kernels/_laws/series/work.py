@@ -110,4 +110,10 @@ def _descent(parts: Any, name: str) -> Descent:
         saved.tensor(part, f"{name}, {word},", (len(x),), torch.float64)
         for part, word in ((damping, "damping"), (error, "error"))
     )
-    return Descent(x, damping, error, saved.integer(calm, f"{name}, calm,"), saved.integer(steps, f"{name}, steps,"))
+    return Descent(
+        x,
+        damping,
+        error,
+        saved.integer(calm, f"{name}, calm,"),
+        saved.integer(steps, f"{name}, steps,"),
+    )

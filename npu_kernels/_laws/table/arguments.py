@@ -29,18 +29,28 @@ def check_parameters(model: Any) -> None:
     for name, choices in CHOICES.items():
         value = getattr(model, name)
         if value not in choices:
-            raise ValueError(f"NPURegressor: {name} must be one of {', '.join(choices)}, got {value!r}")
+            raise ValueError(
+                f"NPURegressor: {name} must be one of {', '.join(choices)}, got {value!r}"
+            )
     noise, powers = model.noise, model.output_powers
-    if noise is not None and noise not in ("constant", "relative") and not 0 < as_number(noise) < math.inf:
+    if (
+        noise is not None
+        and noise not in ("constant", "relative")
+        and not 0 < as_number(noise) < math.inf
+    ):
         raise ValueError(
             f"NPURegressor: noise must be None, 'constant', 'relative' or a number greater than 0, got {noise!r}"
         )
     if powers == "auto":
         return
     if isinstance(powers, str) or not isinstance(powers, (Sequence, np.ndarray)) or not len(powers):
-        raise ValueError(f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}")
+        raise ValueError(
+            f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}"
+        )
     if not all(math.isfinite(as_number(p)) and p != 0 for p in powers):
-        raise ValueError(f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}")
+        raise ValueError(
+            f"NPURegressor: output_powers must be 'auto' or numbers other than 0, got {powers!r}"
+        )
 
 
 def settings_of(model: Any, seed: int) -> Settings:
@@ -52,7 +62,11 @@ def settings_of(model: Any, seed: int) -> Settings:
 
 def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work:
     """The work of a fit to these data."""
-    options = {k: repr(v) for k, v in model.get_params().items() if k not in ("random_state", "n_jobs", "verbose")}
+    options = {
+        k: repr(v)
+        for k, v in model.get_params().items()
+        if k not in ("random_state", "n_jobs", "verbose")
+    }
     found = digest(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
     return Work(seed, model.random_state is None, {"data": found, "names": repr(names), **options})
 
@@ -64,10 +78,14 @@ def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:
     if isinstance(units, Mapping):
         missing = [name for name in names if name not in units]
         if missing:
-            raise ValueError(f"NPURegressor: units must name every column, got none for {', '.join(missing)}")
+            raise ValueError(
+                f"NPURegressor: units must name every column, got none for {', '.join(missing)}"
+            )
         return [units[name] for name in names]
     if isinstance(units, str) or len(units) != len(names):
-        raise ValueError(f"NPURegressor: units must have {len(names)} entries (columns of X), got {units!r}")
+        raise ValueError(
+            f"NPURegressor: units must have {len(names)} entries (columns of X), got {units!r}"
+        )
     return list(units)
 
 

@@ -16,7 +16,9 @@ from npu_kernels._laws.table.refine import Sum
 Array = Any
 
 
-def resampled(one: Equation, X: Array, y: Array, weight: Array, loss: str, seed: list[int], draws: int) -> Array:
+def resampled(
+    one: Equation, X: Array, y: Array, weight: Array, loss: str, seed: list[int], draws: int
+) -> Array:
     """Estimates ``[draws, parameters]`` of coefficients and free exponents, each from rows drawn with replacement."""
     columns = Columns.of(X)
     root = np.sqrt(weight / weight.mean())
@@ -50,7 +52,9 @@ def intervals(one: Equation, draws: Array, level: float) -> list[Interval]:
     exponents = np.cumsum(one.free.ravel()).reshape(one.free.shape) - 1 + one.terms
     found = []
     for interval, at in zip(one.intervals(level), _places(one, exponents), strict=True):
-        found.append(replace(interval, error=float(error[at]), low=float(low[at]), high=float(high[at])))
+        found.append(
+            replace(interval, error=float(error[at]), low=float(low[at]), high=float(high[at]))
+        )
     return found
 
 

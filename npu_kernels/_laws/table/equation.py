@@ -30,7 +30,9 @@ class Interval:
     high: float
 
     @classmethod
-    def of(cls, name: str, value: float, error: float, t: float, one_sign: bool = False) -> Interval:
+    def of(
+        cls, name: str, value: float, error: float, t: float, one_sign: bool = False
+    ) -> Interval:
         """An estimate and t of its standard errors on both sides; with `one_sign` those of its logarithm."""
         low, high = value - t * error, value + t * error
         if one_sign and value != 0 and math.isfinite(error):
@@ -39,7 +41,9 @@ class Interval:
         return cls(name, value, error, low, high)
 
     def __str__(self) -> str:
-        return f"{self.name} = {self.value:.6g} ± {self.error:.2g} ({self.low:.6g} to {self.high:.6g})"
+        return (
+            f"{self.name} = {self.value:.6g} ± {self.error:.2g} ({self.low:.6g} to {self.high:.6g})"
+        )
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,9 @@ class Equation:
     def predict(self, X: Array) -> Array:
         """y ``[N]`` for X ``[N, n]``. Infinite where an input with a negative exponent is 0."""
         X = np.asarray(X, dtype=np.float64)
-        return np.concatenate([self._predicted(X[rows]) for rows in blocks(len(X))] or [np.empty(0)])
+        return np.concatenate(
+            [self._predicted(X[rows]) for rows in blocks(len(X))] or [np.empty(0)]
+        )
 
     def _predicted(self, X: Array) -> Array:
         """`predict` of some rows."""
@@ -120,7 +126,9 @@ class Equation:
 
         sympy = require_sympy()
         pairs = zip(self.names, self.positive, strict=True)
-        symbols = tuple(sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs)
+        symbols = tuple(
+            sympy.Symbol(n, positive=True) if p else sympy.Symbol(n, real=True) for n, p in pairs
+        )
         terms = []
         for c, row, free in zip(self.coef, self.exponents, self.free, strict=True):
             powers = [
@@ -139,8 +147,13 @@ class Equation:
 
     def text(self, digits: int = 4) -> str:
         """The equation in Python's operators, decimals with so many significant digits."""
-        parts = [term_text(c, row, self.names, digits) for c, row in zip(self.coef, self.exponents, strict=True)]
-        body = parts[0] + "".join(f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:])
+        parts = [
+            term_text(c, row, self.names, digits)
+            for c, row in zip(self.coef, self.exponents, strict=True)
+        ]
+        body = parts[0] + "".join(
+            f" - {part[1:]}" if part.startswith("-") else f" + {part}" for part in parts[1:]
+        )
         if self.power != 1:
             body = f"{'-' if self.sign < 0 else ''}({body})**{_exponent(1 / self.power)}"
         return f"{self.output} = {body}"
@@ -161,7 +174,9 @@ class Equation:
         from npu_kernels.layers import NAU, RealNPU
 
         if not np.isfinite(self.coef).all():
-            raise OverflowError(f"torch_module: the constants must be finite numbers, got {self.coef.tolist()}")
+            raise OverflowError(
+                f"torch_module: the constants must be finite numbers, got {self.coef.tolist()}"
+            )
         first = RealNPU(len(self.names), self.terms, eps=1e-300, dtype=torch.float64)
         second = NAU(self.terms, 1, clip=False, dtype=torch.float64)
         parts: list[Any] = [first, second]
@@ -200,7 +215,11 @@ class Equation:
             found.append(Interval.of(name, c, error, t, one_sign=bool(self.free[k].any())))
             for i in np.flatnonzero(self.free[k]):
                 name = f"exponent of {self.names[i]} in term {k + 1}"
-                found.append(Interval.of(name, float(self.exponents[k, i]), float(self.exponents_std[k, i]), t))
+                found.append(
+                    Interval.of(
+                        name, float(self.exponents[k, i]), float(self.exponents_std[k, i]), t
+                    )
+                )
         return found
 
 

@@ -11,7 +11,13 @@ import numpy as np
 from npu_kernels._common.checks import check_level, check_whole, is_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs.checkpoints import Checkpoint
-from npu_kernels._laws.table.arguments import check_parameters, exponents_of, settings_of, units_of, work_of
+from npu_kernels._laws.table.arguments import (
+    check_parameters,
+    exponents_of,
+    settings_of,
+    units_of,
+    work_of,
+)
 from npu_kernels._laws.table.bootstrap import intervals as percentiles
 from npu_kernels._laws.table.bootstrap import resampled
 from npu_kernels._laws.table.equation import Equation
@@ -32,7 +38,9 @@ except ImportError:  # the class can be imported and says what to install when i
     class _Absent:
         pass
 
-    BaseEstimator, MultiOutputMixin, RegressorMixin = (type(name, (_Absent,), {}) for name in ("B", "M", "R"))
+    BaseEstimator, MultiOutputMixin, RegressorMixin = (
+        type(name, (_Absent,), {}) for name in ("B", "M", "R")
+    )
 else:
     MISSING = False
 
@@ -119,7 +127,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
     # ---- fitting ------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, checkpoint: Any = None) -> NPURegressor:
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, checkpoint: Any = None
+    ) -> NPURegressor:
         """Find the equations.
 
         Args:
@@ -148,39 +158,65 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         if (weight < 0).any() or not weight.any():
             raise ValueError("NPURegressor: sample_weight must be at least 0 and not all 0")
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        names = tuple(str(n) for n in getattr(self, "feature_names_in_", [f"x{i}" for i in range(X.shape[1])]))
-        outputs = outputs or (["y"] if targets.shape[1] == 1 else [f"y{o}" for o in range(targets.shape[1])])
+        names = tuple(
+            str(n) for n in getattr(self, "feature_names_in_", [f"x{i}" for i in range(X.shape[1])])
+        )
+        outputs = outputs or (
+            ["y"] if targets.shape[1] == 1 else [f"y{o}" for o in range(targets.shape[1])]
+        )
         input_units = units_of(self.units, names)
         self._warn(X, names, constants_matter=input_units is not None)
         settings = settings_of(self, int(check_random_state(self.random_state).randint(2**31 - 1)))
         X, targets, weight = merged(X, targets, weight)
-        y_units = self.y_units if isinstance(self.y_units, (list, tuple)) else [self.y_units] * len(outputs)
+        y_units = (
+            self.y_units
+            if isinstance(self.y_units, (list, tuple))
+            else [self.y_units] * len(outputs)
+        )
         if len(y_units) != len(outputs):
-            raise ValueError(f"NPURegressor: y_units must have {len(outputs)} entries, got {self.y_units!r}")
+            raise ValueError(
+                f"NPURegressor: y_units must have {len(outputs)} entries, got {self.y_units!r}"
+            )
         work = [
             Rows(
-                X, targets[:, o], weight, names, name, exponents_of(X, names, input_units, name, y_units[o]), self.noise
+                X,
+                targets[:, o],
+                weight,
+                names,
+                name,
+                exponents_of(X, names, input_units, name, y_units[o]),
+                self.noise,
             )
             for o, name in enumerate(outputs)
         ]
         if checkpoint is None:
             found = self._all(work, settings)
         else:
-            found = self._resumed(work, settings, work_of(self, settings.seed, names, X, targets, weight), checkpoint)
+            found = self._resumed(
+                work, settings, work_of(self, settings.seed, names, X, targets, weight), checkpoint
+            )
         tables = [EquationTable(one) for one in found]
         self._single = y.ndim == 1
         self._set(tables)
         return self
 
     def _powers(self) -> tuple[float, ...] | None:
-        return None if isinstance(self.output_powers, str) else tuple(float(p) for p in self.output_powers)
+        return (
+            None
+            if isinstance(self.output_powers, str)
+            else tuple(float(p) for p in self.output_powers)
+        )
 
-    def _resumed(self, outputs: list[Rows], settings: Settings, work: Work, path: Any) -> list[Laws]:
+    def _resumed(
+        self, outputs: list[Rows], settings: Settings, work: Work, path: Any
+    ) -> list[Laws]:
         """`_all`, continued from a checkpoint and kept there."""
         work.checkpoint = Checkpoint(work, path)
         try:
             return [
-                limited(rows, replace(settings, seed=work.seed, steps=work.steps(o)), self._powers())
+                limited(
+                    rows, replace(settings, seed=work.seed, steps=work.steps(o)), self._powers()
+                )
                 for o, rows in enumerate(outputs)
             ]
         finally:
@@ -193,7 +229,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             return [limited(rows, settings, powers) for rows in work]
         from joblib import Parallel, delayed
 
-        found: list[Laws] = Parallel(n_jobs=self.n_jobs)(delayed(limited)(rows, settings, powers) for rows in work)
+        found: list[Laws] = Parallel(n_jobs=self.n_jobs)(
+            delayed(limited)(rows, settings, powers) for rows in work
+        )
         return found
 
     def _set(self, tables: list[EquationTable]) -> None:
@@ -238,7 +276,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         for table in self._tables():
             at = table.best if index is None else index
             if not is_whole(at) or not -len(table) <= at < len(table):
-                raise ValueError(f"NPURegressor: index must be one of the {len(table)} candidates, got {index!r}")
+                raise ValueError(
+                    f"NPURegressor: index must be one of the {len(table)} candidates, got {index!r}"
+                )
             found.append(table[at])
         return found
 
@@ -282,7 +322,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         """
         return self._one_or_all([equation.intervals(level) for equation in self._pick(index)])
 
-    def bootstrap(self, X: Any, y: Any, draws: int = 200, level: float = 0.95, sample_weight: Any = None) -> Any:
+    def bootstrap(
+        self, X: Any, y: Any, draws: int = 200, level: float = 0.95, sample_weight: Any = None
+    ) -> Any:
         """Confidence intervals of the best equation from rows drawn with replacement, with its form kept.
 
         Args:
@@ -298,7 +340,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
         draws, level = check_whole("bootstrap", "draws", draws, 10), check_level("bootstrap", level)
         equations = self._pick(None)
-        X, y = validate_data(self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64)
+        X, y = validate_data(
+            self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64
+        )
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -306,7 +350,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
         for o, equation in enumerate(equations):
             parts = Parallel(n_jobs=self.n_jobs)(
-                delayed(resampled)(equation, X, targets[:, o], weight, self.loss, [seed, o, part], share)
+                delayed(resampled)(
+                    equation, X, targets[:, o], weight, self.loss, [seed, o, part], share
+                )
                 for part, share in enumerate(shares)
             )
             found.append(percentiles(equation, np.concatenate(parts), level))
@@ -323,7 +369,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         if (X is None) != (y is None):
             raise ValueError("plot: X and y must be given together, got one of them")
         if X is not None:
-            X, y = validate_data(self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64)
+            X, y = validate_data(
+                self, X, y, reset=False, multi_output=True, y_numeric=True, dtype=np.float64
+            )
             y = np.asarray(y).reshape(len(X), -1)[:, output]
         return draw(table, table[table.best], X, y)
 

@@ -37,7 +37,9 @@ class Outcome:
 
     def __str__(self) -> str:
         if self.model is None:
-            return f"{self.name}: {type(self.error).__name__}: {str(self.error).partition(chr(10))[0]}"
+            return (
+                f"{self.name}: {type(self.error).__name__}: {str(self.error).partition(chr(10))[0]}"
+            )
         best = self.model.best_
         return f"{self.name}: " + "; ".join(map(str, best if isinstance(best, list) else [best]))
 
@@ -106,7 +108,12 @@ def fit_many(
             share = list(range(exchange.rank, len(work), exchange.size))
             mine = _share(share, work, model, folder, n_jobs, shown and exchange.rank == 0)
             shares = exchange.gather(mine)
-    outcomes = {index: outcome for share in shares if share is not None for index, outcome in share[0].items()}
+    outcomes = {
+        index: outcome
+        for share in shares
+        if share is not None
+        for index, outcome in share[0].items()
+    }
     complete = all(share is not None and share[1] for share in shares)
     return Outcomes([outcomes[index] for index in sorted(outcomes)], complete)
 
@@ -141,7 +148,9 @@ def _problems(problems: Any) -> list[tuple[Any, tuple[Any, ...]]]:
     elif isinstance(problems, Sequence) and not isinstance(problems, str):
         work = list(enumerate(problems))
     else:
-        raise TypeError(f"fit_many: problems must be a sequence or a dict of (X, y), got {type(problems).__name__}")
+        raise TypeError(
+            f"fit_many: problems must be a sequence or a dict of (X, y), got {type(problems).__name__}"
+        )
     for name, data in work:
         if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
             raise ValueError(
@@ -151,7 +160,10 @@ def _problems(problems: Any) -> list[tuple[Any, tuple[Any, ...]]]:
 
 
 def _fitted(
-    work: list[tuple[Any, tuple[Any, ...]]], model: NPURegressor, folder: Path | None, n_jobs: int | None
+    work: list[tuple[Any, tuple[Any, ...]]],
+    model: NPURegressor,
+    folder: Path | None,
+    n_jobs: int | None,
 ) -> Iterator[Outcome]:
     """The outcomes in order; none after the one that Ctrl-C has ended."""
     if n_jobs in (None, 1):
@@ -166,7 +178,9 @@ def _fitted(
     jobs = [delayed(_one)(name, data, model, folder) for name, data in work]
     try:
         parallel = Parallel(n_jobs=n_jobs, return_as="generator")
-    except ValueError:  # the backend gives results as a list only, as ray's does: some at a time, for Ctrl-C
+    except (
+        ValueError
+    ):  # the backend gives results as a list only, as ray's does: some at a time, for Ctrl-C
         with Parallel(n_jobs=n_jobs) as parallel:
             size = BATCH * effective_n_jobs(n_jobs)
             for start in range(0, len(jobs), size):
@@ -183,7 +197,9 @@ def _one(name: Any, data: tuple[Any, ...], model: NPURegressor, folder: Path | N
     try:
         path = None
         if folder is not None:
-            parts = [np.ascontiguousarray(part, dtype=np.float64) for part in data if part is not None]
+            parts = [
+                np.ascontiguousarray(part, dtype=np.float64) for part in data if part is not None
+            ]
             path = folder / f"{digest(*map(torch.from_numpy, parts))}.pt"
         X, y, *weight = data
         found = clone(model).fit(X, y, *weight, checkpoint=path)

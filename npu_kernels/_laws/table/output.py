@@ -134,7 +134,9 @@ def _predicted(found: Found, whole: Callable[[float], AllRows | None]) -> Array 
     if best is None or rows is None:
         return None
     one = best[1]
-    return sizes(np.concatenate([p.value(p.terms(one.u, one.parity) @ one.c) for _, p in rows.blocks()]))
+    return sizes(
+        np.concatenate([p.value(p.terms(one.u, one.parity) @ one.c) for _, p in rows.blocks()])
+    )
 
 
 def _likelier(other: Found, found: Found) -> bool:
@@ -158,11 +160,15 @@ def _finished(
         least = min(one.cost for _, one in same)
         tried: list[tuple[AllRows, Sum, Sum]] = []
         for training, one in same:
-            if one.cost > least + NEAR:  # the rows that were held out may decide between powers that are near
+            if (
+                one.cost > least + NEAR
+            ):  # the rows that were held out may decide between powers that are near
                 continue
             whole = all_rows(columns, rows.y, root, training.power, rows.exponents, noise, math.inf)
             assert whole is not None
-            [fitted] = settings.steps.sums(whole.inputs, partial(_refitted, whole, one, settings.rules), 1)
+            [fitted] = settings.steps.sums(
+                whole.inputs, partial(_refitted, whole, one, settings.rules), 1
+            )
             tried.append((whole, one, fitted if math.isfinite(fitted.rss) else one))
         fits.append(min(tried, key=lambda fit: fit[2].cost))
     if len(rows.y) > MORE_ROWS / (1 - HELD_OUT):
@@ -175,7 +181,9 @@ def _finished(
     return Laws(equations, int(np.argmin(costs)), kind, found.complete)
 
 
-def _reconsidered(fits: list[tuple[AllRows, Sum, Sum]], settings: Settings) -> list[tuple[AllRows, Sum, Sum]]:
+def _reconsidered(
+    fits: list[tuple[AllRows, Sum, Sum]], settings: Settings
+) -> list[tuple[AllRows, Sum, Sum]]:
     """More rows than the search had may tell exponents from its fractions: in the best sum, and in those with fewer
     terms whose errors are nearly as small. Other ones cannot become the best: fractions cost the search only little.
     """
@@ -185,7 +193,9 @@ def _reconsidered(fits: list[tuple[AllRows, Sum, Sum]], settings: Settings) -> l
     found = []
     for whole, one, fitted in fits:
         if len(fitted.c) <= len(best.c) and fitted.press < CLOSE * best.press:
-            [fitted] = settings.steps.sums(whole.inputs, partial(_other_exponents, whole, fitted, settings.rules), 1)
+            [fitted] = settings.steps.sums(
+                whole.inputs, partial(_other_exponents, whole, fitted, settings.rules), 1
+            )
         found.append((whole, one, fitted))
     return found
 
@@ -208,7 +218,9 @@ def _held_out(whole: AllRows, one: Sum, held: Array) -> float:
     return _relative(rows, float(r @ r))
 
 
-def _equation(rows: Rows, columns: Columns, whole: AllRows, one: Sum, error: float, held: int, kind: str) -> Equation:
+def _equation(
+    rows: Rows, columns: Columns, whole: AllRows, one: Sum, error: float, held: int, kind: str
+) -> Equation:
     full = whole.exponents.full(one.u, whole.power)
     matrix, p = whole.exponents.matrix, whole.power
     with np.errstate(over="ignore", under="ignore"):
@@ -228,7 +240,9 @@ def _equation(rows: Rows, columns: Columns, whole: AllRows, one: Sum, error: flo
         Z = matrix[:, i[mine]]
         spread[term] = np.sqrt(np.maximum(np.diag(Z @ C[K:, K:][np.ix_(mine, mine)] @ Z.T), 0.0))
     free = (one.free @ (matrix != 0).T) > 0
-    parts = ((p.terms(one.u, one.parity) * one.c * p.weight[:, None]) ** 2 for _, p in whole.blocks())
+    parts = (
+        (p.terms(one.u, one.parity) * one.c * p.weight[:, None]) ** 2 for _, p in whole.blocks()
+    )
     order = np.argsort(-np.sum([squares.sum(0) for squares in parts], axis=0), kind="stable")
     positive = tuple(bool(v) for v in ~columns.negative)
     return Equation(

@@ -22,7 +22,9 @@ def draw(table: EquationTable, one: Equation, X: Array | None, y: Array | None) 
     figure = Figure(figsize=(4 * count, 3.5), layout="constrained")
     axes = figure.subplots(1, count, squeeze=False)[0]
     axes[0].semilogy([e.terms for e in table], [max(e.error, 1e-17) for e in table], "o-")
-    axes[0].plot([one.terms], [max(one.error, 1e-17)], "o", markersize=12, fillstyle="none", color="black")
+    axes[0].plot(
+        [one.terms], [max(one.error, 1e-17)], "o", markersize=12, fillstyle="none", color="black"
+    )
     axes[0].set_xticks([e.terms for e in table])
     axes[0].set(xlabel="terms", ylabel="error on rows not fitted, relative", title=one.output)
     if X is not None and y is not None:
@@ -30,7 +32,9 @@ def draw(table: EquationTable, one: Equation, X: Array | None, y: Array | None) 
         axes[1].plot(prediction, y, ".", markersize=3)
         ends = [float(np.nanmin(prediction)), float(np.nanmax(prediction))]
         axes[1].plot(ends, ends, "k-", linewidth=0.8)
-        axes[1].set(xlabel="predicted", ylabel="observed", title=one.text() if len(one.text()) < 50 else "")
+        axes[1].set(
+            xlabel="predicted", ylabel="observed", title=one.text() if len(one.text()) < 50 else ""
+        )
         axes[2].plot(prediction, y - prediction, ".", markersize=3)
         axes[2].axhline(0, color="black", linewidth=0.8)
         axes[2].set(xlabel="predicted", ylabel="observed - predicted")

@@ -93,7 +93,9 @@ def freedom(problem: Data, variance: float, press: float) -> float:
     variance: of the exponent for errors of variance 1.
     """
     floor = EXACT**2 * problem.size / problem.rows
-    noise = problem.noise**2 if problem.noise is not None else max(press / problem.rows, floor, 1e-300)
+    noise = (
+        problem.noise**2 if problem.noise is not None else max(press / problem.rows, floor, 1e-300)
+    )
     error = math.sqrt(2 * math.pi * max(variance, 1e-300) * noise)
     return math.log(2 * problem.exponents.inputs) + max(1.0, math.log(2 * BOUND) - math.log(error))
 
@@ -130,7 +132,12 @@ def jacobian(problem: Problem, one: Sum, P: Array) -> Array:
     slope = problem.weight
     if problem.power != 1:
         sums = np.maximum(np.abs(P @ one.c), 1e-300)
-        slope = slope * sums ** (1 / problem.power - 1) / abs(problem.power) * math.copysign(1, problem.power)
+        slope = (
+            slope
+            * sums ** (1 / problem.power - 1)
+            / abs(problem.power)
+            * math.copysign(1, problem.power)
+        )
     return J * slope[:, None]
 
 
@@ -145,7 +152,9 @@ def derivatives(
 
 def triangle(J: Array) -> Array:
     """R of J = Q R; not a number where J is not finite."""
-    R: Array = np.linalg.qr(J, mode="r") if np.isfinite(J).all() else np.full((J.shape[1],) * 2, np.nan)
+    R: Array = (
+        np.linalg.qr(J, mode="r") if np.isfinite(J).all() else np.full((J.shape[1],) * 2, np.nan)
+    )
     return R
 
 
@@ -213,11 +222,16 @@ def refit(problem: Data, one: Sum, loss: str = "squared", iterations: int = 20) 
     return replace(one, rss=rss, press=press, cost=cost)
 
 
-def _equations(problem: Data, one: Sum, P: Array | None, r: Array, down: Array) -> tuple[Array, Array]:
+def _equations(
+    problem: Data, one: Sum, P: Array | None, r: Array, down: Array
+) -> tuple[Array, Array]:
     """R and b with which ``R step = b`` is the step of least squares."""
     root = _root(down)
     target = r if root is None else r * root
-    parts = [triangle(np.column_stack([J, target[rows]])) for rows, J in derivatives(problem, one, P, root)]
+    parts = [
+        triangle(np.column_stack([J, target[rows]]))
+        for rows, J in derivatives(problem, one, P, root)
+    ]
     R, q = parts[0] if len(parts) == 1 else triangle(np.concatenate(parts)), one.parameters
     return R[:q, :q], R[:q, q]
 
@@ -227,7 +241,9 @@ def _root(down: Array) -> Array | None:
     return np.sqrt(down) if len(down) > 1 else None
 
 
-def leave_one_out(problem: Data, one: Sum, r: Array, P: Array | None, down: Array, loss: str) -> tuple[float, Array]:
+def leave_one_out(
+    problem: Data, one: Sum, r: Array, P: Array | None, down: Array, loss: str
+) -> tuple[float, Array]:
     """The sum of squared leave-one-out errors, to first order (with a robust loss, of the loss of these errors), and
     the variances of the free exponents that `criterion` takes."""
     root, K = _root(down), len(one.c)
@@ -276,7 +292,9 @@ def options(problem: Data, rules: Rules, value: float, i: int, parity: float) ->
     elif problem.signed[i]:
         found = [float(round(value)), 0.0]
     else:
-        found = [round(value * q) / q for q in rules.denominators] + ([0.0] if abs(value) < 1 else [])
+        found = [round(value * q) / q for q in rules.denominators] + (
+            [0.0] if abs(value) < 1 else []
+        )
     return [o for o in dict.fromkeys(found) if problem.low[i] <= o <= problem.high[i]]
 
 
@@ -295,7 +313,14 @@ def simplified(problem: Data, one: Sum, rules: Rules) -> Sum:
     for q in rules.denominators:  # all together
         u = np.clip(np.round(one.u * q) / q, problem.low, problem.high)
         near = one.free & (np.abs(u - one.u) < 0.3 / q)
-        rounds.append(refit(problem, replace(one, u=np.where(near, u, one.u), free=one.free & ~near), rules.loss, 8))
+        rounds.append(
+            refit(
+                problem,
+                replace(one, u=np.where(near, u, one.u), free=one.free & ~near),
+                rules.loss,
+                8,
+            )
+        )
     best = min(rounds, key=lambda s: s.cost)
     for _ in range(4):
         plan = _plan(problem, best, rules)
@@ -338,7 +363,9 @@ def _fewer_than_rows(problem: Data, one: Sum) -> Sum:
     if one.free.sum() <= most:
         return one
     free = np.zeros_like(one.free)
-    free.flat[np.argsort(-np.abs(np.where(one.free, one.u, 0)), axis=None, kind="stable")[:most]] = True
+    free.flat[
+        np.argsort(-np.abs(np.where(one.free, one.u, 0)), axis=None, kind="stable")[:most]
+    ] = True
     free &= one.free
     return replace(one, u=np.where(one.free & ~free, 0.0, one.u), free=free)
 
@@ -362,7 +389,9 @@ def _plan(problem: Data, one: Sum, rules: Rules) -> list[tuple[int, int, float]]
         best: tuple[float, int, float, float] | None = None
         for j in left:
             known = 2 * freedom(problem, float(C[j, j]), rss * larger)
-            for o in options(problem, rules, float(values[j]), int(i[j]), float(one.parity[k[j], i[j]])):
+            for o in options(
+                problem, rules, float(values[j]), int(i[j]), float(one.parity[k[j], i[j]])
+            ):
                 more = rss + (values[j] - o) ** 2 / max(C[j, j], 1e-300)
                 price = misfit(problem, more * larger) - known + 2 * describe(o, n)
                 if best is None or price < best[0]:

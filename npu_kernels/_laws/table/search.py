@@ -54,7 +54,9 @@ class Found:
     """The best sum of each power and number of terms so far; complete is False after Ctrl-C."""
 
     sums: dict[tuple[float, int], tuple[Problem, Sum]] = field(default_factory=dict)
-    errors: list[float] = field(default_factory=list)  # least squared errors of the first power, by number of terms
+    errors: list[float] = field(
+        default_factory=list
+    )  # least squared errors of the first power, by number of terms
     complete: bool = True
 
     def add(self, problem: Problem, one: Sum) -> None:
@@ -130,7 +132,9 @@ def _one_power(whole: AllRows, training: Array, settings: Settings, found: Found
     reference, best = found.errors, math.inf
     errors: list[float] = []
     worse, first = 0, not reference  # the other powers have half as many starts
-    starts, tries = (settings.starts, TRIED) if first else (max(8, settings.starts // 2), TRIED // 2)
+    starts, tries = (
+        (settings.starts, TRIED) if first else (max(8, settings.starts // 2), TRIED // 2)
+    )
     # Where the units leave no exponent free there is one product of powers.
     most = min(settings.max_terms, max(1, len(training) - 1)) if whole.inputs else 1
     for terms in range(1, most + 1):
@@ -139,11 +143,15 @@ def _one_power(whole: AllRows, training: Array, settings: Settings, found: Found
         if terms == 1 and not first and most > 1:  # single products are the same with every power
             errors.append(math.inf)
             continue
-        tried = settings.steps.sums(whole.inputs, partial(_simplified, more, _distinct(beam, tries), settings.rules))
+        tried = settings.steps.sums(
+            whole.inputs, partial(_simplified, more, _distinct(beam, tries), settings.rules)
+        )
         if not tried:
             break
         best_one = min(tried, key=lambda s: s.cost)
-        shortened = settings.steps.sums(whole.inputs, partial(_shortened, more, best_one, settings.rules))
+        shortened = settings.steps.sums(
+            whole.inputs, partial(_shortened, more, best_one, settings.rules)
+        )
         for one in [*tried, *shortened]:
             found.add(more, one)
         errors.append(min(one.rss for one in tried))
@@ -184,7 +192,13 @@ def _shortened(problem: Problem, one: Sum, rules: Rules) -> list[Sum]:
 
 
 def _fitted(
-    solver: Solver, large: Solver, library: Library, beam: Points | None, terms: int, starts: int, generator: Any
+    solver: Solver,
+    large: Solver,
+    library: Library,
+    beam: Points | None,
+    terms: int,
+    starts: int,
+    generator: Any,
 ) -> Points:
     """The best sums of so many terms, the best first."""
     u, parity = _starts(solver, library, beam, terms, starts, generator)
@@ -201,7 +215,12 @@ def _fitted(
 
 
 def _joined(one: Points, two: Points) -> Points:
-    both = Points(*(torch.cat([getattr(one, name), getattr(two, name)]) for name in ("u", "parity", "c", "rss")))
+    both = Points(
+        *(
+            torch.cat([getattr(one, name), getattr(two, name)])
+            for name in ("u", "parity", "c", "rss")
+        )
+    )
     order = both.rss.argsort()
     kept: list[int] = []
     for j in order.tolist():
@@ -238,7 +257,9 @@ def _starts(
     return u + 0.02 * generator.standard_normal(u.shape), parity
 
 
-def _beside(solver: Solver, library: Library, u: Any, parity: Any, count: int) -> list[tuple[Array, Array]]:
+def _beside(
+    solver: Solver, library: Library, u: Any, parity: Any, count: int
+) -> list[tuple[Array, Array]]:
     """Exponents and parities of products to add to one sum: of the library, and of one of its terms by a factor."""
     A = solver.terms(u, parity).T.numpy()
     A = A / np.maximum(np.linalg.norm(A, axis=0), 1e-300)
@@ -292,6 +313,10 @@ def _distinct(points: Points, count: int) -> list[Sum]:
         if not math.isfinite(error) or any(abs(error / max(s, 1e-300) - 1) < 1e-5 for s in seen):
             continue
         seen.append(error)
-        u, parity, c = points.u[j].numpy().copy(), points.parity[j].numpy().copy(), points.c[j].numpy().copy()
+        u, parity, c = (
+            points.u[j].numpy().copy(),
+            points.parity[j].numpy().copy(),
+            points.c[j].numpy().copy(),
+        )
         found.append(Sum(u, parity, np.ones(u.shape, dtype=bool), c))
     return found

@@ -32,7 +32,9 @@ class EquationTable(list[Equation]):
             rows.append((mark, *numbers, "yes" if one.exact else "no", one.text()))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         return "\n".join(
-            " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=False)) + "  " + row[6]
+            " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=False))
+            + "  "
+            + row[6]
             for row in rows
         )
 
@@ -45,18 +47,34 @@ def report(table: EquationTable, level: float = 0.95) -> str:
         lines.append("The search was interrupted: this is the best equation until then.")
     plural = "" if one.terms == 1 else "s"
     lines.append(f"It has {one.terms} term{plural} and {one.parameters} continuous parameters.")
-    where = f"of {one.held_out} rows that were not fitted" if one.held_out else "with one row left out at a time"
+    where = (
+        f"of {one.held_out} rows that were not fitted"
+        if one.held_out
+        else "with one row left out at a time"
+    )
     if one.exact:
         lines.append("It is exact: the residuals are those of rounding.")
     else:
-        kind = {"constant": "taken as equal for all rows", "relative": "in proportion to y", "known": "as given"}
-        lines.append(f"Residuals: {one.rms:.2g} of {one.output}'s root mean square; errors {kind[table.noise]}.")
+        kind = {
+            "constant": "taken as equal for all rows",
+            "relative": "in proportion to y",
+            "known": "as given",
+        }
+        lines.append(
+            f"Residuals: {one.rms:.2g} of {one.output}'s root mean square; errors {kind[table.noise]}."
+        )
         lines.append(f"Error {where}: {one.error:.2g} of {one.output}'s root mean square.")
     if not one.held_out:
-        lines.append("With so few rows the choice of the equation itself is not tested on other rows.")
-    lines.append(f"Estimates with standard errors and {100 * level:g} % intervals, given the form of the equation:")
+        lines.append(
+            "With so few rows the choice of the equation itself is not tested on other rows."
+        )
+    lines.append(
+        f"Estimates with standard errors and {100 * level:g} % intervals, given the form of the equation:"
+    )
     lines += [f"  {interval}" for interval in one.intervals(level)]
     rivals = [other for other in table if other is not one and other.bic - one.bic < TELL]
     for other in rivals:
-        lines.append(f"The data hardly tell it from: {other.text()} (criterion {other.bic - one.bic:.1f} higher)")
+        lines.append(
+            f"The data hardly tell it from: {other.text()} (criterion {other.bic - one.bic:.1f} higher)"
+        )
     return "\n".join(lines)

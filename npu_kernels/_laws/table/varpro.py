@@ -63,7 +63,9 @@ class Solver:
             found.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))
         return found
 
-    def project(self, A: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(
+        self, A: Tensor, start: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Coefficients of terms of length 1, residuals ``[S, N]``, squared errors, and the inverse Gram matrices."""
         S, K, N = A.shape
         target = self.target.expand(S, N)
@@ -94,7 +96,9 @@ class Solver:
     def set_limit(self, r: Tensor, rss: Tensor) -> None:
         """Outliers begin at 1.345 robust standard deviations of the best start's residuals."""
         best = r[int(rss.argmin())].abs()
-        self.limit = max(1.345 * 1.4826 * float(best.median()), 1e-12 * math.sqrt(self.size / len(best)))
+        self.limit = max(
+            1.345 * 1.4826 * float(best.median()), 1e-12 * math.sqrt(self.size / len(best))
+        )
 
     def normal(self, A: Tensor, c: Tensor, r: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
         """The projected normal equations of the exponents: matrices ``[S, K m, K m]`` and gradients ``[S, K m]``."""
@@ -105,7 +109,9 @@ class Solver:
         index = torch.zeros(K, K, dtype=torch.long)
         index[a, b] = index[b, a] = torch.arange(len(a))
         inner = torch.zeros(m, m, dtype=torch.long)
-        inner[self.upper[0], self.upper[1]] = inner[self.upper[1], self.upper[0]] = torch.arange(self.upper.shape[1])
+        inner[self.upper[0], self.upper[1]] = inner[self.upper[1], self.upper[0]] = torch.arange(
+            self.upper.shape[1]
+        )
         first = sums[:, index, :m] * c[:, None, :, None]  # A_k . (c_l A_l log r_i): [S, K, K, m]
         second = sums[:, index, m:][..., inner] * (c[:, :, None] * c[:, None, :])[..., None, None]
         H = second.permute(0, 1, 3, 2, 4).reshape(S, K * m, K * m)
@@ -114,9 +120,18 @@ class Solver:
         gradient = ((A * r.unsqueeze(1)) @ self.logs * c.unsqueeze(2)).reshape(S, K * m)
         return H, gradient
 
-    def run(self, u: Array | Tensor, parity: Array | Tensor, iterations: int, halvings: tuple[int, ...] = ()) -> Points:
+    def run(
+        self,
+        u: Array | Tensor,
+        parity: Array | Tensor,
+        iterations: int,
+        halvings: tuple[int, ...] = (),
+    ) -> Points:
         """Minimise from starts ``[S, K, m]``; after each iteration of `halvings` only the better half continues."""
-        u, parity = torch.as_tensor(u, dtype=torch.float64), torch.as_tensor(parity, dtype=torch.float64)
+        u, parity = (
+            torch.as_tensor(u, dtype=torch.float64),
+            torch.as_tensor(parity, dtype=torch.float64),
+        )
         u = torch.clamp(u, self.low, self.high)
         if self.robust:
             self.limit = math.inf
@@ -124,7 +139,9 @@ class Solver:
             _, r, rss, _ = self.project(A)
             self.set_limit(r, rss)
         A, length = self._normalised(u, parity)
-        c, r, rss, inverse = self.project(A, self.target.expand(len(u), -1) if self.robust else None)
+        c, r, rss, inverse = self.project(
+            A, self.target.expand(len(u), -1) if self.robust else None
+        )
         mu, still = torch.full((len(u),), 1e-2, dtype=torch.float64), 0
         for iteration in range(iterations if u.shape[2] else 0):
             if iteration in halvings and len(u) > 8:
@@ -140,8 +157,16 @@ class Solver:
             gain = torch.where(ok, (rss - rss2) / rss.clamp_min(1e-300), 0.0)
             mu = torch.where(ok, mu / 4, mu * 5).clamp_(1e-12, 1e10)
             one, two = ok[:, None], ok[:, None, None]
-            u, A, inverse = torch.where(two, tried, u), torch.where(two, A2, A), torch.where(two, inverse2, inverse)
-            c, r, length = torch.where(one, c2, c), torch.where(one, r2, r), torch.where(one, length2, length)
+            u, A, inverse = (
+                torch.where(two, tried, u),
+                torch.where(two, A2, A),
+                torch.where(two, inverse2, inverse),
+            )
+            c, r, length = (
+                torch.where(one, c2, c),
+                torch.where(one, r2, r),
+                torch.where(one, length2, length),
+            )
             rss = torch.where(ok, rss2, rss)
             still = still + 1 if float(gain.max()) < 1e-6 else 0
             if still == 4 or float(rss.min()) < 1e-24 * self.size:

@@ -55,7 +55,10 @@ class Work:
         saved.record(state, "content", self.state().keys())
         low, high = (0, 2**31 - 1) if self.drawn else (self.seed, self.seed)
         seed = saved.integer(state["seed"], "seed", low, high)
-        kept = {key: _read(value, f"step {key}") for key, value in saved.mapping(state["kept"], "kept").items()}
+        kept = {
+            key: _read(value, f"step {key}")
+            for key, value in saved.mapping(state["kept"], "kept").items()
+        }
         self.seed, self.kept = seed, kept
 
 
@@ -68,7 +71,9 @@ class Steps:
     def __init__(self, work: Work | None = None, output: int = 0) -> None:
         self._work, self._output, self._made = work, output, 0
 
-    def points(self, generator: Any, terms: int, inputs: int, compute: Callable[[], Points]) -> Points:
+    def points(
+        self, generator: Any, terms: int, inputs: int, compute: Callable[[], Points]
+    ) -> Points:
         """The points that `compute` gives, which draws from the generator: of so many terms and effective inputs."""
 
         def pack() -> Any:
@@ -78,11 +83,15 @@ class Steps:
 
         if self._work is None:
             return compute()
-        tensors, state = self._step(pack, lambda step: _is_points(step) and step[0][0].shape[1:] == (terms, inputs))
+        tensors, state = self._step(
+            pack, lambda step: _is_points(step) and step[0][0].shape[1:] == (terms, inputs)
+        )
         generator.bit_generator.state = json.loads(state)
         return Points(*tensors)
 
-    def sums(self, inputs: int, compute: Callable[[], list[Sum]], count: int | None = None) -> list[Sum]:
+    def sums(
+        self, inputs: int, compute: Callable[[], list[Sum]], count: int | None = None
+    ) -> list[Sum]:
         """The sums that `compute` gives, of so many effective inputs; count: how many, if that is known."""
         if self._work is None:
             return compute()
@@ -91,7 +100,10 @@ class Steps:
             sizes = [parts[0].shape[1] for parts in step] if not _is_points(step) else [-1]
             return count in (None, len(sizes)) and all(size == inputs for size in sizes)
 
-        return [_unpacked(parts) for parts in self._step(lambda: [_packed(one) for one in compute()], fits)]
+        return [
+            _unpacked(parts)
+            for parts in self._step(lambda: [_packed(one) for one in compute()], fits)
+        ]
 
     def _step(self, compute: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
         """The next step: kept, or computed now; ValueError for one of a file that does not fit."""
@@ -124,7 +136,10 @@ def _read(step: Any, name: str) -> Any:
             np.random.default_rng(0).bit_generator.state = json.loads(step[1])
         except Exception:  # of any kind, by what is wrong in it
             raise ValueError(f"its {name} has no state of a generator") from None
-        return [[u, *(saved.tensor(part, name, shape, torch.float64) for part, shape in shapes)], step[1]]
+        return [
+            [u, *(saved.tensor(part, name, shape, torch.float64) for part, shape in shapes)],
+            step[1],
+        ]
     return [_read_sum(parts, name) for parts in step]
 
 
@@ -133,14 +148,21 @@ def _read_sum(parts: Any, name: str) -> list[Any]:
     u, parity, free, c, *errors = saved.sequence(parts, name, len(fields(Sum)))
     most = torch.finfo(torch.float64).max
     u = saved.tensor(u, name, (None, None), torch.float64, low=-most, high=most)
-    shapes = ((parity, u.shape, torch.float64), (free, u.shape, torch.bool), (c, u.shape[:1], torch.float64))
+    shapes = (
+        (parity, u.shape, torch.float64),
+        (free, u.shape, torch.bool),
+        (c, u.shape[:1], torch.float64),
+    )
     tensors = [saved.tensor(part, name, shape, dtype) for part, shape, dtype in shapes]
     return [u, *tensors, *(saved.number(error, name, finite=False) for error in errors)]
 
 
 def _packed(one: Sum) -> list[Any]:
     """A sum in tensors and numbers; each has its own memory."""
-    return [torch.from_numpy(part.copy()) if isinstance(part, np.ndarray) else float(part) for part in astuple(one)]
+    return [
+        torch.from_numpy(part.copy()) if isinstance(part, np.ndarray) else float(part)
+        for part in astuple(one)
+    ]
 
 
 def _unpacked(parts: list[Any]) -> Sum:
