@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, formula, iNALU
-from npu_kernels.formula import _simplify as simplify
+from npu_kernels.formula import simplify
 from npu_kernels.formula._weights import without_effect
 
 UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
