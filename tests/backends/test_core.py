@@ -5,9 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from npu_kernels._backends import cpu, fast_path
+from npu_kernels._backends import cpu
 from tests.support.building import (
     ROOT,
     cmake_configure,
@@ -38,14 +36,6 @@ def test_core(tmp_path: Path) -> None:
         # The emulator needs no more than this to run AMX's kernels.
         assert re.search(r"kernels_tiles_avx512_bf16 \.+ +Passed", found)
         assert not re.search(r"kernels_tiles\w+ \.+\*+Skipped", found)
-
-
-def test_make_builds_the_fast_path() -> None:
-    """Its other tests are skipped where it is missing, as on a machine without Python's headers."""
-    if not os.environ.get("NPU_KERNELS_BUILD"):
-        pytest.skip("not run by `make`")
-    assert fast_path.reason == ""
-    assert callable(fast_path.npu)
 
 
 def test_tables() -> None:
