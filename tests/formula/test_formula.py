@@ -549,7 +549,7 @@ def test_importing_needs_no_sympy_and_a_missing_one_is_named():
 
 @pytest.mark.parametrize("name", ["fractions", "models", "reading"])
 def test_examples(name):
-    module = getattr(formula, name)
+    module = getattr(formula, f"_{name}")
     result = doctest.testmod(module, extraglobs={"nn": nn, "NAU": NAU, "RealNPU": RealNPU})
     assert result.attempted
     assert not result.failed
