@@ -141,6 +141,7 @@ def drive(
     progress: bool | None,
     checkpoint: str | os.PathLike[str] | None,
     *,
+    first: int = 1,
     note: Callable[[], str] = str,
     limit: Callable[[], int] | None = None,
     ended: Callable[[], bool] = bool,
@@ -151,12 +152,13 @@ def drive(
         job: the work.
         progress: show it on stderr; None: if that is a terminal.
         checkpoint: the file from which it continues and in which it is kept.
+        first: steps of the first slice; later ones take `SLICE_SECONDS`.
         note: what the progress says beside the share that is done.
         limit: the most steps of the next slice.
         ended: called after each slice; True ends the job.
     """
     file = None if checkpoint is None else Checkpoint(job, checkpoint)
-    steps, before = 1, job.done
+    steps, before = first, job.done
     shown = sys.stderr.isatty() if progress is None else progress
     with interruptible() as pressed, Progress(job.function, job.total, sys.stderr, shown) as bar:
         while job.done < job.total and not pressed:

@@ -38,6 +38,7 @@ from npu_kernels.training._functions import SteppedSchedule, regularizer
 from npu_kernels.training._steps import Ordinary
 
 MOST_DRAWN = 2**22  # rows drawn at once
+FIRST_SLICE = 16  # steps: a short training is one call
 RECORDS = 1000  # losses of a run unless `every` says otherwise
 
 Schedule = float | SteppedSchedule | Callable[[int], float]
@@ -195,7 +196,7 @@ def run(
         ]  # all are called
         return any(answer is True for answer in answers)
 
-    drive(task, progress, checkpoint, limit=limit, ended=ended)
+    drive(task, progress, checkpoint, first=FIRST_SLICE, limit=limit, ended=ended)
     return task.result(task.done == steps)
 
 

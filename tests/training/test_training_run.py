@@ -19,6 +19,7 @@ from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels._backends import cpu
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
+from npu_kernels.training import _plan as plan
 from tests.conftest import ISAS, needs_library
 
 STEPS, ROWS = 50, 21
@@ -496,3 +497,19 @@ def test_optimizers_that_are_not_fused() -> None:
         assert not found.fused
         assert found.losses[2] < found.losses[0]
         assert isinstance(found.optimizer.param_groups[0]["lr"], (float, Tensor))
+
+
+@needs_library
+def test_a_short_training_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call costs more than the steps of a small model."""
+    lengths: list[int] = []
+    advance = plan.Fused.advance
+
+    def counted(loop: plan.Fused, done: int, rows: Tensor | None, schedules: Tensor) -> None:
+        lengths.append(schedules.shape[1])
+        advance(loop, done, rows, schedules)
+
+    monkeypatch.setattr(plan.Fused, "advance", counted)
+    x = torch.rand(20, 2)
+    run(NPU(2, 1), x, x[:, :1], steps=16, lr=0.01, progress=False)
+    assert lengths == [16]
