@@ -16,18 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.description import ZERO, exponent_nats
 from npu_kernels._laws.products.problem import BOUND, AllRows, Problem
 
 Array = Any
 Data = Problem | AllRows
 
 EXACT = 1e-9  # relative root mean square error below which data count as exact
-NEAR = 1e-12
 ROUNDING = 1e-14  # the same error below which no step makes it smaller
 LOST = 1e-10  # share of a variance that is rounding: the other exponents determine this one
 
@@ -60,15 +59,6 @@ class Rules:
     @property
     def denominators(self) -> range:
         return range(1, (self.most if self.exponents == "fractions" else 1) + 1)
-
-
-def describe(w: float, inputs: int) -> float:
-    """Nats that an exponent's description takes."""
-    if abs(w) < NEAR:
-        return 0.0
-    fraction = Fraction(w).limit_denominator(64)
-    size = 0.7 + 0.6 * max(0.0, abs(w) - 1)
-    return math.log(2 * inputs) + size + 1.3 * math.log(fraction.denominator)
 
 
 def misfit(problem: Data, rss: float) -> float:
@@ -106,9 +96,9 @@ def criterion(problem: Data, one: Sum, press: float, spread: Array) -> float:
     spread: variances of the free exponents for errors of variance 1, each with those before it fixed.
     """
     fixed = one.u[~one.free]
-    described = sum(describe(float(u), problem.exponents.inputs) for u in fixed)
+    described = sum(exponent_nats(float(u), problem.exponents.inputs) for u in fixed)
     described += sum(freedom(problem, float(variance), press) for variance in spread)
-    chosen = one.parameters + int((np.abs(fixed) > NEAR).sum())
+    chosen = one.parameters + int((np.abs(fixed) > ZERO).sum())
     few = 2 * chosen * (chosen + 1) / max(problem.rows - chosen - 1, 0.1)
     return misfit(problem, press) + penalty(problem, len(one.c)) + 2 * described + few
 
@@ -343,7 +333,7 @@ def simplified(problem: Data, one: Sum, rules: Rules) -> Sum:
 
 def reconsidered(problem: Data, one: Sum, rules: Rules) -> Sum:
     """The sum, with other exponents where these rows, more than those that chose them, tell them from simple ones."""
-    free = one.free | ((np.abs(one.u) > NEAR) & ~problem.signed)
+    free = one.free | ((np.abs(one.u) > ZERO) & ~problem.signed)
     if rules.exponents == "integers" or (free == one.free).all():
         return one
     freed = refit(problem, replace(one, free=free), rules.loss, 6)
@@ -393,7 +383,7 @@ def _plan(problem: Data, one: Sum, rules: Rules) -> list[tuple[int, int, float]]
                 problem, rules, float(values[j]), int(i[j]), float(one.parity[k[j], i[j]])
             ):
                 more = rss + (values[j] - o) ** 2 / max(C[j, j], 1e-300)
-                price = misfit(problem, more * larger) - known + 2 * describe(o, n)
+                price = misfit(problem, more * larger) - known + 2 * exponent_nats(o, n)
                 if best is None or price < best[0]:
                     best = (price, j, o, more)
         if best is None or best[0] >= misfit(problem, rss * larger):
