@@ -21,7 +21,7 @@ from npu_kernels._laws.table.arguments import (
 from npu_kernels._laws.table.bootstrap import intervals as percentiles
 from npu_kernels._laws.table.bootstrap import resampled
 from npu_kernels._laws.table.equation import Equation
-from npu_kernels._laws.table.output import FEW, Laws, Rows, laws, merged
+from npu_kernels._laws.table.output import FEW_ROWS, Laws, Rows, laws, merged
 from npu_kernels._laws.table.plot import draw
 from npu_kernels._laws.table.search import Settings
 from npu_kernels._laws.table.table import EquationTable, report
@@ -256,9 +256,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
                 f"{X.shape[1]} free exponents; many equations fit them",
                 EquationWarning,
             )
-        elif len(X) < FEW:
+        elif len(X) < FEW_ROWS:
             warn(
-                f"NPURegressor: {len(X)} rows are too few to hold some out (from {FEW} rows on): the error is that of "
+                f"NPURegressor: {len(X)} rows are too few to hold some out (from {FEW_ROWS} rows on): the error is that of "
                 "leaving out one row at a time, with the form of the equation kept, and may be too small",
                 EquationWarning,
             )
