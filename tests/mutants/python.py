@@ -393,23 +393,23 @@ CALLS = [
 
 EQUATIONS = [
     *mutants(PACKAGE + "_laws/table/varpro.py", ("tests/laws/test_equations_varpro.py", "tests/laws/test_equations.py -k 'coulomb or kepler or outliers or both_signs'", "tests/laws/test_equations_output.py -k zero"), {
-        "equations-varpro-signs": ("found.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))", "pass"),
-        "equations-varpro-bounds": ("tried = torch.clamp(u + step, self.low, self.high)", "tried = u - step"),
+        "equations-varpro-signs": ("products.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))", "pass"),
+        "equations-varpro-bounds": ("trial = torch.clamp(trial, self.low, self.high)", "trial = 2 * u - trial"),
         "equations-varpro-gradient": ("self.logs * c.unsqueeze(2)).reshape(S, K * m)", "self.logs / c.unsqueeze(2)).reshape(S, K * m)"),
     }),
     *mutants(PACKAGE + "_laws/table/refine.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations_output.py -k 'ten_rows or standard_errors or held_out'", "tests/laws/test_equations.py -k 'outliers or no_fractions or both_signs'"), {
-        "equations-leverage": ("return loss_weights(r / np.maximum(1 - h, 1e-3), loss)[0], spread", "return loss_weights(r, loss)[0], spread"),
+        "equations-leverage": ("return loss_roots(r / np.maximum(1 - h, 1e-3), loss)[0], variances", "return loss_roots(r, loss)[0], variances"),
         "equations-huber": ("value = np.where(t <= 1, t * t, 2 * t - 1)", "value = t * t"),
-        "equations-signed-exponents": ("forced = problem.signed[None, :] & one.free", "forced = problem.signed[None, :] & ~one.free"),
+        "equations-signed-exponents": ("forced = problem.signed[None, :] & law.free", "forced = problem.signed[None, :] & ~law.free"),
         "equations-covariance": ("return inverse @ inverse.T / np.outer(length, length)", "return inverse @ inverse.T"),
-        "equations-blocks-of-the-leverage": ("at += len(part)\n    # R_jj", "pass\n    # R_jj"),
-        "equations-freed-exponents": ("same = (free == one.free).all() and (u[~free] == one.u[~free]).all()", "same = True"),
+        "equations-blocks-of-the-leverage": ("begin += len(factor)\n    # R_jj", "pass\n    # R_jj"),
+        "equations-freed-exponents": ("unchanged = (free == law.free).all() and (u[~free] == law.u[~free]).all()", "unchanged = True"),
     }),
     *mutants(PACKAGE + "_laws/products/units.py", "tests/laws/test_equations_output.py -k units", {
         "equations-units-offset": ("return power * self.offset, self.matrix", "return self.offset, self.matrix"),
         "equations-units-sign": ("= -float(row[j])", "= float(row[j])"),
         "equations-units-refused": ("        if row[-1] != 0:\n            _refuse", "        if row[-1] > 99:\n            _refuse"),
-        "equations-units-of-y": ("(wanted,) = dimensions([output_units]", "(wanted,) = dimensions([units[0]]"),
+        "equations-units-of-y": ("(target,) = dimensions([output_units]", "(target,) = dimensions([units[0]]"),
     }),
     *mutants(PACKAGE + "_laws/products/problem.py", ("tests/laws/test_equations_scale.py", "tests/laws/test_equations.py -k 'units or negative_y or zeros or cross or explain'", "tests/laws/test_equations_estimator.py -k zero", "tests/laws/test_equations_output.py -k zero"), {
         "equations-last-row-of-a-block": ("yield slice(begin, min(begin + BLOCK_ROWS, rows))", "yield slice(begin, min(begin + BLOCK_ROWS - 1, rows))"),
@@ -424,16 +424,16 @@ EQUATIONS = [
     }),
     *mutants(PACKAGE + "_laws/table/output.py", ("tests/laws/test_equations_output.py -k 'known or standard_errors or held_out or bootstrap'", "tests/laws/test_equations_scale.py", "tests/laws/test_equations_estimator.py -k 'weights or order'", "tests/laws/test_equations.py -k 'three_per_cent'", "tests/benchmarks/test_equations_benchmark.py -k near"), {
         "equations-weights-of-equal-rows": ("np.bincount(np.cumsum(new) - 1, weights=weight)", "weight[new]"),
-        "equations-error-of-a-constant": ("= -one.c[k] * (matrix.T @ columns.log_mean)[i]", "= one.c[k] * (matrix.T @ columns.log_mean)[i]"),
-        "equations-known-noise": ("variance = whole.noise**2", "variance = one.rss / whole.rows"),
+        "equations-error-of-a-constant": ("= -law.c[k] * (matrix.T @ columns.log_mean)[i]", "= law.c[k] * (matrix.T @ columns.log_mean)[i]"),
+        "equations-known-noise": ("variance = data.noise**2", "variance = law.rss / data.rows"),
         "equations-held-out-rows": ("training = np.sort(order[held:])", "training = np.sort(order)"),
-        "equations-powers-that-are-near": ("if one.cost > least + NEAR:", "if one.cost > least:"),
+        "equations-powers-that-are-near": ("if law.cost > lowest + RIVAL_COST:", "if law.cost > lowest:"),
         "equations-relative-errors": ("return proportional.cost + change < equal.cost - 2", "return False"),
     }),
     *mutants(PACKAGE + "_laws/table/search.py", ("tests/laws/test_equations_search.py", "tests/laws/test_equations.py -k 'offset or lens or four_terms or two_terms or negative_y'", "tests/laws/test_equations_estimator.py -k interrupt"), {
-        "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != gone]", "stay = list(range(1, len(u)))"),
-        "equations-output-powers": ("for power in powers:\n            if found.settled():", "for power in powers[:1]:\n            if found.settled():"),
-        "equations-interrupted": ("        found.complete = False\n    return found", "    return found"),
+        "equations-exchanged-terms": ("stay = [k for k in range(len(u)) if k != removed]", "stay = list(range(1, len(u)))"),
+        "equations-output-powers": ("for power in powers:\n            if candidates.settled():", "for power in powers[:1]:\n            if candidates.settled():"),
+        "equations-interrupted": ("        candidates.complete = False\n    return candidates", "    return candidates"),
     }),
     *mutants(PACKAGE + "_laws/table/work.py", "tests/laws/test_equations_checkpoint.py", {
         "equations-state-of-the-generator": ("        generator.bit_generator.state = json.loads(state)\n", ""),

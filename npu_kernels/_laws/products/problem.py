@@ -101,8 +101,8 @@ class Problem(Scaled):
         """The weighted sum of squares of the target."""
         return float(((self.weight * self.target) ** 2).sum())
 
-    def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array]:
-        """Return the prediction of the target ``[N]``, and the products of powers ``[N, K]``.
+    def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array, Array]:
+        """Return the prediction of the target, weighted residuals ``[N]``, and products ``[N, K]``.
 
         u, parity: exponents ``[K, m]``, and 1 where one is odd. c: coefficients ``[K]``.
         """
@@ -110,11 +110,11 @@ class Problem(Scaled):
         if self.negative is not None:
             products = products * self.signs(parity)
         products = products * self.base[:, None]
-        sums = products @ c
-        if self.power == 1:
-            return sums, products
-        with np.errstate(divide="ignore", over="ignore"):
-            return np.sign(sums) * np.abs(sums) ** (1 / self.power), products
+        prediction = products @ c
+        if self.power != 1:
+            with np.errstate(divide="ignore", over="ignore"):
+                prediction = np.sign(prediction) * np.abs(prediction) ** (1 / self.power)
+        return prediction, self.weight * (self.target - prediction), products
 
     def signs(self, parity: Array) -> Array:
         """Return the signs of terms ``[N, K]`` for parities of the exponents ``[K, m]``."""
@@ -179,6 +179,11 @@ class AllRows(Scaled):
             **shared, logs=logs @ self.matrix, negative=negative, base=base,
             target=self.target[rows], weight=self.weight[rows],
         )  # fmt: skip
+
+    def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array, None]:
+        """Return what `Problem.predict` does, without the products."""
+        parts = [part.predict(u, parity, c) for _, part in self.blocks()]
+        return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]), None
 
     def outer_signs(self, u: Array) -> Array:
         """Return the signs of terms ``[K]`` by the columns that are negative in all rows.

@@ -132,8 +132,7 @@ def _predicted(candidates: Candidates, output: Output) -> Array | None:
     data = None if best is None else output.scaled(best[0].power)
     if best is None or data is None:
         return None
-    law = (best[1].u, best[1].parity, best[1].c)
-    return sizes(np.concatenate([part.predict(*law)[0] for _, part in data.blocks()]))
+    return sizes(data.predict(best[1].u, best[1].parity, best[1].c)[0])
 
 
 def _likelier(relative: Candidates, constant: Candidates) -> bool:
@@ -208,7 +207,7 @@ def _relative(data: Problem | AllRows, squares: float) -> float:
 def _held_out(data: AllRows, law: Sum, held: Array) -> float:
     """The relative error on the rows that were held out."""
     rows = data.take(held)
-    r, _ = refine.residual(rows, law)
+    _, r, _ = rows.predict(law.u, law.parity, law.c)
     return _relative(rows, float(r @ r))
 
 
@@ -236,7 +235,7 @@ def _equation(
         spread[term] = np.sqrt(np.maximum(np.diag(Z @ inner @ Z.T), 0.0))
     free = (law.free @ (matrix != 0).T) > 0
     squares = [
-        ((part.predict(law.u, law.parity, law.c)[1] * law.c * part.weight[:, None]) ** 2).sum(0)
+        ((part.predict(law.u, law.parity, law.c)[2] * law.c * part.weight[:, None]) ** 2).sum(0)
         for _, part in data.blocks()
     ]
     order = np.argsort(-np.sum(squares, axis=0), kind="stable")

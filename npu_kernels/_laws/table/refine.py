@@ -111,14 +111,6 @@ def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
 # ---- least squares ---------------------------------------------------------------------------------
 
 
-def residual(problem: Data, law: Sum) -> tuple[Array, Array | None]:
-    """Weighted residuals ``[N]``, and the terms ``[N, K]`` of a `Problem`."""
-    if isinstance(problem, Problem):
-        prediction, P = problem.predict(law.u, law.parity, law.c)
-        return problem.weight * (problem.target - prediction), P
-    return np.concatenate([residual(part, law)[0] for _, part in problem.blocks()]), None
-
-
 def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) -> Array:
     """Derivatives of the weighted prediction for c and the free exponents ``[N, K + free]``.
 
@@ -137,13 +129,13 @@ def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) ->
 def derivatives(
     problem: Data, law: Sum, P: Array | None = None, root: Array | None = None
 ) -> Iterable[tuple[slice, Array]]:
-    """`jacobian` block after block. P: the terms, where `residual` gives them."""
+    """`jacobian` block after block. P: the terms, where `Problem.predict` gave them."""
     if isinstance(problem, Problem):
-        P = problem.predict(law.u, law.parity, law.c)[1] if P is None else P
+        P = problem.predict(law.u, law.parity, law.c)[2] if P is None else P
         yield slice(0, problem.rows), jacobian(problem, law, P, root)
         return
     for rows, part in problem.blocks():
-        P = part.predict(law.u, law.parity, law.c)[1]
+        P = part.predict(law.u, law.parity, law.c)[2]
         yield rows, jacobian(part, law, P, None if root is None else root[rows])
 
 
@@ -192,7 +184,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
     k, i = np.nonzero(law.free)
     low, high, eye = problem.low[i], problem.high[i], np.eye(K + len(k))
     zeros = np.zeros(len(eye))
-    r, P = residual(problem, law)
+    _, r, P = problem.predict(law.u, law.parity, law.c)
     rss, root = loss_roots(r, loss)
     mu = 1e-4
     for _ in range(iterations):
@@ -211,7 +203,7 @@ def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) 
             u = law.u.copy()
             u[k, i] = np.clip(u[k, i] + np.clip(step[K:], -1, 1), low, high)
             trial = replace(law, u=u, c=law.c + step[:K])
-            r2, P2 = residual(problem, trial)
+            _, r2, P2 = problem.predict(u, law.parity, trial.c)
             rss2, root2 = (float(r2 @ r2), None) if loss == "squared" else loss_roots(r2, loss)
             if rss2 < rss:
                 better = True
@@ -253,7 +245,8 @@ def _equations(
     R, b = R[:q, :q], R[:q, q]
     if not np.isfinite(R).all():
         return None
-    length = lengths(R)
+    length = np.sqrt((R**2).sum(0))
+    length[length == 0] = 1.0
     return R / length, b, length
 
 
@@ -267,7 +260,9 @@ def leave_one_out(
     K = len(law.c)
     if problem.rows <= law.parameters:
         return math.inf, np.empty(0)
-    parts = list(derivatives(problem, law, P, root)) if P is not None else None
+    parts: list[tuple[slice, Array]] = []
+    if isinstance(problem, Problem) and P is not None:
+        parts = [(slice(None), jacobian(problem, law, P, root))]
     factors = []
     for _, J in parts or derivatives(problem, law, P, root):
         factors.append(triangle(J))
