@@ -437,11 +437,11 @@ EQUATIONS = [
     }),
     *mutants(PACKAGE + "_laws/table/work.py", "tests/laws/test_equations_checkpoint.py", {
         "equations-state-of-the-generator": ("        generator.bit_generator.state = json.loads(state)\n", ""),
-        "equations-seed-of-a-checkpoint": ("self.seed, self.kept = seed, kept", "self.kept = kept"),
+        "equations-seed-of-a-checkpoint": ("self.seed, self.kept = seed, results", "self.kept = results"),
         "equations-kept-at-once": ("                self._work.checkpoint.keep()", "                pass"),
     }),
     *mutants(PACKAGE + "_laws/table/many.py", "tests/laws/test_equations_many.py", {
-        "equations-share-of-a-rank": ("range(exchange.rank, len(work), exchange.size)", "range(len(work))"),
+        "equations-share-of-a-rank": ("range(exchange.rank, len(named), exchange.size)", "range(len(named))"),
         "equations-order-of-problems": ("for index in sorted(outcomes)]", "for index in sorted(outcomes, reverse=True)]"),
         "equations-after-an-interrupt": ("            if not outcome.complete:\n                return", "            if False:\n                return"),
         "equations-file-of-a-problem": ("{digest(*map(torch.from_numpy, parts))}.pt", "{name}.pt"),

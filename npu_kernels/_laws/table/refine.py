@@ -56,12 +56,12 @@ class Rules:
     """Which exponents are simple, and what is minimised."""
 
     exponents: str = "fractions"  # or "integers", or "real": none is simple
-    most: int = 4  # the greatest denominator of a fraction
+    max_denominator: int = 4  # the greatest denominator of a fraction
     loss: str = "squared"  # or "huber", or "soft_l1"
 
     @cached_property
     def denominators(self) -> range:
-        return range(1, (self.most if self.exponents == "fractions" else 1) + 1)
+        return range(1, (self.max_denominator if self.exponents == "fractions" else 1) + 1)
 
 
 def misfit(problem: Data, rss: float) -> float:

@@ -65,9 +65,7 @@ class Solver:
             products.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))
         return products
 
-    def project(
-        self, u: Tensor, parity: Tensor, start: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
+    def project(self, u: Tensor, parity: Tensor, start: Tensor | None = None) -> tuple[Tensor, ...]:
         """Solve for the coefficients.
 
         Returns the terms of length 1 ``[S, K, N]``, their lengths ``[S, K]``, their coefficients,
@@ -177,4 +175,8 @@ class Solver:
         H = H + torch.diag_embed(mu[:, None] * diagonal.clamp_min(0.0) + floor)
         factor, info = torch.linalg.cholesky_ex(H.nan_to_num())
         step = torch.cholesky_solve(gradient.nan_to_num().unsqueeze(2), factor).squeeze(2)
-        return step.nan_to_num().clamp(-MAX_CHANGE, MAX_CHANGE).masked_fill((info > 0).unsqueeze(1), 0.0)
+        return (
+            step.nan_to_num()
+            .clamp(-MAX_CHANGE, MAX_CHANGE)
+            .masked_fill((info > 0).unsqueeze(1), 0.0)
+        )
