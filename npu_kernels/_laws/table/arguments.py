@@ -39,7 +39,8 @@ def check_parameters(model: Any) -> None:
         and not 0 < as_number(noise) < math.inf
     ):
         raise ValueError(
-            f"NPURegressor: noise must be None, 'constant', 'relative' or a number greater than 0, got {noise!r}"
+            "NPURegressor: noise must be None, 'constant', 'relative' or a number greater than 0, "
+            f"got {noise!r}"
         )
     if powers == "auto":
         return
@@ -94,7 +95,9 @@ def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:
 def exponents_of(
     X: Array, names: tuple[str, ...], units: list[str] | None, output: str, y_units: str | None
 ) -> Exponents:
-    """The exponents that units allow. Those of constant columns follow from the others', or are 0."""
+    """The exponents that units allow. Those of constant columns follow from the others', or are
+    0.
+    """
     if (units is None) != (y_units is None):
         supplied, absent = ("units", "y_units") if y_units is None else ("y_units", "units")
         raise ValueError(f"NPURegressor: {absent} must be given with {supplied}, got None")

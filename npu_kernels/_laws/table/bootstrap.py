@@ -19,7 +19,9 @@ Array = Any
 def resampled(
     equation: Equation, X: Array, y: Array, weight: Array, loss: str, seed: list[int], draws: int
 ) -> Array:
-    """Estimates ``[draws, parameters]`` of coefficients and free exponents, each from rows drawn with replacement."""
+    """Estimates ``[draws, parameters]`` of coefficients and free exponents, each from rows drawn
+    with replacement.
+    """
     columns = Columns.of(X)
     root = np.sqrt(weight / weight.mean())
     if equation.relative:

@@ -1,4 +1,6 @@
-"""One law: its formula, parameters with standard errors, predictions, and the layers that compute it."""
+"""One law: its formula, parameters with standard errors, predictions, and the layers that compute
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,21 @@ Array = Any
 
 @dataclass(frozen=True)
 class Interval:
-    """A parameter's estimate: name, value, error (its standard error), and low and high, its confidence interval."""
+    """The estimate of a parameter."""
 
     name: str
     value: float
-    error: float
-    low: float
+    error: float  # standard error
+    low: float  # the confidence interval
     high: float
 
     @classmethod
     def of(
         cls, name: str, value: float, error: float, t: float, one_sign: bool = False
     ) -> Interval:
-        """An estimate and t of its standard errors on both sides; with `one_sign` those of its logarithm."""
+        """An estimate and t of its standard errors on both sides; with `one_sign` those of its
+        logarithm.
+        """
         low, high = value - t * error, value + t * error
         if one_sign and value != 0 and math.isfinite(error):
             factor = math.exp(min(t * error / abs(value), 700.0))
@@ -50,37 +54,30 @@ class Interval:
 class Equation:
     """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
 
-    names: of the inputs. output: name of y. power: of y. sign: of y where power is neither 1 nor -1. coef ``[K]`` and
-    exponents ``[K, n]``, with coef_std and exponents_std, standard errors; 0 for an exponent that is a simple fraction.
-    free ``[K, n]``: the exponents that are not. terms: K. rms: root mean square of the residuals of all rows over that
-    of y. error: the same on rows that were not fitted, or where there are too few rows by leaving one out; held_out:
-    how many rows were not fitted, 0 for the latter. bic: the criterion (see `NPURegressor`). exact: whether the
-    residuals are those of rounding. degrees: rows minus parameters. positive ``[n]``: which inputs are never negative.
-    relative: whether the errors of y were taken in proportion to it. scaled ``[K]``, log_mean ``[n]``, scale: the
-    coefficients for inputs over their geometric mean and y over its scale, and these. constraint: of the exponents.
+    `terms` is K, the number of terms.
     """
 
-    names: tuple[str, ...]
-    output: str
-    power: float
-    sign: float
-    coef: Array
-    coef_std: Array
-    exponents: Array
-    exponents_std: Array
-    free: Array
-    positive: tuple[bool, ...]
-    rms: float
-    error: float
-    held_out: int
-    bic: float
-    exact: bool
-    degrees: float
-    scaled: Array = field(repr=False)
-    log_mean: Array = field(repr=False)
-    scale: float = field(repr=False)
-    constraint: Exponents = field(repr=False)
-    relative: bool = field(repr=False)
+    names: tuple[str, ...]  # of the inputs
+    output: str  # name of y
+    power: float  # of y
+    sign: float  # of y, where power is neither 1 nor -1
+    coef: Array  # [K]
+    coef_std: Array  # [K]: standard errors
+    exponents: Array  # [K, n]
+    exponents_std: Array  # [K, n]: standard errors; 0 of a simple fraction
+    free: Array  # [K, n]: the exponents that are no simple fractions
+    positive: tuple[bool, ...]  # [n]: the inputs that are never negative
+    rms: float  # root mean square of the residuals of all rows, over that of y
+    error: float  # the same on rows that were not fitted, or leaving out one row at a time
+    held_out: int  # how many rows were not fitted; 0: one row at a time was left out
+    bic: float  # the criterion, see `NPURegressor`
+    exact: bool  # whether the residuals are those of rounding
+    degrees: float  # rows minus parameters
+    scaled: Array = field(repr=False)  # [K]: coef for inputs and y over their scales
+    log_mean: Array = field(repr=False)  # [n]: logarithms of the inputs' scales
+    scale: float = field(repr=False)  # of y
+    constraint: Exponents = field(repr=False)  # of the exponents
+    relative: bool = field(repr=False)  # whether the errors were taken in proportion to y
 
     @property
     def terms(self) -> int:
@@ -116,10 +113,12 @@ class Equation:
             )
         return results
 
-    # ---- as text ------------------------------------------------------------------------------------------------
+    # ---- as text ---------------------------------------------------------------------------------
 
     def sympy(self) -> Any:
-        """The right-hand side as a sympy expression of symbols with the inputs' names. Needs sympy."""
+        """The right-hand side as a sympy expression of symbols with the inputs' names. Needs
+        sympy.
+        """
         return self.formula().expressions[0]
 
     def formula(self) -> Formula:
@@ -163,13 +162,15 @@ class Equation:
     def __str__(self) -> str:
         return self.text()
 
-    # ---- as layers ----------------------------------------------------------------------------------------------
+    # ---- as layers -------------------------------------------------------------------------------
 
     def torch_module(self) -> Any:
-        """The law as fused layers in float64: ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1, 1)`` for a power.
+        """The law as fused layers in float64: ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1,
+        1)`` for a power.
 
-        It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict` where the sum of
-        the terms is positive, as it is on the data. Raises OverflowError if a constant is no number of float64.
+        It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict`
+        where the sum of the terms is positive, as it is on the data. Raises OverflowError if a
+        constant is no number of float64.
         """
         import torch
 
@@ -197,13 +198,14 @@ class Equation:
                     parts.append(minus)
         return torch.nn.Sequential(*parts)
 
-    # ---- uncertainty --------------------------------------------------------------------------------------------
+    # ---- uncertainty -----------------------------------------------------------------------------
 
     def intervals(self, level: float = 0.95) -> list[Interval]:
-        """Confidence intervals of all coefficients and free exponents, from the linearised model and Student's t.
+        """Confidence intervals of all coefficients and free exponents, from the linearised model
+        and Student's t.
 
-        The coefficient of a term with free exponents belongs to inputs of 1, which may be far from the data: its
-        interval is one of its logarithm, so it never changes sign.
+        The coefficient of a term with free exponents belongs to inputs of 1, which may be far from
+        the data: its interval is one of its logarithm, so it never changes sign.
         """
         from scipy import stats
 

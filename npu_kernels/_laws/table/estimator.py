@@ -28,7 +28,10 @@ from npu_kernels._laws.table.table import EquationTable, report
 from npu_kernels._laws.table.work import Work
 
 Array = Any
-INSTALL = "NPURegressor needs scikit-learn: pip install 'npu_kernels[sklearn]' (or: pip install scikit-learn)"
+INSTALL = (
+    "NPURegressor needs scikit-learn: pip install 'npu_kernels[sklearn]' "
+    "(or: pip install scikit-learn)"
+)
 
 try:
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
@@ -53,39 +56,45 @@ class EquationWarning(UserWarning):
 
 
 class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Neural Power Unit, a layer, as a scikit-learn estimator: the law behind a table of measurements.
+    """Neural Power Unit, a layer, as a scikit-learn estimator: the law behind a table of
+    measurements.
 
-    It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers. Units do not matter:
-    inputs are divided by their geometric mean and y by its root mean square, and both are folded back into the
-    constants. The constants are solved exactly within the search (variable projection), the exponents by
-    Levenberg-Marquardt from many starts at once, in float64. Exponents become simple fractions where the criterion
-    falls; it also chooses the number of terms. The criterion is the Bayesian information criterion of the squared
-    leave-one-out errors, plus the length of a description of the exponents.
+    It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers.
+    Units do not matter: inputs are divided by their geometric mean and y by its root mean square,
+    and both are folded back into the constants. The constants are solved exactly within the search
+    (variable projection), the exponents by Levenberg-Marquardt from many starts at once, in
+    float64. Exponents become simple fractions where the criterion falls; it also chooses the number
+    of terms. The criterion is the Bayesian information criterion of the squared leave-one-out
+    errors, plus the length of a description of the exponents.
 
     Args:
         max_terms: the greatest number of terms.
-        output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1 are tried if no sum
-            with p = 1 is exact, or simple and not improved by a further term; those other than 1 and -1 if y has one
-            sign but for its errors.
+        output_powers: the powers p of y to try. "auto": 1, -1, 2, -2, 1/2, -1/2. Those other than 1
+            are tried if no sum with p = 1 is exact, or simple and not improved by a further term;
+            those other than 1 and -1 if y has one sign but for its errors.
         exponents: "fractions" (free where no fraction fits), "integers" or "real".
         max_denominator: of the fractions.
-        units: of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names; needs pint. With y_units, every
-            term has y's dimension and the constants have none. A constant with a dimension must be a column.
+        units: of the columns of X, ``["kg", "m", "s**-1"]``, or a dict by column names; needs pint.
+            With y_units, every term has y's dimension and the constants have none. A constant with
+            a dimension must be a column.
         y_units: of y; a list for several outputs.
         starts: of the search, for each number of terms.
         loss: "squared", or "huber" or "soft_l1", which are less sensitive to outliers.
-        noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in proportion to y. None:
-            whichever of the two is likelier. A number: their known standard deviation.
+        noise: the errors of y. "constant": equal for all rows, of unknown size. "relative": in
+            proportion to y. None: whichever of the two is likelier. A number: their known standard
+            deviation.
         random_state: an integer for the same numbers each time.
         n_jobs: processes for several outputs and for the bootstrap, as in joblib.
         verbose: 1 prints each step to stderr.
 
-    Attributes after `fit`: `equations_`, the candidates by number of terms, an `EquationTable` of `Equation`; `best_`,
-    the chosen `Equation`; `coef_` and `exponents_` of it with `coef_std_` and `exponents_std_`, their standard errors;
-    `n_features_in_`, `feature_names_in_`. With several outputs each of the first is a list with one entry per output.
+    Attributes after `fit`: `equations_`, the candidates by number of terms, an `EquationTable` of
+    `Equation`; `best_`, the chosen `Equation`; `coef_` and `exponents_` of it with `coef_std_` and
+    `exponents_std_`, their standard errors; `n_features_in_`, `feature_names_in_`. With several
+    outputs each of the first is a list with one entry per output.
 
-    What it does not find: functions other than these, such as exponentials, logarithms and sines, products of sums,
-    and fractional powers of inputs that are negative somewhere. Those inputs have whole exponents.
+    What it does not find: functions other than these, such as exponentials, logarithms and sines,
+    products of sums, and fractional powers of inputs that are negative somewhere. Those inputs have
+    whole exponents.
 
         >>> import numpy as np
         >>> from npu_kernels import NPURegressor
@@ -125,7 +134,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    # ---- fitting ------------------------------------------------------------------------------------------------
+    # ---- fitting ---------------------------------------------------------------------------------
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, checkpoint: Any = None
@@ -135,16 +144,17 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         Args:
             X: ``[N, n]``, an array or a DataFrame, whose column names become symbols.
             y: ``[N]``, or ``[N, O]`` for several outputs.
-            sample_weight: ``[N]``, in proportion to 1 / variance of each row's error. Equal rows count as one row with
-                the sum of their weights, a row with weight 0 not at all.
-            checkpoint: a file. If it exists, the fit continues from it, with the same bits as without an interruption;
-                without a random_state it has the seed of the fit before. Several outputs are then searched one after
-                another. It is written every half a minute and at the end, and is for the same versions of npu_kernels,
-                torch and numpy.
+            sample_weight: ``[N]``, in proportion to 1 / variance of each row's error. Equal rows
+                count as one row with the sum of their weights, a row with weight 0 not at all.
+            checkpoint: a file. If it exists, the fit continues from it, with the same bits as
+                without an interruption; without a random_state it has the seed of the fit before.
+                Several outputs are then searched one after another. It is written every half a
+                minute and at the end, and is for the same versions of npu_kernels, torch and numpy.
 
-        Ctrl-C ends the search with the best equation until then. Raises ValueError for data and parameters that cannot
-        be used and for a checkpoint that is damaged or of another fit, OSError for one that cannot be written; warns
-        with `EquationWarning` of constant columns and of few rows.
+        Ctrl-C ends the search with the best equation until then. Raises ValueError for data and
+        parameters that cannot be used and for a checkpoint that is damaged or of another fit,
+        OSError for one that cannot be written; warns with `EquationWarning` of constant columns and
+        of few rows.
         """
         from sklearn.utils import check_random_state
         from sklearn.utils.validation import _check_sample_weight, validate_data
@@ -249,23 +259,25 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         ]
         if constant and not constants_matter and len(X) > 1:
             warn(
-                f"NPURegressor: constant columns tell nothing and are left out: {', '.join(constant)}",
+                "NPURegressor: constant columns tell nothing and are left out: "
+                f"{', '.join(constant)}",
                 EquationWarning,
             )
         if len(X) <= X.shape[1] + 1:
             warn(
-                f"NPURegressor: {len(X)} rows are not more than the {X.shape[1] + 1} parameters of one term with "
-                f"{X.shape[1]} free exponents; many equations fit them",
+                f"NPURegressor: {len(X)} rows are not more than the {X.shape[1] + 1} parameters "
+                f"of one term with {X.shape[1]} free exponents; many equations fit them",
                 EquationWarning,
             )
         elif len(X) < FEW_ROWS:
             warn(
-                f"NPURegressor: {len(X)} rows are too few to hold some out (from {FEW_ROWS} rows on): the error is that of "
-                "leaving out one row at a time, with the form of the equation kept, and may be too small",
+                f"NPURegressor: {len(X)} rows are too few to hold some out (from {FEW_ROWS} "
+                "rows on): the error is that of leaving out one row at a time, with the form of the "
+                "equation kept, and may be too small",
                 EquationWarning,
             )
 
-    # ---- what comes out -----------------------------------------------------------------------------------------
+    # ---- what comes out --------------------------------------------------------------------------
 
     def _tables(self) -> list[EquationTable]:
         from sklearn.utils.validation import check_is_fitted
@@ -288,7 +300,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         return values[0] if self._single else values
 
     def predict(self, X: Any) -> Array:
-        """``[N]``, or ``[N, O]`` for several outputs. Warns where an input with a negative exponent is 0."""
+        """``[N]``, or ``[N, O]`` for several outputs. Warns where an input with a negative exponent
+        is 0.
+        """
         from sklearn.utils.validation import validate_data
 
         equations = self._pick(None)
@@ -296,18 +310,22 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         results = np.column_stack([equation.predict(X) for equation in equations])
         if not np.isfinite(results).all():
             warn(
-                f"NPURegressor: {int((~np.isfinite(results)).any(1).sum())} predictions are infinite or undefined, where "
-                "an input with a negative exponent is 0 or a number is too large",
+                f"NPURegressor: {int((~np.isfinite(results)).any(1).sum())} predictions are "
+                "infinite or undefined, where an input with a negative exponent is 0 or a number is too large",
                 EquationWarning,
             )
         return results[:, 0] if self._single else results
 
     def sympy(self, index: int | None = None) -> Any:
-        """The right-hand side for sympy (a list for several outputs); index: of a candidate, None for the best."""
+        """The right-hand side for sympy (a list for several outputs); index: of a candidate, None
+        for the best.
+        """
         return self._one_or_all([equation.sympy() for equation in self._pick(index)])
 
     def latex(self, index: int | None = None) -> Any:
-        """The equation in LaTeX (a list for several outputs); index: of a candidate, None for the best."""
+        """The equation in LaTeX (a list for several outputs); index: of a candidate, None for the
+        best.
+        """
         return self._one_or_all([equation.latex() for equation in self._pick(index)])
 
     def torch_module(self, index: int | None = None) -> Any:
@@ -327,7 +345,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     def bootstrap(
         self, X: Any, y: Any, draws: int = 200, level: float = 0.95, sample_weight: Any = None
     ) -> Any:
-        """Confidence intervals of the best equation from rows drawn with replacement, with its form kept.
+        """Confidence intervals of the best equation from rows drawn with replacement, with its form
+        kept.
 
         Args:
             X, y, sample_weight: the data of `fit`.
@@ -361,7 +380,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         return self._one_or_all(results)
 
     def plot(self, X: Any = None, y: Any = None, output: int = 0) -> Any:
-        """A matplotlib figure: error over number of terms; with X and y also observed over predicted, and residuals.
+        """A matplotlib figure: error over number of terms; with X and y also observed over
+        predicted, and residuals.
 
         X, y: data to draw, with the columns of `fit`. output: which of several outputs.
         """
@@ -378,12 +398,16 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         return draw(table, table[table.best], X, y)
 
     def report(self, level: float = 0.95) -> str:
-        """The best equation, its parameters with intervals of this level, and how far it is to be trusted, in words."""
+        """The best equation, its parameters with intervals of this level, and how far it is to be
+        trusted, in words.
+        """
         return "\n\n".join(report(table, level) for table in self._tables())
 
 
 def limited(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
-    """`laws` in one thread: the matrices are small, and threads that wait for each other cost many times the work."""
+    """`laws` in one thread: the matrices are small, and threads that wait for each other cost many
+    times the work.
+    """
     with _threads().limit(limits=1):
         return laws(rows, settings, powers)
 

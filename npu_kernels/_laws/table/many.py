@@ -47,7 +47,8 @@ class Outcome:
 class Outcomes(list[Outcome]):
     """An `Outcome` for each problem that was begun, in their order; ``str()`` has a line for each.
 
-    outcomes: these. complete: false if Ctrl-C ended it; problems are then missing or their search was interrupted.
+    outcomes: these. complete: false if Ctrl-C ended it; problems are then missing or their search
+    was interrupted.
     """
 
     def __init__(self, outcomes: Sequence[Outcome] = (), complete: bool = True) -> None:
@@ -68,21 +69,25 @@ def fit_many(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Outcomes:
-    """Fit a `NPURegressor` to each of many problems. An error in one of them does not touch the others.
+    """Fit a `NPURegressor` to each of many problems. An error in one of them does not touch the
+    others.
 
     Args:
-        problems: ``(X, y)`` or ``(X, y, sample_weight)`` of each, as `NPURegressor.fit` takes them; a sequence, or a
-            dict whose keys become names.
-        model: with the parameters for all; an integer random_state gives the same numbers each time. It is not fitted.
+        problems: ``(X, y)`` or ``(X, y, sample_weight)`` of each, as `NPURegressor.fit` takes them;
+            a sequence, or a dict whose keys become names.
+        model: with the parameters for all; an integer random_state gives the same numbers each
+            time. It is not fitted.
         n_jobs: processes, as in joblib.
-        checkpoint: a folder, made if it is absent, with a file for each problem. The same call continues from it; so
-            does one with more problems, or with the problems in another order.
+        checkpoint: a folder, made if it is absent, with a file for each problem. The same call
+            continues from it; so does one with more problems, or with the problems in another
+            order.
         progress: true shows it on stderr, None does so on a terminal.
 
-    In a process group of `torch.distributed`, as torchrun makes it, every rank fits its share of the problems, and all
-    ranks return all outcomes. However long a rank takes, the others wait; one without a sign of life for five minutes
-    is lost, which a warning says, and its problems are missing. Ctrl-C ends it with what was found until then. Raises
-    TypeError and ValueError for arguments that cannot be used, OSError for a folder that cannot be made.
+    In a process group of `torch.distributed`, as torchrun makes it, every rank fits its share of
+    the problems, and all ranks return all outcomes. However long a rank takes, the others wait; one
+    without a sign of life for five minutes is lost, which a warning says, and its problems are
+    missing. Ctrl-C ends it with what was found until then. Raises TypeError and ValueError for
+    arguments that cannot be used, OSError for a folder that cannot be made.
 
         >>> import numpy as np
         >>> from npu_kernels.equations import NPURegressor, fit_many
@@ -149,12 +154,14 @@ def _problems(problems: Any) -> list[tuple[Any, tuple[Any, ...]]]:
         named = list(enumerate(problems))
     else:
         raise TypeError(
-            f"fit_many: problems must be a sequence or a dict of (X, y), got {type(problems).__name__}"
+            "fit_many: problems must be a sequence or a dict of (X, y), "
+            f"got {type(problems).__name__}"
         )
     for name, data in named:
         if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
             raise ValueError(
-                f"fit_many: problems must be (X, y) or (X, y, sample_weight), got another one for {name!r}"
+                "fit_many: problems must be (X, y) or (X, y, sample_weight), "
+                f"got another one for {name!r}"
             )
     return named
 

@@ -1,7 +1,8 @@
-"""Results of a process group's ranks, exchanged without a collective, which waits no longer than the group's timeout.
+"""Results of a process group's ranks, exchanged without a collective, which waits no longer than
+the group's timeout.
 
-The results go by the group's store. Each rank shows signs of life there, so that a slow rank is waited for as long as
-it takes, and one that has died is not.
+The results go by the group's store. Each rank shows signs of life there, so that a slow rank is
+waited for as long as it takes, and one that has died is not.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from npu_kernels._common.notices import warn
 
 BEAT = 1.0  # seconds between signs of life
 SILENCE = 300.0  # seconds without one, after which a rank counts as lost
-POLL = 0.05  # seconds between two looks, for each rank: what the store answers in a second does not grow with them
+POLL = 0.05  # seconds between two looks, times the ranks: the store's load does not grow with them
 PIECE = 2**22  # bytes of one value; a TCPStore takes 8 MiB
 
 _numbers = itertools.count()  # of the exchanges, the same on every rank
 
 
 class Exchange:
-    """One exchange of all ranks: ``with Exchange("fit_many") as exchange: ... exchange.gather(value)``.
+    """One exchange of all ranks: ``with Exchange("fit_many") as exchange: ...
+    exchange.gather(value)``.
 
-    function: for warnings. A rank that leaves the block by an error tells the others that it has no value.
+    function: for warnings. A rank that leaves the block by an error tells the others that it has no
+    value.
     """
 
     def __init__(self, function: str) -> None:
@@ -55,7 +58,9 @@ class Exchange:
             self.beating.join()
 
     def gather(self, value: Any) -> list[Any | None]:
-        """Every rank's value; None of a rank that has none, is lost, or had not finished at Ctrl-C."""
+        """Every rank's value; None of a rank that has none, is lost, or had not finished at
+        Ctrl-C.
+        """
         values: list[Any | None] = [None] * self.size
         values[self.rank] = value
         silent = set(range(self.size)) - {self.rank}
@@ -74,8 +79,8 @@ class Exchange:
         missing = [str(rank) for rank, its in enumerate(values) if its is None]
         if missing:
             warn(
-                f"{self.function}: the results of {len(missing)} of {self.size} ranks are missing, as these failed or "
-                f"gave no sign of life for {SILENCE:g} seconds: {', '.join(missing)}",
+                f"{self.function}: the results of {len(missing)} of {self.size} ranks are missing, as "
+                f"these failed or gave no sign of life for {SILENCE:g} seconds: {', '.join(missing)}",
             )
         return values
 
@@ -99,7 +104,9 @@ class Exchange:
         return pickle.loads(b"".join([self.store.get(f"piece/{rank}/{index}") for index in pieces]))
 
     def _arrivals(self, key: str, lost: set[int] | None = None) -> Iterator[int]:
-        """The other ranks that have set `key`, as they do so; ends when those left are silent. lost: not awaited."""
+        """The other ranks that have set `key`, as they do so; ends when those left are silent.
+        lost: not awaited.
+        """
         awaited = set(range(self.size)) - {self.rank} - (lost or set())
         beats = dict.fromkeys(awaited, -1)
         heard = dict.fromkeys(awaited, time.monotonic())

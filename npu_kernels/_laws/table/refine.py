@@ -1,12 +1,13 @@
 """One sum of products: least squares in y itself, simple exponents, and the criterion that decides.
 
-The criterion is the Bayesian information criterion, ``N log(RSS / N) + K log N`` for K coefficients,
-plus twice the length, in nats, of a description of the exponents: to which inputs they belong, how
-simple they are, and of a free one how precisely it is known (Laplace's method). RSS is the sum of
-squared leave-one-out errors, ``r / (1 - h)`` with the leverage h of the linearised model (Allen's
-PRESS), so that a term that helps only a few rows is not worth its cost. With few rows there is a
-correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``, where q counts the
-coefficients and all exponents other than 0: simple ones were chosen by the data as well.
+The criterion is the Bayesian information criterion, ``N log(RSS / N) + K log N`` for K
+coefficients, plus twice the length, in nats, of a description of the exponents: to which inputs
+they belong, how simple they are, and of a free one how precisely it is known (Laplace's method).
+RSS is the sum of squared leave-one-out errors, ``r / (1 - h)`` with the leverage h of the
+linearised model (Allen's PRESS), so that a term that helps only a few rows is not worth its cost.
+With few rows there is a correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``,
+where q counts the coefficients and all exponents other than 0: simple ones were chosen by the data
+as well.
 
 All rows of large data are gone through in blocks, and the triangular factors of the blocks'
 derivatives are joined.
@@ -108,7 +109,7 @@ def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
     return misfit(problem, press) + penalty + 2 * described + correction
 
 
-# ---- least squares ---------------------------------------------------------------------------------
+# ---- least squares -------------------------------------------------------------------------------
 
 
 def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) -> Array:
@@ -234,7 +235,7 @@ def _equations(
         parts: Iterable[Any] = [(slice(None), jacobian(problem, law, P, root))]
     else:
         parts = derivatives(problem, law, P, root)
-    factors = []
+    factors: list[Array] = []
     for rows, J in parts:
         A = np.column_stack([J, target[rows]])
         if not np.isfinite(A).all():
@@ -293,7 +294,7 @@ def covariance(problem: Data, law: Sum) -> Array:
     return inverse @ inverse.T / np.outer(length, length)
 
 
-# ---- simple exponents ------------------------------------------------------------------------------
+# ---- simple exponents ----------------------------------------------------------------------------
 
 
 def options(problem: Data, rules: Rules, value: float, i: int, parity: float) -> list[float]:

@@ -2,8 +2,8 @@
 
 It adds one term at a time to the best sums so far: the products of the library that explain most of
 the residuals. For two terms it also takes the best of all pairs. Then terms are exchanged. All
-starts are fitted in one batch (`varpro`), the best are fitted to more rows, and their exponents made
-simple (`refine`).
+starts are fitted in one batch (`varpro`), the best are fitted to more rows, and their exponents
+made simple (`refine`).
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _joined(first: Points, second: Points) -> Points:
     both = Points(*[torch.cat([getattr(first, n), getattr(second, n)]) for n in names])
     errors, chosen = both.rss.tolist(), list[int]()
     for j in both.rss.argsort().tolist():
-        if all([abs(errors[j] / max(errors[i], 1e-300) - 1) > 1e-6 for i in chosen]):
+        if all(abs(errors[j] / max(errors[i], 1e-300) - 1) > 1e-6 for i in chosen):
             chosen.append(j)
     return both.take(torch.tensor(chosen[:BEAM]))
 

@@ -11,10 +11,11 @@ TELL = 6.0  # difference of the criterion below which two candidates count as eq
 
 
 class EquationTable(list[Equation]):
-    """The equations of one output, the fewest terms first; ``str()`` is a table, `best` the index of the chosen one.
+    """The equations of one output, the fewest terms first; ``str()`` is a table, `best` the index
+    of the chosen one.
 
-    noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or "known". complete: false
-    after Ctrl-C. laws: what a search found.
+    noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
+    "known". complete: false after Ctrl-C. laws: what a search found.
     """
 
     def __init__(self, laws: Laws) -> None:
@@ -68,7 +69,8 @@ def report(table: EquationTable, level: float = 0.95) -> str:
             "known": "as given",
         }
         lines.append(
-            f"Residuals: {equation.rms:.2g} of {equation.output}'s root mean square; errors {kind[table.noise]}."
+            f"Residuals: {equation.rms:.2g} of {equation.output}'s root mean square; "
+            f"errors {kind[table.noise]}."
         )
         lines.append(
             f"Error {where}: {equation.error:.2g} of {equation.output}'s root mean square."
@@ -78,12 +80,14 @@ def report(table: EquationTable, level: float = 0.95) -> str:
             "With so few rows the choice of the equation itself is not tested on other rows."
         )
     lines.append(
-        f"Estimates with standard errors and {100 * level:g} % intervals, given the form of the equation:"
+        f"Estimates with standard errors and {100 * level:g} % intervals, "
+        "given the form of the equation:"
     )
     lines += [f"  {interval}" for interval in equation.intervals(level)]
     rivals = [other for other in table if other is not equation and other.bic - equation.bic < TELL]
     for other in rivals:
         lines.append(
-            f"The data hardly tell it from: {other.text()} (criterion {other.bic - equation.bic:.1f} higher)"
+            f"The data hardly tell it from: {other.text()} "
+            f"(criterion {other.bic - equation.bic:.1f} higher)"
         )
     return "\n".join(lines)

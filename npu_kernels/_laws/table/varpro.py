@@ -1,7 +1,7 @@
 """Variable projection and Levenberg-Marquardt for many starts at once, in float64.
 
-The sum ``sum_k c_k phi_k`` with ``phi_k = prod r_i**u_ki`` is linear in c. For given exponents, c is
-solved exactly, and only the exponents are iterated on (Golub and Pereyra 1973, with Kaufman's
+The sum ``sum_k c_k phi_k`` with ``phi_k = prod r_i**u_ki`` is linear in c. For given exponents, c
+is solved exactly, and only the exponents are iterated on (Golub and Pereyra 1973, with Kaufman's
 approximation of the derivative, 1975). The derivative of a term for an exponent is
 ``c_k phi_k log r_i``. Every matrix of an iteration is therefore a sum over rows of ``phi_j phi_k``
 times 1, ``log r_i`` or ``log r_i log r_l``: one matrix product for all starts.

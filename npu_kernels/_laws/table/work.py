@@ -1,7 +1,9 @@
-"""What a fit has computed: kept in a checkpoint, from which an interrupted fit continues to the same bits.
+"""What a fit has computed: kept in a checkpoint, from which an interrupted fit continues to the
+same bits.
 
-A fit is a sequence of steps, and each of them is determined by the data, the parameters and the steps before it. The
-results of nearly all of its time are kept in their order. A fit that is started again takes them and computes the rest.
+A fit is a sequence of steps, and each of them is determined by the data, the parameters and the
+steps before it. The results of nearly all of its time are kept in their order. A fit that is
+started again takes them and computes the rest.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ FORMAT = 1  # of a saved state
 
 
 class Work:
-    """The steps of a fit's outputs. seed: of the search. determined: the data and parameters, by name.
+    """The steps of a fit's outputs. seed: of the search. determined: the data and parameters, by
+    name.
 
-    drawn: whether the seed is another one each time; a fit that continues then has the seed of the one before.
+    drawn: whether the seed is another one each time; a fit that continues then has the seed of the
+    one before.
     """
 
     function = "NPURegressor.fit"
@@ -50,7 +54,9 @@ class Work:
         return {"fingerprint": self.fingerprint, "seed": self.seed, "kept": self.kept}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`; raises ValueError, which says what differs, if it is another fit's."""
+        """Continue from a `state`; raises ValueError, which says what differs, if it is another
+        fit's.
+        """
         check_same(state["fingerprint"], self.fingerprint)
         saved.record(state, "content", self.state().keys())
         low, high = (0, 2**31 - 1) if self.drawn else (self.seed, self.seed)
@@ -74,7 +80,9 @@ class Steps:
     def points(
         self, generator: Any, terms: int, inputs: int, compute: Callable[[], Points]
     ) -> Points:
-        """The points that `compute` gives, which draws from the generator: of so many terms and effective inputs."""
+        """The points that `compute` gives, which draws from the generator: of so many terms and
+        effective inputs.
+        """
 
         def pack() -> Any:
             points = compute()
@@ -92,7 +100,9 @@ class Steps:
     def sums(
         self, inputs: int, compute: Callable[[], list[Sum]], count: int | None = None
     ) -> list[Sum]:
-        """The sums that `compute` gives, of so many effective inputs; count: how many, if that is known."""
+        """The sums that `compute` gives, of so many effective inputs; count: how many, if that is
+        known.
+        """
         if self._work is None:
             return compute()
 
