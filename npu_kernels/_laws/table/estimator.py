@@ -272,8 +272,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         elif len(X) < FEW_ROWS:
             warn(
                 f"NPURegressor: {len(X)} rows are too few to hold some out (from {FEW_ROWS} "
-                "rows on): the error is that of leaving out one row at a time, with the form of the "
-                "equation kept, and may be too small",
+                "rows on): the error is that of leaving out one row at a time, with the form of "
+                "the equation kept, and may be too small",
                 EquationWarning,
             )
 
@@ -311,7 +311,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         if not np.isfinite(results).all():
             warn(
                 f"NPURegressor: {int((~np.isfinite(results)).any(1).sum())} predictions are "
-                "infinite or undefined, where an input with a negative exponent is 0 or a number is too large",
+                "infinite or undefined, where an input with a negative exponent is 0 or a "
+                "number is too large",
                 EquationWarning,
             )
         return results[:, 0] if self._single else results

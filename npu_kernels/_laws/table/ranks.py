@@ -79,8 +79,9 @@ class Exchange:
         missing = [str(rank) for rank, its in enumerate(values) if its is None]
         if missing:
             warn(
-                f"{self.function}: the results of {len(missing)} of {self.size} ranks are missing, as "
-                f"these failed or gave no sign of life for {SILENCE:g} seconds: {', '.join(missing)}",
+                f"{self.function}: the results of {len(missing)} of {self.size} ranks are missing, "
+                f"as these failed or gave no sign of life for {SILENCE:g} seconds: "
+                f"{', '.join(missing)}",
             )
         return values
 
