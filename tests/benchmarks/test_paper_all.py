@@ -125,11 +125,11 @@ def test_time_left_is_that_of_everything(tmp_path: Path, monkeypatch: pytest.Mon
     shown: list[tuple[float, str, float]] = []
     monkeypatch.setattr(workers, "WATCH_SECONDS", 0.0)
     total = first[0].cost + second[0].cost
-    whole = workers.Whole("all", [*first, *second], folder)
-    monkeypatch.setattr(whole.progress, "update", lambda *values: shown.append(values))
-    assert workers.run("one", first, folder, 1, lambda batch, result: None, whole=whole)
+    total = workers.Total("all", [*first, *second], folder)
+    monkeypatch.setattr(total.progress, "update", lambda *values: shown.append(values))
+    assert workers.run("one", first, folder, 1, lambda batch, result: None, total=total)
     assert shown[-1] == (pytest.approx(first[0].cost, rel=1e-3), "one: 1 of 1 batches", 0.0)
-    assert workers.run("two", second, folder, 1, lambda batch, result: None, whole=whole)
+    assert workers.run("two", second, folder, 1, lambda batch, result: None, total=total)
     assert shown[-1] == (pytest.approx(total, rel=1e-3), "two: 1 of 1 batches", 0.0)
-    later = workers.Whole("all", [*first, *second], folder)
+    later = workers.Total("all", [*first, *second], folder)
     assert later.done == later.kept == later.total == total

@@ -192,17 +192,17 @@ def test_verdicts_on_the_published_numbers() -> None:
     for row in rows:
         row["train_mse"] = 0.0
     assert {
-        check.holds for check in large_report.checks(rows) if "largest of" not in check.what
+        check.holds for check in large_report.checks(rows) if "largest of" not in check.subject
     } == {None}
     last = steady(2.0)
-    checks = {check.what: check for check in large_report.checks(rows, last)}
+    checks = {check.subject: check for check in large_report.checks(rows, last)}
     judged = [
         check
         for what, check in checks.items()
         if "median" in what and check.why == large_report.SWINGS
     ]
     assert len(judged) == 27
-    assert [check.what for check in judged if check.holds is False] == []
+    assert [check.subject for check in judged if check.holds is False] == []
     assert (
         checks["+ NMU, median of the best 10"].holds is None
     )  # 0.0060 twice or half: wanted is 0.0063
@@ -215,7 +215,7 @@ def test_verdicts_on_the_published_numbers() -> None:
     for row in rows:
         row["test_mse"] *= 100 if row["model"] == "NPU" else 1
     worse = large_report.checks(rows, last)
-    assert {c.holds for c in worse if c.what.endswith(" NPU, median of the best 10")} == {False}
+    assert {c.holds for c in worse if c.subject.endswith(" NPU, median of the best 10")} == {False}
     assert "**does not hold**" in report.verdicts(worse)
     greater = [
         line["model"]

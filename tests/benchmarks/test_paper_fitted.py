@@ -59,12 +59,12 @@ def test_a_run_continues(task_set: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_wanted() -> None:
-    assert fitted_report.wanted("simple", "mul", "NPU") == pytest.approx(
+    assert fitted_report.limit("simple", "mul", "NPU") == pytest.approx(
         0.0005
     )  # a tenth of the NMU's 0.005
-    assert fitted_report.wanted("simple", "sqrt", "RealNPU") == pytest.approx(0.0004)
-    assert fitted_report.wanted("large", "div", "NPU") == pytest.approx(1e-7)
-    assert fitted_report.wanted("large", "mul", "RealNPU") == pytest.approx(3.09)
+    assert fitted_report.limit("simple", "sqrt", "RealNPU") == pytest.approx(0.0004)
+    assert fitted_report.limit("large", "div", "NPU") == pytest.approx(1e-7)
+    assert fitted_report.limit("large", "mul", "RealNPU") == pytest.approx(3.09)
 
 
 def _row(error: float, steps: float) -> dict[str, object]:

@@ -261,7 +261,7 @@ def test_published_front_is_recomputed() -> None:
 
 def test_verdicts_on_the_published_numbers() -> None:
     rows = fsir_report.paper_rows()
-    checks = {check.what: check.holds for check in fsir_report.checks(rows)}
+    checks = {check.subject: check.holds for check in fsir_report.checks(rows)}
     assert [what for what, holds in checks.items() if holds is False] == []
     assert (
         checks["NPU, median"]
@@ -273,7 +273,7 @@ def test_verdicts_on_the_published_numbers() -> None:
         checks["RealNPU with at most 20 parameters, least error"] is None
     )  # 3 of 100 runs have so few
     worse = [{**row, "mse": 10 * row["mse"]} for row in rows]
-    failed = {check.what for check in fsir_report.checks(worse) if check.holds is False}
+    failed = {check.subject for check in fsir_report.checks(worse) if check.holds is False}
     assert {
         "NPU, least error",
         "NPU, median",

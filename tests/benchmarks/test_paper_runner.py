@@ -183,11 +183,11 @@ runner.CHECKPOINT_SECONDS = runner.SLICE_SECONDS = 0.05  # in worker processes t
 if __name__ == "__main__":
     folder = runner.Folder(Path(sys.argv[1]) / "work")
     folder.create()
-    store, place = None, workers.Place.find()
-    if place.size > 1:
-        store = workers.shared_store(place, folder.path)
+    store, rank = None, workers.Rank.current()
+    if rank.size > 1:
+        store = workers.shared_store(rank, folder.path)
     batches = t.plan(Path(sys.argv[1]) / "trace", int(sys.argv[2]), float(sys.argv[3]))
-    done = workers.run("test", batches, folder, int(sys.argv[4]), t.Announced(), store=store, place=place)
+    done = workers.run("test", batches, folder, int(sys.argv[4]), t.Announced(), store=store, rank=rank)
     sys.exit(0 if done else 130)
 """
 

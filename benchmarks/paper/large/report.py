@@ -315,7 +315,7 @@ def _errors(rows: Sequence[Rows], models: Path) -> str:
 
 
 def _sizes(rows: Sequence[Rows], models: Path) -> str:
-    found = [check for check in checks(*rows) if "non-zero" in check.what]
+    found = [check for check in checks(*rows) if "non-zero" in check.subject]
     return f"errors: as Table 1; numbers of parameters: {counted(found)}"
 
 

@@ -21,17 +21,9 @@ EXPERIMENT = Experiment(
     "simple",
     (
         Table(
-            "simple",
-            "Simple arithmetic task",
-            task.COLUMNS,
-            report.section,
-            report.checks,
-            report.differences,
-            guide=report.guide_table,
-            key=task.key,
-            keep=task.keep_best,
-            picture=picture.picture,
-            entries=report.ENTRIES,
+            "simple", "Simple arithmetic task", task.COLUMNS, report.section, report.checks,
+            report.differences, guide=report.guide_table, key=task.key, keep=task.keep_best,
+            picture=picture.picture, entries=report.ENTRIES,
         ),
     ),
     task.plan,
@@ -43,4 +35,4 @@ EXPERIMENT = Experiment(
     subset=_subset,
     finish=eager.finish,
     times=_times,
-)
+)  # fmt: skip
