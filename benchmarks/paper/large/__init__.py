@@ -1,5 +1,5 @@
-"""The large scale arithmetic task: task.py trains, report.py and picture.py show. snapshots.py has the last
-errors, swing.py what they tell of single steps, last_steps.py shows them."""
+"""The large scale arithmetic task: task.py trains, report.py and picture.py show. snapshots.py has
+the last errors, swing.py what they tell of single steps, last_steps.py shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simple arithmetic task: task.py trains, eager.py times eager torch, report.py and picture.py show."""
+"""The simple arithmetic task: task.py trains, eager.py times eager torch, the others show."""
 
 from __future__ import annotations
 
