@@ -75,14 +75,14 @@ def _speeds(axis: Any, rows: Sequence[report.Row], processor: str | None) -> Non
         if case.kind == ROLLOUT or not RIVALS.keys() <= group.keys():
             continue
         size = case.size
-        what = f"NPU {size.inputs} → {size.outputs}" if case.layer == "npu" else "NPU and NAU"
+        layer = f"NPU {size.inputs} → {size.outputs}" if case.layer == "npu" else "NPU and NAU"
         models = "" if size.models == 1 else f", {size.models} models"
-        names.append(f"{report.PASS_NAMES[case.kind]},\n{what}, {size.rows} rows{models}")
+        names.append(f"{report.PASS_NAMES[case.kind]},\n{layer}, {size.rows} rows{models}")
         ratios.append([group[rival]["ratio"] for rival in RIVALS])
         doubts.append([doubtful(group[rival]) for rival in RIVALS])
     for n, (label, color) in enumerate(zip(RIVALS.values(), ("0.45", "tab:orange"), strict=True)):
-        at = [0.2 - 0.4 * n - y for y in range(len(names))]
-        bars = axis.barh(at, [pair[n] for pair in ratios], 0.38, label=label, color=color)
+        positions = [0.2 - 0.4 * n - y for y in range(len(names))]
+        bars = axis.barh(positions, [pair[n] for pair in ratios], 0.38, label=label, color=color)
         marked = [
             f"{pair[n]:.1f}{'?' if doubt[n] else ''}"
             for pair, doubt in zip(ratios, doubts, strict=True)

@@ -1,4 +1,4 @@
-"""Part (b): the simple arithmetic task of "Neural Power Units" (Heim, Pevny, Smidl, NeurIPS 2020, Table A2).
+"""Part (b): the simple arithmetic task of "Neural Power Units" (NeurIPS 2020, Table A2).
 
 ``NPU(2, 6) -> NAU(6, 4)`` learns (x + y, x y, x / y, sqrt x) from x, y ~ U(0.1, 2) and is tested
 far outside, on negative inputs too. As in the authors' code: Adam at 0.005 (the paper's text says
@@ -41,7 +41,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Trained:
-    """A batch of models and, for each model and operation, its mean absolute error on the test grid."""
+    """A batch of models, with each one's mean absolute errors on the test grid."""
 
     power: NPU
     scale: NAU
@@ -70,7 +70,7 @@ def _grid(points: Tensor) -> Tensor:
 
 
 def signed_grid() -> Tensor:
-    """The authors' points of +, x and /: -4.1, -3.9, ..., 3.9 for x and y, without 0. ``[1681, 2]``."""
+    """The authors' points of +, x and /: -4.1, -3.9, ..., 3.9 for x and y. ``[1681, 2]``."""
     return _grid(-4.1 + 0.2 * torch.arange(41, dtype=torch.float64))
 
 
@@ -140,7 +140,8 @@ def _formula(model: Trained) -> None:
     remaining, cost = pruned.steps[-1].parameters, pruned.steps[-1].after
     print(
         "    The best seed as a formula, for x, y >= 0. Weights below "
-        f"{THRESHOLD:g} are made 0: {remaining} of\n    {pruned.parameters} remain, and the outputs "
+        f"{THRESHOLD:g} are made 0: {remaining} of\n    {pruned.parameters} remain, and the "
+        "outputs "
         f"move by {cost:.1e} of their size:"
     )
     wrap = textwrap.TextWrapper(118, "      ", " " * 16, break_long_words=False)
@@ -172,7 +173,8 @@ def run(folder: Path, *, steps: int = STEPS, seeds: int = SEEDS) -> Trained:
     print("(b) the paper's arithmetic: NPU(2, 6) -> NAU(6, 4)")
     print(f"    {seeds} seeds in one batch of models, {steps:,} steps of Adam, {BATCH} rows each")
     print(
-        f"    trained on x, y ~ U({LOW:g}, {HIGH:g}); tested on -4.1 ... 3.9 (the root on 0.1 ... 4)"
+        f"    trained on x, y ~ U({LOW:g}, {HIGH:g}); tested on -4.1 ... 3.9 (the root on 0.1 ... "
+        "4)"
     )
     if steps != STEPS or seeds != SEEDS:
         print(

@@ -6,7 +6,8 @@ step throws out of [0, 1] gets no gradient any more; `project_` puts it back aft
 then is a value that it reaches and keeps.
 
 Several starts are trained as one batch of models. Those that lose their gate to 0 in the first
-steps end at a constant; the start with the least loss is taken, which needs no knowledge of the law.
+steps end at a constant; the start with the least loss is taken, which needs no knowledge of the
+law.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TOLERANCE = 2e-3
 
 @dataclass(frozen=True)
 class Body:
-    """An orbit: axis in au, period in sidereal years; `measured`: the period was not computed from the axis."""
+    """An orbit: axis in au, period in sidereal years; `measured`: not computed from the axis."""
 
     name: str
     kind: str
@@ -164,7 +165,8 @@ def run(*, steps: int = STEPS, starts: int = STARTS) -> Law:
     exponent, constant = least_squares(measured)
     print(
         f"    least squares on the logarithms, for comparison: {constant:.6f} * axis ^ "
-        f"{exponent:.6f}\n    (not 3/2 to the last digit: the giants' masses and mutual pull are in "
+        f"{exponent:.6f}\n    (not 3/2 to the last digit: the giants' masses and mutual pull are "
+        "in "
         "their measured periods)"
     )
     for title, group in (

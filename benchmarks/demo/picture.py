@@ -1,4 +1,4 @@
-"""The error surface of part (b) as a PNG. matplotlib is an optional extra: without it there is a reason instead."""
+"""The error surface of part (b) as a PNG, or the reason why there is none (without matplotlib)."""
 
 from __future__ import annotations
 

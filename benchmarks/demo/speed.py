@@ -1,6 +1,7 @@
-"""Part (c): the fused layer against eager torch and torch.compile on this machine, forward + backward through autograd.
+"""Part (c): the fused layer against eager torch and torch.compile on this machine, both passes.
 
-The machinery is that of `benchmarks.throughput`: interleaved, medians of ratios, the error against float64 in each row.
+The machinery is that of `benchmarks.throughput`: interleaved, medians of ratios, the error against
+float64 in each row.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def run(
         print(f"    without torch.compile: {why}")
     print(
         "    eager, compile: how many times as long as the fused layer they take; below 1 they are "
-        "faster\n    fused/linear: how many times as long as nn.Linear of the shape the fused layer "
+        "faster\n    fused/linear: how many times as long as nn.Linear of the shape the fused "
+        "layer "
         "takes, a yardstick\n    errors: relative, against float64, the greatest of the result and "
         "all gradients"
     )

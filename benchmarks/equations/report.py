@@ -29,7 +29,8 @@ EACH = Counter(
     + ["sum"] * SUMS
 )
 
-# Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who published them.
+# Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who
+# published them.
 PUBLISHED = (
     ("AI Feynman", 0.0, 86, 44, 51, "SRBench"),
     ("Operon", 0.0, 46, 7, 3, "SRBench"),
@@ -78,7 +79,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def not_told_apart(row: Row) -> bool:
-    """Whether an equation that was not found is as good as the law; one of the same terms has its criterion."""
+    """Whether an equation that was not found is as good as the law by its criterion."""
     bic, truth = row.get("bic"), row.get("truth_bic")
     return bic is not None and truth is not None and bic <= truth + ROUNDING
 

@@ -26,7 +26,7 @@ THRESHOLDS = (0.02, 0.05, 0.1, 0.2)
 
 
 def monomials(inputs: int, generator: np.random.Generator) -> np.ndarray:
-    """Exponents ``[M, n]`` of at most three inputs; `MONOMIALS` of them, drawn, if there are more."""
+    """Exponents ``[M, n]`` of at most three inputs; at most `MONOMIALS` of them, drawn."""
     rows = [np.zeros(inputs)]
     for count in range(1, min(inputs, 3) + 1):
         for some in itertools.combinations(range(inputs), count):
@@ -41,7 +41,7 @@ def monomials(inputs: int, generator: np.random.Generator) -> np.ndarray:
 
 
 def powers(X: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """The products ``[N, M]`` for exponents ``[M, n]``, whole ones of negative inputs; 0 counts as 1e-100."""
+    """The products ``[N, M]`` for exponents ``[M, n]``, whole where inputs are negative; 0: 1e-100."""
     size = np.exp(np.log(np.maximum(np.abs(X), 1e-100)) @ w.T)
     return size * (1 - 2 * (((X < 0) @ np.abs(np.round(w)).T) % 2))
 

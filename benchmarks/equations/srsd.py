@@ -2,16 +2,16 @@
 "Rethinking Symbolic Regression Datasets and Benchmarks for Scientific Discovery" (2022).
 
 SRSD has the 120 equations of AI Feynman with sizes as in nature: inputs of both signs, most of them uniform in the
-logarithm over two decades, and physical constants as constants. Those are representable that are ``y**p = sum`` of at
-most four products of powers, p one of 1, 2, 1/2, -1, -2, -1/2:
+logarithm over two decades, and physical constants as constants. Those are representable that are
+``y**p = sum`` of at most four products of powers, p one of 1, 2, 1/2, -1, -2, -1/2:
 
     set      equations   representable
     easy        30            24
     medium      40            28
     hard        50            16
 
-`OTHERS` has the rest. A root has one sign: where y has both and p is even, y**p does not tell it. With p = -1 it does.
-As in SRSD, rows whose y is not a real number are drawn again.
+`OTHERS` has the rest. A root has one sign: where y has both and p is even, y**p does not tell it.
+With p = -1 it does. As in SRSD, rows whose y is not a real number are drawn again.
 
 Class srsd: as they are. srsdd: with one to three dummy columns of random sizes at random places.
 """
@@ -29,8 +29,10 @@ HBAR, KB, MAGNETON = H / (2 * PI), 1.380649e-23, 9.2740100783e-24
 
 OTHERS = {
     "a sine, cosine, exponential or logarithm": (
-        "I.6.20 I.6.20a I.6.20b I.12.11 I.18.12 I.18.16 I.26.2 I.29.16 I.30.3 I.30.5 I.37.4 I.40.1 I.41.16 I.44.4 "
-        "I.50.26 II.6.11 II.6.15b II.11.17 II.15.4 II.15.5 II.35.18 II.35.21 III.4.32 III.4.33 III.8.54 III.9.52 "
+        "I.6.20 I.6.20a I.6.20b I.12.11 I.18.12 I.18.16 I.26.2 I.29.16 I.30.3 I.30.5 I.37.4 I.40.1 "
+        "I.41.16 I.44.4 "
+        "I.50.26 II.6.11 II.6.15b II.11.17 II.15.4 II.15.5 II.35.18 II.35.21 III.4.32 III.4.33 "
+        "III.8.54 III.9.52 "
         "III.14.14 III.15.12 III.17.37 B1 B2 B3 B8 B10 B11 B13 B14 B15 B20"
     ),
     "more than four terms": "I.8.14 I.9.18",

@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tell("the end")
     for name, (done, failed, waiting) in results:
         print(f"  {name:<9} {done} done, {failed} failed, {waiting} left")
-    again = "the same command does what is left, and what failed once more"
-    print(f"  rows: {options.out / ROWS}; {again}")
+    advice = "the same command does what is left, and what failed once more"
+    print(f"  rows: {options.out / ROWS}; {advice}")
     return int(any(failed or waiting for _, (_, failed, waiting) in results))
 
 

@@ -1,4 +1,4 @@
-"""Worker processes with limits of time, and the files of their rows, by the standard library alone."""
+"""Worker processes with limits of time, and the files of their rows; standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a run on a GPU, the most important first, as data: this file does not import torch."""
+"""The parts of a run on a GPU, the most important first, as data: torch is not imported."""
 
 from __future__ import annotations
 

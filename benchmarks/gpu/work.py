@@ -1,4 +1,4 @@
-"""The work of each part's items, in a worker process: a function for each part, which emits rows."""
+"""The work of each part's items, in a worker process: a function for each part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experiments of "Neural Power Units" (Heim, Pevny, Smidl, NeurIPS 2020), and the field's benchmark.
+"""The experiments of "Neural Power Units" (NeurIPS 2020), and the field's benchmark.
 
 Experiments, each with its plan, the columns of its table, its part of the report and its picture:
 

@@ -124,7 +124,7 @@ class Surfaces:
         return rows, {"surfaces": torch.stack(self.surfaces)}  # [runs, 3, 71, 61]
 
 
-# ---- report and picture ------------------------------------------------------------------------------------------
+# ---- report and picture --------------------------------------------------------------------------
 
 
 def short_table(rows: Rows) -> str:

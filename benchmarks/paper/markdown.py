@@ -1,4 +1,4 @@
-"""Numbers with their spread, and the signs of the operations, as the report's sections show them."""
+"""Numbers with their spread, and the signs of the operations, for the report's sections."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def plus_minus(centre: float, spread: float) -> str:
     return number(centre) if math.isnan(spread) else f"{number(centre)} ± {number(spread, 2)}"
 
 
-def between(value: float, ends: tuple[float, float] | None) -> str:
+def between(value: float, bounds: tuple[float, float] | None) -> str:
     """A number, and its interval where it has one."""
-    return number(value) + (f" ({number(ends[0])} to {number(ends[1])})" if ends else "")
+    return number(value) + (f" ({number(bounds[0])} to {number(bounds[1])})" if bounds else "")
 
 
 def middle(values: Sequence[float], of: Statistic = median) -> str:

@@ -1,8 +1,8 @@
 """Stacks of layers for K models at once, and their starts.
 
-A start is drawn model by model from the model's own stream, parameter by parameter in their order; a constant start
-draws nothing. So an NPU starts where the RealNPU of its seed does, and the models of one seed share their first layer's
-start.
+A start is drawn model by model from the model's own stream, parameter by parameter in their order;
+a constant start draws nothing. So an NPU starts where the RealNPU of its seed does, and the models
+of one seed share their first layer's start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from npu_kernels import NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 
 Builder = Callable[[int, int, int, torch.dtype], nn.Module]
 
-# The authors' code neither clips the NAU nor leaves the bias out of the NALU's gate; the paper's formulas do both.
+# The authors' code neither clips the NAU nor leaves the bias out of the NALU's gate; the paper's
+# formulas do both.
 LAYERS: dict[str, dict[str, Builder]] = {
     variant: {
         **{
@@ -50,7 +51,7 @@ Start = tuple[float, float]  # a uniform distribution's ends; equal ends: a cons
 
 
 def default_start(layer: nn.Module, name: str, parameter: Tensor) -> Start:
-    """The paper's: Glorot uniform, imaginary parts 0, gates 1/2; NMU, NALU's bias as in the code."""
+    """The paper's: Glorot, imaginary parts 0, gates 1/2; NMU, NALU's bias as in the code."""
     if name == "weight_im" or (name == "bias" and isinstance(layer, Dense)):
         return 0.0, 0.0
     if name == "gate":

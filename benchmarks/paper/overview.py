@@ -1,4 +1,4 @@
-"""Each figure and table of the paper beside ours: what it shows, our command, the agreement, why not.
+"""Each figure and table of the paper beside ours: what it shows, our command, the agreement.
 
 The entries are those of the experiments' tables; their agreement comes from the rows in the folder.
 """
@@ -32,7 +32,7 @@ def contents(folder: Path, table: Table) -> tuple[list[str], list[tables.Rows]]:
 
 
 def is_of_full_runs(comments: list[str]) -> bool:
-    """Whether the rows of a table are of all steps of the authors' code, be they complete or not."""
+    """Whether a table is of all steps of the authors' code, be its rows complete or not."""
     first = comments[0] if comments else ""
     return not any(word in first for word in ("variant paper", "quick", ", only "))
 

@@ -77,7 +77,7 @@ def write(folder: Path) -> Path:
 
 
 def is_full(comments: Sequence[str]) -> bool:
-    """Whether a table is of complete, full runs of the authors' code, as the paper's numbers are."""
+    """Whether a table is of complete, full runs of the authors' code, like the paper's."""
     return is_of_full_runs(list(comments)) and not (comments and "incomplete" in comments[0])
 
 

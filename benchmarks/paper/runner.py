@@ -119,15 +119,15 @@ def complete(
     process did it.
     """
     checkpoint = folder.checkpoint_path(batch)
-    work, seconds = batch.make(batch), 0.0
+    training, seconds = batch.make(batch), 0.0
     if checkpoint.exists():
         saved = load_file(checkpoint, "state", "seconds")
-        work.restore(saved["state"])
+        training.restore(saved["state"])
         seconds = saved["seconds"]
-        report(work.done / work.total, True)
+        report(training.done / training.total, True)
 
     def save() -> None:
-        state = {"state": work.state(), "seconds": seconds}
+        state = {"state": training.state(), "seconds": seconds}
         try:
             files.save(checkpoint, state)
         except OSError as error:  # the work goes on without
@@ -135,23 +135,23 @@ def complete(
             print(f"\n{checkpoint} could not be written: {reason}", file=sys.stderr)
 
     steps, last_save = 1, time.monotonic()
-    while work.done < work.total:
+    while training.done < training.total:
         if stopped():
             save()
             return False
-        steps = min(steps, work.total - work.done)
+        steps = min(steps, training.total - training.done)
         start = time.monotonic()
-        work.advance(steps)
+        training.advance(steps)
         end = time.monotonic()
         seconds += end - start
-        report(steps / work.total, False)
-        if end - last_save > CHECKPOINT_SECONDS and work.done < work.total:
+        report(steps / training.total, False)
+        if end - last_save > CHECKPOINT_SECONDS and training.done < training.total:
             save()
             last_save = end
         # Towards the slice's length, at most four times more at once: the first steps are slow.
         steps = max(1, min(4 * steps, int(steps * SLICE_SECONDS / max(end - start, 1e-6))))
 
-    rows, tensors = work.results()
+    rows, tensors = training.results()
     done = folder.done_path(batch)
     try:
         files.save(done, {"rows": rows, "tensors": tensors, "seconds": seconds})

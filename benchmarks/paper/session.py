@@ -35,8 +35,8 @@ class Session:
         names = {batch.name for batch in batches}
         self._part = next(part for part in self.parts if names <= {batch.name for batch in part})
         self._before = self._seconds(self._part)
-        others = (batch for part in self.parts for batch in part if batch.name not in names)
-        self._others = [batch for batch in others if folder.is_done(batch)]
+        remaining = (batch for part in self.parts for batch in part if batch.name not in names)
+        self._others = [batch for batch in remaining if folder.is_done(batch)]
         self.results.update((batch.name, folder.result(batch)) for batch in self._others)
         self.results.update((batch.name, folder.result(batch)) for batch in self._others)
 

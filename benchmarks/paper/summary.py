@@ -22,7 +22,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def mad(values: Sequence[float]) -> float:
-    """The median of |value - median|, unscaled, as in the paper. Two infinities have no distance: inf."""
+    """The median of |value - median|, unscaled, as in the paper; inf of two infinities."""
     middle = median(values)
     distances = [abs(value - middle) for value in values]
     return median([math.inf if math.isnan(d) else d for d in distances])
@@ -98,7 +98,7 @@ def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 def compared(
     ours: np.ndarray | None, theirs: np.ndarray | None, unknown: str = "too few runs"
 ) -> tuple[tuple[float, float] | None, str]:
-    """The 95 % interval of ours / theirs, and in words whether they differ (`unknown`: no draws)."""
+    """The 95 % interval of ours / theirs, and whether they differ (`unknown`: no draws)."""
     if ours is None or theirs is None:
         return None, unknown
     low, high = quantiles(divided(ours, theirs).tolist())

@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 
 class Buffer:
-    """The parameters of a module, moved into one flat tensor, and a second one for their gradients."""
+    """The parameters of a module in one flat tensor, and a second one for their gradients."""
 
     def __init__(self, module: nn.Module) -> None:
         parameters = list(module.parameters())
@@ -76,7 +76,7 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
 
 
 def frobenius(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
-    """``beta sum_k |theta_k|_F`` over a model's tensors: the authors' `norm(ps, 1)`. Gradient 0 at 0."""
+    """``beta sum_k |theta_k|_F`` over tensors: the authors' `norm(ps, 1)`. Gradient 0 at 0."""
     lengths = [torch.linalg.vector_norm(row, dim=1) for row in buffer.rows]
     norms = torch.stack(lengths)  # [tensors, K]
     scales = torch.where(norms > 0, beta / norms, 0.0)

@@ -218,9 +218,9 @@ def _watch(
             worker.join()
     codes = [worker.exitcode for worker in workers if worker.exitcode]
     if codes:
-        ends = ", ".join(f"signal {-code}" if code < 0 else f"code {code}" for code in codes)
+        causes = ", ".join(f"signal {-code}" if code < 0 else f"code {code}" for code in codes)
         rest = "what was done is kept, the same command continues"
-        raise RuntimeError(f"a worker died ({ends}); {rest}")
+        raise RuntimeError(f"a worker died ({causes}); {rest}")
     return store
 
 

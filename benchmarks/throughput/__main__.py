@@ -70,7 +70,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--device", choices=list(DEVICES), default="cpu", help="where to measure")
-    tune = "time the Triton kernels' configurations instead; faster ones go into FILE or the shipped table"
+    tune = (
+        "time the Triton kernels' configurations instead; faster ones go into FILE or the shipped "
+        "table"
+    )
     add("--tune", nargs="?", const="shipped", metavar="FILE", help=tune)
     add("--quick", action="store_true", help="few sizes, short, no torch.compile: does it run?")
     add("--threads", type=_threads, help="such as 1,2; default: 1 and all cores")

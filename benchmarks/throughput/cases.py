@@ -149,7 +149,7 @@ def _ode_cases(kind: str, rows: int) -> list[Case]:
 
 @dataclass(frozen=True)
 class Operands:
-    """x ``[B, I]`` or ``[K, B, I]``, the parameters as in the formula, y's gradient or the target."""
+    """x ``[B, I]`` or ``[K, B, I]``, the parameters as in the formula, grad of y or target."""
 
     x: Tensor
     parameters: tuple[Tensor, ...]
@@ -228,7 +228,7 @@ def _cycle(size: Size, lead: tuple[int, ...], generator: torch.Generator) -> Ope
 
 
 def cost(case: Case) -> tuple[float, float] | None:
-    """(floating-point operations, bytes) that no implementation can avoid; None where none is known.
+    """(floating-point operations, bytes) that none can avoid; None where no bound is known.
 
     Operations: the real products of B x I x O (NPU 2 forward, 4 backward; RealNPU 1 and 2), mask
     products not counted. Bytes: the layer's inputs and outputs once per pass, in float32, y and s

@@ -1,4 +1,4 @@
-"""The place of a measurement: versions, processor, instruction set, commit; the machine's limits."""
+"""The place of a measurement: versions, processor, commit; and the machine's limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def processor() -> str:
 
 
 def processor_model() -> str | None:
-    """Family, model and stepping, which tell apart virtual machines of one name; None if unknown."""
+    """Family, model and stepping, which tell apart virtual machines of one name; or None."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -52,12 +52,12 @@ def tasks(sizes: Sequence[Size], precision: str) -> list[Task]:
     """The NPU's kernels at all sizes, then the other layers'."""
     from npu_kernels._backends.triton import tuning
 
-    work = []
+    planned = []
     for kernels in (None, OTHERS):
         for size in sizes:
             npu = NPU_SMALL if tuning.is_small(size.inputs, size.outputs) else NPU
-            work += [Task(kernel, size, precision) for kernel in kernels or npu]
-    return work
+            planned += [Task(kernel, size, precision) for kernel in kernels or npu]
+    return planned
 
 
 def order(task: Task, device: str, values: bool = True) -> Order:

@@ -39,7 +39,7 @@ FLAGS = {  # as in CMakeLists.txt
 
 @dataclass(frozen=True)
 class Peak:
-    """Work in registers alone: `run` makes `multiply_adds` of them, in all of torch's threads together."""
+    """Work in registers: `run` makes `multiply_adds` of them, in all of torch's threads."""
 
     run: Callable[[], object]
     multiply_adds: int
@@ -61,7 +61,8 @@ def peaks(threads: int) -> dict[str, Peak]:
     """The peaks of float32 in vector registers and, with "amx", of bfloat16 in tiles, by name.
 
     `threads` work at once: torch must have as many when they run. Raises OSError or
-    CalledProcessError without a compiler for that instruction set, RuntimeError without our library.
+    CalledProcessError without a compiler for that instruction set, RuntimeError without our
+    library.
     """
     isa = cpu.isa()
     library = _library(isa)

@@ -30,7 +30,7 @@ NOT_IN_TIME = "not compiled in time"
 
 
 def end_with_parent() -> None:
-    """Let the system end this process with the thread that has started it, however that ends; Linux only."""
+    """Let the system end this process with the thread that has started it; Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -95,7 +95,7 @@ class Pool:
         self._executor = ProcessPoolExecutor(self._jobs, context, compile_only, (self._target,))
 
     def compile(self, task: Task, configs: Sequence[Config], seconds: float = SECONDS) -> list[str]:
-        """The reason why each configuration cannot be used; empty if Triton's cache has its kernel."""
+        """The reason why each configuration cannot be used; empty if its kernel is cached."""
         try:
             futures = [self._executor.submit(_compile, task, config) for config in configs]
             wait(futures, timeout=seconds)

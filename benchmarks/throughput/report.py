@@ -111,7 +111,7 @@ class ReportError(Exception):
 
 
 def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
-    """The rows of the files, or of `text` in their place; ReportError names the file and the line."""
+    """The rows of the files, or of `text` in their place; ReportError names file and line."""
     rows: list[Row] = []
     for path in paths:
         try:
@@ -181,7 +181,7 @@ def _time(ours: Row) -> str:
 
 
 def _ratio(row: Row | None) -> str:
-    """A rival's time divided by ours, bold where we lose; of a yardstick ours divided by its time."""
+    """A rival's time divided by ours, bold where we lose; a yardstick's the other way round."""
     if row is None:
         return ""
     yardstick = row["rival"] in YARDSTICKS
@@ -260,7 +260,7 @@ def _where(machine: Machine) -> str:
 
 
 def pages(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the pages with all tables by file names: of each processor, and of all side by side."""
+    """Return the pages with all tables by file names: of each processor, and side by side."""
     texts: dict[str, list[str]] = {}
     for machine, groups in grouped(rows).items():
         precision = "" if machine[-1] == "highest" else f', "{machine[-1]}" precision'
@@ -316,7 +316,7 @@ def _compared_processors(
 
 
 def short(rows: Sequence[Row], processor: str | None = None) -> str:
-    """The README's table: `SHORT` on a processor with its most threads, and every case that we lose."""
+    """The README's table: `SHORT` on a processor with its most threads, and what we lose."""
     machine, groups = chosen(rows, processor)
     threads = max(count for _, count in groups)
     lost = [

@@ -64,7 +64,7 @@ Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the 
 
 @dataclass(frozen=True)
 class Workload:
-    """run: one pass, timed. results: the pass's outputs and gradients, for the error; None for a yardstick."""
+    """run: one pass, timed. results: outputs and gradients, for the error; None: a yardstick."""
 
     run: Callable[[], object]
     results: Callable[[], Sequence[Tensor]] | None

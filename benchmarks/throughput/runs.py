@@ -1,4 +1,4 @@
-"""The pass "run": `RUN_STEPS` steps of a training from its start, in one call where the rival has one.
+"""The pass "run": `RUN_STEPS` steps of a training from its start, in one call if possible.
 
 Ours is `npu_kernels.training.run`, JAX's a `jax.lax.scan` over steps of the formula, its gradient
 and Adam; the others repeat a training step. What is compared are the parameters behind the steps.

@@ -122,7 +122,7 @@ def _times(times: Sequence[float], ours: Sequence[float]) -> Row:
 def _of_the_peak(
     case: Case, name: str, times: Mapping[str, Sequence[float]], peaks: Mapping[str, Peak]
 ) -> Row:
-    """The rates in registers in these rounds, and the case's products as a share of the vectors'."""
+    """The rates in registers in these rounds, and the case's products as a share of them."""
     keys = {VECTORS: "peak_gflops", TILES: "tile_gflops"}
     row = {
         keys[key]: 2e-9 * peak.multiply_adds / timing.spread(times[key]).median

@@ -92,7 +92,7 @@ class Crowd:
 
 
 def _ready_seconds() -> float | None:
-    """The seconds for which this process's threads have been ready to run without a core, in all."""
+    """The seconds for which this process's threads were ready to run without a core."""
     try:
         counts = [(task / "schedstat").read_text().split() for task in TASKS.iterdir()]
         return 1e-9 * sum(int(count[1]) for count in counts)

@@ -187,7 +187,7 @@ def tune(
 
 
 def write(entries: dict[str, Config], architecture: str, path: Path | None) -> Path:
-    """Add entries to a table: to that in the file if there is one, else to a copy of the shipped."""
+    """Add entries to a table: the one in the file, else a copy of the shipped one."""
     from npu_kernels._backends.triton import tuning
 
     path = path or tuning.TABLES

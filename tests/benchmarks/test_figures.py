@@ -79,7 +79,7 @@ NO_MEASUREMENT = {
 }  # fmt: skip
 
 
-# ---- generated blocks ------------------------------------------------------------------------------------------------
+# ---- generated blocks ----------------------------------------------------------------------------
 
 
 def test_throughput_tables_are_those_of_the_results() -> None:
@@ -121,7 +121,7 @@ def test_paper_tables_are_those_of_the_results(name: str, blocks: set[str], tmp_
     assert copy.read_text() == page.read_text()
 
 
-# ---- prose -----------------------------------------------------------------------------------------------------------
+# ---- prose ---------------------------------------------------------------------------------------
 
 
 def prose(text: str) -> str:
@@ -136,12 +136,12 @@ def figures(text: str, allowed: list[str]) -> list[str]:
     text = prose(text)
     for phrase in allowed:
         text = text.replace(phrase, re.sub(r"[^\n]", "", phrase))
-    places = sorted({text.count("\n", 0, match.start()) for match in FIGURE.finditer(text)})
-    return [f"{place + 1}: {text.splitlines()[place]}" for place in places]
+    line_indices = sorted({text.count("\n", 0, match.start()) for match in FIGURE.finditer(text)})
+    return [f"{index + 1}: {text.splitlines()[index]}" for index in line_indices]
 
 
 def speeds(text: str) -> list[str]:
-    """Those lines that are about speed."""
+    """The lines of `figures` that are about speed."""
     return [line for line in figures(text, []) if SPEED.search(line)]
 
 

@@ -41,7 +41,7 @@ WITHOUT_TOOLS = [
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
-# ---- timing ---------------------------------------------------------------------------------------------------------
+# ---- timing --------------------------------------------------------------------------------------
 
 
 def test_percentiles():
@@ -98,7 +98,7 @@ def test_processor_time_leaves_out_what_others_take():
     assert timing.ratios(times["busy"], times["waiting"]).median > 2
 
 
-# ---- cases ----------------------------------------------------------------------------------------------------------
+# ---- cases ---------------------------------------------------------------------------------------
 
 
 def test_sizes_are_parsed():
@@ -143,8 +143,8 @@ def test_the_suite_has_what_it_promises():
 def test_operands():
     assert (draw(Case("npu", STEP, MODELS)).x < 0).any()
     assert (draw(Case("npu", STEP, MODELS, "positive")).x >= 0).all()
-    again = draw(Case("npu", STEP, MODELS))
-    torch.testing.assert_close(again.x, draw(Case("npu", STEP, MODELS)).x, rtol=0, atol=0)
+    second = draw(Case("npu", STEP, MODELS))
+    torch.testing.assert_close(second.x, draw(Case("npu", STEP, MODELS)).x, rtol=0, atol=0)
 
 
 def test_cost_counts_the_products():
@@ -155,7 +155,7 @@ def test_cost_counts_the_products():
     assert cost(Case("nmu", STEP, TINY)) is None
 
 
-# ---- rivals ---------------------------------------------------------------------------------------------------------
+# ---- rivals --------------------------------------------------------------------------------------
 
 
 def cases_to_compare() -> list[Case]:
@@ -248,7 +248,7 @@ def test_who_takes_part():
     assert rivals.not_applicable(rivals.LINEAR, training[0], 1) == ""
 
 
-# ---- rows -----------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 def test_a_case_makes_rows():
@@ -304,7 +304,7 @@ def test_peak_memory():
     assert not suite.wants_memory(Case("npu", STEP, TINY))
 
 
-# ---- the guard ------------------------------------------------------------------------------------------------------
+# ---- the guard -----------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not cpu.available()[0], reason=f"no C++ kernels: {cpu.available()[1]}")

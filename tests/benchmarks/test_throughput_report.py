@@ -17,7 +17,7 @@ from tests.support.throughput import MODELS, TINY, all_tables, made_up, made_up_
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
-# ---- doubts -----------------------------------------------------------------------------------------------------
+# ---- doubts --------------------------------------------------------------------------------------
 
 
 def test_who_is_doubtful():
@@ -105,7 +105,7 @@ def test_the_later_of_two_rows_counts():
     assert "0.50" not in text
 
 
-# ---- the report -----------------------------------------------------------------------------------------------------
+# ---- the report ----------------------------------------------------------------------------------
 
 
 def test_markdown_table():

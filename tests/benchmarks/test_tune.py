@@ -254,9 +254,9 @@ def test_workers_compile_for_a_gpu_that_is_not_there(
     task = orders.Task("nmu_forward", Size(5, 3, 2))
     good = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
     with precompile.Pool(1, ("cuda", 90, 32)) as pool:
-        found = pool.compile(task, [good, good | {"num_warps": 3}])
-        assert found[0] == ""
-        assert "num_warps" in found[1]
+        problems = pool.compile(task, [good, good | {"num_warps": 3}])
+        assert problems[0] == ""
+        assert "num_warps" in problems[1]
         assert pool.compile(task, [good | {"BLOCK_B": 32}], 0.0) == [precompile.NOT_IN_TIME]
     code = f"""
 import triton
@@ -370,8 +370,8 @@ def test_a_compilation_that_never_ends_leaves_time_for_the_others(
     monkeypatch.setattr(tune, "shipped", lambda task, device: start)
     order = orders.Order(orders.Task("nmu_forward", Size(5, 3, 2)), launch)
     pool: Any = Slow()
-    found = tune.tune(order, lambda run, best: 1.0, 20.0, lambda: 0.0, "cpu", pool)
+    result = tune.tune(order, lambda run, best: 1.0, 20.0, lambda: 0.0, "cpu", pool)
     assert asked == [10.0]
-    assert found.failed[precompile.NOT_IN_TIME] > 0
+    assert result.failed[precompile.NOT_IN_TIME] > 0
     assert not [config for config in launched if config["num_warps"] == 8]
-    assert found.tried == len(launched) - 1 + found.failed[precompile.NOT_IN_TIME]
+    assert result.tried == len(launched) - 1 + result.failed[precompile.NOT_IN_TIME]

@@ -42,7 +42,7 @@ ZERO = 1e-2  # parameters above this count, as in the large task of the code
 
 def batches(seeds: int | None, quick: bool, variant: str, device: str) -> list[Batch]:
     """The work: a simple run for each seed, a large one for each seed and operation."""
-    work = []
+    planned = []
     for task_set, tasks in (("simple", ["all"]), ("large", list(large.TASKS))):
         for model in MODELS:
             more = [
@@ -58,8 +58,10 @@ def batches(seeds: int | None, quick: bool, variant: str, device: str) -> list[B
                 cost = 1.0 if task_set == "simple" else 5.0
                 for seed in range(seeds or (QUICK_SEEDS if quick else SEEDS[task_set])):
                     run = ({"seed": seed},)
-                    work.append(Batch("fitted", f"{label}-{seed:04d}", settings, run, cost, Fitted))
-    return work
+                    planned.append(
+                        Batch("fitted", f"{label}-{seed:04d}", settings, run, cost, Fitted)
+                    )
+    return planned
 
 
 def plan(options: Namespace) -> list[Batch]:

@@ -90,6 +90,6 @@ def shapes(h: int, d: int = 3) -> list[tuple[int, ...]]:
 
 
 def rollout(u0: Tensor, weights: list[Tensor], steps: int, dt: float) -> tuple[Tensor, Tensor]:
-    """States, slopes ``[K, steps + 1, D]`` from ``u0 [D]``; first derivatives for the weights only."""
+    """States, slopes ``[K, steps + 1, D]`` from ``u0 [D]``; first derivatives for weights only."""
     states, slopes = _Euler.apply(u0, steps, dt, *(weight.contiguous() for weight in weights))
     return states, slopes

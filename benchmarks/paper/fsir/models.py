@@ -46,7 +46,7 @@ def equations(model: str, h: int, parameters: Tensor, digits: int = 4) -> list[s
 
 
 def keep_best(results: Results, path: Path) -> None:
-    """Write the parameters of each model's best run, and of the best RealNPU with few parameters."""
+    """Write the parameters of each model's best run, and of the best sparse RealNPU."""
     chosen: dict[str, dict[str, Any]] = {}
     for batch, result in results:
         for row, parameters in zip(result["rows"], result["tensors"]["parameters"], strict=True):

@@ -22,8 +22,10 @@ from benchmarks.paper.tables import Rows, column, select
 
 BUDGETS = (20, 40, 80, 160, None)  # numbers of parameters at which the fronts are compared
 BETTER = (
-    "the fits here are better. Published medians lie between those after our first phase and at our "
-    "end (the table of phases), so the authors' second phase may have stopped earlier (not tested); "
+    "the fits here are better. Published medians lie between those after our first phase and at "
+    "our "
+    "end (the table of phases), so the authors' second phase may have stopped earlier (not "
+    "tested); "
     "their gradient changes little (`--integrator adjoint`, benchmarks/NOTES.md)"
 )
 
@@ -67,7 +69,7 @@ def dominates(better: Rows, worse: Rows) -> bool:
 
 
 def sources(rows: Rows, authors: Rows) -> list[tuple[str, Rows]]:
-    """The runs to compare: the paper's, ours, and ours by the authors' gradient if there are any."""
+    """The runs to compare: the paper's, ours, and ours by the authors' gradient if any."""
     by_authors = complete(rows, authors)
     named = ("paper", paper_rows()), ("here", rows), ("here, authors' gradient", by_authors)
     return [(whose, source) for whose, source in named if source]
@@ -266,7 +268,7 @@ def _agreement(ours: Rows) -> str:
 
 
 def _weights(rows: Sequence[Rows], models: Path) -> str:
-    """The exponents of the unit that multiplies S and I, of the best RealNPU with few parameters."""
+    """The exponents of the unit that multiplies S and I, of the best sparse RealNPU."""
     best = json.loads(models.read_text()).get("sparse RealNPU") if models.exists() else None
     if best is None:
         return "no RealNPU with few parameters"

@@ -75,7 +75,7 @@ def data() -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-# ---- models as vectors ---------------------------------------------------------------------------------------------
+# ---- models as vectors ---------------------------------------------------------------------------
 
 
 def shapes(model: str, h: int) -> list[tuple[int, ...]]:
@@ -160,7 +160,7 @@ def truth() -> Tensor:
     return torch.cat([weight_re.flatten(), torch.ones(3), weight.flatten()]).double().unsqueeze(0)
 
 
-# ---- work ----------------------------------------------------------------------------------------------------------
+# ---- work ----------------------------------------------------------------------------------------
 
 
 def plan(options: Namespace) -> list[Batch]:
@@ -201,7 +201,7 @@ COSTS = {"NPU": lambda h: 0.15 * h, "RealNPU": lambda h: 0.1 * h, "Dense": lambd
 
 
 class Training:
-    """RMSProp, then L-BFGS, of which a step is an iteration of the problem that is furthest behind."""
+    """RMSProp, then L-BFGS; its step is an iteration of the problem that is furthest behind."""
 
     def __init__(self, batch: Batch) -> None:
         settings, self.runs = batch.settings, batch.runs

@@ -1,4 +1,4 @@
-"""The fractional SIR model's equation, from its 40 points: a RealNPU whose weights *are* the equation.
+"""The fractional SIR model's equation from 40 points: a RealNPU whose weights *are* it.
 
 The paper stops at a RealNPU that looks like the equation. Three things stand between its training
 and the equation itself, and each is changed here; nothing is told about the equation but that it is
@@ -85,7 +85,7 @@ def start(h: int, index: int) -> Tensor:
     return torch.cat([exponents, torch.ones(3), weight]).double()
 
 
-# ---- residuals and their Jacobians -----------------------------------------------------------------------------------
+# ---- residuals and their Jacobians ---------------------------------------------------------------
 
 
 def _flow(h: int, x: Tensor, u: Tensor, steps: int) -> Tensor:
@@ -166,7 +166,7 @@ class Trajectory:
         return (points - self.data)[:, 1:].flatten(1), torch.stack(jacobians, 1).flatten(1, 2)
 
 
-# ---- work ----------------------------------------------------------------------------------------------------------
+# ---- work ----------------------------------------------------------------------------------------
 
 
 class Search:
@@ -262,7 +262,7 @@ class Search:
 
 
 def compare(h: int, x: Tensor) -> tuple[float, float]:
-    """The greatest error of an exponent and the greatest relative error of a rate of a model ``[N]``.
+    """The greatest error of an exponent and greatest relative error of a rate of a model ``[N]``.
 
     Both are infinite where other weights are zero than in the true equation. This is the judge,
     after the search; the search does not see it.

@@ -114,10 +114,10 @@ def redrawn(rows: Rows) -> str:
         swing, theirs = Swing(rows, task, model), median(paper_points(task, model))
         intervals = {count: swing.best_of(count) for count in COUNTS}
         if all(intervals.values()):
-            known = {count: ends for count, ends in intervals.items() if ends}
-            inside = [str(n) for n, (low, high) in known.items() if low <= theirs <= high]
+            complete = {count: bounds for count, bounds in intervals.items() if bounds}
+            inside = [str(n) for n, (low, high) in complete.items() if low <= theirs <= high]
             verdict = f"as the best 10 of {', '.join(inside)}" if inside else "**no**"
-            shown = [" to ".join(map(number, ends)) for ends in known.values()]
+            shown = [" to ".join(map(number, bounds)) for bounds in complete.values()]
             drawn.append([SIGNS[task], model, number(theirs), *shown, verdict])
     if not drawn:
         runs = f"the {FEWEST} runs from which the paper's numbers can be drawn again yet"
@@ -143,7 +143,7 @@ def section(rows: Rows) -> str:
 
 
 def checks(rows: Rows) -> list[Check]:
-    """The paper's orders of models, by medians with own points and the authors' starts of the gate."""
+    """The paper's orders of models, by medians with own points and the authors' gates."""
     runs = {cell[:2]: errors["own"] for cell, errors in cells(rows) if authors(cell)}
 
     def ranked(task: str, *names: str) -> Check:

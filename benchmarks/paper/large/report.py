@@ -1,4 +1,4 @@
-"""What the report says about the large scale arithmetic task: Table 1 beside ours, and the verdict."""
+"""What the report says about the large scale task: Table 1 beside ours, and the verdict."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ def ways(points: Sequence[str]) -> Iterator[tuple[str, str, float | None, int]]:
 
 
 def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]:
-    """The batches of a command: every task and model has its first seed before any has its second."""
+    """The batches of a command: each task and model has its first seed before any its second."""
     steps = large.QUICK_STEPS if options.quick else large.STEPS
     seeds = options.seeds or (large.QUICK_SEEDS if options.quick else None)
-    work: list[Batch] = []
+    planned: list[Batch] = []
     chosen = [p for p in POINTS if p in (points or options.points or POINTS)]
     for block in range(1 + math.ceil(((seeds or max(SEEDS.values())) - 1) / BATCH_SEEDS)):
         # Seed 0, then 1 to 5, 6 to 10: more seeds repeat none.
@@ -68,9 +68,9 @@ def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]
             ]
             for part in chunks(runs, large.LARGEST_BATCH[large.DTYPES.get(model, torch.float32)]):
                 label = f"{model}-{where}-{gate or 'none'}-{part[0]['task']}-{part[0]['seed']:04d}"
-                batch = large.batch_of("large-snapshots", label, settings, part, turn=len(work))
-                work.append(batch)
-    return work
+                batch = large.batch_of("large-snapshots", label, settings, part, turn=len(planned))
+                planned.append(batch)
+    return planned
 
 
 def rounds(options: Namespace) -> list[list[Batch]]:

@@ -37,13 +37,13 @@ class Swing:
 
     def __init__(self, rows: Rows, task: str, model: str) -> None:
         runs = [row for row in select(rows, task=task, model=model) if snapshots.authors(row)]
-        own, shared = (
+        independent, shared = (
             [snapshots.errors(row) for row in select(runs, points=points)]
             for points in ("own", "shared")
         )
-        self.shared = len(shared) > 0 and (len(shared) >= FEWEST or len(own) < FEWEST)
-        self.runs = np.array(shared if self.shared else own)  # [runs, steps]
-        self.own = np.array(own)
+        self.shared = len(shared) > 0 and (len(shared) >= FEWEST or len(independent) < FEWEST)
+        self.runs = np.array(shared if self.shared else independent)  # [runs, steps]
+        self.own = np.array(independent)
 
     def factors(self) -> np.ndarray:
         """The cell's error at each step over its middle; empty without runs."""

@@ -99,7 +99,7 @@ def scaled(points: Tensor, low: float, high: float) -> Tensor:
 
 
 def training_points(points: Sobol, start: int, count: int, low: float, high: float) -> Tensor:
-    """Points start + 1, ... of the sequence (the zero point is left out), float32 from [low, high)."""
+    """Points start + 1, ... of the sequence, without the zero point, float32 in [low, high)."""
     return scaled(points.points(start + 1, count), low, high)
 
 
@@ -122,7 +122,7 @@ def beta_at(step: int, start: float, end: float) -> float:
 
 
 def default_seeds(task: str, model: str) -> int:
-    """The number of runs: as in the scripts, and 20 where the published ten are the best of more."""
+    """The number of runs: as in the scripts, and 20 where ten are the best of more."""
     return 20 if (task, model) in MORE else 10
 
 
@@ -144,7 +144,7 @@ def batches(
     models: Sequence[str], seeds: int | None, steps: int, variant: str, device: str
 ) -> list[Batch]:
     """The work: runs of one model with the same number of steps train in one call."""
-    work = []
+    planned = []
     for model in models:
         settings = {"model": model, "variant": variant, "device": device}
         by_steps: dict[int, list[dict[str, Any]]] = {}
@@ -154,8 +154,8 @@ def batches(
             members.sort(key=lambda run: (run["seed"], run["task"]))
             for part in chunks(members, LARGEST_BATCH[DTYPES.get(model, torch.float32)]):
                 label = f"{model}-{part[0]['task']}-{part[0]['seed']:04d}"
-                work.append(batch_of("large", label, settings, part))
-    return work
+                planned.append(batch_of("large", label, settings, part))
+    return planned
 
 
 def batch_of(

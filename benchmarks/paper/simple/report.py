@@ -106,7 +106,8 @@ def differences(rows: Rows) -> str:
 def section(rows: Rows) -> str:
     limits = ", ".join(f"{SIGNS[task]} {number(solved_below(task))}" for task in simple.TASKS)
     return (
-        "Mean absolute error outside of the training range, Table A2 of the paper. Its caption says "
+        "Mean absolute error outside of the training range, Table A2 of the paper. Its caption "
+        "says "
         "median and MAD, its numbers are mean and standard error of 20 runs. In brackets: the 95 % "
         "intervals of ours, of the mean by a bootstrap. p is the probability that chance alone "
         "makes the two means differ at least so much, the errors of both taken together; below "

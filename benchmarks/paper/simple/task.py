@@ -1,4 +1,4 @@
-"""The simple arithmetic task: one model learns x + y, x y, x / y and sqrt(x), tested beyond (0.1, 2.1).
+"""The simple arithmetic task: one model learns x + y, x y, x / y and sqrt(x) on a small range.
 
 Section 4.2 and Table A2 of the paper, as the published code ran it (variant "code") or as the text
 says ("paper"):
@@ -103,7 +103,7 @@ def grid(task: str) -> Tensor:
 
 
 class Data:
-    """A fresh batch for each step and seed, from the stream ("simple data", seed, block of steps)."""
+    """A fresh batch for each step and seed, from the stream ("simple data", seed, block)."""
 
     def __init__(
         self, seeds: Sequence[int], variant: str, dtype: torch.dtype, device: torch.device,

@@ -22,7 +22,7 @@ from npu_kernels.fitting import Run
 
 
 class Best:
-    """All seeds and ranges of a unit and operation; a step is one of Adam, or an L-BFGS evaluation."""
+    """All seeds and ranges of a unit and operation; a step is Adam's, or an L-BFGS evaluation."""
 
     def __init__(self, batch: Batch) -> None:
         self.settings, self.runs = batch.settings, batch.runs
@@ -71,7 +71,7 @@ class Best:
 
 
 def rows(seeds: list[int], op: str, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The seeds' first rows on each range, ``[problems, count, 2]`` and ``[problems, count, 1]``."""
+    """The seeds' first rows on each range, ``[problems, count, 2]``, and their targets."""
     data = Data(seeds, op, device)
     drawn = [tuple(part.clone() for part in data(step)) for step in range(1, 1 + count // ROWS)]
     x, y = (torch.cat(parts, 1) for parts in zip(*drawn, strict=True))

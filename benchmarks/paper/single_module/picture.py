@@ -17,7 +17,7 @@ NAMES = {"plain": "plain training", "fixed": "published fixes", "best": "fit"}
 
 
 def picture(sources: Sources, path: Path) -> bool:
-    """Draw a column for each operation; the steps and sparsity errors are in the report's tables."""
+    """Draw a column for each operation; the report's tables have the steps and sparsity errors."""
     runs = cells(sources.rows)
     operations = [op for op in OPERATIONS if any(key[2] == op for key in runs)]
     pairs = itertools.product(RECIPES, UNITS)
@@ -46,7 +46,8 @@ def picture(sources: Sources, path: Path) -> bool:
     headline(
         drawing,
         "One layer learns one operation: seeds with a test error below 1e-5, in per cent",
-        "Dark: every seed solves it. Compare the three blocks: plain training, published fixes, fit.",
+        "Dark: every seed solves it. Compare the three blocks: plain training, published fixes, "
+        "fit.",
     )
     save(drawing, path)
     return True

@@ -99,7 +99,9 @@ def processors(rows: Rows) -> str:
     units: dict[str, set[str]] = {}
     for row in rows:
         units.setdefault(row["processor"], set()).add(row["unit"])
-    names = [f"{name} ({', '.join(u for u in UNITS if u in made)})" for name, made in units.items()]
+    names = [
+        f"{name} ({', '.join(u for u in UNITS if u in trained)})" for name, trained in units.items()
+    ]
     return f"Made on {'; '.join(names)}.\n"
 
 
@@ -123,7 +125,8 @@ def _medians(rows: Rows, name: str) -> str:
 
 def section(rows: Rows) -> str:
     parts = [
-        "Mistry, Farrahi and Hare's benchmark: one layer, two inputs, one output, `a op b`, trained "
+        "Mistry, Farrahi and Hare's benchmark: one layer, two inputs, one output, `a op b`, "
+        "trained "
         "on the range of the heading and tested on 10,000 rows beyond it; the test error counts "
         "where the error on as many of the training range is least. Shares of seeds that solve it, "
         "in brackets Wilson's 95 % interval; all ranges together:\n",

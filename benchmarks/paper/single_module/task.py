@@ -73,7 +73,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Range:
-    """Where the inputs come from: in training, and in the test (each input from one of the intervals)."""
+    """The intervals of the inputs: in training, and in the test, which may have two."""
 
     train: Interval
     test: tuple[Interval, ...]
@@ -267,7 +267,7 @@ class Data:
 
 
 def sharpness(module: nn.Module) -> list[Tensor]:
-    """The weights and gates, ``[K, ...]``, that a formula would be read from, as the layer uses them."""
+    """The weights and gates, ``[K, ...]``, that a formula would be read from."""
     named = dict(module.named_parameters())
     if isinstance(module, iNALU):
         paths = ((named[f"weight_{path}"], named[f"mask_{path}"]) for path in ("add", "mul"))
@@ -284,7 +284,7 @@ def sparsity_error(module: nn.Module) -> Tensor:
 
 
 class SingleModule(Training):
-    """All seeds and ranges of one unit and operation in training; model k is seed k // 9 on range k % 9."""
+    """All seeds and ranges of a unit and operation; model k is seed k // 9 on range k % 9."""
 
     def __init__(self, batch: Batch) -> None:
         self.settings, self.runs = batch.settings, batch.runs
@@ -405,7 +405,7 @@ def table_row(
 
 
 def mean_square_error(layer: Layer, x: Tensor, target: Tensor) -> Tensor:
-    """The errors ``[K]`` of models on rows ``[R, N, 2]`` and answers ``[R, N]``, a mean in float64."""
+    """The errors ``[K]`` on rows ``[R, N, 2]`` and answers ``[R, N]``, a mean in float64."""
     seeds = (layer.num_models or 1) // len(x)
     total = torch.zeros(seeds, len(x), dtype=torch.float64, device=x.device)
     for rows, answers in zip(x.split(PIECE, 1), target.split(PIECE, 1), strict=True):
