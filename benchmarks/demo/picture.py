@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -29,7 +30,7 @@ def error_surface(path: Path, panels: Sequence[Panel], training: tuple[float, fl
         level = errors.clamp(min=1e-30).log10().clamp(LEAST, GREATEST).reshape(side, side).numpy()
         colors = {"vmin": LEAST, "vmax": GREATEST, "cmap": "inferno", "shading": "nearest"}
         surface = axis.pcolormesh(x, y, level, **colors)
-        look = {"fill": False, "edgecolor": "white", "linewidth": 1.5}
+        look: dict[str, Any] = {"fill": False, "edgecolor": "white", "linewidth": 1.5}
         axis.add_patch(Rectangle((low, low), high - low, high - low, **look))
         axis.set(title=title, xlabel="x", ylabel="y", aspect="equal")
     figure.colorbar(surface, ax=axes, label="log10 |error|")

@@ -38,8 +38,8 @@ def of_law(law: Law, X: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def _cost(
-    X: np.ndarray, y: np.ndarray, power: float, sign: np.ndarray, log_coef: np.ndarray, exponents: np.ndarray,
-    free: np.ndarray, iterations: int,
+    X: np.ndarray, y: np.ndarray, power: float, sign: np.ndarray, log_coef: np.ndarray,
+    exponents: np.ndarray, free: np.ndarray, iterations: int,
 ) -> float | None:  # fmt: skip
     columns, inputs = Columns.of(X), Exponents.unrestricted(X.shape[1])
     rows = all_rows(

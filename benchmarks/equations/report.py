@@ -18,7 +18,8 @@ Row = dict[str, Any]
 METHODS = ("NPURegressor", "logarithms", *RIVALS)
 NAMES = {"logarithms": "least squares of logarithms"}
 TITLES = {
-    "a": "one product", "ad": "one product, two columns more", "b": "sum", "bd": "sum, two columns more",
+    "a": "one product", "ad": "one product, two columns more",
+    "b": "sum", "bd": "sum, two columns more",
     "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "drawn sum",
     "srsd": "SRSD", "srsdd": "SRSD, dummy columns",
 }  # fmt: skip

@@ -41,7 +41,7 @@ def monomials(inputs: int, generator: np.random.Generator) -> np.ndarray:
 
 
 def powers(X: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """The products ``[N, M]`` for exponents ``[M, n]``, whole where inputs are negative; 0: 1e-100."""
+    """The products ``[N, M]`` for exponents ``[M, n]``, whole ones of negative inputs."""
     size = np.exp(np.log(np.maximum(np.abs(X), 1e-100)) @ w.T)
     return size * (1 - 2 * (((X < 0) @ np.abs(np.round(w)).T) % 2))
 

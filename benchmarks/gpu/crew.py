@@ -88,8 +88,8 @@ class Worker:
             environment["TRITON_INTERPRET"] = "1"
         self._log = open(out / LOG, "a")  # noqa: SIM115 (as long as the process)
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=ROOT,
-            env=environment, start_new_session=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
+            cwd=ROOT, env=environment, start_new_session=True,
         )  # fmt: skip
         self._answers: queue.Queue[Row | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)

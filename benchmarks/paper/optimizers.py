@@ -1,9 +1,9 @@
 """RMSProp and Adam, in place on one flat buffer that holds the parameters of all models of a batch.
 
-One buffer: a step is a few passes whatever the number of parameters, and each tensor in it is padded to whole vectors,
-so that an element's rounding does not depend on its position, nor a model's result on the models
-that train with it. `rate` is a number, or a tensor like the buffer where the models of a batch have
-different ones.
+One buffer: a step is a few passes whatever the number of parameters, and each tensor in it is
+padded to whole vectors, so that an element's rounding does not depend on its position, nor a
+model's result on the models that train with it. `rate` is a number, or a tensor like the buffer
+where the models of a batch have different ones.
 """
 
 from __future__ import annotations

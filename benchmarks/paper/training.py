@@ -120,7 +120,7 @@ class Training:
         steps: how many.
         evaluate: rows and tensors to keep, at the end; gets this object.
         penalty, beta: the penalty and its weights ``[K]`` at a step.
-        penalties, project: the same for `training.run`, the weights as functions of the step (from 1).
+        penalties, project: the same for `training.run`; weights are functions of the step.
         watch, watched: a tensor to keep of the models after each of these steps, in ascending
             order; `snapshots` has them, for `evaluate`.
     """
@@ -181,7 +181,7 @@ class Training:
         for state in optimizer.state.values():
             state["step"].fill_(before)
         penalties = {
-            name: lambda n, weight=weight: weight(before + n)  # type: ignore[misc]
+            name: lambda n, weight=weight: weight(before + n)
             for name, weight in self.penalties.items()
         }
         rows = torch.arange(x.shape[1]).view(steps, -1)

@@ -1,8 +1,8 @@
 """The rivals. Every one makes a module from the same operands; a workload runs one pass of it.
 
-ours               npu_kernels' layer; to train it, its mean squared error and Adam, or `training.run`
+ours               npu_kernels' layer; to train it, its loss and Adam, or `training.run`
 eager              npu_kernels.reference under autograd: for models, all of them in one batched call
-layers             npu_kernels' layers with torch's loss and optimiser (a step), or one by one (a run)
+layers             npu_kernels' layers with torch's loss and optimiser (a step), one by one (a run)
 loop               one eager model after the other, in a Python loop (training with models)
 compile            torch.compile of eager, default mode
 compile-graph      mode="reduce-overhead": torch's own CUDA graphs (on a GPU)
@@ -107,7 +107,9 @@ def _complex_real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
     return _complex_npu(x, weight, torch.zeros_like(weight), gate)
 
 
-COMPLEX_FORMULAS = {"npu": _complex_npu, "realnpu": _complex_real_npu}
+COMPLEX_FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "npu": _complex_npu, "realnpu": _complex_real_npu,
+}  # fmt: skip
 
 
 class Formula(nn.Module):
@@ -269,6 +271,8 @@ def captured(
     def results() -> list[Tensor]:
         replay()
         return list(outputs)
+
+    return Workload(replay, None if workload.results is None else results)
 
 
 # ---- JAX -----------------------------------------------------------------------------------------

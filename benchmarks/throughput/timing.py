@@ -1,6 +1,7 @@
 """Interleaved timing: in each repetition every rival runs once, so that disturbances hit all.
 
-A ratio is formed within a repetition, its median over the repetitions: it is sound where the times are not.
+A ratio is formed within a repetition, its median over the repetitions: it is sound where the times
+are not.
 """
 
 from __future__ import annotations

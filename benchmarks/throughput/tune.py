@@ -209,7 +209,8 @@ class Tuner:
 
     def __init__(
         self, where: Row, architecture: str, table: Path | None, *, timer: Timer = device_time,
-        clock: Callable[[], float] = time.perf_counter, device: str = "cuda", pool: Pool | None = None,
+        clock: Callable[[], float] = time.perf_counter, device: str = "cuda",
+        pool: Pool | None = None,
     ) -> None:  # fmt: skip
         self.where, self.architecture, self.table = where, architecture, table
         self.timer, self.clock, self.device, self.pool = timer, clock, device, pool

@@ -1,7 +1,7 @@
 """The share of time series in which `ode.fit` finds known laws, and its 95 % intervals are right.
 
-    python -m benchmarks.time_series --noise 0,0.01,0.05 --seeds 50      # the rows that the file lacks
-    python -m benchmarks.time_series --report docs/time-series.md        # the table of the file's rows
+    python -m benchmarks.time_series --noise 0,0.01,0.05 --seeds 50 # the rows that the file lacks
+    python -m benchmarks.time_series --report docs/time-series.md   # the table of the file's rows
 
 fsir       the fractional SIR model of the paper, 40 points from 0 to 200, first states known
 bromine    2 HBr from H2 and Br2 at a rate k [H2] [Br2]^(1/2), 25 points, first states known

@@ -1,4 +1,4 @@
-"""The demonstration: its data, its formulas, and that each part runs and prints what it has measured."""
+"""The demonstration: its data, its formulas, and what each part prints."""
 
 from __future__ import annotations
 

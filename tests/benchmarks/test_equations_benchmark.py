@@ -255,7 +255,7 @@ def test_dummies_of_srsd_are_among_the_columns():
 
 
 def test_all_rows_decide_between_powers_that_are_near():
-    """The rows of the search prefer a sum with power 1 for this law of power -2; all rows prefer the law."""
+    """The search's rows prefer a sum with power 1 for this law of power -2; all rows the law."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     law = next(law for law in LAWS if law.name == "II.13.23")
     assert benchmark.measure(law, 0.01, 1, "NPURegressor", 1000)["found"]

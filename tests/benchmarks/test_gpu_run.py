@@ -1,4 +1,4 @@
-"""What `make gpu` starts: the whole of it without a GPU, and its workers' limits, failures and resumption."""
+"""What `make gpu` starts: all of it without a GPU, and its workers' limits and failures."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rehearsal(tmp_path: Path) -> None:
-    """All parts, from the script on, on a machine without a GPU: rows with errors, tests, times and a tuned table."""
+    """All parts, from the script on, without a GPU: rows with errors, tests, times, a table."""
     pytest.importorskip("triton")
     environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path / "copy")}
     command = [str(ROOT / "benchmarks" / "gpu.sh"), "--rehearse", "--out", str(tmp_path / "out")]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.paper all`: killed and started again it ends with the tables of a run that nobody disturbed."""
+"""`python -m benchmarks.paper all`, killed and started again, ends with the same tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's experiments from the command line: what is wrong is named before any work, and the report is made."""
+"""The paper's experiments from the command line: what is wrong is named before any work."""
 
 from __future__ import annotations
 

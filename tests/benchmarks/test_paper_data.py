@@ -1,4 +1,4 @@
-"""The paper's experiments: their exact checks, streams, test sets, optimisers, penalties and published numbers."""
+"""The paper's experiments: exact checks, streams, test sets, optimisers, published numbers."""
 
 from __future__ import annotations
 

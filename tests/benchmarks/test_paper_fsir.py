@@ -1,4 +1,4 @@
-"""The fractional SIR experiment: its exact checks, its two phases, its dense rival, fronts and the command."""
+"""The fractional SIR experiment: exact checks, phases, its dense rival, fronts, the command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def batch(
 def test_authors_gradient_is_the_losss_own_with_fine_steps_only(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With steps of 1 from I = 0.01 they differ; with fine ones from a state without haste they agree."""
+    """Gradients differ with steps of 1 from I = 0.01, not with fine ones from a calm state."""
     monkeypatch.setattr(fsir, "U0", torch.tensor([20.0, 10.0, 5.0], dtype=torch.float64))
     (batch,) = fsir.batches([model], [6], 1, STEPS, ITERATIONS, "adjoint", "code", "cpu")
     off = {}

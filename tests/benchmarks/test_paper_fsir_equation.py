@@ -1,4 +1,4 @@
-"""The search for the fractional SIR equation: least squares, shooting, pruning, the judge, and the command."""
+"""The search for the fractional SIR equation: least squares, pruning, the judge, the command."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_judge() -> None:
 
 
 def test_search_prunes_and_finds_from_near() -> None:
-    """From a start in the neighbourhood the phases lead to the equation; from 64 random ones the benchmark does."""
+    """Phases lead to the equation from a start near it; from 64 random ones the benchmark does."""
     (batch,) = fsir_equation.batches((3,), 2, (8, 12, 3), "cpu")
     search = batch.make(batch)
     free = search.free[0]

@@ -1,4 +1,4 @@
-"""The paper's experiments: batches are spread over processes, stopped, killed and resumed, with the same numbers."""
+"""Batches are spread over processes, stopped, killed and resumed, with the same numbers."""
 
 from __future__ import annotations
 
@@ -187,7 +187,8 @@ if __name__ == "__main__":
     if rank.size > 1:
         store = workers.shared_store(rank, folder.path)
     batches = t.plan(Path(sys.argv[1]) / "trace", int(sys.argv[2]), float(sys.argv[3]))
-    done = workers.run("test", batches, folder, int(sys.argv[4]), t.Announced(), store=store, rank=rank)
+    announce, jobs = t.Announced(), int(sys.argv[4])
+    done = workers.run("test", batches, folder, jobs, announce, store=store, rank=rank)
     sys.exit(0 if done else 130)
 """
 

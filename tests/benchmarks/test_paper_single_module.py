@@ -1,4 +1,4 @@
-"""The field's single-module benchmark: data, thresholds, schedules, penalties, resuming, what the report says."""
+"""The field's single-module benchmark: data, thresholds, schedules, resuming, the report."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_rows_depend_on_seed_and_step_alone() -> None:
 
 
 def test_no_divisor_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The float32 draw 1/2 is the middle of [-2, 2]: it comes about ten times in a batch's training."""
+    """The float32 draw 1/2 is the middle of [-2, 2]: about ten times in a batch's training."""
     monkeypatch.setattr(torch, "rand", lambda *size, generator: torch.full(size, 0.5))
     x, y = Data([0], "div", CPU)(1)
     assert 0 < x[list(RANGES).index("[-2,2]")].abs().max() < 1e-6
@@ -83,7 +83,7 @@ def test_test_rows_lie_beyond() -> None:
     "row", published.load("single_module_thresholds"), ids=lambda row: f"{row['op']} {row['range']}"
 )
 def test_thresholds_are_errors_of_weights_that_are_off(row: dict[str, Any]) -> None:
-    """E[(f_off - f)^2] in closed form, of independent inputs whose sizes are uniform on one interval."""
+    """E[(f_off - f)^2] in closed form, of independent inputs uniform in size on one interval."""
     low, high = sorted(abs(end) for end in RANGES[row["range"]].test[-1])
     square = (high**3 - low**3) / (3 * (high - low))
     size, inverse = (low + high) / 2, 1 / (low * high)
@@ -249,7 +249,7 @@ def fitted() -> tuple[Batch, Work]:
 
 
 def test_best_solves_what_plain_training_does_not(fitted: tuple[Batch, Work]) -> None:
-    """A product of negative numbers lies behind the barrier of the cosine; one of nine is left to chance."""
+    """A product of negative numbers lies behind the cosine's barrier; one of nine is by chance."""
     rows = fitted[1].results()[0]
     exact = single_module_report.solves(single_module.THRESHOLDS)
     assert [row["range"] for row in rows] == list(RANGES)

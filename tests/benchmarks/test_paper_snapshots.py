@@ -1,4 +1,4 @@
-"""The large task at its last steps: own and shared points, snapshots, the order of the work, and when tables judge."""
+"""The large task at its last steps: points, snapshots, the order of the work, the verdicts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_own_points_are_the_shared_ones_shifted_by_each_seeds_vector() -> None:
 
 @pytest.mark.parametrize("points", snapshots.POINTS)
 def test_a_run_with_snapshots_is_the_run_without(points: str) -> None:
-    """Snapshots change nothing, and the last one is the error after the last step; so for a part of the batch."""
+    """Snapshots change nothing, and the last one is the error after the last step."""
     runs = [("add", 0), ("div", 1)]
     together = finished(batch("RealNPU", runs, 120, points=points, gate=0.5))
     single = [
@@ -201,7 +201,7 @@ def far_start(rows: list[dict[str, Any]], factor: float) -> list[dict[str, Any]]
 
 
 def test_the_papers_number_is_drawn_again() -> None:
-    """Runs that are alike at every step, but swing: the best ten of any number have the errors of one step."""
+    """Runs that are alike at every step, but swing: the best ten have the errors of one step."""
     rows = [row("add", "shared", n, [0.1, 1.0, 10.0]) for n in range(6)]
     swing = Swing(rows, "add", "RealNPU")
     assert sorted(swing.factors().tolist()) == [0.1, 1.0, 10.0]

@@ -1,4 +1,4 @@
-"""The paper's experiments: a model's result depends on its seed alone, and a training goes on where it was saved."""
+"""A model's result depends on its seed alone, and a training goes on where it was saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The throughput suite's parts on tiny sizes, and the guard: at small sizes the layer is faster than eager."""
+"""The throughput suite on tiny sizes, and the guard: small layers are faster than eager."""
 
 from __future__ import annotations
 
@@ -206,7 +206,8 @@ def test_jax_is_measured_where_it_gets_as_many_cores(monkeypatch):
 )
 def test_cores_are_those_of_the_process():
     first = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{first}]); from benchmarks.throughput.environment import cores"
+    code = f"import os; os.sched_setaffinity(0, [{first}])"
+    code += "; from benchmarks.throughput.environment import cores"
     assert run_python("-c", f"{code}; print(cores())").stdout.strip() == "1"
 
 
@@ -320,7 +321,7 @@ def test_peak_memory():
     ids=str,
 )
 def test_small_layers_are_faster_than_eager(case, benchmark):
-    """By processor time, in one thread: there is a verdict on a busy machine too."""
+    """The verdict by processor time, in one thread: there is one on a busy machine too."""
     operands = draw(case)
     runs = {name: rivals.build(name, case, operands).run for name in (rivals.OURS, rivals.EAGER)}
     times = timing.interleaved(runs, 0.2, clock=time.process_time)

@@ -117,7 +117,7 @@ def test_a_second_run_adds_nothing_and_loses_nothing(tmp_path, capsys, monkeypat
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idle, calls):
-    """With the case of which a row is missing, in whole: its ratios are of one run."""
+    """The case of which a row is missing is measured in whole: its ratios are of one run."""
     path = tmp_path / "rows.jsonl"
     assert run_tiny(path, monkeypatch) == 0
     lines, first = path.read_text().splitlines(keepends=True), list(calls)

@@ -1,4 +1,4 @@
-"""The processor's peak in the throughput suite: multiply-adds in registers alone, and the share that rows quote."""
+"""The processor's peak: multiply-adds in registers, and the share that rows quote."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_rows_of_a_device() -> None:
 
 
 def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
-    """A step's candidates are compiled together before one is timed; what is spread finds what no neighbour does."""
+    """A step's candidates are compiled together first; the spread finds what no neighbour does."""
     events: list[tuple[str, int]] = []
     shown: list[tune.Config] = []
 
@@ -194,7 +194,7 @@ def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
 
 
 class _Virtual:
-    """A device with a clock of its own: a launch takes time on it, and more of the host's unless a graph replays it."""
+    """A device with its clock: a launch takes time on it, and the host's without a graph."""
 
     def __init__(self, launch: float) -> None:
         self.launch, self.now, self.captures = launch, 0.0, 0
@@ -248,7 +248,7 @@ def test_a_loser_is_timed_once() -> None:
 def test_workers_compile_for_a_gpu_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a worker has compiled is in Triton's cache for another process; what cannot be compiled is said."""
+    """What a worker has compiled is in Triton's cache for another process, or is said."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     task = orders.Task("nmu_forward", Size(5, 3, 2))
@@ -280,7 +280,7 @@ print(seen)
 def test_tuning_goes_on_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every search is a row at once; the next run does those that the file lacks, and those of other versions."""
+    """Every search is a row at once; the next run does those that the file lacks."""
     pytest.importorskip("triton")
     asked: list[str] = []
 
@@ -348,7 +348,7 @@ def test_launches_read_another_table(tmp_path: Path) -> None:
 def test_a_compilation_that_never_ends_leaves_time_for_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step's compilations have half of what is left; what is not ready by then, or has failed, is not launched."""
+    """A step's compilations have half of the time left; what is not ready is not launched."""
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     asked: list[float] = []
     launched: list[tune.Config] = []

@@ -28,8 +28,8 @@ from npu_kernels import NAU, NPU, RealNPU
 from npu_kernels.fitting import Recipe, Run
 
 COLUMNS = (
-    "task_set", "task", "model", "starts", "seed", "error", "held_out", "steps", "kind", "denominator", "n_params",
-    "seconds",
+    "task_set", "task", "model", "starts", "seed", "error", "held_out", "steps", "kind",
+    "denominator", "n_params", "seconds",
 )  # fmt: skip
 MODELS: dict[str, type[NPU | RealNPU]] = {"NPU": NPU, "RealNPU": RealNPU}
 STARTS, MORE_STARTS, QUICK_STARTS = 16, {("NPU", "mul"): 128}, 4

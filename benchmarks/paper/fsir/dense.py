@@ -78,8 +78,8 @@ class _Euler(torch.autograd.Function):
         delta2 = torch.bmm(w3.mT, v) * slope2
         delta1 = torch.bmm(w2.mT, delta2) * slope1
         weights = (
-            torch.bmm(delta1, u.mT), delta1.sum(2), torch.bmm(delta2, a1.mT), delta2.sum(2), torch.bmm(v, a2.mT),
-            v.sum(2),
+            torch.bmm(delta1, u.mT), delta1.sum(2), torch.bmm(delta2, a1.mT), delta2.sum(2),
+            torch.bmm(v, a2.mT), v.sum(2),
         )  # fmt: skip
         return None, None, None, *weights
 

@@ -248,7 +248,8 @@ def _agreement(ours: Rows) -> str:
         if any(len(runs) < FEWEST for runs in groups):
             return "too few runs"
         drawn = (map(statistic, samples(runs, key)) for key, runs in enumerate(groups))
-        return compared(*(np.array(list(values)) for values in drawn))[1]
+        mine, theirs = (np.array(list(values)) for values in drawn)
+        return compared(mine, theirs)[1]
 
     def middle_error(runs: Rows) -> float:
         return median([row["mse"] for row in runs])

@@ -267,14 +267,10 @@ class Training:
 
     def _second(self) -> LBFGS:
         if self.problems is None:
-            limits = {"max_evaluations": EVALUATIONS, "max_line_search": LINE_SEARCH}
             self.problems = LBFGS(
-                self.closure,
-                self.parameters,
-                max_iterations=self.iterations,
-                restart=True,
-                **limits,
-            )
+                self.closure, self.parameters, max_iterations=self.iterations,
+                max_evaluations=EVALUATIONS, max_line_search=LINE_SEARCH, restart=True,
+            )  # fmt: skip
         return self.problems
 
     def state(self) -> dict[str, Any]:

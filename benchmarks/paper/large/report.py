@@ -95,8 +95,8 @@ def section(rows: Rows, last: Rows = ()) -> str:
         "differ where its interval does not contain 1. Parameters: how many are greater than 0.01 "
         "in size, median and range of those ten; the paper's are those of its Pareto figure.\n\n"
         + record_table(lines(rows, last))
-        + "\nHow many runs the authors chose the NPU's ten from is not known: an earlier version of "
-        "their scripts made 100, of which the best ten have a median at the 5th percentile. The "
+        + "\nHow many runs the authors chose the NPU's ten from is not known: an earlier version "
+        "of their scripts made 100, of which the best ten have a median at the 5th percentile. The "
         f"least of the NPU's runs here is {_least(rows, 'mul', 'NPU')} on × and "
         f"{_least(rows, 'div', 'NPU')} on ÷. The NALU's runs on × may have been made without a "
         "penalty; a training error of 181 is here that of an output that stays 0.\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def error_surfaces(
             axis = axes[row][column]
             shown = error.clamp(1e-4, 1e2).log10().T.numpy()
             drawn = axis.contourf(points.numpy(), points.numpy(), shown, levels, cmap="inferno_r")
-            box = {"fill": False, "edgecolor": "deepskyblue", "linewidth": 1.8}
+            box: dict[str, Any] = {"fill": False, "edgecolor": "deepskyblue", "linewidth": 1.8}
             axis.add_patch(Rectangle((low, low), high - low, high - low, **box))
             axis.tick_params(labelsize=8)
             if row == 0:

@@ -134,7 +134,9 @@ _NPUS = (
 _RANGES: dict[str, tuple[tuple[Statistic, float, float], ...]] = {
     "NPU": _NPUS,
     "RealNPU": _NPUS,
-    "NMU": ((median, _BELOW, 0.03), (median, _BELOW, 0.001), (mean, 11.3, 11.5), (mean, 0.148, 0.172)),
+    "NMU": (
+        (median, _BELOW, 0.03), (median, _BELOW, 0.001), (mean, 11.3, 11.5), (mean, 0.148, 0.172),
+    ),
     "NALU": ((mean, 2.2, 4.5), (mean, 4.1, 7.0), (mean, 2.9, 4.0), (mean, 0.02, 0.07)),
     "iNALU": ((mean, 1.9, 3.0), (mean, 3.2, 3.6), (mean, 2.1, 3.0), (mean, 0.03, 0.09)),
     "Dense": ((mean, 2.02, 2.18), (mean, 3.47, 3.63), (mean, 13.75, 14.55), (mean, 0.071, 0.095)),
