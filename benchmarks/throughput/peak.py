@@ -50,8 +50,9 @@ def _library(isa: str) -> ctypes.CDLL:
     """Raises OSError or CalledProcessError where it cannot be compiled."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "peak.so")
+        headers = SOURCE.parents[2] / "csrc"
         flags = ["-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
-        flags += [*FLAGS[isa], f"-DNPU_ISA={isa}", f"-I{SOURCE.parents[2] / 'csrc'}"]
+        flags += [*FLAGS[isa], f"-DNPU_ISA={isa}", f"-I{headers}", f"-I{headers / 'core'}"]
         command = [os.environ.get("CXX", "c++"), *flags, str(SOURCE), "-o", str(target)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         return ctypes.CDLL(str(target))

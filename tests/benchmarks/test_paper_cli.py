@@ -178,8 +178,8 @@ def test_large_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_verdicts_on_the_published_numbers() -> None:
-    """Runs as the paper shows them do not miss what is asked of them, and runs that are much worse do; without the
-    errors of last steps nothing can be told.
+    """Runs as the paper shows them miss no check, much worse ones do; without the errors of the
+    last steps nothing can be told.
     """
     rows = [
         {
