@@ -22,7 +22,7 @@ from benchmarks.throughput.precompile import Pool
 from npu_kernels import use_backend
 from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS, error_bound, rms_error
-from npu_kernels.ode import _reference as ode_reference
+from npu_kernels.ode import METHODS
 from tests.support.kernels import errors, forward, outputs
 
 Row = dict[str, Any]
@@ -188,7 +188,7 @@ def _loop(
         draw(1, d, h),
     ]
     operands = [operand.to(stage.device.name) for operand in operands]
-    tableau, steps, dt, eps = list(ode_reference.METHODS["rk4"]), 5, 0.1, 2.0**-23
+    tableau, steps, dt, eps = list(METHODS["rk4"]), 5, 0.1, 2.0**-23
 
     def run(functions: Any, *inputs: Tensor) -> list[Tensor]:
         path, slopes, stages = functions.ode_forward(

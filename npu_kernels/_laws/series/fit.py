@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_whole
+from npu_kernels._common.seeds import stream
 from npu_kernels._jobs.checkpoints import Checkpoint, digest, interruptible
 from npu_kernels._jobs.progress import Progress
 from npu_kernels._laws.series import data as series
@@ -21,9 +22,8 @@ from npu_kernels._laws.series.result import SeriesFit, finished, units
 from npu_kernels._laws.series.sensitivity import Shape, Stretches, Trajectories, windows
 from npu_kernels._laws.series.starts import drawn, matched, smoothed
 from npu_kernels._laws.series.work import Work
-from npu_kernels.fitting._data import stream
+from npu_kernels._time_loop.loop import layers_of
 from npu_kernels.layers import NAU, RealNPU
-from npu_kernels.ode import _checks as checks
 
 INSTALL = f"{NAME} needs numpy and scipy: pip install 'npu_kernels[sklearn]'"
 COARSE, FIRST, MOST = (
@@ -176,7 +176,7 @@ def _texts(options: dict[str, Any]) -> dict[str, str]:
 
 def _layers(model: Any) -> tuple[RealNPU, NAU]:
     """The two layers; TypeError for a unit whose exponents are not real."""
-    power, nau = checks.layers_of(model, NAME, "RealNPU", "")
+    power, nau = layers_of(model, NAME, "RealNPU", "")
     if not isinstance(power, RealNPU):
         raise TypeError(
             f"{NAME}: model must be an nn.Sequential of RealNPU and NAU, since the exponents of a law are real, got "

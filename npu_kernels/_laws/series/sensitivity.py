@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from npu_kernels._laws.series.data import Series
-from npu_kernels.ode._solver import integrate
+from npu_kernels._time_loop.loop import Loop, by_fast_path, run
+from npu_kernels._time_loop.methods import METHODS
+from npu_kernels.reference import CLIP
 
+RK4, EPSILON = METHODS["rk4"], torch.finfo(torch.float64).eps
 EQUAL = 1e-9  # relative difference of distances in time that count as equal
 
 
@@ -66,11 +69,9 @@ def flow(
         coefficients, dt = coefficients * lengths[:, None, None], 1 / steps
     else:
         dt = lengths / steps
-    states = integrate(
-        u, exponents, None, None, coefficients, steps=steps * stretches, dt=dt, method="rk4", nonfinite="keep",
-        clip=False,
-    )  # fmt: skip
-    assert isinstance(states, Tensor)
+    loop = Loop(RK4, steps * stretches, dt, EPSILON, CLIP, False, "full", False, False)
+    weights = exponents, None, None, coefficients
+    states = (by_fast_path(loop, u, weights) or run(loop, u, weights))[0]
     return states[:, ::steps]
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels._common.seeds import stream
 from npu_kernels._laws.series.data import Series
 from npu_kernels._laws.series.sensitivity import Shape
-from npu_kernels.fitting._data import stream
 
 ENOUGH = 4  # samples of a column that a smoothing spline needs
 EXACT = 1e-6  # relative residuals below count as exact

@@ -1,0 +1,1 @@
+"""Time loops of a power layer and a NAU: methods, formulas and the fused loop, for `ode` and `_laws/series`."""
