@@ -103,9 +103,9 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
     def first_of(flags: Tensor) -> tuple[tuple[int, ...], str, str]:
         """Return the first trajectory's index and name, and how many others are like it."""
         index, count = tuple(flags.nonzero()[0].tolist()), int(flags.sum())
-        others = f", the first of {count} of {flags.numel()} trajectories" if count > 1 else ""
+        rest = f", the first of {count} of {flags.numel()} trajectories" if count > 1 else ""
         position = index if call.has_starts else index[:-1]
-        return index, checks.trajectory_name(position, has_models, call.has_starts), others
+        return index, checks.trajectory_name(position, has_models, call.has_starts), rest
 
     def hint(index: tuple[int, ...]) -> str:
         slope = accuracy.right_side(weights, index[0] if has_models else None, call)
@@ -115,12 +115,12 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
 
     failed = status != reference.DONE
     if options.nonfinite == "raise" and failed.any():
-        index, name, others = first_of(failed)
+        index, name, rest = first_of(failed)
         reached = f"{float(clock[index][0]):.9g}"
         keep = "nonfinite='keep' returns it as it is, with nan from there on"
         if status[index] == reference.NOT_FINITE:
             raise NonFiniteError(
-                f"{options.function}: {name} is not finite from t = {reached} on{others}; {keep}",
+                f"{options.function}: {name} is not finite from t = {reached} on{rest}; {keep}",
                 checks.first_nonfinite(result.path),
             )
         reason = (
@@ -131,16 +131,16 @@ def _report(options: checks.Options, call: Call, result: _Result, weights: Weigh
             "they do before a pole or at a jump"
         )
         times = clock[..., 0].clone() if call.has_starts else clock[..., 0].squeeze(-1)
-        raise accuracy.StepSizeError(f"{options.function}: {name} {reason}{others}; {keep}", times)
+        raise accuracy.StepSizeError(f"{options.function}: {name} {reason}{rest}; {keep}", times)
     is_bound = (stiff >= accuracy.MIN_STIFF_STEPS) & (2 * stiff >= accepted)
     bound = (status == reference.DONE) & is_bound
     if bound.any():
-        index, name, others = first_of(bound)
+        index, name, rest = first_of(bound)
         if advice := hint(index):
             message = (
                 f"{options.function}: {int(stiff[index])} of {int(accepted[index])} steps of "
                 f"{name} are as long as its stability allows, whatever the tolerance, the first at "
-                f"t = {float(clock[index][2]):g}{others}{advice}"
+                f"t = {float(clock[index][2]):g}{rest}{advice}"
             )
             steps = stiff.clone() if call.has_starts else stiff.squeeze(-1)
             warn(accuracy.StiffWarning(message, steps))

@@ -98,8 +98,8 @@ class AdaptiveFunction(Function):
         call, needed = ctx.call, ctx.needs_input_grad[1:]
         *operands, counts, clock, times, states = ctx.saved_tensors
         if torch.is_grad_enabled() or eager_only():
-            ends = _ends(counts[..., 0], clock, times)
-            return None, *_by_formula(call, needed, grad_path, operands, ends)
+            step_ends = _step_ends(counts[..., 0], clock, times)
+            return None, *_by_formula(call, needed, grad_path, operands, step_ends)
         return None, *_fused(call, needed, grad_path, operands, counts, times, states)
 
 
@@ -137,7 +137,7 @@ def _fused(
     return tuple(results)
 
 
-def _ends(accepted: Tensor, clock: Tensor, times: Tensor) -> Tensor:
+def _step_ends(accepted: Tensor, clock: Tensor, times: Tensor) -> Tensor:
     """Return the ends of the steps ``[.., N]``, behind a trajectory's last one its end again."""
     number = torch.arange(int(accepted.max())) if accepted.numel() else accepted.new_empty(0)
     is_step = number < accepted.unsqueeze(-1)
@@ -149,13 +149,13 @@ def _by_formula(
     needed: tuple[bool, ...],
     grad_path: Tensor,
     operands: list[Tensor],
-    ends: Tensor,
+    step_ends: Tensor,
 ) -> list[Tensor | None]:
     """Return the gradients of the eager steps of the same sizes, differentiable."""
 
     def formula(t: Tensor, u0: Tensor, *weights: Tensor | None) -> tuple[Tensor]:
         rows = as_rows(u0, weights[0], call.has_starts)  # type: ignore[arg-type]
-        path = replay(slope_function(weights, call), rows, t, ends, call.pair)
+        path = replay(slope_function(weights, call), rows, t, step_ends, call.pair)
         return (path if call.has_starts else path.squeeze(-3),)
 
     return differentiate(formula, tuple(operands), needed, (grad_path,))

@@ -111,7 +111,7 @@ def _find_steps(
     status[...] = torch.where(k1.isfinite().all(-1).cpu(), -1, NOT_FINITE)
     shrunk = torch.zeros_like(status, dtype=torch.bool)  # the last step tried was rejected
     broken = shrunk.clone()  # and was not finite
-    ends: list[Tensor] = []
+    step_ends: list[Tensor] = []
     accepts: list[Tensor] = []
     while (active := status < 0).any():
         status.masked_fill_(active & (accepted + rejected >= max_steps), TOO_MANY)
@@ -144,18 +144,18 @@ def _find_steps(
         status.masked_fill_(good & last, DONE)
         moved = good.unsqueeze(-1).to(u.device)
         u, k1 = torch.where(moved, new, u), torch.where(moved, k[6], k1)
-        ends.append(time)
+        step_ends.append(time)
         accepts.append(good)
     clock[..., 0], clock[..., 1] = time, size * sign
-    return Steps(_pack(ends, accepts, time, accepted), counts, clock, u)
+    return Steps(_pack(step_ends, accepts, time, accepted), counts, clock, u)
 
 
-def _pack(ends: list[Tensor], accepts: list[Tensor], time: Tensor, accepted: Tensor) -> Tensor:
+def _pack(step_ends: list[Tensor], accepts: list[Tensor], time: Tensor, accepted: Tensor) -> Tensor:
     """Return the times of the accepted steps ``[..., N]``, one behind the other."""
-    if not ends or accepted.numel() == 0:
+    if not step_ends or accepted.numel() == 0:
         return time.new_empty(*time.shape, 0)
     order = torch.stack(accepts, -1).logical_not().to(torch.int8).argsort(dim=-1, stable=True)
-    times = torch.stack(ends, -1).gather(-1, order)[..., : int(accepted.max())]
+    times = torch.stack(step_ends, -1).gather(-1, order)[..., : int(accepted.max())]
     is_step = torch.arange(times.shape[-1]) < accepted.unsqueeze(-1)
     return torch.where(is_step, times, time.unsqueeze(-1))
 
@@ -174,9 +174,9 @@ def replay(
     shift = (exact[1:] - values[1:]) - (exact[0] - values[0])  # zeros with t's derivative
     sign = 1.0 if values[-1] > values[0] else -1.0
     lead, steps = u0.shape[:-1], times.shape[-1]
-    ends = torch.cat([values[0].expand(*lead, 1), times], -1)
-    sizes = ends.diff(dim=-1)
-    sorted_ends, targets = sign * ends[..., 1:], (sign * values[1:]).expand(*lead, -1)
+    step_ends = torch.cat([values[0].expand(*lead, 1), times], -1)
+    sizes = step_ends.diff(dim=-1)
+    sorted_ends, targets = sign * step_ends[..., 1:], (sign * values[1:]).expand(*lead, -1)
     index = torch.searchsorted(sorted_ends.contiguous(), targets.contiguous())
     reached = index < steps
     index = index.clamp(max=max(steps - 1, 0))
@@ -185,7 +185,7 @@ def replay(
         return torch.cat([u0.unsqueeze(-2), outputs], -2)
     size = sizes.gather(-1, index)
     size = torch.where(reached, size, 1.0)
-    x = ((values[1:] - ends.gather(-1, index) + shift) / size).to(u0.device)
+    x = ((values[1:] - step_ends.gather(-1, index) + shift) / size).to(u0.device)
 
     def segment(u: Tensor, x: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
         inside = reached & (index >= first) & (index < first + count)
