@@ -22,6 +22,7 @@ from benchmarks.throughput.precompile import Pool
 from npu_kernels import use_backend
 from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS, error_bound, rms_error
+from npu_kernels._time_loop import reference as ode_reference
 from npu_kernels.ode import METHODS
 from tests.support.kernels import errors, forward, outputs
 

@@ -1,1 +1,1 @@
-"""Time loops of a power layer and a NAU: methods, formulas and the fused loop, for `ode` and `_laws/series`."""
+"""Time loops of a power layer and a NAU, for `ode` and `_laws`: methods, formulas, fused loop."""

@@ -1,6 +1,7 @@
 """The time loop by fixed steps and its derivative: in one call of a backend, or step by step.
 
-The first derivative is the discrete adjoint, one call; second and higher ones are those of the eager adjoint.
+The first derivative is the discrete adjoint, one call; second and higher ones are those of the
+eager adjoint.
 """
 
 from __future__ import annotations

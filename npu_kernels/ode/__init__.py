@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer, in a time loop: neural ODEs ``u' = NAU(NPU(u))``, K of them in one call.
+"""Neural Power Unit, a layer, in a time loop: neural ODEs ``u' = NAU(NPU(u))``, K in one call.
 
 rollout          the trajectory of a power layer and a NAU, by fixed or adaptive steps, and its
                  exact discrete adjoint

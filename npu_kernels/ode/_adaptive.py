@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,9 +31,7 @@ class Statistics(NamedTuple):
     evaluations: Tensor  # of the model: six for a step, two for the size of the first one
 
 
-def integrate(
-    options: checks.Options, u0: Tensor, weights: Weights
-) -> Tensor | tuple[Tensor, Statistics]:
+def integrate(options: checks.Options, u0: Tensor, weights: Weights) -> Any:
     """Return the trajectory, and statistics if they are asked for."""
     function = options.function
     if is_compiling() or is_tracing() or any(map(is_vmapped, (u0, *weights))):

@@ -50,7 +50,7 @@ def _as_models(
     assert weight_re is not None
     tensors = as_rows(u0, weight_re, call.has_starts), *weights
     if weight_re.dim() == 2:
-        tensors = tuple(None if t is None else t.unsqueeze(0) for t in tensors)  # type: ignore[assignment]
+        tensors = tuple(None if t is None else t.unsqueeze(0) for t in tensors)
     return tuple(None if t is None else t.contiguous() for t in tensors)
 
 

@@ -62,7 +62,7 @@ def combine(k: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
 def step(
     f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """One step of the sizes h ``[..., 1]``: the new state, the last stage's state, and all slopes."""
+    """Step by h ``[..., 1]``: the new state, the last stage's state, and all slopes."""
     k, v = [k1], u
     for row in rows(pair.tableau):
         before, v = v, u + h * combine(k, row)

@@ -189,7 +189,7 @@ def check_tensors(function: str, u0: Any, weights: dict[str, Tensor | None]) -> 
 
 
 def has_starts(function: str, u0: Tensor, weight_re: Tensor) -> bool:
-    """Return whether u0 has a dimension of starts; raise ValueError for a shape that does not fit."""
+    """Return whether u0 has a dimension of starts; raise ValueError for a wrong shape."""
     d, shape = weight_re.shape[-1], tuple(u0.shape)
     if weight_re.dim() == 2:
         if len(shape) not in (1, 2) or shape[-1] != d:

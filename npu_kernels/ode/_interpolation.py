@@ -25,7 +25,8 @@ def interpolate(
     method: "linear", or "hermite", of order 4: the cubic with the states and the slopes k_n,
         k_{n+1} of both ends,
 
-        (1 - t) u_n + t u_{n+1} + t (t - 1) ((1 - 2 t) (u_{n+1} - u_n) + (t - 1) dt k_n + t dt k_{n+1})
+        (1 - t) u_n + t u_{n+1}
+            + t (t - 1) ((1 - 2 t) (u_{n+1} - u_n) + (t - 1) dt k_n + t dt k_{n+1})
 
     derivatives: the slopes ``[..., steps + 1, D]``, for "hermite":
         ``rollout(..., derivatives=True)`` returns them.

@@ -173,7 +173,8 @@ def integrate(
 def _solved(options: Options, u0: Tensor, weights: Weights) -> Tensor | tuple[Tensor, ...]:
     """Choose the kind of the steps."""
     if options.is_adaptive:
-        return adaptive.integrate(options, u0, weights)
+        result: Tensor | tuple[Tensor, ...] = adaptive.integrate(options, u0, weights)
+        return result
     return (_with_error if options.error else _by_fixed_steps)(options, u0, weights)
 
 

@@ -3,8 +3,8 @@
 A law belongs to them if its posterior odds to the best one are above 1:20 ("Occam's window",
 Madigan and Raftery 1994), which by the Bayesian information criterion is a difference below
 2 log 20. The candidates are the forms that the search met, and the best law without one of its
-numbers. A form is fitted with all of its numbers free, and its exponents are rounded anew: fractions
-that suit the best law need not suit another one.
+numbers. A form is fitted with all of its numbers free, and its exponents are rounded anew:
+fractions that suit the best law need not suit another one.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Series:
 
 
 def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, features: int) -> Series:
-    """Return the arguments of `fit` as one `Series`; raise ValueError and TypeError for wrong ones."""
+    """Return the arguments of `fit` as a `Series`; raise ValueError or TypeError for wrong ones."""
     parts = enumerate(_parts("u", u, 2))
     tables = [_columns(part, index, features, observed) for index, part in parts]
     time_parts = _parts("t", t, 1)
@@ -96,7 +96,8 @@ def read(t: Any, u: Any, u0: Any, sigma: Any, observed: Any, names: Any, feature
         time_parts = time_parts * len(tables)
     if len(time_parts) != len(tables):
         raise ValueError(
-            f"{NAME}: t must have one entry for each series of u, {len(tables)}, got {len(time_parts)}"
+            f"{NAME}: t must have one entry for each series of u, {len(tables)}, "
+            f"got {len(time_parts)}"
         )
     names = _names(names, u, features, observed)
     pairs = enumerate(zip(time_parts, tables, strict=True))
@@ -277,10 +278,12 @@ def _start(u0: Any, series: int, features: int) -> Tensor:
             raise ValueError(f"{NAME}: u0 must be 'fit' or numbers (nan where unknown), got {u0!r}")
         return torch.full((series, features), math.nan, dtype=torch.float64)
     start = tensor(NAME, "u0", u0)
-    if tuple(start.shape) not in ((features,), (series, features)) or start.isinf().any():
+    has_inf = bool(start.isinf().any())
+    if tuple(start.shape) not in ((features,), (series, features)) or has_inf:
         raise ValueError(
             f"{NAME}: u0 must have shape ({features},) or ({series}, {features}) (series, D), "
-            f"finite or nan (to be fitted), got {'inf' if found.isinf().any() else f'shape {tuple(start.shape)}'}"
+            "finite or nan (to be fitted), got "
+            f"{'inf' if has_inf else f'shape {tuple(start.shape)}'}"
         )
     return start.expand(series, features).clone()
 

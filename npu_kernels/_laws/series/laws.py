@@ -195,7 +195,7 @@ def pruned(law: Law, job: Job, met: Met | None = None) -> Law:
 
 
 def rounded(law: Law, max_denominator: int, job: Job) -> Law:
-    """Make exponents fractions of denominators up to `max_denominator` where the criterion falls."""
+    """Make exponents fractions of small denominators where the criterion falls."""
     return _simpler(law, lambda candidate: _fractions(candidate, max_denominator), job, None)
 
 
@@ -270,8 +270,8 @@ def _plan(law: Law, proposals: list[Change]) -> list[tuple[Change, float]]:
 
     Each price is that after the changes before it.
 
-    Changing the numbers b by d raises the squared error by ``d' C_bb^-1 d`` and moves the others along their
-    covariance with b.
+    Changing the numbers b by d raises the squared error by ``d' C_bb^-1 d`` and moves the others
+    along their covariance with b.
     """
     index = law.free.nonzero().squeeze(1)
     information = law.information()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class Pinned(Trajectories):
         return super().residual(self.filled(x))
 
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives for the free numbers and, at the fixed one's index, the distance."""
+        """Return the derivatives for the free numbers and, at the fixed one, the distance."""
         x = self.filled(x)
         r, j = super().jacobian(x)
         index = self.number.unsqueeze(1)
@@ -73,8 +74,8 @@ def distances(
 ) -> tuple[Tensor, Tensor]:
     """Return the distances ``[K]`` of free numbers below and above their estimates.
 
-    index: of the numbers. rise: root of the sum of squares' rise at the ends. Distances are infinite
-    where none that was tried reaches it.
+    index: of the numbers. rise: root of the sum of squares' rise at the ends. Distances are
+    infinite where none that was tried reaches it.
     """
     if not index:
         return torch.zeros(0), torch.zeros(0)
@@ -97,13 +98,13 @@ def _pinned(law: Law, index: list[int], logarithmic: list[bool]) -> tuple[Pinned
             slope[lane, k * d : (k + 1) * d] = data.size.log()
     zero = torch.zeros(len(index), dtype=torch.float64)
     parts = {f.name: getattr(problem, f.name) for f in fields(problem)}
-    fixed = {"base": law.x, "number": number, "distance": zero, "slope": slope}
+    fixed: dict[str, Any] = {"base": law.x, "number": number, "distance": zero, "slope": slope}
     pinned = Pinned(**parts, **fixed, logarithmic=torch.tensor(logarithmic))
     return pinned, law.free.expand(len(index), -1).scatter(1, number.unsqueeze(1), False)
 
 
 def _along(pinned: Pinned, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Return standard errors ``[K]`` of the distances, and the others' slopes by them ``[K, N]``."""
+    """Return the distances' standard errors ``[K]``, and the others' slopes by them ``[K, N]``."""
     _, j = pinned.jacobian(pinned.base.expand(len(pinned.number), -1))
     column = j.gather(2, pinned.number.view(-1, 1, 1).expand(-1, j.shape[1], 1))
     j = torch.where(free.unsqueeze(1), j, 0.0)

@@ -81,7 +81,7 @@ class SeriesFit:
 
     @property
     def equation(self) -> Formula:
-        """The law as a `npu_kernels.formula.Formula`; ``str()`` gives one line per state. Needs sympy."""
+        """The law as a `npu_kernels.formula.Formula`, in text one line per state. Needs sympy."""
         from npu_kernels.formula import read
 
         flags = zip(self.names, self.data.positive.tolist(), strict=True)
@@ -105,7 +105,7 @@ class SeriesFit:
         return {estimate.name: estimate.error for estimate in self.estimates}
 
     def intervals(self, level: float = 0.95) -> list[Interval]:
-        """Confidence intervals of coefficients, exponents and fitted first states, given the terms of the law.
+        """Confidence intervals of coefficients, exponents and fitted first states, given the terms.
 
         level: of confidence.
 
@@ -147,14 +147,14 @@ class SeriesFit:
 
         job = Job("alternatives", 1, {})
         laws = alternatives(self.law, self.free, self.met, self.max_denominator, job)
-        rest = self.data, job.seconds, True, (), self.max_denominator
-        return [finished(*pair, *rest) for pair in laws]
+        seconds, limit = job.seconds, self.max_denominator
+        return [finished(*pair, self.data, seconds, True, (), limit) for pair in laws]
 
     # ---- predictions ---------------------------------------------------------------------------
 
     @torch.no_grad()
     def predict(self, t: Any, u0: Any = None, series: int = 0) -> Any:
-        """The states ``[M, D]`` at times t ``[M]``, in any order: an array, or a tensor if t is one.
+        """Return the states ``[M, D]`` at times t ``[M]``, in any order: of the kind of t.
 
         u0: the states ``[D]`` at the earliest of these times; None: the trajectory of one of the
         series that were fitted. series: its index.

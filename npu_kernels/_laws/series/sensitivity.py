@@ -40,7 +40,7 @@ class Shape:
         return self.weights + self.series * self.states
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return exponents ``[..., h, D]``, coefficients ``[..., D, h]``, starts ``[..., S, D]``."""
+        """Return exponents ``[.., h, D]``, coefficients ``[.., D, h]``, starts ``[.., S, D]``."""
         h, d, s = self.terms, self.states, self.series
         exponents, coefficients, starts = x.split([h * d, h * d, s * d], -1)
         lead = x.shape[:-1]

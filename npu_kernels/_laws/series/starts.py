@@ -127,7 +127,7 @@ def _simple(
 ) -> tuple[Tensor, Tensor]:
     """Return sets of simple products ``[sets, h, D]``, and which terms they have ``[sets, h]``.
 
-    lengths ``[S, M - 1]``: from node to node. Half of `count` have all h terms, and some have fewer.
+    lengths ``[S, M - 1]``: from node to node. Half of `count` have all h terms, some have fewer.
     """
     import numpy as np
 
