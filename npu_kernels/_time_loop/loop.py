@@ -30,7 +30,7 @@ Weights = tuple[Tensor, Tensor | None, Tensor | None, Tensor]  # weight_re, weig
 
 
 class Loop(NamedTuple):
-    """How a time loop is computed, all values checked."""
+    """The options of a time loop, all checked."""
 
     tableau: tuple[float, ...]  # the method's, a lower triangle by rows (`reference`)
     steps: int

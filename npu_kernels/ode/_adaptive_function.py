@@ -25,7 +25,7 @@ SAVED_EVERY = {"full": 1, "checkpointed": 32}  # steps from one saved state to t
 
 
 class Call(NamedTuple):
-    """How the steps are chosen and computed, all values checked."""
+    """The options of adaptive steps, all checked."""
 
     method: str
     rtol: float
