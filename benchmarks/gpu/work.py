@@ -22,7 +22,8 @@ from benchmarks.throughput.precompile import Pool
 from npu_kernels import use_backend
 from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS, error_bound, rms_error
-from npu_kernels.ode import _reference as ode_reference
+from npu_kernels._time_loop import reference as ode_reference
+from npu_kernels.ode import METHODS
 from tests.support.kernels import errors, forward, outputs
 
 Row = dict[str, Any]
@@ -173,7 +174,7 @@ def _loop(
     shapes = (1, h, d), (1, h, d), (1, d), (1, d, h)
     u0, weight_re, weight_im, gate, weight = draw(1, starts, d) + 1, *(draw(*s) for s in shapes)
     operands = [t.to(stage.device.name) for t in (u0, weight_re, weight_im, gate.abs(), weight)]
-    tableau, steps, dt, eps = list(ode_reference.METHODS["rk4"]), 5, 0.1, 2.0**-23
+    tableau, steps, dt, eps = list(METHODS["rk4"]), 5, 0.1, 2.0**-23
 
     def run(functions: Any, *inputs: Tensor) -> list[Tensor]:
         flags = True, True, True

@@ -179,7 +179,7 @@ WEIGHTS: dict[str, Mapping[str, str]] = {
     "nac": {"weight": "OI", "mask": "OI"},
 }
 
-# Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in `ode._function`.
+# Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in `_time_loop.loop`.
 TIME_LOOP_SCHEMAS = (
     "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, float[] tableau,"
     " int steps, float dt, float eps, bool clip, bool derivatives, bool save) -> (Tensor, Tensor, Tensor)",
@@ -211,7 +211,7 @@ SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas(
 NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)  # of the layers
 TIME_LOOPS = tuple(
     schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS
-)  # formulas in ode._reference
+)  # formulas in _time_loop.reference
 ADAPTIVE = tuple(
     schema.partition("(")[0] for schema in ADAPTIVE_SCHEMAS
 )  # and in ode._adaptive_reference

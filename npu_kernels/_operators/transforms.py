@@ -27,8 +27,9 @@ _functorch = torch._C._functorch
 _GRAD, _VMAP = _functorch.TransformType.Grad, _functorch.TransformType.Vmap
 
 
-def _vmapped(tensor: Tensor) -> bool:
-    while _functorch.is_functorch_wrapped_tensor(tensor):
+def is_vmapped(tensor: Any) -> bool:
+    """Whether it has other values for every element of a `torch.func.vmap`; False for None."""
+    while isinstance(tensor, Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
         if _functorch.is_batchedtensor(tensor):
             return True
         tensor = _functorch.get_unwrapped(tensor)
@@ -47,7 +48,7 @@ def fused(*weights: Tensor | None) -> bool:
     if not visible():
         return False
     return all(level.key() == _VMAP for level in _functorch.get_interpreter_stack() or ()) or any(
-        weight is not None and _vmapped(weight) for weight in weights
+        is_vmapped(weight) for weight in weights
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +10,12 @@ import torch
 from torch import Tensor
 
 from npu_kernels._common.checks import check_tensor
+from npu_kernels._common.seeds import stream
 from npu_kernels.fitting._recipe import Recipe
 
 MOST_HELD_OUT = 8192  # rows: more of them cost more and help little
 
 Batches = Callable[[torch.Generator], tuple[Tensor, Tensor]] | Iterable[tuple[Tensor, Tensor]]
-
-
-def stream(purpose: str, seed: int, block: int = 0) -> torch.Generator:
-    """A generator on the CPU that depends on these three alone."""
-    digest = hashlib.blake2b(f"fit:{purpose}:{seed}:{block}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def collect(function: str, batches: Any, rows: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_whole, is_whole
+from npu_kernels._common.seeds import stream
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.checkpoints import check_same, described, digest, fingerprint
 from npu_kernels.fitting._batch import COEFFICIENT, FREE, GATE, LINEAR, POWER, Template
-from npu_kernels.fitting._data import Data, Rows, check, stream
+from npu_kernels.fitting._data import Data, Rows, check
 from npu_kernels.fitting._pool import Pool, ranks
 from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.fitting._refine import Refinement

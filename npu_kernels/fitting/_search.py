@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels._common.seeds import stream
 from npu_kernels._jobs import saved
 from npu_kernels.fitting._batch import Template
-from npu_kernels.fitting._data import Rows, stream
+from npu_kernels.fitting._data import Rows
 from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.optim import Adam
 from npu_kernels.training._plan import Loop

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from npu_kernels.fitting._data import stream
+from npu_kernels._common.seeds import stream
 from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.fitting._run import Run
 from npu_kernels.layers import Unit

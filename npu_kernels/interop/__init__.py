@@ -38,10 +38,10 @@ from torch import Tensor, nn
 from npu_kernels import reference
 from npu_kernels._common.checks import check_module, check_number, check_tensor
 from npu_kernels._operators import ops
+from npu_kernels._time_loop import reference as time_loop
 from npu_kernels.interop import reference_layers
 from npu_kernels.interop.reference_layers import EAGER, LAYOUTS, PublishedNPU
 from npu_kernels.layers import NPU, NaiveNPU, RealNPU, Unit
-from npu_kernels.ode import _reference as time_loop
 
 _FUSED = {eager: fused for fused, eager in EAGER.items()}
 

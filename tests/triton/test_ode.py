@@ -17,7 +17,7 @@ from npu_kernels._testing.samples import (
     normwise_error,
     rms_error,
 )
-from npu_kernels.ode import _reference as reference_ode
+from npu_kernels._time_loop import reference as reference_ode
 from tests.ode.test_ode import LAYERS, D, away_from_zero, make
 from tests.ode.test_ode_kernel import outputs_and_gradients
 from tests.support.vmapped import check_batched_gradients

@@ -103,7 +103,7 @@ def _ode(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     from npu_kernels._backends.triton import ode
-    from npu_kernels.ode._reference import METHODS
+    from npu_kernels.ode import METHODS
 
     weight, gate = torch.empty([3, h, d], dtype=dtype), torch.empty([3, d], dtype=dtype)
     u0, tableau = torch.empty([3, starts, d], dtype=dtype), list(METHODS[method])

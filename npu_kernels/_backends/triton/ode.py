@@ -95,7 +95,7 @@ def ode_forward(
     derivatives: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``(trajectory, derivatives, stages)`` as in `npu_kernels.ode._reference`, with stages if `save`; one launch."""
+    """``(trajectory, derivatives, stages)`` as in `npu_kernels._time_loop.reference`, with stages if `save`; one launch."""
     models = _check_weights("ode_forward", u0, weight_re, weight_im, gate, weight)
     h, d = weight_re.shape[-2:]
     starts = u0.shape[-2]

@@ -11,7 +11,7 @@ such a layer to 16 x 16.
               dWr += dP L' + dQ t'    dWi += dQ L' - dP t'    dL = Wr' dP + Wi' dQ    dr = dL / r    dv = dr g sign(v)
               dg += dr (|v| + eps - 1) + pi sum_o (Wr dQ - Wi dP) where v < 0
 
-The steps' coefficients are compile-time constants, TABLEAU, a lower triangle by rows (`npu_kernels.ode._reference`); dt
+The steps' coefficients are compile-time constants, TABLEAU, a lower triangle by rows (`npu_kernels._time_loop.reference`); dt
 is a double, whatever the states are. Of every stage the forward pass keeps v, L [D] and y, s [h], or nothing: then the
 backward pass starts every step again from the trajectory, as it always does for the slope at the last state.
 
