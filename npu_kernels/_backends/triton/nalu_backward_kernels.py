@@ -60,30 +60,12 @@ def _upstream(pointers, offs, mask, INALU: tl.constexpr, ACC: tl.constexpr):
 @triton.jit(do_not_specialize=["K", "B"])
 def nalu_backward_x_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wa_ptr,
-    ma_ptr,
-    wm_ptr,
-    mm_ptr,
-    gw_ptr,
-    h_ptr,
-    a_ptr,
-    t_ptr,
-    flags_ptr,
+    x_ptr, wa_ptr, ma_ptr, wm_ptr, mm_ptr, gw_ptr, h_ptr, a_ptr, t_ptr, flags_ptr,
     grad_x_ptr,  # [K, B, I]
-    K,
-    B,
-    I,
-    O,
-    EPS: tl.constexpr,
-    INALU: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    K, B, I, O,
+    EPS: tl.constexpr, INALU: tl.constexpr, SHARED_X: tl.constexpr, ACC: tl.constexpr,
+    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_i = tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)
@@ -234,17 +216,9 @@ def _sums_over_rows(
 
 @triton.jit
 def _store_sum(
-    acc,
-    weight_ptr,
-    mask_ptr,
-    grad_ptr,
-    grad_mask_ptr,
-    offs_w,
-    out,
-    mask_w,
-    FINAL: tl.constexpr,
-    ACC: tl.constexpr,
-):
+    acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, out, mask_w,
+    FINAL: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     """A sum over rows: as the gradients of weight and mask with FINAL, else as it is, for `sum_partials`."""
     if FINAL:
         store_nac_gradients(acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, mask_w, ACC)
@@ -255,40 +229,19 @@ def _store_sum(
 @triton.jit(do_not_specialize=["K", "B"])
 def nalu_backward_w_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wa_ptr,
-    ma_ptr,
-    wm_ptr,
-    mm_ptr,
-    h_ptr,
-    a_ptr,
-    t_ptr,
-    flags_ptr,
+    x_ptr, wa_ptr, ma_ptr, wm_ptr, mm_ptr, h_ptr, a_ptr, t_ptr, flags_ptr,
     add_ptr,  # gradient of A [splits, K, O, I]; with FINAL of weight [K, O, I]
     add_mask_ptr,  # with FINAL, of mask
     mul_ptr,  # of W, iNALU
     mul_mask_ptr,
     gate_ptr,  # of G
     bias_ptr,  # [splits, K, O]
-    K,
-    B,
-    O,
-    I,
-    rows_per_split,
-    EPS: tl.constexpr,
-    INALU: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    NEED_ADD: tl.constexpr,
-    NEED_MUL: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    NEED_BIAS: tl.constexpr,
-    FINAL: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
+    K, B, O, I, rows_per_split,
+    EPS: tl.constexpr, INALU: tl.constexpr, SHARED_X: tl.constexpr, NEED_ADD: tl.constexpr,
+    NEED_MUL: tl.constexpr, NEED_GATE: tl.constexpr, NEED_BIAS: tl.constexpr, FINAL: tl.constexpr,
+    ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
-):
+):  # fmt: skip
     tiles_o = tl.cdiv(O, BLOCK_O)
     tiles_i = tl.maximum(tl.cdiv(I, BLOCK_I), 1)
     pid = tl.program_id(0)

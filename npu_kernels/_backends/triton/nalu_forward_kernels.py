@@ -73,22 +73,12 @@ def _factors(acc_s, state, chosen, f, ACC: tl.constexpr, PASSES: tl.constexpr):
 def _sums(
     x_ptr,  # the tile's first row
     wa_ptr,  # the tile's first output, and so on
-    ma_ptr,
-    wm_ptr,
-    mm_ptr,
-    gw_ptr,
+    ma_ptr, wm_ptr, mm_ptr, gw_ptr,
     rows,  # of the tile that exist
-    outputs,
-    I,
-    EPS: tl.constexpr,
-    INALU: tl.constexpr,
-    SIGNS: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    outputs, I,
+    EPS: tl.constexpr, INALU: tl.constexpr, SIGNS: tl.constexpr, ACC: tl.constexpr,
+    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     """``a, h (without bias), W L, log |s|, state [BLOCK_B, BLOCK_O]``; the last two, of x < 0, only with SIGNS.
 
     And whether an x is 0.
@@ -129,20 +119,10 @@ def _sums(
 
 @triton.jit
 def _zero_factors(
-    acc_s,
-    state,
-    x_ptr,
-    wm_ptr,
-    mm_ptr,
-    rows,
-    outputs,
-    I,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
+    acc_s, state, x_ptr, wm_ptr, mm_ptr, rows, outputs, I,
+    ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
-):
+):  # fmt: skip
     """The factors of x = 0. A loop of its own, for the few tiles that have any, keeps registers free in the other."""
     offs_b = tl.arange(0, BLOCK_B)
     offs_o = tl.arange(0, BLOCK_O)
@@ -159,16 +139,9 @@ def _zero_factors(
 
 @triton.jit
 def _products(
-    e,
-    log_s,
-    state,
-    flags_ptr,
-    out,
-    mask,
-    OMEGA: tl.constexpr,
-    INALU: tl.constexpr,
-    SAVE: tl.constexpr,
-):
+    e, log_s, state, flags_ptr, out, mask,
+    OMEGA: tl.constexpr, INALU: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
     """The product without its factors that are 0, and with them; stores the iNALU's flags."""
     if INALU:
         bounded = e > OMEGA
@@ -194,25 +167,11 @@ def nalu_forward_kernel(
     gw_ptr,  # [K, O, I]
     bias_ptr,  # [K, O], NALU, or none
     y_ptr,  # [K, B, O]
-    h_ptr,
-    a_ptr,
-    t_ptr,
-    flags_ptr,
-    B,
-    O,
-    I,
-    EPS: tl.constexpr,
-    OMEGA: tl.constexpr,
-    INALU: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    SAVE: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    h_ptr, a_ptr, t_ptr, flags_ptr, B, O, I,
+    EPS: tl.constexpr, OMEGA: tl.constexpr, INALU: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SHARED_X: tl.constexpr, SAVE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_o = tl.cdiv(O, BLOCK_O)
     pid = tl.program_id(0)

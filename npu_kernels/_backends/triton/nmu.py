@@ -124,14 +124,9 @@ def nmu_forward_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
     w_ptr,  # [K, O, I]
     y_ptr,  # [K, B, O]
-    B,
-    O,
-    I,
-    SHARED_X: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-):
+    B, O, I,
+    SHARED_X: tl.constexpr, ACC: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
+):  # fmt: skip
     k, _pid_b, _pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
@@ -154,17 +149,10 @@ def nmu_backward_kernel(
     w_ptr,  # [K, O, I]
     grad_x_ptr,  # [tiles_o, K, B, I]
     grad_w_ptr,  # [tiles_b, K, O, I]
-    K,
-    B,
-    O,
-    I,
-    SHARED_X: tl.constexpr,
-    NEED_X: tl.constexpr,
-    NEED_W: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-):
+    K, B, O, I,
+    SHARED_X: tl.constexpr, NEED_X: tl.constexpr, NEED_W: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
+):  # fmt: skip
     k, pid_b, pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
@@ -228,17 +216,10 @@ def nmru_forward_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
     w_ptr,  # [K, O, 2 I]
     y_ptr,  # [K, B, O]
-    B,
-    O,
-    I,
-    EPS: tl.constexpr,
-    CLIP: tl.constexpr,
-    SEPARATE: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-):
+    B, O, I,
+    EPS: tl.constexpr, CLIP: tl.constexpr, SEPARATE: tl.constexpr, SHARED_X: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
+):  # fmt: skip
     k, _pid_b, _pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I
@@ -278,20 +259,10 @@ def _sum_weight(
 
 @triton.jit
 def _product_of_pairs(
-    x_ptr,
-    w_ptr,
-    I,
-    offs_b,
-    offs_o,
-    mask_b,
-    mask_o,
-    EPS: tl.constexpr,
-    CLIP: tl.constexpr,
-    SEPARATE: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-):
+    x_ptr, w_ptr, I, offs_b, offs_o, mask_b, mask_o,
+    EPS: tl.constexpr, CLIP: tl.constexpr, SEPARATE: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
+):  # fmt: skip
     """``mantissa, exponent, zeros, turns``: the product of the factors that are not 0, the number of those that are 0,
     and the sum in the cosine over pi.
     """
@@ -322,20 +293,11 @@ def nmru_backward_kernel(
     w_ptr,  # [K, O, 2 I]
     grad_x_ptr,  # [tiles_o, K, B, I]
     grad_w_ptr,  # [tiles_b, K, O, 2 I]
-    K,
-    B,
-    O,
-    I,
-    EPS: tl.constexpr,
-    CLIP: tl.constexpr,
-    SEPARATE: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    NEED_X: tl.constexpr,
-    NEED_W: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_B: tl.constexpr,
+    K, B, O, I,
+    EPS: tl.constexpr, CLIP: tl.constexpr, SEPARATE: tl.constexpr, SHARED_X: tl.constexpr,
+    NEED_X: tl.constexpr, NEED_W: tl.constexpr, ACC: tl.constexpr, BLOCK_B: tl.constexpr,
     BLOCK_O: tl.constexpr,
-):
+):  # fmt: skip
     k, pid_b, pid_o, offs_b, offs_o, mask_b, mask_o = _tile(B, O, BLOCK_B, BLOCK_O)
     if not SHARED_X:
         x_ptr += k * B * I

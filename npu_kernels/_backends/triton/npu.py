@@ -78,14 +78,9 @@ Tensor = torch.Tensor
 
 @triton.jit
 def _load_ghat(
-    gate_ptr,
-    first,
-    offs_i,
-    mask_i,
-    HAS_GATE: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    gate_ptr, first, offs_i, mask_i,
+    HAS_GATE: tl.constexpr, ACC: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     """``ghat [BLOCK_I]``, 0 beyond the last input, so that r is 1 and L is 0 there."""
     if HAS_GATE:
         ghat = clamp_gate(tl.load(gate_ptr + first + offs_i, mask=mask_i, other=0.0).to(ACC))
@@ -101,17 +96,10 @@ def _exponents(
     wim_ptr,
     gate_ptr,  # of this model
     rows,  # of the tile that exist
-    outputs,
-    I,
-    EPS: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    outputs, I,
+    EPS: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, ACC: tl.constexpr,
+    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     """``P, Q [BLOCK_B, BLOCK_O]``."""
     offs_b = tl.arange(0, BLOCK_B)
     offs_o = tl.arange(0, BLOCK_O)
@@ -152,20 +140,11 @@ def npu_forward_kernel(
     gate_ptr,  # [K, I]
     y_ptr,  # [K, B, O]
     s_ptr,  # [K, B, O]
-    B,
-    O,
-    I,
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    SAVE_SIN: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    B, O, I,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
+    SAVE_SIN: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_o = tl.cdiv(O, BLOCK_O)
     pid = tl.program_id(0)  # programs that share rows of x run next to each other
@@ -214,30 +193,14 @@ def npu_forward_kernel(
 @triton.jit(do_not_specialize=["K", "B"])
 def npu_backward_x_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wre_ptr,
-    wim_ptr,
-    gate_ptr,
-    y_ptr,
-    s_ptr,
+    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [rows, K, I], this kernel writes the first tiles_b rows
-    K,
-    B,
-    I,
-    O,
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_X: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    K, B, I, O,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_i = tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)
@@ -291,34 +254,16 @@ def npu_backward_x_kernel(
 @triton.jit(do_not_specialize=["gate_row", "K", "B"])
 def npu_backward_w_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wre_ptr,
-    wim_ptr,
-    gate_ptr,
-    y_ptr,
-    s_ptr,
+    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
     grad_re_ptr,  # [splits, K, O, I]
     grad_im_ptr,  # [splits, K, O, I]
     gate_partial_ptr,  # [rows, K, I]
     gate_row,  # the first row of gate_partial that this kernel writes
-    K,
-    B,
-    O,
-    I,
-    rows_per_split,
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    K, B, O, I, rows_per_split,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
+    NEED_RE: tl.constexpr, NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr,
+    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     tiles_o = tl.cdiv(O, BLOCK_O)
     tiles_i = tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)  # all tiles of one split read the same rows and run next to each other

@@ -45,22 +45,14 @@ def _multiply(left_hi, left_lo, right_hi, right_lo, PRODUCTS: tl.constexpr):
 
 @triton.jit
 def _forward_sums(
-    logs,
-    weights,
-    blocks_ptr,
-    count,
-    scale_ptr,
+    logs, weights, blocks_ptr, count, scale_ptr,
     row,  # of the tile in a plane of x
     packed,  # of the tile in a plane of the weights
     steps,
     rows_x,  # of a plane
-    rows_w,
-    pitch,
-    HAS_IM: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-):
+    rows_w, pitch,
+    HAS_IM: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
     """The sums with log r, and with the mask; with an imaginary weight the second has both: P and Q, packed."""
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for step in range(loop_end(steps)):
@@ -169,28 +161,15 @@ def _store_tile(
 def npu_large_forward_kernel(
     logs,  # [3 rows_x, pitch]
     weights,  # [4 rows_w, pitch]
-    blocks_ptr,
-    counts_ptr,
-    scale_ptr,
+    blocks_ptr, counts_ptr, scale_ptr,
     y_ptr,  # [K, B, O]
-    s_ptr,
-    B,
-    O,
+    s_ptr, B, O,
     steps,  # of DEPTH inputs
-    rows_x,
-    rows_w,
-    pitch,
-    tiles,
-    tiles_b,
-    tiles_n,
-    programs,
+    rows_x, rows_w, pitch, tiles, tiles_b, tiles_n, programs,
     OWN_X: tl.constexpr,  # every model has rows of x of its own
-    HAS_IM: tl.constexpr,
-    SAVE_SIN: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    HAS_IM: tl.constexpr, SAVE_SIN: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):
+):  # fmt: skip
     OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
     for tile in tl.range(
         loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True
@@ -254,30 +233,15 @@ def npu_large_backward_x_kernel(
     weights,  # [2 rows_w, pitch]
     row_scale_ptr,  # [K, tiles_n, tiles_b BLOCK]
     scale_ptr,  # [K tiles_n, tiles_i]
-    x_ptr,
-    gate_ptr,
+    x_ptr, gate_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [tiles_b or more, K, I]
-    K,
-    B,
-    I,
-    packed,
+    K, B, I, packed,
     rows,  # of a plane
-    rows_w,
-    pitch,
-    tiles,
-    tiles_b,
-    tiles_i,
-    programs,
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_X: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-):
+    rows_w, pitch, tiles, tiles_b, tiles_i, programs,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr, NEED_X: tl.constexpr,
+    NEED_GATE: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
     offs_i = tl.arange(0, BLOCK)
     tiles_n = packed // BLOCK
     for tile in tl.range(
@@ -412,33 +376,19 @@ def npu_large_backward_w_kernel(
     logs,  # [3 rows_x, pitch]
     column_scale_ptr,  # [1 or 2, K tiles_b, packed]
     flags_ptr,  # [models of x tiles_b, pitch / STEP]
-    wre_ptr,
-    wim_ptr,
-    gate_ptr,
+    wre_ptr, wim_ptr, gate_ptr,
     grad_re_ptr,  # [splits, K, O, I]
     grad_im_ptr,
     gate_partial_ptr,  # [rows, K, I]
     gate_row,  # the first row of gate_partial that this kernel writes
-    K,
-    O,
-    I,
-    packed,
+    K, O, I, packed,
     rows,  # of a plane
-    rows_x,
-    pitch,
-    scale_plane,
-    tiles_b,
+    rows_x, pitch, scale_plane, tiles_b,
     tiles_of_split,  # of rows
-    OWN_X: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    OWN_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):
+):  # fmt: skip
     tiles_n = packed // BLOCK
     tiles_i = pitch // BLOCK
     pid = tl.program_id(0)  # all tiles of one split read the same rows and run next to each other

@@ -80,15 +80,12 @@ def npu_x_planes_kernel(
     blocks_ptr,  # [K tiles_b, Ip / STEP]: which steps of inputs have a negative one in this tile of rows
     counts_ptr,  # [K tiles_b]: how many
     flags_ptr,  # [K tiles_b, Ip / STEP]: 1 where the step has one
-    B,
-    I,
+    B, I,
     pitch,  # Ip
     tiles_b,
     plane,  # elements of one plane
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-):
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr,
+):  # fmt: skip
     """A program takes BLOCK rows of a model."""
     pid = tl.program_id(0).to(tl.int64)
     k = pid // tiles_b
@@ -136,15 +133,9 @@ def npu_weight_planes_kernel(
     gate_ptr,  # [K, I]
     planes_ptr,  # [4, K N, Ip], or [2, K N, Ip] without PHASE: hi and lo of the weights, of their phase
     scale_ptr,  # [K N / BLOCK, Ip / BLOCK]: 1 / scale
-    O,
-    I,
-    pitch,
-    tiles_o,
-    plane,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    PHASE: tl.constexpr,
-):
+    O, I, pitch, tiles_o, plane,
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
     """A program takes a block of BLOCK packed outputs and BLOCK inputs."""
     tiles_i = pitch // BLOCK
     pid = tl.program_id(0)
@@ -218,19 +209,15 @@ def _times_by_quarters(grad_y_ptr, kept_ptr, first_o, offs_b, mask_b, O):
 @triton.jit(do_not_specialize=["B", "tiles_b", "plane", "scale_plane"])
 def npu_upstream_planes_kernel(
     grad_y_ptr,  # [K, B, O]
-    y_ptr,
-    s_ptr,
+    y_ptr, s_ptr,
     planes_ptr,  # [2, K Bp, N]: hi and lo of dP and dQ, of dP alone without an imaginary weight; then of dQ, by columns
     scale_ptr,  # 1 / scale: by rows [K, N / BLOCK, Bp], by columns [1 or 2, K Bp / BLOCK, N]
-    B,
-    O,
+    B, O,
     packed,  # N
-    tiles_b,
-    plane,
+    tiles_b, plane,
     scale_plane,  # elements of the scales of dP
-    HAS_IM: tl.constexpr,
-    BY_ROW: tl.constexpr,
-):
+    HAS_IM: tl.constexpr, BY_ROW: tl.constexpr,
+):  # fmt: skip
     """A program takes BLOCK rows and BLOCK packed outputs of a model, with a scale for each row or for each column.
 
     The grid's second axis is dP, dQ; with an imaginary weight one program makes both.

@@ -42,17 +42,10 @@ def npu_small_forward_kernel(
     y_ptr,  # [K, B, O]
     s_ptr,  # [K, B, O]
     B,
-    I: tl.constexpr,
-    O: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    SAVE_SIN: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
+    I: tl.constexpr, O: tl.constexpr, SHARED_X: tl.constexpr, EPS: tl.constexpr,
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, SAVE_SIN: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
     tiles_b = tl.cdiv(B, BLOCK_B)
     pid = tl.program_id(0)
     k = (pid // tiles_b).to(tl.int64)
@@ -95,23 +88,12 @@ def _store_sums(
     acc_re,  # [BLOCK_O, BLOCK_I]
     acc_im,
     acc_gate,  # [BLOCK_I]
-    gate_ptr,
-    grad_re_ptr,
-    grad_im_ptr,
-    grad_gate_ptr,
-    k,
+    gate_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, k,
     at,  # which of the splits' models
-    offs_o,
-    offs_i,
-    mask_o,
-    I: tl.constexpr,
-    O: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    CLIP: tl.constexpr,
-    ACC: tl.constexpr,
-):
+    offs_o, offs_i, mask_o,
+    I: tl.constexpr, O: tl.constexpr, NEED_RE: tl.constexpr, NEED_IM: tl.constexpr,
+    NEED_GATE: tl.constexpr, CLIP: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     """The gradients of the weights and the gate, which are sums over this program's rows."""
     mask_i = offs_i < I
     offs_w = at * O * I + offs_o[:, None] * I + offs_i[None, :]
@@ -134,35 +116,18 @@ def _store_sums(
 @triton.jit(do_not_specialize=["K", "B", "tiles"])
 def npu_small_backward_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wre_ptr,
-    wim_ptr,
-    gate_ptr,
-    y_ptr,
-    s_ptr,
+    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
     grad_x_ptr,  # [K, B, I]
     grad_re_ptr,  # [splits, K, O, I]
     grad_im_ptr,  # [splits, K, O, I]
     grad_gate_ptr,  # [splits, K, I]
-    K,
-    B,
+    K, B,
     tiles,  # of BLOCK_B rows for one program
-    I: tl.constexpr,
-    O: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_X: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    CLIP: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
+    I: tl.constexpr, O: tl.constexpr, SHARED_X: tl.constexpr, EPS: tl.constexpr,
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, NEED_X: tl.constexpr, NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, CLIP: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0)
     k = (pid % K).to(tl.int64)
     pid_s = (pid // K).to(tl.int64)

@@ -132,20 +132,12 @@ def ode_forward_kernel(
     trajectory_ptr,  # [K, B, steps + 1, D]
     derivatives_ptr,  # [K, B, steps + 1, D]
     stages_ptr,  # [K, B, steps STAGES, 2 D + 2 h]
-    B,
-    steps,
+    B, steps,
     dt: tl.float64,  # a plain float would reach the kernel as a float32
-    D: tl.constexpr,
-    H: tl.constexpr,
-    TABLEAU: tl.constexpr,
-    STAGES: tl.constexpr,
-    EPS: tl.constexpr,
-    CLIP: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    D: tl.constexpr, H: tl.constexpr, TABLEAU: tl.constexpr, STAGES: tl.constexpr,
+    EPS: tl.constexpr, CLIP: tl.constexpr, ACC: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     HAS_IM: tl.constexpr = wim_ptr is not None
     tiles_b = tl.cdiv(B, BLOCK_B)
     pid = tl.program_id(0)
@@ -265,34 +257,20 @@ def ode_backward_kernel(
     grad_trajectory_ptr,  # [K, B, steps + 1, D]
     grad_derivatives_ptr,  # [K, B, steps + 1, D]
     trajectory_ptr,  # [K, B, steps + 1, D]
-    wre_ptr,
-    wim_ptr,
-    gate_ptr,
-    w_ptr,
+    wre_ptr, wim_ptr, gate_ptr, w_ptr,
     stages_ptr,  # absent: every step starts again from the trajectory
     grad_u0_ptr,  # [K, B, D]
     grad_re_ptr,  # [splits, K, h, D]
     grad_im_ptr,  # [splits, K, h, D]
     grad_gate_ptr,  # [splits, K, D]
     grad_w_ptr,  # [splits, K, D, h]
-    K,
-    B,
-    steps,
+    K, B, steps,
     tiles,  # of BLOCK_B starts for one program
     dt: tl.float64,
-    D: tl.constexpr,
-    H: tl.constexpr,
-    TABLEAU: tl.constexpr,
-    STAGES: tl.constexpr,
-    EPS: tl.constexpr,
-    CLIP: tl.constexpr,
-    CLIP_GATE: tl.constexpr,
-    NEEDS: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    D: tl.constexpr, H: tl.constexpr, TABLEAU: tl.constexpr, STAGES: tl.constexpr,
+    EPS: tl.constexpr, CLIP: tl.constexpr, CLIP_GATE: tl.constexpr, NEEDS: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     HAS_IM: tl.constexpr = wim_ptr is not None
     pid = tl.program_id(0)
     model = (pid % K).to(tl.int64)

@@ -45,37 +45,20 @@ def _sum_rows(
 def sum_partials_kernel(
     src_re_ptr,  # [rows_w, n_w]
     dst_re_ptr,  # [n_w]
-    src_im_ptr,
-    dst_im_ptr,
+    src_im_ptr, dst_im_ptr,
     src_x_ptr,  # [rows_x, n_x]
     dst_x_ptr,
     src_gate_ptr,  # [rows_gate, n_gate]
     dst_gate_ptr,
     gate_ptr,  # [n_gate]
     re_weight_ptr,  # [n_w], given where the sum is of tanh(weight) sigmoid(mask)
-    re_mask_ptr,
-    dst_re_mask_ptr,
-    im_weight_ptr,
-    im_mask_ptr,
-    dst_im_mask_ptr,
-    n_w,
-    n_x,
-    n_gate,
-    rows_w,
-    rows_x,
-    rows_gate,
+    re_mask_ptr, dst_re_mask_ptr, im_weight_ptr, im_mask_ptr, dst_im_mask_ptr, n_w, n_x, n_gate,
+    rows_w, rows_x, rows_gate,
     end_re,  # program ids below this sum weight_re, then weight_im, x, gate
-    end_im,
-    end_x,
-    ACC: tl.constexpr,
-    CLIP: tl.constexpr,
-    HAS_RE: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_X: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    end_im, end_x,
+    ACC: tl.constexpr, CLIP: tl.constexpr, HAS_RE: tl.constexpr, HAS_IM: tl.constexpr,
+    HAS_X: tl.constexpr, HAS_GATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0)
     offs_block = tl.arange(0, BLOCK).to(tl.int64)
     if HAS_RE:

@@ -9,28 +9,16 @@ from npu_kernels._backends.triton.device_math import PI
 @triton.jit
 def store_weight_gradients(
     acc_sp,  # SP, SQ, MP, MQ [BLOCK_O, BLOCK_I]
-    acc_sq,
-    acc_mp,
-    acc_mq,
+    acc_sq, acc_mp, acc_mq,
     ghat,  # [1, BLOCK_I]
-    wre_ptr,
-    wim_ptr,
-    grad_re_ptr,
-    grad_im_ptr,
+    wre_ptr, wim_ptr, grad_re_ptr, grad_im_ptr,
     gate_partial_ptr,  # the tile's first input
     start_w,  # the tile's first weight
     split,  # weights before those of this split
-    offs_o,
-    offs_i,
-    mask_o,
-    mask_i,
-    I,
-    HAS_IM: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
+    offs_o, offs_i, mask_o, mask_i, I,
+    HAS_IM: tl.constexpr, NEED_RE: tl.constexpr, NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr,
     ACC: tl.constexpr,
-):
+):  # fmt: skip
     """The tile's gradients from its sums over rows."""
     mask_w = mask_o[:, None] & mask_i[None, :]
     offs_w = offs_o[:, None] * I + offs_i[None, :]
