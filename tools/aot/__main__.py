@@ -3,10 +3,10 @@
     python -m tools.aot                         every kernel and shipped configuration, all targets
     python -m tools.aot --target sm_90 --table t.json --quick
 
-Runs the launchers under a stub driver on CPU tensors: every launch becomes a compilation with exactly
-the specialisation that it would have on the device, and nothing is executed. So it also proves that
-launchers and kernels agree on their arguments, which Triton's interpreter does not check. Each kernel
-must stay within its budget:
+Runs the launchers under a stub driver on CPU tensors: every launch becomes a compilation with
+exactly the specialisation that it would have on the device, and nothing is executed. So it also
+proves that launchers and kernels agree on their arguments, which Triton's interpreter does not
+check. Each kernel must stay within its budget:
 
 - no register spills, by the assembler's own count, and registers within the target's limit
 - shared memory within the limit of the smallest GPU that uses the table
@@ -14,8 +14,8 @@ must stay within its budget:
 - tensor-core instructions in the disassembly wherever the configuration promises them
 - large layers' kernels: multiply-adds and waits of their loops (`loops`)
 
-Writes the resource table (one row per kernel), prints it, and exits with 1 if any budget is exceeded.
-Needs a process without ``TRITON_INTERPRET``.
+Writes the resource table (one row per kernel), prints it, and exits with 1 if any budget is
+exceeded. Needs a process without ``TRITON_INTERPRET``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--table", type=files.output, help="write the resource table here, as JSON")
     parser.add_argument(
         "--quick", action="store_true",
-        help="compile the smallest and largest NPU, some iNALUs, every kernel for sm_90; launch all",
+        help="compile two NPUs and some iNALUs, every kernel for sm_90; launch all",
     )  # fmt: skip
     parser.add_argument(
         "--variants", action="store_true",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ SHAPES = {
     "large odd": (4099, 257, 259),
 }
 
-# D, h and starts of time loops: a warp of models with one or more starts, and the largest that fits.
+# D, h and starts of time loops: a warp of models with one or more starts, and the largest.
 ODE_SIZES = ((2, 6, 3), (3, 9, 1000), (4, 20, 1), (32, 32, 5))
 ODE_SIZES_DOUBLE = ((2, 6, 3), (3, 9, 1), (4, 20, 1), (16, 32, 5))
 
@@ -120,8 +120,8 @@ def cases(quick: bool, variants: str) -> Iterator[Case]:
     """Calls that together reach every shipped configuration.
 
     `quick`: only the smallest and the largest layers, and those that take the most registers.
-    `variants`: "" for calls with all operands and gradients, "some" or "all" for calls without some of
-    them too. A quick run with variants has every kernel.
+    `variants`: "" for calls with all operands and gradients, "some" or "all" for calls without some
+    of them too. A quick run with variants has every kernel.
     """
     yield "small 6 -> 2", HIGHEST, lambda: _npu(100, 6, 2)
     yield "large", HIGHEST, lambda: _npu(*SHAPES["large"])
@@ -148,7 +148,7 @@ def _layers() -> Iterator[Case]:
     for precision in ("highest", "high", "medium"):
         yield f"large odd {precision}", precision, lambda: _npu(*SHAPES["large odd"])
     for name in ("narrow", "medium", "medium odd"):
-        yield name, HIGHEST, lambda name=name: _npu(*SHAPES[name])  # type: ignore[misc]
+        yield name, HIGHEST, partial(_npu, *SHAPES[name])
     yield "float64", HIGHEST, lambda: _npu(*SHAPES["large odd"], dtype=torch.float64)
     yield "nmu small", HIGHEST, lambda: _nmu(100, 6, 2)
     yield "nmu small float64", HIGHEST, lambda: _nmu(100, 6, 2, dtype=torch.float64)
@@ -157,13 +157,14 @@ def _layers() -> Iterator[Case]:
     yield "nmru small float64", HIGHEST, lambda: _nmru(100, 6, 2, dtype=torch.float64)
     yield "nmru large", HIGHEST, lambda: _nmru(1000, 100, 100)
     yield "nmru large, product of signs", HIGHEST, lambda: _nmru(1000, 100, 100, separate=False)
-    for layer, launch in (("nalu", _nalu), ("inalu", _inalu)):
-        yield f"{layer} small", HIGHEST, lambda f=launch: f(100, 6, 2)  # type: ignore[misc]
-        yield f"{layer} medium odd", HIGHEST, lambda f=launch: f(*SHAPES["medium odd"])  # type: ignore[misc]
+    layers: dict[str, Callable[..., None]] = {"nalu": _nalu, "inalu": _inalu}
+    for layer, launch in layers.items():
+        yield f"{layer} small", HIGHEST, partial(launch, 100, 6, 2)
+        yield f"{layer} medium odd", HIGHEST, partial(launch, *SHAPES["medium odd"])
         for precision in ("highest", "high", "medium"):
-            yield f"{layer} large {precision}", precision, lambda f=launch: f(*SHAPES["large"])  # type: ignore[misc]
+            yield f"{layer} large {precision}", precision, partial(launch, *SHAPES["large"])
     for name in ("medium", "narrow", "large odd"):
-        yield f"inalu {name}", HIGHEST, lambda name=name: _inalu(*SHAPES[name])  # type: ignore[misc]
+        yield f"inalu {name}", HIGHEST, partial(_inalu, *SHAPES[name])
     yield "inalu float64", HIGHEST, lambda: _inalu(*SHAPES["large odd"], dtype=torch.float64)
     yield "inalu float64 medium", HIGHEST, lambda: _inalu(*SHAPES["medium"], dtype=torch.float64)
 
@@ -174,7 +175,7 @@ def _loops() -> Iterator[Case]:
             d, h, starts = size
             name = f"ode {d} -> {h}, starts {starts} {str(dtype).removeprefix('torch.')}"
             for label, save in ((name, True), (f"{name} checkpointed", False)):
-                yield label, HIGHEST, functools.partial(_ode, *size, dtype=dtype, save=save)
+                yield label, HIGHEST, partial(_ode, *size, dtype=dtype, save=save)
 
 
 def _variants(all_large: bool) -> Iterator[Case]:
@@ -196,10 +197,10 @@ def _variants(all_large: bool) -> Iterator[Case]:
         "gate only": {"needs": 8},
     }
     for label, options in optional.items():
-        yield f"small {label}", HIGHEST, lambda o=options: _npu(100, 6, 2, **o)  # type: ignore[misc]
+        yield f"small {label}", HIGHEST, partial(_npu, 100, 6, 2, **options)
     for label in list(optional)[: None if all_large else 4]:
         options = optional[label]
-        yield f"large {label}", HIGHEST, lambda o=options: _npu(*SHAPES["large"], **o)  # type: ignore[misc]
+        yield f"large {label}", HIGHEST, partial(_npu, *SHAPES["large"], **options)
     yield "nmu models, shared x", HIGHEST, lambda: _nmu(100, 6, 2, K=3, shared=True)
     yield "nmu models", HIGHEST, lambda: _nmu(100, 6, 2, K=3)
     yield "nmru models, shared x", HIGHEST, lambda: _nmru(100, 6, 2, K=3, shared=True)
@@ -230,11 +231,11 @@ def stored_cases(target: str) -> Iterator[Case]:
                 seen.add(case)
                 options = {"K": k if k > 1 else None, "dtype": getattr(torch, dtype)}
                 mode = "highest" if precision == "any" else precision
-                yield key, mode, functools.partial(launch, MEASURED_ROWS, i, o, **options)
+                yield key, mode, partial(launch, MEASURED_ROWS, i, o, **options)
 
 
 def large_cases(target: str, quick: bool) -> Iterator[Case]:
-    """Calls for the large kernels. `quick`: NPU and RealNPU at `highest`, for targets with budgets."""
+    """Calls for the large kernels. `quick`: NPU, RealNPU at `highest`, for targets with budgets."""
     size = (4096, 512, 512)
     if target.startswith("gfx") or (quick and target not in loops.TARGETS):
         return
@@ -249,11 +250,11 @@ def large_cases(target: str, quick: bool) -> Iterator[Case]:
         ("models, shared x", {"K": 3, "shared": True}),
         ("bfloat16", {"dtype": torch.bfloat16}),
     ):
-        yield f"planes {label}", HIGHEST, lambda o=options: _npu(*size, **o)  # type: ignore[misc]
+        yield f"planes {label}", HIGHEST, partial(_npu, *size, **options)
 
 
 def compile_target(target: str, quick: bool = False, variants: str = "") -> list[dict[str, Any]]:
-    """The rows of a target; see `cases`. With `quick` the other calls are launched but not compiled."""
+    """The rows of a target; see `cases`. With `quick` other calls are launched but not compiled."""
     rows: list[dict[str, Any]] = []
     with compile_instead(target) as done:
         for label, fault in _launch(

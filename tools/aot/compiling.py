@@ -1,4 +1,4 @@
-"""Triton's launches as compilations under a stub driver, what they compile to, and their budgets."""
+"""Triton's launches as compilations under a stub driver, their resources and budgets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ USED = re.compile(r"Used (\d+) registers")
 OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_]+)")
 
 
-# ---- the stub ------------------------------------------------------------------------------------------------------
+# ---- the stub ----------------------------------------------------------------------------------
 
 
 class StubDriver:
@@ -131,7 +131,7 @@ def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compila
                 os.environ["TRITON_CACHE_DIR"] = previous
 
 
-# ---- reading what came out -----------------------------------------------------------------------------------------
+# ---- resources of compiled kernels -------------------------------------------------------------
 
 
 def _tool(name: str) -> str:

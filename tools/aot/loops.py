@@ -1,12 +1,13 @@
-"""The loops around matrix units' instructions, and the budgets of the kernels for large layers (`npu_large`).
+"""The loops around matrix units' instructions, and the budgets of large layers' kernels.
 
 For sm_90 and sm_100, each large kernel must do at least :data:`GAIN` times the multiply-adds of the
 one-pass kernel for the same target, for each instruction that it issues; wait at most once for a
 product of depth DEPTH; and have shared memory for two stages.
 
-Multiply-adds are those of the layer's formula: for each row, input and output two with log r and two
-with the mask forward, two in backward_x, two and two in backward_w. The number of products of narrower
-numbers that make them (six and three in the one-pass kernels, three and two here) does not count.
+Multiply-adds are those of the layer's formula: for each row, input and output two with log r and
+two with the mask forward, two in backward_x, two and two in backward_w. The number of products of
+narrower numbers that make them (six and three in the one-pass kernels, three and two here) does not
+count.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def multiply_adds(row: dict[str, Any]) -> float:
 
 
 def large_faults(rows: list[dict[str, Any]]) -> None:
-    """Add the faults of a target's large kernels to their rows; rows have its one-pass kernels too."""
+    """Add faults to the rows of a target's large kernels; its one-pass kernels are rows too."""
     one_pass = {}
     for row in rows:
         if _part(row) and row["passes"] == 6 and row.get("loops") and row["case"] == "large":

@@ -24,11 +24,12 @@ orphan: true
 
 # What the Triton kernels compile to
 
-Made by `make resources` from `python -m tools.aot`, which compiles every kernel and shipped configuration ahead of
-time, without a GPU, and fails when one exceeds its budget: a register spill, more registers or shared memory than the
-target has, an empty kernel, no tensor-core instruction where the scheme promises them (`passes` > 0). None of this says
-how fast a kernel is. Registers are per thread, spills and shared memory in bytes; instructions are those of the
-disassembly; tensor-core instructions by name.
+Made by `make resources` from `python -m tools.aot`, which compiles every kernel and shipped
+configuration ahead of time, without a GPU, and fails when one exceeds its budget: a register spill,
+more registers or shared memory than the target has, an empty kernel, no tensor-core instruction
+where the scheme promises them (`passes` > 0). None of this says how fast a kernel is. Registers are
+per thread, spills and shared memory in bytes; instructions are those of the disassembly; tensor-
+core instructions by name.
 """
 CASE_KEYS = ("kernel", "case", "tile", "passes", "warps", "stages")
 KEYS = (*CASE_KEYS, "registers", "spill_bytes", "shared_bytes", "instructions")  # of a row

@@ -4,12 +4,13 @@ The functions named like the operators launch the kernels. They take CUDA tensor
 a process started with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels.
 Importing this module imports no triton.
 
-    npu           forward and backward on matrix tiles        npu_small    the same for layers with I, O < 16
-    npu_large     large layers: *_kernels, npu_planes         costs        which layers are large
-    nmu           the multiplication unit                      reduction    sums of partial results in a fixed order
-    nalu          NALU, iNALU: nalu_*_kernels, nac             tuning       configurations: tables.json
-    ode           the time loop: ode_kernels                   launch       what launchers share
-    device_math   arithmetic inside kernels                  tape         repeated calls in less processor time
+    npu           NPU on matrix tiles                    npu_small    layers with I, O < 16
+    npu_large     large layers: *_kernels, npu_planes    costs        which layers are large
+    nmu           the multiplication unit                reduction    sums of partial results
+    nalu          NALU, iNALU: nalu_*_kernels, nac       tuning       configurations: tables.json
+    ode           the time loop: ode_kernels             launch       helpers of launchers
+    device_math   arithmetic inside kernels              tape         repeated calls, in less time
+    weight_gradients    the end of an NPU's backward
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ def seconds(chip: Chip, i: int, o: int, k: int) -> tuple[float, float]:
     terms = k * ASSUMED_ROWS * i * o
     product = terms / (chip.multiply_adds * chip.efficiency) * cycle
     issued = terms * (FORWARD_INSTRUCTIONS + BACKWARD_INSTRUCTIONS) / ISSUED * cycle
-    # P and Q take six products each with log r, three with the mask; backward_x six, backward_w nine.
+    # P and Q take six products each with log r, three with the mask; backward_x 6, backward_w 9.
     one_pass = max(2 * (9 + 6 + 9) * product, issued) + 4 * chip.launch
     # The large kernels take three instead of six, and two instead of three.
     products = 2 * (5 + 3 + 5) * product
-    # Bytes read and written for planes of x (4, 6) twice, of dP and dQ (12, 16), of weights (8, 24).
+    # Bytes read, written for planes of x (4, 6) twice, of dP and dQ (12, 16), of weights (8, 24).
     moved = k * (ASSUMED_ROWS * (2 * 10 * i + 28 * o) + 40 * i * o)
     return one_pass, products + moved / chip.bandwidth + 9 * chip.launch
 

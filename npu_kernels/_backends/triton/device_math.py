@@ -24,9 +24,9 @@ A mask is exactly 0 or 1 and needs one plane.
 Inside Triton's interpreter bfloat16 products and casts are wrong. There planes are rounded by
 integer arithmetic and stay float32: the same values flow through the same products, exactly.
 
-An infinite value leaves ``inf - inf`` in a plane. So the split schemes give NaN wherever an infinity
-enters a sum, where IEEE arithmetic may give an infinity. The forward kernels compute such tiles a
-second time, with one plane.
+An infinite value leaves ``inf - inf`` in a plane. So the split schemes give NaN wherever an
+infinity enters a sum, where IEEE arithmetic may give an infinity. The forward kernels compute such
+tiles a second time, with one plane.
 """
 
 import triton
@@ -183,7 +183,7 @@ def sincos_reduced(t, quadrant):
 
 @triton.jit
 def sincos(q):
-    """sin(q) and cos(q) from one range reduction; error below 1.2e-7 in float32 for ``|q| <= 2**28``.
+    """sin(q) and cos(q); in float32 absolute error below 1.2e-7 for ``|q| <= 2**28``.
 
     The constants have so few bits that three products are exact up to 8192, fused or not (Cody and
     Waite); a tile with a larger value reduces in float64. Beyond ``2**28``, where neighbouring

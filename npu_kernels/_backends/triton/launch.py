@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 
 
 def model_sizes(name: str, x: Tensor, weight: Tensor) -> Sizes:
-    """Sizes of ``weight [O, I]`` with ``x [B, I]``, or ``[K, O, I]`` with ``[K, B, I]`` or ``[B, I]``."""
+    """Sizes of ``[O, I]`` with ``[B, I]``, or ``[K, O, I]`` with ``[K, B, I]`` or ``[B, I]``."""
     w, rows = weight.shape, x.shape
     if len(w) > 1 and max(w[-1], w[-2]) >= MOST_FEATURES:
         limit = f"at most {MOST_FEATURES - 1} inputs and outputs"
@@ -82,21 +82,18 @@ def contiguous(*tensors: Tensor | None) -> list[Any]:
 
 
 def needed(needs: int, *tensors: Tensor | None) -> list[bool]:
-    """For each tensor whether its gradient is needed: bit n of `needs` stands for tensor n."""
+    """Return for each tensor whether its gradient is needed: bit n of `needs` is tensor n's."""
     return [t is not None and bool(needs >> bit & 1) for bit, t in enumerate(tensors)]
 
 
 def gradients(needs: list[bool], *tensors: Tensor | None) -> list[Tensor]:
-    """New tensors for the gradients, of the tensors' shapes and dtypes; those not needed are empty."""
-    x = tensors[0]
-    return [
-        (x if t is None else t).new_empty(t.shape if t is not None and need else (0,))  # type: ignore[union-attr]
-        for t, need in zip(tensors, needs, strict=True)
-    ]
+    """New tensors for the gradients, of the tensors' shapes and dtypes, or empty if not needed."""
+    like: list[Any] = [tensors[0] if tensor is None else tensor for tensor in tensors]
+    return [t.new_empty(t.shape if n else (0,)) for t, n in zip(like, needs, strict=True)]
 
 
 def result_type(x: Tensor, weight: Tensor) -> tl.dtype | None:
-    """The result's dtype for :func:`empty`: that of x, or float32 where x and the weights differ."""
+    """The result's dtype for :func:`empty`: that of x, float32 where the weights have another."""
     return None if x.dtype is weight.dtype else tl.float32
 
 

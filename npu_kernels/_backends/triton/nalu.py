@@ -1,9 +1,9 @@
 """The operators of NALU and iNALU, siblings of the Neural Power Unit layer.
 
 Formulas and kernels are in `nalu_forward_kernels` and `nalu_backward_kernels`. x is ``[B, I]`` or
-``[K, B, I]``, weights and masks ``[O, I]`` or ``[K, O, I]``, gate_bias ``[O]`` or ``[K, O]``, all else
-``[B, O]`` or ``[K, B, O]``; any strides. At most four launches for forward and backward, three where
-rows are not split and models do not share x.
+``[K, B, I]``, weights and masks ``[O, I]`` or ``[K, O, I]``, gate_bias ``[O]`` or ``[K, O]``, all
+else ``[B, O]`` or ``[K, B, O]``; any strides. At most four launches for forward and backward, three
+where rows are not split and models do not share x.
 """
 
 from typing import Any, NamedTuple
@@ -180,8 +180,9 @@ def _backward(
             sums |= _sums(arranged, parts, grad_weights, part_bias, grad_bias)
         if need_add or need_mul or need_gate or need_bias:
             start(
-                nalu_backward_w_kernel, tiles * splits, options, grad_y, x, *arranged[:4], *inner, *parts,
-                part_bias, K, B, O, I, rows_per_split, *common,
+                nalu_backward_w_kernel, tiles * splits, options,
+                grad_y, x, *arranged[:4], *inner, *parts, part_bias,
+                K, B, O, I, rows_per_split, *common,
                 need_add, need_mul, need_gate, need_bias, splits == 1, acc,
             )  # fmt: skip
         sum_partials(acc, **sums)
@@ -192,7 +193,7 @@ def nalu_backward(
     grad_y: Tensor, x: Tensor, weight: Tensor, mask: Tensor, gate_weight: Tensor,
     gate_bias: Tensor | None, h: Tensor, a: Tensor, t: Tensor, eps: float, needs: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of ``(x, weight, mask, gate_weight, gate_bias)``; empty without a bit in `needs`."""
+    """Gradients of x, weight, mask, gate_weight, gate_bias; empty without a bit in `needs`."""
     weights = {"weight": weight, "mask": mask, "gate_weight": gate_weight}
     saved = {"h": h, "a": a, "t": t}
     return tuple(_backward("nalu_backward", grad_y, x, weights, gate_bias, saved, None, eps, needs))

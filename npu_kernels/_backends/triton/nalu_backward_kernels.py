@@ -1,4 +1,4 @@
-"""NALU and iNALU, siblings of the Neural Power Unit layer: the backward on tiles of matrix products.
+"""NALU and iNALU, siblings of the Neural Power Unit layer: the backward on matrix tiles.
 
 Notation, sources, precision and error: `nalu_forward_kernels`. From ``grad_y [B, O]``::
 
@@ -13,11 +13,11 @@ Notation, sources, precision and error: `nalu_forward_kernels`. From ``grad_y [B
 A product without one of its factors is the product divided by it, or, if no other factor is 0, the
 product of the others: gradients are right where a factor is 0.
 
-Two launches, and one more that adds partial sums (`reduction`) when rows are split or models share x.
-The NALU takes the same kernels with fewer operands.
+Two launches, and one more that adds partial sums (`reduction`) when rows are split or models share
+x. The NALU takes the same kernels with fewer operands.
 """
 
-# ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant must not be merged with one on a value)
+# ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant stands alone, see device_math)
 
 import triton
 import triton.language as tl
@@ -144,7 +144,7 @@ def _all_rare_sign_gradients(
     acc, w, x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
     INALU: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """Add `_rare_sign_gradients` of all rows: in a second loop, which saves registers in the first."""
+    """Add `_rare_sign_gradients` of all rows: a second loop, which saves registers in the first."""
     offs_b = tl.arange(0, BLOCK_B)
     offs_x = offs_b[:, None] * I + offs_i[None, :]
     offs_y = offs_b[:, None] * O + offs_o[None, :]
@@ -163,11 +163,11 @@ def _all_rare_sign_gradients(
 @triton.jit
 def _sums_over_rows(
     x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
-    EPS: tl.constexpr, INALU: tl.constexpr, NEED_ADD: tl.constexpr, NEED_MUL: tl.constexpr, NEED_GATE: tl.constexpr,
-    NEED_BIAS: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
+    EPS: tl.constexpr, INALU: tl.constexpr, NEED_ADD: tl.constexpr, NEED_MUL: tl.constexpr,
+    NEED_GATE: tl.constexpr, NEED_BIAS: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """``dA' x`` (NALU: plus ``dE' L``), ``dE' L``, ``dH' x``, ``dT' (x < 0)``, ``sum_b dH`` of a tile.
+    """Sums ``dA' x`` (NALU: plus ``dE' L``), ``dE' L``, ``dH' x``, ``dT' (x < 0)``, ``sum_b dH``.
 
     And a number above 0 if `_all_rare_sign_gradients` has terms to add.
     """
@@ -216,7 +216,7 @@ def _store_sum(
     acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, out, mask_w,
     FINAL: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Store a sum over rows: with FINAL as gradients of weight and mask, else for `sum_partials`."""
+    """Store a sum over rows: with FINAL gradients of weight and mask, else a partial sum."""
     if FINAL:
         store_nac_gradients(acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, mask_w, ACC)
     else:
@@ -264,7 +264,8 @@ def nalu_backward_w_kernel(
     pointers = (grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr)
     acc_add, acc_mul, acc_gate, acc_negative, acc_bias, any_rare = _sums_over_rows(
         x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
-        EPS, INALU, NEED_ADD, NEED_MUL, NEED_GATE, NEED_BIAS, ACC, PASSES, BLOCK_B, BLOCK_O, BLOCK_I,
+        EPS, INALU, NEED_ADD, NEED_MUL, NEED_GATE, NEED_BIAS, ACC, PASSES,
+        BLOCK_B, BLOCK_O, BLOCK_I,
     )  # fmt: skip
     out = pid_s * K * O * I + offs_w
     if NEED_ADD:

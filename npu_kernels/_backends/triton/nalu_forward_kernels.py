@@ -15,14 +15,14 @@ definition 1. For every model k of K, ``x [B, I]``, weights ``[O, I]``, bias ``[
     h      G x + bias                 G x                                              [B, O]
     y      g a + (1 - g) t            t = s exp(e)           g = 1 / (1 + exp(-h))
 
-A factor of s is 1 where x > 0, ``1 - 2 |W|`` where x < 0 and ``1 - |W|`` where x = 0. So the logarithm
-of their product, its sign and the number of its zeros are products of 0/1 masks with matrices: no
-``[B, O, I]`` tensor, and nothing to do for a tile of positive x. Beside the inputs h, a, and t without
-its factors that are 0 are saved; for the iNALU also flags, an integer per output: the number of factors
-that are 0, at most 2, times 2, plus 1 where omega bounds W L.
+A factor of s is 1 where x > 0, ``1 - 2 |W|`` where x < 0 and ``1 - |W|`` where x = 0. So the
+logarithm of their product, its sign and the number of its zeros are products of 0/1 masks with
+matrices: no ``[B, O, I]`` tensor, and nothing to do for a tile of positive x. Beside the inputs h,
+a, and t without its factors that are 0 are saved; for the iNALU also flags, an integer per output:
+the number of factors that are 0, at most 2, times 2, plus 1 where omega bounds W L.
 
-One launch. Valid range and precision schemes: those of `npu`. Error: that of float32 sums of the same
-length, also in log s.
+One launch. Valid range and precision schemes: those of `npu`. Error: that of float32 sums of the
+same length, also in log s.
 """
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
@@ -52,7 +52,7 @@ def _count(plane, mask, acc, ACC: tl.constexpr, PASSES: tl.constexpr):
 def _factors(acc_s, state, chosen, f, ACC: tl.constexpr, PASSES: tl.constexpr):
     """Multiply by the factors f ``[BLOCK_I, BLOCK_O]`` where chosen ``[BLOCK_B, BLOCK_I]``.
 
-    acc_s adds up the logarithms of nonzero factors; bit 0 of state is the sign, the rest counts zeros.
+    acc_s sums the logarithms of nonzero factors; bit 0 of state is the sign, the rest counts zeros.
     """
     plane = exact_plane(chosen, ACC, PASSES)
     is_zero = f == 0
@@ -118,7 +118,7 @@ def _zero_factors(
     ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Multiply by the factors of x = 0: in a second loop, which saves registers in that of all tiles."""
+    """Multiply by the factors of x = 0: in a second loop, which saves registers in the first."""
     offs_b = tl.arange(0, BLOCK_B)
     offs_o = tl.arange(0, BLOCK_O)
     offs_i = tl.arange(0, BLOCK_I)
@@ -197,7 +197,7 @@ def nalu_forward_kernel(
                 ACC, PASSES, BLOCK_B, BLOCK_O, BLOCK_I,
             )  # fmt: skip
     if PASSES > 1:
-        # An infinite operand left NaN in the split sums; one plane tells infinity from NaN like IEEE.
+        # An infinite operand left NaN in the split sums; one plane tells infinity from NaN.
         if tl.max(tl.where((a != a) | (h != h) | (e != e), 1, 0)) > 0:
             a_one, h_one, e_one, _, _, _ = _sums(
                 x_ptr, wa_ptr, ma_ptr, wm_ptr, mm_ptr, gw_ptr, rows, outputs, I,

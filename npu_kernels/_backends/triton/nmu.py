@@ -1,8 +1,8 @@
-"""Neural Multiplication Unit, a sibling of the Neural Power Unit layer: forward and backward kernels.
+"""Neural Multiplication Unit, a sibling of the Neural Power Unit layer: forward and backward.
 
-Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, equation 4, after Madsen and Johansen,
-"Neural Arithmetic Units", ICLR 2020. The weight is not clipped here. For every model k of K,
-``x [B, I]``, ``weight [O, I]``::
+Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, equation 4, after Madsen and
+Johansen, "Neural Arithmetic Units", ICLR 2020. The weight is not clipped here. For every model k of
+K, ``x [B, I]``, ``weight [O, I]``::
 
     f_boi = weight_oi x_bi + (1 - weight_oi)              y_bo = prod_i f_boi              [B, O]
 
@@ -11,23 +11,24 @@ Backward, from ``grad_y [B, O]``, with the cofactor ``E_boi = prod_{j != i} f_bo
     grad_x_bi      = sum_o grad_y_bo E_boi weight_oi
     grad_weight_oi = sum_b grad_y_bo E_boi (x_bi - 1)
 
-Nothing is saved but the inputs. A program has a tile of rows and outputs and goes through the inputs
-twice. First it forms the product of all factors that are not 0, as mantissa and exponent, so that
-neither underflow nor overflow spoils a part of it, and counts the zeros. Then it divides one factor out
-for every ``E``: without a zero among the other factors that quotient is ``E``, else ``E`` is 0. So
-gradients are right where factors are 0. The sums over the tile are partial sums, which are added in a
-fixed order (`reduction`): two launches, one where a single tile covers the layer.
+Nothing is saved but the inputs. A program has a tile of rows and outputs and goes through the
+inputs twice. First it forms the product of all factors that are not 0, as mantissa and exponent, so
+that neither underflow nor overflow spoils a part of it, and counts the zeros. Then it divides one
+factor out for every ``E``: without a zero among the other factors that quotient is ``E``, else
+``E`` is 0. So gradients are right where factors are 0. The sums over the tile are partial sums,
+which are added in a fixed order (`reduction`): two launches, one where a single tile covers the
+layer.
 
 Eager torch needs several ``[B, O, I]`` tensors; here the partial sums take
 ``B O I (1 / BLOCK_O + 1 / BLOCK_B)`` elements, none where one tile suffices.
 
-The Neural Multiplicative Reciprocal Unit (Mistry, Farrahi, Hare 2022) takes ``x' = [x, r]``,
-``r = 1 / (x + eps)``, in registers: a step of a loop has two factors. Its weight ``[O, 2 I]`` is clipped
-here. With separate signs the factors are of ``|x'|``, and ``y_bo`` is their product times
-``cos(pi sum_i n_i weight_oi)``, n_i = 1 where x'_i < 0.
+The Neural Multiplicative Reciprocal Unit (Mistry, Farrahi, Hare 2022) takes ``x' = [x, r]``, ``r =
+1 / (x + eps)``, in registers: a step of a loop has two factors. Its weight ``[O, 2 I]`` is clipped
+here. With separate signs the factors are of ``|x'|``, and ``y_bo`` is their product times ``cos(pi
+sum_i n_i weight_oi)``, n_i = 1 where x'_i < 0.
 
-Valid range: all finite factors. An infinite or NaN factor makes the gradients that it enters infinite
-or NaN. Error: that of I float32 products (``I 2**-24``), and a division in the backward.
+Valid range: all finite factors. An infinite or NaN factor makes the gradients that it enters
+infinite or NaN. Error: that of I float32 products (``I 2**-24``), and a division in the backward.
 """
 
 from typing import Any
@@ -63,7 +64,7 @@ def _tile(B, O, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr):
 
 @triton.jit
 def _factor(x_ptr, w_ptr, i, I, offs_b, offs_o, mask_b, mask_o, ACC: tl.constexpr):
-    """``x [BLOCK_B, 1], weight [1, BLOCK_O]`` and the factors of input i; 1 beyond the last index."""
+    """x ``[BLOCK_B, 1]``, weight ``[1, BLOCK_O]``, the factors of input i; 1 beyond the layer."""
     x = tl.load(x_ptr + offs_b * I + i, mask=mask_b & (i + 0 * offs_b < I), other=1.0)
     x = x.to(ACC)[:, None]
     w = tl.load(w_ptr + offs_o * I + i, mask=mask_o & (i + 0 * offs_o < I), other=0.0)
@@ -256,7 +257,7 @@ def _product_of_pairs(
     EPS: tl.constexpr, CLIP: tl.constexpr, SEPARATE: tl.constexpr, ACC: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
-    """``mantissa, exponent, zeros, turns``: the product of nonzero factors, and the number of zeros.
+    """``mantissa, exponent`` of the product of nonzero factors, the number of zeros, and turns.
 
     turns: the argument of the cosine, over pi.
     """

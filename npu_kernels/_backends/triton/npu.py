@@ -6,13 +6,13 @@ weight_im) and definition 3 (NaiveNPU, without gate).
 Forward, for every model k of K, ``x [B, I]``, ``weight_re, weight_im [O, I]``, ``gate [I]``::
 
     ghat = clamp(gate, 0, 1)                    1 without gate
-    r    = ghat (|x| + eps) + (1 - ghat)        L = log r        m = 1 where x < 0, else 0      [B, I]
+    r    = ghat (|x| + eps) + (1 - ghat)        L = log r        m = 1 where x < 0, else 0   [B, I]
     P    = L Wr' - pi m (Wi ghat)'              [B, O]
     Q    = L Wi' + pi m (Wr ghat)'              [B, O]
     y    = exp(P) cos(Q)        s = exp(P) sin(Q)
 
-Backward, from ``grad_y [B, O]``, the inputs and the saved y and s (s is the only extra memory; L, r, m
-and the upstream products are recomputed)::
+Backward, from ``grad_y [B, O]``, the inputs and the saved y and s (s is the only extra memory; L,
+r, m and the upstream products are recomputed)::
 
     dP   = grad_y y             dQ = -grad_y s
     dL   = dP Wr + dQ Wi        dr = dL / r         grad_x = dr ghat sign(x)    kernel _backward_x
@@ -20,18 +20,19 @@ and the upstream products are recomputed)::
     grad_weight_re = SP + pi MQ ghat                grad_weight_im = SQ - pi MP ghat
     grad_gate = sum_b dr (|x| + eps - 1) + pi sum_o (Wr MQ - Wi MP)    where 0 <= gate <= 1, else 0
 
-The product with the mask is skipped for tiles without a negative input. Launches: forward 1; backward
-2, and one more that adds partial sums (`reduction`) when rows are split, a gate has a gradient, or
-models share x. Layers with fewer than 16 inputs and outputs go to `npu_small`, those for which `costs`
-says so to `npu_large`.
+The product with the mask is skipped for tiles without a negative input. Launches: forward 1;
+backward 2, and one more that adds partial sums (`reduction`) when rows are split, a gate has a
+gradient, or models share x. Layers with fewer than 16 inputs and outputs go to `npu_small`, those
+for which `costs` says so to `npu_large`.
 
-Valid range: all finite inputs. With infinite and NaN inputs the forward gives what the formula gives;
-in the backward the split precisions give NaN where the formula gives an infinity or NaN. An infinite
-weight, in a tile without negative inputs, gives what the sum without the mask product gives.
+Valid range: all finite inputs. With infinite and NaN inputs the forward gives what the formula
+gives; in the backward the split precisions give NaN where the formula gives an infinity or NaN. An
+infinite weight, in a tile without negative inputs, gives what the sum without the mask product
+gives.
 
-Error: with PASSES 0 and 6 (`device_math`), P and Q carry the error of a float32 sum of the same length;
-exp, sin and cos add 3 ulp. PASSES 3 and 1 make the error of P and Q about ``2**-16`` and ``2**-8`` of
-the largest terms.
+Error: with PASSES 0 and 6 (`device_math`), P and Q carry the error of a float32 sum of the same
+length; exp, sin and cos add 3 ulp. PASSES 3 and 1 make the error of P and Q about ``2**-16`` and
+``2**-8`` of the largest terms.
 
 float64 computes in float64, all other dtypes in float32; partial sums have that type.
 """
@@ -141,7 +142,7 @@ def npu_forward_kernel(
     rows = tl.minimum(B - first_b, BLOCK_B).to(tl.int32)
     outputs = tl.minimum(O - first_o, BLOCK_O).to(tl.int32)
 
-    # Tiles are addressed by 32-bit offsets from a 64-bit start: half the registers of 64-bit pointers.
+    # 32-bit offsets from a 64-bit start take half the registers of 64-bit pointers.
     if SHARED_X:
         x_ptr += first_b * I
     else:
@@ -156,7 +157,7 @@ def npu_forward_kernel(
         EPS, HAS_IM, HAS_GATE, ACC, PASSES, BLOCK_B, BLOCK_O, BLOCK_I,
     )  # fmt: skip
     if PASSES > 1:
-        # An infinite operand left NaN in the split sums; one plane tells infinity from NaN like IEEE.
+        # An infinite operand left NaN in the split sums; one plane tells infinity from NaN.
         if tl.max(tl.where((p != p) | (q != q), 1, 0)) > 0:
             p_one, q_one = _exponents(
                 x_ptr, wre_ptr, wim_ptr, gate_ptr, rows, outputs, I,
@@ -251,8 +252,7 @@ def npu_backward_w_kernel(
     NEED_RE: tl.constexpr, NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr,
     PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    tiles_o = tl.cdiv(O, BLOCK_O)
-    tiles_i = tl.cdiv(I, BLOCK_I)
+    tiles_o, tiles_i = tl.cdiv(O, BLOCK_O), tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)  # all tiles of one split read the same rows and run next to each other
     first_i = (pid % tiles_i).to(tl.int64) * BLOCK_I
     pid_o = ((pid // tiles_i) % tiles_o).to(tl.int64)
@@ -330,7 +330,7 @@ def npu_forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``(y, s)``, both ``[B, O]`` or ``[K, B, O]``; s is empty without `save_sin`. 1 or 3 launches.
 
-    x ``[B, I]`` or ``[K, B, I]``, weights ``[O, I]`` or ``[K, O, I]``, gate ``[I]`` or ``[K, I]``, of
+    x ``[B, I]`` or ``[K, B, I]``, weights ``[O, I]`` or ``[K, O, I]``, gate ``[I]`` or ``[K, I]``;
     any strides.
     """
     sizes = K, B, I, O, shared_x = launch.model_sizes("npu_forward", x, weight_re)
@@ -378,10 +378,7 @@ def npu_backward(
         needed = launch.needed(needs, x, weight_re, weight_im, gate)
         grads = launch.gradients(needed, x, weight_re, weight_im, gate)
         return tuple(grad.zero_() for grad in grads)  # type: ignore[return-value]
-    grad_y, x, weight_re, weight_im, gate, y, s = launch.contiguous(
-        grad_y, x, weight_re, weight_im, gate, y, s
-    )
-    operands = (grad_y, x, weight_re, weight_im, gate, y, s)
+    operands = launch.contiguous(grad_y, x, weight_re, weight_im, gate, y, s)
     with launch.device_of(x):
         if tuning.is_small(I, O):
             return small_backward(*operands, eps, straight_through, needs, sizes)
@@ -406,7 +403,8 @@ def npu_backward(
             )  # fmt: skip
         if need_re or need_im or need_gate:
             start(
-                npu_backward_w_kernel, tiles_w * splits, config_w, *operands, part_re, part_im, part_gate,
-                tiles_b, K, B, O, I, rows_per_split, *flags, need_re, need_im, need_gate, acc,
+                npu_backward_w_kernel, tiles_w * splits, config_w,
+                *operands, part_re, part_im, part_gate, tiles_b, K, B, O, I, rows_per_split,
+                *flags, need_re, need_im, need_gate, acc,
             )  # fmt: skip
         return gradients.finish(straight_through)

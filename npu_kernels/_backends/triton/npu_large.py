@@ -1,20 +1,21 @@
 """Forward and backward of large layers: operands made once (`npu_planes`), then products of planes.
 
-The formulas are those of `npu`. Its kernels compute logarithms, masks and splits anew for every tile
-of outputs; here they are made once, and the loops of the three product kernels only load and multiply:
+The formulas are those of `npu`. Its kernels compute logarithms, masks and splits anew for every
+tile of outputs; here they are made once, and the loops of the three product kernels only load and
+multiply:
 
-==================== ==================== ==================== ============== =========================
-kernel               left                 right                sums over      result
-==================== ==================== ==================== ============== =========================
-npu_large_forward    log r, mask          weights, their phase inputs         P and Q of a tile: y, s
-npu_large_backward_x dP and dQ, by rows   weights              packed outputs dL: grad_x, gate's part
-npu_large_backward_w dP and dQ, by column log r, mask          rows           weights' and gate's parts
-==================== ==================== ==================== ============== =========================
+==================== ================== ==================== ============== ======================
+kernel               left               right                sums over      result
+==================== ================== ==================== ============== ======================
+npu_large_forward    log r, mask        weights, their phase inputs         P, Q: y, s of a tile
+npu_large_backward_x dP, dQ, by rows    weights              packed outputs dL: grad_x, gate part
+npu_large_backward_w dP, dQ, by columns log r, mask          rows           weights' and gate part
+==================== ================== ==================== ============== ======================
 
 A step of a loop has depth DEPTH. Its products (three with PRODUCTS = 3, two for the mask, which is
-exact in one plane) start from zero, smallest first, and are added to the tile's sum in float32, times
-the inverse scales of the operands: matrix units truncate when they add, and a long sum in them would
-drift. PRODUCTS = 1 takes hi alone.
+exact in one plane) start from zero, smallest first, and are added to the tile's sum in float32,
+times the inverse scales of the operands: matrix units truncate when they add, and a long sum in
+them would drift. PRODUCTS = 1 takes hi alone.
 
 The forward multiplies no mask for steps of inputs without a negative input in the tile's rows, and
 backward_w none for tiles of inputs without one in the program's rows.
@@ -23,11 +24,12 @@ Where the chip copies tiles itself (compute capability 9.0 and more) tensor desc
 operands, elsewhere pointers. The forward and backward_x start one program for each multiprocessor,
 which takes one tile after the other.
 
-The planes are freed after each pass; the backward makes those of x and the weights anew. They take 6
-bytes for each input and 8 for each weight in the forward, and in the backward 16 more for each output.
+The planes are freed after each pass; the backward makes those of x and the weights anew. They take
+6 bytes for each input and 8 for each weight in the forward, and in the backward 16 more for each
+output.
 
-Valid range: see `npu_planes` for what is too small; an infinite input gives NaN in the forward where
-its weight is too small. Everything else as in `npu`.
+Valid range: see `npu_planes` for what is too small; an infinite input gives NaN in the forward
+where its weight is too small. Everything else as in `npu`.
 """
 
 import functools
@@ -190,7 +192,7 @@ def large_backward(
             upstream.column_scale, logs.flags, weight_re, weight_im, gate,
             part_re, part_im, part_gate, shape.tiles_b, K, O, I, shape.packed, rows,
             logs.planes.shape[0] // 3, shape.pitch, rows // TILE * shape.packed, shape.tiles_b,
-            rows_per_split // TILE, shape.models_x > 1, imaginary, gated, need_re, need_im, need_gate,
-            *last, **plan.options,
+            rows_per_split // TILE, shape.models_x > 1, imaginary, gated,
+            need_re, need_im, need_gate, *last, **plan.options,
         )  # fmt: skip
     return gradients.finish(straight_through)

@@ -53,7 +53,7 @@ def _forward_sums(
     rows_w, pitch,
     HAS_IM: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """The sums with log r, and with the mask; with HAS_IM the second is of both: P and Q, packed."""
+    """The sums with log r and with the mask; with HAS_IM the second has both: packed P and Q."""
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for step in range(loop_end(steps)):
         i = step * DEPTH
@@ -97,7 +97,7 @@ def _store_outputs(
     p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
     OUTPUTS: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
-    """Store y and s of OUTPUTS outputs, with REPAIR only where y is NaN; return whether NaN was stored."""
+    """Store y and s, with REPAIR only where y is NaN; return whether NaN was stored."""
     offs_o = first_o + tl.arange(0, OUTPUTS)
     mask = mask_b[:, None] & (offs_o < O)[None, :]
     offs = offs_b[:, None] * O + offs_o[None, :]
@@ -197,13 +197,13 @@ def npu_large_forward_kernel(
             # An infinite operand left NaN in the sums; one plane tells infinity from NaN like IEEE.
             if bad > 0:
                 tl.debug_barrier()  # what was stored is read again
-                # The compiler does not know that it is 0, and so holds no addresses for this rare case.
+                # Unknown to the compiler, which else holds all addresses for this rare case.
                 zero = bad >> 8
                 acc, other = _forward_sums(*operands, HAS_IM, 1, DEPTH, DESCRIPTORS)
                 start += zero
                 _store_tile(
-                    acc, other, y_ptr + start, s_ptr + start, first_o + zero, offs_b + zero, mask_b, O,
-                    HAS_IM, SAVE_SIN, True,
+                    acc, other, y_ptr + start, s_ptr + start, first_o + zero, offs_b + zero,
+                    mask_b, O, HAS_IM, SAVE_SIN, True,
                 )  # fmt: skip
 
 
@@ -301,7 +301,7 @@ def _sums_with_logs(
     upstream, logs, column_scale_ptr, row, x_row, col, first_i, tiles, packed, rows, rows_x, pitch,
     PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """``dP' log r`` and ``dQ' log r`` of a tile, in packed rows, summed over `tiles` tiles of rows."""
+    """``dP' log r`` and ``dQ' log r`` of a tile, in packed rows, over `tiles` tiles of rows."""
     PARTS: tl.constexpr = BLOCK // DEPTH
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for step in range(loop_end(tiles * PARTS)):
@@ -362,15 +362,13 @@ def npu_large_backward_w_kernel(
     NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    tiles_n = packed // BLOCK
-    tiles_i = pitch // BLOCK
+    tiles_n, tiles_i = packed // BLOCK, pitch // BLOCK
     pid = tl.program_id(0)  # all tiles of one split read the same rows and run next to each other
     i_tile = pid % tiles_i
     n_tile = pid // tiles_i % tiles_n
     k = pid // (tiles_i * tiles_n) % K
     pid_s = pid // (tiles_i * tiles_n) // K
-    first_i = i_tile * BLOCK
-    col = n_tile * BLOCK
+    first_i, col = i_tile * BLOCK, n_tile * BLOCK
     first_tile = pid_s * tiles_of_split
     tiles = tl.minimum(tiles_b - first_tile, tiles_of_split)
     row_tile = k * tiles_b + first_tile

@@ -1,8 +1,9 @@
-"""Operands of the large layers' matrix products, made once: planes of float16, and the scales that they need.
+"""Operands of the large layers' matrix products: planes of float16, and their scales.
 
-A float32 value times a power of two is the sum of two float16 planes to 22 bits, ``hi + lo``. Three of
-the four products of two sums, ``hi hi + lo hi + hi lo``, carry the error of one float32 product
-(`npu_large` adds them up). A value below ``2**-39`` of the largest that shares its scale counts as 0.
+A float32 value times a power of two is the sum of two float16 planes to 22 bits, ``hi + lo``. Three
+of the four products of two sums, ``hi hi + lo hi + hi lo``, carry the error of one float32 product
+(`npu_large` adds them up). A value below ``2**-39`` of the largest that shares its scale counts as
+0.
 
 ====================== ============= ============================================================
 planes                 shape of each scale
@@ -17,10 +18,10 @@ dP and dQ by columns   [K Bp, N]     one for each column of a block of TILE rows
 
 Bp, Ip, N are B, I and the packed outputs, padded with zeros to a multiple of TILE, so that products
 need no masks. Packed outputs: with an imaginary weight a tile of TILE alternates between P and Q of
-TILE / 2 outputs: one product makes both, and a kernel has them apart without moving anything between
-threads. Without an imaginary weight a tile has TILE outputs, and its four quarters alternate (0, 64,
-32, 96, 1, 65, ...), so that a kernel can finish them one after the other. dP and dQ are ``grad_y y``
-and ``-grad_y s`` (`npu`).
+TILE / 2 outputs: one product makes both, and a kernel has them apart without moving anything
+between threads. Without an imaginary weight a tile has TILE outputs, and its four quarters
+alternate (0, 64, 32, 96, 1, 65, ...), so that a kernel can finish them one after the other. dP and
+dQ are ``grad_y y`` and ``-grad_y s`` (`npu`).
 
 The hi of an infinite or NaN value is that value, its lo is 0, and no scale depends on it.
 """
@@ -129,7 +130,7 @@ def npu_weight_planes_kernel(
     wre_ptr,  # [K, O, I]
     wim_ptr,  # [K, O, I]
     gate_ptr,  # [K, I]
-    planes_ptr,  # [4, K N, Ip]: hi and lo of the weights, of their phase; [2, K N, Ip] without PHASE
+    planes_ptr,  # [4, K N, Ip]: hi, lo of the weights, of their phase; [2, K N, Ip] without PHASE
     scale_ptr,  # [K N / BLOCK, Ip / BLOCK]: 1 / scale
     O, I, pitch, tiles_o, plane,
     HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr,
@@ -207,7 +208,7 @@ def _times_by_quarters(grad_y_ptr, factor_ptr, first_o, offs_b, mask_b, O):
 def npu_upstream_planes_kernel(
     grad_y_ptr,  # [K, B, O]
     y_ptr, s_ptr,
-    planes_ptr,  # [2, K Bp, N]: hi, lo of dP and dQ; without HAS_IM of dP, and by columns then of dQ
+    planes_ptr,  # [2, K Bp, N]: hi, lo of dP and dQ; without HAS_IM of dP, then, by columns, dQ
     scale_ptr,  # 1 / scale: by rows [K, N / BLOCK, Bp], by columns [1 or 2, K Bp / BLOCK, N]
     B, O,
     packed,  # N
@@ -310,7 +311,7 @@ def weight_planes(
     weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
     sizes: Sizes, shape: Padded, phase: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Planes ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and inverse scales of blocks. One launch."""
+    """Planes ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and inverse scales; one launch."""
     rows = sizes.K * shape.packed
     planes = weight_re.new_empty(((4 if phase else 2) * rows, shape.pitch), dtype=torch.float16)
     scale = weight_re.new_empty((sizes.K * shape.tiles_n, shape.tiles_i), dtype=torch.float32)

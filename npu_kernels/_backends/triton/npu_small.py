@@ -1,13 +1,13 @@
 """Forward and backward for fewer than 16 inputs and outputs, many models at once.
 
-The formulas are those of `npu`. Matrix units would pad such a layer to 16 x 16, so each program takes
-some rows of one model and multiplies on the vector units: input by input, a column of x times a
-column of the weights. I and O are compile-time constants (one compilation per layer size), the loop
-over the inputs is unrolled, and only O is padded, to a power of two.
+The formulas are those of `npu`. Matrix units would pad such a layer to 16 x 16, so each program
+takes some rows of one model and multiplies on the vector units: input by input, a column of x times
+a column of the weights. I and O are compile-time constants (one compilation per layer size), the
+loop over the inputs is unrolled, and only O is padded, to a power of two.
 
 The whole backward is one launch: every program accumulates its rows' part of all gradients. If a
-model's rows take more than one program (`tuning`: BLOCK_B rows at a time, about `programs` programs),
-or models share x, partial sums go to the launch of `reduction`. Sums have a fixed order.
+model's rows take more than one program (`tuning`: BLOCK_B rows at a time, about `programs`
+programs), or models share x, partial sums go to the launch of `reduction`. Sums have a fixed order.
 
 Valid range and errors: those of `npu` with IEEE products; infinite and NaN inputs give what the
 formula gives.

@@ -1,7 +1,8 @@
-"""Launches of the time loop: one forward; one backward, and one reduction where several programs share a model.
+"""Launches of the time loop: one forward, one backward.
 
-The formulas and what is saved: `ode_kernels`. `npu_kernels.ode` steps through layers that are too large
-for one program's registers (`fits`).
+A reduction follows the backward where several programs share a model.
+The formulas and what is saved: `ode_kernels`. `npu_kernels.ode` steps through layers that are too
+large for one program's registers (`fits`).
 """
 
 import math
@@ -41,7 +42,7 @@ def fits(d: int, h: int, dtype: torch.dtype) -> bool:
 
 
 def _options(d: int, h: int, starts: int, like: Tensor) -> dict[str, int]:
-    """Block sizes and warps of a launch; starts share a program where a warp has threads to spare."""
+    """Block sizes and warps; starts share a program where a warp has threads to spare."""
     block_d, block_h = _blocks(d, h)
     return {
         "BLOCK_B": min(triton.next_power_of_2(starts), max(1, WARP // (block_d * block_h))),
@@ -80,7 +81,8 @@ def _check_weights(
 
 def ode_forward(
     u0: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor,
-    tableau: list[float], steps: int, dt: float, eps: float, clip: bool, derivatives: bool, save: bool,
+    tableau: list[float], steps: int, dt: float, eps: float, clip: bool, derivatives: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``(trajectory, derivatives, stages)`` as in `npu_kernels.ode._reference`, in one launch.
 
@@ -109,8 +111,9 @@ def ode_forward(
 
 def ode_backward(
     grad_trajectory: Tensor | None, grad_derivatives: Tensor | None, trajectory: Tensor,
-    weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor, stages: Tensor,
-    tableau: list[float], dt: float, eps: float, clip: bool, straight_through: bool, needs: int,
+    weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, weight: Tensor,
+    stages: Tensor, tableau: list[float], dt: float, eps: float, clip: bool,
+    straight_through: bool, needs: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of u0, weight_re, weight_im, gate and weight, those in `needs`, else empty.
 

@@ -1,26 +1,27 @@
 """All steps of ``u' = A npu(u)``, and their adjoint, for some starts of one model.
 
-One program has BLOCK_B starts at a time, whose states stay in its registers from the first step to the
-last; so do the model's weights and, in the backward pass, their gradients. Tiles are [BLOCK_B, BLOCK_H,
-BLOCK_D], a product is an elementwise one and a sum over D or h: matrix units would pad such a layer to
-16 x 16.
+One program has BLOCK_B starts at a time, whose states stay in its registers from the first step to
+the last; so do the model's weights and, in the backward pass, their gradients. Tiles are [BLOCK_B,
+BLOCK_H, BLOCK_D], a product is an elementwise one and a sum over D or h: matrix units would pad
+such a layer to 16 x 16.
 
     slope     r = g (|v| + eps) + (1 - g)    L = log r    t = pi g where v < 0, else 0
-              P = Wr L - Wi t    Q = Wi L + Wr t    y = exp(P) cos(Q)    s = exp(P) sin(Q)    k = A y
+              P = Wr L - Wi t    Q = Wi L + Wr t
+              y = exp(P) cos(Q)    s = exp(P) sin(Q)    k = A y
     pull      dy = A' dk    dP = dy y    dQ = -dy s    dA += dk y'
               dWr += dP L' + dQ t'    dWi += dQ L' - dP t'
               dL = Wr' dP + Wi' dQ    dr = dL / r    dv = dr g sign(v)
               dg += dr (|v| + eps - 1) + pi sum_o (Wr dQ - Wi dP) where v < 0
 
 The steps' coefficients are compile-time constants, TABLEAU, a lower triangle by rows
-(`npu_kernels.ode._reference`); dt is a double, whatever the states are. The forward pass saves v, L [D]
-and y, s [h] of every stage, or nothing: then the backward pass recomputes every step from the
+(`npu_kernels.ode._reference`); dt is a double, whatever the states are. The forward pass saves v, L
+[D] and y, s [h] of every stage, or nothing: then the backward pass recomputes every step from the
 trajectory, as it always does for the slope at the last state.
 
-A trajectory never depends on another one: elements outside a layer, and terms of negative inputs where
-no input is negative, are masked and not multiplied by 0. The weights' gradients are summed over the
-steps first, separately for every start, then over the program's starts; programs of one model leave
-partial sums.
+A trajectory never depends on another one: elements outside a layer, and terms of negative inputs
+where no input is negative, are masked and not multiplied by 0. The weights' gradients are summed
+over the steps first, separately for every start, then over the program's starts; programs of one
+model leave partial sums.
 """
 
 # ruff: noqa: SIM102, RUF005 (an `if` on a compile-time constant must not be merged with one on a
@@ -87,7 +88,7 @@ def _slope(v, layer, mask_u, mask_y, EPS: tl.constexpr, HAS_IM: tl.constexpr):
 
 @triton.jit
 def _advance(u, k, dt, ROW: tl.constexpr, TABLEAU: tl.constexpr):
-    """``u + dt sum_j c_j k_j`` with the coefficients c of a row, without terms for those that are 0."""
+    """``u + dt sum_j c_j k_j`` with the coefficients c of a row, without terms where c is 0."""
     for j in tl.static_range(ROW + 1):
         if TABLEAU[ROW * (ROW + 1) // 2 + j] != 0:
             u += (dt * TABLEAU[ROW * (ROW + 1) // 2 + j]).to(u.dtype) * k[j]
@@ -217,7 +218,7 @@ def _load_stage(stages_ptr, offs, offs_d, offs_h, mask_u, mask_y, D: tl.constexp
 
 @triton.jit
 def _upstream(g, dv, step, STAGE: tl.constexpr, STAGES: tl.constexpr, TABLEAU: tl.constexpr):
-    """The gradient of a stage's slope, from that of the step's result, g, and dv of later stages."""
+    """A stage's dk, from the gradient g of the step's result and dv of the later stages."""
     LAST: tl.constexpr = STAGES * (STAGES - 1) // 2  # where the tableau's last row begins
     dk = (step * TABLEAU[LAST + STAGE]).to(g.dtype) * g
     for j in tl.static_range(STAGE + 1, STAGES):
@@ -281,12 +282,10 @@ def ode_backward_kernel(
 ):  # fmt: skip
     HAS_IM: tl.constexpr = wim_ptr is not None
     pid = tl.program_id(0)
-    model = (pid % K).to(tl.int64)
-    split = (pid // K).to(tl.int64)
+    model, split = (pid % K).to(tl.int64), (pid // K).to(tl.int64)
     offs_h = tl.arange(0, BLOCK_H)[None, :, None]
     offs_d = tl.arange(0, BLOCK_D)[None, None, :]
-    mask_d = offs_d < D
-    mask_h = offs_h < H
+    mask_d, mask_h = offs_d < D, offs_h < H
     step = tl.full([1, 1, 1], dt, tl.float64)
     layer = _layer(wre_ptr, wim_ptr, gate_ptr, w_ptr, model, offs_d, offs_h, D, H, CLIP, ACC)
     acc_w = tl.zeros([BLOCK_B, BLOCK_H, BLOCK_D], dtype=ACC)
@@ -337,5 +336,6 @@ def ode_backward_kernel(
             tl.store(grad_u0_ptr + row * D + offs_d, g, mask=mask_u)
     _store_sums(
         sums, gate_ptr, w_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, grad_w_ptr,
-        model, split * K + model, offs_h, offs_d, mask_h, mask_d, D, H, HAS_IM, CLIP, CLIP_GATE, NEEDS,
+        model, split * K + model, offs_h, offs_d, mask_h, mask_d,
+        D, H, HAS_IM, CLIP, CLIP_GATE, NEEDS,
     )  # fmt: skip

@@ -4,11 +4,12 @@ Programs that share an output write one row of partial sums each; this kernel ad
 no atomics, and the number of rows depends only on shapes and configuration, so results are bitwise
 equal from run to run.
 
-Up to four sums go into one launch: weight_re, weight_im, x (shared by several models) and gate. Each
-has a source ``[rows, n]`` in the accumulation dtype and a destination ``[n]`` in the parameter's
-dtype. With CLIP the gradient of the gate is 0 where the gate is outside [0, 1] (the paper's clip;
-``torch.clamp`` at the ends). The layers of `nalu` pass other tensors under these names; the sum of a
-weight ``tanh(weight) sigmoid(mask)`` becomes the gradients of weight and mask (`nac`).
+Up to four sums go into one launch: weight_re, weight_im, x (shared by several models) and gate.
+Each has a source ``[rows, n]`` in the accumulation dtype and a destination ``[n]`` in the
+parameter's dtype. With CLIP the gradient of the gate is 0 where the gate is outside [0, 1] (the
+paper's clip; ``torch.clamp`` at the ends). The layers of `nalu` pass other tensors under these
+names; the sum of a weight ``tanh(weight) sigmoid(mask)`` becomes the gradients of weight and mask
+(`nac`).
 """
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)

@@ -2,24 +2,25 @@
 
 The processor time that this saves was measured with the driver mocked, never on a GPU.
 
-A launcher checks its operands, looks up configurations, allocates and launches; Triton then binds the
-arguments of every launch to names, derives their types and alignments, and makes a key to look up the
-compiled kernel. All of it follows from the operands' shapes, dtypes and devices and from the options.
-So :class:`Repeated` records, at the second call with the same signature, the launcher's allocations and
-launches. Later calls only repeat these, the launches by Triton's own launcher of the compiled kernel.
+A launcher checks its operands, looks up configurations, allocates and launches; Triton then binds
+the arguments of every launch to names, derives their types and alignments, and makes a key to look
+up the compiled kernel. All of it follows from the operands' shapes, dtypes and devices and from the
+options. So :class:`Repeated` records, at the second call with the same signature, the launcher's
+allocations and launches. Later calls only repeat these, the launches by Triton's own launcher of
+the compiled kernel.
 
 A recording is used only if it makes no visible difference:
 
-- operands are contiguous (others are copied first, as launchers do) and addresses are multiples of 16
-  bytes, as they were when the kernels were compiled
+- operands are contiguous (others are copied first, as launchers do) and addresses are multiples of
+  16 bytes, as they were when the kernels were compiled
 - the configurations (:func:`tuning.generation`) and, where kernels depend on it, the float32 matmul
   precision are the recorded ones, and the operands' device is the current one
-- nothing observes launches or changes what is compiled: launch hooks, which profilers set, hooks of a
-  kernel, Triton's debug mode and instrumentation, a replaced ``JITFunction.run``
+- nothing observes launches or changes what is compiled: launch hooks, which profilers set, hooks of
+  a kernel, Triton's debug mode and instrumentation, a replaced ``JITFunction.run``
 
 Interpreted kernels, large layers (`npu_large`), launchers that compute with torch, and versions of
-Triton whose compiled kernels differ from those of 3.6 to 3.9 are not recorded: they launch in Triton's
-own way at every call.
+Triton whose compiled kernels differ from those of 3.6 to 3.9 are not recorded: they launch in
+Triton's own way at every call.
 """
 
 from __future__ import annotations
@@ -122,9 +123,8 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.tensors = [tensor for tensor in operands if tensor is not None]
         self.indices = {id(tensor): index for index, tensor in enumerate(self.tensors)}
-        self.valid = len(self.indices) == len(
-            self.tensors
-        )  # a later call may have distinct tensors
+        # A tensor that is passed twice may be two tensors in a later call.
+        self.valid = len(self.indices) == len(self.tensors)
         self.indices[id(None)] = -1
         self.allocations: list[_Allocation] = []
         self.launches: list[_Launch] = []
@@ -172,7 +172,7 @@ class _Recorder(TorchDispatchMode):
     def launch(
         self, kernel: Any, programs: int, options: dict[str, Any], arguments: Any, compiled: Any
     ) -> None:
-        """Record a launch; the kernel's arguments are tensors ``*_ptr``, then numbers and constants."""
+        """Record a launch; its arguments are tensors named ``*_ptr``, numbers and constants."""
         try:
             names = [param.name for param in kernel.params]
             tensors = sum(name.endswith("_ptr") for name in names)

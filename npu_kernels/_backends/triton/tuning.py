@@ -1,28 +1,28 @@
 """The tile sizes, warps, stages and precision scheme of a launch.
 
-They are read from tables: no call of a layer measures anything. A table maps ``kernel dtype precision bucket`` to a
-configuration:
+They are read from tables: no call of a layer measures anything. A table maps ``kernel dtype
+precision bucket`` to a configuration:
 
 - kernel: a name in :data:`KERNELS`
 - dtype: float64, or float32, whose entries float16 and bfloat16 use where they have none
 - precision: "highest", "high" or "medium" (`npu_kernels._operators.precision`), or ``any``
 - bucket: ``small``, ``narrow``, ``medium`` or ``large`` (:func:`bucket`), the last two with ``odd``
-  where I or O is no multiple of 16 (these tiles cannot be loaded in vectors and take more registers);
-  or, for measured entries, exact sizes rounded up to powers of two: ``i256 o256 k1``
+  where I or O is no multiple of 16 (these tiles cannot be loaded in vectors and take more
+  registers); or, for measured entries, exact sizes rounded up to powers of two: ``i256 o256 k1``
 
 The number of rows is not in the bucket: a last batch with fewer rows launches the same kernels,
 compiles nothing and rounds in the same way.
 
-The most specific entry is used: exact before coarse, ``odd`` before not, a precision before ``any``.
-``tables.json`` beside this file has one table per architecture; others use the nearest one. To measure:
-:func:`candidates` lists configurations worth timing, :class:`use_config` makes launches use one,
-:func:`load_table` and :func:`save_table` read and write tables, :func:`use_tables` makes a process use
-another file.
+The most specific entry is used: exact before coarse, ``odd`` before not, a precision before
+``any``. ``tables.json`` beside this file has one table per architecture; others use the nearest
+one. To measure: :func:`candidates` lists configurations worth timing, :class:`use_config` makes
+launches use one, :func:`load_table` and :func:`save_table` read and write tables,
+:func:`use_tables` makes a process use another file.
 
-A configuration has the block sizes ``BLOCK_B, BLOCK_O, BLOCK_I``, ``PASSES`` (scheme of the products,
-`device_math`), ``num_warps``, ``num_stages``; for kernels that split rows ``programs``, about how many
-programs to start; and, where NVIDIA's assembler would rather spill than take another register,
-``maxnreg``, the number of registers that it may take.
+A configuration has the block sizes ``BLOCK_B, BLOCK_O, BLOCK_I``, ``PASSES`` (scheme of the
+products, `device_math`), ``num_warps``, ``num_stages``; for kernels that split rows ``programs``,
+about how many programs to start; and, where NVIDIA's assembler would rather spill than take another
+register, ``maxnreg``, the number of registers that it may take.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KERNELS = (*_NPU, *_SMALL, "nmu_forward", "nmu_backward", *_NALU)
 PRODUCTS = (*_NPU, *_NALU)  # of matrices: these follow the float32 matmul precision
 TABLES = Path(__file__).with_name("tables.json")
 
-# First and last compute capability (times 10) of a table. 12.x has shared memory and instructions of 8.9.
+# First and last compute capability (times 10) of a table. 12.x has 8.9's memory and instructions.
 NVIDIA = ((100, 119, "sm_100"), (90, 99, "sm_90"), (80, 999, "sm_80"))
 AMD = "gfx942"
 SMALL = 16  # layers with fewer inputs and outputs than this run on the vector units

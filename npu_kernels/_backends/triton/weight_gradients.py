@@ -1,4 +1,4 @@
-"""The end of an NPU's backward: gradients of a tile from its sums over rows, and their partial sums."""
+"""The end of an NPU's backward: a tile's gradients, and the partial sums that programs write."""
 
 import torch
 import triton
