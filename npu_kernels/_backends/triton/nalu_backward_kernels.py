@@ -112,8 +112,8 @@ def nalu_backward_x_kernel(
         slope = tl.where(tl.abs(x) < EPS, 0.0, acc_log * signum(x) / tl.abs(x))
     else:
         slope = acc_log * signum(x) / (tl.abs(x) + EPS)
-    grad_x = (acc_x + slope).to(grad_x_ptr.dtype.element_ty)
-    tl.store(grad_x_ptr + start_x + offs_x, grad_x, mask=mask)
+    ptrs = grad_x_ptr + start_x + offs_x
+    tl.store(ptrs, (acc_x + slope).to(grad_x_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -39,6 +39,8 @@ float64 computes in float64, all other dtypes in float32; partial sums have that
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -378,7 +380,7 @@ def npu_backward(
         needed = launch.needed(needs, x, weight_re, weight_im, gate)
         grads = launch.gradients(needed, x, weight_re, weight_im, gate)
         return tuple(grad.zero_() for grad in grads)  # type: ignore[return-value]
-    operands = launch.contiguous(grad_y, x, weight_re, weight_im, gate, y, s)
+    operands: Any = launch.contiguous(grad_y, x, weight_re, weight_im, gate, y, s)
     with launch.device_of(x):
         if tuning.is_small(I, O):
             return small_backward(*operands, eps, straight_through, needs, sizes)

@@ -258,16 +258,17 @@ def npu_large_backward_x_kernel(
             n = step * DEPTH
             n_tile = n // BLOCK
             scale = tl.load(row_scale + n_tile * (tiles_b.to(tl.int64) * BLOCK))
-            scale = (scale * tl.load(block_scale + n_tile * tiles_i))[:, None]
+            scale *= tl.load(block_scale + n_tile * tiles_i)
             left_hi = _load(upstream, row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
             right_hi = _load(weights, k * packed + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
             if PRODUCTS == 3:
                 left_lo = _load(upstream, rows + row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
                 w_row = rows_w + k * packed + n
                 right_lo = _load(weights, w_row, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
-                acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale, acc)
+                product = _multiply(left_hi, left_lo, right_hi, right_lo, 3)
             else:
-                acc = tl.fma(_multiply(left_hi, left_hi, right_hi, right_hi, 1), scale, acc)
+                product = _multiply(left_hi, left_hi, right_hi, right_hi, 1)
+            acc = tl.fma(product, scale[:, None], acc)
 
         first_b = b_tile.to(tl.int64) * BLOCK
         mask_i = offs_i < I - first_i

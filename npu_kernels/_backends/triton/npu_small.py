@@ -106,8 +106,8 @@ def _store_sums(
         if CLIP:
             gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(ACC)
             acc_gate = tl.where((gate >= 0) & (gate <= 1), acc_gate, 0.0)
-        acc_gate = acc_gate.to(grad_gate_ptr.dtype.element_ty)
-        tl.store(grad_gate_ptr + split_model * I + offs_i, acc_gate, mask=mask_i)
+        ptrs = grad_gate_ptr + split_model * I + offs_i
+        tl.store(ptrs, acc_gate.to(grad_gate_ptr.dtype.element_ty), mask=mask_i)
 
 
 @triton.jit(do_not_specialize=["K", "B", "tiles"])
