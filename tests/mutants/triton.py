@@ -80,7 +80,7 @@ NPU = [
         "triton-needs-of-the-masks": ("        if NEED_RE or NEED_GATE:\n", "        if NEED_RE:\n"),
     }),
     *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'upstream_layouts and npu'", {
-        "triton-strides-ignored": ("operands: Any = launch.contiguous(grad_y, x,", "operands: Any = [grad_y] + launch.contiguous(x,"),
+        "triton-strides-ignored": ("operands = launch.contiguous(grad_y, x,", "operands = [grad_y] + launch.contiguous(x,"),
     }),
     *mutants(TRITON_FOLDER + "npu_small.py", SMALL, {
         "triton-small-shrink-sign": ("p -= angle * w_im", "p += angle * w_im"),

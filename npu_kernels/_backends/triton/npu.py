@@ -380,13 +380,15 @@ def npu_backward(
         needed = launch.needed(needs, x, weight_re, weight_im, gate)
         grads = launch.gradients(needed, x, weight_re, weight_im, gate)
         return tuple(grad.zero_() for grad in grads)  # type: ignore[return-value]
-    operands: Any = launch.contiguous(grad_y, x, weight_re, weight_im, gate, y, s)
+    operands = launch.contiguous(grad_y, x, weight_re, weight_im, gate, y, s)
+    settings: dict[str, Any] = {"eps": eps, "straight_through": straight_through}
+    settings |= {"needs": needs, "sizes": sizes}
     with launch.device_of(x):
         if tuning.is_small(I, O):
-            return small_backward(*operands, eps, straight_through, needs, sizes)
+            return small_backward(*operands, **settings)
         plan = plan_of(x, weight_im is not None, sizes)
         if plan is not None:
-            return large_backward(*operands, eps, straight_through, needs, sizes, plan)
+            return large_backward(*operands, **settings | {"plan": plan})
         flags = (eps, shared_x, weight_im is not None, gate is not None)
         config_x = tuning.lookup("npu_backward_x", x, I, O, K).options
         config_w, programs = tuning.lookup("npu_backward_w", x, I, O, K)
