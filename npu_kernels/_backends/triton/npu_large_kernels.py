@@ -293,8 +293,8 @@ def npu_large_backward_x_kernel(
             if NEED_GATE:
                 part += tl.sum(tl.where(mask, d_r * (tl.abs(x) + (EPS - 1.0)), 0.0), axis=0)
         if NEED_GATE:
-            start_gate = (b_tile.to(tl.int64) * K + k) * I + first_i
-            tl.store(gate_partial_ptr + start_gate + offs_i, part, mask=mask_i)
+            ptrs = gate_partial_ptr + (b_tile.to(tl.int64) * K + k) * I + first_i + offs_i
+            tl.store(ptrs, part, mask=mask_i)
 
 
 @triton.jit
