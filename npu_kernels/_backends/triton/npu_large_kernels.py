@@ -288,8 +288,9 @@ def npu_large_backward_x_kernel(
             x = tl.load(tile_ptr + offs_x, mask=mask, other=1.0).to(tl.float32)
             d_r = halves[half] / magnitude(x, ghat, EPS)
             if NEED_X:
-                grad_x = (d_r * ghat * signum(x)).to(grad_x_ptr.dtype.element_ty)
-                tl.store(grad_x_ptr + start_x + offs_x, grad_x, mask=mask)
+                grad_x = d_r * ghat * signum(x)
+                ptrs = grad_x_ptr + start_x + offs_x
+                tl.store(ptrs, grad_x.to(grad_x_ptr.dtype.element_ty), mask=mask)
             if NEED_GATE:
                 part += tl.sum(tl.where(mask, d_r * (tl.abs(x) + (EPS - 1.0)), 0.0), axis=0)
         if NEED_GATE:
