@@ -130,9 +130,9 @@ def nmu_forward_kernel(
             _, _, f = _factor(x_ptr, w_ptr, first + j, I, offs_b, offs_o, mask_b, mask_o, ACC)
             product *= f
     offs_y = (k * B + offs_b)[:, None] * O + offs_o[None, :]
-    ptrs = y_ptr + offs_y
-    product = product.to(y_ptr.dtype.element_ty)
-    tl.store(ptrs, product, mask=mask_b[:, None] & mask_o[None, :])
+    tl.store(
+        y_ptr + offs_y, product.to(y_ptr.dtype.element_ty), mask=mask_b[:, None] & mask_o[None, :]
+    )
 
 
 @triton.jit(do_not_specialize=["K", "B"])
@@ -235,9 +235,9 @@ def nmru_forward_kernel(
         _, cosine = sincos(turns * PI)
         product *= cosine
     offs_y = (k * B + offs_b)[:, None] * O + offs_o[None, :]
-    ptrs = y_ptr + offs_y
-    product = product.to(y_ptr.dtype.element_ty)
-    tl.store(ptrs, product, mask=mask_b[:, None] & mask_o[None, :])
+    tl.store(
+        y_ptr + offs_y, product.to(y_ptr.dtype.element_ty), mask=mask_b[:, None] & mask_o[None, :]
+    )
 
 
 @triton.jit
