@@ -52,7 +52,7 @@ REFERENCE = [
 ]  # fmt: skip
 
 TRAINING = [
-    *mutants(PACKAGE + "training/_captured.py", "tests/training/test_training_captured.py", {
+    *mutants(PACKAGE + "_loops/captured.py", "tests/training/test_training_captured.py", {
         "captured-numbers-that-vary": ("varies = (schedules != schedules[:, :1]).any(1)", "varies = (schedules != schedules[:, :1]).all(1)"),
         "captured-rate-afterwards": ('group["capturable"], group["lr"] = before, rate', 'group["capturable"] = before'),
         "captured-number-of-steps": ("= count.copy_(state[\"step\"])", "= count"),
@@ -61,7 +61,7 @@ TRAINING = [
         "captured-hooks": ("if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:", "if parameter._backward_hooks:"),
         "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
     }),
-    *mutants(PACKAGE + "training/_functions.py", "tests/training/test_training.py", {
+    *mutants(PACKAGE + "_loops/functions.py", "tests/training/test_training.py", {
         "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
         "training-mse-axis": ("math.prod(y.shape[1:])).mean(1)", "math.prod(y.shape[1:])).sum(1)"),
         "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
@@ -75,14 +75,14 @@ TRAINING = [
         "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
         "training-state-of-the-schedule": ('= state["beta"], state["iteration"]', '= state["beta"], 0'),
     }),
-    *mutants(PACKAGE + "training/_plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
+    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
         "run-penalties-of-all-units": ("                if whole or name not in ONLY_WHOLE\n", ""),
         "run-hooks": ("if any(getattr(part, name) for name in _HOOKS):", "if False:"),
         "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
         "run-version": ("torch.autograd.graph.increment_version([*written, *kept, self.losses])", "pass"),
         "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
     }),
-    *mutants(PACKAGE + "training/_plan.py", "tests/training/test_training_loops.py", {
+    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py", {
         "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
         "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
         "run-calls-that-are-replaced": ("        if replaced:", "        if False:"),
@@ -100,19 +100,19 @@ TRAINING = [
             "if group is not None:",
         ),
     }),
-    *mutants(PACKAGE + "training/_plan.py", "tests/training/test_training_run_errors.py -k storage", {
+    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run_errors.py -k storage", {
         "run-freed-storages": ("    if storage < needed:", "    if False:"),
         "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
     }),
-    *mutants(PACKAGE + "training/_records.py", "tests/training/test_training_plan.py -k fields", {
+    *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
         "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
         "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
     }),
-    *mutants(PACKAGE + "training/_steps.py", "tests/training/test_training_loops.py", {
+    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py", {
         "run-gradients-that-add-up": ("        self.model.zero_grad()", "        pass"),
         "run-nothing-trained": ("            if error.requires_grad:", "            if True:"),
     }),
-    *mutants(PACKAGE + "training/_steps.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
+    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
         "run-weights-of-errors": ("squares.mean() if self.models is None else squares.mean((1, 2))", "squares.mean()"),
         "run-not-finite": ("parameter.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)", "pass"),
     }),

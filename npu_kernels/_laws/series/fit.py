@@ -21,7 +21,7 @@ from npu_kernels._laws.series.result import SeriesFit, finished, units
 from npu_kernels._laws.series.sensitivity import Shape, Stretches, Trajectories, windows
 from npu_kernels._laws.series.starts import drawn, matched, smoothed
 from npu_kernels._laws.series.work import Work
-from npu_kernels.fitting._data import stream
+from npu_kernels._common.streams import stream
 from npu_kernels.layers import NAU, RealNPU
 from npu_kernels.ode import _checks as checks
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from npu_kernels._laws.series.data import Series
 from npu_kernels._laws.series.sensitivity import Shape
-from npu_kernels.fitting._data import stream
+from npu_kernels._common.streams import stream
 
 ENOUGH = 4  # samples of a column that a smoothing spline needs
 EXACT = 1e-6  # relative residuals below count as exact
