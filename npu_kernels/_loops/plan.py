@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _METHODS = {"forward", "_call_impl"}  # which a call takes from the instance if it has them
 _NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
 _UNBOUNDED = (-math.inf, math.inf)
+_NO_ROWS = torch.empty(0, dtype=torch.int64, device="cpu")  # all rows at each step
 
 
 def clamped(
@@ -135,9 +137,8 @@ def _layers_obstacle(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -
                 problem = _parameter_obstacle(parameter, shapes.get(name), x.dtype, seen)
                 if problem is not None:
                     return f"a parameter of {title} {problem}"
-    if any(part._parameters for part in model.modules() if not isinstance(part, Unit)) or any(
-        layer._modules for layer in layers
-    ):
+    nested = any(layer._modules for layer in layers)
+    if nested or any(part._parameters for part in model.modules() if not isinstance(part, Unit)):
         return "a parameter belongs to no layer of the chain"
     return None
 
@@ -279,8 +280,8 @@ class Fused(Loop):
             self.losses,
             self.x,
             self.y,
-            self.x.new_empty(0) if self.weight is None else self.weight,
-            torch.empty(0, dtype=torch.int64) if rows is None else rows,
+            self._no_weight if self.weight is None else self.weight,
+            _NO_ROWS if rows is None else rows,
             schedules,
             plan.integers,
             plan.numbers,
@@ -290,6 +291,10 @@ class Fused(Loop):
         for parameter in parameters:
             parameter.grad = None
         torch.autograd.graph.increment_version([*written, *moments, self.losses])
+
+    @functools.cached_property
+    def _no_weight(self) -> Tensor:
+        return self.x.new_empty(0)
 
     def _call(self, done: int, steps: int, layers: int) -> records.Call:
         return records.Call(

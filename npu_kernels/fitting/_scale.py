@@ -60,7 +60,7 @@ class Scale:
         return _times(rows.x, self.x.unsqueeze(1)), _times(rows.y, self.y.unsqueeze(1))
 
     def _factors(self, flat: Tensor, problem: Tensor) -> Tensor:
-        """Return the exponents of two ``[A, P]`` from the training's parameters to the originals."""
+        """Return exponents of two ``[A, P]`` from the training's parameters to original ones."""
         template = self.template
         tensors = dict(zip(template.names, template.unflatten(flat), strict=True))
         exponents = {name: torch.zeros_like(t) for name, t in tensors.items()}
