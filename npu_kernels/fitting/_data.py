@@ -91,8 +91,8 @@ def check(function: str, x: Tensor, y: Tensor, dimensions: int) -> None:
         if tensor.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{function}: {name} must be float32 or float64, got {tensor.dtype}")
         if tensor.dim() != dimensions:
-            rule, got = f"shape ({before}N, {features})", tuple(tensor.shape)
-            raise ValueError(f"{function}: {name} must have {rule}, got shape {got}")
+            rule, got = f"shape ({before}N, {features})", f"got shape {tuple(tensor.shape)}"
+            raise ValueError(f"{function}: {name} must have {rule}, {got}")
         if not tensor.isfinite().all():
             count = int((~tensor.isfinite()).sum())
             raise ValueError(f"{function}: {name} must be finite, got {count} that are not")
