@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.paper.optimizers import Optimizer
 from npu_kernels import training
-from npu_kernels.training import _plan as plan
+from npu_kernels._loops import plan
 
 ALIGNMENT = 64  # elements; a whole number of any machine's vectors
 

@@ -197,7 +197,7 @@ ADAPTIVE_SCHEMAS = (
     " Tensor weight, Tensor t, Tensor counts, Tensor times, Tensor states, float[] pair, float eps, bool clip,"
     " int every, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-# Many training steps, for `training._plan`; on the CPU alone.
+# Many training steps, for `_loops.plan`; on the CPU alone.
 TRAIN = "train"
 TRAIN_SCHEMA = (
     "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y, Tensor weight,"

@@ -119,9 +119,7 @@ def test_time_loop_of_sizes_of_zero(
             return reference.nau(reference.npu(u, re, im, gate), weight)
 
         rows = u0.unsqueeze(-2) if starts is None else u0
-        states, _ = reference_ode.solve(
-            slope, rows, ode.METHODS["midpoint"], 2, 0.1, False
-        )
+        states, _ = reference_ode.solve(slope, rows, ode.METHODS["midpoint"], 2, 0.1, False)
         path = torch.stack(states, -2)
         return path.squeeze(-3) if starts is None else path
 

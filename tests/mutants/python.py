@@ -52,67 +52,67 @@ REFERENCE = [
 ]  # fmt: skip
 
 TRAINING = [
-    *mutants(PACKAGE + "training/_captured.py", "tests/training/test_training_captured.py", {
+    *mutants(PACKAGE + "_loops/captured.py", "tests/training/test_training_captured.py", {
         "captured-numbers-that-vary": ("varies = (schedules != schedules[:, :1]).any(1)", "varies = (schedules != schedules[:, :1]).all(1)"),
         "captured-rate-afterwards": ('group["capturable"], group["lr"] = before, rate', 'group["capturable"] = before'),
         "captured-number-of-steps": ("= count.copy_(state[\"step\"])", "= count"),
-        "captured-gradients": ("        self.clear()  # they", "        pass  # they"),
+        "captured-gradients": ("        self.clear()  # the gradients", "        pass  # the gradients"),
         "captured-recorded-steps": ("if (done + step) % self.every == 0:", "if step % self.every == 0:"),
         "captured-hooks": ("if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:", "if parameter._backward_hooks:"),
         "captured-rows": ("            self.rows.copy_(self.all_rows[step])", "            pass"),
     }),
-    *mutants(PACKAGE + "training/_functions.py", "tests/training/test_training.py", {
+    *mutants(PACKAGE + "_loops/functions.py", "tests/training/test_training.py", {
         "training-regularizer-form": ('(t.abs() if form == "madsen" else t)', "t"),
-        "training-mse-axis": ("math.prod(y.shape[1:])).mean(1)", "math.prod(y.shape[1:])).sum(1)"),
+        "training-mse-axis": ("reshape(num_models, count).mean(1)", "reshape(num_models, count).sum(1)"),
         "training-mse-sign": ("* scale * (y - target),)", "* scale * (target - y),)"),
         "training-mse-count": ("count = y.numel() // (y.shape[0] if models else 1)", "count = y.numel()"),
         "training-schedule-first-step": ("self.iteration % self.interval == 0", "self.iteration % self.interval == 1"),
         "training-schedule-end": ("min(self.beta * self.growth, self.end)", "self.beta * self.growth"),
         "training-gates-flag-ignored": ("if gates and interval is not None:", "if interval is not None:"),
         "training-own-intervals": ("*(interval or (-weights, weights))", "-weights, weights"),
-        "training-shared-parameters": ("list({id(p): used for p, used in found}.values())", "[used for _, used in found]"),
+        "training-shared-parameters": ("used[id(parameter)] = parameter if", "used[id(parameter) + id(module)] = parameter if"),
         "training-penalty-axis": ("t.reshape(num_models, -1).sum(1) for t in terms", "t.reshape(num_models, -1).mean(1) for t in terms"),
         "training-penalty-of-all-units": ("num_models, only_whole=True)", "num_models)"),
-        "training-state-of-the-schedule": ('= state["beta"], state["iteration"]', '= state["beta"], 0'),
+        "training-state-of-the-schedule": ('= beta, state["iteration"]', '= state["beta"], 0'),
     }),
-    *mutants(PACKAGE + "training/_plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
-        "run-penalties-of-all-units": ("                if whole or name not in ONLY_WHOLE\n", ""),
-        "run-hooks": ("if any(getattr(part, name) for name in _HOOKS):", "if False:"),
+    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
+        "run-penalties-of-all-units": ("            if whole or name not in ONLY_WHOLE:", "            if True:"),
+        "run-hooks": ("            if attributes[name]:", "            if False:"),
         "run-number-of-steps": ('["step"] += steps', '["step"] += 1'),
-        "run-version": ("torch.autograd.graph.increment_version([*written, *kept, self.losses])", "pass"),
+        "run-version": ("torch.autograd.graph.increment_version([*written, *moments, self.losses])", "pass"),
         "run-bound": ("low, high = interval or (-(bound or 0.0), bound or 0.0)", "low, high = interval or (-1.0, 1.0)"),
     }),
-    *mutants(PACKAGE + "training/_plan.py", "tests/training/test_training_loops.py", {
+    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py", {
         "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
         "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
-        "run-calls-that-are-replaced": ("        if replaced:", "        if False:"),
+        "run-calls-that-are-replaced": ("        if not _METHODS.isdisjoint(attributes):", "        if False:"),
         "run-compiled-modules": ("if part._compiled_call_impl is not None:", "if False:"),
         "run-shape-of-a-parameter": ("if parameter.shape != shape:", "if False:"),
         "run-memory-of-two-parameters": ("if parameter.data_ptr() in seen:", "if False:"),
-        "run-parameters-of-no-layer": (" or any(layer._modules for layer in layers)", ""),
+        "run-parameters-of-no-layer": ("    nested = any(layer._modules for layer in layers)\n", "    nested = False\n"),
         "run-state-of-other-settings": ('if state.keys() != {"step", *names}:', "if False:"),
         "run-order-of-a-state": (
-            "kept += [state[name] for name in names[group]]",
-            'kept += [v for n, v in state.items() if n != "step"]',
+            "moments += [state[name] for name in update.names]",
+            'moments += [v for n, v in state.items() if n != "step"]',
         ),
         "run-version-of-clamped-parameters": (
-            "if group is not None or id(parameter) in intervals:",
+            "if group is not None or key in intervals:",
             "if group is not None:",
         ),
     }),
-    *mutants(PACKAGE + "training/_plan.py", "tests/training/test_training_run_errors.py -k storage", {
+    *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run_errors.py -k storage", {
         "run-freed-storages": ("    if storage < needed:", "    if False:"),
         "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
     }),
-    *mutants(PACKAGE + "training/_records.py", "tests/training/test_training_plan.py -k fields", {
+    *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
         "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
         "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
     }),
-    *mutants(PACKAGE + "training/_steps.py", "tests/training/test_training_loops.py", {
+    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_loops.py", {
         "run-gradients-that-add-up": ("        self.model.zero_grad()", "        pass"),
         "run-nothing-trained": ("            if error.requires_grad:", "            if True:"),
     }),
-    *mutants(PACKAGE + "training/_steps.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
+    *mutants(PACKAGE + "_loops/steps.py", "tests/training/test_training_run.py tests/training/test_training_run_errors.py", {
         "run-weights-of-errors": ("squares.mean() if self.models is None else squares.mean((1, 2))", "squares.mean()"),
         "run-not-finite": ("parameter.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)", "pass"),
     }),
@@ -126,7 +126,7 @@ TRAINING = [
         "run-rows-of-every-seed": ("manual_seed(int(torch.randint(2**62, ())))", "manual_seed(0)"),
         "run-rate-beside-an-optimiser": ("                group[\"lr\"] = lr\n", "                pass\n"),
         "run-rate-of-another-group": ("float(group[\"lr\"])", "float(self.groups[0][\"lr\"])"),
-        "run-rows-at-once": ("max(1, MOST_DRAWN // batch_size)", "steps"),
+        "run-rows-at-once": ("max(1, MOST_DRAWN // drawn.batch)", "steps"),
         "run-negative-rows": ("rows.min() < 0 or ", ""),
         "run-row-behind-the-last": ("rows.max() >= count", "rows.max() > count"),
         "run-answers-of-callbacks": ("any(answer is True for answer in answers)", "any(answers)"),
@@ -135,20 +135,20 @@ TRAINING = [
     }),
     *mutants(PACKAGE + "training/_runs.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or beginning or once or Training'", {
         "run-checkpoint-model": ("            model=described(loop.model),\n", ""),
-        "run-checkpoint-requires-grad": ("            requires_grad=str([name for name, p in loop.model.named_parameters() if p.requires_grad]),\n", ""),
-        "run-checkpoint-optimiser": ("            **settings(loop.optimizer, loop.model, self.lr),\n", ""),
+        "run-checkpoint-requires-grad": ("            requires_grad=str(trained),\n", ""),
+        "run-checkpoint-optimiser": ("            **continued.settings(loop.optimizer, loop.model, self.lr),\n", ""),
         "run-checkpoint-every": ("            every=str(loop.every),\n", ""),
-        "run-checkpoint-penalties": ("            penalties=str({name: told(weight) for name, weight in self.penalties.items()}),\n", ""),
+        "run-checkpoint-penalties": ("            penalties=str(weights),\n", ""),
         "run-checkpoint-project": ("            project=str((loop.gates, loop.bound)),\n", ""),
         "run-checkpoint-nonfinite": ("            nonfinite=str(loop.finite),\n", ""),
-        "run-checkpoint-data": ("digest(loop.x, loop.y, rows.given, loop.weight)", "digest(loop.x, rows.given, loop.weight)"),
+        "run-checkpoint-data": ("digest(loop.x, loop.y, rows.indices, loop.weight)", "digest(loop.x, rows.indices, loop.weight)"),
         "run-checkpoint-seed": ("None if rows.seeded else rows.generator", "rows.generator"),
         "run-checkpoint-done": ("\"done\", 0, self.total)", "\"done\", 0)"),
-        "run-checkpoint-lacks-a-state": ("needed = done > 0 and isinstance(loop, plan.Fused)", "needed = False"),
+        "run-checkpoint-lacks-a-state": ("needed = done > 0 and isinstance(loop, Fused)", "needed = False"),
         "run-checkpoint-later-settings": ("    @functools.cached_property\n", "    @property\n"),
     }),
     *mutants(PACKAGE + "training/_continued.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or callbacks or own or Training'", {
-        "run-checkpoint-group": ("        if group[\"params\"] != mine[\"params\"]:", "        if False:"),
+        "run-checkpoint-group": ("        if group[\"params\"] != old[\"params\"]:", "        if False:"),
         "run-checkpoint-negative-step": ("low = 0.0 if name.endswith(\" step,\") else -math.inf", "low = -math.inf"),
         "run-checkpoint-schedule-untried": ("copy.deepcopy(schedules[name]).load", "schedules[name].load"),
         "run-checkpoint-growth": (", setting.growth)", ",)"),
@@ -287,13 +287,13 @@ FORMULA = [
 
 FITTING = [
     *mutants(PACKAGE + "fitting/_data.py", FITS, {
-        "fit-weights-see-held-out-rows": ("known = y[:, held:]\n", "known = y\n"),
-        "fit-held-out-rows": ("order = torch.stack([torch.randperm(count, generator=stream(\"split\", seed)) for seed in seeds])", "order = torch.stack([torch.randperm(count, generator=stream(\"split\", 0)) for seed in seeds])"),
-        "fit-too-many-rows": ("torch.cat([x for x, _ in found])[:rows],", "torch.cat([x for x, _ in found]),"),
+        "fit-weights-see-held-out-rows": ("targets = y[:, held:]\n", "targets = y\n"),
+        "fit-held-out-rows": ("stream(\"split\", seed))", "stream(\"split\", 0))"),
+        "fit-too-many-rows": ("torch.cat(xs)[:rows],", "torch.cat(xs),"),
     }),
     *mutants(PACKAGE + "fitting/_refine.py", FITS, {
         "fit-held-entries": ("return loss, flat.masked_fill(self.held[active], 0.0)", "return loss, flat"),
-        "fit-weights-of-other-problems": ("which = self.problem[active]", "which = self.problem[active] * 0"),
+        "fit-weights-of-other-problems": ("self.models.problem[active]", "self.models.problem[active] * 0"),
     }),
     *mutants(PACKAGE + "fitting/_search.py", FITS, {
         "fit-rate-of-a-rung": ("self.recipe.rate * 0.5**rung * falling", "self.recipe.rate * falling"),
@@ -302,22 +302,22 @@ FITTING = [
         "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
     }),
     *mutants(PACKAGE + "fitting/_pool.py", FITS, {
-        "fit-standard-errors": ("limit[part] = torch.maximum(limit[part], least[part] + STANDARD_ERRORS * error)", "pass"),
-        "fit-slack": ("torch.clamp(least * (1 + slack), min=tolerance)", "torch.clamp(least, min=tolerance)"),
+        "fit-standard-errors": ("limit[part] = torch.maximum(limit[part], close)", "pass"),
+        "fit-slack": ("torch.clamp(best_score * (1 + slack), min=tolerance)", "torch.clamp(best_score, min=tolerance)"),
         "fit-simplest-of-the-good": ("order = order[level[order].argsort(stable=True)]", "order = order[level.argsort(stable=True)]"),
-        "fit-ranks-of-a-problem": ("found[order] = place - torch.searchsorted(owner, owner)", "found[order] = place"),
+        "fit-ranks-of-a-problem": ("rank[order] = index - torch.searchsorted(owner, owner)", "rank[order] = index"),
     }),
     *mutants(PACKAGE + "fitting/_scale.py", FITS, {
-        "fit-units-of-y": ('found[_join(self._last, "weight")] += y.unsqueeze(2)', "pass"),
-        "fit-units-of-x": ('found[_join(self._first, "weight")] -= x.unsqueeze(1)', "pass"),
-        "fit-units-of-powers": ("(w * gate.unsqueeze(1)) @ x", "w @ (0 * x)"),
+        "fit-units-of-y": ('exponents[_join(self._last, "weight")] += y.unsqueeze(2)', "pass"),
+        "fit-units-of-x": ('exponents[_join(self._first, "weight")] -= x.unsqueeze(1)', "pass"),
+        "fit-units-of-powers": ("(w * gate.round().unsqueeze(1)) @ x", "w @ (0 * x)"),
         "fit-eps-of-other-units": ("unit.eps = unit.eps or torch.finfo(unit.weight_re.dtype).tiny", "pass"),
         "fit-spare-units": ("while float(used.sum(1).max()) > 1:", "while False:"),
         "fit-coefficient-of-one": ("if not bool((weight == 1).all()):", "if True:"),
     }),
     *mutants(PACKAGE + "fitting/_batch.py", FITS, {
         "fit-rounded-gates": ("torch.where(self.kind == GATE, flat.round(), result)", "torch.where(self.kind == GATE, flat, result)"),
-        "fit-own-generator": ("for g in generators])  # [P, S, ...]", "for g in [generators[0]] * len(generators)])"),
+        "fit-own-generator": ("for g in generators])  # [P, S, ]", "for g in [generators[0]] * len(generators)])  # [P, S, ]"),
         "fit-nan-scores": ("errors.nan_to_num(nan=math.inf, posinf=math.inf)", "errors"),
     }),
 ]  # fmt: skip
@@ -388,7 +388,7 @@ CALLS = [
     *mutants(PACKAGE + "sharding.py", "tests/layers/test_distributed.py", {
         "sharding-partial-sums": ("dt.Replicate(), dt.Partial() if over else dt.Replicate()", "dt.Replicate(), dt.Replicate()"),
         "sharding-over-inputs": ('for over in ("", "B", "O", "K")[', 'for over in ("", "B", "I", "K")['),
-        "sharding-models-of-two-numbers": ("if len(found) != 1 or None in found or", "if None in found or"),
+        "sharding-models-of-two-numbers": ("        len(found) != 1\n        or None in found", "        None in found"),
         "sharding-frozen-parameters": ("requires_grad=parameter.requires_grad)", "requires_grad=True)"),
     }),
 ]  # fmt: skip
