@@ -1,37 +1,35 @@
 """Neural Power Unit, a layer, and its siblings as stateless functions: check, choose, call.
 
-All functions take any leading batch shape and any strides. With weights that have a leading model dimension K they
-compute K independent layers in one call: ``x [K, ..., I]`` gives every model its own rows, a two-dimensional
-``x [B, I]`` is shared by all models, and the result is ``[K, ..., O]``.
+All functions take any leading batch shape and any strides. With weights that have a leading model
+dimension K they compute K independent layers in one call: ``x [K, ..., I]`` gives every model its
+own rows, a two-dimensional ``x [B, I]`` is shared by all models, and the result is ``[K, ..., O]``.
 
-Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in float32 and the
-result is cast back (on a GPU within the kernels, which keep y and s for the backward in the result's dtype). Under
-`torch.autocast` everything is computed in float32 and the result is float32, as for ``log``, ``exp`` and ``prod``. All
-tensors of a call have one dtype (autocast lifts this) and one device.
+Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in
+float32 and the result is cast back (on a GPU within the kernels, which keep y and s for the
+backward in the result's dtype). Under `torch.autocast` everything is computed in float32 and the
+result is float32, as for ``log``, ``exp`` and ``prod``. All tensors of a call have one dtype
+(autocast lifts this) and one device.
 
-Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend that cannot run.
+Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend
+that cannot run.
 
-Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model dimension; under the
-other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every mode is
-correct. `torch.jit.trace` records the eager formulas too, which have derivatives wherever the traced module runs.
+Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model
+dimension; under the other `torch.func` transforms and forward-mode differentiation the eager
+formulas do, so that every mode is correct. `torch.jit.trace` records the eager formulas too, which
+have derivatives wherever the traced module runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from npu_kernels import reference
 from npu_kernels._backends import fast_path
-from npu_kernels._operators import autograd, cpu_nalu, dispatch, ops, transforms
-from npu_kernels._operators.autograd import eager_only
-from npu_kernels._operators.dispatch import backend_for
-from npu_kernels._operators.operands import EPS, call, check_positive
-from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
+from npu_kernels._operators import autograd, compute, dispatch, ops
+from npu_kernels._operators.dispatch import by_fast_path
+from npu_kernels._operators.operands import call, check_positive
+from npu_kernels.reference import CLIP
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]
 
@@ -43,133 +41,6 @@ for _layer in ops.LAYERS.values():
         fast_path.set_backward(_layer.name, autograd.GRADIENTS[_layer.name])
 fast_path.set_backward("nmu", autograd.nmu_gradients)
 fast_path.set_backward("nau", reference.nau_backward)
-
-
-# ---- choice ---------------------------------------------------------------------------------------------------------
-
-
-def _calling(layer: ops.Layer) -> Callable[..., Any]:
-    """The operator of a layer, differentiable: a function of flat operands, x first, and of all options.
-
-    It returns NotImplemented where the formula must be used: because only it is correct, because it is faster, or
-    because there is no kernel.
-    """
-    name, operands, taken = layer.name, layer.operands, layer.operands + len(layer.options)
-    forward, backends, unkept = layer.forward, layer.backends, (False,) * len(layer.keep)
-    forward_name, launching = f"{name}_forward", autograd.LAUNCHING[name]
-    function, transformed = autograd.FUNCTIONS[name].apply, transforms.FUNCTIONS[name].apply
-
-    def run(*inputs: Any) -> Any:
-        if backend_for(inputs[0]) in backends:
-            if eager_only():
-                if transforms.fused(*inputs[1:operands]):
-                    return transformed(*inputs)[0]
-            else:
-                launcher = dispatch.launcher(forward_name, inputs[:operands])
-                if torch.is_grad_enabled() and any_requires_grad(inputs):
-                    return function(*inputs) if launcher is None else launching(launcher, *inputs)
-                compute = launcher or forward
-                return compute(*inputs[:taken], *unkept)[0] if unkept else compute(*inputs[:taken])
-        return NotImplemented
-
-    def any_requires_grad(inputs: tuple[Any, ...]) -> bool:
-        for tensor in inputs[:operands]:  # noqa: SIM110  # `any` takes three times as long
-            if tensor is not None and tensor.requires_grad:
-                return True
-        return False
-
-    return run
-
-
-_run_npu, _run_nmu = _calling(ops.LAYERS["npu"]), _calling(ops.LAYERS["nmu"])
-_run_nmru = _calling(ops.LAYERS["nmru"])
-_run_nalu, _run_inalu = _calling(ops.LAYERS["nalu"]), _calling(ops.LAYERS["inalu"])
-
-
-def _npu(
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None = None,
-    gate: Tensor | None = None,
-    *,
-    eps: float | None,
-    gate_gradient: str,
-) -> Tensor:
-    eps = EPS[x.dtype] if eps is None else check_positive("npu", "eps", eps, x.dtype)
-    if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
-        raise ValueError(
-            f"npu: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}"
-        )
-    straight_through = gate_gradient == STRAIGHT_THROUGH
-    y = _run_npu(x, weight_re, weight_im, gate, eps, straight_through)
-    if y is NotImplemented:
-        return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
-    return y
-
-
-def _nmu(x: Tensor, weight: Tensor) -> Tensor:
-    """Flat operands, the weight used as it is."""
-    y = _run_nmu(x, weight)
-    return reference.nmu_forward(x, weight) if y is NotImplemented else y
-
-
-def _nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Tensor:
-    y = _run_nmru(x, weight, eps, clip, sign == "separate")
-    return reference.nmru(x, weight, eps=eps, clip=clip, sign=sign) if y is NotImplemented else y
-
-
-def _by_fast_path(function: Callable[..., Any] | None, *arguments: Any) -> Any:
-    """The fast path's result; NotImplemented where it is not taken."""
-    if function is None or is_compiling() or dispatch.forced() not in dispatch.FAST_PATH:
-        return NotImplemented
-    return function(*arguments)
-
-
-def _sign_product(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of an iNALU, whose operands are flat."""
-    y = _by_fast_path(fast_path.nmu, x, weight, False)
-    return _nmu(x, weight) if y is NotImplemented else y
-
-
-def _nalu(
-    x: Tensor,
-    weight: Tensor,
-    mask: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor | None = None,
-    *,
-    eps: float,
-) -> Tensor:
-    inputs = x, weight, mask, gate_weight, gate_bias
-    y = _run_nalu(*inputs, eps)
-    if y is NotImplemented:
-        y = cpu_nalu.nalu(*inputs, eps)
-    return reference.nalu(*inputs, eps=eps) if y is NotImplemented else y
-
-
-def _inalu(
-    x: Tensor,
-    weight_add: Tensor,
-    mask_add: Tensor,
-    weight_mul: Tensor,
-    mask_mul: Tensor,
-    gate_weight: Tensor,
-    *,
-    eps: float,
-    omega: float,
-) -> Tensor:
-    inputs = x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
-    y = _run_inalu(*inputs, eps, omega)
-    if y is NotImplemented:
-        return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
-    return y
-
-
-def _nmu_clipped(x: Tensor, weight: Tensor) -> Tensor:
-    return _nmu(x, weight.clamp(0, 1))
-
-
-# ---- layers ---------------------------------------------------------------------------------------------------------
 
 
 def npu(
@@ -219,18 +90,11 @@ def npu(
         >>> npu(x, torch.tensor([[1.0, 2.0]], dtype=torch.float64)).round(decimals=6)  # 3 ** 1 * (-2) ** 2
         tensor([[12.]], dtype=torch.float64)
     """
-    y = _by_fast_path(fast_path.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
+    y = by_fast_path(fast_path.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
     if y is not NotImplemented:  # the general way below handles errors and special cases
         return y
-    return call(
-        "npu",
-        _npu,
-        x,
-        (weight_re, weight_im, gate),
-        eps=eps,
-        gate_gradient=gate_gradient,
-        fused=True,
-    )
+    weights = weight_re, weight_im, gate
+    return call("npu", compute.npu, x, weights, eps=eps, gate_gradient=gate_gradient, fused=True)
 
 
 def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
@@ -246,7 +110,7 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
     """
-    y = _by_fast_path(fast_path.nau, x, weight, clip)
+    y = by_fast_path(fast_path.nau, x, weight, clip)
     if y is not NotImplemented:
         return y
     return call("nau", reference.nau, x, (weight,), clip=clip)
@@ -266,10 +130,10 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
     """
-    y = _by_fast_path(fast_path.nmu, x, weight, clip)
+    y = by_fast_path(fast_path.nmu, x, weight, clip)
     if y is not NotImplemented:
         return y
-    return call("nmu", _nmu_clipped if clip else _nmu, x, (weight,), fused=True)
+    return call("nmu", compute.nmu_clipped if clip else compute.nmu, x, (weight,), fused=True)
 
 
 def nmru(
@@ -304,13 +168,13 @@ def nmru(
         >>> nmru(x, torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64))  # 3 / -2
         tensor([[-1.5000]], dtype=torch.float64)
     """
-    y = _by_fast_path(fast_path.nmru, x, weight, eps, clip, sign)
+    y = by_fast_path(fast_path.nmru, x, weight, eps, clip, sign)
     if y is not NotImplemented:
         return y
     eps = check_positive("nmru", "eps", eps, getattr(x, "dtype", torch.float32))
     if sign != "product" and sign != "separate":
         raise ValueError(f"nmru: sign must be 'product' or 'separate', got {sign!r}")
-    return call("nmru", _nmru, x, (weight,), eps=eps, clip=clip, sign=sign, fused=True)
+    return call("nmru", compute.nmru, x, (weight,), eps=eps, clip=clip, sign=sign, fused=True)
 
 
 def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
@@ -354,7 +218,9 @@ def nalu(
     Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
     """
     eps = check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
-    return call("nalu", _nalu, x, (weight, mask, gate_weight, gate_bias), eps=eps, fused=True)
+    return call(
+        "nalu", compute.nalu, x, (weight, mask, gate_weight, gate_bias), eps=eps, fused=True
+    )
 
 
 def inalu(
@@ -388,13 +254,11 @@ def inalu(
     Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
     the authors of "Neural Power Units" ran.
     """
-    y = _by_fast_path(
-        fast_path.inalu, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega
-    )
+    weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
+    y = by_fast_path(fast_path.inalu, x, *weights, eps, omega)
     if y is not NotImplemented:
         return y
     dtype = getattr(x, "dtype", torch.float32)
     eps = check_positive("inalu", "eps", eps, dtype)
     omega = check_positive("inalu", "omega", omega, dtype)
-    weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
-    return call("inalu", _inalu, x, weights, eps=eps, omega=omega, fused=True)
+    return call("inalu", compute.inalu, x, weights, eps=eps, omega=omega, fused=True)

@@ -80,16 +80,14 @@ class Derivative:
         self.bits_of = _bits_of_flags(layer.operands)
         self.flags_of = {bits: flags for flags, bits in self.bits_of.items()}
         self.all_bits = (1 << layer.operands) - 1
-        self.function: Any = self._subclass(_LayerFunction, "Function")
-        self.backward_function: Any = self._subclass(_BackwardFunction, "BackwardFunction")
+        title = layer.name.upper()
+        self.function: Any = _function(f"{title}Function", *_layer_steps(self))
+        steps = _backward_operator_steps(self)
+        self.backward_function: Any = _function(f"{title}BackwardFunction", *steps)
+        launching: Any = _function(f"{title}Function", *_launching_steps(self))
         # What Function.apply calls in the end; the rest of it is for the transforms of torch.func,
         # which see no launcher.
-        self.launching = super(Function, self._subclass(_LaunchingFunction, "Function")).apply
-
-    def _subclass(self, function: type[Function], suffix: str) -> Any:
-        """Return the layer's Function under the name that graphs, profiles and errors show."""
-        title = self.backward_name.partition("_")[0].upper() + suffix
-        return type(Function)(title, (function,), {"derivative": self, "__module__": __name__})  # type: ignore[misc]
+        self.launching: Callable[..., Tensor] = super(Function, launching).apply
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> Tensor:
         """Save the operands and what the backward takes of the forward's outputs; return y."""
@@ -109,7 +107,7 @@ class Derivative:
         if eager_only():  # vmap over this backward, or a tangent in grad_y
             grads = self._by_formula(grad_y, arguments)
         elif torch.is_grad_enabled():
-            grads = self.backward_function.apply(grad_y, *arguments)
+            return self.backward_function.apply(grad_y, *arguments)
         else:
             grads = self.compute(grad_y, *arguments)
         return self.present(grads, arguments[-1])
@@ -134,22 +132,27 @@ class Derivative:
         return tuple([grad if need else None for grad, need in zip(grads, flags, strict=True)])
 
 
-class _LayerFunction(Function):
-    """The forward operator: takes the operands, x first, and all options, and gives y."""
+def _function(
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
+) -> type[Function]:
+    """Make a Function of that name, which graphs, profiles and anomaly mode show."""
+    steps = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(Function)(name, (Function,), {**steps, "__module__": __name__})  # type: ignore[misc]
 
-    derivative: Derivative  # of the subclass's layer
 
-    @classmethod
-    def forward(cls, ctx: Any, *inputs: Any) -> Tensor:  # type: ignore[override]
-        derivative = cls.derivative
+Steps = tuple[Callable[..., Any], Callable[..., Any]]  # forward and backward of a Function
+
+
+def _layer_steps(derivative: Derivative) -> Steps:
+    """Return the Function of the forward operator: from x, the weights and all options to y."""
+
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         ctx.options = inputs[derivative.operands :]
         ctx.forced = None if is_compiling() else dispatch.forced()
         arguments = inputs[: derivative.forward_inputs] + derivative.keep
         return derivative.save(ctx, inputs, derivative.forward_operator(*arguments))
 
-    @classmethod
-    def backward(cls, ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        derivative = cls.derivative
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         needs = derivative.bits_of[ctx.needs_input_grad[: derivative.operands]]
         arguments = *ctx.saved_tensors, *ctx.options, needs
         if ctx.forced is None:
@@ -157,25 +160,20 @@ class _LayerFunction(Function):
         with dispatch.as_forward(ctx.forced):  # on a GPU, autograd runs this in its own thread
             return *derivative.gradients(grad_y, *arguments), *derivative.no_options
 
+    return forward, backward
 
-class _BackwardFunction(Function):
-    """The backward operator: takes grad_y and the arguments of `Derivative.gradients`."""
 
-    derivative: Derivative
+def _backward_operator_steps(derivative: Derivative) -> Steps:
+    """Return the Function of the backward operator, with the arguments of `gradients`."""
+    recomputed = derivative.recomputed
 
-    @classmethod
-    def forward(cls, ctx: Any, grad_y: Tensor, *arguments: Any) -> Any:  # type: ignore[override]
-        derivative = cls.derivative
+    def forward(ctx: Any, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
         ctx.save_for_backward(grad_y, *arguments[: derivative.operands])
         ctx.options = arguments[derivative.saved_end :]
         ctx.set_materialize_grads(False)
         return derivative.present(derivative.compute(grad_y, *arguments), arguments[-1])
 
-    @classmethod
-    def backward(cls, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        derivative = cls.derivative
-        recomputed = derivative.recomputed
-
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
             return derivative.formula(*inputs, *recomputed, *ctx.options)
 
@@ -184,25 +182,23 @@ class _BackwardFunction(Function):
         tensor_grads = differentiate(differentiable, ctx.saved_tensors, needed, grads)
         return *tensor_grads, *recomputed, *derivative.no_options, None
 
+    return forward, backward
 
-class _LaunchingFunction(Function):
-    """The forward operator by a launcher of :func:`dispatch.launcher`, which comes first.
 
-    So it needs neither torch's dispatcher nor the work that follows from the operands' shapes.
+def _launching_steps(derivative: Derivative) -> Steps:
+    """Return the Function of the forward operator by a launcher, which comes before its inputs.
+
+    `dispatch.launcher` gives the launcher. It needs neither torch's dispatcher nor the work that
+    follows from the operands' shapes.
     """
 
-    derivative: Derivative
-
-    @classmethod
-    def forward(cls, ctx: Any, launcher: Any, *inputs: Any) -> Tensor:  # type: ignore[override]
-        derivative = cls.derivative
+    def forward(ctx: Any, launcher: Any, *inputs: Any) -> Tensor:
         ctx.options, ctx.forced = inputs[derivative.operands :], dispatch.forced()
         outputs, ctx.tape = launcher.call(inputs[: derivative.forward_inputs] + derivative.keep)
         return derivative.save(ctx, inputs, outputs)
 
-    @classmethod
-    def backward(cls, ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        derivative, tape = cls.derivative, ctx.tape
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        tape = ctx.tape
         needs = derivative.bits_of[ctx.needs_input_grad[1 : 1 + derivative.operands]]
         arguments = *ctx.saved_tensors, *ctx.options, needs
         repeats = tape is not None and ctx.forced is None
@@ -213,6 +209,8 @@ class _LaunchingFunction(Function):
                 return None, *derivative.present(grads, needs), *derivative.no_options
         with dispatch.as_forward(ctx.forced):  # on a GPU, autograd runs this in its own thread
             return None, *derivative.gradients(grad_y, *arguments), *derivative.no_options
+
+    return forward, backward
 
 
 def _bits_of_flags(count: int) -> dict[tuple[bool, ...], int]:

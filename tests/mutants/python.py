@@ -358,7 +358,7 @@ CALLS = [
         "autograd-aliases": ("[None if t is None else t.view_as(t) for t in inputs]", "list(inputs)"),
         "autograd-third-derivatives": ("create_graph = torch.is_grad_enabled()", "create_graph = False"),
         "autograd-autocast-of-the-second-derivative": ("with torch.enable_grad(), torch.autocast(device_type, enabled=False):", "with torch.enable_grad():"),
-        "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return backward", "        elif False:\n            return backward"),
+        "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return self", "        elif False:\n            return self"),
         "autograd-bits-of-the-needs": ("sum(flag << bit for bit, flag", "sum(flag << (count - 1 - bit) for bit, flag"),
     }),
     *mutants(PACKAGE + "_operators/transforms.py", "tests/operators/test_transforms.py", {
@@ -370,12 +370,16 @@ CALLS = [
         "transforms-place-of-the-vmap": ("(self.size, rows)), len(self.models)", "(self.size, rows)), 0"),
     }),
     *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
-        "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
-        "functional-nmu-clip": ("return _nmu(x, weight.clamp(0, 1))", "return _nmu(x, weight)"),
-        "functional-forced-backend": ("is_compiling() or dispatch.forced() not in dispatch.FAST_PATH", "is_compiling()"),
-        "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
-        "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs) if"),
         "functional-inalu-omega": ("omega=omega, fused=True)", "omega=20.0, fused=True)"),
+    }),
+    *mutants(PACKAGE + "_operators/dispatch.py", ("tests/operators/test_functional.py",), {
+        "functional-forced-backend": ("is_compiling() or forced() not in FAST_PATH", "is_compiling()"),
+    }),
+    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+        "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
+        "functional-nmu-clip": ("return nmu(x, weight.clamp(0, 1))", "return nmu(x, weight)"),
+        "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
+        "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs, eps=1e-8) if"),
     }),
     *mutants(PACKAGE + "_operators/operands.py", ("tests/operators/test_functional.py", "tests/operators/test_errors.py", "tests/common/test_arguments.py"), {
         "operands-dtype-of-the-result": ("return y.to(x.dtype) if half else y", "return y"),
