@@ -52,7 +52,9 @@ def npu(
     eps: float | None = None,
     gate_gradient: str = CLIP,
 ) -> Tensor:
-    """Neural Power Unit, a layer: products of powers, ``y_o = prod_i x_i ** w_oi``, for real x of any sign.
+    """Neural Power Unit, a layer: products of powers of real x of any sign.
+
+        y_o = prod_i x_i ** w_oi, which is:
 
         r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
         k = g where x < 0, else 0        (-0.0 is not negative)
@@ -64,30 +66,34 @@ def npu(
         weight_im: the same shape, imaginary part. None: the RealNPU.
         gate: ``[I]`` or ``[K, I]``, relevance of the inputs. None: all are relevant, the NaiveNPU.
         eps: added to ``|x|``; by default the machine epsilon of the compute dtype.
-        gate_gradient: "clip" (the paper: no gradient where the gate is outside [0, 1]) or "straight_through".
+        gate_gradient: "clip" (the paper: no gradient where the gate is outside [0, 1]) or
+            "straight_through".
 
     Returns:
         ``[..., O]`` or ``[K, ..., O]``.
 
-    Special values: for inf and nan in x the kernels give what the formula gives. They leave out its terms for negative
-    inputs where an input is not negative, instead of multiplying them by 0; so with an infinite weight the result, and
-    with an infinite result a gradient, may be a number or inf where the formula's ``0 * inf`` is nan.
+    Special values: for inf and nan in x the kernels give what the formula gives. They leave out its
+    terms for negative inputs where an input is not negative, instead of multiplying them by 0; so
+    with an infinite weight the result, and with an infinite result a gradient, may be a number or
+    inf where the formula's ``0 * inf`` is nan.
 
     Precision: float32 on the CPU is as accurate as the formula, unless the float32 matmul precision
-    (`torch.set_float32_matmul_precision`, ``torch.backends.mkldnn.matmul.fp32_precision``) allows less and the
-    processor multiplies bfloat16: then layers that fill whole tiles use such products. The setting at the time when a
-    kernel runs counts, for the forward and for the backward, on every way to the kernel, such as a graph that was
-    compiled earlier.
+    (`torch.set_float32_matmul_precision`, ``torch.backends.mkldnn.matmul.fp32_precision``) allows
+    less and the processor multiplies bfloat16: then layers that fill whole tiles use such products.
+    The setting at the time when a kernel runs counts, for the forward and for the backward, on
+    every way to the kernel, such as a graph that was compiled earlier.
 
-    Derivatives of every order are correct. The first is fused, higher ones are eager. torch does not support a double
-    backward through a function that `torch.compile` compiled; compile the gradient's computation instead.
+    Derivatives of every order are correct. The first is fused, higher ones are eager. torch does
+    not support a double backward through a function that `torch.compile` compiled; compile the
+    gradient's computation instead.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 
         >>> import torch
         >>> from npu_kernels.functional import npu
         >>> x = torch.tensor([[3.0, -2.0]], dtype=torch.float64)
-        >>> npu(x, torch.tensor([[1.0, 2.0]], dtype=torch.float64)).round(decimals=6)  # 3 ** 1 * (-2) ** 2
+        >>> powers = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+        >>> npu(x, powers).round(decimals=6)  # 3 ** 1 * (-2) ** 2
         tensor([[12.]], dtype=torch.float64)
     """
     y = by_fast_path(fast_path.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
@@ -105,10 +111,11 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
         weight: ``[O, I]`` or ``[K, O, I]``.
         clip: clip the weight to [-1, 1] as the paper defines; false is what its authors ran.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: torch's own, except that small layers on the CPU have
-    kernels, which cost a fraction of torch's calls.
+    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: torch's own, except that small layers
+    on the CPU have kernels, which cost a fraction of torch's calls.
 
-    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen,
+    ICLR 2020.
     """
     y = by_fast_path(fast_path.nau, x, weight, clip)
     if y is not NotImplemented:
@@ -117,7 +124,9 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
 
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
-    """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``, with ``M = min(max(weight, 0), 1)``.
+    """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
+
+    The weight is clipped: ``M = min(max(weight, 0), 1)``.
 
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
@@ -128,7 +137,8 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
     Gradients are right where a factor is 0: they are products of the other factors, not quotients.
 
-    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen,
+    ICLR 2020.
     """
     y = by_fast_path(fast_path.nmu, x, weight, clip)
     if y is not NotImplemented:
@@ -139,28 +149,34 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 def nmru(
     x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product"
 ) -> Tensor:
-    """Neural Multiplicative Reciprocal Unit, a layer that also divides: the `nmu` of ``x' = [x, 1 / (x + eps)]``.
+    """Neural Multiplicative Reciprocal Unit, a layer that also divides.
+
+    It is the `nmu` of ``x' = [x, 1 / (x + eps)]``.
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)
-        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi),  n_i = 1 where x'_i < 0, else 0
+        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi)
+                     n_i = 1 where x'_i < 0, else 0
 
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
-        weight: ``[O, 2 I]`` or ``[K, O, 2 I]``: first the columns of x, then those of its reciprocals.
-        eps: added to x in the reciprocals. 0 is ``1 / x``, as published for evaluation; in training the published code
-            adds float32's machine epsilon, and so does `NMRU`.
-        clip: ``M = min(max(weight, 0), 1)``; false uses the weight as it is. The cosine always does.
+        weight: ``[O, 2 I]`` or ``[K, O, 2 I]``: first the columns of x, then those of its
+            reciprocals.
+        eps: added to x in the reciprocals. 0 is ``1 / x``, as published for evaluation; in training
+            the published code adds float32's machine epsilon, and so does `NMRU`.
+        clip: ``M = min(max(weight, 0), 1)``; false uses the weight as it is. The cosine always
+            does.
         sign: "product", the signs of the factors, or "separate".
 
     Returns ``[..., O]`` or ``[K, ..., O]``. x' and the factors are never stored.
 
-    Gradients are right where a factor is 0. At ``x + eps = 0`` the reciprocal is infinite, and what it enters is
-    infinite or nan, as in the formula. With "separate" the derivative of ``|x'|`` is 0 at 0.
+    Gradients are right where a factor is 0. At ``x + eps = 0`` the reciprocal is infinite, and what
+    it enters is infinite or nan, as in the formula. With "separate" the derivative of ``|x'|`` is 0
+    at 0.
 
     Raises ValueError for an eps that is neither 0 nor finite and positive, and for another `sign`.
 
-    Source: Mistry, Farrahi, Hare, "Exploring the Learning Mechanisms of Neural Division Modules", TMLR 2022, and its
-    code.
+    Source: Mistry, Farrahi, Hare, "Exploring the Learning Mechanisms of Neural Division Modules",
+    TMLR 2022, and its code.
 
         >>> import torch
         >>> from npu_kernels.functional import nmru
@@ -178,7 +194,9 @@ def nmru(
 
 
 def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
-    """Neural Accumulator, a layer, the additive path of the NALU: ``y = (tanh(weight) * sigmoid(mask)) x``.
+    """Neural Accumulator, a layer, the additive path of the NALU.
+
+        y = (tanh(weight) * sigmoid(mask)) x
 
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
@@ -186,7 +204,8 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
 
     Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on every backend: a matrix product.
 
-    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power Units".
+    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power
+    Units".
     """
     return call("nac", reference.nac, x, (weight, mask))
 
@@ -211,11 +230,12 @@ def nalu(
         gate_bias: ``[O]`` or ``[K, O]``. None is the paper's formula; the authors' code has a bias.
         eps: added to ``|x|``, as published.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on the CPU, matrix products; fused on a GPU, where ``1 - g``
-    has no cancellation. m does not depend on the sign of x. Its values easily overflow float32: the authors computed
-    this layer in float64.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on the CPU, matrix products; fused on a
+    GPU, where ``1 - g`` has no cancellation. m does not depend on the sign of x. Its values easily
+    overflow float32: the authors computed this layer in float64.
 
-    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
+    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural
+    Power Units".
     """
     eps = check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
     return call(
@@ -248,11 +268,11 @@ def inalu(
         eps: the least ``|x|`` in the logarithm.
         omega: the greatest exponent.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O, I]`` factors of its
-    sign product.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O,
+    I]`` factors of its sign product.
 
-    Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
-    the authors of "Neural Power Units" ran.
+    Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI
+    2020, in the form that the authors of "Neural Power Units" ran.
     """
     weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
     y = by_fast_path(fast_path.inalu, x, *weights, eps, omega)

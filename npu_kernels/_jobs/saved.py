@@ -1,6 +1,7 @@
 """The values of a saved state, each checked when it is read: a file may hold anything.
 
-Errors are ValueErrors that name the entry; `checkpoints.Checkpoint` puts the name of the file before them.
+Errors are ValueErrors that name the entry; `checkpoints.Checkpoint` puts the name of the file
+before them.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def tensor(
     low: float = -math.inf,
     high: float = math.inf,
 ) -> Tensor:
-    """A tensor of that shape (None: any size) and dtype: a contiguous copy of its own on the device.
+    """A tensor of that shape (None: any size) and dtype: a contiguous copy of its own on the
+    device.
 
     low, high: the bounds of its numbers, of which nan is then none.
     """

@@ -261,7 +261,9 @@ def _forward_shapes(layer: Layer) -> Callable[..., Any]:
         if not kept_dtypes:
             return y
         kept_shape = shape if arguments[-1] else [0]
-        return y, *(x.new_empty(kept_shape, dtype=kept or dtype) for kept in kept_dtypes)
+        return y, *(
+            x.new_empty(kept_shape, dtype=kept_dtype or dtype) for kept_dtype in kept_dtypes
+        )
 
     return shapes
 

@@ -9,7 +9,7 @@ from npu_kernels.certify._matrix import Result
 def versions() -> dict[str, str]:
     """What the matrix was measured with."""
     facts = env.environment()
-    wanted = (
+    names = (
         "npu_kernels",
         "python",
         "torch",
@@ -20,9 +20,9 @@ def versions() -> dict[str, str]:
         "cuda",
         "cpu instruction set",
     )
-    found = {name: facts[name] for name in wanted}
+    chosen = {name: facts[name] for name in names}
     return {
-        **found,
+        **chosen,
         "mpmath": env.version_of("mpmath"),
         "onnxruntime": env.version_of("onnxruntime"),
     }

@@ -497,7 +497,7 @@ class Run:
         given = [self.scale.restored(rows) for rows in (self.data.training, self.data.held_out)]
         return fingerprint(
             format=str(FORMAT),
-            model=described(self.template.model),
+            model=described(self.template.model, Unit),
             dtypes=self._dtypes,
             device=self.template.device.type,
             seeds=repr(self.seeds),

@@ -416,7 +416,7 @@ class _Task:
         loop, rows = self.loop, self.rows
         generator = None if rows.seeded else rows.generator
         return fingerprint(
-            model=described(loop.model),
+            model=described(loop.model, Unit),
             dtype=str(loop.x.dtype),
             requires_grad=str(
                 [name for name, p in loop.model.named_parameters() if p.requires_grad]
