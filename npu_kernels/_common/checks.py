@@ -63,10 +63,10 @@ def check_number(
     finite: bool = True,
     other: str = "",
 ) -> float:
-    """Return the real number as a float; ValueError unless it is at least `minimum`, greater than `above`
-    and finite.
+    """Return the real number as a float; ValueError unless it fits the bounds.
 
-    finite: false allows infinity too. other: what the argument may also be.
+    It must be at least `minimum`, greater than `above` and, with `finite`, no infinity. other: what
+    the argument may also be.
     """
     number = as_number(value)
     if not (number >= minimum and number > above and (not finite or number < math.inf)):

@@ -235,7 +235,7 @@ def digest(*parts: Any) -> str:
 
 
 def _pieces(tensor: Tensor) -> Iterator[ctypes.Array[ctypes.c_uint8]]:
-    """Yield the bytes of a tensor of any dtype, some at a time, without NumPy, which lacks dtypes."""
+    """Yield a tensor's bytes, some at a time, without NumPy, which lacks dtypes."""
     flat = tensor.detach().reshape(-1)
     for part in flat.split(PIECE) if len(flat) else ():
         plain = part.resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8)

@@ -18,15 +18,14 @@ LINE = "{desc}: {percentage:3.0f} %, {elapsed} passed, {remaining} left{postfix}
 
 @functools.cache
 def _bar() -> Any:
-    """tqdm's class, imported at first use: where it is missing everything but the progress works."""
+    """Return tqdm's class, imported at first use: only the progress needs it."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]
         monitor_interval = 0  # without tqdm's monitor thread, which would wake up during a timing
 
-    Bar.set_lock(
-        threading.RLock()
-    )  # tqdm's own lock also serves processes, with a semaphore that a kill leaves behind
+    # tqdm's own lock also serves processes, with a semaphore that a kill leaves behind.
+    Bar.set_lock(threading.RLock())
     return Bar
 
 

@@ -95,7 +95,8 @@ def tensor(
 
     low, high: the bounds of its numbers, of which nan is then none.
     """
-    rule = f"a tensor of {dtype} and shape ({', '.join('any' if n is None else str(n) for n in shape)})"
+    sizes_text = ", ".join("any" if n is None else str(n) for n in shape)
+    rule = f"a tensor of {dtype} and shape ({sizes_text})"
     if (
         not isinstance(value, Tensor)
         or value.layout is not torch.strided

@@ -145,8 +145,8 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
         )
     if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
         raise ValueError(
-            f"{layer}: x must have shape ({shape[0]}, ..., {inputs}) (num_models, ..., in_features) "
-            f"or (batch, {inputs}) (shared by all models), got shape {rows}"
+            f"{layer}: x must have shape ({shape[0]}, ..., {inputs}) "
+            f"(num_models, ..., in_features) or (batch, {inputs}) (shared by all models), got shape {rows}"
         )
 
 
@@ -181,7 +181,7 @@ def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> flo
 
 
 def _flatten(x: Tensor, weight: Tensor, extra: int) -> Tensor:
-    """x, with so many more dimensions than the weight, as ``[B, I]``, or ``[K, B, I]`` for models with own rows."""
+    """Return x, with `extra` more dimensions than the weight, as ``[B, I]`` or ``[K, B, I]``."""
     if extra > 0:
         return x.flatten(weight.dim() - 2, -2)
     return x if weight.dim() == 3 else x.unsqueeze(0)

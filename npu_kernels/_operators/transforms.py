@@ -44,7 +44,7 @@ def visible() -> bool:
 
 
 def fused(*weights: Tensor | None) -> bool:
-    """Whether the Functions below should be used; asked only where a transform or a tangent is active."""
+    """Whether the Functions below should be used, where a transform or a tangent is active."""
     if not visible():
         return False
     return all(level.key() == _VMAP for level in _functorch.get_interpreter_stack() or ()) or any(
@@ -176,23 +176,18 @@ def _backward_of(layer: ops.Layer) -> type[Function]:
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
             ctx.save_for_backward(*inputs[: 1 + operands])
             ctx.options = inputs[saved_end:]
-            ctx.mark_non_differentiable(
-                *(grad for bit, grad in enumerate(output) if not inputs[-1] >> bit & 1)
-            )
+            absent = (grad for bit, grad in enumerate(output) if not inputs[-1] >> bit & 1)
+            ctx.mark_non_differentiable(*absent)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
             def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
                 return formula(*inputs, *recomputed, *ctx.options)
 
-            present = [
-                grad if ctx.options[-1] >> bit & 1 else None for bit, grad in enumerate(grads)
-            ]
-            return (
-                *_pull(differentiable, ctx.saved_tensors, present),
-                *recomputed,
-                *(None for _ in ctx.options),
-            )
+            needs = ctx.options[-1]
+            present = [grad if needs >> bit & 1 else None for bit, grad in enumerate(grads)]
+            pulled = _pull(differentiable, ctx.saved_tensors, present)
+            return *pulled, *recomputed, *(None for _ in ctx.options)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:

@@ -29,11 +29,11 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Column:
-    """Where a check runs: a backend, a device and, on the CPU, an instruction set; and how much of it."""
+    """Where a check runs, and how much of it."""
 
-    backend: str
+    backend: str  # as in `use_backend`
     device: str = "cpu"
-    isa: str | None = None
+    isa: str | None = None  # the CPU's instruction set
     quick: bool = False  # one size of each layer, derivatives along one direction
 
     @property
@@ -168,7 +168,7 @@ def _awaited(future: Future[Result], title: str, column: Column) -> Result:
 def measure(
     titles: list[str], where: list[Column], progress: Callable[[Result], None] = lambda result: None
 ) -> list[Result]:
-    """The matrix, column by column; what Triton interprets runs at the same time, in a separate process."""
+    """Return the matrix, column by column; Triton interprets at the same time in a process."""
     apart = [
         column
         for column in where

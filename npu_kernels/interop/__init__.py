@@ -4,20 +4,21 @@
 weights carried over. Eager layers of other code are recognised by the names and shapes of their
 parameters, never by their class:
 
-==========  ==============================  ==============================================================
+==========  ==============================  ======================================================
 layout      parameters                      what differs from ours
-==========  ==============================  ==============================================================
+==========  ==============================  ======================================================
 reference   ours                            nothing (`npu_kernels.interop.reference_layers`)
-julia       ``Re, Im [O, I], g [I]``        eps: machine epsilon of the dtype, as ours. Gate: clipped as ours; from
-                                            NeuralArithmetic.jl 1.0.3 with a straight-through
-                                            gradient: say ``gate_gradient="straight_through"``. Up
-                                            to 1.0.2 the gradient at a gate of exactly 0 is 0, where
-                                            ours passes it.
-pytorch     ``W_real, W_im [I, O], g [I]``  eps: its module's attribute ``eps``, float32's epsilon in every dtype. Gate:
-                                            ``torch.clamp``, as ours. Clipping weights or gates in
-                                            place after a step
+julia       ``Re, Im [O, I], g [I]``        eps: machine epsilon of the dtype, as ours. Gate:
+                                            clipped as ours; from NeuralArithmetic.jl 1.0.3 with
+                                            a straight-through gradient: say
+                                            ``gate_gradient="straight_through"``. Up to 1.0.2
+                                            the gradient at a gate of exactly 0 is 0, where ours
+                                            passes it.
+pytorch     ``W_real, W_im [I, O], g [I]``  eps: its module's attribute ``eps``, float32's epsilon
+                                            in every dtype. Gate: ``torch.clamp``, as ours.
+                                            Clipping weights or gates in place after a step
                                             belongs to the training loop: `training.project_`.
-==========  ==============================  ==============================================================
+==========  ==============================  ======================================================
 
 In both, without ``Im`` or ``W_im`` it is a RealNPU, without ``g`` a NaiveNPU.
 
@@ -66,6 +67,22 @@ def _copied(source: nn.Module, target: type[nn.Module]) -> nn.Module:
     return result
 
 
+def _as_parameter(name: str, value: Any, transposed: bool) -> nn.Parameter:
+    """Return a tensor or an array as a parameter ``[O, I]``; TypeError unless it has floats."""
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        rule = f"{name} must be a tensor or an array"
+        raise TypeError(f"from_parameters: {rule}: {error}") from None
+    check_tensor("from_parameters", name, tensor)
+    if not tensor.is_floating_point():
+        rule = f"{name} must have a floating-point dtype"
+        raise TypeError(f"from_parameters: {rule}, got {tensor.dtype}")
+    if transposed and tensor.dim() == 2:
+        return nn.Parameter(tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad)
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())
+
+
 def from_parameters(
     parameters: Mapping[str, Any],
     *,
@@ -104,24 +121,7 @@ def from_parameters(
         if value is None:
             layer_parameters.append(None)
             continue
-        try:
-            tensor = value if isinstance(value, Tensor) else torch.tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"from_parameters: {name} must be a tensor or an array: {error}"
-            ) from None
-        check_tensor("from_parameters", name, tensor)
-        if not tensor.is_floating_point():
-            raise TypeError(
-                f"from_parameters: {name} must have a floating-point dtype, got {tensor.dtype}"
-            )
-        if transposed and tensor.dim() == 2:
-            tensor = nn.Parameter(
-                tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad
-            )
-        layer_parameters.append(
-            tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())
-        )
+        layer_parameters.append(_as_parameter(name, value, transposed))
     weight_re, weight_im, gate = layer_parameters
     if weight_re is None:
         raise ValueError(
