@@ -225,7 +225,7 @@ class Run:
         pairs = [self.scale.restored(rows) for rows in (self.data.training, self.data.held_out)]
         return fingerprint(
             format=str(STATE_FORMAT),
-            model=described(self.template.model),
+            model=described(self.template.model, Unit),
             dtypes=self._dtypes,
             device=self.template.device.type,
             seeds=repr(self.seeds),

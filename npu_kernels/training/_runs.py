@@ -395,7 +395,7 @@ class _Task:
         trained = [name for name, p in loop.model.named_parameters() if p.requires_grad]
         weights = {name: described_setting(weight) for name, weight in self.penalties.items()}
         return fingerprint(
-            model=described(loop.model),
+            model=described(loop.model, Unit),
             dtype=str(loop.x.dtype),
             requires_grad=str(trained),
             **continued.settings(loop.optimizer, loop.model, self.lr),

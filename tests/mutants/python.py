@@ -134,7 +134,7 @@ TRAINING = [
         "run-strides-of-y": ("y=y.contiguous()", "y=y"),
     }),
     *mutants(PACKAGE + "training/_runs.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or beginning or once or Training'", {
-        "run-checkpoint-model": ("            model=described(loop.model),\n", ""),
+        "run-checkpoint-model": ("            model=described(loop.model, Unit),\n", ""),
         "run-checkpoint-requires-grad": ("            requires_grad=str(trained),\n", ""),
         "run-checkpoint-optimiser": ("            **continued.settings(loop.optimizer, loop.model, self.lr),\n", ""),
         "run-checkpoint-every": ("            every=str(loop.every),\n", ""),
@@ -158,11 +158,11 @@ TRAINING = [
         "checkpoint-negative-bit": (".resolve_neg()", ""),
         "checkpoint-strides": (".contiguous().view", ".view"),
         "checkpoint-parts-of-a-digest": ("f\"{len(text)} \".encode() + text", "text"),
-        "checkpoint-options-of-a-unit": ("part.training, _options(part)", "part.training"),
-        "checkpoint-before-any-step": ("        work.fingerprint  #", "        pass  #"),
+        "checkpoint-options-of-a-unit": ("part.training, _options(part, units)", "part.training"),
+        "checkpoint-before-any-step": ("        job.fingerprint  #", "        pass  #"),
         "checkpoint-clock": ("        self._saved = time.monotonic()\n", "        pass\n"),
         "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
-        "checkpoint-entries-that-are-gone": ("for name in {**own, **saved}:", "for name in own:"),
+        "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
     }),
     *mutants(PACKAGE + "_jobs/saved.py", "tests/jobs/test_checkpoints.py -k 'numbers or memory or Training'", {
         "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),
@@ -330,10 +330,10 @@ LAYERS = [
     *mutants(PACKAGE + "layers/_npu.py", "tests/layers/test_layers.py", {
         "layers-gate-start": ("nn.init.constant_(self.gate, 0.5)", "nn.init.constant_(self.gate, 1.0)"),
         "layers-start-of-weight-im": ("glorot_(self.weight_im, self._scale_im)", "glorot_(self.weight_im)"),
-        "layers-gate-gradient": ("eps=self.eps, gate_gradient=self.gate_gradient)", "eps=self.eps)"),
+        "layers-gate-gradient": ("eps=eps, gate_gradient=gate_gradient)", "eps=eps)"),
     }),
     *mutants(PACKAGE + "layers/_npu.py", ("tests/layers/test_layers.py", "tests/layers/test_serialization.py"), {
-        "layers-eps": ("weight_im, gate, eps=self.eps,", "weight_im, gate, eps=None,"),
+        "layers-eps": ("weight_im, gate, eps=eps,", "weight_im, gate, eps=None,"),
     }),
     *mutants(PACKAGE + "layers/_nmu.py", "tests/layers/test_layers.py", {
         "layers-nmu-start": ("nn.init.uniform_(self.weight, 0, 1)", "nn.init.uniform_(self.weight, 0, 0.5)"),
@@ -344,8 +344,8 @@ LAYERS = [
     }),
     *mutants(PACKAGE + "layers/_nalu.py", "tests/layers/test_layers.py", {
         "layers-nalu-bias-start": ("bound = math.sqrt(6 / (1 + self.out_features))", "bound = math.sqrt(6 / self.out_features)"),
-        "layers-nalu-eps": ("self.gate_bias, eps=self.eps)", "self.gate_bias)"),
-        "layers-inalu-omega": ("            omega=self.omega,\n", ""),
+        "layers-nalu-eps": ("*weights, eps=self.eps)", "*weights)"),
+        "layers-inalu-omega": (", omega=self.omega)", ")"),
     }),
     *mutants(PACKAGE + "training/trace.py", "tests/layers/test_trace.py", {
         "trace-models": ("        model, row = index[0], index[1:-1]\n", "        model, row = 0, index[1:-1]\n"),
@@ -360,24 +360,28 @@ CALLS = [
         "autograd-aliases": ("[None if t is None else t.view_as(t) for t in inputs]", "list(inputs)"),
         "autograd-third-derivatives": ("create_graph = torch.is_grad_enabled()", "create_graph = False"),
         "autograd-autocast-of-the-second-derivative": ("with torch.enable_grad(), torch.autocast(device_type, enabled=False):", "with torch.enable_grad():"),
-        "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return backward", "        elif False:\n            return backward"),
+        "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return self", "        elif False:\n            return self"),
         "autograd-bits-of-the-needs": ("sum(flag << bit for bit, flag", "sum(flag << (count - 1 - bit) for bit, flag"),
     }),
     *mutants(PACKAGE + "_operators/transforms.py", "tests/operators/test_transforms.py", {
         "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
-        "transforms-own-gradient-of-x": ("dim is None and not own_gradient and (", "dim is None and ("),
+        "transforms-own-gradient-of-x": ("            and not own_gradient\n", ""),
         "transforms-tangents": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "torch.compiler.is_compiling()"),
         "transforms-compilers": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "forward_ad._current_level >= 0"),
         "transforms-models-beside-a-vmap": ("weight.shape[0 if weight_dim != 0 else 1]", "weight.shape[0]"),
         "transforms-place-of-the-vmap": ("(self.size, rows)), len(self.models)", "(self.size, rows)), 0"),
     }),
     *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
-        "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
-        "functional-nmu-clip": ("return _nmu(x, weight.clamp(0, 1))", "return _nmu(x, weight)"),
-        "functional-forced-backend": ("is_compiling() or dispatch.forced() not in dispatch.FAST_PATH", "is_compiling()"),
-        "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
-        "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs) if"),
         "functional-inalu-omega": ("omega=omega, fused=True)", "omega=20.0, fused=True)"),
+    }),
+    *mutants(PACKAGE + "_operators/dispatch.py", ("tests/operators/test_functional.py",), {
+        "functional-forced-backend": ("is_compiling() or forced() not in FAST_PATH", "is_compiling()"),
+    }),
+    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+        "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
+        "functional-nmu-clip": ("return nmu(x, weight.clamp(0, 1))", "return nmu(x, weight)"),
+        "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),
+        "functional-nalu-eps": ("return reference.nalu(*inputs, eps=eps) if", "return reference.nalu(*inputs, eps=1e-8) if"),
     }),
     *mutants(PACKAGE + "_operators/operands.py", ("tests/operators/test_functional.py", "tests/operators/test_errors.py", "tests/common/test_arguments.py"), {
         "operands-dtype-of-the-result": ("return y.to(x.dtype) if half else y", "return y"),
@@ -388,7 +392,7 @@ CALLS = [
     *mutants(PACKAGE + "sharding.py", "tests/layers/test_distributed.py", {
         "sharding-partial-sums": ("dt.Replicate(), dt.Partial() if over else dt.Replicate()", "dt.Replicate(), dt.Replicate()"),
         "sharding-over-inputs": ('for over in ("", "B", "O", "K")[', 'for over in ("", "B", "I", "K")['),
-        "sharding-models-of-two-numbers": ("        len(found) != 1\n        or None in found", "        None in found"),
+        "sharding-models-of-two-numbers": ("if len(model_counts) != 1 or None", "if None"),
         "sharding-frozen-parameters": ("requires_grad=parameter.requires_grad)", "requires_grad=True)"),
     }),
 ]  # fmt: skip
@@ -466,8 +470,8 @@ FILES = [
         "files-circle-of-links": ("if target.is_symlink():", "if False:"),
         "files-folder": ("if target.is_dir():", "if False:"),
         "files-device": ("if target.exists() and not target.is_file():", "if False:"),
-        "files-lock-is-not-taken": ("if _lock(file.fileno(), wait=True) and not", "if not"),
-        "files-taken-before-the-lock": ("and not path.exists():  # was", "and False:  # was"),
+        "files-lock-is-not-taken": ("_lock(file.fileno(), wait=True) and not", "not"),
+        "files-taken-before-the-lock": ("and not path.exists():\n                    continue", "and False:\n                    continue"),
         "files-nothing-is-removed": ("            path.unlink(missing_ok=True)\n\n\ndef _lock", "            pass\n\n\ndef _lock"),
         "files-waits-for-the-other": ("(0 if wait else fcntl.LOCK_NB)", "0"),
         "files-disk-without-locks": ("    except OSError:\n        return False\n    return True", "    except OSError:\n        return True\n    return True"),
@@ -484,7 +488,7 @@ FILES = [
         "files-mode-of-a-new-file": ("0o666 if mode is None else", "0o600 if mode is None else"),
         "files-disk-without-modes": ("elif mode not in (None, stat.S_IMODE(os.fstat(file.fileno()).st_mode)):", "elif mode is not None:"),
         "files-open-on-windows": ("            file.close()\n", "            pass\n"),
-        "files-checksum": ("if found != _checksum(content):", "if False:"),
+        "files-checksum": ("if checksum != _checksum(content):", "if False:"),
     }),
     *mutants(PACKAGE + "_common/checks.py", "tests/common/test_numbers.py", {
         "checks-bool-is-an-integer": ("isinstance(value, Integral) and not isinstance(value, bool)", "isinstance(value, Integral)"),
@@ -492,7 +496,7 @@ FILES = [
         "checks-bool-is-a-number": ("if isinstance(value, bool) or not isinstance(value, Real):", "if not isinstance(value, Real):"),
         "checks-only-pythons-numbers": ("not isinstance(value, Real):", "not isinstance(value, (int, float)):"),
         "checks-too-large": ("    except OverflowError:  # an integer\n        return math.nan", "    except OverflowError:  # an integer\n        return 0.0"),
-        "checks-least": ("or value < least:", "or value <= least:"),
+        "checks-least": ("or value < minimum:", "or value <= minimum:"),
         "checks-integer-as-it-is": ("    return int(value)\n", "    return value\n"),
         "checks-minimum": ("number >= minimum and", "number > minimum and"),
         "checks-above": ("number > above and", "number >= above and"),
