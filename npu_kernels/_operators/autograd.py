@@ -87,16 +87,16 @@ class Derivative:
         launching: Any = _function(f"{title}Function", *_launching_steps(self))
         # What Function.apply calls in the end; the rest of it is for the transforms of torch.func,
         # which see no launcher.
-        self.launching: Callable[..., Tensor] = super(Function, launching).apply
+        self.launching: Callable[..., Tensor] = super(Function, launching).apply  # type: ignore[misc]
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> Tensor:
         """Save the operands and what the backward takes of the forward's outputs; return y."""
         if not self.keep:
             ctx.save_for_backward(*inputs[: self.operands])
-            return outputs  # type: ignore[no-any-return]
+            return outputs
         saved = outputs if self.takes_y else outputs[1:]
         ctx.save_for_backward(*inputs[: self.operands], *saved)
-        return outputs[0]  # type: ignore[no-any-return]
+        return outputs[0]
 
     def gradients(self, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
         """Return the operands' gradients, differentiable where grad mode asks for it.

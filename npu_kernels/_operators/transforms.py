@@ -265,9 +265,8 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
                 into_models,
             )
             folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
-            rows, dims = zip(
-                *map(fold.unfold_rows, Forward.apply(*folded, *inputs[operands:])), strict=True
-            )  # type: ignore[no-untyped-call]
+            outputs = Forward.apply(*folded, *inputs[operands:])  # type: ignore[no-untyped-call]
+            rows, dims = zip(*map(fold.unfold_rows, outputs), strict=True)
             return rows, dims
 
     Forward.__name__ = f"{layer.name.upper()}Transformed"

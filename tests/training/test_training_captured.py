@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
-from npu_kernels._loops import captured
+from npu_kernels._loops import captured, loop_for
 from npu_kernels._loops.captured import FEWEST_STEPS, FIRST_STEPS, Captured
 from npu_kernels._loops.steps import Ordinary
 from npu_kernels.optim import Adam
@@ -355,5 +355,5 @@ def test_cuda_tensors_ask_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(None)
     optimizer = Adam(model.parameters(), 0.01)
     x: Any = _X
-    assert runs.loop_for(model, optimizer, x) == (Captured, None)
-    assert runs.loop_for(nn.Sequential(model, nn.Dropout()), optimizer, x)[0] is Ordinary
+    assert loop_for(model, optimizer, x) == (Captured, None)
+    assert loop_for(nn.Sequential(model, nn.Dropout()), optimizer, x)[0] is Ordinary
