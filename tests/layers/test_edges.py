@@ -149,7 +149,7 @@ def test_nmu_special_inputs(dtype: torch.dtype) -> None:
 
 
 def test_inalu_recovers_signs(backend: str) -> None:
-    """The product has, with open gates, has the sign that the NALU loses."""
+    """The product has, with open gates, the sign that the NALU loses."""
     x = torch.tensor([[2.0, -3.0], [-2.0, -3.0]])
     big = torch.full((1, 2), 20.0)
     gate = torch.zeros(1, 2)
