@@ -54,7 +54,8 @@ class Problem:
 
 @contextlib.contextmanager
 def computed_by(way: str, isa: str | None = None, threads: int = 1) -> Iterator[None]:
-    """way: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a backend's name."""
+    """way: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a
+    backend's name."""
     functions = {name: getattr(fast_path, name) for name in FAST}
     before_isa, before_threads = cpu.isa() if isa else None, torch.get_num_threads()
     try:
@@ -111,8 +112,9 @@ def same_bits(found: Outcome, expected: Outcome) -> bool:
 def run(problem: Problem) -> Outcome:
     """The outcome, and what must hold beside its values.
 
-    With more threads (another number forward than backward), in memory filled with nan, and without gradients: the
-    same bits. Inputs, upstream gradients, and what lies beside them in memory: unchanged.
+    With more threads (another number forward than backward), in memory filled with nan, and without
+    gradients: the same bits. Inputs, upstream gradients, and what lies beside them in memory:
+    unchanged.
     """
     way, isa, threads = problem.way, problem.isa, problem.threads
     before = [bits(storage).clone() for storage in problem.storages]

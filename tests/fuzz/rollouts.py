@@ -75,7 +75,7 @@ class Rollout(Printed):
 
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
             out = ode.integrate(
-                *(leaves.get(name) for name in tensors),  # type: ignore[arg-type]
+                *(leaves.get(name) for name in tensors),
                 steps=self.steps,
                 dt=self.dt,
                 method=self.method,
@@ -93,11 +93,11 @@ class Rollout(Printed):
             def f(u: Tensor) -> Tensor:
                 y = reference.npu(
                     u, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient
-                )  # type: ignore[arg-type]
-                return reference.nau(y, weight, clip=self.clip)  # type: ignore[arg-type]
+                )
+                return reference.nau(y, weight, clip=self.clip)
 
-            rows = u0 if starts else u0.unsqueeze(-2)  # type: ignore[union-attr]
-            rows = rows.expand(*models, *(starts or (1,)), self.d)  # type: ignore[union-attr]
+            rows = u0 if starts else u0.unsqueeze(-2)
+            rows = rows.expand(*models, *(starts or (1,)), self.d)
             tableau = ode.METHODS[self.method]
             states, slopes = reference_ode.solve(
                 f, rows, tableau, self.steps, self.dt, self.derivatives

@@ -135,7 +135,7 @@ def test_the_time_loops_say_what_they_lack() -> None:
 
 
 def test_schemas_of_a_record() -> None:
-    """Also for a layer that is not there yet: a name, a shape and an option each."""
+    """Rules for a layer that is not there yet: a name, a shape and an option each."""
     layer = ops.Layer(
         "sum", {"weight": "OI", "bias": "O"}, optional=("bias",), options={"eps": "float"}
     )
@@ -153,7 +153,8 @@ def test_schemas_of_a_record() -> None:
 
 
 def test_nothing_reaches_into_another_module() -> None:
-    """What two modules share has a public name: no `module._name` of this package, and no import of one."""
+    """What two modules share has a public name: no `module._name` of this package, and no import of
+    one."""
     root = Path(functional.__file__).parent
     modules = "|".join({path.stem for path in root.rglob("*.py")} - {"__init__"})
     door = re.compile(rf"(?<![\w.])({modules})\.(_[a-z]\w*)")

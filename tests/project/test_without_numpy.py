@@ -1,4 +1,5 @@
-"""An environment without NumPy: layers, training and formulas work, and what needs NumPy says so."""
+"""An environment without NumPy: layers, training and formulas work, and what needs NumPy says
+so."""
 
 from __future__ import annotations
 
