@@ -22,13 +22,15 @@ reason.
 
 from npu_kernels.certify._matrix import CHECKS, Column, Result, columns, measure  # isort: skip
 from npu_kernels.certify._matrix import not_run, run  # isort: skip
-from npu_kernels.certify import _compiling as compiling
-from npu_kernels.certify import _derivatives as derivatives
-from npu_kernels.certify import _processes as processes
-from npu_kernels.certify import _services as services
-from npu_kernels.certify import _training as training
-from npu_kernels.certify import _transforms as transforms
-from npu_kernels.certify import _values as values
+
+# In the order of the table, whose rows they register.
+from npu_kernels.certify import _values as values  # isort: skip
+from npu_kernels.certify import _derivatives as derivatives  # isort: skip
+from npu_kernels.certify import _transforms as transforms  # isort: skip
+from npu_kernels.certify import _compiling as compiling  # isort: skip
+from npu_kernels.certify import _training as training  # isort: skip
+from npu_kernels.certify import _services as services  # isort: skip
+from npu_kernels.certify import _processes as processes  # isort: skip
 from npu_kernels.certify._command import main
 from npu_kernels.certify._report import NOTES, markdown, versions
 

@@ -455,7 +455,7 @@ EQUATIONS = [
         "equations-batches": ("range(0, len(jobs), size)", "range(0, len(jobs), size + 1)"),
     }),
     *mutants(PACKAGE + "_laws/table/ranks.py", "tests/laws/test_equations_many.py", {
-        "equations-silence": ("elif now - heard[rank] > SILENCE:", "elif False:"),
+        "equations-silence": ("elif seconds - heard[rank] > SILENCE:", "elif False:"),
         "equations-beat": ("self.store.add(f\"beat/{self.rank}\", 1)", "pass"),
         "equations-pieces": ("range(0, len(data), PIECE)", "range(0, len(data), PIECE + 1)"),
         "equations-failed-rank": ("                self._send(None)", "                pass"),

@@ -52,7 +52,7 @@ from benchmarks.paper.training import Buffer, Rows, Training
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels._operators.cpu_nalu import sigmoid
 from npu_kernels.env import environment
-from npu_kernels.layers._base import Unit as Layer
+from npu_kernels.layers import Unit as Layer
 from npu_kernels.training import project_
 
 ROWS = 128

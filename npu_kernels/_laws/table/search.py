@@ -217,7 +217,7 @@ def _joined(first: Points, second: Points) -> Points:
     both = Points(*[torch.cat([getattr(first, n), getattr(second, n)]) for n in names])
     errors, chosen = both.rss.tolist(), list[int]()
     for j in both.rss.argsort().tolist():
-        if all([abs(errors[j] / max(errors[i], 1e-300) - 1) > 1e-6 for i in chosen]):
+        if all(abs(errors[j] / max(errors[i], 1e-300) - 1) > 1e-6 for i in chosen):
             chosen.append(j)
     return both.take(torch.tensor(chosen[:BEAM]))
 
