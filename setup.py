@@ -1,15 +1,19 @@
 """Builds the CPU kernels with CMake and Ninja. Everything else stands in pyproject.toml.
 
 Environment:
-  NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
-                             On Windows always.
-  NPU_KERNELS_NO_FAST_PATH=1 install without the fast path from Python to the C++ kernels: small layers take longer.
+  NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and
+                             say so once. On Windows always.
+  NPU_KERNELS_NO_FAST_PATH=1 install without the fast path from Python to the C++ kernels: small
+  layers take longer.
   NPU_KERNELS_TORCH=FOLDER   the torch package to build against; its headers are enough.
   CMAKE_ARGS="-D... -D..."   more arguments for CMake.
-  NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has changed.
+  NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has
+  changed.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
-  NPU_KERNELS_FAST_PATHS="NAME|TORCH|PYTHON;..."   the fast paths to build, each a file's name (without .so), torch's
-                             folder and the folder of Python.h, for a wheel that serves several (release/wheels).
+  NPU_KERNELS_FAST_PATHS="NAME|TORCH|PYTHON;..."   the fast paths to build, each a file's name
+  (without .so), torch's
+                             folder and the folder of Python.h, for a wheel that serves several
+                             (release/wheels).
 """
 
 import importlib.util

@@ -2,7 +2,8 @@
 Python with torch.
 
     python -m release.emulated dist/npu_kernels-*_aarch64.whl
-    python -m release.emulated dist/npu_kernels-*_aarch64.whl --row release/runs.jsonl --tests tests/layers/test_layers.py
+    python -m release.emulated dist/npu_kernels-*_aarch64.whl --row release/runs.jsonl --tests
+    tests/layers/test_layers.py
 
 Needs Debian with qemu-user-static and g++-aarch64-linux-gnu, and some 6 GB. Debian's Python for
 that processor and torch's wheel for it, with what it needs, stay in build/emulated. The C++ tests

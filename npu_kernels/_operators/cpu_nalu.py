@@ -57,7 +57,8 @@ def _of_each(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class Nalu(Function):
-    """Apply to (x, weight, mask, gate_weight, gate_bias, eps) of K models; gate_bias may be None."""
+    """Apply to (x, weight, mask, gate_weight, gate_bias, eps) of K models; gate_bias may be
+    None."""
 
     @staticmethod
     def forward(

@@ -146,7 +146,8 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
     if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
         raise ValueError(
             f"{layer}: x must have shape ({shape[0]}, ..., {inputs}) "
-            f"(num_models, ..., in_features) or (batch, {inputs}) (shared by all models), got shape {rows}"
+            f"(num_models, ..., in_features) or (batch, {inputs}) (shared by all models), "
+            f"got shape {rows}"
         )
 
 

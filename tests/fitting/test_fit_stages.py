@@ -20,7 +20,7 @@ from npu_kernels.fitting._stages import Refining, Searching
 from npu_kernels.optim.lbfgs import Status
 from tests.support.fits import SHORT, hard, parameters, rows
 
-# ---- stages ------------------------------------------------------------------------------------------------------
+# ---- stages --------------------------------------------------------------------------------------
 
 
 def test_starts_are_left_behind() -> None:
@@ -271,8 +271,8 @@ def test_the_simplest_of_those_that_are_about_as_good(
 ) -> None:
     """The best model has two free numbers and the error 1; the simple one has one rounded number.
 
-    spread: the standard deviation of the difference of their errors over 100 held-out rows. fitted: the simple one's
-    error on 1,000 training rows, in which the best one's is 1.
+    spread: the standard deviation of the difference of their errors over 100 held-out rows. fitted:
+    the simple one's error on 1,000 training rows, in which the best one's is 1.
     """
     pool = Pool(SimpleNamespace(kind=torch.tensor([POWER, LINEAR]), device=torch.device("cpu")))
     best, other = torch.tensor([[1.0, 1.0], [2.0, 0.0]], dtype=torch.float64)

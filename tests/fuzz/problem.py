@@ -27,13 +27,15 @@ Outcome = dict[
 class Problem:
     """A call, its tensors, upstream gradients of its results, and the memory under them all.
 
-    exact, eager: the same in eager torch, of contiguous tensors: what is right in float64; the formula whose errors,
-        inf and nan in the call's own dtype a kernel may have.
+    exact, eager: the same in eager torch, of contiguous tensors: what is right in float64; the
+        formula whose errors, inf and nan in the call's own dtype a kernel may have.
     dtype: what is computed in.
     needs: the names of the tensors that require a gradient.
     overflows: whether products of parts of a result overflow, in an order that a kernel may choose.
-    inexact: `exact`, with intermediate gradients changed too, where rounding errors of them remain and they cancel.
-    same_bits: whether the number of threads may not change a bit (torch's own matrix products do not promise it).
+    inexact: `exact`, with intermediate gradients changed too, where rounding errors of them remain
+        and they cancel.
+    same_bits: whether the number of threads may not change a bit (torch's own matrix products do
+        not promise it).
     """
 
     function: Callable[[Tensors], tuple[Tensor, ...]]

@@ -68,7 +68,7 @@ def _no_process(*arguments: object) -> None:
     raise ProcessLookupError
 
 
-# ---- what is written ---------------------------------------------------------------------------------------------
+# ---- what is written -----------------------------------------------------------------------------
 
 
 def test_a_state_comes_back(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "kept"
 
 
-# ---- who writes --------------------------------------------------------------------------------------------------
+# ---- who writes ----------------------------------------------------------------------------------
 
 
 def test_the_paper_goes_on_without_its_checkpoints(

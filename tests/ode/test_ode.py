@@ -26,7 +26,8 @@ def make(
     d: int = D,
     **nau: Any,
 ) -> nn.Sequential:
-    """A model whose trajectories stay moderate and cross zero, with gates and weights on both sides of their clips."""
+    """A model whose trajectories stay moderate and cross zero, with gates and weights on both sides
+    of their clips."""
     model = nn.Sequential(
         LAYERS[layer](d, h, num_models=models, dtype=dtype),
         NAU(h, d, num_models=models, dtype=dtype, **nau),
@@ -53,7 +54,7 @@ def away_from_zero(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return ((torch.rand(*shape, dtype=torch.float64) + 1) * signs).to(dtype)
 
 
-# ---- what it returns ------------------------------------------------------------------------------------------------
+# ---- what it returns -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_rollout_any_takes_any_model() -> None:
         ode.rollout_any(model, u0, steps=4, dt=0.5, method="rk4")
 
 
-# ---- gradients ------------------------------------------------------------------------------------------------------
+# ---- gradients -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -191,7 +192,7 @@ def test_batched_upstream_gradients(
     check_batched_gradients(function, [u0.requires_grad_(), *model.parameters()])
 
 
-# ---- between the steps ----------------------------------------------------------------------------------------------
+# ---- between the steps ---------------------------------------------------------------------------
 
 
 def test_hermite_is_exact_for_cubics_and_linear_for_lines() -> None:
@@ -253,7 +254,7 @@ def test_interpolation_before_the_divergence() -> None:
     assert not found[2].isfinite()
 
 
-# ---- what is not finite ---------------------------------------------------------------------------------------------
+# ---- what is not finite --------------------------------------------------------------------------
 
 
 def diverging(models: int | None) -> nn.Sequential:
@@ -324,7 +325,7 @@ def test_divergence_does_not_spoil_the_others() -> None:
         assert torch.equal(own[:2], want[:2])
 
 
-# ---- errors ---------------------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: ode.rollout(nn.Linear(3, 3), starts(D), steps=3, dt=1.0), TypeError,
@@ -401,7 +402,7 @@ def test_hooks_and_forwards_of_their_own_are_refused() -> None:
         )
 
 
-# ---- eager ----------------------------------------------------------------------------------------------------------
+# ---- eager ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["euler", "rk4"])

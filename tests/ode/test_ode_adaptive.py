@@ -62,7 +62,7 @@ def scipy_path(model: nn.Module, u0: Sequence[float], t: Any, tolerance: float) 
     return integrate.solve_ivp(f, (t[0], t[-1]), np.array(u0), method="RK45", **options)
 
 
-# ---- results --------------------------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=METHODS)
@@ -194,7 +194,7 @@ def test_times_are_read_off_the_same_steps() -> None:
     assert bend.abs().max() < 100
 
 
-# ---- gradients ------------------------------------------------------------------------------------------------------
+# ---- gradients -----------------------------------------------------------------------------------
 
 
 def gradients(model: nn.Sequential, u0: Tensor, t: Tensor, **options: Any) -> list[Tensor]:
@@ -278,7 +278,7 @@ def test_second_derivatives_and_transforms() -> None:
             torch.testing.assert_close(own, want, rtol=1e-8, atol=1e-9)
 
 
-# ---- what does not reach its end ------------------------------------------------------------------------------------
+# ---- what does not reach its end -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("backend", "most"), [("reference", 40), ("cpu", 250)])
@@ -359,7 +359,7 @@ def test_a_pole_and_an_overflow(backend: str) -> None:
         assert caught.value.first.tolist() == [-1, 2]
 
 
-# ---- wrong arguments ------------------------------------------------------------------------------------------------
+# ---- wrong arguments -----------------------------------------------------------------------------
 
 
 ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [

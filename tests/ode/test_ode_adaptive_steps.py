@@ -1,4 +1,5 @@
-"""Adaptive steps: their control, step by step, against one of plain numbers; the first step, rejections, the ends."""
+"""Adaptive steps: their control, step by step, against one of plain numbers; the first step,
+rejections, the ends."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ State = list[float]
 
 
 class Case(NamedTuple):
-    """A law u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, two times or more, and the control's options."""
+    """A law u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, two times or more, and the
+    control's options."""
 
     powers: list[State]
     rates: list[State]
@@ -34,7 +36,8 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What the control did: ends of the accepted steps, numbers of steps, how it ended, where, the size it left."""
+    """What the control did: ends of the accepted steps, numbers of steps, how it ended, where, the
+    size it left."""
 
     ends: State
     rejected: int
@@ -90,7 +93,8 @@ def step(case: Case, pair: Method, u: State, h: float) -> tuple[State, State, li
 
 
 def control(case: Case, pair: Method) -> Run:
-    """The control of Hairer, Norsett and Wanner, one trajectory, one branch for each of its rules."""
+    """The control of Hairer, Norsett and Wanner, one trajectory, one branch for each of its
+    rules."""
     u, time, end = case.start, case.times[0], case.times[-1]
     span, sign, before = abs(end - time), 1 if end > time else -1, 1e-4
     size = first_size(case, u, slope(case, u), sign, span)
@@ -182,7 +186,8 @@ def run_of(ends: State, counts: list[int], clock: State) -> Run:
 CYCLE = [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], [[-1.0, 0, 1], [1, -1, 0], [0, 1, -1]], [1.0, 2.0, 0.5]
 PREDATOR = [[1.0, 0], [1, 1], [0, 1]], [[1.1, -0.4, 0], [0, 0.1, -0.4]], [10.0, 5.0]
 CASES = {
-    # The first guess: no state, no slope, neither; longer than all of the time; nothing finite behind it.
+    # The first guess: no state, no slope, neither; longer than all of the time; nothing finite
+    # behind it.
     "no state": Case([[0.0]], [[1.0]], [1e-12], [0, 1], atol=1e-3, max_steps=4),
     "no slope": Case([[0.0]], [[1e-9]], [1.0], [0, 1], atol=1e-3, max_steps=4),
     "nothing happens": Case([[0.0]], [[0.0]], [1.0], [0, 1]),
@@ -194,7 +199,8 @@ CASES = {
     "not finite behind the guess": Case(
         [[0.0], [4.0]], [[1e100, 1.0]], [1e-12], [0, 1], atol=1e-3, max_steps=12
     ),
-    # Sizes: rejected steps, growth behind them, the last step a little longer, none longer than asked for.
+    # Sizes: rejected steps, growth behind them, the last step a little longer, none longer than
+    # asked for.
     "cycle": Case(*CYCLE, [0, 8]),
     "cycle, falling": Case(*CYCLE, [0, -2]),
     "predator": Case(*PREDATOR, [0, 40], rtol=1e-4),

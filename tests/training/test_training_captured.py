@@ -1,7 +1,10 @@
-"""`training.run` by CUDA graphs: the sequence of captures and replays, on CPU tensors under a stand-in for a graph.
+"""`training.run` by CUDA graphs: the sequence of captures and replays, on CPU tensors under a
+stand-in for a graph.
 
-The stand-in does what a graph does: it notes the operations of the captured step, with their tensors and numbers, and
-undoes them; a replay computes them again from the same tensors into the same tensors. Real graphs are in
+The stand-in does what a graph does: it notes the operations of the captured step, with their
+tensors and numbers, and
+undoes them; a replay computes them again from the same tensors into the same tensors. Real graphs
+are in
 `tests/triton/test_training.py`.
 """
 
@@ -191,7 +194,8 @@ def test_as_the_ordinary_loop(
 @pytest.mark.usefixtures("gpu_is_played")
 @pytest.mark.parametrize("foreach", [False, True])
 def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups with rates and settings of their own, a state to continue, a frozen parameter; float32 too."""
+    """Two groups with rates and settings of their own, a state to continue, a frozen parameter;
+    float32 too."""
     for dtype, within in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         for kind, more in ((Adam, {}), (torch.optim.AdamW, {"weight_decay": 0.1, "amsgrad": True})):
             found = []
@@ -214,7 +218,8 @@ def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("gpu_is_played")
 def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch has it for many tensors at a time, its choice on a GPU, and otherwise needs the rate on the processor."""
+    """torch has it for many tensors at a time, its choice on a GPU, and otherwise needs the rate on
+    the processor."""
     found = []
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         model = model_of(None)
@@ -228,7 +233,8 @@ def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("gpu_is_played")
 def test_the_sequence() -> None:
-    """The first step begins the state, three on a side stream, a capture, replays, each step made once."""
+    """The first step begins the state, three on a side stream, a capture, replays, each step made
+    once."""
     copied: list[int] = []
     take = captured._Inputs.take
 
@@ -302,7 +308,7 @@ def test_the_notice_of_a_capture_that_fails(gpu_is_played: None) -> None:
         run(nn.Sequential(*model_of(None), _Reads()), *data(), steps=30, lr=0.01)
 
 
-# ---- what is not tried ----------------------------------------------------------------------------------------------
+# ---- what is not tried ---------------------------------------------------------------------------
 
 _X = types.SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
 

@@ -1,4 +1,5 @@
-"""The loops of `training.run` make the same numbers: what is frozen, held in part, or called in another way."""
+"""The loops of `training.run` make the same numbers: what is frozen, held in part, or called in
+another way."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def in_each_loop(
     prepare: Callable[[nn.Module], Any],
     **settings: Any,
 ) -> list[Run]:
-    """The run in C++, and by the ordinary loop; prepare: freezes parameters, returns an optimiser or None."""
+    """The run in C++, and by the ordinary loop; prepare: freezes parameters, returns an optimiser
+    or None."""
     results = []
     for loop in (plan.Fused, Ordinary):
         with monkeypatch.context() as patch:
@@ -141,7 +143,7 @@ def test_gradients_do_not_add_up() -> None:
     torch.testing.assert_close(first, last)
 
 
-# ---- calls that are not the class's ----------------------------------------------------------------------------------
+# ---- calls that are not the class's --------------------------------------------------------------
 
 
 def _doubled(part: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -218,7 +220,7 @@ def test_subclasses_call_their_own() -> None:
         torch.testing.assert_close(result.losses[0], expected)
 
 
-# ---- obstacles -------------------------------------------------------------------------------------------------------
+# ---- obstacles -----------------------------------------------------------------------------------
 
 
 def _rename(layer: nn.Module) -> None:
@@ -430,7 +432,7 @@ def test_hooks_of_optimizers(register: str) -> None:
         handle.remove()
 
 
-# ---- what C++ gets ---------------------------------------------------------------------------------------------------
+# ---- what C++ gets -------------------------------------------------------------------------------
 
 
 @needs_library

@@ -84,7 +84,8 @@ def ode_forward(
     tableau: list[float], steps: int, dt: float, eps: float, clip: bool, derivatives: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """``(trajectory, derivatives, stages)`` as in `npu_kernels._time_loop.reference`, in one launch.
+    """``(trajectory, derivatives, stages)`` as in `npu_kernels._time_loop.reference`, in one
+    launch.
 
     Derivatives are empty without `derivatives`, stages without `save`.
     """
