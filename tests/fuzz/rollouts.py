@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from npu_kernels import ode, reference
-from npu_kernels.ode import _reference as reference_ode
+from npu_kernels._time_loop import reference as reference_ode
 from tests.fuzz.layers import SEEDS, SPECIAL, Printed, below, pick, special_in
 from tests.fuzz.memory import LAYOUTS, Memory
 from tests.fuzz.problem import ISAS, Problem, Tensors
@@ -98,7 +98,7 @@ class Rollout(Printed):
 
             rows = u0 if starts else u0.unsqueeze(-2)
             rows = rows.expand(*models, *(starts or (1,)), self.d)
-            tableau = reference_ode.METHODS[self.method]
+            tableau = ode.METHODS[self.method]
             states, slopes = reference_ode.solve(
                 f, rows, tableau, self.steps, self.dt, self.derivatives
             )
@@ -125,7 +125,7 @@ def rollouts(
     models, starts = (None, 1, 2, 5, 19, 0), (None, 1, 2, 9, 40, 0)
     absent = ((), ("weight_im",), ("gate",), ("weight_im", "gate"))
     switches = (
-        tuple(reference_ode.METHODS),
+        tuple(ode.METHODS),
         ("full", "checkpointed"),
         (False, True),
         (False, True),

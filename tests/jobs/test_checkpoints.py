@@ -23,6 +23,7 @@ from npu_kernels._jobs import checkpoints, files, saved
 from npu_kernels._jobs.checkpoints import described, digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels.fitting._scale import with_coefficient
+from npu_kernels.layers import Unit
 from npu_kernels.training import SteppedSchedule, run
 from tests.conftest import needs_library
 from tests.support.fits import SHORT, hard
@@ -111,8 +112,8 @@ def test_description_of_a_model() -> None:
         NPU(2, 3), NPU(2, 3, gate_gradient="straight_through"), NPU(2, 3, eps=1e-3), nn.Linear(2, 3),
         nn.Sequential(nn.Linear(2, 3)), Buffered(1), Buffered(2), nn.Dropout(0.5), nn.Dropout(0.5).eval(),
     ]  # fmt: skip
-    assert len({described(model) for model in models}) == len(models)
-    assert described(NMRU(2, 3)) == described(NMRU(2, 3))
+    assert len({described(model, Unit) for model in models}) == len(models)
+    assert described(NMRU(2, 3), Unit) == described(NMRU(2, 3), Unit)
 
 
 X, Y = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)) + 0.5, None

@@ -41,7 +41,7 @@ def test_memory_grows_with_a_few_numbers_for_each_row():
 
 @pytest.mark.parametrize(("power", "loss"), [(1.0, "squared"), (1.0, "huber"), (-1.0, "squared")])
 def test_blocks_give_what_all_rows_at_once_do(power, loss, monkeypatch):
-    monkeypatch.setattr(problem, "BLOCK", 103)
+    monkeypatch.setattr(problem, "BLOCK_ROWS", 103)
     X = uniform(3, 1000)
     if power == 1:
         X[::3, 2] *= -1
@@ -63,7 +63,7 @@ def test_blocks_give_what_all_rows_at_once_do(power, loss, monkeypatch):
 
 
 def test_zeros_and_signs_of_columns_over_blocks(monkeypatch):
-    monkeypatch.setattr(problem, "BLOCK", 4)
+    monkeypatch.setattr(problem, "BLOCK_ROWS", 4)
     X = np.array([[1.0, 2.0, 0.0]] * 9)
     X[8] = [-4.0, 2.0, 0.0]
     columns = Columns.of(X)
@@ -116,6 +116,6 @@ def test_predictions_of_blocks(monkeypatch):
     X = uniform(3)
     model = NPURegressor(**QUICK).fit(X, X[:, 0] * X[:, 1])
     at_once = model.predict(X)
-    monkeypatch.setattr(problem, "BLOCK", 70)
+    monkeypatch.setattr(problem, "BLOCK_ROWS", 70)
     assert model.predict(X) == pytest.approx(at_once, rel=1e-14)
     assert replace(model.best_).predict(np.empty((0, 3))).shape == (0,)

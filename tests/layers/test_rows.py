@@ -15,7 +15,7 @@ from torch import Tensor
 from npu_kernels import functional, ode, reference
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import RECORDS, Sample, fill_uninitialized_with_nan
-from npu_kernels.ode import _reference as reference_ode
+from npu_kernels._time_loop import reference as reference_ode
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
 from tests.conftest import needs_library
@@ -120,9 +120,7 @@ def test_time_loop_of_sizes_of_zero(
             return reference.nau(reference.npu(u, re, im, gate), weight)
 
         rows = u0.unsqueeze(-2) if starts is None else u0
-        states, _ = reference_ode.solve(
-            slope, rows, reference_ode.METHODS["midpoint"], 2, 0.1, False
-        )
+        states, _ = reference_ode.solve(slope, rows, ode.METHODS["midpoint"], 2, 0.1, False)
         path = torch.stack(states, -2)
         return path.squeeze(-3) if starts is None else path
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, RealNPU, ode, use_backend
-from npu_kernels.ode._pairs import PAIRS
-from npu_kernels.ode._reference import rows
+from npu_kernels._time_loop.methods import PAIRS
+from npu_kernels._time_loop.reference import rows
 from tests.ode.test_ode import make
 from tests.ode.test_ode_accuracy import linear
 
@@ -69,7 +69,7 @@ def scipy_path(model: nn.Module, u0: Sequence[float], t: Any, tolerance: float) 
 def test_coefficients(pair: Any) -> None:
     """Order 5 at the end, 4 of the estimate and between the ends; the bound of stability."""
     triangle = np.zeros((7, 7))
-    for i, row in enumerate(rows(pair.triangle)):
+    for i, row in enumerate(rows(pair.tableau)):
         triangle[i + 1, : len(row)] = row
     nodes, error = triangle.sum(1), np.array(pair.error)
     weights, dense = triangle[-1], np.array(pair.dense).reshape(7, 4)

@@ -12,7 +12,7 @@ from npu_kernels import NAU, ode, use_backend
 from npu_kernels._backends import cpu
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import fill_uninitialized_with_nan, normwise_error
-from npu_kernels.ode._pairs import PAIRS
+from npu_kernels._time_loop.methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, away_from_zero
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law

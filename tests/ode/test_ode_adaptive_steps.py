@@ -11,9 +11,9 @@ import torch
 
 from npu_kernels import reference
 from npu_kernels._operators import ops
+from npu_kernels._time_loop.methods import PAIRS, STAGES, Method
+from npu_kernels._time_loop.reference import rows
 from npu_kernels.ode._adaptive_reference import DONE, NOT_FINITE, STUCK, TOO_MANY, find_steps
-from npu_kernels.ode._pairs import PAIRS, STAGES, Pair
-from npu_kernels.ode._reference import rows
 from tests.conftest import needs_library
 
 EPS = 2.0**-52
@@ -79,17 +79,17 @@ def first_size(case: Case, u: State, k: State, sign: int, span: float) -> float:
     return min(100 * h0, h1)
 
 
-def step(case: Case, pair: Pair, u: State, h: float) -> tuple[State, State, list[State]]:
+def step(case: Case, pair: Method, u: State, h: float) -> tuple[State, State, list[State]]:
     """The new state, the one before it, all slopes."""
     v, before, k = u, u, [slope(case, u)]
-    for row in rows(pair.triangle):
+    for row in rows(pair.tableau):
         before = v
         v = [x + h * sum(a * s[d] for a, s in zip(row, k, strict=True)) for d, x in enumerate(u)]
         k.append(slope(case, v))
     return v, before, k
 
 
-def control(case: Case, pair: Pair) -> Run:
+def control(case: Case, pair: Method) -> Run:
     """The control of Hairer, Norsett and Wanner, one trajectory, one branch for each of its rules."""
     u, time, end = case.start, case.times[0], case.times[-1]
     span, sign, before = abs(end - time), 1 if end > time else -1, 1e-4
@@ -153,7 +153,7 @@ def tensors(case: Case) -> tuple[Any, ...]:
     )
 
 
-def fused(case: Case, pair: Pair) -> Run:
+def fused(case: Case, pair: Method) -> Run:
     u0, powers, gate, rates, t = tensors(case)
     options = case.rtol, case.atol, case.max_steps, case.eps, False, 1
     _, _, counts, clock, times, _ = ops.ode_adaptive_forward(
@@ -162,7 +162,7 @@ def fused(case: Case, pair: Pair) -> Run:
     return run_of(times.tolist(), counts[0, 0].tolist(), clock[0, 0].tolist())
 
 
-def eager(case: Case, pair: Pair) -> Run:
+def eager(case: Case, pair: Method) -> Run:
     u0, powers, gate, rates, t = tensors(case)
 
     def f(u: torch.Tensor) -> torch.Tensor:
@@ -215,7 +215,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("found", [pytest.param(fused, marks=needs_library), eager])
 def test_steps_are_those_of_the_control(
-    found: Callable[[Case, Pair], Run], case: Case, pair: Pair
+    found: Callable[[Case, Method], Run], case: Case, pair: Method
 ) -> None:
     ours, wanted = found(case, pair), control(case, pair)
     assert ours[1:4] == wanted[1:4]
@@ -224,7 +224,7 @@ def test_steps_are_those_of_the_control(
 
 
 @pytest.mark.parametrize("found", [pytest.param(fused, marks=needs_library), eager])
-def test_a_start_without_a_finite_slope_takes_no_step(found: Callable[[Case, Pair], Run]) -> None:
+def test_a_start_without_a_finite_slope_takes_no_step(found: Callable[[Case, Method], Run]) -> None:
     run = found(Case([[2.0]], [[1.0]], [1e200], [0, 1]), PAIRS["dopri5"])
     assert (run.ends, run.rejected, run.status, run.time) == ([], 0, NOT_FINITE, 0)
 

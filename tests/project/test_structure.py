@@ -42,14 +42,7 @@ NO_NOUN = re.compile(
 
 # Imports of private modules of a public room from outside of the room, each with the reason.
 IMPORTED_ELSEWHERE = {
-    "npu_kernels._laws.series.fit <- npu_kernels.fitting._data": "the seeds of streams",
-    "npu_kernels._laws.series.fit <- npu_kernels.ode._checks": "checks of arguments",
-    "npu_kernels._laws.series.sensitivity <- npu_kernels.ode._solver": "a solution unchecked",
-    "npu_kernels._laws.series.starts <- npu_kernels.fitting._data": "the seeds of streams",
     "npu_kernels._laws.table.equation <- npu_kernels.formula._reading": "the printed formula",
-    "npu_kernels.fitting._search <- npu_kernels.training._plan": "the plan for C++",
-    "npu_kernels.fitting._search <- npu_kernels.training._runs": "the settings of a run",
-    "npu_kernels.interop <- npu_kernels.ode._reference": "the eager time loop",
 }
 # Private modules that benchmarks and tools import, each with the reason.
 MEASURED = {
@@ -60,9 +53,8 @@ MEASURED = {
     "npu_kernels._laws.table.refine": "the deviations that the criterion compares",
     "npu_kernels._operators": "the records of layers, the choice of a backend, the precision",
     "npu_kernels._testing.samples": "inputs of every layer",
-    "npu_kernels.layers._base": "the class of layers with intervals",
-    "npu_kernels.ode._reference": "the formula that a kernel of a time loop is compared with",
-    "npu_kernels.training._plan": "what a training's call of C++ is made of",
+    "npu_kernels._loops.plan": "what a training's call of C++ is made of",
+    "npu_kernels._time_loop": "the formula that a kernel of a time loop is compared with",
 }
 # On a page, and in no `__all__`: the base class, which `from npu_kernels import *` leaves out.
 BASE_CLASSES = ["npu_kernels.layers.Unit"]

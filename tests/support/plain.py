@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels.ode._reference import METHODS
+from npu_kernels.ode import METHODS
 
 K, B, I, O, D, H = 3, 5, 4, 2, 3, 4
 

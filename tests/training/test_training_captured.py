@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
+from npu_kernels._loops import captured, loop_for
+from npu_kernels._loops.captured import FEWEST_STEPS, FIRST_STEPS, Captured
+from npu_kernels._loops.steps import Ordinary
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
-from npu_kernels.training import _captured as captured
 from npu_kernels.training import _runs as runs
-from npu_kernels.training._captured import FIRST, LEAST, Captured
-from npu_kernels.training._steps import Ordinary
 
 events: list[str] = []
 
@@ -163,7 +163,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zero, no projection": {"nonfinite": "zero", "project": False},
     "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
     "callbacks": {"callbacks": lambda found: None, "stretch": 20},
-    "one by one between callbacks": {"callbacks": lambda found: None, "stretch": LEAST - 1},
+    "one by one between callbacks": {"callbacks": lambda found: None, "stretch": FEWEST_STEPS - 1},
 }
 
 
@@ -247,7 +247,7 @@ def test_the_sequence() -> None:
         "back",
         "wait",
         "capture",
-        *["replay"] * (40 - 1 - FIRST),
+        *["replay"] * (40 - 1 - FIRST_STEPS),
     ]
     assert copied == list(range(1, 40))
     assert all(state["step"].item() == 40 for state in found.optimizer.state.values())
@@ -255,7 +255,7 @@ def test_the_sequence() -> None:
     assert not any(group["capturable"] for group in found.optimizer.param_groups)
     events.clear()
     found.advance(40, rows, torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None])
-    assert events.count("replay") == 40 - FIRST  # there is a state
+    assert events.count("replay") == 40 - FIRST_STEPS  # there is a state
     assert [group["lr"] for group in found.optimizer.param_groups] == [
         0.01
     ]  # the optimiser's own, not the graph's
@@ -355,5 +355,5 @@ def test_cuda_tensors_ask_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(None)
     optimizer = Adam(model.parameters(), 0.01)
     x: Any = _X
-    assert runs.loop_for(model, optimizer, x) == (Captured, None)
-    assert runs.loop_for(nn.Sequential(model, nn.Dropout()), optimizer, x)[0] is Ordinary
+    assert loop_for(model, optimizer, x) == (Captured, None)
+    assert loop_for(nn.Sequential(model, nn.Dropout()), optimizer, x)[0] is Ordinary

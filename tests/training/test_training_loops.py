@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, backend_for, use_backend
+from npu_kernels._loops import captured, plan
+from npu_kernels._loops.steps import Ordinary
 from npu_kernels.training import Run, run
-from npu_kernels.training import _captured as captured
-from npu_kernels.training import _plan as plan
 from npu_kernels.training import _runs as runs
-from npu_kernels.training._steps import Ordinary
 from tests.conftest import needs_library
 from tests.training.test_training_run import MODELS, NOTICE, assert_same, data
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels._backends import cpu
-from npu_kernels.training import _records as records
+from npu_kernels._loops import records
 from tests.conftest import needs_library
 
 pytestmark = needs_library

@@ -17,9 +17,9 @@ from torch.nn.utils import parametrize, prune
 
 from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels._backends import cpu
+from npu_kernels._loops import plan
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
-from npu_kernels.training import _plan as plan
 from tests.conftest import ISAS, needs_library
 
 STEPS, ROWS = 50, 21

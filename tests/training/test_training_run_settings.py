@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from npu_kernels import NAU, NPU, RealNPU
+from npu_kernels._loops import plan
+from npu_kernels._loops.steps import Ordinary
 from npu_kernels.training import SteppedSchedule, run
-from npu_kernels.training import _plan as plan
-from npu_kernels.training._steps import Ordinary
 from tests.conftest import needs_library
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*makes its steps one by one")

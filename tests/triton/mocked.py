@@ -345,9 +345,9 @@ def check_what_makes_another_call() -> None:
     launched.clear()
     other(*tensors, *rest)
     assert launched[-1][4:6] == (tensors[1].data_ptr(), tensors[2].data_ptr())
-    for rows in range(1, 2 * tape._MOST):
+    for rows in range(1, 2 * tape._MAX_RECORDINGS):
         repeated(tensors[0][: rows % 100], *tensors[1:], 1e-7 * (1 + rows // 100), True)
-    assert len(repeated.tapes) <= tape._MOST
+    assert len(repeated.tapes) <= tape._MAX_RECORDINGS
 
 
 def check_wrong_operands_are_still_errors() -> None:

@@ -1,16 +1,17 @@
 """One output's rows as the search sees them: logarithms, signs, and a target of size 1.
 
-The law that is looked for is ``y**p = sum_k c_k prod_i x_i**w_ki``. Inputs are divided by their geometric mean and y by
-its root mean square, so that nothing depends on the units; `Equation` folds both back into the constants. Where units
-restrict the exponents of a term to ``w = w0 + Z u``, the search runs over u: the inputs are then products of powers of
-the columns (``logs @ Z``), and every term has the factor ``exp(logs @ w0)``.
+The law that is looked for is ``y**p = sum_k c_k prod_i x_i**w_ki``. Inputs are divided by their
+geometric mean and y by its root mean square, so that nothing depends on the units; `Equation` folds
+both back into the constants. Where units restrict the exponents of a term to ``w = w0 + Z u``, the
+search runs over u: the inputs are then products of powers of the columns (``logs @ Z``), and every
+term has the factor ``exp(logs @ w0)``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,27 +22,25 @@ from npu_kernels._laws.products.units import Exponents
 Array = Any  # np.ndarray; numpy's own types change from version to version
 
 ZERO_LOG = -69.0  # the logarithm that stands for a zero: 1e-30 of the geometric mean
-BOUND = 6.0  # of exponents
-BLOCK = 20_000  # rows at once, where all rows are gone through
+BOUND = 6.0  # the largest size of an exponent
+BLOCK_ROWS = 20_000  # rows in memory at once, where all rows are gone through
 
 
 def blocks(rows: int) -> Iterator[slice]:
-    """All rows, `BLOCK` at a time."""
-    for begin in range(0, rows, BLOCK):
-        yield slice(begin, min(begin + BLOCK, rows))
+    """Slices of at most `BLOCK_ROWS` that cover all rows."""
+    for begin in range(0, rows, BLOCK_ROWS):
+        yield slice(begin, min(begin + BLOCK_ROWS, rows))
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The inputs X ``[N, n]`` of all outputs and powers; of each column the mean of ``log |x|``, and whether it is
-    negative somewhere, 0 somewhere, and of both signs.
-    """
+    """The inputs of all outputs and powers, with what is known of each column."""
 
-    X: Array
-    log_mean: Array
-    negative: Array
-    zero: Array
-    mixed: Array
+    X: Array  # [N, n]
+    log_mean: Array  # [n]: the mean of log |x| without the zeros; 0 for a column of zeros
+    negative: Array  # [n]: whether some x is negative
+    zero: Array  # [n]: whether some x is 0
+    mixed: Array  # [n]: whether the column has both signs
 
     @classmethod
     def of(cls, X: Array) -> Columns:
@@ -54,49 +53,46 @@ class Columns:
             count += (~zero).sum(0)
             negative |= (X[rows] < 0).any(0)
             positive |= (X[rows] > 0).any(0)
-        # Without the zeros; a column of zeros has mean 1.
         return cls(X, total / np.maximum(count, 1), negative, count < len(X), negative & positive)
 
     def logs(self, rows: Any) -> Array:
-        """``log |x| - mean`` of these rows, `ZERO_LOG` where x is 0."""
+        """Return ``log |x| - log_mean`` of some rows, `ZERO_LOG` where x is 0."""
         X = self.X[rows]
         zero = X == 0
         return np.where(zero, ZERO_LOG, np.log(np.where(zero, 1.0, np.abs(X))) - self.log_mean)
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What one search works on.
+class Scaled:
+    """One output for one output power: what does not depend on the choice of rows."""
 
-    logs ``[N, m]``: of the effective inputs. negative ``[N, m]`` or None: 1 where one is negative. base ``[N]``: the
-    factor of every term. target ``[N]``: ``sign y / scale``. weight ``[N]``: square roots of the rows' weights.
-    power: p. low, high ``[m]``: bounds of u. signed ``[m]``: which effective inputs are negative somewhere: their
-    exponents are whole numbers. mixed ``[m]``: which of them have both signs, so that the signs of the terms follow
-    from the parity of their exponents. noise: the known standard deviation of the target's errors, or None. floor: the
-    root mean square of the weighted targets to which errors gave the other sign; smaller targets are errors mostly.
-    """
-
-    logs: Array
-    negative: Array | None
-    base: Array
-    target: Array
-    weight: Array
-    power: float
-    sign: float
+    power: float  # p
+    sign: float  # the target is sign y / scale
     scale: float
-    low: Array
+    low: Array  # [m]: the bounds of u
     high: Array
-    signed: Array
-    mixed: Array
+    signed: Array  # [m]: which effective inputs are negative somewhere: u is whole
+    mixed: Array  # [m]: which have both signs: the parity of u decides the signs of a term
     exponents: Exponents
-    noise: float | None
-    floor: float
+    noise: float | None  # the known standard deviation of the target's errors
+    floor: float  # root mean square of the weighted targets to which errors gave the other sign
 
-    @property
+
+@dataclass(frozen=True)
+class Problem(Scaled):
+    """Some rows of one output for one power, in memory: what one search works on."""
+
+    logs: Array  # [N, m]: of the effective inputs
+    negative: Array | None  # [N, m]: 1 where an effective input is negative; None if none is
+    base: Array  # [N]: the factor of every term
+    target: Array  # [N]
+    weight: Array  # [N]: square roots of the rows' weights
+
+    @cached_property
     def rows(self) -> int:
         return len(self.target)
 
-    @property
+    @cached_property
     def inputs(self) -> int:
         return int(self.logs.shape[1])
 
@@ -105,52 +101,40 @@ class Problem:
         """The weighted sum of squares of the target."""
         return float(((self.weight * self.target) ** 2).sum())
 
-    def blocks(self) -> Iterator[tuple[slice, Problem]]:
-        """All rows at once: see `AllRows.blocks`."""
-        yield slice(0, self.rows), self
+    def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array, Array]:
+        """Return the prediction of the target, weighted residuals ``[N]``, and products ``[N, K]``.
 
-    def take(self, rows: Array) -> Problem:
-        """The same problem with some of the rows."""
-        return replace(
-            self,
-            logs=self.logs[rows],
-            negative=None if self.negative is None else self.negative[rows],
-            base=self.base[rows],
-            target=self.target[rows],
-            weight=self.weight[rows],
-        )
+        u, parity: exponents ``[K, m]``, and 1 where one is odd. c: coefficients ``[K]``.
+        """
+        products = np.exp(np.clip(self.logs @ u.T, -300, 300))
+        if self.negative is not None:
+            products = products * self.signs(parity)
+        products = products * self.base[:, None]
+        prediction = products @ c
+        if self.power != 1:
+            with np.errstate(divide="ignore", over="ignore"):
+                prediction = np.sign(prediction) * np.abs(prediction) ** (1 / self.power)
+        return prediction, self.weight * (self.target - prediction), products
 
     def signs(self, parity: Array) -> Array:
-        """``[N, K]``: the sign of every term, for parities ``[K, m]`` of the exponents."""
+        """Return the signs of terms ``[N, K]`` for parities of the exponents ``[K, m]``."""
         if self.negative is None:
             return np.ones((self.rows, len(parity)))
         return 1.0 - 2.0 * ((self.negative @ parity.T) % 2)
 
-    def terms(self, u: Array, parity: Array) -> Array:
-        """``[N, K]``: the products of powers."""
-        exponent = np.clip(self.logs @ u.T, -300, 300)
-        return np.exp(exponent) * self.signs(parity) * self.base[:, None]
-
-    def value(self, sums: Array) -> Array:
-        """The prediction of the target from the sums of terms ``[N]``."""
-        if self.power == 1:
-            return sums
-        with np.errstate(divide="ignore", over="ignore"):
-            return np.sign(sums) * np.abs(sums) ** (1 / self.power)
-
     def linear(self) -> tuple[Array, Array]:
-        """``(z, weight)`` with which ``weight (z - sum c_k prod r**u)`` is the error of the target to first order."""
+        """Return z and weights ``[N]`` of a problem that is linear in c.
+
+        ``weight (z - sum c_k prod r**u)`` is the error of the target to first order.
+        """
         y, p = self.target, self.power
         if p == 1:
             z, weight = y, self.weight
         else:
-            size = np.maximum(
-                np.abs(y), np.maximum(self.floor / self.weight if p > 0 else 0, 1e-12)
-            )
-            z, slope = (
-                np.copysign(size**p if p < 0 else np.abs(y) ** p, y),
-                size ** (1 - p) / abs(p),
-            )
+            smallest = np.maximum(self.floor / self.weight if p > 0 else 0, 1e-12)
+            size = np.maximum(np.abs(y), smallest)
+            z = np.copysign(size**p if p < 0 else np.abs(y) ** p, y)
+            slope = size ** (1 - p) / abs(p)
             weight = self.weight * np.minimum(slope, 100 * np.median(slope))
             if p < 0 and p != -1:
                 weight = np.where(y > 0, weight, 0.0)
@@ -158,110 +142,122 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class AllRows:
-    """All rows of one output for one output power: some of them, or block after block, become a `Problem`.
-
-    The fields that `Problem` has too mean the same. offset ``[n]``, matrix ``[n, m]``: of the exponents.
-    """
+class AllRows(Scaled):
+    """All rows of one output for one power: chosen rows, or block after block, become a `Problem`."""
 
     columns: Columns
-    target: Array
-    weight: Array
-    power: float
-    sign: float
-    scale: float
-    low: Array
-    high: Array
-    signed: Array
-    mixed: Array
-    exponents: Exponents
-    noise: float | None
-    floor: float
-    offset: Array
-    matrix: Array
+    target: Array  # [N]
+    weight: Array  # [N]: square roots of the rows' weights
+    offset: Array  # [n]: w0 of the exponents
+    matrix: Array  # [n, m]: Z of the exponents
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return len(self.target)
 
-    @property
+    @cached_property
     def inputs(self) -> int:
         return int(self.matrix.shape[1])
 
     @cached_property
     def size(self) -> float:
         """The weighted sum of squares of the target."""
-        return float(
-            sum(((self.weight[rows] * self.target[rows]) ** 2).sum() for rows in blocks(self.rows))
-        )
+        parts = (((self.weight[b] * self.target[b]) ** 2).sum() for b in blocks(self.rows))
+        return float(sum(parts))
 
     def take(self, rows: Any) -> Problem:
-        """The problem with these rows, a slice or indices."""
+        """Return the problem with some rows, a slice or indices."""
         logs = self.columns.logs(rows)
         base = np.exp(np.clip(logs @ self.offset, -300, 300))
-        negative, touched = None, self.columns.mixed
-        if touched.any():
+        negative, mixed = None, self.columns.mixed
+        if mixed.any():
             below = (self.columns.X[rows] < 0).astype(float)
-            base = base * (1 - 2 * ((below @ np.where(touched, self.offset, 0)) % 2))
-            negative = (below @ (np.where(touched[:, None], self.matrix, 0) % 2)) % 2
+            base = base * (1 - 2 * ((below @ np.where(mixed, self.offset, 0)) % 2))
+            negative = (below @ (np.where(mixed[:, None], self.matrix, 0) % 2)) % 2
+        shared = {field.name: getattr(self, field.name) for field in fields(Scaled)}
         return Problem(
-            logs @ self.matrix, negative, base, self.target[rows], self.weight[rows], self.power, self.sign,
-            self.scale, self.low, self.high, self.signed, self.mixed, self.exponents, self.noise, self.floor,
+            **shared, logs=logs @ self.matrix, negative=negative, base=base,
+            target=self.target[rows], weight=self.weight[rows],
         )  # fmt: skip
 
+    def predict(self, u: Array, parity: Array, c: Array) -> tuple[Array, Array, None]:
+        """Return what `Problem.predict` does, without the products."""
+        parts = [part.predict(u, parity, c) for _, part in self.blocks()]
+        return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]), None
+
     def outer_signs(self, u: Array) -> Array:
-        """``[K]``: the signs of terms by the columns that are negative in all rows: a `Problem` has their sizes."""
-        one = self.columns.negative & ~self.columns.mixed
-        odd = np.round(u) @ (self.matrix[one] % 2).sum(0) + (self.offset[one] % 2).sum()
-        found: Array = 1.0 - 2.0 * (odd % 2)
-        return found
+        """Return the signs of terms ``[K]`` by the columns that are negative in all rows.
+
+        The terms of a `Problem` do not have these signs.
+        """
+        columns = self.columns.negative & ~self.columns.mixed
+        odd = np.round(u) @ (self.matrix[columns] % 2).sum(0) + (self.offset[columns] % 2).sum()
+        signs: Array = 1.0 - 2.0 * (odd % 2)
+        return signs
 
     def blocks(self) -> Iterator[tuple[slice, Problem]]:
-        """Every block of rows: where it is, and the problem with these rows."""
+        """Yield the slice of every block of rows, and the problem with its rows."""
         for rows in blocks(self.rows):
             yield rows, self.take(rows)
 
     def choose(self, rows: Array) -> AllRows:
-        """With these rows only, and as often as they are given."""
+        """Return the same output with the rows of these indices, each as often as it occurs."""
         columns = replace(self.columns, X=self.columns.X[rows])
         return replace(self, columns=columns, target=self.target[rows], weight=self.weight[rows])
 
 
-def all_rows(
-    columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents, noise: float | None,
-    error: float = 0.0,
-) -> AllRows | None:  # fmt: skip
-    """The rows of one output and one output power, or None if the data exclude this power.
+@dataclass(frozen=True)
+class Output:
+    """The data of one output before an output power is chosen."""
 
-    Powers other than 1 and -1 need a y of one sign, and all but 1 one without zeros, but for what errors explain. With
-    negative inputs and units, exponents that are fixed must be whole numbers. error: an estimate of the standard
-    deviation of ``weight * y``.
+    columns: Columns
+    y: Array  # [N]
+    weight: Array  # [N]: square roots of the rows' weights
+    exponents: Exponents
+    noise: float | None  # the known standard deviation of the errors of ``weight * y``
+    error: float = 0.0  # an estimate of it
+
+    def scaled(self, power: float) -> AllRows | None:
+        return all_rows(
+            self.columns, self.y, self.weight, power, self.exponents, self.noise, self.error
+        )
+
+
+def all_rows(
+    columns: Columns, y: Array, weight: Array, power: float, exponents: Exponents,
+    noise: float | None, error: float = 0.0,
+) -> AllRows | None:  # fmt: skip
+    """Return the rows of one output for one output power, or None if the data exclude this power.
+
+    Powers other than 1 and -1 need a y of one sign, and all but 1 one without zeros, but for what
+    errors explain. With negative inputs and units, exponents that are fixed must be whole numbers.
+    error: an estimate of the standard deviation of ``weight * y``.
     """
     scale = float(np.sqrt(np.average(y**2, weights=weight**2))) or 1.0
     sign = -1.0 if weight**2 @ y < 0 else 1.0
     target, error = sign * y / scale, max(error, noise or 0.0) / scale
     lost = (target if abs(power) != 1 else np.abs(target)) <= 0
     wrong = (weight * target)[lost]
-    if power != 1 and lost.any() and wrong.min() <= -_most_errors(len(y)) * error:
+    if power != 1 and lost.any() and wrong.min() <= -_largest_error(len(y)) * error:
         return None
     floor = math.sqrt(np.mean(wrong**2)) if lost.any() else 0.0
     offset, matrix = exponents.at(power)
-    touched = columns.negative
-    if (matrix[touched] % 1 != 0).any() or (offset[touched] % 1 != 0).any():
+    negative = columns.negative
+    if (matrix[negative] % 1 != 0).any() or (offset[negative] % 1 != 0).any():
         return None
     signed, mixed = (
-        (np.where(some[:, None], matrix, 0) % 2 != 0).any(0)
-        for some in (columns.negative, columns.mixed)
+        (np.where(chosen[:, None], matrix, 0) % 2 != 0).any(0)
+        for chosen in (columns.negative, columns.mixed)
     )
     bound = BOUND * max(1.0, abs(power))
     low, high = np.full(len(signed), -bound), np.full(len(signed), bound)
     low[columns.zero[exponents.free]] = 0.0  # a finite y excludes a negative power of zero
     return AllRows(
-        columns, target, weight, power, sign, scale, low, high, signed, mixed, exponents,
-        None if noise is None else noise / scale, floor, offset, matrix,
+        power, sign, scale, low, high, signed, mixed, exponents,
+        None if noise is None else noise / scale, floor, columns, target, weight, offset, matrix,
     )  # fmt: skip
 
 
-def _most_errors(rows: int) -> float:
-    """How many standard deviations the largest of so many normal errors is, and one more."""
+def _largest_error(rows: int) -> float:
+    """Return one more than the size of the largest of many normal errors, in standard deviations."""
     return 1 + math.sqrt(2 * math.log(rows + 1))

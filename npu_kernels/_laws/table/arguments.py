@@ -67,8 +67,10 @@ def work_of(model: Any, seed: int, names: tuple[str, ...], *data: Array) -> Work
         for k, v in model.get_params().items()
         if k not in ("random_state", "n_jobs", "verbose")
     }
-    found = digest(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
-    return Work(seed, model.random_state is None, {"data": found, "names": repr(names), **options})
+    data_digest = digest(*(torch.from_numpy(np.ascontiguousarray(part)) for part in data))
+    return Work(
+        seed, model.random_state is None, {"data": data_digest, "names": repr(names), **options}
+    )
 
 
 def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:
@@ -94,14 +96,14 @@ def exponents_of(
 ) -> Exponents:
     """The exponents that units allow. Those of constant columns follow from the others', or are 0."""
     if (units is None) != (y_units is None):
-        given, absent = ("units", "y_units") if y_units is None else ("y_units", "units")
-        raise ValueError(f"NPURegressor: {absent} must be given with {given}, got None")
+        supplied, absent = ("units", "y_units") if y_units is None else ("y_units", "units")
+        raise ValueError(f"NPURegressor: {absent} must be given with {supplied}, got None")
     varies = np.ptp(X, axis=0) > 0
     varying = np.flatnonzero(varies)
     if units is None or y_units is None:
         n = X.shape[1]
         return Exponents(np.zeros(n), np.eye(n)[:, varying], varying)
     order = np.lexsort(((X == 0).any(0), (X < 0).any(0), varies))
-    found = constrain(names, units, output, y_units, [int(i) for i in order])
-    keep = np.isin(found.free, varying)
-    return Exponents(found.offset, found.matrix[:, keep], found.free[keep])
+    allowed = constrain(names, units, output, y_units, [int(i) for i in order])
+    keep = np.isin(allowed.free, varying)
+    return Exponents(allowed.offset, allowed.matrix[:, keep], allowed.free[keep])

@@ -111,8 +111,10 @@ class Equation:
             sums = P @ self.scaled
             if self.power == 1:
                 return self.scale * sums
-            found: Array = self.sign * self.scale * np.sign(sums) * np.abs(sums) ** (1 / self.power)
-        return found
+            results: Array = (
+                self.sign * self.scale * np.sign(sums) * np.abs(sums) ** (1 / self.power)
+            )
+        return results
 
     # ---- as text ------------------------------------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ class Equation:
         return self.formula().expressions[0]
 
     def formula(self) -> Formula:
-        """As a `npu_kernels.formula.Formula`, which gives text, LaTeX and plain torch code. Needs sympy."""
+        """Return a `npu_kernels.formula.Formula`: text, LaTeX and torch code. Needs sympy."""
         from npu_kernels.formula._reading import Formula, require_sympy
 
         sympy = require_sympy()
@@ -207,20 +209,20 @@ class Equation:
 
         level = check_level("intervals", level)
         t = float(stats.t.ppf(0.5 + level / 2, self.degrees)) if self.degrees > 0 else math.inf
-        found = []
+        results = []
         for k in range(self.terms):
             product = term_text(1.0, self.exponents[k], self.names, 1)
             name = "constant" if product == "1" else f"coefficient of {product}"
             c, error = float(self.coef[k]), float(self.coef_std[k])
-            found.append(Interval.of(name, c, error, t, one_sign=bool(self.free[k].any())))
+            results.append(Interval.of(name, c, error, t, one_sign=bool(self.free[k].any())))
             for i in np.flatnonzero(self.free[k]):
                 name = f"exponent of {self.names[i]} in term {k + 1}"
-                found.append(
+                results.append(
                     Interval.of(
                         name, float(self.exponents[k, i]), float(self.exponents_std[k, i]), t
                     )
                 )
-        return found
+        return results
 
 
 def _rational(sympy: Any, w: float) -> Any:

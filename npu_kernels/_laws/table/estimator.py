@@ -21,7 +21,7 @@ from npu_kernels._laws.table.arguments import (
 from npu_kernels._laws.table.bootstrap import intervals as percentiles
 from npu_kernels._laws.table.bootstrap import resampled
 from npu_kernels._laws.table.equation import Equation
-from npu_kernels._laws.table.output import FEW, Laws, Rows, laws, merged
+from npu_kernels._laws.table.output import FEW_ROWS, Laws, Rows, laws, merged
 from npu_kernels._laws.table.plot import draw
 from npu_kernels._laws.table.search import Settings
 from npu_kernels._laws.table.table import EquationTable, report
@@ -177,7 +177,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             raise ValueError(
                 f"NPURegressor: y_units must have {len(outputs)} entries, got {self.y_units!r}"
             )
-        work = [
+        tasks = [
             Rows(
                 X,
                 targets[:, o],
@@ -190,12 +190,12 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
             for o, name in enumerate(outputs)
         ]
         if checkpoint is None:
-            found = self._all(work, settings)
+            results = self._all(tasks, settings)
         else:
-            found = self._resumed(
-                work, settings, work_of(self, settings.seed, names, X, targets, weight), checkpoint
+            results = self._resumed(
+                tasks, settings, work_of(self, settings.seed, names, X, targets, weight), checkpoint
             )
-        tables = [EquationTable(one) for one in found]
+        tables = [EquationTable(law) for law in results]
         self._single = y.ndim == 1
         self._set(tables)
         return self
@@ -208,43 +208,45 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         )
 
     def _resumed(
-        self, outputs: list[Rows], settings: Settings, work: Work, path: Any
+        self, outputs: list[Rows], settings: Settings, record: Work, path: Any
     ) -> list[Laws]:
         """`_all`, continued from a checkpoint and kept there."""
-        work.checkpoint = Checkpoint(work, path)
+        record.checkpoint = Checkpoint(record, path)
         try:
             return [
                 limited(
-                    rows, replace(settings, seed=work.seed, steps=work.steps(o)), self._powers()
+                    rows, replace(settings, seed=record.seed, steps=record.steps(o)), self._powers()
                 )
                 for o, rows in enumerate(outputs)
             ]
         finally:
-            if work.checkpoint is not None:
-                work.checkpoint.save()
+            if record.checkpoint is not None:
+                record.checkpoint.save()
 
-    def _all(self, work: list[Rows], settings: Settings) -> list[Laws]:
+    def _all(self, tasks: list[Rows], settings: Settings) -> list[Laws]:
         powers = self._powers()
-        if len(work) == 1 or self.n_jobs in (None, 1):
-            return [limited(rows, settings, powers) for rows in work]
+        if len(tasks) == 1 or self.n_jobs in (None, 1):
+            return [limited(rows, settings, powers) for rows in tasks]
         from joblib import Parallel, delayed
 
-        found: list[Laws] = Parallel(n_jobs=self.n_jobs)(
-            delayed(limited)(rows, settings, powers) for rows in work
+        results: list[Laws] = Parallel(n_jobs=self.n_jobs)(
+            delayed(limited)(rows, settings, powers) for rows in tasks
         )
-        return found
+        return results
 
     def _set(self, tables: list[EquationTable]) -> None:
         best = [table[table.best] for table in tables]
-        one = self._single
-        self.equations_: Any = tables[0] if one else tables
-        self.best_: Any = best[0] if one else best
+        single = self._single
+        self.equations_: Any = tables[0] if single else tables
+        self.best_: Any = best[0] if single else best
         for name in ("coef", "coef_std", "exponents", "exponents_std"):
             values = [getattr(equation, name) for equation in best]
-            setattr(self, f"{name}_", values[0] if one else values)
+            setattr(self, f"{name}_", values[0] if single else values)
 
     def _warn(self, X: Array, names: tuple[str, ...], constants_matter: bool) -> None:
-        constant = [name for name, same in zip(names, (X[0] == X).all(0), strict=True) if same]
+        constant = [
+            name for name, unchanged in zip(names, (X[0] == X).all(0), strict=True) if unchanged
+        ]
         if constant and not constants_matter and len(X) > 1:
             warn(
                 f"NPURegressor: constant columns tell nothing and are left out: {', '.join(constant)}",
@@ -256,9 +258,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
                 f"{X.shape[1]} free exponents; many equations fit them",
                 EquationWarning,
             )
-        elif len(X) < FEW:
+        elif len(X) < FEW_ROWS:
             warn(
-                f"NPURegressor: {len(X)} rows are too few to hold some out (from {FEW} rows on): the error is that of "
+                f"NPURegressor: {len(X)} rows are too few to hold some out (from {FEW_ROWS} rows on): the error is that of "
                 "leaving out one row at a time, with the form of the equation kept, and may be too small",
                 EquationWarning,
             )
@@ -272,15 +274,15 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         return [self.equations_] if self._single else self.equations_
 
     def _pick(self, index: int | None) -> list[Equation]:
-        found = []
+        results = []
         for table in self._tables():
-            at = table.best if index is None else index
-            if not is_whole(at) or not -len(table) <= at < len(table):
+            position = table.best if index is None else index
+            if not is_whole(position) or not -len(table) <= position < len(table):
                 raise ValueError(
                     f"NPURegressor: index must be one of the {len(table)} candidates, got {index!r}"
                 )
-            found.append(table[at])
-        return found
+            results.append(table[position])
+        return results
 
     def _one_or_all(self, values: list[Any]) -> Any:
         return values[0] if self._single else values
@@ -291,14 +293,14 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
         equations = self._pick(None)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        found = np.column_stack([equation.predict(X) for equation in equations])
-        if not np.isfinite(found).all():
+        results = np.column_stack([equation.predict(X) for equation in equations])
+        if not np.isfinite(results).all():
             warn(
-                f"NPURegressor: {int((~np.isfinite(found)).any(1).sum())} predictions are infinite or undefined, where "
+                f"NPURegressor: {int((~np.isfinite(results)).any(1).sum())} predictions are infinite or undefined, where "
                 "an input with a negative exponent is 0 or a number is too large",
                 EquationWarning,
             )
-        return found[:, 0] if self._single else found
+        return results[:, 0] if self._single else results
 
     def sympy(self, index: int | None = None) -> Any:
         """The right-hand side for sympy (a list for several outputs); index: of a candidate, None for the best."""
@@ -346,7 +348,7 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         weight = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        found: list[Any] = []
+        results: list[Any] = []
         shares = [len(part) for part in np.array_split(np.arange(draws), min(draws, 8))]
         for o, equation in enumerate(equations):
             parts = Parallel(n_jobs=self.n_jobs)(
@@ -355,8 +357,8 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
                 )
                 for part, share in enumerate(shares)
             )
-            found.append(percentiles(equation, np.concatenate(parts), level))
-        return self._one_or_all(found)
+            results.append(percentiles(equation, np.concatenate(parts), level))
+        return self._one_or_all(results)
 
     def plot(self, X: Any = None, y: Any = None, output: int = 0) -> Any:
         """A matplotlib figure: error over number of terms; with X and y also observed over predicted, and residuals.

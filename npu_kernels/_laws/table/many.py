@@ -24,11 +24,11 @@ BATCH = 4  # problems for each process at once, where joblib's backend gives res
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one problem. name: its key or place. model: fitted, or None where error says why it could not be."""
+    """The outcome of a problem."""
 
-    name: Any
-    model: NPURegressor | None
-    error: Exception | None = None
+    name: Any  # the key or index of the problem
+    model: NPURegressor | None  # fitted; None if it could not be
+    error: Exception | None = None  # why it could not be
 
     @property
     def complete(self) -> bool:
@@ -92,7 +92,7 @@ def fit_many(
         p: y = 3*x0/x1
         q: y = x0**2
     """
-    work = _problems(problems)
+    named = _problems(problems)
     model = NPURegressor() if model is None else model
     if not isinstance(model, NPURegressor):
         raise TypeError(f"fit_many: model must be a NPURegressor, got {type(model).__name__}")
@@ -102,11 +102,11 @@ def fit_many(
     grouped = dist.is_available() and dist.is_initialized()
     shown = sys.stderr.isatty() if progress is None else progress
     if not grouped:
-        shares: list[Any] = [_share(list(range(len(work))), work, model, folder, n_jobs, shown)]
+        shares: list[Any] = [_share(list(range(len(named))), named, model, folder, n_jobs, shown)]
     else:
         with Exchange("fit_many") as exchange:
-            share = list(range(exchange.rank, len(work), exchange.size))
-            mine = _share(share, work, model, folder, n_jobs, shown and exchange.rank == 0)
+            share = list(range(exchange.rank, len(named), exchange.size))
+            mine = _share(share, named, model, folder, n_jobs, shown and exchange.rank == 0)
             shares = exchange.gather(mine)
     outcomes = {
         index: outcome
@@ -120,7 +120,7 @@ def fit_many(
 
 def _share(
     share: list[int],
-    work: list[tuple[Any, tuple[Any, ...]]],
+    named: list[tuple[Any, tuple[Any, ...]]],
     model: NPURegressor,
     folder: Path | None,
     n_jobs: int | None,
@@ -131,7 +131,7 @@ def _share(
     complete = True
     with Progress("fit_many", max(1, len(share)), sys.stderr, shown) as bar:
         try:
-            fitted = _fitted([work[index] for index in share], model, folder, n_jobs)
+            fitted = _fitted([named[index] for index in share], model, folder, n_jobs)
             for index, outcome in zip(share, fitted, strict=False):
                 outcomes[index] = outcome
                 bar.update(len(outcomes))
@@ -144,30 +144,30 @@ def _share(
 def _problems(problems: Any) -> list[tuple[Any, tuple[Any, ...]]]:
     """Names and data; checks that there are two or three parts."""
     if isinstance(problems, Mapping):
-        work = list(problems.items())
+        named = list(problems.items())
     elif isinstance(problems, Sequence) and not isinstance(problems, str):
-        work = list(enumerate(problems))
+        named = list(enumerate(problems))
     else:
         raise TypeError(
             f"fit_many: problems must be a sequence or a dict of (X, y), got {type(problems).__name__}"
         )
-    for name, data in work:
+    for name, data in named:
         if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
             raise ValueError(
                 f"fit_many: problems must be (X, y) or (X, y, sample_weight), got another one for {name!r}"
             )
-    return work
+    return named
 
 
 def _fitted(
-    work: list[tuple[Any, tuple[Any, ...]]],
+    named: list[tuple[Any, tuple[Any, ...]]],
     model: NPURegressor,
     folder: Path | None,
     n_jobs: int | None,
 ) -> Iterator[Outcome]:
     """The outcomes in order; none after the one that Ctrl-C has ended."""
     if n_jobs in (None, 1):
-        for name, data in work:
+        for name, data in named:
             outcome = _one(name, data, model, folder)
             yield outcome
             if not outcome.complete:
@@ -175,7 +175,7 @@ def _fitted(
         return
     from joblib import Parallel, delayed, effective_n_jobs
 
-    jobs = [delayed(_one)(name, data, model, folder) for name, data in work]
+    jobs = [delayed(_one)(name, data, model, folder) for name, data in named]
     try:
         parallel = Parallel(n_jobs=n_jobs, return_as="generator")
     except (
@@ -202,7 +202,7 @@ def _one(name: Any, data: tuple[Any, ...], model: NPURegressor, folder: Path | N
             ]
             path = folder / f"{digest(*map(torch.from_numpy, parts))}.pt"
         X, y, *weight = data
-        found = clone(model).fit(X, y, *weight, checkpoint=path)
+        fitted = clone(model).fit(X, y, *weight, checkpoint=path)
     except Exception as error:  # of any kind: the other problems shall be fitted
         return Outcome(name, None, error)
-    return Outcome(name, found)
+    return Outcome(name, fitted)

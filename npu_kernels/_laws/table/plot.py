@@ -12,7 +12,7 @@ from npu_kernels._laws.table.table import EquationTable
 Array = Any
 
 
-def draw(table: EquationTable, one: Equation, X: Array | None, y: Array | None) -> Any:
+def draw(table: EquationTable, equation: Equation, X: Array | None, y: Array | None) -> Any:
     """A figure: error over number of terms, and with data y over its prediction and the residuals over it."""
     try:
         from matplotlib.figure import Figure
@@ -23,17 +23,24 @@ def draw(table: EquationTable, one: Equation, X: Array | None, y: Array | None) 
     axes = figure.subplots(1, count, squeeze=False)[0]
     axes[0].semilogy([e.terms for e in table], [max(e.error, 1e-17) for e in table], "o-")
     axes[0].plot(
-        [one.terms], [max(one.error, 1e-17)], "o", markersize=12, fillstyle="none", color="black"
+        [equation.terms],
+        [max(equation.error, 1e-17)],
+        "o",
+        markersize=12,
+        fillstyle="none",
+        color="black",
     )
     axes[0].set_xticks([e.terms for e in table])
-    axes[0].set(xlabel="terms", ylabel="error on rows not fitted, relative", title=one.output)
+    axes[0].set(xlabel="terms", ylabel="error on rows not fitted, relative", title=equation.output)
     if X is not None and y is not None:
-        prediction = one.predict(X)
+        prediction = equation.predict(X)
         axes[1].plot(prediction, y, ".", markersize=3)
-        ends = [float(np.nanmin(prediction)), float(np.nanmax(prediction))]
-        axes[1].plot(ends, ends, "k-", linewidth=0.8)
+        limits = [float(np.nanmin(prediction)), float(np.nanmax(prediction))]
+        axes[1].plot(limits, limits, "k-", linewidth=0.8)
         axes[1].set(
-            xlabel="predicted", ylabel="observed", title=one.text() if len(one.text()) < 50 else ""
+            xlabel="predicted",
+            ylabel="observed",
+            title=equation.text() if len(equation.text()) < 50 else "",
         )
         axes[2].plot(prediction, y - prediction, ".", markersize=3)
         axes[2].axhline(0, color="black", linewidth=0.8)

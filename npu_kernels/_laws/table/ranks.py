@@ -109,10 +109,10 @@ class Exchange:
                     awaited.discard(rank)
                     yield rank
                     continue
-                count, now = self.store.add(f"beat/{rank}", 0), time.monotonic()
+                count, seconds = self.store.add(f"beat/{rank}", 0), time.monotonic()
                 if count != beats[rank]:
-                    beats[rank], heard[rank] = count, now
-                elif now - heard[rank] > SILENCE:
+                    beats[rank], heard[rank] = count, seconds
+                elif seconds - heard[rank] > SILENCE:
                     awaited.discard(rank)
             if awaited:
                 time.sleep(POLL * self.size)

@@ -1,74 +1,67 @@
-"""One sum of products at a time: least squares in y itself, simple exponents, and the criterion that decides.
+"""One sum of products: least squares in y itself, simple exponents, and the criterion that decides.
 
-The criterion is the Bayesian information criterion, ``N log(RSS / N) + K log N`` for K coefficients, plus twice the
-length, in nats, of a description of the exponents: to which inputs they belong, how simple they are, and of a free one
-how precisely it is known (Laplace's method). RSS is the sum of squared leave-one-out errors, ``r / (1 - h)`` with the
-leverage h of the linearised model (Allen's PRESS), so that a term that helps only a few rows is not worth its cost.
-With few rows there is a correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``, where q counts the
-coefficients
-and all exponents other than 0: simple ones were chosen by the data as well.
+The criterion is the Bayesian information criterion, ``N log(RSS / N) + K log N`` for K coefficients,
+plus twice the length, in nats, of a description of the exponents: to which inputs they belong, how
+simple they are, and of a free one how precisely it is known (Laplace's method). RSS is the sum of
+squared leave-one-out errors, ``r / (1 - h)`` with the leverage h of the linearised model (Allen's
+PRESS), so that a term that helps only a few rows is not worth its cost. With few rows there is a
+correction as by Hurvich and Tsai (1989), ``2 q (q + 1) / (N - q - 1)``, where q counts the
+coefficients and all exponents other than 0: simple ones were chosen by the data as well.
 
-All rows of large data are gone through in blocks, and the triangular factors of the blocks' derivatives are joined.
+All rows of large data are gone through in blocks, and the triangular factors of the blocks'
+derivatives are joined.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from npu_kernels._laws.products.description import ZERO, exponent_nats
 from npu_kernels._laws.products.problem import BOUND, AllRows, Problem
 
 Array = Any
 Data = Problem | AllRows
 
-EXACT = 1e-9  # relative root mean square error below which data count as exact
-NEAR = 1e-12
-ROUNDING = 1e-14  # the same error below which no step makes it smaller
+EXACT_ERROR = 1e-9  # relative root mean square error below which data count as exact
+SOLVED_ERROR = 1e-14  # the same error, below which no step makes it smaller
 LOST = 1e-10  # share of a variance that is rounding: the other exponents determine this one
 
 
 @dataclass(frozen=True)
 class Sum:
-    """Exponents ``u [K, m]`` of effective inputs, their parities, which of them are free, coefficients ``c [K]``."""
+    """A sum of K products of powers, with the errors of its last fit."""
 
-    u: Array
-    parity: Array
-    free: Array
-    c: Array
-    rss: float = math.inf
-    press: float = math.inf
-    cost: float = math.inf
+    u: Array  # [K, m]: exponents of the effective inputs
+    parity: Array  # [K, m]: 1 where an exponent is odd, for the sign
+    free: Array  # [K, m]: the exponents that are parameters of the fit
+    c: Array  # [K]: coefficients
+    rss: float = math.inf  # the loss: the sum of squared residuals, or a robust one
+    press: float = math.inf  # the same of leave-one-out errors
+    cost: float = math.inf  # the criterion
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return len(self.c) + int(self.free.sum())
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How exponents may be: "fractions" with denominators up to `most`, "integers", or "real". loss: of residuals."""
+    """Which exponents are simple, and what is minimised."""
 
-    exponents: str = "fractions"
-    most: int = 4
-    loss: str = "squared"
+    exponents: str = "fractions"  # or "integers", or "real": none is simple
+    max_denominator: int = 4  # the greatest denominator of a fraction
+    loss: str = "squared"  # or "huber", or "soft_l1"
 
-    @property
+    @cached_property
     def denominators(self) -> range:
-        return range(1, (self.most if self.exponents == "fractions" else 1) + 1)
-
-
-def describe(w: float, inputs: int) -> float:
-    """Nats that an exponent's description takes."""
-    if abs(w) < NEAR:
-        return 0.0
-    fraction = Fraction(w).limit_denominator(64)
-    size = 0.7 + 0.6 * max(0.0, abs(w) - 1)
-    return math.log(2 * inputs) + size + 1.3 * math.log(fraction.denominator)
+        return range(1, (self.max_denominator if self.exponents == "fractions" else 1) + 1)
 
 
 def misfit(problem: Data, rss: float) -> float:
@@ -76,90 +69,86 @@ def misfit(problem: Data, rss: float) -> float:
     if problem.noise is not None:
         return rss / problem.noise**2
     N = problem.rows
-    floor = EXACT**2 * problem.size / N
+    floor = EXACT_ERROR**2 * problem.size / N
     return N * math.log(max(rss / N, floor, 1e-300))
 
 
-def penalty(problem: Data, terms: int) -> float:
-    """What the coefficients and the output power cost."""
-    N = problem.rows
-    power = 0.0 if problem.power == 1 else 6.0 + math.log(N)
-    return terms * math.log(N) + power
+def freedom(problem: Data, variances: Iterable[float], press: float) -> list[float]:
+    """The nats that each free exponent costs, by Laplace's method.
 
-
-def freedom(problem: Data, variance: float, press: float) -> float:
-    """Nats that a free exponent costs: its width of 2 `BOUND` against its standard error, as by Laplace's method.
-
-    variance: of the exponent for errors of variance 1.
+    These are the logarithm of the width 2 `BOUND` over the standard error. variances: of the
+    exponents for errors of variance 1.
     """
-    floor = EXACT**2 * problem.size / problem.rows
-    noise = (
-        problem.noise**2 if problem.noise is not None else max(press / problem.rows, floor, 1e-300)
-    )
-    error = math.sqrt(2 * math.pi * max(variance, 1e-300) * noise)
-    return math.log(2 * problem.exponents.inputs) + max(1.0, math.log(2 * BOUND) - math.log(error))
+    if problem.noise is not None:
+        noise = problem.noise**2
+    else:
+        floor = EXACT_ERROR**2 * problem.size / problem.rows
+        noise = max(press / problem.rows, floor, 1e-300)
+    inputs, width = math.log(2 * problem.exponents.inputs), math.log(2 * BOUND)
+    nats = []
+    for variance in variances:
+        error = math.sqrt(2 * math.pi * max(float(variance), 1e-300) * noise)
+        nats.append(inputs + max(1.0, width - math.log(error)))
+    return nats
 
 
-def criterion(problem: Data, one: Sum, press: float, spread: Array) -> float:
-    """The criterion of a sum with this sum of squared leave-one-out errors.
+def criterion(problem: Data, law: Sum, press: float, variances: Array) -> float:
+    """The criterion of a sum with its sum of squared leave-one-out errors.
 
-    spread: variances of the free exponents for errors of variance 1, each with those before it fixed.
+    variances: of the free exponents for errors of variance 1, each with those before it fixed.
     """
-    fixed = one.u[~one.free]
-    described = sum(describe(float(u), problem.exponents.inputs) for u in fixed)
-    described += sum(freedom(problem, float(variance), press) for variance in spread)
-    chosen = one.parameters + int((np.abs(fixed) > NEAR).sum())
-    few = 2 * chosen * (chosen + 1) / max(problem.rows - chosen - 1, 0.1)
-    return misfit(problem, press) + penalty(problem, len(one.c)) + 2 * described + few
+    N, inputs = problem.rows, problem.exponents.inputs
+    fixed = law.u[~law.free]
+    described = sum(map(exponent_nats, fixed.tolist(), itertools.repeat(inputs)))
+    described += sum(freedom(problem, variances, press))
+    chosen = law.parameters + int((np.abs(fixed) > ZERO).sum())
+    correction = 2 * chosen * (chosen + 1) / max(N - chosen - 1, 0.1)
+    power = 0.0 if problem.power == 1 else 6.0 + math.log(N)  # what the output power costs
+    penalty = len(law.c) * math.log(N) + power
+    return misfit(problem, press) + penalty + 2 * described + correction
 
 
-# ---- least squares --------------------------------------------------------------------------------------------------
+# ---- least squares ---------------------------------------------------------------------------------
 
 
-def residual(problem: Data, one: Sum) -> tuple[Array, Array | None]:
-    """Weighted residuals ``[N]``, and the terms ``[N, K]`` of a `Problem`."""
-    r, P = np.empty(problem.rows), None
-    for rows, part in problem.blocks():
-        P = part.terms(one.u, one.parity)
-        r[rows] = part.weight * (part.target - part.value(P @ one.c))
-    return r, P if isinstance(problem, Problem) else None
+def jacobian(problem: Problem, law: Sum, P: Array, root: Array | None = None) -> Array:
+    """Derivatives of the weighted prediction for c and the free exponents ``[N, K + free]``.
 
-
-def jacobian(problem: Problem, one: Sum, P: Array) -> Array:
-    """Derivatives of the weighted prediction for c and the free exponents ``[N, K + free]``."""
-    k, i = np.nonzero(one.free)
-    J = np.concatenate([P, P[:, k] * one.c[k] * problem.logs[:, i]], 1)
-    slope = problem.weight
-    if problem.power != 1:
-        sums = np.maximum(np.abs(P @ one.c), 1e-300)
-        slope = (
-            slope
-            * sums ** (1 / problem.power - 1)
-            / abs(problem.power)
-            * math.copysign(1, problem.power)
-        )
-    return J * slope[:, None]
+    P: the terms ``[N, K]``. root: factors of the rows ``[N]``.
+    """
+    k, i = np.nonzero(law.free)
+    J = np.concatenate([P, P[:, k] * law.c[k] * problem.logs[:, i]], 1)
+    slope, p = problem.weight, problem.power
+    if p != 1:
+        sums = np.maximum(np.abs(P @ law.c), 1e-300)
+        slope = slope * sums ** (1 / p - 1) / abs(p) * math.copysign(1, p)
+    J = J * slope[:, None]
+    return J if root is None else J * root[:, None]
 
 
 def derivatives(
-    problem: Data, one: Sum, P: Array | None = None, root: Array | None = None
-) -> Iterator[tuple[slice, Array]]:
-    """`jacobian`, each row times its `root` ``[N]``, block after block. P: the terms, where `residual` gives them."""
+    problem: Data, law: Sum, P: Array | None = None, root: Array | None = None
+) -> Iterable[tuple[slice, Array]]:
+    """`jacobian` block after block. P: the terms, where `Problem.predict` gave them."""
+    if isinstance(problem, Problem):
+        P = problem.predict(law.u, law.parity, law.c)[2] if P is None else P
+        yield slice(0, problem.rows), jacobian(problem, law, P, root)
+        return
     for rows, part in problem.blocks():
-        J = jacobian(part, one, part.terms(one.u, one.parity) if P is None else P)
-        yield rows, J if root is None else J * root[rows, None]
+        P = part.predict(law.u, law.parity, law.c)[2]
+        yield rows, jacobian(part, law, P, None if root is None else root[rows])
 
 
 def triangle(J: Array) -> Array:
     """R of J = Q R; not a number where J is not finite."""
-    R: Array = (
-        np.linalg.qr(J, mode="r") if np.isfinite(J).all() else np.full((J.shape[1],) * 2, np.nan)
-    )
+    if not np.isfinite(J).all():
+        return np.full((J.shape[1],) * 2, np.nan)
+    R: Array = np.linalg.qr(J, mode="r")
     return R
 
 
 def lengths(R: Array) -> Array:
-    """Of the columns; 1 for a column of zeros."""
+    """The lengths of the columns; 1 for a column of zeros."""
     length = np.sqrt((R**2).sum(0))
     return np.where(length > 0, length, 1.0)
 
@@ -169,10 +158,13 @@ def robust_scale(r: Array) -> float:
     return 1.4826 * float(np.median(np.abs(r)))
 
 
-def loss_weights(r: Array, loss: str) -> tuple[float, Array]:
-    """The loss's value as a sum of squares, and the factors of the rows with which least squares have its gradient."""
+def loss_roots(r: Array, loss: str) -> tuple[float, Array | None]:
+    """The loss's value as a sum of squares, and factors of the rows ``[N]``.
+
+    Least squares of the rows times these factors have the loss's gradient; None: all are 1.
+    """
     if loss == "squared":
-        return float(r @ r), np.ones(1)
+        return float(r @ r), None
     limit = 1.345 * robust_scale(r) or 1e-300
     t = np.abs(r) / limit
     if loss == "huber":
@@ -180,31 +172,39 @@ def loss_weights(r: Array, loss: str) -> tuple[float, Array]:
         weight = 1 / np.maximum(t, 1)
     else:
         value, weight = 2 * (np.sqrt(1 + t * t) - 1), 1 / np.sqrt(1 + t * t)
-    return float(value.sum()) * limit**2, weight
+    return float(value.sum()) * limit**2, np.sqrt(weight) if len(weight) > 1 else None
 
 
-def refit(problem: Data, one: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
-    """Levenberg-Marquardt for c and the free exponents in y itself. cost is set; infinite if nothing is finite."""
-    K = len(one.c)
-    k, i = np.nonzero(one.free)
-    r, P = residual(problem, one)
-    rss, down = loss_weights(r, loss)
+def refit(problem: Data, law: Sum, loss: str = "squared", iterations: int = 20) -> Sum:
+    """Levenberg-Marquardt for c and the free exponents in y itself, and the errors of the result.
+
+    The cost is infinite if nothing is finite.
+    """
+    K = len(law.c)
+    k, i = np.nonzero(law.free)
+    low, high, eye = problem.low[i], problem.high[i], np.eye(K + len(k))
+    zeros = np.zeros(len(eye))
+    _, r, P = problem.predict(law.u, law.parity, law.c)
+    rss, root = loss_roots(r, loss)
     mu = 1e-4
     for _ in range(iterations):
-        if not math.isfinite(rss) or rss <= ROUNDING**2 * problem.size:
+        if not math.isfinite(rss) or rss <= SOLVED_ERROR**2 * problem.size:
             break
-        R, b = _equations(problem, one, P, r, down)
-        if not np.isfinite(R).all():
+        equations = _equations(problem, law, P, r, root)
+        if equations is None:
             break
-        length = lengths(R)
+        R, b, length = equations
         better = False
         for _ in range(8):
-            step = _damped(R / length, b, mu) / length
-            u = one.u.copy()
-            u[k, i] = np.clip(u[k, i] + np.clip(step[K:], -1, 1), problem.low[i], problem.high[i])
-            tried = replace(one, u=u, c=one.c + step[:K])
-            r2, P2 = residual(problem, tried)
-            rss2, down2 = loss_weights(r2, loss)
+            A, rhs = R, b
+            if mu > 1e-9:
+                A, rhs = np.concatenate([R, math.sqrt(mu) * eye]), np.concatenate([b, zeros])
+            step = np.linalg.lstsq(A, rhs, rcond=1e-13)[0] / length
+            u = law.u.copy()
+            u[k, i] = np.clip(u[k, i] + np.clip(step[K:], -1, 1), low, high)
+            trial = replace(law, u=u, c=law.c + step[:K])
+            _, r2, P2 = problem.predict(u, law.parity, trial.c)
+            rss2, root2 = (float(r2 @ r2), None) if loss == "squared" else loss_roots(r2, loss)
             if rss2 < rss:
                 better = True
                 break
@@ -212,195 +212,210 @@ def refit(problem: Data, one: Sum, loss: str = "squared", iterations: int = 20) 
         if not better:
             break
         gain = (rss - rss2) / rss
-        one, r, P, rss, down, mu = tried, r2, P2, rss2, down2, mu / 10
+        law, r, P, rss, root, mu = trial, r2, P2, rss2, root2, mu / 10
         if gain < 1e-10:
             break
     if not math.isfinite(rss):
-        return replace(one, rss=rss, press=rss, cost=rss)
-    press, spread = leave_one_out(problem, one, r, P, down, loss)
-    cost = criterion(problem, one, press, spread) if math.isfinite(press) else math.inf
-    return replace(one, rss=rss, press=press, cost=cost)
+        return replace(law, rss=rss, press=rss, cost=rss)
+    press, variances = leave_one_out(problem, law, r, P, root, loss)
+    cost = criterion(problem, law, press, variances) if math.isfinite(press) else math.inf
+    return replace(law, rss=rss, press=press, cost=cost)
 
 
 def _equations(
-    problem: Data, one: Sum, P: Array | None, r: Array, down: Array
-) -> tuple[Array, Array]:
-    """R and b with which ``R step = b`` is the step of least squares."""
-    root = _root(down)
+    problem: Data, law: Sum, P: Array | None, r: Array, root: Array | None
+) -> tuple[Array, Array, Array] | None:
+    """R with columns of length 1, b and these lengths, or None where they are not finite.
+
+    ``R (length * step) = b`` is the step of least squares.
+    """
     target = r if root is None else r * root
-    parts = [
-        triangle(np.column_stack([J, target[rows]]))
-        for rows, J in derivatives(problem, one, P, root)
-    ]
-    R, q = parts[0] if len(parts) == 1 else triangle(np.concatenate(parts)), one.parameters
-    return R[:q, :q], R[:q, q]
-
-
-def _root(down: Array) -> Array | None:
-    """Factors of the rows, None if all are 1."""
-    return np.sqrt(down) if len(down) > 1 else None
+    if isinstance(problem, Problem) and P is not None:
+        parts: Iterable[Any] = [(slice(None), jacobian(problem, law, P, root))]
+    else:
+        parts = derivatives(problem, law, P, root)
+    factors = []
+    for rows, J in parts:
+        A = np.column_stack([J, target[rows]])
+        if not np.isfinite(A).all():
+            return None
+        factors.append(np.linalg.qr(A, mode="r"))
+    R = factors[0] if len(factors) == 1 else triangle(np.concatenate(factors))
+    q = R.shape[1] - 1
+    R, b = R[:q, :q], R[:q, q]
+    if not np.isfinite(R).all():
+        return None
+    length = np.sqrt((R**2).sum(0))
+    length[length == 0] = 1.0
+    return R / length, b, length
 
 
 def leave_one_out(
-    problem: Data, one: Sum, r: Array, P: Array | None, down: Array, loss: str
+    problem: Data, law: Sum, r: Array, P: Array | None, root: Array | None, loss: str
 ) -> tuple[float, Array]:
-    """The sum of squared leave-one-out errors, to first order (with a robust loss, of the loss of these errors), and
-    the variances of the free exponents that `criterion` takes."""
-    root, K = _root(down), len(one.c)
-    if problem.rows <= one.parameters:
+    """The sum of squared leave-one-out errors, to first order, and the variances for `criterion`.
+
+    With a robust loss it is the loss of these errors.
+    """
+    K = len(law.c)
+    if problem.rows <= law.parameters:
         return math.inf, np.empty(0)
-    parts = [triangle(J) for _, J in derivatives(problem, one, P, root)]
-    if not all(np.isfinite(R).all() for R in parts):
+    parts: list[tuple[slice, Array]] = []
+    if isinstance(problem, Problem) and P is not None:
+        parts = [(slice(None), jacobian(problem, law, P, root))]
+    factors = []
+    for _, J in parts or derivatives(problem, law, P, root):
+        factors.append(triangle(J))
+    stacked = np.concatenate(factors)
+    if not np.isfinite(stacked).all():
         return math.inf, np.empty(0)
-    inner, R = np.linalg.qr(np.concatenate(parts))
+    inner, R = np.linalg.qr(stacked)
     length = lengths(R)
     size = np.abs(np.diag(R)) / length
-    known, h, at = inner[:, size > 1e-10], np.empty(problem.rows), 0
-    for (rows, J), part in zip(derivatives(problem, one, P, root), parts, strict=True):
-        Q = np.linalg.qr(J)[0]  # the same R again: memory for all Q would grow with the rows
-        h[rows] = ((Q @ known[at : at + len(part)]) ** 2).sum(1)
-        at += len(part)
-    # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the later ones fixed.
-    spread = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
-    return loss_weights(r / np.maximum(1 - h, 1e-3), loss)[0], spread
+    basis, h, begin = inner[:, size > 1e-10], np.empty(problem.rows), 0
+    # Blocks are computed again: memory for all J and Q would grow with the rows.
+    blocks = parts or derivatives(problem, law, P, root)
+    for (rows, J), factor in zip(blocks, factors, strict=True):
+        Q = np.linalg.qr(J)[0]
+        h[rows] = ((Q @ basis[begin : begin + len(factor)]) ** 2).sum(1)
+        begin += len(factor)
+    # R_jj**2 is the part of a column orthogonal to those before it: one over its variance with the
+    # later ones fixed.
+    variances = 1 / (np.maximum(size[K:], 1e-12) * length[K:]) ** 2
+    return loss_roots(r / np.maximum(1 - h, 1e-3), loss)[0], variances
 
 
-def _damped(R: Array, b: Array, mu: float) -> Array:
-    n = R.shape[1]
-    A = np.concatenate([R, math.sqrt(mu) * np.eye(n)]) if mu > 1e-9 else R
-    rhs = np.concatenate([b, np.zeros(n)]) if mu > 1e-9 else b
-    found: Array = np.linalg.lstsq(A, rhs, rcond=1e-13)[0]
-    return found
-
-
-def covariance(problem: Data, one: Sum) -> Array:
-    """``(J^T J)^-1`` of c and the free exponents: the covariance divided by the errors' variance."""
-    R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, one)]))
+def covariance(problem: Data, law: Sum) -> Array:
+    """``(J^T J)^-1`` of c and the free exponents: the covariance over the errors' variance."""
+    R = triangle(np.concatenate([triangle(J) for _, J in derivatives(problem, law)]))
     length = lengths(R)
     inverse = np.linalg.pinv(R / length, rcond=1e-13)
     return inverse @ inverse.T / np.outer(length, length)
 
 
-# ---- simple exponents -----------------------------------------------------------------------------------------------
+# ---- simple exponents ------------------------------------------------------------------------------
 
 
 def options(problem: Data, rules: Rules, value: float, i: int, parity: float) -> list[float]:
-    """The simple exponents near a value, the nearest of each denominator."""
+    """The simple exponents near the value of input i, the nearest of each denominator."""
     if problem.mixed[i]:
-        whole = 2 * round((value - parity) / 2) + parity
-        found = [float(whole)] + ([0.0] if parity == 0 else [])
+        values = [float(2 * round((value - parity) / 2) + parity)] + [0.0] * int(parity == 0)
     elif problem.signed[i]:
-        found = [float(round(value)), 0.0]
+        values = [float(round(value)), 0.0]
     else:
-        found = [round(value * q) / q for q in rules.denominators] + (
-            [0.0] if abs(value) < 1 else []
-        )
-    return [o for o in dict.fromkeys(found) if problem.low[i] <= o <= problem.high[i]]
+        values = [round(value * q) / q for q in rules.denominators] + [0.0] * int(abs(value) < 1)
+    return [o for o in dict.fromkeys(values) if problem.low[i] <= o <= problem.high[i]]
 
 
-def simplified(problem: Data, one: Sum, rules: Rules) -> Sum:
-    """The sum with simple exponents where this lowers the criterion, and always whole ones for inputs of both signs."""
-    one = refit(problem, _fewer_than_rows(problem, one), rules.loss)
-    forced = problem.signed[None, :] & one.free
+def simplified(problem: Data, law: Sum, rules: Rules) -> Sum:
+    """The sum with simple exponents where this lowers the criterion.
+
+    Inputs of both signs always have whole exponents.
+    """
+    law = refit(problem, _fewer_than_rows(problem, law), rules.loss)
+    forced = problem.signed[None, :] & law.free
     if forced.any():
-        u = one.u.copy()
+        u = law.u.copy()
         for k, i in np.argwhere(forced):
-            u[k, i] = (options(problem, rules, u[k, i], i, one.parity[k, i]) or [0.0])[0]
-        one = refit(problem, replace(one, u=u, free=one.free & ~forced), rules.loss)
-    if rules.exponents == "real" or not math.isfinite(one.rss):
-        return one
-    rounds = [one]
-    for q in rules.denominators:  # all together
-        u = np.clip(np.round(one.u * q) / q, problem.low, problem.high)
-        near = one.free & (np.abs(u - one.u) < 0.3 / q)
-        rounds.append(
-            refit(
-                problem,
-                replace(one, u=np.where(near, u, one.u), free=one.free & ~near),
-                rules.loss,
-                8,
-            )
-        )
-    best = min(rounds, key=lambda s: s.cost)
+            u[k, i] = (options(problem, rules, u[k, i], i, law.parity[k, i]) or [0.0])[0]
+        law = refit(problem, replace(law, u=u, free=law.free & ~forced), rules.loss)
+    if rules.exponents == "real" or not math.isfinite(law.rss):
+        return law
+    best = law
+    for q in rules.denominators:  # all exponents together
+        u = np.clip(np.round(law.u * q) / q, problem.low, problem.high)
+        near = law.free & (np.abs(u - law.u) < 0.3 / q)
+        rounded = replace(law, u=np.where(near, u, law.u), free=law.free & ~near)
+        rounded = refit(problem, rounded, rules.loss, 8)
+        best = rounded if rounded.cost < best.cost else best
     for _ in range(4):
         plan = _plan(problem, best, rules)
         while plan:
-            u, free = best.u.copy(), best.free.copy()
-            for k, i, o in plan:
-                u[k, i], free[k, i] = o, False
-            tried = refit(problem, replace(best, u=u, free=free), rules.loss, 10)
-            if tried.cost < best.cost:
+            trial = refit(problem, _with(best, plan), rules.loss, 10)
+            if trial.cost < best.cost:
                 break
             plan = plan[: len(plan) // 2]
         if not plan:
             break
-        best = tried
+        best = trial
     if rules.exponents == "integers" and best.free.any():
         u = np.clip(np.where(best.free, np.round(best.u), best.u), problem.low, problem.high)
         best = refit(problem, replace(best, u=u, free=np.zeros_like(best.free)), rules.loss)
     return best
 
 
-def reconsidered(problem: Data, one: Sum, rules: Rules) -> Sum:
-    """The sum, with other exponents where these rows, more than those that chose them, tell them from simple ones."""
-    free = one.free | ((np.abs(one.u) > NEAR) & ~problem.signed)
-    if rules.exponents == "integers" or (free == one.free).all():
-        return one
-    freed = refit(problem, replace(one, free=free), rules.loss, 6)
-    if not math.isfinite(freed.cost):
-        return one
-    u, free = freed.u.copy(), freed.free.copy()
-    for k, i, o in _plan(problem, freed, rules):
-        u[k, i], free[k, i] = o, False
-    same = (free == one.free).all() and (u[~free] == one.u[~free]).all()
-    rounded = one if same else refit(problem, replace(freed, u=u, free=free), rules.loss)
-    return min((one, freed, rounded), key=lambda s: s.cost)
+def reconsidered(problem: Data, law: Sum, rules: Rules) -> Sum:
+    """The sum, with other exponents where these rows tell them from the simple ones.
 
-
-def _fewer_than_rows(problem: Data, one: Sum) -> Sum:
-    """With as many parameters as rows every error is 0, and none can be estimated: the smallest exponents become 0."""
-    most = max(0, problem.rows - len(one.c) - 1)
-    if one.free.sum() <= most:
-        return one
-    free = np.zeros_like(one.free)
-    free.flat[
-        np.argsort(-np.abs(np.where(one.free, one.u, 0)), axis=None, kind="stable")[:most]
-    ] = True
-    free &= one.free
-    return replace(one, u=np.where(one.free & ~free, 0.0, one.u), free=free)
-
-
-def _plan(problem: Data, one: Sum, rules: Rules) -> list[tuple[int, int, float]]:
-    """Exponents to set, in order, by the quadratic approximation of the squared error around its minimum.
-
-    Setting a parameter that is d from its value raises the squared error by ``d**2 / C_jj``, and moves the others by
-    their covariance with it.
+    The rows are more than those that chose the exponents.
     """
-    k, i = np.nonzero(one.free)
-    K, n = len(one.c), problem.exponents.inputs
+    free = law.free | ((np.abs(law.u) > ZERO) & ~problem.signed)
+    if rules.exponents == "integers" or (free == law.free).all():
+        return law
+    freed = refit(problem, replace(law, free=free), rules.loss, 6)
+    if not math.isfinite(freed.cost):
+        return law
+    rounded = _with(freed, _plan(problem, freed, rules))
+    u, free = rounded.u, rounded.free
+    unchanged = (free == law.free).all() and (u[~free] == law.u[~free]).all()
+    rounded = law if unchanged else refit(problem, rounded, rules.loss)
+    return min((law, freed, rounded), key=lambda candidate: candidate.cost)
+
+
+def _with(law: Sum, plan: list[tuple[int, int, float]]) -> Sum:
+    """The sum with the exponents of a plan, which are no longer free."""
+    u, free = law.u.copy(), law.free.copy()
+    for k, i, exponent in plan:
+        u[k, i], free[k, i] = exponent, False
+    return replace(law, u=u, free=free)
+
+
+def _fewer_than_rows(problem: Data, law: Sum) -> Sum:
+    """The sum with fewer parameters than rows: the smallest exponents become 0.
+
+    With as many parameters every error is 0, and none can be estimated.
+    """
+    limit = max(0, problem.rows - len(law.c) - 1)
+    if law.free.sum() <= limit:
+        return law
+    order = np.argsort(-np.abs(np.where(law.free, law.u, 0)), axis=None, kind="stable")
+    free = np.zeros_like(law.free)
+    free.flat[order[:limit]] = True
+    free &= law.free
+    return replace(law, u=np.where(law.free & ~free, 0.0, law.u), free=free)
+
+
+def _plan(problem: Data, law: Sum, rules: Rules) -> list[tuple[int, int, float]]:
+    """Exponents ``(term, input, value)`` to set, in order, by a quadratic approximation.
+
+    The squared error is approximated around its minimum: setting a parameter that is d from its
+    value raises it by ``d**2 / C_jj``, and moves the others by their covariance with it.
+    """
+    k, i = np.nonzero(law.free)
+    K, n = len(law.c), problem.exponents.inputs
     if not len(k):
         return []
-    C = covariance(problem, one)[K:, K:]
-    least = LOST * np.diag(C)
-    values, left, rss = one.u[k, i].copy(), list(range(len(k))), one.rss
-    found: list[tuple[int, int, float]] = []
-    larger = one.press / max(one.rss, 1e-300)  # leave-one-out errors, taken to grow in proportion
-    while left := [j for j in left if C[j, j] > least[j]]:
+    C = covariance(problem, law)[K:, K:]
+    lost = LOST * np.diag(C)
+    values, remaining, rss = law.u[k, i].copy(), list(range(len(k))), law.rss
+    plan: list[tuple[int, int, float]] = []
+    growth = law.press / max(law.rss, 1e-300)  # leave-one-out errors, taken to grow in proportion
+    while remaining := [j for j in remaining if C[j, j] > lost[j]]:
         best: tuple[float, int, float, float] | None = None
-        for j in left:
-            known = 2 * freedom(problem, float(C[j, j]), rss * larger)
-            for o in options(
-                problem, rules, float(values[j]), int(i[j]), float(one.parity[k[j], i[j]])
-            ):
-                more = rss + (values[j] - o) ** 2 / max(C[j, j], 1e-300)
-                price = misfit(problem, more * larger) - known + 2 * describe(o, n)
+        nats = freedom(problem, [C[j, j] for j in remaining], rss * growth)
+        for j, free in zip(remaining, nats, strict=True):
+            parity = float(law.parity[k[j], i[j]])
+            for exponent in options(problem, rules, float(values[j]), int(i[j]), parity):
+                error = rss + (values[j] - exponent) ** 2 / max(C[j, j], 1e-300)
+                described = 2 * exponent_nats(exponent, n)
+                price = misfit(problem, error * growth) - 2 * free + described
                 if best is None or price < best[0]:
-                    best = (price, j, o, more)
-        if best is None or best[0] >= misfit(problem, rss * larger):
+                    best = (price, j, exponent, error)
+        if best is None or best[0] >= misfit(problem, rss * growth):
             break
-        _, j, o, rss = best
-        values = values + C[:, j] / max(C[j, j], 1e-300) * (o - values[j])
+        _, j, exponent, rss = best
+        values = values + C[:, j] / max(C[j, j], 1e-300) * (exponent - values[j])
         C = C - np.outer(C[:, j], C[j]) / max(C[j, j], 1e-300)
-        left.remove(j)
-        found.append((int(k[j]), int(i[j]), float(o)))
-    return found
+        remaining.remove(j)
+        plan.append((int(k[j]), int(i[j]), float(exponent)))
+    return plan

@@ -1,8 +1,9 @@
-"""The search: sums of 1, 2, ... products of powers for each output power, and the best of each number of terms.
+"""The search: the best sums of 1, 2, ... products of powers for each output power.
 
-It adds one term at a time to the best sums so far: the products of the library that explain most of what is left. For
-two terms it also takes the best of all pairs. Then terms are exchanged. All starts are fitted in one batch (`varpro`),
-the best are fitted to more rows, and their exponents made simple (`refine`).
+It adds one term at a time to the best sums so far: the products of the library that explain most of
+the residuals. For two terms it also takes the best of all pairs. Then terms are exchanged. All
+starts are fitted in one batch (`varpro`), the best are fitted to more rows, and their exponents made
+simple (`refine`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from npu_kernels._laws.products.library import Library
-from npu_kernels._laws.products.problem import AllRows, Problem
+from npu_kernels._laws.products.problem import AllRows, Output, Problem
 from npu_kernels._laws.table import refine
 from npu_kernels._laws.table.refine import Rules, Sum
 from npu_kernels._laws.table.varpro import Points, Solver
@@ -27,14 +28,14 @@ from npu_kernels._laws.table.work import Steps
 Array = Any
 
 POWERS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
-ROWS = 300  # of the search
-MORE_ROWS = 3000  # of the best ones
+SEARCH_ROWS = 300  # rows to which all starts are fitted
+MORE_ROWS = 3000  # rows to which the best sums are fitted
 BEAM = 6  # sums to which a term is added
-TRIED = 4  # sums whose exponents are made simple
-ITERATIONS = 40
-HALVINGS = (6, 12, 20)
-POOR = 0.2  # relative root mean square error above which a sum may lack several terms at once
-BEHIND = 4.0  # an output power continues while its squared error is below this many times that of power 1
+SIMPLIFIED = 4  # sums of one number of terms whose exponents are made simple
+ITERATIONS = 40  # of a batch of starts
+HALVINGS = (6, 12, 20)  # iterations after which only the better half continues
+ROUGH_ERROR = 0.2  # relative root mean square error from which a sum may lack several terms
+POWER_ERRORS = 4.0  # ratio of squared errors to those of the first power, up to which to go on
 
 
 @dataclass
@@ -43,152 +44,149 @@ class Settings:
 
     max_terms: int = 4
     rules: Rules = field(default_factory=Rules)
-    starts: int = 64
+    starts: int = 64  # for each number of terms
     seed: int = 0
-    show: Callable[[str], None] | None = None
-    steps: Steps = field(default_factory=Steps)
+    show: Callable[[str], None] | None = None  # prints a line of progress
+    steps: Steps = field(default_factory=Steps)  # of a checkpoint
 
 
 @dataclass
-class Found:
+class Candidates:
     """The best sum of each power and number of terms so far; complete is False after Ctrl-C."""
 
     sums: dict[tuple[float, int], tuple[Problem, Sum]] = field(default_factory=dict)
-    errors: list[float] = field(
-        default_factory=list
-    )  # least squared errors of the first power, by number of terms
+    errors: list[float] = field(default_factory=list)  # of the first power, by number of terms
     complete: bool = True
 
-    def add(self, problem: Problem, one: Sum) -> None:
-        key = (problem.power, len(one.c))
-        if len({tuple(row) for row in one.u.tolist()}) < len(one.u):
-            return  # one term in two parts
-        if math.isfinite(one.cost) and (key not in self.sums or one.cost < self.sums[key][1].cost):
-            self.sums[key] = (problem, one)
+    def add(self, problem: Problem, law: Sum) -> None:
+        key = (problem.power, len(law.c))
+        if len({tuple(row) for row in law.u.tolist()}) < len(law.u):
+            return  # a term in two parts
+        if law.cost < (self.sums[key][1].cost if key in self.sums else math.inf):
+            self.sums[key] = (problem, law)
 
     def best(self) -> tuple[Problem, Sum] | None:
         return min(self.sums.values(), key=lambda pair: pair[1].cost, default=None)
 
     def exact(self) -> bool:
         """Whether a sum's residuals are those of rounding."""
-        return any(is_exact(problem, one) for problem, one in self.sums.values())
+        return any(is_exact(problem, law) for problem, law in self.sums.values())
 
     def settled(self) -> bool:
-        """Whether no other output power is to be tried: a sum is exact, or the best is one simple product.
+        """Whether no other output power is tried: a sum is exact, or the best is a simple product.
 
-        A power of a sum is often close to a sum of simple products, but not to one product, which has every power.
+        A power of a sum is often close to a sum of simple products, but not to one product, which
+        has every power.
         """
         best = self.best()
         if best is None or self.exact():
             return best is not None
-        problem, one = best
-        close = one.rss < POOR**2 * problem.size
-        return close and not one.free.any() and len(one.c) == 1 and (problem.power, 2) in self.sums
+        problem, law = best
+        close = law.rss < ROUGH_ERROR**2 * problem.size
+        return close and not law.free.any() and len(law.c) == 1 and (problem.power, 2) in self.sums
 
 
-def is_exact(problem: Problem | AllRows, one: Sum) -> bool:
-    return one.rss <= refine.EXACT**2 * problem.size
+def is_exact(problem: Problem | AllRows, law: Sum) -> bool:
+    return law.rss <= refine.EXACT_ERROR**2 * problem.size
 
 
 def search(
-    whole: Callable[[float], AllRows | None],
+    output: Output,
     training: Array,
     settings: Settings,
     powers: tuple[float, ...],
-    found: Found,
-) -> Found:
-    """Search these output powers and add to what is found.
+    candidates: Candidates,
+) -> Candidates:
+    """Search some output powers and add to the candidates. training: indices of the rows to use.
 
-    whole: gives the rows for a power, or None. training: the indices of those that may be used.
-
-    Ctrl-C ends it with what is found until then; before that it raises KeyboardInterrupt.
+    Ctrl-C ends it with the candidates until then; if there are none, it raises KeyboardInterrupt.
     """
     try:
         for power in powers:
-            if found.settled():
+            if candidates.settled():
                 break
-            rows = whole(power)
+            rows = output.scaled(power)
             if rows is not None:
-                errors = _one_power(rows, training, settings, found)
-                found.errors = found.errors or errors
+                errors = _one_power(rows, training, settings, candidates)
+                candidates.errors = candidates.errors or errors
     except KeyboardInterrupt:
         print("NPURegressor: interrupted; what was found until now is returned", file=sys.stderr)
-        if not found.sums:
+        if not candidates.sums:
             raise
-        found.complete = False
-    return found
+        candidates.complete = False
+    return candidates
 
 
-def _one_power(whole: AllRows, training: Array, settings: Settings, found: Found) -> list[float]:
-    """Sums of 1 to `max_terms` terms for one power; the least squared error of each number of terms."""
-    generator = np.random.default_rng([settings.seed, round(12 * whole.power) % 1000])
+def _one_power(
+    data: AllRows, training: Array, settings: Settings, candidates: Candidates
+) -> list[float]:
+    """Add sums of 1 to `max_terms` terms for one power; return the squared error of each number."""
+    generator = np.random.default_rng([settings.seed, round(12 * data.power) % 1000])
     order = generator.permutation(len(training))
-    some = whole.take(training[np.sort(order[:ROWS])])
-    more = some if len(training) <= ROWS else whole.take(training[np.sort(order[:MORE_ROWS])])
-    loss = settings.rules.loss
-    library, solver = Library(some, generator), Solver(some, loss)
-    large = solver if more is some else Solver(more, loss)
+    few = data.take(training[np.sort(order[:SEARCH_ROWS])])
+    more = few
+    if len(training) > SEARCH_ROWS:
+        more = data.take(training[np.sort(order[:MORE_ROWS])])
+    rules, steps, inputs = settings.rules, settings.steps, data.inputs
+    library, solver = Library(few, generator), Solver(few, rules.loss)
+    large = solver if more is few else Solver(more, rules.loss)
     beam: Points | None = None
-    reference, best = found.errors, math.inf
+    reference, best = candidates.errors, math.inf
     errors: list[float] = []
     worse, first = 0, not reference  # the other powers have half as many starts
-    starts, tries = (
-        (settings.starts, TRIED) if first else (max(8, settings.starts // 2), TRIED // 2)
-    )
+    starts, count = settings.starts, SIMPLIFIED
+    if not first:
+        starts, count = max(8, starts // 2), count // 2
     # Where the units leave no exponent free there is one product of powers.
-    most = min(settings.max_terms, max(1, len(training) - 1)) if whole.inputs else 1
-    for terms in range(1, most + 1):
+    max_terms = min(settings.max_terms, max(1, len(training) - 1)) if inputs else 1
+    for terms in range(1, max_terms + 1):
         fitted = partial(_fitted, solver, large, library, beam, terms, starts, generator)
-        beam = settings.steps.points(generator, terms, whole.inputs, fitted)
-        if terms == 1 and not first and most > 1:  # single products are the same with every power
+        beam = steps.points(generator, terms, inputs, fitted)
+        if terms == 1 and not first and max_terms > 1:  # each power has the same single products
             errors.append(math.inf)
             continue
-        tried = settings.steps.sums(
-            whole.inputs, partial(_simplified, more, _distinct(beam, tries), settings.rules)
-        )
-        if not tried:
+        sums = steps.sums(inputs, partial(_simplified, more, _distinct(beam, count), rules))
+        if not sums:
             break
-        best_one = min(tried, key=lambda s: s.cost)
-        shortened = settings.steps.sums(
-            whole.inputs, partial(_shortened, more, best_one, settings.rules)
-        )
-        for one in [*tried, *shortened]:
-            found.add(more, one)
-        errors.append(min(one.rss for one in tried))
-        cost = min(one.cost for one in tried)
+        best_sum = min(sums, key=lambda law: law.cost)
+        for law in [*sums, *steps.sums(inputs, partial(_shortened, more, best_sum, rules))]:
+            candidates.add(more, law)
+        errors.append(min(law.rss for law in sums))
+        cost = best_sum.cost
         if settings.show is not None:
-            settings.show(f"power {whole.power:g}, {terms} terms: criterion {cost:.1f}")
+            settings.show(f"power {data.power:g}, {terms} terms: criterion {cost:.1f}")
         worse = worse + 1 if cost > best else 0
-        if worse > (errors[-1] > POOR**2 * more.size) or any(is_exact(more, one) for one in tried):
+        rough = errors[-1] > ROUGH_ERROR**2 * more.size
+        if worse > rough or any(is_exact(more, law) for law in sums):
             break
-        if reference and errors[-1] > BEHIND * reference[min(terms, len(reference)) - 1]:
+        if reference and errors[-1] > POWER_ERRORS * reference[min(terms, len(reference)) - 1]:
             break
         best = min(best, cost)
     return errors
 
 
 def _simplified(problem: Problem, sums: list[Sum], rules: Rules) -> list[Sum]:
-    """The sums with simple exponents, without those whose errors are not finite; none behind an exact one."""
-    found: list[Sum] = []
-    for one in sums:
-        simple = refine.simplified(problem, one, rules)
+    """The sums with simple exponents and finite errors; none behind an exact sum."""
+    laws: list[Sum] = []
+    for law in sums:
+        simple = refine.simplified(problem, law, rules)
         if math.isfinite(simple.cost):
-            found.append(simple)
+            laws.append(simple)
         if is_exact(problem, simple) and not simple.free.any():
             break
-    return found
+    return laws
 
 
-def _shortened(problem: Problem, one: Sum, rules: Rules) -> list[Sum]:
+def _shortened(problem: Problem, law: Sum, rules: Rules) -> list[Sum]:
     """A sum without each of its terms: the search for fewer terms may have missed it."""
-    found: list[Sum] = []
-    for gone in range(len(one.c)) if len(one.c) > 1 else ():
-        stay = np.arange(len(one.c)) != gone
-        less = Sum(one.u[stay], one.parity[stay], one.free[stay], one.c[stay])
-        less = refine.refit(problem, less, rules.loss)
-        if math.isfinite(less.cost) and less.rss < 2 * one.rss:
-            found.append(refine.simplified(problem, replace(less, free=less.u != 0), rules))
-    return [less for less in found if math.isfinite(less.cost)]
+    laws: list[Sum] = []
+    for removed in range(len(law.c)) if len(law.c) > 1 else ():
+        stay = np.arange(len(law.c)) != removed
+        short = Sum(law.u[stay], law.parity[stay], law.free[stay], law.c[stay])
+        short = refine.refit(problem, short, rules.loss)
+        if math.isfinite(short.cost) and short.rss < 2 * law.rss:
+            laws.append(refine.simplified(problem, replace(short, free=short.u != 0), rules))
+    return [short for short in laws if math.isfinite(short.cost)]
 
 
 def _fitted(
@@ -200,33 +198,28 @@ def _fitted(
     starts: int,
     generator: Any,
 ) -> Points:
-    """The best sums of so many terms, the best first."""
+    """The best sums of `terms` terms, the best first. large: the solver with more rows."""
     u, parity = _starts(solver, library, beam, terms, starts, generator)
     points = solver.run(u, parity, ITERATIONS, HALVINGS)
     points = points.take(points.rss.argsort()[:BEAM])
     if terms > 1:
         u, parity = _exchanged(solver, library, points.take(torch.arange(min(2, len(points.rss)))))
-        other = solver.run(u, parity, ITERATIONS // 2, HALVINGS)
-        points = _joined(points, other)
+        points = _joined(points, solver.run(u, parity, ITERATIONS // 2, HALVINGS))
     if large is not solver:
         points = large.run(points.u, points.parity, 12)
         points = points.take(points.rss.argsort())
     return points
 
 
-def _joined(one: Points, two: Points) -> Points:
-    both = Points(
-        *(
-            torch.cat([getattr(one, name), getattr(two, name)])
-            for name in ("u", "parity", "c", "rss")
-        )
-    )
-    order = both.rss.argsort()
-    kept: list[int] = []
-    for j in order.tolist():
-        if all(abs(float(both.rss[j]) / max(float(both.rss[i]), 1e-300) - 1) > 1e-6 for i in kept):
-            kept.append(j)
-    return both.take(torch.tensor(kept[:BEAM]))
+def _joined(first: Points, second: Points) -> Points:
+    """The best sums of both with different errors, at most `BEAM`."""
+    names = ("u", "parity", "c", "rss")
+    both = Points(*[torch.cat([getattr(first, n), getattr(second, n)]) for n in names])
+    errors, chosen = both.rss.tolist(), list[int]()
+    for j in both.rss.argsort().tolist():
+        if all(abs(errors[j] / max(errors[i], 1e-300) - 1) > 1e-6 for i in chosen):
+            chosen.append(j)
+    return both.take(torch.tensor(chosen[:BEAM]))
 
 
 def _starts(
@@ -260,7 +253,10 @@ def _starts(
 def _beside(
     solver: Solver, library: Library, u: Any, parity: Any, count: int
 ) -> list[tuple[Array, Array]]:
-    """Exponents and parities of products to add to one sum: of the library, and of one of its terms by a factor."""
+    """Exponents and parities of products to add to a sum.
+
+    These are products of the library, and products of a term of the sum and a factor.
+    """
     A = solver.terms(u, parity).T.numpy()
     A = A / np.maximum(np.linalg.norm(A, axis=0), 1e-300)
     c = np.linalg.lstsq(A, library.target, rcond=1e-12)[0]
@@ -277,8 +273,8 @@ def _exchanged(solver: Solver, library: Library, points: Points) -> tuple[Array,
     us: list[Array] = []
     parities: list[Array] = []
     for u, parity in zip(points.u, points.parity, strict=True):
-        for gone in range(len(u)):
-            stay = [k for k in range(len(u)) if k != gone]
+        for removed in range(len(u)):
+            stay = [k for k in range(len(u)) if k != removed]
             for v, odd in _beside(solver, library, u[stay], parity[stay], 4):
                 us.append(np.vstack([u[stay].numpy(), v]))
                 parities.append(np.vstack([parity[stay].numpy(), odd]))
@@ -303,20 +299,15 @@ def logarithmic(solver: Solver) -> tuple[Array, Array]:
 
 
 def _distinct(points: Points, count: int) -> list[Sum]:
-    """The best sums, each fit once."""
-    found: list[Sum] = []
+    """The best sums whose errors differ, at most `count`."""
+    laws: list[Sum] = []
     seen: list[float] = []
-    for j in range(len(points.rss)):
-        error = float(points.rss[j])
-        if len(found) == count:
+    for j, error in enumerate(points.rss.tolist()):
+        if len(laws) == count:
             break
         if not math.isfinite(error) or any(abs(error / max(s, 1e-300) - 1) < 1e-5 for s in seen):
             continue
         seen.append(error)
-        u, parity, c = (
-            points.u[j].numpy().copy(),
-            points.parity[j].numpy().copy(),
-            points.c[j].numpy().copy(),
-        )
-        found.append(Sum(u, parity, np.ones(u.shape, dtype=bool), c))
-    return found
+        u, parity, c = (part[j].numpy().copy() for part in (points.u, points.parity, points.c))
+        laws.append(Sum(u, parity, np.ones(u.shape, dtype=bool), c))
+    return laws

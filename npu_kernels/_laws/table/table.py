@@ -26,10 +26,15 @@ class EquationTable(list[Equation]):
 
     def __str__(self) -> str:
         rows = [("", "terms", "parameters", "error", "BIC", "exact", "formula")]
-        for index, one in enumerate(self):
+        for index, equation in enumerate(self):
             mark = "*" if index == self.best else ""
-            numbers = str(one.terms), str(one.parameters), f"{one.error:.2e}", f"{one.bic:.1f}"
-            rows.append((mark, *numbers, "yes" if one.exact else "no", one.text()))
+            numbers = (
+                str(equation.terms),
+                str(equation.parameters),
+                f"{equation.error:.2e}",
+                f"{equation.bic:.1f}",
+            )
+            rows.append((mark, *numbers, "yes" if equation.exact else "no", equation.text()))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         return "\n".join(
             " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=False))
@@ -41,18 +46,20 @@ class EquationTable(list[Equation]):
 
 def report(table: EquationTable, level: float = 0.95) -> str:
     """The chosen equation, its parameters and how far it is to be trusted."""
-    one = table[table.best]
-    lines = [one.text(), ""]
+    equation = table[table.best]
+    lines = [equation.text(), ""]
     if not table.complete:
         lines.append("The search was interrupted: this is the best equation until then.")
-    plural = "" if one.terms == 1 else "s"
-    lines.append(f"It has {one.terms} term{plural} and {one.parameters} continuous parameters.")
+    plural = "" if equation.terms == 1 else "s"
+    lines.append(
+        f"It has {equation.terms} term{plural} and {equation.parameters} continuous parameters."
+    )
     where = (
-        f"of {one.held_out} rows that were not fitted"
-        if one.held_out
+        f"of {equation.held_out} rows that were not fitted"
+        if equation.held_out
         else "with one row left out at a time"
     )
-    if one.exact:
+    if equation.exact:
         lines.append("It is exact: the residuals are those of rounding.")
     else:
         kind = {
@@ -61,20 +68,22 @@ def report(table: EquationTable, level: float = 0.95) -> str:
             "known": "as given",
         }
         lines.append(
-            f"Residuals: {one.rms:.2g} of {one.output}'s root mean square; errors {kind[table.noise]}."
+            f"Residuals: {equation.rms:.2g} of {equation.output}'s root mean square; errors {kind[table.noise]}."
         )
-        lines.append(f"Error {where}: {one.error:.2g} of {one.output}'s root mean square.")
-    if not one.held_out:
+        lines.append(
+            f"Error {where}: {equation.error:.2g} of {equation.output}'s root mean square."
+        )
+    if not equation.held_out:
         lines.append(
             "With so few rows the choice of the equation itself is not tested on other rows."
         )
     lines.append(
         f"Estimates with standard errors and {100 * level:g} % intervals, given the form of the equation:"
     )
-    lines += [f"  {interval}" for interval in one.intervals(level)]
-    rivals = [other for other in table if other is not one and other.bic - one.bic < TELL]
+    lines += [f"  {interval}" for interval in equation.intervals(level)]
+    rivals = [other for other in table if other is not equation and other.bic - equation.bic < TELL]
     for other in rivals:
         lines.append(
-            f"The data hardly tell it from: {other.text()} (criterion {other.bic - one.bic:.1f} higher)"
+            f"The data hardly tell it from: {other.text()} (criterion {other.bic - equation.bic:.1f} higher)"
         )
     return "\n".join(lines)

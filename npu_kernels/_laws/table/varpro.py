@@ -1,9 +1,10 @@
 """Variable projection and Levenberg-Marquardt for many starts at once, in float64.
 
-The sum ``sum_k c_k phi_k`` with ``phi_k = prod r_i**u_ki`` is linear in c. For given exponents, c is solved exactly,
-and only the exponents are iterated on (Golub and Pereyra 1973, with Kaufman's approximation of the derivative, 1975).
-The derivative of a term for an exponent is ``c_k phi_k log r_i``. Every matrix of an iteration is therefore a sum over
-rows of ``phi_j phi_k`` times 1, ``log r_i`` or ``log r_i log r_l``: one matrix product for all starts.
+The sum ``sum_k c_k phi_k`` with ``phi_k = prod r_i**u_ki`` is linear in c. For given exponents, c is
+solved exactly, and only the exponents are iterated on (Golub and Pereyra 1973, with Kaufman's
+approximation of the derivative, 1975). The derivative of a term for an exponent is
+``c_k phi_k log r_i``. Every matrix of an iteration is therefore a sum over rows of ``phi_j phi_k``
+times 1, ``log r_i`` or ``log r_i log r_l``: one matrix product for all starts.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ from npu_kernels._laws.products.problem import Problem
 
 Array = Any
 
-STEP = 1.0  # the largest change of an exponent in an iteration
+MAX_CHANGE = 1.0  # the largest change of an exponent in an iteration
 
 
 @dataclass
 class Points:
-    """Sums in progress: exponents ``u [S, K, m]``, their parities, coefficients ``c [S, K]``, squared errors
-    ``[S]``.
-    """
+    """S sums in progress."""
 
-    u: Tensor
-    parity: Tensor
-    c: Tensor
-    rss: Tensor
+    u: Tensor  # [S, K, m]: exponents
+    parity: Tensor  # [S, K, m]: 1 where an exponent is odd
+    c: Tensor  # [S, K]: coefficients
+    rss: Tensor  # [S]: squared errors
 
     def take(self, index: Tensor) -> Points:
         return Points(self.u[index], self.parity[index], self.c[index], self.rss[index])
 
 
 class Solver:
-    """The rows of a problem, ready for batches of starts. A `loss` other than "squared" weights rows by residuals."""
+    """The rows of a problem, ready for batches of starts.
+
+    A `loss` other than "squared" weights rows by residuals.
+    """
 
     def __init__(self, problem: Problem, loss: str = "squared") -> None:
         z, weight = problem.linear()
@@ -57,68 +59,51 @@ class Solver:
         self.limit = math.inf  # residuals beyond count linearly
 
     def terms(self, u: Tensor, parity: Tensor) -> Tensor:
-        """Weighted products ``[S, K, N]``."""
-        found = (u @ self.logs.T).clamp_(-300, 300).exp_().mul_(self.weight)
+        """Return weighted products ``[S, K, N]``."""
+        products = (u @ self.logs.T).clamp_(-300, 300).exp_().mul_(self.weight)
         if self.negative is not None:
-            found.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))
-        return found
+            products.mul_(1 - 2 * torch.remainder(parity @ self.negative.T, 2))
+        return products
 
-    def project(
-        self, A: Tensor, start: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Coefficients of terms of length 1, residuals ``[S, N]``, squared errors, and the inverse Gram matrices."""
-        S, K, N = A.shape
-        target = self.target.expand(S, N)
+    def project(self, u: Tensor, parity: Tensor, start: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Solve for the coefficients.
+
+        Returns the terms of length 1 ``[S, K, N]``, their lengths ``[S, K]``, their coefficients,
+        residuals ``[S, N]``, squared errors ``[S]`` and the inverse Gram matrices. start: residuals
+        that weight the rows of a robust loss.
+        """
+        A = self.terms(u, parity)
+        length = A.norm(dim=2).clamp_min_(1e-300)
+        A = A / length.unsqueeze(2)
+        target = self.target.expand(len(A), -1)
         weighted = A
         if self.robust and start is not None:
             weighted = A * self._downweight(start).unsqueeze(1)
         gram = weighted @ A.transpose(1, 2)
-        eye = torch.eye(K, dtype=A.dtype)
+        eye = torch.eye(A.shape[1], dtype=A.dtype)
         inverse, _ = torch.linalg.inv_ex(gram + 1e-11 * eye)
         c = (inverse @ (weighted @ target.unsqueeze(2))).squeeze(2)
         r = target - (c.unsqueeze(1) @ A).squeeze(1)
-        # Once more, on the residuals: the normal equations alone lose half of the digits.
+        # A second time, on the residuals: the normal equations lose half of the digits.
         c = c + (inverse @ (weighted @ r.unsqueeze(2))).squeeze(2)
         r = target - (c.unsqueeze(1) @ A).squeeze(1)
-        return c, r, self.objective(r), inverse
+        squares = self._robust(r) if self.robust else r.square()
+        return A, length, c, r, squares.sum(1).nan_to_num_(nan=math.inf), inverse
 
-    def objective(self, r: Tensor) -> Tensor:
-        """Squared errors ``[S]``, those of outliers linear."""
-        if not self.robust:
-            return r.square().sum(1).nan_to_num_(nan=math.inf)
+    def _robust(self, r: Tensor) -> Tensor:
+        """Squares of residuals, linear beyond the limit."""
         size = r.abs()
         linear = 2 * self.limit * size - self.limit**2 if math.isfinite(self.limit) else size
-        return torch.where(size <= self.limit, r.square(), linear).sum(1).nan_to_num_(nan=math.inf)
+        return torch.where(size <= self.limit, r.square(), linear)
 
     def _downweight(self, r: Tensor) -> Tensor:
         return (self.limit / r.abs().clamp_min(1e-300)).clamp_(max=1.0)
 
     def set_limit(self, r: Tensor, rss: Tensor) -> None:
-        """Outliers begin at 1.345 robust standard deviations of the best start's residuals."""
+        """Set where outliers begin: 1.345 robust standard deviations of the best residuals."""
         best = r[int(rss.argmin())].abs()
-        self.limit = max(
-            1.345 * 1.4826 * float(best.median()), 1e-12 * math.sqrt(self.size / len(best))
-        )
-
-    def normal(self, A: Tensor, c: Tensor, r: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-        """The projected normal equations of the exponents: matrices ``[S, K m, K m]`` and gradients ``[S, K m]``."""
-        S, K, _ = A.shape
-        m = self.logs.shape[1]
-        a, b = torch.triu_indices(K, K)
-        sums = (A[:, a] * A[:, b]) @ self.moments
-        index = torch.zeros(K, K, dtype=torch.long)
-        index[a, b] = index[b, a] = torch.arange(len(a))
-        inner = torch.zeros(m, m, dtype=torch.long)
-        inner[self.upper[0], self.upper[1]] = inner[self.upper[1], self.upper[0]] = torch.arange(
-            self.upper.shape[1]
-        )
-        first = sums[:, index, :m] * c[:, None, :, None]  # A_k . (c_l A_l log r_i): [S, K, K, m]
-        second = sums[:, index, m:][..., inner] * (c[:, :, None] * c[:, None, :])[..., None, None]
-        H = second.permute(0, 1, 3, 2, 4).reshape(S, K * m, K * m)
-        flat = first.reshape(S, K, K * m)
-        H = H - flat.transpose(1, 2) @ (inverse @ flat)
-        gradient = ((A * r.unsqueeze(1)) @ self.logs * c.unsqueeze(2)).reshape(S, K * m)
-        return H, gradient
+        smallest = 1e-12 * math.sqrt(self.size / len(best))
+        self.limit = max(1.345 * 1.4826 * float(best.median()), smallest)
 
     def run(
         self,
@@ -127,67 +112,71 @@ class Solver:
         iterations: int,
         halvings: tuple[int, ...] = (),
     ) -> Points:
-        """Minimise from starts ``[S, K, m]``; after each iteration of `halvings` only the better half continues."""
-        u, parity = (
-            torch.as_tensor(u, dtype=torch.float64),
-            torch.as_tensor(parity, dtype=torch.float64),
-        )
-        u = torch.clamp(u, self.low, self.high)
+        """Minimise from starts ``[S, K, m]``.
+
+        After each iteration of `halvings` only the better half continues.
+        """
+        u = torch.clamp(torch.as_tensor(u, dtype=torch.float64), self.low, self.high)
+        parity = torch.as_tensor(parity, dtype=torch.float64)
+        start = None
         if self.robust:
             self.limit = math.inf
-            A = self._normalised(u, parity)[0]
-            _, r, rss, _ = self.project(A)
+            _, _, _, r, rss, _ = self.project(u, parity)
             self.set_limit(r, rss)
-        A, length = self._normalised(u, parity)
-        c, r, rss, inverse = self.project(
-            A, self.target.expand(len(u), -1) if self.robust else None
-        )
+            start = self.target.expand(len(u), -1)
+        A, length, c, r, rss, inverse = self.project(u, parity, start)
         mu, still = torch.full((len(u),), 1e-2, dtype=torch.float64), 0
         for iteration in range(iterations if u.shape[2] else 0):
             if iteration in halvings and len(u) > 8:
-                keep = rss.argsort()[: len(u) // 2]
-                u, parity, A, length, c, r, rss, inverse, mu = (
-                    t[keep] for t in (u, parity, A, length, c, r, rss, inverse, mu)
-                )
-            step = self._step(A, c, r, inverse, mu).view_as(u)
-            tried = torch.clamp(u + step, self.low, self.high)
-            A2, length2 = self._normalised(tried, parity)
-            c2, r2, rss2, inverse2 = self.project(A2, r if self.robust else None)
+                better = rss.argsort()[: len(u) // 2]
+                state = (u, parity, A, length, c, r, rss, inverse, mu)
+                u, parity, A, length, c, r, rss, inverse, mu = [t[better] for t in state]
+            trial = u + self._step(A, c, r, inverse, mu).view_as(u)
+            trial = torch.clamp(trial, self.low, self.high)
+            A2, length2, c2, r2, rss2, inverse2 = self.project(trial, parity, r)
             ok = rss2 < rss
             gain = torch.where(ok, (rss - rss2) / rss.clamp_min(1e-300), 0.0)
             mu = torch.where(ok, mu / 4, mu * 5).clamp_(1e-12, 1e10)
-            one, two = ok[:, None], ok[:, None, None]
-            u, A, inverse = (
-                torch.where(two, tried, u),
-                torch.where(two, A2, A),
-                torch.where(two, inverse2, inverse),
-            )
-            c, r, length = (
-                torch.where(one, c2, c),
-                torch.where(one, r2, r),
-                torch.where(one, length2, length),
-            )
-            rss = torch.where(ok, rss2, rss)
+            ok2, ok3 = ok[:, None], ok[:, None, None]
+            u, A = torch.where(ok3, trial, u), torch.where(ok3, A2, A)
+            inverse = torch.where(ok3, inverse2, inverse)
+            c, r = torch.where(ok2, c2, c), torch.where(ok2, r2, r)
+            length, rss = torch.where(ok2, length2, length), torch.where(ok, rss2, rss)
             still = still + 1 if float(gain.max()) < 1e-6 else 0
             if still == 4 or float(rss.min()) < 1e-24 * self.size:
                 break
         return Points(u, parity, c / length, rss)
 
-    def _normalised(self, u: Tensor, parity: Tensor) -> tuple[Tensor, Tensor]:
-        """Terms of length 1 ``[S, K, N]``, and their lengths ``[S, K]``."""
-        A = self.terms(u, parity)
-        length = A.norm(dim=2).clamp_min_(1e-300)
-        return A / length.unsqueeze(2), length
-
     def _step(self, A: Tensor, c: Tensor, r: Tensor, inverse: Tensor, mu: Tensor) -> Tensor:
-        """The damped steps of the exponents ``[S, K m]``; 0 where the equations cannot be solved."""
+        """The damped steps of the exponents ``[S, K m]``; 0 where the equations are singular.
+
+        H ``[S, K m, K m]`` is the matrix of the projected normal equations.
+        """
         if self.robust:
             down = self._downweight(r).sqrt()
             A, r = A * down.unsqueeze(1), r * down
-        H, gradient = self.normal(A, c, r, inverse)
+        S, K, _ = A.shape
+        m = self.logs.shape[1]
+        a, b = torch.triu_indices(K, K)
+        sums = (A[:, a] * A[:, b]) @ self.moments
+        index = torch.zeros(K, K, dtype=torch.long)
+        index[a, b] = index[b, a] = torch.arange(len(a))
+        inner = torch.zeros(m, m, dtype=torch.long)
+        i, j = self.upper
+        inner[i, j] = inner[j, i] = torch.arange(len(i))
+        first = sums[:, index, :m] * c[:, None, :, None]  # A_k . (c_l A_l log r_i): [S, K, K, m]
+        second = sums[:, index, m:][..., inner] * (c[:, :, None] * c[:, None, :])[..., None, None]
+        H = second.permute(0, 1, 3, 2, 4).reshape(S, K * m, K * m)
+        flat = first.reshape(S, K, K * m)
+        H = H - flat.transpose(1, 2) @ (inverse @ flat)
+        gradient = ((A * r.unsqueeze(1)) @ self.logs * c.unsqueeze(2)).reshape(S, K * m)
         diagonal = H.diagonal(dim1=1, dim2=2)
         floor = 1e-10 * diagonal.amax(1, keepdim=True).clamp_min(1e-14 * self.size)
         H = H + torch.diag_embed(mu[:, None] * diagonal.clamp_min(0.0) + floor)
         factor, info = torch.linalg.cholesky_ex(H.nan_to_num())
         step = torch.cholesky_solve(gradient.nan_to_num().unsqueeze(2), factor).squeeze(2)
-        return step.nan_to_num().clamp(-STEP, STEP).masked_fill((info > 0).unsqueeze(1), 0.0)
+        return (
+            step.nan_to_num()
+            .clamp(-MAX_CHANGE, MAX_CHANGE)
+            .masked_fill((info > 0).unsqueeze(1), 0.0)
+        )

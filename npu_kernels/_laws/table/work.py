@@ -42,7 +42,7 @@ class Work:
         self.kept: dict[str, Any] = {}
 
     def steps(self, output: int) -> Steps:
-        """Of one output."""
+        """The steps of an output by its index."""
         return Steps(self, output)
 
     def state(self) -> dict[str, Any]:
@@ -55,11 +55,11 @@ class Work:
         saved.record(state, "content", self.state().keys())
         low, high = (0, 2**31 - 1) if self.drawn else (self.seed, self.seed)
         seed = saved.integer(state["seed"], "seed", low, high)
-        kept = {
+        results = {
             key: _read(value, f"step {key}")
             for key, value in saved.mapping(state["kept"], "kept").items()
         }
-        self.seed, self.kept = seed, kept
+        self.seed, self.kept = seed, results
 
 
 class Steps:
@@ -68,8 +68,8 @@ class Steps:
     work: None keeps nothing.
     """
 
-    def __init__(self, work: Work | None = None, output: int = 0) -> None:
-        self._work, self._output, self._made = work, output, 0
+    def __init__(self, store: Work | None = None, output: int = 0) -> None:
+        self._work, self._output, self._made = store, output, 0
 
     def points(
         self, generator: Any, terms: int, inputs: int, compute: Callable[[], Points]
@@ -77,8 +77,8 @@ class Steps:
         """The points that `compute` gives, which draws from the generator: of so many terms and effective inputs."""
 
         def pack() -> Any:
-            found = compute()
-            tensors = [getattr(found, field.name) for field in fields(found)]
+            points = compute()
+            tensors = [getattr(points, field.name) for field in fields(points)]
             return [tensors, json.dumps(generator.bit_generator.state)]
 
         if self._work is None:
@@ -102,7 +102,7 @@ class Steps:
 
         return [
             _unpacked(parts)
-            for parts in self._step(lambda: [_packed(one) for one in compute()], fits)
+            for parts in self._step(lambda: [_packed(law) for law in compute()], fits)
         ]
 
     def _step(self, compute: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
@@ -146,8 +146,8 @@ def _read(step: Any, name: str) -> Any:
 def _read_sum(parts: Any, name: str) -> list[Any]:
     """A sum that was saved."""
     u, parity, free, c, *errors = saved.sequence(parts, name, len(fields(Sum)))
-    most = torch.finfo(torch.float64).max
-    u = saved.tensor(u, name, (None, None), torch.float64, low=-most, high=most)
+    largest = torch.finfo(torch.float64).max
+    u = saved.tensor(u, name, (None, None), torch.float64, low=-largest, high=largest)
     shapes = (
         (parity, u.shape, torch.float64),
         (free, u.shape, torch.bool),
@@ -157,11 +157,11 @@ def _read_sum(parts: Any, name: str) -> list[Any]:
     return [u, *tensors, *(saved.number(error, name, finite=False) for error in errors)]
 
 
-def _packed(one: Sum) -> list[Any]:
+def _packed(law: Sum) -> list[Any]:
     """A sum in tensors and numbers; each has its own memory."""
     return [
         torch.from_numpy(part.copy()) if isinstance(part, np.ndarray) else float(part)
-        for part in astuple(one)
+        for part in astuple(law)
     ]
 
 

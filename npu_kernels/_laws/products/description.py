@@ -1,0 +1,24 @@
+"""The length of an exponent's description, which both criteria count twice."""
+
+from __future__ import annotations
+
+import functools
+import math
+from fractions import Fraction
+
+ZERO = 1e-12  # size below which an exponent counts as 0
+
+
+@functools.lru_cache(maxsize=4096)
+def exponent_nats(exponent: float, inputs: int | None = None) -> float:
+    """The nats that describe a simple exponent, 0 for an exponent of 0.
+
+    With `inputs`, the number of inputs, the description also says which of these the exponent
+    belongs to.
+    """
+    if abs(exponent) < ZERO:
+        return 0.0
+    nats = 0.6 * max(0.0, abs(exponent) - 1)
+    if inputs is not None:
+        nats = math.log(2 * inputs) + (0.7 + nats)
+    return nats + 1.3 * math.log(Fraction(exponent).limit_denominator(64).denominator)
