@@ -381,7 +381,10 @@ def test_another_torch_does_not_load_it() -> None:
 
 
 def test_another_torch_gets_one_notice_that_says_what_to_do() -> None:
-    layers = "import npu_kernels; x = torch.ones(2, 3); npu_kernels.NPU(3, 2)(x); npu_kernels.NMU(3, 2)(x)"
+    layers = (
+        "import npu_kernels; x = torch.ones(2, 3); "
+        "npu_kernels.NPU(3, 2)(x); npu_kernels.NMU(3, 2)(x)"
+    )
     said = as_torch("2.10.0", layers)
     assert said.count("the fast path from Python to the kernels is missing") == 1
     assert cpu.BUILD_COMMAND in said

@@ -243,7 +243,8 @@ class Call(Printed):
 
 # ---- drawing --------------------------------------------------------------------------------
 #
-# Few draws of whole numbers: Hypothesis takes longer for a draw than a small layer does for a call. 0 is the simplest.
+# Few draws of whole numbers: Hypothesis takes longer for a draw than a small layer does for a call.
+# 0 is the simplest.
 
 
 def size_table(greatest: int) -> list[int]:

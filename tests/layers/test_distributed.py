@@ -293,5 +293,5 @@ def test_example(models: int, machines: int) -> None:
     finally:
         for child in children:
             child.kill()
-            child.communicate()  # closes the pipes too: one left open is an error in whatever test comes next
+            child.communicate()  # closes the pipes: an open one is an error in a later test
     assert printed.count(f"{models} model(s) on 2 rank(s): best loss") == 1

@@ -43,7 +43,7 @@ struct Counted : std::runtime_error {
   using std::runtime_error::runtime_error;
   ~Counted() override { ++destroyed; }
 };
-extern "C" int pass_on(int length) {  // how many exceptions are destroyed: one, if its references are counted right
+extern "C" int pass_on(int length) {  // exceptions destroyed: one, if references are counted right
   destroyed = 0;
   {
     std::exception_ptr first, second;

@@ -14,7 +14,7 @@ WITHOUT_NUMPY = """
 import sys, warnings
 sys.modules["numpy"] = None  # every import of it fails
 warnings.simplefilter("error")
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch's own, at its import
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch's, at its import
 import torch
 torch.set_num_threads(1)
 """
