@@ -1,15 +1,19 @@
 """Builds the CPU kernels with CMake and Ninja. Everything else stands in pyproject.toml.
 
 Environment:
-  NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and say so once.
-                             On Windows always.
-  NPU_KERNELS_NO_FAST_PATH=1 install without the fast path from Python to the C++ kernels: small layers take longer.
+  NPU_KERNELS_NO_CPP=1       install without the C++ kernels: layers run their eager formulas, and
+                             say so once. On Windows always.
+  NPU_KERNELS_NO_FAST_PATH=1 install without the fast path from Python to the C++ kernels: small
+  layers take longer.
   NPU_KERNELS_TORCH=FOLDER   the torch package to build against; its headers are enough.
   CMAKE_ARGS="-D... -D..."   more arguments for CMake.
-  NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has changed.
+  NPU_KERNELS_BUILD=FOLDER   compile there and keep it: the next build compiles only what has
+  changed.
   NPU_KERNELS_FETCH_TORCH=1  let an isolated build download a torch of its own (several gigabytes).
-  NPU_KERNELS_FAST_PATHS="NAME|TORCH|PYTHON;..."   the fast paths to build, each a file's name (without .so), torch's
-                             folder and the folder of Python.h, for a wheel that serves several (release/wheels).
+  NPU_KERNELS_FAST_PATHS="NAME|TORCH|PYTHON;..."   the fast paths to build, each a file's name
+  (without .so), torch's
+                             folder and the folder of Python.h, for a wheel that serves several
+                             (release/wheels).
 """
 
 import importlib.util
@@ -59,7 +63,8 @@ def torch_folder() -> Path:
     """The torch package's folder, without importing torch (its headers are all that is needed)."""
     named = os.environ.get("NPU_KERNELS_TORCH")
     spec = importlib.util.find_spec("torch")
-    # An isolated build by pip imports nothing of the environment that it builds for, but runs with its Python.
+    # An isolated build by pip imports nothing of the environment that it builds for, but runs with
+    # its Python.
     installed = [Path(sysconfig.get_path(kind)) / "torch" for kind in ("platlib", "purelib")]
     candidates = (
         [Path(named)]
@@ -78,7 +83,8 @@ def _read(path: Path) -> str:
 
 
 def fast_path_name(torch: Path) -> str:
-    """The fast path's file, for one torch and one Python: npu_kernels/_backends/fast_path.py looks for this name."""
+    """The fast path's file, for one torch and one Python: npu_kernels/_backends/fast_path.py looks
+    for this name."""
     found = re.search(r"__version__ = '([^']+)'", _read(torch / "version.py"))
     python = f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
     return f"fast_path-torch{found[1] if found else 'unknown'}-{python}"
@@ -95,7 +101,8 @@ def fast_paths() -> list[str]:
 
 
 def need(*candidates: str, what: str, command: str) -> str:
-    """The first candidate on the PATH, or the end of the build with the command that installs it."""
+    """The first candidate on the PATH, or the end of the build with the command that installs
+    it."""
     for candidate in candidates:
         if candidate and shutil.which(candidate):
             return candidate
@@ -103,7 +110,8 @@ def need(*candidates: str, what: str, command: str) -> str:
 
 
 def terminal() -> TextIO | None:
-    """Where to say how far the build is: pip shows nothing of what a build prints. None where nobody looks."""
+    """Where to say how far the build is: pip shows nothing of what a build prints. None where
+    nobody looks."""
     if sys.stdout.isatty():
         return None  # what ninja prints is seen
     try:
@@ -113,7 +121,8 @@ def terminal() -> TextIO | None:
 
 
 def compile_with_ninja(build: Path, *targets: str) -> int:
-    """Ninja's exit status; its lines are passed on, and every tenth of the work is said on the terminal."""
+    """Ninja's exit status; its lines are passed on, and every tenth of the work is said on the
+    terminal."""
     start, said, seen = time.monotonic(), 0, terminal()
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
     with subprocess.Popen(
@@ -209,8 +218,8 @@ class BinaryWheel(bdist_wheel):
         self.root_is_pure = WITHOUT_CPP
 
     def get_tag(self) -> tuple[str, str, str]:
-        # The kernels use torch's stable ABI and no Python at all: any interpreter on this platform. The fast path into
-        # them is loaded by the one that it was built for.
+        # The kernels use torch's stable ABI and no Python at all: any interpreter on this platform.
+        # The fast path into them is loaded by the one that it was built for.
         return "py3", "none", super().get_tag()[2]
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks: a demonstration, a throughput suite and the experiments of the paper. README.md says how to run."""
+"""A demonstration, a throughput suite and the paper's experiments; README.md says how to run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from npu_kernels import files
+from npu_kernels._jobs import files
 
 
 class MarksError(ValueError):

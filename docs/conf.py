@@ -25,7 +25,8 @@ html_title = "npu_kernels"
 html_theme_options = {"sidebar_hide_name": False}
 exclude_patterns = ["_build"]
 
-# Files beside docs/ that have a page here: links to the file, which also work in the repository, go to the page.
+# Files beside docs/ that have a page here: links to the file, which also work in the repository, go
+# to the page.
 PAGES = {
     "../CHANGELOG.md": "changelog.md",
     "../CONTRIBUTING.md": "contributing.md",
@@ -52,7 +53,8 @@ def _paragraphs(lines: list[str]) -> list[list[str]]:
 def literal_blocks(
     app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Docstrings are written for `help()`: formulas are indented, and lists stand in columns. Mark both as literal."""
+    """Docstrings are written for `help()`: formulas are indented, and lists stand in columns. Mark
+    both as literal."""
     new: list[str] = []
     literal = False
     for paragraph in _paragraphs(lines):

@@ -1,10 +1,13 @@
 """The equation behind the columns of a CSV file.
 
-    python examples/equation_from_csv.py                             # Kepler's third law from measured orbits
+    python examples/equation_from_csv.py                             # Kepler's third law from
+    measured orbits
     python examples/equation_from_csv.py FILE --target COLUMN [--inputs COLUMN...] [--terms N]
 
-The last column is the target unless another is named; all others are inputs. Lines that start with # are left out.
-Where every column names a unit, as in ``speed [m/s]``, the equation agrees with the units. Needs pandas, scikit-learn
+The last column is the target unless another is named; all others are inputs. Lines that start with
+# are left out.
+Where every column names a unit, as in ``speed [m/s]``, the equation agrees with the units. Needs
+pandas, scikit-learn
 (``pip install 'npu_kernels[sklearn]'``), and for units pint (``pip install 'npu_kernels[units]'``).
 """
 

@@ -1,10 +1,14 @@
 """The law of a time series in a CSV file, by `ode.fit`.
 
-    python examples/law_of_a_time_series.py                              # hares and lynxes: Lotka and Volterra
-    python examples/law_of_a_time_series.py FILE [--terms N] [--starts N] [--relative] [--plot PICTURE]
+    python examples/law_of_a_time_series.py                              # hares and lynxes: Lotka
+    and Volterra
+    python examples/law_of_a_time_series.py FILE [--terms N] [--starts N] [--relative] [--plot
+    PICTURE]
 
-The first column is time, the others are the states; an empty cell is a missing value. Lines that start with # are left
-out. For a file of your own nothing is assumed of the law but the greatest number of its terms. Needs pandas, SciPy and
+The first column is time, the others are the states; an empty cell is a missing value. Lines that
+start with # are left
+out. For a file of your own nothing is assumed of the law but the greatest number of its terms.
+Needs pandas, SciPy and
 sympy (``pip install 'npu_kernels[sklearn]' pandas``), and matplotlib for the picture.
 """
 

@@ -2,8 +2,8 @@
 
     python examples/neural_ode.py [--steps 600]
 
-The series is of a predator and its prey (Lotka and Volterra): x' = x - x y and y' = x y - y, every 0.1 units of time.
-Every model's trajectory and its gradient are one call each.
+The series is of a predator and its prey (Lotka and Volterra): x' = x - x y and y' = x y - y, every
+0.1 units of time. Every model's trajectory and its gradient are one call each.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ def main() -> None:
     path = ode.rollout(models, measured[0], steps=POINTS, dt=DT, method="rk4", nonfinite="keep")
     errors = (path - measured).abs().amax((1, 2)).nan_to_num(float("inf"))
     best = int(errors.argmin())
-    print(
-        f"best of {MODELS} models: number {best}, greatest error on the series {errors[best].item():.3f}"
-    )
+    error = errors[best].item()
+    print(f"best of {MODELS} models: number {best}, greatest error on the series {error:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """One model, or a thousand, trained on several processes or machines.
 
-    torchrun --nproc-per-node 2 examples/train_distributed.py               # one model, rows over the ranks (DDP)
-    torchrun --nproc-per-node 2 examples/train_distributed.py --models 1000 # a thousand models, models over the ranks
+    torchrun --nproc-per-node 2 examples/train_distributed.py               # one model, rows over
+    the ranks (DDP)
+    torchrun --nproc-per-node 2 examples/train_distributed.py --models 1000 # a thousand models,
+    models over the ranks
 
-On several machines add ``--nnodes N --rdzv-backend c10d --rdzv-endpoint HOST:PORT`` and run the same line on each.
+On several machines add ``--nnodes N --rdzv-backend c10d --rdzv-endpoint HOST:PORT`` and run the
+same line on each.
 """
 
 from __future__ import annotations
@@ -75,8 +78,10 @@ def main() -> None:
         )
     dist.destroy_process_group()
     if device == "cpu":
-        # A thread of gloo drops the last collective's tensors some time after it; where Python ends meanwhile, torch
-        # aborts (pytorch#190489), and torchrun takes that for a failure. All is done: leave without Python's end.
+        # A thread of gloo drops the last collective's tensors some time after it; where Python ends
+        # meanwhile, torch
+        # aborts (pytorch#190489), and torchrun takes that for a failure. All is done: leave without
+        # Python's end.
         os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: fused kernels for PyTorch, and for its siblings, such as NAU, NMU and iNALU.
+"""Neural Power Unit, a layer, and its siblings, such as NAU, NMU and iNALU: fused for PyTorch.
 
     >>> import torch
     >>> from npu_kernels import NAU, NPU
@@ -9,6 +9,7 @@
 The layer of Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020; not an accelerator.
 """
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,9 @@ from npu_kernels._operators.dispatch import backend_for as backend_for
 from npu_kernels._operators.dispatch import use_backend as use_backend
 from npu_kernels.fitting import fit as fit
 from npu_kernels.fitting import fit_many as fit_many
+from npu_kernels.interop import reference_layers
 from npu_kernels.layers import *  # noqa: F403
+from npu_kernels.optim import lbfgs
 from npu_kernels.training import trace
 
 if TYPE_CHECKING:
@@ -39,9 +42,11 @@ try:
 except PackageNotFoundError:  # imported from a source tree that is not installed
     __version__ = "0+unknown"
 
-if (
-    not TYPE_CHECKING
-):  # type checkers know the names by the imports, and report one that is not there
+# Earlier paths of public modules: `import npu_kernels.trace` gives the same module.
+for _module in (trace, lbfgs, reference_layers):
+    sys.modules[f"npu_kernels.{_module.__name__.rpartition('.')[2]}"] = _module
+
+if not TYPE_CHECKING:  # type checkers know the names by the imports, and report missing ones
     __all__ = [
         "__version__",
         "backend_for",
@@ -64,7 +69,7 @@ if (
         __all__ += ["NPURegressor"]  # by __getattr__
 
     def __getattr__(name: str) -> Any:
-        """Import `NPURegressor` at its first use: scikit-learn takes a second to import, and may be missing."""
+        """Import `NPURegressor` at its first use: scikit-learn is slow to import, or missing."""
         if name == "NPURegressor":
             from npu_kernels.equations import NPURegressor
 

@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: what this installation runs on, for a bug report: ``python -m npu_kernels.env``."""
+"""Neural Power Unit, a layer: ``python -m npu_kernels.env``, what it runs on, for a bug report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def version_of(package: str) -> str:
 
 
 def _origin() -> str:
-    """How the package was installed: a wheel made elsewhere, or a build on this machine, and from what."""
+    """Say whether the package came as a wheel or was built on this machine, and from what."""
     try:
         installed = importlib.metadata.distribution("npu_kernels")
     except importlib.metadata.PackageNotFoundError:
@@ -53,27 +53,27 @@ def _origin() -> str:
     if direct_url.get("dir_info", {}).get("editable"):
         return f"built on this machine{source}, editable"
     # Only a release's wheel runs on other machines. Its tag says on which.
-    made = (
+    origin = (
         "a wheel"
         if any("manylinux" in tag or "macosx" in tag for tag in tags)
         else "built on this machine"
     )
-    return f"{made} ({', '.join(tags)}){source}"
+    return f"{origin} ({', '.join(tags)}){source}"
 
 
 def _matmul_precision() -> str:
-    """What both devices are allowed, or each of them where that differs."""
-    found = {device: float32_matmul_precision(device) for device in ("cpu", "cuda")}
-    same = len(set(found.values())) == 1
+    """Return the precision that both devices are allowed, or each of them where that differs."""
+    precisions = {device: float32_matmul_precision(device) for device in ("cpu", "cuda")}
+    agree = len(set(precisions.values())) == 1
     return (
-        found["cpu"]
-        if same
-        else ", ".join(f"{device} {allowed}" for device, allowed in found.items())
+        precisions["cpu"]
+        if agree
+        else ", ".join(f"{device} {allowed}" for device, allowed in precisions.items())
     )
 
 
 def _large_layers() -> str:
-    """Which of the Triton kernels they take on the device, or on each architecture where there is none."""
+    """Say which Triton kernels large layers take on the device, or else on each architecture."""
     if (
         not torch.cuda.is_available()
         or torch.version.hip is not None
@@ -86,7 +86,7 @@ def _large_layers() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Versions, processor, instruction sets, and for every backend whether it runs and if not, why."""
+    """Return versions, processor, instruction sets, and whether each backend runs, or why not."""
     runs, reason = cpu.available()
     facts = {
         "npu_kernels": __version__,

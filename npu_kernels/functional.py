@@ -1,37 +1,35 @@
 """Neural Power Unit, a layer, and its siblings as stateless functions: check, choose, call.
 
-All functions take any leading batch shape and any strides. With weights that have a leading model dimension K they
-compute K independent layers in one call: ``x [K, ..., I]`` gives every model its own rows, a two-dimensional
-``x [B, I]`` is shared by all models, and the result is ``[K, ..., O]``.
+All functions take any leading batch shape and any strides. With weights that have a leading model
+dimension K they compute K independent layers in one call: ``x [K, ..., I]`` gives every model its
+own rows, a two-dimensional ``x [B, I]`` is shared by all models, and the result is ``[K, ..., O]``.
 
-Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in float32 and the
-result is cast back (on a GPU within the kernels, which keep y and s for the backward in the result's dtype). Under
-`torch.autocast` everything is computed in float32 and the result is float32, as for ``log``, ``exp`` and ``prod``. All
-tensors of a call have one dtype (autocast lifts this) and one device.
+Dtypes: float32 and float64 are computed as they are; float16 and bfloat16 tensors are computed in
+float32 and the result is cast back (on a GPU within the kernels, which keep y and s for the
+backward in the result's dtype). Under `torch.autocast` everything is computed in float32 and the
+result is float32, as for ``log``, ``exp`` and ``prod``. All tensors of a call have one dtype
+(autocast lifts this) and one device.
 
-Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend that cannot run.
+Errors: ValueError for shapes, devices and values, TypeError for dtypes, RuntimeError for a backend
+that cannot run.
 
-Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model dimension; under the
-other `torch.func` transforms and forward-mode differentiation the eager formulas do, so that every mode is
-correct. `torch.jit.trace` records the eager formulas too, which have derivatives wherever the traced module runs.
+Under `torch.func.vmap` the fused operators compute, a vmap over weights as one call with a model
+dimension; under the other `torch.func` transforms and forward-mode differentiation the eager
+formulas do, so that every mode is correct. `torch.jit.trace` records the eager formulas too, which
+have derivatives wherever the traced module runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from npu_kernels import reference
 from npu_kernels._backends import fast_path
-from npu_kernels._operators import autograd, cpu_nalu, dispatch, ops, transforms
-from npu_kernels._operators.autograd import eager_only
-from npu_kernels._operators.dispatch import backend_for
-from npu_kernels._operators.operands import EPS, call, check_positive
-from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
+from npu_kernels._operators import autograd, compute, dispatch, ops
+from npu_kernels._operators.dispatch import by_fast_path
+from npu_kernels._operators.operands import call, check_positive
+from npu_kernels.reference import CLIP
 
 __all__ = ["inalu", "nac", "nalu", "nau", "nmru", "nmu", "npu"]
 
@@ -45,133 +43,6 @@ fast_path.set_backward("nmu", autograd.nmu_gradients)
 fast_path.set_backward("nau", reference.nau_backward)
 
 
-# ---- choice ---------------------------------------------------------------------------------------------------------
-
-
-def _calling(layer: ops.Layer) -> Callable[..., Any]:
-    """The operator of a layer, differentiable: a function of flat operands, x first, and of all options.
-
-    It returns NotImplemented where the formula must be used: because only it is correct, because it is faster, or
-    because there is no kernel.
-    """
-    name, operands, taken = layer.name, layer.operands, layer.operands + len(layer.options)
-    forward, backends, unkept = layer.forward, layer.backends, (False,) * len(layer.keep)
-    forward_name, launching = f"{name}_forward", autograd.LAUNCHING[name]
-    function, transformed = autograd.FUNCTIONS[name].apply, transforms.FUNCTIONS[name].apply
-
-    def run(*inputs: Any) -> Any:
-        if backend_for(inputs[0]) in backends:
-            if eager_only():
-                if transforms.fused(*inputs[1:operands]):
-                    return transformed(*inputs)[0]
-            else:
-                launcher = dispatch.launcher(forward_name, inputs[:operands])
-                if torch.is_grad_enabled() and any_requires_grad(inputs):
-                    return function(*inputs) if launcher is None else launching(launcher, *inputs)
-                compute = launcher or forward
-                return compute(*inputs[:taken], *unkept)[0] if unkept else compute(*inputs[:taken])
-        return NotImplemented
-
-    def any_requires_grad(inputs: tuple[Any, ...]) -> bool:
-        for tensor in inputs[:operands]:  # noqa: SIM110  # `any` takes three times as long
-            if tensor is not None and tensor.requires_grad:
-                return True
-        return False
-
-    return run
-
-
-_run_npu, _run_nmu = _calling(ops.LAYERS["npu"]), _calling(ops.LAYERS["nmu"])
-_run_nmru = _calling(ops.LAYERS["nmru"])
-_run_nalu, _run_inalu = _calling(ops.LAYERS["nalu"]), _calling(ops.LAYERS["inalu"])
-
-
-def _npu(
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None = None,
-    gate: Tensor | None = None,
-    *,
-    eps: float | None,
-    gate_gradient: str,
-) -> Tensor:
-    eps = EPS[x.dtype] if eps is None else check_positive("npu", "eps", eps, x.dtype)
-    if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
-        raise ValueError(
-            f"npu: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}"
-        )
-    straight_through = gate_gradient == STRAIGHT_THROUGH
-    y = _run_npu(x, weight_re, weight_im, gate, eps, straight_through)
-    if y is NotImplemented:
-        return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
-    return y
-
-
-def _nmu(x: Tensor, weight: Tensor) -> Tensor:
-    """Flat operands, the weight used as it is."""
-    y = _run_nmu(x, weight)
-    return reference.nmu_forward(x, weight) if y is NotImplemented else y
-
-
-def _nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Tensor:
-    y = _run_nmru(x, weight, eps, clip, sign == "separate")
-    return reference.nmru(x, weight, eps=eps, clip=clip, sign=sign) if y is NotImplemented else y
-
-
-def _by_fast_path(function: Callable[..., Any] | None, *arguments: Any) -> Any:
-    """The fast path's result; NotImplemented where it is not taken."""
-    if function is None or is_compiling() or dispatch.forced() not in dispatch.FAST_PATH:
-        return NotImplemented
-    return function(*arguments)
-
-
-def _sign_product(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of an iNALU, whose operands are flat."""
-    y = _by_fast_path(fast_path.nmu, x, weight, False)
-    return _nmu(x, weight) if y is NotImplemented else y
-
-
-def _nalu(
-    x: Tensor,
-    weight: Tensor,
-    mask: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor | None = None,
-    *,
-    eps: float,
-) -> Tensor:
-    inputs = x, weight, mask, gate_weight, gate_bias
-    y = _run_nalu(*inputs, eps)
-    if y is NotImplemented:
-        y = cpu_nalu.nalu(*inputs, eps)
-    return reference.nalu(*inputs, eps=eps) if y is NotImplemented else y
-
-
-def _inalu(
-    x: Tensor,
-    weight_add: Tensor,
-    mask_add: Tensor,
-    weight_mul: Tensor,
-    mask_mul: Tensor,
-    gate_weight: Tensor,
-    *,
-    eps: float,
-    omega: float,
-) -> Tensor:
-    inputs = x, weight_add, mask_add, weight_mul, mask_mul, gate_weight
-    y = _run_inalu(*inputs, eps, omega)
-    if y is NotImplemented:
-        return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
-    return y
-
-
-def _nmu_clipped(x: Tensor, weight: Tensor) -> Tensor:
-    return _nmu(x, weight.clamp(0, 1))
-
-
-# ---- layers ---------------------------------------------------------------------------------------------------------
-
-
 def npu(
     x: Tensor,
     weight_re: Tensor,
@@ -181,7 +52,9 @@ def npu(
     eps: float | None = None,
     gate_gradient: str = CLIP,
 ) -> Tensor:
-    """Neural Power Unit, a layer: products of powers, ``y_o = prod_i x_i ** w_oi``, for real x of any sign.
+    """Neural Power Unit, a layer: products of powers of real x of any sign.
+
+        y_o = prod_i x_i ** w_oi, which is:
 
         r = g (|x| + eps) + (1 - g)      g = min(max(gate, 0), 1)
         k = g where x < 0, else 0        (-0.0 is not negative)
@@ -193,44 +66,41 @@ def npu(
         weight_im: the same shape, imaginary part. None: the RealNPU.
         gate: ``[I]`` or ``[K, I]``, relevance of the inputs. None: all are relevant, the NaiveNPU.
         eps: added to ``|x|``; by default the machine epsilon of the compute dtype.
-        gate_gradient: "clip" (the paper: no gradient where the gate is outside [0, 1]) or "straight_through".
+        gate_gradient: "clip" (the paper: no gradient where the gate is outside [0, 1]) or
+            "straight_through".
 
     Returns:
         ``[..., O]`` or ``[K, ..., O]``.
 
-    Special values: for inf and nan in x the kernels give what the formula gives. They leave out its terms for negative
-    inputs where an input is not negative, instead of multiplying them by 0; so with an infinite weight the result, and
-    with an infinite result a gradient, may be a number or inf where the formula's ``0 * inf`` is nan.
+    Special values: for inf and nan in x the kernels give what the formula gives. They leave out its
+    terms for negative inputs where an input is not negative, instead of multiplying them by 0; so
+    with an infinite weight the result, and with an infinite result a gradient, may be a number or
+    inf where the formula's ``0 * inf`` is nan.
 
     Precision: float32 on the CPU is as accurate as the formula, unless the float32 matmul precision
-    (`torch.set_float32_matmul_precision`, ``torch.backends.mkldnn.matmul.fp32_precision``) allows less and the
-    processor multiplies bfloat16: then layers that fill whole tiles use such products. The setting at the time when a
-    kernel runs counts, for the forward and for the backward, on every way to the kernel, such as a graph that was
-    compiled earlier.
+    (`torch.set_float32_matmul_precision`, ``torch.backends.mkldnn.matmul.fp32_precision``) allows
+    less and the processor multiplies bfloat16: then layers that fill whole tiles use such products.
+    The setting at the time when a kernel runs counts, for the forward and for the backward, on
+    every way to the kernel, such as a graph that was compiled earlier.
 
-    Derivatives of every order are correct. The first is fused, higher ones are eager. torch does not support a double
-    backward through a function that `torch.compile` compiled; compile the gradient's computation instead.
+    Derivatives of every order are correct. The first is fused, higher ones are eager. torch does
+    not support a double backward through a function that `torch.compile` compiled; compile the
+    gradient's computation instead.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definitions 3 and 4.
 
         >>> import torch
         >>> from npu_kernels.functional import npu
         >>> x = torch.tensor([[3.0, -2.0]], dtype=torch.float64)
-        >>> npu(x, torch.tensor([[1.0, 2.0]], dtype=torch.float64)).round(decimals=6)  # 3 ** 1 * (-2) ** 2
+        >>> powers = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+        >>> npu(x, powers).round(decimals=6)  # 3 ** 1 * (-2) ** 2
         tensor([[12.]], dtype=torch.float64)
     """
-    y = _by_fast_path(fast_path.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
+    y = by_fast_path(fast_path.npu, x, weight_re, weight_im, gate, eps, gate_gradient)
     if y is not NotImplemented:  # the general way below handles errors and special cases
         return y
-    return call(
-        "npu",
-        _npu,
-        x,
-        (weight_re, weight_im, gate),
-        eps=eps,
-        gate_gradient=gate_gradient,
-        fused=True,
-    )
+    weights = weight_re, weight_im, gate
+    return call("npu", compute.npu, x, weights, eps=eps, gate_gradient=gate_gradient, fused=True)
 
 
 def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
@@ -241,19 +111,22 @@ def nau(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
         weight: ``[O, I]`` or ``[K, O, I]``.
         clip: clip the weight to [-1, 1] as the paper defines; false is what its authors ran.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: torch's own, except that small layers on the CPU have
-    kernels, which cost a fraction of torch's calls.
+    Returns ``[..., O]`` or ``[K, ..., O]``. A matrix product: torch's own, except that small layers
+    on the CPU have kernels, which cost a fraction of torch's calls.
 
-    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen,
+    ICLR 2020.
     """
-    y = _by_fast_path(fast_path.nau, x, weight, clip)
+    y = by_fast_path(fast_path.nau, x, weight, clip)
     if y is not NotImplemented:
         return y
     return call("nau", reference.nau, x, (weight,), clip=clip)
 
 
 def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
-    """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``, with ``M = min(max(weight, 0), 1)``.
+    """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
+
+    The weight is clipped: ``M = min(max(weight, 0), 1)``.
 
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
@@ -264,39 +137,46 @@ def nmu(x: Tensor, weight: Tensor, *, clip: bool = True) -> Tensor:
 
     Gradients are right where a factor is 0: they are products of the other factors, not quotients.
 
-    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, ICLR 2020.
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen,
+    ICLR 2020.
     """
-    y = _by_fast_path(fast_path.nmu, x, weight, clip)
+    y = by_fast_path(fast_path.nmu, x, weight, clip)
     if y is not NotImplemented:
         return y
-    return call("nmu", _nmu_clipped if clip else _nmu, x, (weight,), fused=True)
+    return call("nmu", compute.nmu_clipped if clip else compute.nmu, x, (weight,), fused=True)
 
 
 def nmru(
     x: Tensor, weight: Tensor, *, eps: float = 0.0, clip: bool = True, sign: str = "product"
 ) -> Tensor:
-    """Neural Multiplicative Reciprocal Unit, a layer that also divides: the `nmu` of ``x' = [x, 1 / (x + eps)]``.
+    """Neural Multiplicative Reciprocal Unit, a layer that also divides.
+
+    It is the `nmu` of ``x' = [x, 1 / (x + eps)]``.
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)
-        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi),  n_i = 1 where x'_i < 0, else 0
+        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi)
+                     n_i = 1 where x'_i < 0, else 0
 
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
-        weight: ``[O, 2 I]`` or ``[K, O, 2 I]``: first the columns of x, then those of its reciprocals.
-        eps: added to x in the reciprocals. 0 is ``1 / x``, as published for evaluation; in training the published code
-            adds float32's machine epsilon, and so does `NMRU`.
-        clip: ``M = min(max(weight, 0), 1)``; false uses the weight as it is. The cosine always does.
+        weight: ``[O, 2 I]`` or ``[K, O, 2 I]``: first the columns of x, then those of its
+            reciprocals.
+        eps: added to x in the reciprocals. 0 is ``1 / x``, as published for evaluation; in training
+            the published code adds float32's machine epsilon, and so does `NMRU`.
+        clip: ``M = min(max(weight, 0), 1)``; false uses the weight as it is. The cosine always
+            does.
         sign: "product", the signs of the factors, or "separate".
 
     Returns ``[..., O]`` or ``[K, ..., O]``. x' and the factors are never stored.
 
-    Gradients are right where a factor is 0. At ``x + eps = 0`` the reciprocal is infinite, and what it enters is
-    infinite or nan, as in the formula. With "separate" the derivative of ``|x'|`` is 0 at 0.
+    Gradients are right where a factor is 0. At ``x + eps = 0`` the reciprocal is infinite, and what
+    it enters is infinite or nan, as in the formula. With "separate" the derivative of ``|x'|`` is 0
+    at 0.
 
     Raises ValueError for an eps that is neither 0 nor finite and positive, and for another `sign`.
 
-    Source: Mistry, Farrahi, Hare, "Exploring the Learning Mechanisms of Neural Division Modules", TMLR 2022, and its
-    code.
+    Source: Mistry, Farrahi, Hare, "Exploring the Learning Mechanisms of Neural Division Modules",
+    TMLR 2022, and its code.
 
         >>> import torch
         >>> from npu_kernels.functional import nmru
@@ -304,17 +184,19 @@ def nmru(
         >>> nmru(x, torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64))  # 3 / -2
         tensor([[-1.5000]], dtype=torch.float64)
     """
-    y = _by_fast_path(fast_path.nmru, x, weight, eps, clip, sign)
+    y = by_fast_path(fast_path.nmru, x, weight, eps, clip, sign)
     if y is not NotImplemented:
         return y
     eps = check_positive("nmru", "eps", eps, getattr(x, "dtype", torch.float32))
     if sign != "product" and sign != "separate":
         raise ValueError(f"nmru: sign must be 'product' or 'separate', got {sign!r}")
-    return call("nmru", _nmru, x, (weight,), eps=eps, clip=clip, sign=sign, fused=True)
+    return call("nmru", compute.nmru, x, (weight,), eps=eps, clip=clip, sign=sign, fused=True)
 
 
 def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
-    """Neural Accumulator, a layer, the additive path of the NALU: ``y = (tanh(weight) * sigmoid(mask)) x``.
+    """Neural Accumulator, a layer, the additive path of the NALU.
+
+        y = (tanh(weight) * sigmoid(mask)) x
 
     Args:
         x: ``[..., I]``; with models ``[K, ..., I]`` or a shared ``[B, I]``.
@@ -322,7 +204,8 @@ def nac(x: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
 
     Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on every backend: a matrix product.
 
-    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power Units".
+    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power
+    Units".
     """
     return call("nac", reference.nac, x, (weight, mask))
 
@@ -347,14 +230,17 @@ def nalu(
         gate_bias: ``[O]`` or ``[K, O]``. None is the paper's formula; the authors' code has a bias.
         eps: added to ``|x|``, as published.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on the CPU, matrix products; fused on a GPU, where ``1 - g``
-    has no cancellation. m does not depend on the sign of x. Its values easily overflow float32: the authors computed
-    this layer in float64.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Plain torch on the CPU, matrix products; fused on a
+    GPU, where ``1 - g`` has no cancellation. m does not depend on the sign of x. Its values easily
+    overflow float32: the authors computed this layer in float64.
 
-    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
+    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural
+    Power Units".
     """
     eps = check_positive("nalu", "eps", eps, getattr(x, "dtype", torch.float32))
-    return call("nalu", _nalu, x, (weight, mask, gate_weight, gate_bias), eps=eps, fused=True)
+    return call(
+        "nalu", compute.nalu, x, (weight, mask, gate_weight, gate_bias), eps=eps, fused=True
+    )
 
 
 def inalu(
@@ -382,19 +268,17 @@ def inalu(
         eps: the least ``|x|`` in the logarithm.
         omega: the greatest exponent.
 
-    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O, I]`` factors of its
-    sign product.
+    Returns ``[..., O]`` or ``[K, ..., O]``. Fused on the CPU and on a GPU, without the ``[B, O,
+    I]`` factors of its sign product.
 
-    Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020, in the form that
-    the authors of "Neural Power Units" ran.
+    Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI
+    2020, in the form that the authors of "Neural Power Units" ran.
     """
-    y = _by_fast_path(
-        fast_path.inalu, x, weight_add, mask_add, weight_mul, mask_mul, gate_weight, eps, omega
-    )
+    weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
+    y = by_fast_path(fast_path.inalu, x, *weights, eps, omega)
     if y is not NotImplemented:
         return y
     dtype = getattr(x, "dtype", torch.float32)
     eps = check_positive("inalu", "eps", eps, dtype)
     omega = check_positive("inalu", "omega", omega, dtype)
-    weights = weight_add, mask_add, weight_mul, mask_mul, gate_weight
-    return call("inalu", _inalu, x, weights, eps=eps, omega=omega, fused=True)
+    return call("inalu", compute.inalu, x, weights, eps=eps, omega=omega, fused=True)

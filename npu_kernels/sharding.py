@@ -1,8 +1,9 @@
-"""Neural Power Unit, a layer: how DTensor may shard the fused operators, and models sharded over ranks.
+"""Neural Power Unit, a layer: how DTensor may shard the fused operators, and models sharded over
+ranks.
 
-Importing this module registers the rules, made from the shapes in `ops.LAYERS`; `npu_kernels` alone does not, because
-DTensor is slow to import. Without them DTensor raises that the operator has no sharding strategy. Data parallelism
-(DistributedDataParallel, FSDP2) needs none.
+Importing this module registers the rules, made from the shapes in `ops.LAYERS`; `npu_kernels` alone
+does not, because DTensor is slow to import. Without them DTensor raises that the operator has no
+sharding strategy. Data parallelism (DistributedDataParallel, FSDP2) needs none.
 
 What may be sharded, on each dimension of a mesh separately:
 
@@ -11,7 +12,8 @@ outputs O    y, what has O    x and weights without O replicated; their gradient
 models K     what has K; a shared x is replicated, its gradient a partial sum
 nothing      all replicated
 
-Never inputs I: the exponential comes after the sum over them. A tensor that comes sharded over I is gathered.
+Never inputs I: the exponential comes after the sum over them. A tensor that comes sharded over I is
+gathered.
 
 torch calls its registration interface experimental.
 """
@@ -31,21 +33,24 @@ from npu_kernels.layers import Unit
 
 
 def _placements(layer: ops.Layer, x: Any, weight: Any, over: str) -> dict[str, tuple[Any, Any]]:
-    """Of x, y and each weight, itself and its gradient, where the dimension `over` (B, O, K, or none) is sharded."""
+    """Return the placements of x, y and each weight, and of their gradients.
+
+    over: the dimension that is sharded, B, O or K; "" for none.
+    """
     models = "K" if len(weight.shape) == 3 else ""
     shapes = {"x": models[: len(x.shape) - 2] + "BI", "y": models + "BO"}
     shapes |= {name: models + shape for name, shape in layer.weights.items()}
-    found: dict[str, tuple[Any, Any]] = {}
+    placements: dict[str, tuple[Any, Any]] = {}
     for name, shape in shapes.items():
         if over and over in shape:
-            found[name] = (dt.Shard(shape.index(over)),) * 2
+            placements[name] = (dt.Shard(shape.index(over)),) * 2
         else:
-            found[name] = dt.Replicate(), dt.Partial() if over else dt.Replicate()
-    return found
+            placements[name] = dt.Replicate(), dt.Partial() if over else dt.Replicate()
+    return placements
 
 
-def _ways(layer: ops.Layer, x: Any, weight: Any) -> list[dict[str, tuple[Any, Any]]]:
-    """One for each legal sharding."""
+def _shardings(layer: ops.Layer, x: Any, weight: Any) -> list[dict[str, tuple[Any, Any]]]:
+    """Return the placements of each legal sharding."""
     return [
         _placements(layer, x, weight, over)
         for over in ("", "B", "O", "K")[: 2 + len(weight.shape) - 1]
@@ -53,47 +58,52 @@ def _ways(layer: ops.Layer, x: Any, weight: Any) -> list[dict[str, tuple[Any, An
 
 
 def _operands(
-    layer: ops.Layer, way: dict[str, tuple[Any, Any]], tensors: Sequence[Any]
+    layer: ops.Layer, placements: dict[str, tuple[Any, Any]], tensors: Sequence[Any]
 ) -> list[Any]:
     return [
-        None if t is None else way[name][0]
+        None if t is None else placements[name][0]
         for name, t in zip(("x", *layer.weights), tensors, strict=True)
     ]
 
 
 def _forward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     def rule(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-        tensors, others = arguments[: layer.operands], arguments[layer.operands :]
-        kept = len(layer.kept)
-        found = []
-        for way in _ways(layer, *tensors[:2]):
-            y = way["y"][0]
+        tensors, options = arguments[: layer.operands], arguments[layer.operands :]
+        kept_count = len(layer.kept)
+        strategies = []
+        for placements in _shardings(layer, *tensors[:2]):
+            y = placements["y"][0]
             # Gradients that are not asked for are empty, on every rank.
-            outputs = [y, *[y if kept and others[-1] else dt.Replicate()] * kept]
-            found.append((outputs, [*_operands(layer, way, tensors), *(None for _ in others)]))
-        return found
+            outputs = [y, *[y if kept_count and options[-1] else dt.Replicate()] * kept_count]
+            strategies.append(
+                (outputs, [*_operands(layer, placements, tensors), *(None for _ in options)])
+            )
+        return strategies
 
     return rule
 
 
 def _backward_rule(layer: ops.Layer) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     def rule(grad_y: Any, *arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-        tensors, others = (
+        tensors, options = (
             arguments[: layer.operands],
             arguments[layer.operands + len(layer.saved) :],
         )
-        needs, found = others[-1], []
-        for way in _ways(layer, *tensors[:2]):
-            y = way["y"][0]
+        needs, strategies = options[-1], []
+        for placements in _shardings(layer, *tensors[:2]):
+            y = placements["y"][0]
             grads = [
-                way[name][1] if needs >> bit & 1 and t is not None else dt.Replicate()
+                placements[name][1] if needs >> bit & 1 and t is not None else dt.Replicate()
                 for bit, (name, t) in enumerate(zip(("x", *layer.weights), tensors, strict=True))
             ]
             saved = [y] * len(layer.saved)
-            found.append(
-                (grads, [y, *_operands(layer, way, tensors), *saved, *(None for _ in others)])
+            strategies.append(
+                (
+                    grads,
+                    [y, *_operands(layer, placements, tensors), *saved, *(None for _ in options)],
+                )
             )
-        return found
+        return strategies
 
     return rule
 
@@ -106,22 +116,19 @@ for _layer in ops.LAYERS.values():
 def shard_models(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Spread the K models of every unit over the ranks of a one-dimensional mesh, in place.
 
-    All units of `model` need the same `num_models` K. Every rank starts from rank 0's parameters and keeps K / ranks of
-    the models. The model then takes plain tensors, the same on every rank, ``[B, I]`` or ``[K, B, I]``, and returns a
-    DTensor ``[K, B, O]`` sharded over K; nothing is sent in forward or backward except the gradient of x, if it needs
-    one. Raises ValueError for a model with parameters outside of such units, or with more than one K.
+    All units of `model` need the same `num_models` K. Every rank starts from rank 0's parameters
+    and keeps K / ranks of the models. The model then takes plain tensors, the same on every rank,
+    ``[B, I]`` or ``[K, B, I]``, and returns a DTensor ``[K, B, O]`` sharded over K; nothing is sent
+    in forward or backward except the gradient of x, if it needs one. Raises ValueError for a model
+    with parameters outside of such units, or with more than one K.
     """
     units = [module for module in model.modules() if isinstance(module, Unit)]
     owned = {id(parameter) for unit in units for parameter in unit.parameters(recurse=False)}
-    found = {unit.num_models for unit in units}
-    if (
-        len(found) != 1
-        or None in found
-        or any(id(parameter) not in owned for parameter in model.parameters())
-    ):
-        raise ValueError(
-            f"shard_models: every parameter must be of units with one num_models, got {sorted(map(str, found))}"
-        )
+    model_counts = {unit.num_models for unit in units}
+    strangers = any(id(parameter) not in owned for parameter in model.parameters())
+    if len(model_counts) != 1 or None in model_counts or strangers:
+        rule = "every parameter must be of units with one num_models"
+        raise ValueError(f"shard_models: {rule}, got {sorted(map(str, model_counts))}")
 
     def split(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for key, parameter in list(module._parameters.items()):

@@ -1,11 +1,12 @@
-"""Checks the npu_kernels that this Python has installed: every layer against its eager formulas, and training.
+"""Checks the npu_kernels that this Python has installed: every layer against its eager formulas,
+and training.
 
     python release/check_install.py [--fast-path] [--row FILE [--sha256 HASH]]
 
---fast-path: fail where the fast path is missing. --row: append what was run to a file, one JSON object a line, from
-which `python -m release.support` makes the table in docs/install.md. --emulated: the row says that an emulator ran it.
---sha256: the wheel's, for that row.
-The package in the source tree is refused.
+--fast-path: fail where the fast path is missing. --row: append what was run to a file, one JSON
+object a line, from which `python -m release.support` makes the table in docs/install.md.
+--emulated: the row says that an emulator ran it. --sha256: the wheel's, for that row. The package
+in the source tree is refused.
 """
 
 from __future__ import annotations

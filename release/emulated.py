@@ -1,12 +1,14 @@
-"""Tests the wheel for Linux on Arm where there is no such processor: qemu runs the C++ tests, and a Python with torch.
+"""Tests the wheel for Linux on Arm where there is no such processor: qemu runs the C++ tests, and a
+Python with torch.
 
     python -m release.emulated dist/npu_kernels-*_aarch64.whl
-    python -m release.emulated dist/npu_kernels-*_aarch64.whl --row release/runs.jsonl --tests tests/layers/test_layers.py
+    python -m release.emulated dist/npu_kernels-*_aarch64.whl --row release/runs.jsonl --tests
+    tests/layers/test_layers.py
 
-Needs Debian with qemu-user-static and g++-aarch64-linux-gnu, and some 6 GB. Debian's Python for that
-processor and torch's wheel for it, with what it needs, stay in build/emulated. The C++ tests are built where
-`release.wheels --targets aarch64` has compiled the core. A part of the Python tests runs after
-release/check_install.py: each takes many times as long as without an emulator.
+Needs Debian with qemu-user-static and g++-aarch64-linux-gnu, and some 6 GB. Debian's Python for
+that processor and torch's wheel for it, with what it needs, stay in build/emulated. The C++ tests
+are built where `release.wheels --targets aarch64` has compiled the core. A part of the Python tests
+runs after release/check_install.py: each takes many times as long as without an emulator.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ PLATFORMS = [
     "manylinux2014_aarch64",
     *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 37)),
 ]  # its glibc is 2.36
-# torch's dependencies by name, without CUDA's: pip asks this processor whether torch needs them, not the emulated one.
+# torch's dependencies by name, without CUDA's: pip asks this processor whether torch needs them,
+# not the emulated one.
 NEEDED = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions", "numpy", "tqdm"]
 NEEDED += ["pytest", "hypothesis"]
 
@@ -62,7 +65,8 @@ def system() -> None:
 
 
 def site(torch: str) -> None:
-    """What pip would install on that processor, where torch's wheel has no CUDA: torch, and the packages it imports."""
+    """What pip would install on that processor, where torch's wheel has no CUDA: torch, and the
+    packages it imports."""
     if (SITE / f"torch-{torch}.dist-info").exists():
         return
     shutil.rmtree(SITE, ignore_errors=True)

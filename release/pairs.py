@@ -24,7 +24,8 @@ def of_the_release() -> list[str]:
 
 
 def interpreter(python: str) -> tuple[str, Path] | None:
-    """The tag of its extensions, and the folder of its headers; None where this Python is not here."""
+    """The tag of its extensions, and the folder of its headers; None where this Python is not
+    here."""
     command = shutil.which(f"python{python}")
     if command is None:
         return None

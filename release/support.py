@@ -2,8 +2,8 @@
 
     python -m release.support [--wheels dist/npu_kernels-*.whl]
 
-It reads release/runs.jsonl, which check_install.py writes, release/built.txt, the fast paths in the wheels last named
-here, and release/pairs.txt, what a release's wheels are to hold.
+It reads release/runs.jsonl, which check_install.py writes, release/built.txt, the fast paths in the
+wheels last named here, and release/pairs.txt, what a release's wheels are to hold.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def table(
 ) -> list[str]:
     """Lines for one processor.
 
-    runs: rows of check_install.py. pairs: Pythons of each release of torch. built: as `fast_paths` has it.
+    runs: rows of check_install.py. pairs: Pythons of each release of torch. built: as `fast_paths`
+    has it.
     """
-    # With a wheel: a build from source on the machine that it is tested on says nothing about others.
+    # With a wheel: a build from source on the machine that it is tested on says nothing about
+    # others.
     ran = {
         (str(run["torch"]).partition("+")[0], run["python"]): "*emulated*"
         if run.get("emulated")

@@ -1,13 +1,14 @@
-"""Installs a wheel or an sdist as a user would, into an empty environment, and checks what is there then.
+"""Installs a wheel or an sdist as a user would, into an empty environment, and checks what is there
+then.
 
     python -m release.try_install dist/npu_kernels-*.whl --pairs 2.10.0:python3.10 --fast-path
     python -m release.try_install dist/npu_kernels-*.tar.gz --pairs 2.13.0:python3.12
     python -m release.try_install dist/npu_kernels-*_x86_64.whl --fast-path --row release/runs.jsonl
 
-Without --pairs: every pair in release/pairs.txt whose Python is here. Pairs that the file of rows has for this very
-wheel are left out, so an interrupted run goes on where it stopped. The environment gets torch, then the file by `pip
-install`, in pip's isolated build where it is an sdist. What runs then is release/check_install.py, which gets the
-further arguments.
+Without --pairs: every pair in release/pairs.txt whose Python is here. Pairs that the file of rows
+has for this very wheel are left out, so an interrupted run goes on where it stopped. The
+environment gets torch, then the file by `pip install`, in pip's isolated build where it is an
+sdist. What runs then is release/check_install.py, which gets the further arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ CHECK = Path(__file__).resolve().with_name("check_install.py")
 
 
 def try_install(file: Path, torch: str, python: str, arguments: list[str]) -> None:
-    """Raises subprocess.CalledProcessError where a step fails. python: the interpreter of the new environment."""
+    """Raises subprocess.CalledProcessError where a step fails. python: the interpreter of the new
+    environment."""
     environment = {**os.environ, "PYTHONPATH": "", "NPU_KERNELS_BUILD": ""}
     with tempfile.TemporaryDirectory() as folder:
 

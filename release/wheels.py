@@ -1,18 +1,21 @@
-"""Builds what a release uploads: the sdist, and for each processor one wheel with the fast path for many torches and
-Pythons.
+"""Builds what a release uploads: the sdist, and for each processor one wheel with the fast path for
+many torches and Pythons.
 
-    python -m release.wheels                                    every pair in release/pairs.txt whose Python is here
-    python -m release.wheels --pairs 2.13.0:3.11 2.15.0:3.13    these
-    python -m release.wheels --targets x86_64 aarch64           for Linux on Arm too, by a cross compiler
+    python -m release.wheels                                    every pair in release/pairs.txt
+    whose Python is here python -m release.wheels --pairs 2.13.0:3.11 2.15.0:3.13    these
+    python -m release.wheels --targets x86_64 aarch64           for Linux on Arm too, by a cross
+    compiler
 
-The core is compiled once; each pair adds one small library, compiled against that torch's headers and that Python's.
-The headers come from the wheel of torch for Macs, by far the smallest: a release's headers are the same on all
-platforms, but for functions that exist on one of them only. A wheel for another processor takes Python's headers from
-here too: those of a Python that python.org's sources were built to (Debian's include a header of the other processor).
+The core is compiled once; each pair adds one small library, compiled against that torch's headers
+and that Python's. The headers come from the wheel of torch for Macs, by far the smallest: a
+release's headers are the same on all platforms, but for functions that exist on one of them only. A
+wheel for another processor takes Python's headers from here too: those of a Python that
+python.org's sources were built to (Debian's include a header of the other processor).
 
-On Linux the wheel becomes a manylinux_2_28 one (auditwheel), which says that it runs with glibc 2.28 and newer. This
-fails where a library needs anything newer, where a pair's fast path is missing, where the wheel is larger than 10 MB,
-or where `twine check` objects. Needs a C++ compiler, and what requirements-release.txt names.
+On Linux the wheel becomes a manylinux_2_28 one (auditwheel), which says that it runs with glibc
+2.28 and newer. This fails where a library needs anything newer, where a pair's fast path is
+missing, where the wheel is larger than 10 MB, or where `twine check` objects. Needs a C++ compiler,
+and what requirements-release.txt names.
 """
 
 from __future__ import annotations
@@ -75,7 +78,8 @@ def headers(torch: str) -> Path:
 
 
 def fast_path(torch: str, python: str) -> str | None:
-    """name|torch's folder|Python's folder, for setup.py; None where that Python or its headers are not here."""
+    """name|torch's folder|Python's folder, for setup.py; None where that Python or its headers are
+    not here."""
     found = interpreter(python)
     if found is None or not (found[1] / "Python.h").exists():
         return None
@@ -120,11 +124,13 @@ def build(out: Path, wanted: list[str], target: str) -> Path:
 
 
 def manylinux(wheel: Path, out: Path, target: str) -> Path:
-    """The wheel with the tag that says which glibc it runs with, once auditwheel has found this true."""
+    """The wheel with the tag that says which glibc it runs with, once auditwheel has found this
+    true."""
     apart = [
         f"--exclude=lib{name}.so" for name in ("torch_cpu", "torch_python", "c10")
     ]  # the user's torch has them
-    # auditwheel takes the names of this machine's tags only; for another it finds the oldest itself.
+    # auditwheel takes the names of this machine's tags only; for another it finds the oldest
+    # itself.
     tag = f"manylinux_2_28_{target}" if target == NATIVE else "auto"
     before = set(out.glob("*.whl"))
     call(
@@ -148,7 +154,8 @@ def manylinux(wheel: Path, out: Path, target: str) -> Path:
 
 
 def check(wheel: Path) -> None:
-    """Its size, and that it holds what it is for; setup.py has failed already where a fast path is missing."""
+    """Its size, and that it holds what it is for; setup.py has failed already where a fast path is
+    missing."""
     with zipfile.ZipFile(wheel) as archive:
         libraries = [
             name for name in archive.namelist() if re.fullmatch(r"npu_kernels/lib/.+\.so", name)

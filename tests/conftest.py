@@ -15,7 +15,8 @@ from npu_kernels._backends import cpu, fast_path
 with contextlib.suppress(ImportError):  # most tests on a GPU do without it
     import hypothesis
 
-    # No deadline: the machines that run this are shared. No database: a run does not depend on the one before.
+    # No deadline: the machines that run this are shared. No database: a run does not depend on the
+    # one before.
     hypothesis.settings.register_profile(
         "npu_kernels", deadline=None, database=None, derandomize=True, max_examples=60
     )
@@ -29,7 +30,8 @@ needs_library = pytest.mark.skipif(
 
 @pytest.fixture(scope="session", autouse=True)
 def _notice() -> None:
-    """Without the C++ library its notice comes once, here, and not as an error in the first test."""
+    """Raise the notice of a missing C++ library once, here, and not as an error in the first
+    test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         backend_for(torch.empty(0))
@@ -37,7 +39,8 @@ def _notice() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Torch's threads spin: on a machine with other work a tiny tensor waits for them. `test_threads` sets its own."""
+    """Torch's threads spin: on a machine with other work a tiny tensor waits for them.
+    `test_threads` sets its own."""
     torch.set_num_threads(1)
 
 
@@ -66,7 +69,8 @@ def _seed() -> None:
     ]
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every backend that computes on the CPU, forced; the C++ kernels called directly and by their operators."""
+    """Every backend that computes on the CPU, forced; the C++ kernels called directly and by their
+    operators."""
     name = request.param
     if name == "operators":
         for name in ("npu", "nmu", "nau", "inalu", "mse", "adam", "ode"):

@@ -25,7 +25,8 @@ FORMATS = Format("float", 24, 32, 17, 2, 1), Format("double", 53, 16, 43, 8, 5)
 
 
 def ends_of_cells(count: int) -> Iterator[tuple[mpf, mpf]]:
-    """Significands from 3/4 to 3/2 by their first bits after the leading one: first [1, 3/2), then [3/4, 1)."""
+    """Significands from 3/4 to 3/2 by their first bits after the leading one: first [1, 3/2), then
+    [3/4, 1)."""
     for n in range(count):
         size = 1 if n < count // 2 else mpf(0.5)
         yield size * (1 + mpf(n) / count), size * (1 + mpf(n + 1) / count)
@@ -37,7 +38,8 @@ def rounded(value: mpf, digits: int) -> mpf:
 
 
 def cell(low: mpf, high: mpf, form: Format) -> tuple[mpf, mpf]:
-    """1 / c and log c, of the c near the cell's middle that makes log a most exact at the cell's ends."""
+    """1 / c and log c, of the c near the cell's middle that makes log a most exact at the cell's
+    ends."""
     if 1 in (low, high):
         return mpf(1), mpf(0)
     size_low, size_high = abs(mpmath.log(low)), abs(mpmath.log(high))
@@ -58,7 +60,8 @@ def cell(low: mpf, high: mpf, form: Format) -> tuple[mpf, mpf]:
 
 
 def polynomial(form: Format) -> list[mpf]:
-    """(log(1 + z) - z) / z^2 at the Chebyshev nodes of the cells beside 1, where z is largest; constant first."""
+    """(log(1 + z) - z) / z^2 at the Chebyshev nodes of the cells beside 1, where z is largest;
+    constant first."""
     low, high = -mpf(1) / (2 * form.cells), mpf(1) / form.cells
     count = form.log_degree + 1
     nodes = [
@@ -86,7 +89,8 @@ def log_numbers(form: Format) -> dict[str, list[float]]:
 
 
 def exp_numbers(form: Format) -> dict[str, list[float]]:
-    """The members of ExpTable<form.name>; the factors are (exp t - 1 - t) / t^2's Taylor series, constant first."""
+    """The members of ExpTable<form.name>; the factors are (exp t - 1 - t) / t^2's Taylor series,
+    constant first."""
     with mp.workprec(300):
         powers = [
             float(rounded(mpf(2) ** (mpf(n) / form.cells), form.digits)) for n in range(form.cells)

@@ -1,4 +1,4 @@
-"""The demonstration's command: Kepler's law, the paper's arithmetic, the speed on this machine, a law from a table.
+"""The demonstration: Kepler's law, the paper's arithmetic, the speed here, a law from a table.
 
 ``python -m benchmarks.demo`` takes a few minutes on two cores.
 """
@@ -7,49 +7,27 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import writable_folder
 from benchmarks.demo import arithmetic, kepler, law, speed
 from benchmarks.durations import duration
 
 DEFAULT_FOLDER = Path("benchmarks/out")
 
 
-def writable_folder(text: str) -> Path:
-    """An existing or new folder in which a file can be made: better now than after the training."""
-    folder = Path(text)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise argparse.ArgumentTypeError(
-            f"cannot write into {text}: {error.strerror or error}"
-        ) from None
-    return folder
-
-
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     description = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=description)
-    parser.add_argument(
-        "--quick", action="store_true", help="short trainings and small sizes: does it run?"
-    )
-    parser.add_argument(
-        "--out",
-        type=writable_folder,
-        default=str(DEFAULT_FOLDER),
-        metavar="DIR",
-        help="for the picture, default %(default)s",
-    )
-    parser.add_argument(
-        "--skip-compile", action="store_true", help="compare speeds without torch.compile"
-    )
+    add, folder = parser.add_argument, "for the picture, default %(default)s"
+    add("--quick", action="store_true", help="short trainings and small sizes: does it run?")
+    default = str(DEFAULT_FOLDER)
+    add("--out", type=writable_folder, default=default, metavar="DIR", help=folder)
+    add("--skip-compile", action="store_true", help="compare speeds without torch.compile")
     return parser.parse_args(argv)
 
 
@@ -57,7 +35,7 @@ def demonstrate(options: argparse.Namespace) -> None:
     """The four parts."""
     start = time.monotonic()
     threads = torch.get_num_threads()
-    # Layers this small do not fill two cores, and a second thread that waits for work only takes time from the first.
+    # Layers this small do not fill two cores, and a second thread only takes time from the first.
     torch.set_num_threads(1)
     try:
         kepler.run(steps=500 if options.quick else kepler.STEPS)
@@ -73,7 +51,7 @@ def demonstrate(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Run the demonstration; return the exit status."""
     options = arguments(argv)
     try:
         demonstrate(options)

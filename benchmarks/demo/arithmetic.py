@@ -1,15 +1,16 @@
-"""Part (b): the simple arithmetic task of "Neural Power Units" (Heim, Pevny, Smidl, NeurIPS 2020, Table A2).
+"""Part (b): the simple arithmetic task of "Neural Power Units" (NeurIPS 2020, Table A2).
 
-``NPU(2, 6) -> NAU(6, 4)`` learns (x + y, x y, x / y, sqrt x) from x, y ~ U(0.1, 2) and is tested far outside, on
-negative inputs too. As in the authors' code: Adam at 0.005 (the paper's text says 0.001), a fresh batch of 100 each
-step, 20,000 steps, the NAU not clipped, no penalty, the last iterate. The interval is the paper's; the code drew from
-U(0.1, 2.1).
+``NPU(2, 6) -> NAU(6, 4)`` learns (x + y, x y, x / y, sqrt x) from x, y ~ U(0.1, 2) and is tested
+far outside, on negative inputs too. As in the authors' code: Adam at 0.005 (the paper's text says
+0.001), a fresh batch of 100 each step, 20,000 steps, the NAU not clipped, no penalty, the last
+iterate. The interval is the paper's; the code drew from U(0.1, 2.1).
 
-All seeds train in one batch of models: each has its own data and its own loss, and the losses are summed.
+All seeds train in one batch of models: each has its data and its loss, and the losses are summed.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
 from dataclasses import dataclass
@@ -29,9 +30,9 @@ SEEDS, STEPS, BATCH, LEARNING_RATE = 20, 20_000, 100, 0.005
 STRETCH = 200  # steps whose rows are drawn at once
 THRESHOLD = 5e-3  # below it a weight is left out of the formula
 
-# Table A2: mean and standard error of the mean over 20 runs, in the order of OPERATIONS. (Its caption says median and
-# MAD; the authors' code computes these.) Without negative inputs the imaginary weights stay 0, so that both rows are
-# the same model.
+# Table A2: mean and standard error of the mean over 20 runs, in the order of OPERATIONS. (Its
+# caption says median and MAD; the authors' code computes these.) Without negative inputs the
+# imaginary weights stay 0, so that both rows are the same model.
 PUBLISHED = {
     "paper, NPU": ((0.20, 0.11), (0.37, 0.23), (0.23, 0.13), (0.031, 0.025)),
     "paper, RealNPU": ((0.080, 0.021), (0.066, 0.026), (0.085, 0.038), (0.004, 0.001)),
@@ -40,7 +41,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Trained:
-    """A batch of models and, for each model and operation, its mean absolute error on the test grid."""
+    """A batch of models, with each one's mean absolute errors on the test grid."""
 
     power: NPU
     scale: NAU
@@ -69,12 +70,12 @@ def _grid(points: Tensor) -> Tensor:
 
 
 def signed_grid() -> Tensor:
-    """The authors' test points of +, x and /: -4.1, -3.9, ..., 3.9 for x and y, without 0. ``[1681, 2]``."""
+    """The authors' points of +, x and /: -4.1, -3.9, ..., 3.9 for x and y. ``[1681, 2]``."""
     return _grid(-4.1 + 0.2 * torch.arange(41, dtype=torch.float64))
 
 
 def root_grid(last: float = 4.0) -> Tensor:
-    """Those of the root: 0.1, 0.2, ..., 4.0. ``[1600, 2]``."""
+    """The authors' test points of the root: 0.1, 0.2, ..., 4.0. ``[1600, 2]``."""
     return _grid(0.1 * torch.arange(1, round(10 * last) + 1, dtype=torch.float64))
 
 
@@ -92,23 +93,13 @@ def train(*, steps: int = STEPS, seeds: int = SEEDS, seed: int = 0) -> Trained:
     with Progress("  training", steps) as progress:
         for done in range(0, steps, STRETCH):
             count = min(STRETCH, steps - done)
-            x = (
-                torch.empty(count, seeds, BATCH, 2)
-                .uniform_(LOW, HIGH)
-                .transpose(0, 1)
-                .flatten(1, 2)
-            )  # [K, rows, 2]
+            x = torch.empty(count, seeds, BATCH, 2).uniform_(LOW, HIGH)
+            x = x.transpose(0, 1).flatten(1, 2)  # [K, rows, 2]
             rows = torch.arange(count * BATCH).view(count, BATCH)
             training.run(
-                model,
-                x,
-                targets(x),
-                steps=count,
-                rows=rows,
-                optimizer=optimizer,
-                project=False,
+                model, x, targets(x), steps=count, rows=rows, optimizer=optimizer, project=False,
                 progress=False,
-            )
+            )  # fmt: skip
             progress.update(done + count)
     untested = Trained(power, scale, torch.empty(0))
     signed = absolute_errors(untested, signed_grid())[..., :3].mean(1)  # [K, 3]
@@ -131,7 +122,8 @@ def _table(model: Trained) -> None:
     for name, cells in rows.items():
         print(f"    {name:<44}" + "".join(f"{cell:>18}" for cell in cells))
     print(
-        "    The mean is ruled by the few worst seeds: two faithful runs may well differ by a factor of 3."
+        "    The mean is ruled by the few worst seeds: two faithful runs may well differ by a "
+        "factor of 3."
     )
 
 
@@ -140,32 +132,26 @@ def _formula(model: Trained) -> None:
     best = formula.select(nn.Sequential(model.power, model.scale), model.best).double()
     pruned = formula.simplify(best, x, steps=("prune",), threshold=THRESHOLD)
     try:
-        found = formula.read(pruned.module, ("x", "y"), outputs=OPERATIONS)
-        positive = formula.read(pruned.module, ("x", "y"), outputs=OPERATIONS, positive=True)
+        read = functools.partial(formula.read, pruned.module, ("x", "y"), outputs=OPERATIONS)
+        general, positive = read(), read(positive=True)
     except ImportError as error:
         print(f"    No formula of the best seed: {error}")
         return
-    left, cost = pruned.steps[-1].parameters, pruned.steps[-1].after
+    remaining, cost = pruned.steps[-1].parameters, pruned.steps[-1].after
     print(
-        f"    The best seed as a formula, for x, y >= 0. Weights below {THRESHOLD:g} are made 0: {left} of"
+        "    The best seed as a formula, for x, y >= 0. Weights below "
+        f"{THRESHOLD:g} are made 0: {remaining} of\n    {pruned.parameters} remain, and the "
+        "outputs "
+        f"move by {cost:.1e} of their size:"
     )
-    print(f"    {pruned.parameters} remain, and the outputs move by {cost:.1e} of their size:")
+    wrap = textwrap.TextWrapper(118, "      ", " " * 16, break_long_words=False)
     for line in positive.text().splitlines():
-        print(
-            textwrap.fill(
-                line,
-                118,
-                initial_indent="      ",
-                subsequent_indent=" " * 16,
-                break_long_words=False,
-            )
-        )
-    deviation = (found(x) - model(x.float())[model.best].double()).abs().max().item()
+        print(wrap.fill(line))
+    deviation = (general(x) - model(x.float())[model.best].double()).abs().max().item()
     print(
-        f"    On the training square this formula deviates from the model by at most {deviation:.1e}."
-    )
-    print(
-        "    A power of (g*x + 1 - g) is no power of x: only a gate g that has become 0 or 1 gives an exponent of x."
+        "    On the training square this formula deviates from the model by at most "
+        f"{deviation:.1e}.\n    A power of (g*x + 1 - g) is no power of x: only a gate g that has "
+        "become 0 or 1 gives an exponent of x."
     )
 
 
@@ -187,11 +173,13 @@ def run(folder: Path, *, steps: int = STEPS, seeds: int = SEEDS) -> Trained:
     print("(b) the paper's arithmetic: NPU(2, 6) -> NAU(6, 4)")
     print(f"    {seeds} seeds in one batch of models, {steps:,} steps of Adam, {BATCH} rows each")
     print(
-        f"    trained on x, y ~ U({LOW:g}, {HIGH:g}); tested on -4.1 ... 3.9 (the root on 0.1 ... 4)"
+        f"    trained on x, y ~ U({LOW:g}, {HIGH:g}); tested on -4.1 ... 3.9 (the root on 0.1 ... "
+        "4)"
     )
     if steps != STEPS or seeds != SEEDS:
         print(
-            f"    (the paper trains {SEEDS} seeds for {STEPS:,} steps: these numbers are not comparable with its)"
+            f"    (the paper trains {SEEDS} seeds for {STEPS:,} steps: these numbers are not "
+            "comparable with its)"
         )
     model = train(steps=steps, seeds=seeds)
     _table(model)

@@ -1,11 +1,13 @@
 """Part (a): a RealNPU learns Kepler's third law from the measured orbits of the planets.
 
-The model is ``RealNPU(1, 1) -> NAU(1, 1)``: T = c r^w with r = g|a| + 1 - g. Only with g = 1 is that a power of the
-axis a, so g has to be learnt too, and is printed. A gate that an optimiser's step throws out of [0, 1] gets no
-gradient any more; `project_` puts it back after each step, and 1 then is a value that it reaches and keeps.
+The model is ``RealNPU(1, 1) -> NAU(1, 1)``: T = c r^w with r = g|a| + 1 - g. Only with g = 1 is
+that a power of the axis a, so g has to be learnt too, and is printed. A gate that an optimiser's
+step throws out of [0, 1] gets no gradient any more; `project_` puts it back after each step, and 1
+then is a value that it reaches and keeps.
 
-Several starts are trained as one batch of models. Those that lose their gate to 0 in the first steps end at a
-constant; the start with the least loss is taken, which needs no knowledge of the law.
+Several starts are trained as one batch of models. Those that lose their gate to 0 in the first
+steps end at a constant; the start with the least loss is taken, which needs no knowledge of the
+law.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ TOLERANCE = 2e-3
 
 @dataclass(frozen=True)
 class Body:
-    """An orbit: axis in au, period in sidereal years; `measured`: the period was not computed from the axis."""
+    """An orbit: axis in au, period in sidereal years; `measured`: not computed from the axis."""
 
     name: str
     kind: str
@@ -54,7 +56,7 @@ class Law:
     model: nn.Module  # the best start alone
 
     def period(self, axis: float) -> float:
-        """In years, for a semi-major axis in au."""
+        """The years of an orbit with this semi-major axis in au."""
         return self.constant * (self.gate * axis + 1 - self.gate) ** self.exponent
 
 
@@ -62,16 +64,12 @@ def read_bodies(path: Path = DATA) -> list[Body]:
     """The rows of the table."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    return [
-        Body(
-            r["name"],
-            r["kind"],
-            float(r["axis_au"]),
-            float(r["period_days"]) / YEAR,
-            r["source"] == "fact sheet",
-        )
-        for r in rows
-    ]
+    bodies = []
+    for row in rows:
+        axis, period = float(row["axis_au"]), float(row["period_days"]) / YEAR
+        measured = row["source"] == "fact sheet"
+        bodies.append(Body(row["name"], row["kind"], axis, period, measured))
+    return bodies
 
 
 def learn(bodies: list[Body], *, steps: int = STEPS, starts: int = STARTS, seed: int = 0) -> Law:
@@ -118,7 +116,7 @@ def _columns(bodies: list[Body]) -> tuple[Tensor, Tensor]:
 
 
 def least_squares(bodies: list[Body]) -> tuple[float, float]:
-    """(exponent, constant) of the straight line through the logarithms: the answer without a network."""
+    """(exponent, constant) of the straight line through the logarithms, without a network."""
     x = torch.tensor([[1.0, math.log(b.axis)] for b in bodies], dtype=torch.float64)
     y = torch.tensor([[math.log(b.period)] for b in bodies], dtype=torch.float64)
     constant, exponent = torch.linalg.lstsq(x, y).solution[:, 0].tolist()
@@ -129,55 +127,51 @@ def _print_rounded(law: Law, bodies: list[Body]) -> None:
     """The law with the simplest weights that the orbits allow, and what that costs."""
     result = formula.simplify(law.model, *_columns(bodies), tolerance=TOLERANCE)
     try:
-        found = formula.read(result.module, ["axis"], outputs=["period"], positive=True)
+        read = formula.read(result.module, ["axis"], outputs=["period"], positive=True)
     except ImportError as error:
         print(f"    no rounded formula: {error}")
         return
     print(
-        f"    with simple fractions where they make the error greater by at most {TOLERANCE:g}: {found.text(6)}"
-    )
-    print(
-        f"    (error relative to the periods' size: {result.error:.1e} before, {result.steps[-1].after:.1e} after)"
+        "    with simple fractions where they make the error greater by at most "
+        f"{TOLERANCE:g}: {read.text(6)}\n    (error relative to the periods' size: "
+        f"{result.error:.1e} before, {result.steps[-1].after:.1e} after)"
     )
 
 
 def run(*, steps: int = STEPS, starts: int = STARTS) -> Law:
     """Train and print."""
     bodies = read_bodies()
-    known = [b for b in bodies if b.measured]
+    measured = [b for b in bodies if b.measured]
     unseen = [b for b in bodies if not b.measured]
     print(
-        f"(a) Kepler's third law from {len(known)} orbits, {known[0].name} to {known[-1].name} ({DATA.name})"
+        f"(a) Kepler's third law from {len(measured)} orbits, {measured[0].name} to "
+        f"{measured[-1].name} ({DATA.name})\n    RealNPU(1, 1) -> NAU(1, 1), axis in au, period in "
+        f"years; {starts} starts in one batch of models"
     )
-    print(
-        f"    RealNPU(1, 1) -> NAU(1, 1), axis in au, period in years; {starts} starts in one batch of models"
-    )
-    law = learn(known, steps=steps, starts=starts)
-    print(f"    period = {law.constant:.6f} * axis ^ {law.exponent:.6f}")
+    law = learn(measured, steps=steps, starts=starts)
     off = abs(law.exponent - 1.5)
     print(
-        f"    exponent {law.exponent:.6f}, {off:.1e} from 3/2; constant {law.constant:.6f} (Kepler: 1)"
+        f"    period = {law.constant:.6f} * axis ^ {law.exponent:.6f}\n    exponent "
+        f"{law.exponent:.6f}, {off:.1e} from 3/2; constant {law.constant:.6f} (Kepler: 1)"
     )
-    if law.gate == 1:
-        print(
-            "    gate 1: the layer sees the axis itself (r = g|x| + 1 - g), so the exponent is one of the axis"
-        )
-    else:
-        print(
-            f"    gate {law.gate:.6f}: a power of r = g|x| + 1 - g, so the exponent is NOT one of the axis itself"
-        )
+    gated = "a power of r = g|x| + 1 - g, so the exponent is NOT one of the axis itself"
+    plain = "the layer sees the axis itself (r = g|x| + 1 - g), so the exponent is one of the axis"
+    print(f"    gate 1: {plain}" if law.gate == 1 else f"    gate {law.gate:.6f}: {gated}")
     print(
-        f"    {law.agreeing} of {law.starts} starts found this exponent; the one with the least loss is shown"
+        f"    {law.agreeing} of {law.starts} starts found this exponent; the one with the least "
+        "loss is shown"
     )
-    _print_rounded(law, known)
-    exponent, constant = least_squares(known)
+    _print_rounded(law, measured)
+    exponent, constant = least_squares(measured)
     print(
-        f"    least squares on the logarithms, for comparison: {constant:.6f} * axis ^ {exponent:.6f}"
+        f"    least squares on the logarithms, for comparison: {constant:.6f} * axis ^ "
+        f"{exponent:.6f}\n    (not 3/2 to the last digit: the giants' masses and mutual pull are "
+        "in "
+        "their measured periods)"
     )
-    print(
-        "    (not 3/2 to the last digit: the giants' masses and mutual pull are in their measured periods)"
-    )
-    for title, group in (("trained on", known), (f"{len(unseen)} bodies not seen", unseen)):
+    for title, group in (
+        ("trained on", measured), (f"{len(unseen)} bodies not seen", unseen)
+    ):  # fmt: skip
         errors = [(abs(law.period(b.axis) / b.period - 1), b) for b in group]
         worst, body = max(errors, key=lambda pair: pair[0])
         span = f"{min(b.axis for b in group):.3g} to {max(b.axis for b in group):.3g} au"

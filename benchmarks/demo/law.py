@@ -1,6 +1,7 @@
-"""Part (d): a law from a table of measurements, in SI units, with its uncertainty, by `NPURegressor`.
+"""Part (d): a law from a table of measurements in SI units, with its uncertainty.
 
-Heights of stones thrown upwards on three planets, measured to 20 cm. The regressor knows the units and nothing else.
+Heights of stones thrown upwards on three planets, measured to 20 cm. The regressor knows the units
+and nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def run() -> Any:
     """Find the law and report on it; None where a package is missing."""
     print("(d) a law from a table: heights of thrown stones")
     print(
-        f"    {ROWS} rows of speed, gravity and time on the Moon, Mars and the Earth; heights measured to 20 cm"
+        f"    {ROWS} rows of speed, gravity and time on the Moon, Mars and the Earth; heights "
+        "measured to 20 cm"
     )
     try:
         import pandas
@@ -47,6 +49,7 @@ def run() -> Any:
     for line in model.report().splitlines():
         print(f"    {line}" if line else "")
     print(
-        f"    The law is height = speed*time - gravity*time**2/2. Found in {time.perf_counter() - begin:.1f} s."
+        "    The law is height = speed*time - gravity*time**2/2. Found in "
+        f"{time.perf_counter() - begin:.1f} s."
     )
     return model

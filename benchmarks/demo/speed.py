@@ -1,6 +1,7 @@
-"""Part (c): the fused layer against eager torch and torch.compile on this machine, forward + backward through autograd.
+"""Part (c): the fused layer against eager torch and torch.compile on this machine, both passes.
 
-The machinery is that of `benchmarks.throughput`: interleaved, medians of ratios, the error against float64 in each row.
+The machinery is that of `benchmarks.throughput`: interleaved, medians of ratios, the error against
+float64 in each row.
 """
 
 from __future__ import annotations
@@ -47,12 +48,9 @@ def line(rows: Sequence[suite.Row]) -> str:
 
 
 def run(
-    *,
-    quick: bool = False,
-    skip_compile: bool = False,
-    sizes: Sequence[Size] | None = None,
+    *, quick: bool = False, skip_compile: bool = False, sizes: Sequence[Size] | None = None,
     seconds: float | None = None,
-) -> list[suite.Row]:
+) -> list[suite.Row]:  # fmt: skip
     """Measure and print; returns the rows."""
     sizes = (QUICK_SIZES if quick else DEMO_SIZES) if sizes is None else sizes
     seconds = (0.3 if quick else SECONDS) if seconds is None else seconds
@@ -63,33 +61,30 @@ def run(
     threads = torch.get_num_threads()
     backend = backend_for(torch.empty(0))
     print(
-        f"(c) speed of one NPU layer here, forward + backward, float32, {threads} thread{'s' if threads > 1 else ''}"
+        "(c) speed of one NPU layer here, forward + backward, float32, "
+        f"{threads} thread{'s' if threads > 1 else ''}"
     )
     if backend != "cpu":
-        print(
-            f"    the C++ kernels are not installed: the column 'fused' is the {backend!r} backend"
-        )
+        fused = f"the column 'fused' is the {backend!r} backend"
+        print(f"    the C++ kernels are not installed: {fused}")
     if why:
         print(f"    without torch.compile: {why}")
     print(
-        "    eager, compile: how many times as long as the fused layer they take; below 1 they are faster"
+        "    eager, compile: how many times as long as the fused layer they take; below 1 they are "
+        "faster\n    fused/linear: how many times as long as nn.Linear of the shape the fused "
+        "layer "
+        "takes, a yardstick\n    errors: relative, against float64, the greatest of the result and "
+        "all gradients"
     )
-    print(
-        "    fused/linear: how many times as long as nn.Linear of the shape the fused layer takes, a yardstick"
-    )
-    print("    errors: relative, against float64, the greatest of the result and all gradients")
-    found: list[list[suite.Row]] = []
+    measured: list[list[suite.Row]] = []
     with Progress("  measuring", len(sizes)) as progress:
         for number, size in enumerate(sizes, 1):
             progress.update(number - 1, f"now {size}")
-            found.append(suite.measure(Case("npu", STEP, size), names, threads, seconds))
+            measured.append(suite.measure(Case("npu", STEP, size), names, threads, seconds))
             progress.update(number)
-    print(_line(COLUMNS))
-    for rows in found:
-        print(line(rows))
-    every = [row for rows in found for row in rows]
-    for text in suite.verdict(
-        every, "Neither eager nor compiled torch was faster at any size of this run."
-    ):
+    print("\n".join([_line(COLUMNS), *map(line, measured)]))
+    rows = [row for of_size in measured for row in of_size]
+    nobody = "Neither eager nor compiled torch was faster at any size of this run."
+    for text in suite.verdict(rows, nobody):
         print(f"    {text}")
-    return every
+    return rows

@@ -1,20 +1,22 @@
-"""How often known equations are found in data: by `NPURegressor`, least squares of logarithms, and other programs.
+"""The share of known equations found in data: by `NPURegressor`, logarithms, and other programs.
 
-    python -m benchmarks.equations                                    # adds the rows that the file lacks, for days
+    python -m benchmarks.equations                                    # the rows that the file lacks
     python -m benchmarks.equations --classes b --noise 0.01 --seeds 1 # a part of them
     python -m benchmarks.equations --methods pysindy,gplearn,pyoperon # those that are installed
-    python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png # of the file's rows
+    python -m benchmarks.equations --report docs/equations.md --picture docs/images/equations.png
 
-Noise is normal, equal for all rows, in units of y's root mean square. An equation is found if at 400 points, each
-input drawn over four decades around the middle of its range with the signs that it has, the sum of its terms is within
-2 % of the sum of the true terms' sizes. "error" is the root mean square deviation from the law on 1000 other rows of
-the same ranges, over that of y. Where `NPURegressor` finds another equation, "bic" and "truth_bic" are its criterion
-and the law's: see criterion.py. A run can be interrupted and started again.
+Noise is normal, equal for all rows, in units of y's root mean square. An equation is found if at
+400 points, each input drawn over four decades around the middle of its range with the signs that it
+has, the sum of its terms is within 2 % of the sum of the true terms' sizes. "error" is the root
+mean square deviation from the law on 1000 other rows of the same ranges, over that of y. Where
+`NPURegressor` finds another equation, "bic" and "truth_bic" are its criterion and the law's: see
+criterion.py. A run can be interrupted and started again; all of it takes days.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import time
@@ -43,10 +45,8 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    return next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def same(law: Law, power: float, sums: Any) -> bool:
@@ -55,18 +55,18 @@ def same(law: Law, power: float, sums: Any) -> bool:
     X = law.around(400, generator)
     terms = law.products(X)
     with np.errstate(all="ignore"):
-        wanted, found = terms.sum(1), sums(X)
+        true, values = terms.sum(1), sums(X)
         if power != law.power:
             odd = abs(power) == abs(law.power) == 1  # y has both signs
-            keep = ((wanted > 0) & (found > 0)) | odd
+            keep = ((true > 0) & (values > 0)) | odd
             if keep.sum() < 40:
                 return False
-            found = np.sign(found) * np.abs(found) ** (law.power / power)
-            wanted, found, terms = wanted[keep], found[keep], terms[keep]
-    return bool((np.abs(found - wanted) <= 0.02 * np.abs(terms).sum(1)).all())
+            values = np.sign(values) * np.abs(values) ** (law.power / power)
+            true, values, terms = true[keep], values[keep], terms[keep]
+    return bool((np.abs(values - true) <= 0.02 * np.abs(terms).sum(1)).all())
 
 
-Outcome = tuple[bool, int, str, Any, Row]  # found, size, formula, predict, more of the row
+Outcome = tuple[bool, int, str, Any, Row]  # right, size, formula, predict, more of the row
 
 
 def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
@@ -80,15 +80,14 @@ def regressor(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
         values = sign * best.predict(points)
         return np.sign(values) * np.abs(values) ** best.power
 
-    found = same(law, best.power, sums)
-    more = (
-        {} if found else {"bic": criterion.of(best, X, y), "truth_bic": criterion.of_law(law, X, y)}
-    )
-    return found, best.terms, str(best), best.predict, more
+    right = same(law, best.power, sums)
+    criteria = {} if right else {"bic": criterion.of(best, X, y)}
+    more = criteria if right else criteria | {"truth_bic": criterion.of_law(law, X, y)}
+    return right, best.terms, str(best), best.predict, more
 
 
 def logarithms(law: Law, X: np.ndarray, y: np.ndarray, seed: int) -> Outcome:
-    """Least squares of the logarithms, exponents rounded to multiples of 1/4, or whole for negative inputs."""
+    """Least squares of logarithms; exponents multiples of 1/4, or whole for negative inputs."""
     negative = (X < 0).any(0)
     keep = (y != 0) & (X != 0).all(1)
     if not negative.any():
@@ -121,28 +120,19 @@ def measure(law: Law, noise: float, seed: int, method: str, rows: int) -> Row:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method in RIVALS:
-            found, terms, formula, predict, more = rival(law, X, y, seed, method)
+            outcome = rival(law, X, y, seed, method)
         else:
-            judged = regressor if method == "NPURegressor" else logarithms
-            found, terms, formula, predict, more = judged(law, X, y, seed)
+            outcome = (regressor if method == "NPURegressor" else logarithms)(law, X, y, seed)
+        right, terms, formula, predict, more = outcome
         seconds = round(time.process_time() - begin, 3)
         fresh = law.draw(1000, generator)
         with np.errstate(all="ignore"):
-            error = float(
-                np.sqrt(np.mean((predict(fresh) - law(fresh)) ** 2) / np.mean(law(fresh) ** 2))
-            )
-    key = {
-        "equation": law.name,
-        "class": law.kind,
-        "noise": noise,
-        "seed": seed,
-        "method": method,
-        "rows": rows,
-    }
-    if law.source:
-        key["set"] = law.source
+            true = law(fresh)
+            error = float(np.sqrt(np.mean((predict(fresh) - true) ** 2) / np.mean(true**2)))
     return {
-        **key, "found": found, "terms": terms, "formula": formula, "error": error if np.isfinite(error) else None,
+        "equation": law.name, "class": law.kind, "noise": noise, "seed": seed, "method": method,
+        "rows": rows, **({"set": law.source} if law.source else {}), "found": right,
+        "terms": terms, "formula": formula, "error": error if np.isfinite(error) else None,
         **more, "seconds": seconds, "processor": processor(),
     }  # fmt: skip
 
@@ -154,57 +144,52 @@ def read(path: Path) -> list[Row]:
 
 def main() -> None:
     """Run what the file lacks, or write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--classes", default=CLASSES, help=f"of {CLASSES}")
-    parser.add_argument("--methods", default=",".join(METHODS[:2]), help=f"of {', '.join(METHODS)}")
-    parser.add_argument("--noise", default=NOISES)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--out", type=files.output, default=OUT)
-    parser.add_argument(
-        "--report",
-        type=Path,
-        metavar="PAGE",
-        help="write the tables into this page, and run nothing",
-    )
-    parser.add_argument(
-        "--picture", type=files.output, help="draw the shares over the noise, and run nothing"
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    add, page_help = parser.add_argument, "write the tables into this page, and run nothing"
+    add("--classes", default=CLASSES, help=f"of {CLASSES}")
+    add("--methods", default=",".join(METHODS[:2]), help=f"of {', '.join(METHODS)}")
+    add("--noise", default=NOISES)
+    add("--seeds", type=int, default=SEEDS)
+    add("--rows", type=int, default=1000)
+    add("--out", type=files.output, default=OUT)
+    add("--report", type=Path, metavar="PAGE", help=page_help)
+    drawn_help = "draw the shares over the noise, and run nothing"
+    add("--picture", type=files.output, help=drawn_help)
     arguments = parser.parse_args()
-    found = read(arguments.out)
+    rows = read(arguments.out)
     if arguments.report:
-        files.write(arguments.report, page(arguments.report.read_text(), found))
+        files.write(arguments.report, page(arguments.report.read_text(), rows))
     if arguments.picture:
-        picture(found, arguments.picture)
+        picture(rows, arguments.picture)
     if arguments.report or arguments.picture:
         return
     from threadpoolctl import threadpool_limits
 
     keys = ("equation", "noise", "seed", "method", "rows")
-    done = {tuple(row[key] for key in keys) for row in found}
+    done = {tuple(row[key] for key in keys) for row in rows}
     methods = arguments.methods.split(",")
     absent = [m for m in methods if m not in METHODS[:2] and m not in installed()]
     if absent:
         parser.error(f"not installed: {', '.join(absent)} (pip install {' '.join(absent)})")
-    classes = arguments.classes.split(",")
+    classes, noises = arguments.classes.split(","), list(map(float, arguments.noise.split(",")))
     with threadpool_limits(1):
         for method in methods:
             measure(LAWS[0], 0.0, 0, method, 50)  # imports
         for seed in range(arguments.seeds):
             sums = (drawn(SUMS * seed + k) for k in range(SUMS))
             laws = [*LAWS, *map(with_dummies, LAWS), *SRSD, *map(mixed, SRSD), *sums]
-            for law in (law for law in laws if law.kind in classes):
-                for noise in map(float, arguments.noise.split(",")):
-                    for method in methods:
-                        if (law.name, noise, seed, method, arguments.rows) in done:
-                            continue
-                        row = measure(law, noise, seed, method, arguments.rows)
-                        found.append(row)
-                        files.write(arguments.out, "".join(json.dumps(r) + "\n" for r in found))
-                        words = f"{law.name:<16}{noise:<8g}{method:<14}{row['found']!s:<7}{row['seconds']:<8}"
-                        print(words + row["formula"], flush=True)
+            chosen = [law for law in laws if law.kind in classes]
+            for law, noise, method in itertools.product(chosen, noises, methods):
+                if (law.name, noise, seed, method, arguments.rows) in done:
+                    continue
+                row = measure(law, noise, seed, method, arguments.rows)
+                rows.append(row)
+                files.write(arguments.out, "".join(json.dumps(r) + "\n" for r in rows))
+                words = (
+                    f"{law.name:<16}{noise:<8g}{method:<14}{row['found']!s:<7}{row['seconds']:<8}"
+                )
+                print(words + row["formula"], flush=True)
 
 
 if __name__ == "__main__":

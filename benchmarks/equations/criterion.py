@@ -1,8 +1,9 @@
-"""Whether data can tell an equation from the law: `NPURegressor`'s criterion (BIC) of both on the same rows.
+"""Whether data can tell an equation from the law: `NPURegressor`'s criterion (BIC) of both.
 
-Both criteria are those of errors that are equal for all rows, as the benchmark's are. The law's coefficients are fitted
-to the rows, with its exponents and output power; the equation stays as it is. Parameters count as in the search. An
-equation whose criterion is no larger is not told apart from the law.
+Both criteria are those of errors that are equal for all rows, as the benchmark's are. The law's
+coefficients are fitted to the rows, with its exponents and output power; the equation stays as it
+is. Parameters count as in the search. An equation whose criterion is no larger is not told apart
+from the law.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def of_law(law: Law, X: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def _cost(
-    X: np.ndarray, y: np.ndarray, power: float, sign: np.ndarray, log_coef: np.ndarray, exponents: np.ndarray,
-    free: np.ndarray, iterations: int,
+    X: np.ndarray, y: np.ndarray, power: float, sign: np.ndarray, log_coef: np.ndarray,
+    exponents: np.ndarray, free: np.ndarray, iterations: int,
 ) -> float | None:  # fmt: skip
     columns, inputs = Columns.of(X), Exponents.unrestricted(X.shape[1])
     rows = all_rows(

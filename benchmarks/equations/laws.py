@@ -1,8 +1,9 @@
-"""Known laws, as formulas: those of Feynman's lectures that AI Feynman (Udrescu, Tegmark, 2020) collected and that are
-powers of sums of at most four products of powers; and sums that are drawn.
+"""Known laws, as formulas: laws of Feynman's lectures, and sums that are drawn.
 
-Class a: one product. b: a sum. c1: a power of a sum. Inputs are drawn uniformly from [1, 5] unless a range is given.
-Classes ad, bd and c1d: a, b and c1 with two columns that are not needed.
+The laws are those of AI Feynman (Udrescu, Tegmark, 2020) that are powers of sums of at most four
+products of powers. Class a: one product. b: a sum. c1: a power of a sum. Inputs are drawn uniformly
+from [1, 5] unless the law has a range. Classes ad, bd and c1d: a, b and c1 with two columns that
+are not needed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SUMS = 24  # drawn sums of a seed
 
 @dataclass(frozen=True)
 class Range:
-    """How an input is drawn: "uniform", "log" (uniform in the logarithm) or "integer" (from low to high - 1).
+    """The distribution of an input: "uniform", "log" (uniform in the logarithm) or "integer".
 
     sign: "-" is for the negative of these numbers, "both" for either sign at random.
     """
@@ -39,7 +40,7 @@ class Range:
         return size * _signs(self.sign, rows, generator)
 
     def around(self, rows: int, generator: np.random.Generator) -> np.ndarray:
-        """Numbers ``[N]`` over four decades around the range's geometric middle, of every sign that the range has.
+        """Numbers ``[N]`` over four decades around the range's geometric middle, of its signs.
 
         A range that begins at 0 or below has its middle at half of its largest size.
         """
@@ -60,8 +61,8 @@ def _signs(sign: str, rows: int, generator: np.random.Generator) -> np.ndarray:
 class Law:
     """``y**power = sum coef * prod x**exponent``; terms as (coefficient, "x y^-2 z^0.5").
 
-    columns: the inputs in another order than that in which they come up, and those that are not needed. source: the set
-    of equations that the law is from.
+    columns: the inputs in another order than that in which they come up, and those that are not
+    needed. source: the set of equations that the law is from.
     """
 
     name: str
@@ -75,8 +76,8 @@ class Law:
     @property
     def inputs(self) -> list[str]:
         """Names of the columns."""
-        found = [part.split("^")[0] for _, product in self.terms for part in product.split()]
-        return list(self.columns or dict.fromkeys(found))
+        names = [part.split("^")[0] for _, product in self.terms for part in product.split()]
+        return list(self.columns or dict.fromkeys(names))
 
     @property
     def exponents(self) -> np.ndarray:
@@ -97,21 +98,23 @@ class Law:
     def __call__(self, X: np.ndarray) -> np.ndarray:
         """y ``[N]``, not a number where a sum has no such root."""
         with np.errstate(invalid="ignore"):
-            found: np.ndarray = self.products(X).sum(1) ** (1 / self.power)
-        return found
+            values: np.ndarray = self.products(X).sum(1) ** (1 / self.power)
+        return values
 
     def draw(self, rows: int, generator: np.random.Generator) -> np.ndarray:
         """Inputs ``[N, n]``; rows without a y are drawn again."""
         ranges = [self.ranges.get(name, USUAL) for name in self.inputs]
-        X = np.column_stack([one.draw(rows, generator) for one in ranges])
-        while (again := ~np.isfinite(self(X))).any():
-            X[again] = np.column_stack([one.draw(int(again.sum()), generator) for one in ranges])
+        X = np.column_stack([bounds.draw(rows, generator) for bounds in ranges])
+        while (invalid := ~np.isfinite(self(X))).any():
+            X[invalid] = np.column_stack(
+                [bounds.draw(int(invalid.sum()), generator) for bounds in ranges]
+            )
         return X
 
     def around(self, rows: int, generator: np.random.Generator) -> np.ndarray:
         """The inputs ``[N, n]`` at which a formula is judged."""
         ranges = [self.ranges.get(name, USUAL) for name in self.inputs]
-        return np.column_stack([one.around(rows, generator) for one in ranges])
+        return np.column_stack([bounds.around(rows, generator) for bounds in ranges])
 
 
 USUAL = Range(1.0, 5.0)
@@ -122,7 +125,7 @@ def _a(name: str, coef: float, product: str) -> Law:
 
 
 def _c(name: str, power: float, *terms: tuple[float, str], **ranges: tuple[float, float]) -> Law:
-    return Law(name, "c1", terms, power, {name: Range(*ends) for name, ends in ranges.items()})
+    return Law(name, "c1", terms, power, {name: Range(*bounds) for name, bounds in ranges.items()})
 
 
 SLOW = {"v": (1.0, 2.0), "c": (3.0, 10.0)}
@@ -206,7 +209,7 @@ def with_dummies(law: Law) -> Law:
 
 
 def drawn(seed: int) -> Law:
-    """A sum of two to four products of one to three of three to five inputs, and an input that it does not need."""
+    """A sum of two to four products of one to three inputs, and an input that it does not need."""
     generator = np.random.default_rng([seed, 77])
     count, inputs = int(generator.integers(2, 5)), int(generator.integers(3, 6))
     products: dict[str, float] = {}

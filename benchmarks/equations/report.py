@@ -1,4 +1,4 @@
-"""What the rows say: a table, the rates that others have published, and a picture."""
+"""Tables of the rows, the rates that others have published, and a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Row = dict[str, Any]
 METHODS = ("NPURegressor", "logarithms", *RIVALS)
 NAMES = {"logarithms": "least squares of logarithms"}
 TITLES = {
-    "a": "one product", "ad": "one product, two columns more", "b": "sum", "bd": "sum, two columns more",
+    "a": "one product", "ad": "one product, two columns more",
+    "b": "sum", "bd": "sum, two columns more",
     "c1": "power of a sum", "c1d": "power of a sum, two columns more", "sum": "drawn sum",
     "srsd": "SRSD", "srsdd": "SRSD, dummy columns",
 }  # fmt: skip
@@ -29,7 +30,8 @@ EACH = Counter(
     + ["sum"] * SUMS
 )
 
-# Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who published them.
+# Shares of equations found: method, noise, of one product, of a sum, of a power of a sum; and who
+# published them.
 PUBLISHED = (
     ("AI Feynman", 0.0, 86, 44, 51, "SRBench"),
     ("Operon", 0.0, 46, 7, 3, "SRBench"),
@@ -48,35 +50,37 @@ def cell_rows(rows: Sequence[Row], kind: str, noise: float, method: str) -> list
 
 
 def incomplete(group: Sequence[Row]) -> bool:
-    """Whether equations of the class lack for a seed that was begun."""
+    """Whether a cell lacks equations of its class for a seed that was begun."""
     return len(group) < EACH[group[0]["class"]] * len({row["seed"] for row in group})
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The share found and the median processor time, as Markdown. Rows of other classes than `TITLES` are left out."""
+    """The shares found and the median processor times, as Markdown, of the classes in `TITLES`."""
     rows = [row for row in rows if row["class"] in TITLES]
     sizes = " or ".join(map(str, sorted({row["rows"] for row in rows})))
     seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
     methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
     lines = [
-        f"{sizes} rows; seeds: {seeds}; one thread. Planned: the number of equations times {SEEDS} seeds; a star marks",
-        "a cell that lacks equations of a seed. In brackets: median processor time in seconds; median size in terms,",
-        "for gplearn and pyoperon in nodes of a tree. Not told apart: those not found whose criterion (BIC) on these",
+        f"{sizes} rows; seeds: {seeds}; one thread. Planned: the number of equations times {SEEDS} "
+        "seeds; a star marks",
+        "a cell that lacks equations of a seed. In brackets: median processor time in seconds; "
+        "median size in terms,",
+        "for gplearn and pyoperon in nodes of a tree. Not told apart: those not found whose "
+        "criterion (BIC) on these",
         "rows is no larger than the law's.",
         "",
         "| | noise | planned | " + " | ".join(NAMES.get(m, f"`{m}`") for m in methods) + " |",
         "| --- | --- | --- |" + " --- |" * len(methods),
-    ]  # fmt: skip
+    ]
     for kind, noise in sorted({(row["class"], row["noise"]) for row in rows}):
         cells = [_cell(cell_rows(rows, kind, noise, method)) for method in methods]
-        lines.append(
-            f"| {TITLES[kind]} | {noise:g} | {SEEDS * EACH[kind]} | " + " | ".join(cells) + " |"
-        )
+        planned = SEEDS * EACH[kind]
+        lines.append(f"| {TITLES[kind]} | {noise:g} | {planned} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def not_told_apart(row: Row) -> bool:
-    """Whether an equation that was not found is as good as the law; one of the same terms has its criterion."""
+    """Whether an equation that was not found is as good as the law by its criterion."""
     bic, truth = row.get("bic"), row.get("truth_bic")
     return bic is not None and truth is not None and bic <= truth + ROUNDING
 
@@ -86,10 +90,10 @@ def _cell(group: Sequence[Row]) -> str:
         return ""
     seconds, size = ([row[key] for row in group] for key in ("seconds", "terms"))
     star = "\\*" if incomplete(group) else ""
-    found = f"{sum(row['found'] for row in group)} of {len(group)}{star}"
-    alike = sum(map(not_told_apart, group))
-    found += f", {alike} not told apart" if alike else ""
-    return f"{found} ({statistics.median(seconds):.2g} s; {statistics.median(size):g})"
+    share = f"{sum(row['found'] for row in group)} of {len(group)}{star}"
+    undecided = sum(map(not_told_apart, group))
+    share += f", {undecided} not told apart" if undecided else ""
+    return f"{share} ({statistics.median(seconds):.2g} s; {statistics.median(size):g})"
 
 
 def published() -> str:
@@ -108,7 +112,7 @@ def published() -> str:
 
 
 def picture(rows: Sequence[Row], path: Path) -> None:
-    """The share found over the noise, a panel for each class with several noises. Needs matplotlib."""
+    """Draw the share found over the noise, a panel for each class with several noises."""
     from benchmarks.paper.drawing import figure, headline, save
     from benchmarks.paper.summary import wilson
 
@@ -119,36 +123,26 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     for axis, kind in zip(axes[0], kinds, strict=True):
         for k, method in enumerate(methods):
             groups = {n: cell_rows(rows, kind, n, method) for n in noises}
-            at = [n for n in noises if groups[n]]
-            shares = [sum(row["found"] for row in groups[n]) / len(groups[n]) for n in at]
-            ends = [wilson(sum(row["found"] for row in groups[n]), len(groups[n])) for n in at]
-            error = [[max(0.0, s - e[0]) for s, e in zip(shares, ends, strict=True)],
-                     [max(0.0, e[1] - s) for s, e in zip(shares, ends, strict=True)]]  # fmt: skip
-            places = [noises.index(n) + 0.07 * (k - (len(methods) - 1) / 2) for n in at]
-            if at:
-                axis.errorbar(
-                    places,
-                    shares,
-                    error,
-                    fmt="o-",
-                    capsize=2,
-                    color=f"C{k}",
-                    label=NAMES.get(method, method),
-                )
+            groups = {n: group for n, group in groups.items() if group}
+            counts = [(sum(row["found"] for row in g), len(g)) for g in groups.values()]
+            shares = [count / total for count, total in counts]
+            bounds = [wilson(*pair) for pair in counts]
+            error = [
+                [max(0.0, s - low) for s, (low, _) in zip(shares, bounds, strict=True)],
+                [max(0.0, high - s) for s, (_, high) in zip(shares, bounds, strict=True)],
+            ]
+            x = [noises.index(n) + 0.07 * (k - (len(methods) - 1) / 2) for n in groups]
+            if groups:
+                look = {"fmt": "o-", "capsize": 2, "color": f"C{k}"}
+                axis.errorbar(x, shares, error, label=NAMES.get(method, method), **look)
         axis.set_xticks(range(len(noises)), [f"{n:g}" for n in noises])
         axis.set(title=TITLES[kind], xlabel="noise", ylim=(-0.04, 1.04))
     axes[0][0].set_ylabel("share of equations found")
-    lines = {
-        name: line
-        for axis in axes[0]
-        for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    handles = [zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes[0]]
+    lines = {name: line for pairs in handles for line, name in pairs}
     drawing.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
-    headline(
-        drawing,
-        "Equations found in data",
-        "bars: 95 % intervals; wide where only few equations were run",
-    )
+    look_for = "bars: 95 % intervals; wide where only few equations were run"
+    headline(drawing, "Equations found in data", look_for)
     save(drawing, path)
 
 

@@ -1,17 +1,18 @@
-"""The equations of SRSD that `NPURegressor` can represent, with their ranges: Matsubara, Chiba, Igarashi and Ushiku,
-"Rethinking Symbolic Regression Datasets and Benchmarks for Scientific Discovery" (2022).
+"""The equations of SRSD that `NPURegressor` can represent, with their ranges.
 
-SRSD has the 120 equations of AI Feynman with sizes as in nature: inputs of both signs, most of them uniform in the
-logarithm over two decades, and physical constants as constants. Those are representable that are ``y**p = sum`` of at
-most four products of powers, p one of 1, 2, 1/2, -1, -2, -1/2:
+Matsubara, Chiba, Igarashi and Ushiku, "Rethinking Symbolic Regression Datasets and Benchmarks for
+Scientific Discovery" (2022). SRSD has the 120 equations of AI Feynman with sizes as in nature:
+inputs of both signs, most of them uniform in the logarithm over two decades, and physical constants
+as constants. Those are representable that are ``y**p = sum`` of at most four products of powers, p
+one of 1, 2, 1/2, -1, -2, -1/2:
 
     set      equations   representable
     easy        30            24
     medium      40            28
     hard        50            16
 
-`OTHERS` has the rest. A root has one sign: where y has both and p is even, y**p does not tell it. With p = -1 it does.
-As in SRSD, rows whose y is not a real number are drawn again.
+`OTHERS` has the rest. A root has one sign: where y has both and p is even, y**p does not tell it.
+With p = -1 it does. As in SRSD, rows whose y is not a real number are drawn again.
 
 Class srsd: as they are. srsdd: with one to three dummy columns of random sizes at random places.
 """
@@ -29,12 +30,16 @@ HBAR, KB, MAGNETON = H / (2 * PI), 1.380649e-23, 9.2740100783e-24
 
 OTHERS = {
     "a sine, cosine, exponential or logarithm": (
-        "I.6.20 I.6.20a I.6.20b I.12.11 I.18.12 I.18.16 I.26.2 I.29.16 I.30.3 I.30.5 I.37.4 I.40.1 I.41.16 I.44.4 "
-        "I.50.26 II.6.11 II.6.15b II.11.17 II.15.4 II.15.5 II.35.18 II.35.21 III.4.32 III.4.33 III.8.54 III.9.52 "
+        "I.6.20 I.6.20a I.6.20b I.12.11 I.18.12 I.18.16 I.26.2 I.29.16 I.30.3 I.30.5 I.37.4 I.40.1 "
+        "I.41.16 I.44.4 "
+        "I.50.26 II.6.11 II.6.15b II.11.17 II.15.4 II.15.5 II.35.18 II.35.21 III.4.32 III.4.33 "
+        "III.8.54 III.9.52 "
         "III.14.14 III.15.12 III.17.37 B1 B2 B3 B8 B10 B11 B13 B14 B15 B20"
     ),
     "more than four terms": "I.8.14 I.9.18",
-    "a quotient of sums, or a root beside a term": "I.15.3t I.15.3x I.16.6 I.18.4 I.34.14 II.11.28 B12 B16",
+    "a quotient of sums, or a root beside a term": (
+        "I.15.3t I.15.3x I.16.6 I.18.4 I.34.14 II.11.28 B12 B16"
+    ),
     "an even power, and y of both signs": "I.15.10 II.6.15a III.10.19",
 }
 
@@ -84,32 +89,42 @@ SRSD = (
     _one("I.14.3", "easy", GRAVITY, "m z", m=pos(1e-2, 1), z=both(1e-2, 1)),
     _one("I.14.4", "easy", 0.5, "k x^2", k=pos(1e2, 1e4), x=both(1e-2, 1)),
     _one("I.25.13", "easy", 1, "q C^-1", q=both(1e-5, 1e-3), C=pos(1e-5, 1e-3)),
-    _law("I.27.6", "easy", -1, (1, "d1^-1"), (1, "n d2^-1"), d1=pos(1e-3, 1e-1), n=pos(*TENS), d2=pos(1e-3, 1e-1)),
+    _law("I.27.6", "easy", -1, (1, "d1^-1"), (1, "n d2^-1"), d1=pos(1e-3, 1e-1), n=pos(*TENS),
+         d2=pos(1e-3, 1e-1)),
     _one("I.43.16", "easy", 1, "mu q V d^-1",
          mu=both(1e-6, 1e-4), q=both(*CHARGE), V=both(*TENS), d=pos(1e-3, 1e-1)),
-    _one("I.47.23", "easy", 1, "gamma^0.5 p^0.5 rho^-0.5", gamma=Range(1, 2), p=Range(5e-6, 1.5e-5), rho=Range(1, 2)),
+    _one("I.47.23", "easy", 1, "gamma^0.5 p^0.5 rho^-0.5", gamma=Range(1, 2),
+         p=Range(5e-6, 1.5e-5), rho=Range(1, 2)),
     _law("II.2.42", "easy", 1, (1, "k T2 A d^-1"), (-1, "k T1 A d^-1"),
-         k=pos(*TENS), T2=pos(*TEMPERATURE), T1=pos(*TEMPERATURE), A=pos(1e-4, 1e-2), d=pos(1e-2, 1)),
+         k=pos(*TENS), T2=pos(*TEMPERATURE), T1=pos(*TEMPERATURE), A=pos(1e-4, 1e-2),
+         d=pos(1e-2, 1)),
     _one("II.3.24", "easy", 1 / (4 * PI), "P r^-2", P=both(1, 1e2), r=pos(1e-2, 1)),
     _one("II.4.23", "easy", 1 / (4 * PI * EPS), "q r^-1", q=both(1e-3, 1e-1), r=pos(1e-2, 1)),
     _one("II.8.31", "easy", EPS / 2, "E^2", E=pos(1e1, 1e3)),
-    _law("II.10.9", "easy", -1, (EPS, "s^-1"), (EPS, "chi s^-1"), s=both(1e-3, 1e-1), chi=pos(1, 1e2)),
-    _one("II.13.17", "easy", 1 / (2 * PI * EPS * C**2), "I r^-1", I=both(1e-3, 1e-1), r=pos(1e-3, 1e-1)),
+    _law("II.10.9", "easy", -1, (EPS, "s^-1"), (EPS, "chi s^-1"), s=both(1e-3, 1e-1),
+         chi=pos(1, 1e2)),
+    _one("II.13.17", "easy", 1 / (2 * PI * EPS * C**2), "I r^-1", I=both(1e-3, 1e-1),
+         r=pos(1e-3, 1e-1)),
     _one("II.27.16", "easy", EPS * C, "E^2", E=pos(*TENS)),
     _one("II.27.18", "easy", EPS, "E^2", E=pos(*TENS)),
     _one("II.34.11", "easy", 0.5, "g q B m^-1",
          g=Range(-1, 1), q=both(*CHARGE), B=both(1e-9, 1e-7), m=pos(*MASS)),
-    _one("II.34.29b", "easy", MAGNETON / HBAR, "g B J", g=Range(-1, 1), B=both(1e-3, 1e-1), J=both(1e-26, 1e-22)),
-    _one("II.38.3", "easy", 1, "Y A x d^-1", Y=pos(*TENS), A=pos(1e-4, 1e-2), x=both(1e-3, 1e-1), d=pos(1e-2, 1)),
+    _one("II.34.29b", "easy", MAGNETON / HBAR, "g B J", g=Range(-1, 1), B=both(1e-3, 1e-1),
+         J=both(1e-26, 1e-22)),
+    _one("II.38.3", "easy", 1, "Y A x d^-1", Y=pos(*TENS), A=pos(1e-4, 1e-2), x=both(1e-3, 1e-1),
+         d=pos(1e-2, 1)),
     _law("II.38.14", "easy", -1, (2, "Y^-1"), (2, "s Y^-1"), Y=pos(*TENS), s=pos(1e-2, 1)),
     _one("III.7.38", "easy", 2 / HBAR, "mu B", mu=both(1e-11, 1e-9), B=both(1e-3, 1e-1)),
     _one("III.12.43", "easy", HBAR, "n", n=whole(1, 100)),
-    _one("III.15.27", "easy", 2 * PI, "alpha n^-1 d^-1", alpha=whole(1, 100, "both"), n=whole(1, 100), d=pos(*LENGTH)),
+    _one("III.15.27", "easy", 2 * PI, "alpha n^-1 d^-1", alpha=whole(1, 100, "both"),
+         n=whole(1, 100), d=pos(*LENGTH)),
     # medium
-    _law("I.10.7", "medium", -2, (1, "m^-2"), (-1 / C**2, "m^-2 v^2"), m=pos(*TENS), v=pos(1e5, 1e8)),
+    _law("I.10.7", "medium", -2, (1, "m^-2"), (-1 / C**2, "m^-2 v^2"), m=pos(*TENS),
+         v=pos(1e5, 1e8)),
     _law("I.11.19", "medium", 1, (1, "x1 y1"), (1, "x2 y2"), (1, "x3 y3"),
          **dict.fromkeys(("x1", "y1", "x2", "y2", "x3", "y3"), both(*TENS))),
-    _one("I.12.2", "medium", 1 / (4 * PI * EPS), "q1 q2 r^-2", q1=both(*TENS), q2=both(*TENS), r=pos(*TENS)),
+    _one("I.12.2", "medium", 1 / (4 * PI * EPS), "q1 q2 r^-2", q1=both(*TENS), q2=both(*TENS),
+         r=pos(*TENS)),
     _law("I.13.4", "medium", 1, (0.5, "m v^2"), (0.5, "m u^2"), (0.5, "m w^2"),
          m=pos(*TENS), v=both(*TENS), u=both(*TENS), w=both(*TENS)),
     _law("I.13.12", "medium", 1, (G, "m1 m2 r2^-1"), (-G, "m1 m2 r1^-1"),
@@ -117,27 +132,33 @@ SRSD = (
     _law("I.24.6", "medium", 1, (0.25, "m w^2 x^2"), (0.25, "m w0^2 x^2"),
          m=pos(*TENS), w=both(*TENS), w0=both(*TENS), x=both(*TENS)),
     _one("I.29.4", "medium", 1 / C, "w", w=pos(*OMEGA)),
-    _one("I.32.5", "medium", 1 / (6 * PI * EPS * C**3), "q^2 a^2", q=both(1e-3, 1e-1), a=pos(1e5, 1e7)),
+    _one("I.32.5", "medium", 1 / (6 * PI * EPS * C**3), "q^2 a^2", q=both(1e-3, 1e-1),
+         a=pos(1e5, 1e7)),
     _law("I.34.10", "medium", -1, (1, "w^-1"), (-1 / C, "w^-1 v"), w=pos(*OMEGA), v=both(*SPEED)),
-    _one("I.34.8", "medium", 1, "q v B p^-1", q=both(*CHARGE), v=both(*SPEED), B=both(1e1, 1e3), p=both(1e9, 1e11)),
+    _one("I.34.8", "medium", 1, "q v B p^-1", q=both(*CHARGE), v=both(*SPEED), B=both(1e1, 1e3),
+         p=both(1e9, 1e11)),
     _one("I.34.27", "medium", HBAR, "w", w=pos(*OMEGA)),
-    _one("I.38.12", "medium", 4 * PI * EPS * HBAR**2, "m^-1 q^-2", m=pos(1e-28, 1e-26), q=pos(*CHARGE)),
+    _one("I.38.12", "medium", 4 * PI * EPS * HBAR**2, "m^-1 q^-2", m=pos(1e-28, 1e-26),
+         q=pos(*CHARGE)),
     _one("I.39.10", "medium", 1.5, "p V", p=pos(1e4, 1e6), V=pos(1e-5, 1e-3)),
     _law("I.39.11", "medium", -1, (1, "g p^-1 V^-1"), (-1, "p^-1 V^-1"),
          g=Range(1, 2), p=pos(1e4, 1e6), V=pos(1e-5, 1e-3)),
     _one("I.43.31", "medium", KB, "mu T", mu=pos(1e13, 1e15), T=pos(*TEMPERATURE)),
     _law("I.43.43", "medium", -1, (1 / KB, "g v^-1 A"), (-1 / KB, "v^-1 A"),
          g=Range(1, 2), v=pos(1e2, 1e4), A=pos(1e-21, 1e-19)),
-    _law("I.48.2", "medium", -2, (C**-4, "m^-2"), (-(C**-6), "m^-2 v^2"), m=pos(1e-29, 1e-27), v=pos(1e6, 1e8)),
+    _law("I.48.2", "medium", -2, (C**-4, "m^-2"), (-(C**-6), "m^-2 v^2"), m=pos(1e-29, 1e-27),
+         v=pos(1e6, 1e8)),
     _one("II.8.7", "medium", 3 / (20 * PI * EPS), "q^2 d^-1", q=both(*CHARGE), d=pos(1e-12, 1e-10)),
     _law("II.11.3", "medium", -1, (1, "m w0^2 q^-1 E^-1"), (-1, "m w^2 q^-1 E^-1"),
          q=both(*CHARGE), E=pos(1e-9, 1e-7), m=pos(1e-28, 1e-26), w0=both(*OMEGA), w=both(*OMEGA)),
     _law("II.21.32", "medium", -1, (4 * PI * EPS, "r q^-1"), (-4 * PI * EPS / C, "r v q^-1"),
          q=both(1e-3, 1e-1), r=pos(1, 1e2), v=pos(1e6, 1e8)),
-    _one("II.34.2a", "medium", 1 / (2 * PI), "q v r^-1", q=both(*CHARGE), v=both(*SPEED), r=pos(*CHARGE)),
+    _one("II.34.2a", "medium", 1 / (2 * PI), "q v r^-1", q=both(*CHARGE), v=both(*SPEED),
+         r=pos(*CHARGE)),
     _one("II.34.2", "medium", 0.5, "q v r", q=both(*CHARGE), v=both(*SPEED), r=pos(*CHARGE)),
     _one("II.34.29a", "medium", H / (4 * PI), "q m^-1", q=both(*CHARGE), m=pos(*MASS)),
-    _law("II.37.1", "medium", 1, (1, "mu B"), (1, "mu chi B"), mu=both(1e-25, 1e-23), chi=both(1e4, 1e6),
+    _law("II.37.1", "medium", 1, (1, "mu B"), (1, "mu chi B"), mu=both(1e-25, 1e-23),
+         chi=both(1e4, 1e6),
          B=both(1e-3, 1e-1)),
     _one("III.13.18", "medium", 2 / HBAR, "E d^2 k", E=both(*ENERGY), d=pos(*LENGTH), k=pos(*TENS)),
     _one("III.15.14", "medium", HBAR**2 / 2, "E^-1 d^-2", E=pos(*ENERGY), d=pos(*LENGTH)),
@@ -146,7 +167,8 @@ SRSD = (
     _law("B18", "medium", 1, (3 * C**2 / (8 * PI * G), "k r^-2"), (3 / (8 * PI * G), "H^2"),
          k=both(1e1, 1e3), r=pos(*GALAXY), H=both(1, 1e2)),
     # hard
-    _law("I.32.17", "hard", -1, (3 / (4 * PI * EPS * C), "E^-2 r^-2"), (-3 / (2 * PI * EPS * C), "E^-2 r^-2 w0^2 w^-2"),
+    _law("I.32.17", "hard", -1, (3 / (4 * PI * EPS * C), "E^-2 r^-2"),
+         (-3 / (2 * PI * EPS * C), "E^-2 r^-2 w0^2 w^-2"),
          (3 / (4 * PI * EPS * C), "E^-2 r^-2 w0^4 w^-4"),
          E=both(1e1, 1e3), r=pos(1e-2, 1), w=both(*OMEGA), w0=both(*OMEGA)),
     _one("I.39.22", "hard", KB, "n T V^-1", n=pos(*COUNT), T=pos(*TEMPERATURE), V=pos(1e-5, 1e-3)),
@@ -154,11 +176,15 @@ SRSD = (
          n=pos(*COUNT), p=both(1e-22, 1e-20), E=both(1e1, 1e3), T=pos(*TEMPERATURE)),
     _law("II.11.27", "hard", -1, (1 / EPS, "n^-1 alpha^-1 E^-1"), (-1 / (3 * EPS), "E^-1"),
          n=pos(*COUNT), alpha=pos(1e-33, 1e-31), E=pos(1e1, 1e3)),
-    _law("II.13.23", "hard", -2, (1, "rho^-2"), (-1 / C**2, "rho^-2 v^2"), rho=pos(1e27, 1e29), v=pos(1e6, 1e8)),
-    _law("II.13.34", "hard", -2, (1, "rho^-2 v^-2"), (-1 / C**2, "rho^-2"), rho=pos(1e27, 1e29), v=pos(1e6, 1e8)),
-    _law("II.24.17", "hard", 2, (1 / C**2, "w^2"), (-(PI**2), "d^-2"), w=both(*OMEGA), d=pos(1e-3, 1e-1)),
+    _law("II.13.23", "hard", -2, (1, "rho^-2"), (-1 / C**2, "rho^-2 v^2"), rho=pos(1e27, 1e29),
+         v=pos(1e6, 1e8)),
+    _law("II.13.34", "hard", -2, (1, "rho^-2 v^-2"), (-1 / C**2, "rho^-2"), rho=pos(1e27, 1e29),
+         v=pos(1e6, 1e8)),
+    _law("II.24.17", "hard", 2, (1 / C**2, "w^2"), (-(PI**2), "d^-2"), w=both(*OMEGA),
+         d=pos(1e-3, 1e-1)),
     _law("II.36.38", "hard", 1, (1 / KB, "mu H T^-1"), (1 / (EPS * C**2 * KB), "mu alpha M T^-1"),
-         mu=both(1e-25, 1e-23), H=both(1e-3, 1e-1), T=pos(*TEMPERATURE), alpha=Range(0, 1), M=pos(*COUNT)),
+         mu=both(1e-25, 1e-23), H=both(1e-3, 1e-1), T=pos(*TEMPERATURE), alpha=Range(0, 1),
+         M=pos(*COUNT)),
     _one("III.21.20", "hard", -1, "rho q A m^-1",
          rho=neg(1e-29, 1e-27), q=neg(*CHARGE), A=both(1e-3, 1e-1), m=pos(*MASS)),
     _law("B4", "hard", 2, (2, "m^-1 E"), (-2, "m^-1 U"), (-1, "m^-2 L^2 r^-2"),
@@ -166,14 +192,17 @@ SRSD = (
     _law("B5", "hard", -2, (G / (4 * PI**2), "d^-3 m1"), (G / (4 * PI**2), "d^-3 m2"),
          d=pos(*GALAXY), m1=pos(*COUNT), m2=pos(*COUNT)),
     _law("B6", "hard", 2, (1, ""), (2, "eps E L^2 m^-1 Z1^-2 Z2^-2 q^-4"),
-         eps=both(*ENERGY), E=pos(*ENERGY), L=pos(*LENGTH), m=pos(*MASS), Z1=whole(1, 10), Z2=whole(1, 10),
+         eps=both(*ENERGY), E=pos(*ENERGY), L=pos(*LENGTH), m=pos(*MASS), Z1=whole(1, 10),
+         Z2=whole(1, 10),
          q=both(*CHARGE)),
     _law("B7", "hard", 2, (8 * PI * G / 3, "rho"), (-(C**2), "alpha d^-2"),
          rho=pos(1e-28, 1e-26), alpha=whole(-1, 2, "both"), d=pos(1e25, 1e27)),
-    _law("B9", "hard", 1, (-6.4 * G**4 / C**5, "m1^3 m2^2 r^-5"), (-6.4 * G**4 / C**5, "m1^2 m2^3 r^-5"),
+    _law("B9", "hard", 1, (-6.4 * G**4 / C**5, "m1^3 m2^2 r^-5"),
+         (-6.4 * G**4 / C**5, "m1^2 m2^3 r^-5"),
          m1=pos(*COUNT), m2=pos(*COUNT), r=pos(*GALAXY)),
     _law("B17", "hard", 1, (0.5, "m^-1 p^2"), (0.5, "m w^2 x^2"), (0.5, "m w^2 alpha x^3 y^-1"),
-         m=pos(*MASS), p=both(1e-9, 1e-7), w=both(*OMEGA), x=both(*CHARGE), alpha=both(*TENS), y=pos(*CHARGE)),
+         m=pos(*MASS), p=both(1e-9, 1e-7), w=both(*OMEGA), x=both(*CHARGE), alpha=both(*TENS),
+         y=pos(*CHARGE)),
     _law("B19", "hard", 1, (-(C**4) / (8 * PI * G), "k r^-2"), (-(C**2) / (8 * PI * G), "H^2"),
          (C**2 / (4 * PI * G), "H^2 alpha"),
          k=both(1e1, 1e3), r=pos(*GALAXY), H=pos(1, 1e2), alpha=Range(-10, 10, sign="both")),
@@ -181,7 +210,7 @@ SRSD = (
 
 
 def mixed(law: Law) -> Law:
-    """The law with one to three columns that are not needed, of sizes from 1e-33 to 1e33, among the others."""
+    """The law with one to three needless columns, of sizes from 1e-33 to 1e33, among the others."""
     generator = np.random.default_rng([120, *law.name.encode()])
     columns, ranges = list(law.inputs), dict(law.ranges)
     for k in range(int(generator.integers(1, 4))):

@@ -1,8 +1,8 @@
 """``python -m benchmarks.gpu [PART ...]``: results, speed and tuned tables on a machine with a GPU.
 
-Needs Python with torch and triton: no network, no pip, no C++ library. Every part and every item of it has its own
-limit of time; rows are written as they come; an item that fails does not stop the next; the same command goes on where
-an earlier one ended.
+Needs Python with torch and triton: no network, no pip, no C++ library. Every part and every item of
+it has its own limit of time; rows are written as they come; an item that fails does not stop the
+next; the same command goes on where an earlier one ended.
 """
 
 from __future__ import annotations
@@ -20,29 +20,20 @@ from benchmarks.gpu.crew import ROOT, ROWS, SHORTEST, Crew, Record
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     listed = "; ".join(
-        f"{name} ({part.seconds:.0f} s): {part.what}" for name, part in plan.PARTS.items()
+        f"{name} ({part.seconds:.0f} s): {part.title}" for name, part in plan.PARTS.items()
     )
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description="First minutes on a GPU."
+    description = "First minutes on a GPU."
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=description)
+    add, parts = parser.add_argument, f"all, in this order, or some of: {listed}"
+    add("parts", nargs="*", metavar="PART", help=parts)
+    folder = (
+        "the folder of rows, tables and the log (default build/gpu); the variable OUT names one "
+        "that gets copies"
     )
-    parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"all, in this order, or some of: {listed}"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=ROOT / "build" / "gpu",
-        help="the folder of rows, tables and the log (default build/gpu); the variable OUT names one that gets copies",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=plan.TOTAL_SECONDS, help="for all parts together"
-    )
-    parser.add_argument(
-        "--jobs", type=int, help="worker processes at most, default all cores but two"
-    )
-    parser.add_argument(
-        "--rehearse", action="store_true", help="tiny, on the CPU in Triton's interpreter"
-    )
+    add("--out", type=Path, default=ROOT / "build" / "gpu", help=folder)
+    add("--seconds", type=float, default=plan.TOTAL_SECONDS, help="for all parts together")
+    add("--jobs", type=int, help="worker processes at most, default all cores but two")
+    add("--rehearse", action="store_true", help="tiny, on the CPU in Triton's interpreter")
     options = parser.parse_args(argv)
     unknown = [part for part in options.parts if part not in plan.PARTS]
     if unknown:
@@ -55,7 +46,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 if an item failed or is left."""
+    """Run the parts; return the exit status: 1 if an item failed or is left."""
     options = arguments(argv)
     begin = time.monotonic()
 
@@ -74,19 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 tell(f"{name}: no time is left")
                 results.append((name, (0, 0, len(part.items))))
                 continue
-            tell(f"{name}: {part.what}, at most {seconds:.0f} s")
+            tell(f"{name}: {part.title}, at most {seconds:.0f} s")
             # First launches and pytest leave settings behind that times depend on.
             keep = name not in ("smoke", "tests")
-            counts = crew.run(
-                name, part.items, min(jobs, part.jobs), seconds, part.item_seconds, keep
-            )
+            workers = min(jobs, part.jobs)
+            counts = crew.run(name, part.items, workers, seconds, part.item_seconds, keep)
             results.append((name, counts))
     tell("the end")
     for name, (done, failed, waiting) in results:
         print(f"  {name:<9} {done} done, {failed} failed, {waiting} left")
-    print(
-        f"  rows: {options.out / ROWS}; the same command does what is left, and what failed once more"
-    )
+    advice = "the same command does what is left, and what failed once more"
+    print(f"  rows: {options.out / ROWS}; {advice}")
     return int(any(failed or waiting for _, (_, failed, waiting) in results))
 
 

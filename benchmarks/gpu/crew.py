@@ -1,4 +1,4 @@
-"""Worker processes with limits of time, and the files that their rows go to. The standard library is all it needs."""
+"""Worker processes with limits of time, and the files of their rows; standard library only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORTEST = 5.0  # seconds: with less left no item is begun
 
 
 class Record:
-    """Rows, written as they come into a folder and, where a machine takes another one back, into that too.
+    """Rows, written as they come into a folder and, where a machine takes another one back, there.
 
     Args:
         out: the folder that later commands go on from.
@@ -56,8 +56,8 @@ class Record:
                 with open(folder / name, "a") as file:
                     file.write(json.dumps(row) + "\n")
 
-    def attempts(self, part: str, place: Row) -> tuple[set[str], Counter[str]]:
-        """The items of a part that are done on this device with these versions; how often each has failed there."""
+    def attempts(self, part: str, machine: Row) -> tuple[set[str], Counter[str]]:
+        """A part's items that are done on this device and versions; how often each has failed."""
         done, failed = set(), Counter[str]()
         path = self.out / ROWS
         for line in path.read_text().splitlines() if path.exists() else ():
@@ -65,15 +65,12 @@ class Record:
                 row = json.loads(line)
             except json.JSONDecodeError:  # cut off by a kill
                 continue
-            if (
-                row.get("part") == part
-                and "end" in row
-                and all(row.get(key) == place[key] for key in place)
-            ):
-                if row["end"]:
-                    failed[row["item"]] += 1
-                else:
-                    done.add(row["item"])
+            if row.get("part") != part or "end" not in row or not machine.items() <= row.items():
+                continue
+            if row["end"]:
+                failed[row["item"]] += 1
+            else:
+                done.add(row["item"])
         return done, failed
 
 
@@ -91,8 +88,8 @@ class Worker:
             environment["TRITON_INTERPRET"] = "1"
         self._log = open(out / LOG, "a")  # noqa: SIM115 (as long as the process)
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=ROOT,
-            env=environment, start_new_session=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
+            cwd=ROOT, env=environment, start_new_session=True,
         )  # fmt: skip
         self._answers: queue.Queue[Row | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -110,7 +107,7 @@ class Worker:
         return self._follow(seconds, lambda row: self.place.update(row["place"]), "place")
 
     def do(self, part: str, item: str, seconds: float, emit: Callable[[Row], None]) -> str:
-        """Run an item. Returns why it failed, or an empty text. After so many seconds the process is killed."""
+        """Run an item; return why it failed, or "". After `seconds` the process is killed."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"part": part, "item": item}) + "\n")
@@ -164,9 +161,7 @@ class Crew:
     def __init__(self, record: Record, rehearsal: bool, tell: Callable[[str], None]) -> None:
         self.record, self.rehearsal, self.tell = record, rehearsal, tell
         self._workers: list[Worker] = []
-        self._idle: Worker | None = (
-            None  # of the part before: it knows torch and the device already
-        )
+        self._idle: Worker | None = None  # of the part before: it knows torch and the device
 
     def __enter__(self) -> Crew:
         return self
@@ -176,17 +171,12 @@ class Crew:
             worker.kill()
 
     def run(
-        self,
-        part: str,
-        items: Iterable[str],
-        jobs: int,
-        seconds: float,
-        item_seconds: float,
+        self, part: str, items: Iterable[str], jobs: int, seconds: float, item_seconds: float,
         keep: bool = True,
-    ) -> tuple[int, int, int]:
-        """(done, failed, left) of a part's items that earlier commands have not done, within so many seconds.
+    ) -> tuple[int, int, int]:  # fmt: skip
+        """(done, failed, left) of a part's items that earlier commands have not done.
 
-        Those that have failed before come last. keep: a worker may go on with the next part.
+        An item that has failed before comes late. keep: a worker may go on with the next part.
         """
         deadline = time.monotonic() + seconds
         waiting: queue.Queue[str] = queue.Queue()
@@ -218,17 +208,15 @@ class Crew:
                     item = waiting.get_nowait()
                 except queue.Empty:
                     break
-                count["failed" if self._item(worker, part, item, min(item_seconds, deadline - time.monotonic()))
-                      else "done"] += 1  # fmt: skip
+                limit = min(item_seconds, deadline - time.monotonic())
+                count["failed" if self._item(worker, part, item, limit) else "done"] += 1
             if worker is not None and worker.lives and keep:
                 self._idle = worker
             elif worker is not None:
                 worker.kill()
 
-        more = [
-            threading.Thread(target=work, args=(None, False))
-            for _ in range(min(jobs, len(chosen)) - 1)
-        ]
+        extra = range(min(jobs, len(chosen)) - 1)
+        more = [threading.Thread(target=work, args=(None, False)) for _ in extra]
         for thread in more:
             thread.start()
         work(first, keep)
@@ -259,10 +247,10 @@ class Crew:
                 self.tell(f"{part}: {item}: {line}")
 
         why = worker.do(part, item, seconds, emit)
-        self.record.add({**common, "end": why, "seconds": round(time.monotonic() - begin, 2)})
-        self.tell(
-            f"{part}: {item}: {'FAILED: ' + why if why else 'done'} in {time.monotonic() - begin:.1f} s"
-        )
+        taken_seconds = time.monotonic() - begin
+        self.record.add({**common, "end": why, "seconds": round(taken_seconds, 2)})
+        end = "FAILED: " + why if why else "done"
+        self.tell(f"{part}: {item}: {end} in {taken_seconds:.1f} s")
         return why
 
 
@@ -271,11 +259,11 @@ def told(row: Row) -> str:
     if "rival" in row:
         return f"{row['rival']} {row['median_us']:.1f} us, {row['ratio']:.2f} of ours"
     if "errors" in row:
-        return f"error {max(row['errors'], default=0):.1e}, eager's {max(row['eager_errors'], default=0):.1e}"
+        ours, eager = (max(row[name], default=0) for name in ("errors", "eager_errors"))
+        return f"error {ours:.1e}, eager's {eager:.1e}"
     if row.get("outcome") == "failed":
         return f"{row['test']} failed"
     if "environment" in row:
-        return ", ".join(
-            f"{key} {value}" for key, value in row["environment"].items() if value is not None
-        )
+        facts = ((key, value) for key, value in row["environment"].items() if value is not None)
+        return ", ".join(f"{key} {value}" for key, value in facts)
     return str(row.get("told") or row.get("note") or row.get("skipped") or "")

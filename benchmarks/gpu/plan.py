@@ -1,4 +1,4 @@
-"""The parts of a run on a GPU, the most important first, as data: this file does not import torch."""
+"""The parts of a run on a GPU, the most important first, as data: torch is not imported."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """A part's items, which may run in any order or at the same time unless `jobs` is 1; limits in seconds."""
+    """A part's items, in any order or at once unless `jobs` is 1; limits in seconds."""
 
-    what: str
+    title: str
     seconds: float  # for the part
     item_seconds: float  # for one of its items
     items: tuple[str, ...]
@@ -17,98 +17,54 @@ class Part:
 
 
 SMALL, MEDIUM, LARGE = "100x6x2", "100x100x100", "1024x256x256"
-# layer, sizes BxIxO or BxIxOxK, and what is not as usual: a dtype, a precision, an operand left out, a shared x.
+# layer, sizes BxIxO or BxIxOxK, and what is not as usual: a dtype, a precision, an operand left
+# out, a shared x.
 LAUNCHES = (
-    f"npu {SMALL}",
-    f"npu {LARGE}",
-    f"npu {MEDIUM}",
-    f"npu {SMALL}x1000",
-    "npu 128x100x100x10",
-    f"npu {LARGE} high",
-    f"npu {LARGE} medium",
-    f"nmu {SMALL}",
-    f"inalu {SMALL}",
-    f"nalu {SMALL}",
-    f"nmru {SMALL}",
-    "ode 20x3x9",
-    f"nmu {MEDIUM}",
-    f"inalu {MEDIUM}",
-    f"nalu {MEDIUM}",
-    f"nmru {MEDIUM}",
-    f"npu {SMALL} without=weight_im",
-    f"npu {SMALL} without=gate",
-    f"npu {LARGE} without=weight_im",
-    f"npu {LARGE} without=gate",
-    f"npu {SMALL}x20 shared",
-    "npu 64x40x30x5 shared",
-    "npu 256x101x3",
-    "npu 1023x257x259",
-    f"inalu {LARGE}",
-    f"inalu {LARGE} high",
-    f"nalu {LARGE}",
-    f"npu {SMALL} float64",
-    f"npu {MEDIUM} float64",
-    f"inalu {SMALL} float64",
-    f"nmu {SMALL} float64",
-    f"npu {SMALL} bfloat16",
-    f"npu {LARGE} bfloat16",
-    f"npu {SMALL} float16",
-    f"npu {LARGE} float16",
-    "ode 20x3x9 float64",
-)
+    f"npu {SMALL}", f"npu {LARGE}", f"npu {MEDIUM}", f"npu {SMALL}x1000", "npu 128x100x100x10",
+    f"npu {LARGE} high", f"npu {LARGE} medium", f"nmu {SMALL}", f"inalu {SMALL}", f"nalu {SMALL}",
+    f"nmru {SMALL}", "ode 20x3x9", f"nmu {MEDIUM}", f"inalu {MEDIUM}", f"nalu {MEDIUM}",
+    f"nmru {MEDIUM}", f"npu {SMALL} without=weight_im", f"npu {SMALL} without=gate",
+    f"npu {LARGE} without=weight_im", f"npu {LARGE} without=gate", f"npu {SMALL}x20 shared",
+    "npu 64x40x30x5 shared", "npu 256x101x3", "npu 1023x257x259", f"inalu {LARGE}",
+    f"inalu {LARGE} high", f"nalu {LARGE}", f"npu {SMALL} float64", f"npu {MEDIUM} float64",
+    f"inalu {SMALL} float64", f"nmu {SMALL} float64", f"npu {SMALL} bfloat16",
+    f"npu {LARGE} bfloat16", f"npu {SMALL} float16", f"npu {LARGE} float16", "ode 20x3x9 float64",
+)  # fmt: skip
 # Files of tests and into how many items they are cut.
 TESTS = (
-    ("test_gpu.py", 4),
-    ("test_kernels.py", 6),
-    ("test_precision.py", 2),
-    ("test_ode.py", 2),
-    ("test_training.py", 1),
-    ("test_backend.py", 1),
-    ("test_drop_in.py", 1),
-    ("test_tuning.py", 1),
-)
+    ("test_gpu.py", 4), ("test_kernels.py", 6), ("test_precision.py", 2), ("test_ode.py", 2),
+    ("test_training.py", 1), ("test_backend.py", 1), ("test_drop_in.py", 1), ("test_tuning.py", 1),
+)  # fmt: skip
 # Sizes, and a precision that is not "highest".
 CASES = (
-    SMALL,
-    "4096x256x256",
-    "65536x512x512",
-    "16384x1024x1024",
-    f"{SMALL}x1000",
-    "128x100x100x100",
-    "65536x512x512 high",
-    "16384x1024x1024 high",
-)
-# The package is always timed. Rivals that compile come last: an item's rows are written at its end, and compilers are
-# slow.
+    SMALL, "4096x256x256", "65536x512x512", "16384x1024x1024", f"{SMALL}x1000",
+    "128x100x100x100", "65536x512x512 high", "16384x1024x1024 high",
+)  # fmt: skip
+# The package is always timed. Rivals that compile come last: an item's rows are written at its end,
+# and compilers are slow.
 RIVALS = ("eager,graph,eager-graph,linear,linear-graph", "eager,compile,compile-graph")
 BENCH = tuple(f"{case} rivals={rivals}" for rivals in RIVALS for case in CASES)
 AGAIN = tuple(f"{case} rivals=eager,graph" for case in CASES)
 AUTOTUNE = tuple(f"{case} rivals=compile-autotune" for case in CASES)
 TILED = ("npu_forward", "npu_backward_x", "npu_backward_w")
 LARGEST = ("65536x512x512", "16384x1024x1024")
-TUNED = (
-    *(
-        f"{kernel} {size}"
-        for size in ("65536x512x512", "4096x256x256", "16384x1024x1024")
-        for kernel in TILED
-    ),
-    *(
-        f"npu_small_{way} {SMALL}{models}"
-        for models in ("x1000", "")
-        for way in ("forward", "backward")
-    ),
-    *(f"{kernel} 128x100x100x100" for kernel in TILED),
-    *(f"{kernel} {size} high" for size in LARGEST for kernel in TILED),
-    *(f"{kernel} 128x100x100" for kernel in ("nalu_forward", "nalu_backward_x", "nalu_backward_w")),
-    *(f"{kernel} 128x100x100" for kernel in ("nmu_forward", "nmu_backward")),
+TUNED = tuple(
+    f"{kernel} {size}"
+    for kernels, sizes in (
+        (TILED, ("65536x512x512", "4096x256x256", "16384x1024x1024")),
+        (("npu_small_forward", "npu_small_backward"), (f"{SMALL}x1000", SMALL)),
+        (TILED, ("128x100x100x100", *(f"{size} high" for size in LARGEST))),
+        (("nalu_forward", "nalu_backward_x", "nalu_backward_w"), ("128x100x100",)),
+        (("nmu_forward", "nmu_backward"), ("128x100x100",)),
+    )
+    for size in sizes
+    for kernel in kernels
 )
 
 TOTAL_SECONDS = 1200.0
 PARTS = {
     "env": Part("versions, the GPU, what runs on it", 40, 40, ("env",)),
-    "smoke": Part(
-        "first launch of every kernel, its error against float64", 150, 60, LAUNCHES, jobs=8
-    ),
+    "smoke": Part("first launch of every kernel, its error against float64", 150, 60, LAUNCHES, 8),
     "tests": Part(
         "pytest -m gpu, by priority",
         240,
@@ -122,30 +78,29 @@ PARTS = {
     "autotune": Part("the main sizes against torch.compile's max-autotune", 110, 100, AUTOTUNE),
 }
 # The same parts in Triton's interpreter on the CPU: whether they run.
-REHEARSAL = {
-    "env": Part(PARTS["env"].what, 60, 60, ("env",)),
-    "smoke": Part(PARTS["smoke"].what, 60, 60, ("nmu 5x3x2x2 shared", "ode 3x2x2")),
-    "tests": Part(PARTS["tests"].what, 60, 60, ("test_tuning.py 0/40", "test_tuning.py 1/40")),
-    "bench": Part(PARTS["bench"].what, 60, 60, ("2x3x2 rivals=eager,graph,linear",)),
-    "tune": Part(PARTS["tune"].what, 60, 60, ("nmu_forward 5x3x2",)),
-    "rebench": Part(PARTS["rebench"].what, 60, 60, ("2x3x2 high rivals=eager",)),
-    "autotune": Part(PARTS["autotune"].what, 60, 60, ()),
+REHEARSED = {
+    "env": ("env",),
+    "smoke": ("nmu 5x3x2x2 shared", "ode 3x2x2"),
+    "tests": ("test_tuning.py 0/40", "test_tuning.py 1/40"),
+    "bench": ("2x3x2 rivals=eager,graph,linear",),
+    "tune": ("nmu_forward 5x3x2",),
+    "rebench": ("2x3x2 high rivals=eager",),
+    "autotune": (),
 }
+REHEARSAL = {name: Part(PARTS[name].title, 60, 60, items) for name, items in REHEARSED.items()}
 
 
 def words(item: str) -> tuple[str, dict[str, str]]:
     """``"npu 5x3x2 high without=gate"``: the first words, and what follows by name."""
+    kinds = dict.fromkeys(("high", "medium"), "precision")
+    kinds |= dict.fromkeys(("float64", "float16", "bfloat16"), "dtype") | {"shared": "shared"}
     first, named = [], {}
     for word in item.split():
         name, equals, value = word.partition("=")
         if equals:
             named[name] = value
-        elif word in ("high", "medium"):
-            named["precision"] = word
-        elif word in ("float64", "float16", "bfloat16"):
-            named["dtype"] = word
-        elif word == "shared":
-            named["shared"] = word
+        elif word in kinds:
+            named[kinds[word]] = word
         else:
             first.append(word)
     return " ".join(first), named

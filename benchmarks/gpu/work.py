@@ -1,4 +1,4 @@
-"""What the items of each part do, in a worker process: a function for each part, which emits rows."""
+"""The work of each part's items, in a worker process: a function for each part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from benchmarks.throughput.precompile import Pool
 from npu_kernels import use_backend
 from npu_kernels._operators import dispatch
 from npu_kernels._testing.samples import RECORDS, error_bound, rms_error
-from npu_kernels.ode import _reference as ode_reference
+from npu_kernels._time_loop import reference as ode_reference
+from npu_kernels.ode import METHODS
 from tests.support.kernels import errors, forward, outputs
 
 Row = dict[str, Any]
@@ -58,8 +59,7 @@ class Rehearsal(Device):
     def capture(
         self, run: Callable[[], Any], calls_before: int = 1
     ) -> tuple[Callable[[], object], Any]:
-        found = run()
-        return run, found
+        return run, run()
 
     def seconds(
         self, run: Callable[[], object], before: Callable[[], object] = lambda: None
@@ -77,44 +77,39 @@ def env(stage: Stage, item: str, emit: Emit) -> None:
     """Versions, the device, and why a backend does not run."""
     runs, reason = dispatch.reasons(stage.device.name)["triton"]
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
-    emit(
-        {
-            "environment": environment.describe(stage.device),
-            "free_bytes": free,
-            "c_compiler": shutil.which("cc") or shutil.which("gcc"),
-        }
-    )
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    facts = environment.describe(stage.device)
+    emit({"environment": facts, "free_bytes": free, "c_compiler": compiler})
     if not runs:
         raise RuntimeError(f"the Triton kernels do not run here: {reason}")
 
 
-# ---- first launches -------------------------------------------------------------------------------------------------
+# ---- first launches ------------------------------------------------------------------------------
 
 
 def smoke(stage: Stage, item: str, emit: Emit) -> None:
-    """One layer's kernels: errors of all outputs and gradients, the seconds of the first call, the same bits twice."""
+    """One layer's kernels: all errors, the seconds of the first call, the same bits twice."""
     (layer, text), named = words(item)[0].split(), words(item)[1]
     dtype = getattr(torch, named.get("dtype", "float32"))
     precision = named.get("precision", "highest")
     torch.set_float32_matmul_precision("highest")
     launch = _loop if layer == "ode" else _layer
     start = time.perf_counter()
-    found, again, wanted = launch(stage, layer, Size.parse(text), dtype, named)
+    pairs, first, second = launch(stage, layer, Size.parse(text), dtype, named)
     seconds = time.perf_counter() - start
     allowed = ALLOWED.get(precision, ALLOWED.get(named.get("dtype", "")))
-    good = all(
-        error <= (error_bound(eager, dtype) if allowed is None else allowed)
-        for error, eager in found
-    )
+    bounds = (error_bound(eager, dtype) if allowed is None else allowed for _, eager in pairs)
+    good = all(error <= bound for (error, _), bound in zip(pairs, bounds, strict=True))
+    same_bits = all(map(torch.equal, first, second))
     emit({
-        "layer": layer, "size": text, "dtype": str(dtype).removeprefix("torch."), "precision": precision,
-        "errors": [error for error, _ in found], "eager_errors": [eager for _, eager in found],
-        "seconds": round(seconds, 2), "same_bits": all(map(torch.equal, again, wanted)), "good": good,
+        "layer": layer, "size": text, "dtype": str(dtype).removeprefix("torch."),
+        "precision": precision, "errors": [error for error, _ in pairs],
+        "eager_errors": [eager for _, eager in pairs], "seconds": round(seconds, 2),
+        "same_bits": same_bits, "good": good,
     })  # fmt: skip
-    if not good or not all(map(torch.equal, again, wanted)):
-        raise AssertionError(
-            "errors beyond the bound, or other bits at the second call: see the row"
-        )
+    if not good or not same_bits:
+        problem = "errors beyond the bound, or other bits at the second call"
+        raise AssertionError(f"{problem}: see the row")
 
 
 Errors = list[tuple[float, float]]  # ours, eager's
@@ -125,15 +120,10 @@ def _layer(
 ) -> tuple[Errors, list[Tensor], list[Tensor]]:
     kernels = dispatch.triton()
     sample = RECORDS[layer].sample(
-        size.rows,
-        size.inputs,
-        size.outputs,
-        num_models=None if size.models == 1 else size.models,
-        shared="shared" in named,
+        size.rows, size.inputs, size.outputs, num_models=None if size.models == 1 else size.models,
+        shared="shared" in named, dtype=dtype, device=stage.device.name,
         without=tuple(named["without"].split(",")) if "without" in named else (),
-        dtype=dtype,
-        device=stage.device.name,
-    )
+    )  # fmt: skip
     precision = named.get("precision", "highest")
 
     class Ours:
@@ -151,21 +141,22 @@ def _layer(
 
     ours = Ours()
     if dtype is torch.float32:
-        found = errors(sample, ours)
+        pairs = errors(sample, ours)
     else:
         from npu_kernels import reference
 
         exact = sample.map(Tensor.double)
         grad_y = torch.randn_like(forward(sample, reference)[0])
         truth = outputs(exact, reference, grad_y.double())
-        named_outputs = zip(
-            outputs(sample, ours, grad_y), outputs(sample, reference, grad_y), truth, strict=True
-        )
-        found = [
-            (rms_error(own, true), rms_error(eager, true)) for own, eager, true in named_outputs
-        ]
+        results = outputs(sample, ours, grad_y), outputs(sample, reference, grad_y)
+        pairs = _errors(*results, truth)
     grad_y = torch.ones_like(forward(sample, ours)[0])
-    return found, outputs(sample, ours, grad_y), outputs(sample, ours, grad_y)
+    return pairs, outputs(sample, ours, grad_y), outputs(sample, ours, grad_y)
+
+
+def _errors(ours: list[Tensor], eager: list[Tensor], truth: list[Tensor]) -> Errors:
+    triples = zip(ours, eager, truth, strict=True)
+    return [(rms_error(o, true), rms_error(e, true)) for o, e, true in triples]
 
 
 def _loop(
@@ -180,34 +171,23 @@ def _loop(
         return (0.4 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.2).to(dtype)
 
     starts, d, h = size.rows, size.inputs, size.outputs
-    operands = [
-        draw(1, starts, d) + 1,
-        draw(1, h, d),
-        draw(1, h, d),
-        draw(1, d).abs(),
-        draw(1, d, h),
-    ]
-    operands = [operand.to(stage.device.name) for operand in operands]
-    tableau, steps, dt, eps = list(ode_reference.METHODS["rk4"]), 5, 0.1, 2.0**-23
+    shapes = (1, h, d), (1, h, d), (1, d), (1, d, h)
+    u0, weight_re, weight_im, gate, weight = draw(1, starts, d) + 1, *(draw(*s) for s in shapes)
+    operands = [t.to(stage.device.name) for t in (u0, weight_re, weight_im, gate.abs(), weight)]
+    tableau, steps, dt, eps = list(METHODS["rk4"]), 5, 0.1, 2.0**-23
 
     def run(functions: Any, *inputs: Tensor) -> list[Tensor]:
-        path, slopes, stages = functions.ode_forward(
-            *inputs, tableau, steps, dt, eps, True, True, True
-        )
-        own = path, slopes, path, *inputs[1:], stages, tableau, dt, eps, True, False, 31
-        return [path, slopes, *functions.ode_backward(*own)]
+        flags = True, True, True
+        path, slopes, stages = functions.ode_forward(*inputs, tableau, steps, dt, eps, *flags)
+        backward = path, slopes, path, *inputs[1:], stages, tableau, dt, eps, True, False, 31
+        return [path, slopes, *functions.ode_backward(*backward)]
 
     truth = run(ode_reference, *(operand.double() for operand in operands))
-    ours, again, eager = (
-        run(kernels, *operands),
-        run(kernels, *operands),
-        run(ode_reference, *operands),
-    )
-    found = [(rms_error(o, t), rms_error(e, t)) for o, e, t in zip(ours, eager, truth, strict=True)]
-    return found, ours, again
+    ours, second, eager = (run(f, *operands) for f in (kernels, kernels, ode_reference))
+    return _errors(ours, eager, truth), ours, second
 
 
-# ---- tests ----------------------------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------------------
 
 
 class Shard:
@@ -222,11 +202,8 @@ class Shard:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
-            row = {
-                "test": report.nodeid,
-                "outcome": report.outcome,
-                "seconds": round(report.duration, 2),
-            }
+            seconds = round(report.duration, 2)
+            row = {"test": report.nodeid, "outcome": report.outcome, "seconds": seconds}
             if report.outcome == "failed":
                 self.failed.append(report.nodeid)
                 row["message"] = str(report.longrepr)[-1500:]
@@ -245,26 +222,20 @@ def tests(stage: Stage, item: str, emit: Emit) -> None:
     name, part = item.split()
     number, count = map(int, part.split("/"))
     shard = Shard(number, count, emit)
-    flags = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--no-header",
-        *([] if stage.rehearsal else ["-m", "gpu"]),
-    ]
-    root = Path(__file__).resolve().parents[2]
-    status = pytest.main([*flags, str(root / "tests" / "triton" / name)], plugins=[shard])
+    marks = [] if stage.rehearsal else ["-m", "gpu"]
+    folder = Path(__file__).resolve().parents[2] / "tests" / "triton"
+    flags = ["-q", "-p", "no:cacheprovider", "--no-header", *marks, str(folder / name)]
+    status = pytest.main(flags, plugins=[shard])
     if shard.failed or status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise AssertionError(
-            f"{len(shard.failed)} tests failed: {', '.join(shard.failed)[:500]}; pytest ended {status}"
-        )
+        failed = f"{len(shard.failed)} tests failed: {', '.join(shard.failed)[:500]}"
+        raise AssertionError(f"{failed}; pytest ended {status}")
 
 
-# ---- speed ----------------------------------------------------------------------------------------------------------
+# ---- speed ---------------------------------------------------------------------------------------
 
 
 def bench(stage: Stage, item: str, emit: Emit, tuned: bool = False) -> None:
-    """A case of the throughput suite, forward + backward: rows in the suite's own form, in a file of their own."""
+    """A case of the throughput suite, forward + backward: rows in the suite's form, in a file."""
     text, named = words(item)
     precision = named.get("precision", "highest")
     from npu_kernels._backends.triton import tuning
@@ -277,28 +248,21 @@ def bench(stage: Stage, item: str, emit: Emit, tuned: bool = False) -> None:
     # A forced backend would cost a few microseconds of each call.
     with use_backend("triton") if stage.rehearsal else contextlib.nullcontext():
         rows = suite.measure(
-            case,
-            names,
-            torch.get_num_threads(),
-            0.05 if stage.rehearsal else BENCH_SECONDS,
-            limits=stage.limits[precision],
-            with_memory=not stage.rehearsal,
-            tell=lambda line: emit({"note": line}),
-            device=stage.device,
-        )
-    same = {
-        "environment": environment.describe(stage.device),
-        "backend": "triton",
-        "matmul_precision": precision,
-        "tuned": tuned,
+            case, names, torch.get_num_threads(), 0.05 if stage.rehearsal else BENCH_SECONDS,
+            limits=stage.limits[precision], with_memory=not stage.rehearsal,
+            tell=lambda line: emit({"note": line}), device=stage.device,
+        )  # fmt: skip
+    common = {
+        "environment": environment.describe(stage.device), "backend": "triton",
+        "matmul_precision": precision, "tuned": tuned,
         "settings": {"seconds": BENCH_SECONDS, "memory": True},
-    }
+    }  # fmt: skip
     for row in rows:
-        emit({**row, **same, "threads": 1, "file": TUNED_ROWS if tuned else BENCH_ROWS})
+        emit({**row, **common, "threads": 1, "file": TUNED_ROWS if tuned else BENCH_ROWS})
 
 
 def rebench(stage: Stage, item: str, emit: Emit) -> None:
-    """A case again, with the table that the tuner has written."""
+    """Measure a case with the table that the tuner has written."""
     bench(stage, item, emit, tuned=True)
 
 
@@ -313,26 +277,15 @@ def tune_one(stage: Stage, item: str, emit: Emit) -> None:
         if stage.pool is None:
             stage.pool = Pool(max(1, (os.cpu_count() or 1) - 2), target)
     tuner = tune.Tuner(
-        where,
-        architecture,
-        stage.table,
+        where, architecture, stage.table, device=stage.device.name, pool=stage.pool,
         timer=lambda run, best: tune.device_time(run, best, stage.device),
-        device=stage.device.name,
-        pool=stage.pool,
-    )
-    row = tuner.run(
-        Task(kernel, Size.parse(size), named.get("precision", "highest")),
-        1 if stage.rehearsal else TUNE_SECONDS,
-    )
+    )  # fmt: skip
+    task = Task(kernel, Size.parse(size), named.get("precision", "highest"))
+    row = tuner.run(task, 1 if stage.rehearsal else TUNE_SECONDS)
     emit({**row, "told": tune.describe(row)})
 
 
 DO: dict[str, Callable[[Stage, str, Emit], None]] = {
-    "env": env,
-    "smoke": smoke,
-    "tests": tests,
-    "bench": bench,
-    "tune": tune_one,
-    "rebench": rebench,
-    "autotune": rebench,
-}
+    "env": env, "smoke": smoke, "tests": tests, "bench": bench, "tune": tune_one,
+    "rebench": rebench, "autotune": rebench,
+}  # fmt: skip

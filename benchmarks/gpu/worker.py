@@ -1,7 +1,7 @@
-"""A worker process: reads orders, a line each, and answers with rows, a line each; everything else goes to stderr.
+"""A worker process: reads orders, a line each, and answers with rows; all else goes to stderr.
 
-The answer to an order ends with ``{"end": reason}``, the reason empty if the item did not fail. A worker whose device
-no longer works ends behind that line.
+The answer to an order ends with ``{"end": reason}``, the reason empty if the item did not fail. A
+worker whose device no longer works ends behind that line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def _place(rehearsal: bool) -> dict[str, Any]:
-    """What every row carries: the device and the versions that results depend on."""
+    """The facts of every row: the device and the versions that results depend on."""
     import torch
     import triton
 
@@ -25,19 +25,17 @@ def _place(rehearsal: bool) -> dict[str, Any]:
     from benchmarks.throughput import environment
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() and not rehearsal else "none"
-    commit = environment.commit()
+    versions = {"torch": torch, "triton": triton, "npu_kernels": npu_kernels}
     return {
         "gpu": gpu,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "npu_kernels": npu_kernels.__version__,
-        "commit": commit,
+        **{name: package.__version__ for name, package in versions.items()},
+        "commit": environment.commit(),
         "changes": environment.changes(),
     }
 
 
 def _settle() -> str:
-    """Free the memory of an item. Returns why the device no longer works in this process, or an empty text."""
+    """Free an item's memory; return why the device no longer works in this process, or ""."""
     import torch
 
     if not torch.cuda.is_initialized():
@@ -52,7 +50,7 @@ def _settle() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 3 if the device broke."""
+    """Answer orders; return the exit status: 3 if the device broke."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.worker")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rehearse", action="store_true")

@@ -1,4 +1,4 @@
-"""The experiments of "Neural Power Units" (Heim, Pevny, Smidl, NeurIPS 2020), and the field's benchmark.
+"""The experiments of "Neural Power Units" (NeurIPS 2020), and the field's benchmark.
 
 Experiments, each with its plan, the columns of its table, its part of the report and its picture:
 
@@ -21,7 +21,7 @@ workers.py           the processes, and what they say to each other
 session.py           what a command has found so far
 training.py          one training step for a batch of models, as work for the runner
 optimizers.py        RMSProp and Adam over one flat buffer
-models.py layers.py  the stacks of layers and their starts; the layers that the package does not have
+models.py layers.py  the stacks of layers and their starts; layers that the package lacks
 streams.py           the random and the Sobol streams
 tables.py            comma-separated files
 summary.py           median, MAD, mean, standard error

@@ -1,4 +1,4 @@
-"""How far our figures and tables agree with the paper's, in words, and what an entry of the overview is."""
+"""How far our figures and tables agree with the paper's, in words; entries of the overview."""
 
 from __future__ import annotations
 
@@ -16,53 +16,40 @@ TEXT_AND_CODE = "[text and code](#where-the-papers-text-and-the-authors-code-dis
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure or table of the paper.
+    """A figure or table of the paper."""
 
-    Args:
-        item, shows: its name, and what it shows.
-        agreement: from the rows of a table, with those of the table beside it, and the file of its models.
-        why: what is known of the reasons for differences, and which experiment shows it.
-        measured: whether it has numbers of runs; then there is nothing to say without full runs.
-    """
-
-    item: str
+    item: str  # its name
     shows: str
+    # From the rows of a table, those of the table beside it, and the file of its models.
     agreement: Callable[[Sequence[Rows], Path], str]
-    why: str = "-"
-    measured: bool = True
+    why: str = "-"  # what is known of the reasons for differences, and what shows it
+    measured: bool = True  # whether it has numbers of runs: then full runs are needed to judge
 
 
 def counted(checks: Sequence[Check]) -> str:
-    """How many checks hold."""
-    found = [sum(check.holds is value for check in checks) for value in (True, False, None)]
-    parts = [f"{found[0]} of {len(checks)} checks hold"]
-    parts += [
-        f"{count} {word}"
-        for count, word in zip(found[1:], ("do not", "cannot be told"), strict=True)
-        if count
-    ]
-    return ", ".join(parts)
+    """Say how many checks hold, how many do not, and how many cannot be told."""
+    counts = {value: sum(check.holds is value for check in checks) for value in (True, False, None)}
+    words = {False: "do not", None: "cannot be told"}
+    rest = [f"{counts[value]} {word}" for value, word in words.items() if counts[value]]
+    return ", ".join([f"{counts[True]} of {len(checks)} checks hold", *rest])
 
 
-def verdicts(cells: Sequence[tuple[str, str]], what: str) -> str:
-    """How many pairs of ours and the paper's do not differ, which do, and of how many nothing can be said.
+def verdicts(cells: Sequence[tuple[str, str]], subject: str) -> str:
+    """Say how many pairs of ours and the paper's do not differ, and name those that do.
 
     Args:
         cells: each pair's name and verdict.
-        what: is compared.
+        subject: what is compared.
     """
-    words = (SAME, "**ours less", "**ours greater", "**differs")
-    same, less, greater, differ = (
-        [name for name, verdict in cells if verdict.startswith(w)] for w in words
-    )
-    left = len(cells) - sum(map(len, (same, less, greater, differ)))
-    parts = [f"{len(same)} of {len(cells)} {what} do not differ"]
-    parts += [
-        f"{len(names)} {word} ({', '.join(names)})"
-        for names, word in ((less, "ours less"), (greater, "ours greater"), (differ, "differ"))
-        if names
-    ]
-    return ", ".join([*parts, *([f"{left} cannot be judged yet"] if left else [])])
+    words = {"**ours less": "ours less", "**ours greater": "ours greater", "**differs": "differ"}
+    equal = sum(verdict.startswith(SAME) for _, verdict in cells)
+    parts, judged = [f"{equal} of {len(cells)} {subject} do not differ"], equal
+    for start, word in words.items():
+        names = [name for name, verdict in cells if verdict.startswith(start)]
+        parts += [f"{len(names)} {word} ({', '.join(names)})"] if names else []
+        judged += len(names)
+    unknown = len(cells) - judged
+    return ", ".join([*parts, *([f"{unknown} cannot be judged yet"] if unknown else [])])
 
 
 def unmeasured(item: str, shows: str) -> Entry:
@@ -71,17 +58,8 @@ def unmeasured(item: str, shows: str) -> Entry:
 
 
 def definitions(item: str, shows: str) -> Entry:
-    """A table of the appendix that says what was run: on how many points text and code disagree."""
+    """A table of the appendix that defines a task: on how many points text and code disagree."""
     count = sum(item in str(row["place"]).split("; ") for row in published.load("text_and_code"))
-    said = (
-        "text and code agree"
-        if not count
-        else f"text and code disagree on {count} point{'s' * (count > 1)}"
-    )
-    return Entry(
-        item,
-        shows,
-        lambda rows, models: f"{said}; ours is the code's",
-        TEXT_AND_CODE,
-        measured=False,
-    )
+    text = f"disagree on {count} point{'s' * (count > 1)}" if count else "agree"
+    said = f"text and code {text}; ours is the code's"
+    return Entry(item, shows, lambda rows, models: said, TEXT_AND_CODE, measured=False)

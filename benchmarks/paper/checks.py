@@ -1,7 +1,8 @@
-"""What counts as reaching a number: checks with a verdict of three values, of single values and of statistics of runs.
+"""Checks with a verdict of three values, of single values and of statistics of runs.
 
-A statistic of runs is judged by its 95 % interval: the check holds where the whole interval is as wanted, it does not
-where none of it is, and else these runs cannot tell. A value that no chance changes has no interval.
+A statistic of runs is judged by its 95 % interval: the check holds where the whole interval is as
+the rule says, it does not where none of it is, and else these runs cannot tell. A value that no
+chance changes has no interval.
 """
 
 from __future__ import annotations
@@ -10,27 +11,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.paper.summary import FEWEST, interval, number, samples, wilson
+from benchmarks.paper.summary import FEWEST, Statistic, interval, number, samples, wilson
 
-Statistic = Callable[[Sequence[float]], float]
 SURE = 0.975  # share of a bootstrap's samples from which on an order holds
 
 
 @dataclass(frozen=True)
 class Check:
-    """One number that a reproduction has to reach.
+    """One number that a reproduction has to reach."""
 
-    Args:
-        what, wanted, found: for the table.
-        holds: whether it does; None where these runs cannot tell.
-        why: what is known of the reason, where it does not hold or cannot be told.
-    """
-
-    what: str
-    wanted: str
-    found: str
-    holds: bool | None
-    why: str = ""
+    subject: str
+    rule: str
+    result: str
+    holds: bool | None  # None where these runs cannot tell
+    why: str = ""  # what is known of the reason, where it does not hold or cannot be told
 
     @property
     def verdict(self) -> str:
@@ -46,20 +40,15 @@ def explained(check: Check, why: str) -> Check:
 
 
 def judged(
-    what: str, value: float, around: tuple[float, float] | None, low: float, high: float
+    subject: str, value: float, around: tuple[float, float] | None, low: float, high: float
 ) -> Check:
-    """A value with its 95 % interval, and the range in which it should lie. Without an interval nothing can be told."""
-    holds = None if around is None else _lies(around, low, high)
-    found = number(value) + (
-        "" if around is None else f" ({number(around[0])} to {number(around[1])})"
-    )
-    return Check(what, _range(low, high), found, holds, "" if around else "too few runs")
-
-
-def _lies(around: tuple[float, float], low: float, high: float) -> bool | None:
-    if low <= around[0] and around[1] <= high:
-        return True
-    return False if around[1] < low or high < around[0] else None
+    """Judge a value by its 95 % interval; without one nothing can be told."""
+    if around is None:
+        return Check(subject, _range(low, high), number(value), None, "too few runs")
+    inside, outside = low <= around[0] and around[1] <= high, around[1] < low or high < around[0]
+    result = f"{number(value)} ({number(around[0])} to {number(around[1])})"
+    holds = True if inside else False if outside else None
+    return Check(subject, _range(low, high), result, holds)
 
 
 def _range(low: float, high: float) -> str:
@@ -68,45 +57,46 @@ def _range(low: float, high: float) -> str:
     return f"≥ {number(low)}" if high == math.inf else f"{number(low)} to {number(high)}"
 
 
-def statistic(what: str, of: Statistic, values: Sequence[float], low: float, high: float) -> Check:
-    """A statistic of independent runs."""
-    return judged(what, of(values), interval(of, values), low, high)
+def statistic(
+    subject: str, of: Statistic, values: Sequence[float], low: float, high: float
+) -> Check:
+    """Judge a statistic of independent runs."""
+    return judged(subject, of(values), interval(of, values), low, high)
 
 
-def share(what: str, count: int, total: int, low: float, high: float) -> Check:
-    """A share of independent runs."""
-    return judged(what, count / max(1, total), wilson(count, total), low, high)
+def share(subject: str, count: int, total: int, low: float, high: float) -> Check:
+    """Judge a share of independent runs."""
+    return judged(subject, count / max(1, total), wilson(count, total), low, high)
 
 
-def within(what: str, value: float, low: float, high: float) -> Check:
-    """A value that no chance changes, or one that is only about these very runs."""
-    return Check(what, _range(low, high), number(value), low <= value <= high)
+def within(subject: str, value: float, low: float, high: float) -> Check:
+    """Judge a value that no chance changes, or one that is only about these very runs."""
+    return Check(subject, _range(low, high), number(value), low <= value <= high)
 
 
-def at_most(what: str, value: float, high: float) -> Check:
-    return within(what, value, -math.inf, high)
+def at_most(subject: str, value: float, high: float) -> Check:
+    return within(subject, value, -math.inf, high)
 
 
-def order(what: str, wanted: str, values: Sequence[float], samples: Sequence[bool] | None) -> Check:
-    """An order of statistics, with whether each of a bootstrap's samples has it; None: there are too few runs."""
-    found = ", ".join(map(number, values))
+def order(
+    subject: str, rule: str, values: Sequence[float], samples: Sequence[bool] | None
+) -> Check:
+    """Judge an order of statistics by the bootstrap's samples that have it; None: too few runs."""
+    result = ", ".join(map(number, values))
     if samples is None:
-        return Check(what, wanted, found, None, "too few runs")
+        return Check(subject, rule, result, None, "too few runs")
     part = sum(samples) / len(samples)
     holds = True if part >= SURE else False if part <= 1 - SURE else None
-    return Check(what, wanted, f"{found} (in {100 * part:.0f} % of samples)", holds)
+    return Check(subject, rule, f"{result} (in {100 * part:.0f} % of samples)", holds)
 
 
 def ranked(
-    what: str,
-    wanted: str,
-    of: Statistic,
-    groups: Sequence[Sequence[float]],
+    subject: str, rule: str, of: Statistic, groups: Sequence[Sequence[float]],
     holds: Callable[..., bool],
-) -> Check:
-    """An order of the statistics of groups of independent runs: `holds` gets one number for each group."""
+) -> Check:  # fmt: skip
+    """Judge an order of the statistics of groups of runs: `holds` gets a number of each group."""
     values = [of(group) for group in groups]
     if any(len(group) < FEWEST for group in groups):
-        return order(what, wanted, values, None)
+        return order(subject, rule, values, None)
     drawn = zip(*(map(of, samples(group, key)) for key, group in enumerate(groups)), strict=True)
-    return order(what, wanted, values, [holds(*sample) for sample in drawn])
+    return order(subject, rule, values, [holds(*sample) for sample in drawn])

@@ -1,4 +1,4 @@
-"""What all figures share: matplotlib without a display, a headline, and how they are saved."""
+"""The parts of all figures: matplotlib without a display, a headline, the file."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def available() -> bool:
 def figure(
     rows: int, columns: int, size: tuple[float, float], share: bool = False
 ) -> tuple[Any, Any]:
-    """A figure of `size` inches and its axes ``[rows][columns]``; `share`: rows share their axes."""
+    """A figure of `size` inches, its axes ``[rows][columns]``; `share`: rows share their axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    found = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(found)
-    how: Any = "row" if share else False
-    return found, found.subplots(rows, columns, squeeze=False, sharey=how)
+    drawing = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(drawing)
+    shared: Any = "row" if share else False
+    return drawing, drawing.subplots(rows, columns, squeeze=False, sharey=shared)
 
 
 def headline(drawing: Any, title: str, look_for: str) -> None:
-    """What the figure shows, and below it what to look for."""
+    """Set what the figure shows, and below it what to look for."""
     drawing.suptitle(title, fontsize=13, fontweight="bold")
     drawing.supxlabel(look_for, fontsize=10.5, color="0.25")
 
 
 def save(drawing: Any, path: Path) -> None:
-    """In the format of the path's suffix; the same figure gives the same file."""
+    """Write the format of the path's suffix; the same figure gives the same file."""
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:], {})
     drawing.savefig(path, dpi=110, metadata=metadata)

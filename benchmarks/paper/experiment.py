@@ -1,4 +1,4 @@
-"""What the command line, the runner, the report and the pictures know of an experiment."""
+"""The records of an experiment, for the command line, the runner, the report and the pictures."""
 
 from __future__ import annotations
 
@@ -20,53 +20,34 @@ Results = Sequence[tuple[Batch, dict[str, Any]]]  # finished batches
 
 @dataclass(frozen=True)
 class Sources:
-    """What a picture is drawn from.
+    """What a picture is drawn from."""
 
-    Args:
-        comments, rows: of the table.
-        models: the file of chosen models; it exists where the table names one.
-    """
-
-    comments: Sequence[str]
+    comments: Sequence[str]  # of the table
     rows: Rows
-    models: Path
+    models: Path  # the file of chosen models; it exists where the table names one
 
 
 @dataclass(frozen=True)
 class Table:
     """A table of results, and all that is made from it.
 
-    Args:
-        name: for people; the file is named after it.
-        title: of its section in the report.
-        columns: of the file.
-        section: the text and tables of the report.
-        checks: the verdict on a table of full runs.
-        short: the table that `--insert` puts into another file.
-        beside: the name of another table, whose rows these three get as a second argument; empty: they get none.
-        guide: the table that `--insert` puts into the guide to the layers.
-        key: the order of the rows; without it that of the batches.
-        keep: writes the models that pictures and report need, from the finished batches.
-        models_section: what the report says of these models.
-        picture: draws from the sources to a path; false where there is nothing to show.
-        picture_name: of the picture's file, without its suffix; the table's name unless given.
-        entries: the figures and tables of the paper that it reproduces.
+    `section`, `checks`, `short` and `guide` get its rows, and those of the table `beside` it.
     """
 
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    section: Callable[..., str]
-    checks: Callable[..., list[Check]]
-    short: Callable[..., str] | None = None
-    beside: str = ""
-    guide: Callable[..., str] | None = None
-    key: Callable[[dict[str, Any]], Any] | None = None
-    keep: Callable[[Results, Path], None] | None = None
-    models_section: Callable[[Path], str] | None = None
-    picture: Callable[[Sources, Path], bool] | None = None
-    picture_name: str = ""
-    entries: tuple[Entry, ...] = ()
+    name: str  # for people; the file is named after it
+    title: str  # of its section in the report
+    columns: tuple[str, ...]  # of the file
+    section: Callable[..., str]  # the text and tables of the report
+    checks: Callable[..., list[Check]]  # the verdict on a table of full runs
+    short: Callable[..., str] | None = None  # the table that `--insert` puts into another file
+    beside: str = ""  # the name of another table
+    guide: Callable[..., str] | None = None  # the table of the guide to the layers
+    key: Callable[[dict[str, Any]], Any] | None = None  # the order of the rows; else the batches'
+    keep: Callable[[Results, Path], None] | None = None  # writes the models that others need
+    models_section: Callable[[Path], str] | None = None  # what the report says of these models
+    picture: Callable[[Sources, Path], bool] | None = None  # false where there is nothing to show
+    picture_name: str = ""  # of the picture's file, without its suffix; else the table's
+    entries: tuple[Entry, ...] = ()  # the figures and tables of the paper that it reproduces
 
     @property
     def stem(self) -> str:
@@ -87,92 +68,64 @@ class Table:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the command line that only some experiments have.
+    """An option of the command line that only some experiments have."""
 
-    Args:
-        name: without the dashes.
-        values: from which one or, with `several`, more may be chosen.
-        help: one line.
-        default: a value, or None for all.
-        several: whether it takes more than one value.
-    """
-
-    name: str
-    values: tuple[str, ...]
-    help: str
-    default: str | None = None
-    several: bool = False
+    name: str  # without the dashes
+    values: tuple[str, ...]  # the choice
+    help: str  # one line
+    default: str | None = None  # a value, or None for all
+    several: bool = False  # whether it takes more than one value
 
 
 @dataclass(frozen=True)
 class Account:
-    """The work that produced a table.
+    """The work that produced a table."""
 
-    Args:
-        options: of the command.
-        folder: the runner's.
-        batches: of the command.
-        parts: the rounds of work that share the table, each with its wall time; one of them holds `batches`.
-        results: of the finished batches, by their names.
-        wall: seconds of the commands that worked on `batches`.
-        processes: how many work.
-    """
-
-    options: Namespace
-    folder: Folder
-    batches: Sequence[Batch]
-    parts: Sequence[tuple[Sequence[Batch], float]]
-    results: dict[str, dict[str, Any]]
-    wall: float
+    options: Namespace  # of the command
+    folder: Folder  # the runner's
+    batches: Sequence[Batch]  # of the command
+    parts: Sequence[tuple[Sequence[Batch], float]]  # rounds of work that share the table, wall time
+    results: dict[str, dict[str, Any]]  # of the finished batches, by their names
+    wall: float  # seconds of the commands that worked on `batches`
     processes: int
 
     @property
     def missing(self) -> int:
-        """How many batches of the command are not done."""
+        """The number of batches of the command that are not done."""
         return sum(batch.name not in self.results for batch in self.batches)
 
     @property
     def seconds(self) -> float:
-        """Of work, in all processes."""
+        """Seconds of work, in all processes."""
         return sum(result["seconds"] for result in self.results.values())
 
     def line(self) -> str:
-        """What most tables say."""
-        work = duration(self.seconds)
-        return f"wall time {duration(self.wall)} with {self.processes} processes; {work} of work in all"
+        """The line of most tables."""
+        wall = f"wall time {duration(self.wall)} with {self.processes} processes"
+        return f"{wall}; {duration(self.seconds)} of work in all"
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A name on the command line.
-
-    Args:
-        name: what one types.
-        tables: that it can fill.
-        plan: the batches of a command.
-        published: whether it is in the paper; the command "all" runs these.
-        variants: that it has.
-        options: beside those that all experiments have.
-        wrong: what is wrong with the options together; empty if nothing.
-        table: which of the tables a command fills; the first unless given.
-        rounds: all batches that share the table, the rounds of work one by one; `plan` is a part of one of them.
-        subset: what of the experiment a command leaves out, for the table's comments; empty if nothing.
-        finish: called when all batches of a command are done.
-        times: the table's comments on time, instead of the usual line.
-    """
+    """A name on the command line."""
 
     name: str
-    tables: tuple[Table, ...]
-    plan: Callable[[Namespace], list[Batch]]
-    published: bool = True
+    tables: tuple[Table, ...]  # that it can fill
+    plan: Callable[[Namespace], list[Batch]]  # the batches of a command
+    published: bool = True  # whether it is in the paper; the command "all" runs these
     variants: tuple[str, ...] = VARIANTS
-    options: tuple[Option, ...] = ()
+    options: tuple[Option, ...] = ()  # beside those that all experiments have
+    # What is wrong with the options together; empty if nothing.
     wrong: Callable[[Namespace], str] = field(default=lambda options: "")
-    table: Callable[[Namespace], str] | None = None
+    table: Callable[[Namespace], str] | None = (
+        None  # the table that a command fills; else the first
+    )
+    # All batches that share the table, the rounds of work one by one; `plan` is a part of a round.
     rounds: Callable[[Namespace], list[list[Batch]]] | None = None
+    # What a command leaves out, for the table's comments; empty if nothing.
     subset: Callable[[Namespace], str] = field(default=lambda options: "")
-    finish: Callable[[Namespace, Folder], None] | None = None
-    times: Callable[[Account], list[str]] | None = None
+    finish: Callable[[Namespace, Folder], None] | None = None  # called when all batches are done
+    times: Callable[[Account], list[str]] | None = None  # comments on time, for the usual line
 
     def filled(self, options: Namespace) -> Table:
         """The table that a command fills."""

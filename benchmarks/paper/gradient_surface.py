@@ -1,18 +1,20 @@
-"""The gradient surface of learning the identity on one of two inputs: why the NPU has a relevance gate.
+"""The gradient surface of learning the identity on one of two inputs: why the NPU has a gate.
 
-Section 3.2 and its figure: the norm of the loss's gradient over the two real weights of one power unit, (w1, w2), for a
-NaiveNPU, for an NPU whose gates are 0.5, and for one whose gates are (1, 0). The right answer is (1, 0). All 4,331
-weight pairs of a surface are one batch of models in one fused call, float64.
+Section 3.2 and its figure: the norm of the loss's gradient over the two real weights of one power
+unit, (w1, w2), for a NaiveNPU, for an NPU whose gates are 0.5, and for one whose gates are (1, 0).
+The right answer is (1, 0). All 4,331 weight pairs of a surface are one batch of models in one fused
+call, float64.
 
                  code                                paper
     loss         mean (m - x1)^2                     sum |m - x1|
     gradient     NPU 0.5: over W_re and W_im         over W_re
-Inputs, 32 rows with x1 in U(0, 2): the published figure has x2 in U(-0.05, 0.05), the text says U(0, 0.05). Both are
-computed, because the plateau that the figure shows exists for the first only.
+Inputs, 32 rows with x1 in U(0, 2): the published figure has x2 in U(-0.05, 0.05), the text says
+U(0, 0.05). Both are computed, because only the first has the plateau that the figure shows.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from argparse import Namespace
 from pathlib import Path
@@ -26,11 +28,11 @@ from benchmarks.paper.agreement import Entry, counted
 from benchmarks.paper.checks import Check, at_most, statistic
 from benchmarks.paper.drawing import figure, headline, save
 from benchmarks.paper.experiment import Experiment, Sources, Table
-from benchmarks.paper.markdown import between
+from benchmarks.paper.markdown import middle
 from benchmarks.paper.runner import Batch
 from benchmarks.paper.streams import stream
-from benchmarks.paper.summary import interval, median
-from benchmarks.paper.tables import Rows
+from benchmarks.paper.summary import median
+from benchmarks.paper.tables import Rows, column, select
 from npu_kernels import functional
 
 COLUMNS = ("inputs", "panel", "seed", "median", "flat_share", "w2_spread")
@@ -47,19 +49,13 @@ W2 = torch.arange(61, dtype=torch.float64) * 0.02 - 0.2
 def batches(seeds: int, variant: str, device: str) -> list[Batch]:
     """All surfaces: one batch."""
     runs = tuple({"inputs": inputs, "seed": seed} for seed in range(seeds) for inputs in INPUTS)
-    return [
-        Batch("gradient-surface", "all", {"variant": variant, "device": device}, runs, 1.0, make)
-    ]
+    settings = {"variant": variant, "device": device}
+    return [Batch("gradient-surface", "all", settings, runs, 1.0, Surfaces)]
 
 
 def plan(options: Namespace) -> list[Batch]:
     """The batches of a command."""
     return batches(options.seeds or SEEDS, options.variant, options.device)
-
-
-def make(batch: Batch) -> Surfaces:
-    """The work of a batch."""
-    return Surfaces(batch)
 
 
 def draw(inputs: str, seed: int) -> Tensor:
@@ -75,12 +71,8 @@ def surface(panel: str, x: Tensor, variant: str) -> Tensor:
     weight_im = torch.zeros_like(weight_re).requires_grad_()
     gate = None
     if panel != PANELS[0]:
-        gates = (0.5, 0.5) if panel == PANELS[1] else (1.0, 0.0)
-        gate = (
-            torch.tensor(gates, dtype=x.dtype, device=x.device)
-            .expand(len(weight_re), 2)
-            .contiguous()
-        )
+        gates = x.new_tensor((0.5, 0.5) if panel == PANELS[1] else (1.0, 0.0))
+        gate = gates.expand(len(weight_re), 2).contiguous()
     error = functional.npu(x, weight_re, weight_im, gate)[..., 0] - x[:, 0]  # [K, 32]
     loss = error.square().mean(1) if variant == "code" else error.abs().sum(1)
     grads = torch.autograd.grad(loss.sum(), [weight_re, weight_im])
@@ -89,29 +81,34 @@ def surface(panel: str, x: Tensor, variant: str) -> Tensor:
     return norm.view(len(W1), len(W2)).cpu()
 
 
+def panels(x: Tensor, variant: str) -> Tensor:
+    """The surfaces of all panels, ``[3, 71, 61]``."""
+    return torch.stack([surface(panel, x, variant) for panel in PANELS])
+
+
 class Surfaces:
     """One step computes the three panels of one draw of inputs."""
 
     def __init__(self, batch: Batch) -> None:
         self.runs, self.total, self.done = batch.runs, len(batch.runs), 0
         self.variant, self.device = batch.settings["variant"], batch.settings["device"]
-        self.found: list[Tensor] = []
+        self.surfaces: list[Tensor] = []
 
     def advance(self, steps: int) -> None:
         for run in self.runs[self.done : self.done + steps]:
             x = draw(run["inputs"], run["seed"]).to(self.device)
-            self.found.append(torch.stack([surface(panel, x, self.variant) for panel in PANELS]))
+            self.surfaces.append(panels(x, self.variant))
         self.done += steps
 
     def state(self) -> dict[str, Any]:
-        return {"done": self.done, "found": self.found}
+        return {"done": self.done, "found": self.surfaces}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.done, self.found = state["done"], state["found"]
+        self.done, self.surfaces = state["done"], state["found"]
 
     def results(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
         rows = []
-        for run, surfaces in zip(self.runs, self.found, strict=True):
+        for run, surfaces in zip(self.runs, self.surfaces, strict=True):
             for panel, norm in zip(PANELS, surfaces, strict=True):
                 plateau = norm[:, W2 > PLATEAU]
                 rows.append(
@@ -124,22 +121,18 @@ class Surfaces:
                         "w2_spread": float((norm.amax(1) - norm.amin(1)).max()),
                     }
                 )
-        return rows, {"surfaces": torch.stack(self.found)}  # [runs, 3, 71, 61]
+        return rows, {"surfaces": torch.stack(self.surfaces)}  # [runs, 3, 71, 61]
 
 
-# ---- report and picture ------------------------------------------------------------------------------------------
+# ---- report and picture --------------------------------------------------------------------------
 
 
 def short_table(rows: Rows) -> str:
-    lines = []
-    for panel in PANELS:
-        line = [panel]
-        for inputs in INPUTS:
-            cell = [row for row in rows if row["panel"] == panel and row["inputs"] == inputs]
-            for column in ("median", "flat_share"):
-                values = [row[column] for row in cell]
-                line.append(between(median(values), interval(median, values)))
-        lines.append(line)
+    cells = list(itertools.product(INPUTS, ("median", "flat_share")))
+    lines = [
+        [panel, *(middle(column(select(rows, panel=panel, inputs=i), name)) for i, name in cells)]
+        for panel in PANELS
+    ]
     header = ["layer"]
     for inputs in ("x2 ~ U(-0.05, 0.05)", "x2 ~ U(0, 0.05)"):
         header += [f"{inputs}: median gradient (95 %)", "share below 0.1 (95 %)"]
@@ -148,55 +141,51 @@ def short_table(rows: Rows) -> str:
 
 def section(rows: Rows) -> str:
     return (
-        "The norm of the gradient over w2 > 0.75, where the figure shows the NaiveNPU's plateau: its median, and the "
-        f"share of the plane where it is below {FLAT:g}. Medians of {len({row['seed'] for row in rows})} draws of 32 "
-        "rows, with their 95 % intervals.\n\n"
+        "The norm of the gradient over w2 > 0.75, where the figure shows the NaiveNPU's plateau: "
+        f"its median, and the share of the plane where it is below {FLAT:g}. Medians of "
+        f"{len({row['seed'] for row in rows})} draws of 32 rows, with their 95 % intervals.\n\n"
         + short_table(rows)
-        + "\nThe plateau belongs to the inputs of the published figure, U(-0.05, 0.05): there the powers of negative "
-        "and positive inputs cancel. With the inputs of the text, U(0, 0.05), the NaiveNPU has no plateau, and its "
-        "gradient is hardly smaller than that of an NPU with gates 0.5. With gates (1, 0) the second input and w2 drop "
-        "out altogether, whatever the inputs.\n"
+        + "\nThe plateau belongs to the inputs of the published figure, U(-0.05, 0.05): there the "
+        "powers of negative and positive inputs cancel. With the inputs of the text, U(0, 0.05), "
+        "the NaiveNPU has no plateau, and its gradient is hardly smaller than that of an NPU with "
+        "gates 0.5. With gates (1, 0) the second input and w2 drop out altogether, whatever the "
+        "inputs.\n"
     )
 
 
 def checks(rows: Rows) -> list[Check]:
-    def values(panel: int, column: str) -> list[float]:
-        name = PANELS[panel]
-        return [row[column] for row in rows if row["panel"] == name and row["inputs"] == "code"]
+    def values(panel: int, name: str) -> list[float]:
+        return column(select(rows, panel=PANELS[panel], inputs="code"), name)
 
-    place = "over w2 > 0.75"
+    naive = "NaiveNPU: median gradient over w2 > 0.75"
+    gated = "NPU, gates 0.5: the same over w2 > 0.75"
     return [
-        statistic(
-            f"NaiveNPU: median gradient {place}", median, values(0, "median"), -math.inf, 0.12
-        ),
-        statistic(f"NPU, gates 0.5: the same {place}", median, values(1, "median"), 0.9, math.inf),
+        statistic(naive, median, values(0, "median"), -math.inf, 0.12),
+        statistic(gated, median, values(1, "median"), 0.9, math.inf),
         at_most("NPU, gates 1 and 0: change over w2, largest", max(values(2, "w2_spread")), 1e-12),
     ]
 
 
 def draw_surfaces(surfaces: dict[str, Tensor], path: Path) -> None:
-    """Rows: the two input ranges; columns: the panels of the figure. `surfaces`: inputs to ``[3, 71, 61]``."""
+    """Draw a row for each range of inputs, a column for each panel of its ``[3, 71, 61]``."""
     drawing, axes = figure(len(surfaces), 3, (10, 3.2 * len(surfaces) + 0.7))
-    for line, (inputs, panels) in zip(axes, surfaces.items(), strict=True):
+    for line, (inputs, norms) in zip(axes, surfaces.items(), strict=True):
         title = f"second input from ({'-0.05' if inputs == 'code' else '0'}, 0.05)"
-        for axis, name, panel in zip(line, PANELS, panels, strict=True):
+        for axis, name, panel in zip(line, PANELS, norms, strict=True):
             levels = torch.linspace(0, 2.5, 11).tolist()
             w1, w2 = W1.numpy(), W2.numpy()
             drawn = axis.contourf(w1, w2, panel.clamp(max=2.5).T.numpy(), levels, cmap="inferno_r")
             axis.plot(1, 0, "wo", markeredgecolor="black")
-            axis.set(
-                title=f"{name}\n{title}",
-                xlabel="weight of the first input",
-                ylabel="weight of the second",
-            )
-        bar = drawing.colorbar(
-            drawn, ax=line[-1], label="norm of the gradient", ticks=[0, 0.5, 1, 1.5, 2, 2.5]
-        )
+            axis.set(title=f"{name}\n{title}")
+            axis.set(xlabel="weight of the first input", ylabel="weight of the second")
+        ticks, label = [0, 0.5, 1, 1.5, 2, 2.5], "norm of the gradient"
+        bar = drawing.colorbar(drawn, ax=line[-1], label=label, ticks=ticks)
         bar.ax.set_yticklabels(["0", "0.5", "1", "1.5", "2", "≥ 2.5"])
     headline(
         drawing,
         "Gradient of the loss while a power unit learns to ignore its second input",
-        "Light: hardly any gradient, training stands still. Circle: the solution. Compare the upper parts.",
+        "Light: hardly any gradient, training stands still. Circle: the solution. "
+        "Compare the upper parts.",
     )
     save(drawing, path)
 
@@ -204,11 +193,7 @@ def draw_surfaces(surfaces: dict[str, Tensor], path: Path) -> None:
 def picture(sources: Sources, path: Path) -> bool:
     """The surfaces of the first seed, computed anew."""
     variant = "paper" if any("variant paper" in comment for comment in sources.comments) else "code"
-    shown = {}
-    for inputs in INPUTS:
-        x = draw(inputs, 0)
-        shown[inputs] = torch.stack([surface(panel, x, variant) for panel in PANELS])
-    draw_surfaces(shown, path)
+    draw_surfaces({inputs: panels(draw(inputs, 0), variant) for inputs in INPUTS}, path)
     return True
 
 
@@ -228,7 +213,8 @@ EXPERIMENT = Experiment(
                     "Figure 3",
                     "gradients with and without the gate",
                     lambda rows, models: counted(checks(*rows)),
-                    "the plateau needs x2 from U(-0.05, 0.05), as in the code; the table has the text's range too",
+                    "the plateau needs x2 from U(-0.05, 0.05), as in the code; the table has the "
+                    "text's range too",
                 ),
             ),
         ),

@@ -1,5 +1,6 @@
-"""The fully connected layer of the experiments, for K models. As in the package's layers, no number of a model depends
-on the others.
+"""The fully connected layer of the experiments, for K models.
+
+No number of a model depends on the others, as in the package's layers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What the sections of the report share: numbers with their spread, the signs of the operations."""
+"""Numbers with their spread, and the signs of the operations, for the report's sections."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from benchmarks.paper.summary import number
+from benchmarks.paper.summary import Statistic, interval, median, number
 
 SIGNS = {"add": "+", "mul": "×", "div": "÷", "sqrt": "√", "sub": "-"}
 
@@ -14,13 +15,14 @@ def plus_minus(centre: float, spread: float) -> str:
     return number(centre) if math.isnan(spread) else f"{number(centre)} ± {number(spread, 2)}"
 
 
-def between(value: float, interval: tuple[float, float] | None) -> str:
+def between(value: float, bounds: tuple[float, float] | None) -> str:
     """A number, and its interval where it has one."""
-    return (
-        number(value)
-        if interval is None
-        else f"{number(value)} ({number(interval[0])} to {number(interval[1])})"
-    )
+    return number(value) + (f" ({number(bounds[0])} to {number(bounds[1])})" if bounds else "")
+
+
+def middle(values: Sequence[float], of: Statistic = median) -> str:
+    """A statistic of runs with its 95 % interval."""
+    return between(of(values), interval(of, values))
 
 
 def probable(value: float) -> str:

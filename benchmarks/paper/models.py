@@ -1,14 +1,14 @@
 """Stacks of layers for K models at once, and their starts.
 
-A start is drawn model by model from the model's own stream, parameter by parameter in their order; a constant start
-draws nothing. So an NPU starts where the RealNPU of its seed does, and the models of one seed share their first layer's
-start.
+A start is drawn model by model from the model's own stream, parameter by parameter in their order;
+a constant start draws nothing. So an NPU starts where the RealNPU of its seed does, and the models
+of one seed share their first layer's start.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,20 @@ from npu_kernels import NALU, NAU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 
 Builder = Callable[[int, int, int, torch.dtype], nn.Module]
 
-# The authors' code neither clips the NAU nor leaves the bias out of the NALU's gate; the paper's formulas do both.
+# The authors' code neither clips the NAU nor leaves the bias out of the NALU's gate; the paper's
+# formulas do both.
 LAYERS: dict[str, dict[str, Builder]] = {
     variant: {
-        "NPU": lambda i, o, k, d: NPU(i, o, num_models=k, dtype=d),
-        "RealNPU": lambda i, o, k, d: RealNPU(i, o, num_models=k, dtype=d),
-        "NaiveNPU": lambda i, o, k, d: NaiveNPU(i, o, num_models=k, dtype=d),
-        "NAU": lambda i, o, k, d, clip=variant == "paper": NAU(
-            i, o, num_models=k, dtype=d, clip=clip
-        ),  # type: ignore[misc]
-        "NMU": lambda i, o, k, d: NMU(i, o, num_models=k, dtype=d),
-        "NALU": lambda i, o, k, d, bias=variant == "code": NALU(
-            i, o, num_models=k, dtype=d, bias=bias
-        ),  # type: ignore[misc]
-        "iNALU": lambda i, o, k, d: iNALU(i, o, num_models=k, dtype=d),
+        **{
+            unit.__name__: lambda i, o, k, d, unit=unit, options=options: unit(  # type: ignore[misc]
+                i, o, num_models=k, dtype=d, **options
+            )
+            for unit, options in (
+                *((unit, {}) for unit in (NPU, RealNPU, NaiveNPU, NMU, iNALU)),
+                (NAU, {"clip": variant == "paper"}),
+                (NALU, {"bias": variant == "code"}),
+            )
+        },
         "Dense": lambda i, o, k, d: Dense(i, o, num_models=k, dtype=d, last=False),
         "Linear": lambda i, o, k, d: Dense(i, o, num_models=k, dtype=d, last=True),
     }
@@ -51,7 +51,7 @@ Start = tuple[float, float]  # a uniform distribution's ends; equal ends: a cons
 
 
 def default_start(layer: nn.Module, name: str, parameter: Tensor) -> Start:
-    """The paper's: Glorot uniform, imaginary parts 0, gates 1/2; NMU and NALU's bias as in the authors' code."""
+    """The paper's: Glorot, imaginary parts 0, gates 1/2; NMU, NALU's bias as in the code."""
     if name == "weight_im" or (name == "bias" and isinstance(layer, Dense)):
         return 0.0, 0.0
     if name == "gate":
@@ -62,27 +62,19 @@ def default_start(layer: nn.Module, name: str, parameter: Tensor) -> Start:
     return -math.sqrt(6 / fan), math.sqrt(6 / fan)
 
 
-def _named(model: nn.Sequential) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    for layer in model:
-        for name, parameter in layer.named_parameters():
-            yield layer, name, parameter
-
-
 @torch.no_grad()
 def start_(
-    model: nn.Sequential,
-    seeds: Sequence[int],
-    purpose: str,
+    model: nn.Sequential, seeds: Sequence[int], purpose: str,
     start: Callable[[nn.Module, str, Tensor], Start] = default_start,
-) -> None:
+) -> None:  # fmt: skip
     """Fill the parameters of model k from the stream (purpose, seeds[k])."""
     for k, seed in enumerate(seeds):
         generator = stream(purpose, seed)
-        for layer, name, parameter in _named(model):
-            low, high = start(layer, name, parameter)
-            if low == high:
-                parameter[k] = low
-            else:
-                parameter[k] = (
-                    torch.rand(parameter.shape[1:], generator=generator) * (high - low) + low
-                )
+        for layer in model:
+            for name, parameter in layer.named_parameters():
+                low, high = start(layer, name, parameter)
+                if low == high:
+                    parameter[k] = low
+                else:
+                    draws = torch.rand(parameter.shape[1:], generator=generator)
+                    parameter[k] = draws * (high - low) + low

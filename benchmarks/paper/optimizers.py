@@ -1,8 +1,9 @@
 """RMSProp and Adam, in place on one flat buffer that holds the parameters of all models of a batch.
 
-One buffer: a step is a few passes whatever the number of parameters, and each tensor in it is padded to whole vectors,
-so that an element's rounding does not depend on its position, nor a model's result on the models that train with it.
-`rate` is a number, or a tensor like the buffer where the models of a batch have different ones.
+One buffer: a step is a few passes whatever the number of parameters, and each tensor in it is
+padded to whole vectors, so that an element's rounding does not depend on its position, nor a
+model's result on the models that train with it. `rate` is a number, or a tensor like the buffer
+where the models of a batch have different ones.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class Optimizer(Protocol):
         """One step, the `step`-th, counted from 1. Overwrites `grads`."""
 
     def torchs(self, parameters: Sequence[Tensor]) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
-        """Torch's optimiser of the same kind, and its names of what lies in `state`; with a number as rate."""
+        """Torch's optimiser of the same kind, with a number as rate; its names for `state`."""
 
 
 class RMSProp:
-    """torch.optim.RMSprop(alpha=0.9, eps=1e-8): Flux's, with which the authors trained (torch's own alpha is 0.99)."""
+    """torch.optim.RMSprop(alpha=0.9, eps=1e-8): Flux's, as the authors' (torch's alpha is 0.99)."""
 
     def __init__(
         self, parameters: Tensor, rate: float | Tensor, alpha: float = 0.9, eps: float = 1e-8
@@ -78,7 +79,7 @@ class Adam:
 def _subtract(
     parameters: Tensor, numerator: Tensor, denominator: Tensor, rate: float | Tensor, factor: float
 ) -> None:
-    """parameters -= rate * factor * numerator / denominator; overwrites the numerator where rates differ."""
+    """parameters -= rate * factor * numerator / denominator; may overwrite the numerator."""
     if isinstance(rate, Tensor):
         parameters.addcdiv_(numerator.mul_(rate), denominator, value=-factor)
     else:

@@ -1,6 +1,6 @@
-"""Every figure and table of the paper beside ours: what it shows, our command, whether they agree, and why not.
+"""Each figure and table of the paper beside ours: what it shows, our command, the agreement.
 
-The entries are those of the experiments' tables, and work out from the rows in the folder how far they agree.
+The entries are those of the experiments' tables; their agreement comes from the rows in the folder.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ DIAGRAMS = (
 )
 
 
-def contents(folder: Path, one: Table) -> tuple[list[str], list[tables.Rows]]:
-    """A table's comments, and its rows with those of the table beside it, if it needs one: none if that is missing."""
-    comments, rows = tables.read(folder / one.file)
-    if not one.beside:
+def contents(folder: Path, table: Table) -> tuple[list[str], list[tables.Rows]]:
+    """A table's comments; its rows, and those of the table beside it (none if that is missing)."""
+    comments, rows = tables.read(folder / table.file)
+    if not table.beside:
         return comments, [rows]
-    other = folder / TABLES[one.beside].file
+    other = folder / TABLES[table.beside].file
     return comments, [rows, tables.read(other)[1] if other.exists() else []]
 
 
 def is_of_full_runs(comments: list[str]) -> bool:
-    """Whether the rows of a table are of all steps of the authors' code, be they complete or not."""
+    """Whether a table is of all steps of the authors' code, be its rows complete or not."""
     first = comments[0] if comments else ""
     return not any(word in first for word in ("variant paper", "quick", ", only "))
 
@@ -41,23 +41,23 @@ def entries() -> Iterator[tuple[Entry, str, Table | None]]:
     """All entries with the command that makes ours, and their table."""
     yield from ((entry, "", None) for entry in DIAGRAMS)
     for name, experiment in EXPERIMENTS.items():
-        for one in experiment.tables:
-            yield from ((entry, name, one) for entry in one.entries)
+        for table in experiment.tables:
+            yield from ((entry, name, table) for entry in table.entries)
 
 
-def place(item: str) -> tuple[bool, bool, int]:
+def rank(item: str) -> tuple[bool, bool, int]:
     """The order in the paper: figures, tables, those of the appendix."""
     numbers = re.findall(r"\d+", item)
     return item.startswith("Table"), "A" in item, int(numbers[0])
 
 
-def agreement(folder: Path, entry: Entry, one: Table | None) -> str:
-    if one is None or not entry.measured:
+def agreement(folder: Path, entry: Entry, table: Table | None) -> str:
+    if table is None or not entry.measured:
         return entry.agreement([], folder)
-    if not (folder / one.file).exists():
+    if not (folder / table.file).exists():
         return NONE
-    comments, rows = contents(folder, one)
-    return entry.agreement(rows, folder / one.models_file) if is_of_full_runs(comments) else NONE
+    comments, rows = contents(folder, table)
+    return entry.agreement(rows, folder / table.models_file) if is_of_full_runs(comments) else NONE
 
 
 def overview(folder: Path, with_causes: bool = True) -> str:
@@ -67,9 +67,9 @@ def overview(folder: Path, with_causes: bool = True) -> str:
             "in the paper": entry.item,
             "shows": entry.shows,
             "experiment": f"`{name}`" if name else "-",
-            "agreement": agreement(folder, entry, one),
+            "agreement": agreement(folder, entry, table),
             "cause of differences, and what shows it": entry.why if with_causes else "",
         }
-        for entry, name, one in sorted(entries(), key=lambda triple: place(triple[0].item))
+        for entry, name, table in sorted(entries(), key=lambda triple: rank(triple[0].item))
         if entry.measured or with_causes
     )

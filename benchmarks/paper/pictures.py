@@ -16,11 +16,8 @@ from benchmarks.paper.registry import TABLES
 def draw(table: Table, folder: Path, suffix: str = "png") -> Path | None:
     """Draw a table's picture; None where it has none, or the files are not there."""
     models = folder / table.models_file
-    if (
-        table.picture is None
-        or not (folder / table.file).exists()
-        or (table.keep and not models.exists())
-    ):
+    missing = not (folder / table.file).exists() or (table.keep and not models.exists())
+    if table.picture is None or missing:
         return None
     comments, rows = tables.read(folder / table.file)
     path = folder / table.picture_file(suffix)
@@ -37,4 +34,4 @@ def draw_all(folder: Path, suffix: str) -> list[Path]:
 def drawn(table: Table, folder: Path) -> str | None:
     """The file name of a table's picture in the folder, if there is one."""
     names = [table.picture_file(suffix) for suffix in SUFFIXES] if table.picture else []
-    return next((found for found in names if (folder / found).exists()), None)
+    return next((name for name in names if (folder / name).exists()), None)

@@ -1,4 +1,4 @@
-"""The Markdown report: the paper and ours, difference, verdict, pictures. Made only from the tables in the folder.
+"""The Markdown report: the paper and ours, difference, verdict, pictures, from a folder's tables.
 
 `insert` puts the short tables into the blocks of a page: ``paper-NAME``, in the guide to the layers
 ``paper-NAME-guide``.
@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.blocks import record_table, renew, table
 from benchmarks.paper import pictures, published
 from benchmarks.paper.checks import Check
+from benchmarks.paper.experiment import Table
 from benchmarks.paper.overview import contents, is_of_full_runs, overview
 from benchmarks.paper.registry import TABLES
 from npu_kernels._jobs import files
@@ -19,16 +20,15 @@ from npu_kernels._jobs import files
 
 def verdicts(checks: Sequence[Check]) -> str:
     """The acceptance numbers, those that do not hold first."""
-    open_, failed = ([check for check in checks if check.holds is value] for value in (None, False))
-    text = (
-        f"{len(checks) - len(open_) - len(failed)} of {len(checks)} hold, {len(failed)} do not, of {len(open_)} "
-        "these runs cannot tell. In brackets: the 95 % interval of the statistic; a check holds where the whole "
-        "interval is as wanted, and does not where none of it is.\n\n"
+    failed, unknown, held = (
+        [check for check in checks if check.holds is value] for value in (False, None, True)
     )
-    held = [check for check in checks if check.holds]
-    lines = [
-        [check.what, check.wanted, check.found, check.verdict] for check in [*failed, *open_, *held]
-    ]
+    text = (
+        f"{len(held)} of {len(checks)} hold, {len(failed)} do not, of {len(unknown)} "
+        "these runs cannot tell. In brackets: the 95 % interval of the statistic; a check holds "
+        "where the whole interval is as wanted, and does not where none of it is.\n\n"
+    )
+    lines = [[c.subject, c.rule, c.result, c.verdict] for c in (*failed, *unknown, *held)]
     return text + table(["number", "wanted", "found", "verdict"], lines)
 
 
@@ -36,58 +36,49 @@ def full(folder: Path) -> str:
     """The report: all tables, checks and pictures of the folder."""
     parts = [
         '# "Neural Power Units", reproduced\n',
-        "Made by `python -m benchmarks.paper`; every number comes from the tables in this folder. A run's numbers "
-        "depend on its seed alone, not on the runs beside it or on the number of processes; another processor or "
-        "version of torch rounds differently, which training amplifies.\n",
+        "Made by `python -m benchmarks.paper`; every number comes from the tables in this folder. "
+        "A run's numbers depend on its seed alone, not on the runs beside it or on the number of "
+        "processes; another processor or version of torch rounds differently, which training "
+        "amplifies.\n",
         "## Every figure and table of the paper\n",
-        "Ours *differs* where chance alone makes two numbers differ so much with a probability below 0.05; of twenty "
-        "pairs one does by chance.\n",
+        "Ours *differs* where chance alone makes two numbers differ so much with a probability "
+        "below 0.05; of twenty pairs one does by chance.\n",
         overview(folder),
         "## Where the paper's text and the authors' code disagree\n",
         "All other tables follow the code, which made the published numbers.\n",
-        text_and_code(),
+        record_table(published.load("text_and_code")),
     ]
-    for one in TABLES.values():
-        if not (folder / one.file).exists():
-            continue
-        comments, rows = contents(folder, one)
-        parts += [
-            f"## {one.title}\n",
-            "\n".join(f"- {comment}" for comment in comments) + "\n",
-            one.section(*rows),
-        ]
-        models = folder / one.models_file
-        if one.models_section is not None:
-            parts.append(one.models_section(models) if models.exists() else "")
-        picture = pictures.drawn(one, folder)
-        if picture is not None:
-            parts.append(f"![{one.title}]({picture})\n")
-        parts.append("### Verdict\n")
-        judged = is_full(comments)
-        parts.append(
-            verdicts(one.checks(*rows))
-            if judged
-            else "None: the paper's numbers are for variant code and all steps.\n"
-        )
+    for of_results in TABLES.values():
+        if (folder / of_results.file).exists():
+            parts += _section(folder, of_results)
     return "\n".join(parts)
 
 
+def _section(folder: Path, of_results: Table) -> list[str]:
+    """The parts of one table's section."""
+    comments, rows = contents(folder, of_results)
+    parts = [f"## {of_results.title}\n", "\n".join(f"- {comment}" for comment in comments) + "\n"]
+    parts.append(of_results.section(*rows))
+    models = folder / of_results.models_file
+    if of_results.models_section is not None:
+        parts.append(of_results.models_section(models) if models.exists() else "")
+    picture = pictures.drawn(of_results, folder)
+    if picture is not None:
+        parts.append(f"![{of_results.title}]({picture})\n")
+    unjudged = "None: the paper's numbers are for variant code and all steps.\n"
+    judged = verdicts(of_results.checks(*rows)) if is_full(comments) else unjudged
+    return [*parts, "### Verdict\n", judged]
+
+
 def write(folder: Path) -> Path:
-    """Make report.md from the tables that are there; returns its path."""
+    """Make report.md from the tables of the folder; return its path."""
     files.write(folder / "report.md", full(folder))
     return folder / "report.md"
 
 
 def is_full(comments: Sequence[str]) -> bool:
-    """Whether a table is of complete, full runs of the authors' code: only then it is compared with the paper's
-    numbers.
-    """
+    """Whether a table is of complete, full runs of the authors' code, like the paper's."""
     return is_of_full_runs(list(comments)) and not (comments and "incomplete" in comments[0])
-
-
-def text_and_code() -> str:
-    """Where the paper's text and its authors' code disagree."""
-    return record_table(published.load("text_and_code"))
 
 
 def insert(folder: Path, target: Path) -> list[str]:
@@ -95,16 +86,12 @@ def insert(folder: Path, target: Path) -> list[str]:
     text, blocks = target.read_text(encoding="utf-8"), {}
     if "<!-- paper-overview:begin -->" in text:
         blocks["paper-overview"] = overview(folder, with_causes=False).strip()
-    for one in TABLES.values():
-        for name, make in (
-            (f"paper-{one.name}", one.short),
-            (f"paper-{one.name}-guide", one.guide),
-        ):
-            if (
-                make is not None
-                and f"<!-- {name}:begin -->" in text
-                and (folder / one.file).exists()
-            ):
-                blocks[name] = make(*contents(folder, one)[1]).strip()
+    for of_results in TABLES.values():
+        if not (folder / of_results.file).exists():
+            continue
+        name = f"paper-{of_results.name}"
+        for mark, make in ((name, of_results.short), (f"{name}-guide", of_results.guide)):
+            if make is not None and f"<!-- {mark}:begin -->" in text:
+                blocks[mark] = make(*contents(folder, of_results)[1]).strip()
     renew(target, blocks)
     return list(blocks)

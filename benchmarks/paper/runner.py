@@ -1,14 +1,14 @@
 """Runs batches of models: spread, resumed, reported. Knows nothing of any experiment.
 
-An experiment gives a list of `Batch`; a batch makes `Work` that advances by so many steps, can be saved and restored,
-and gives rows at its end. All that is known about a batch lies in two files of the folder, under a name with a hash of
-everything that decides its numbers:
+An experiment gives a list of `Batch`; a batch makes `Work` that advances by a number of steps, can
+be saved and restored, and gives rows at its end. Two files of the folder hold all that is known of
+a batch, under a name with a hash of everything that decides its numbers:
 
     NAME.checkpoint   the work in progress, replaced every few seconds
     NAME.done         its rows and tensors; a batch that has this file is never run again
 
-A kill at any moment leaves the old file or the new one (`npu_kernels._jobs.files`). Whatever other settings a later command
-has, it takes from the folder what it can use.
+A kill at any moment leaves the old file or the new one (`npu_kernels._jobs.files`). A later command
+takes from the folder what it can use, whatever its other settings.
 """
 
 from __future__ import annotations
@@ -47,23 +47,15 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs that are computed in one call.
+    """Runs that are computed in one call."""
 
-    Args:
-        experiment, label: for people; with the hash they name the files.
-        settings, runs: what decides the numbers, of all runs and of each: numbers, strings, None.
-        cost: the expected seconds of one core, roughly; for the order and for the estimate of the time left.
-        make: a function of a module (a worker process imports it) that makes the work.
-        turn: batches of a smaller turn come first.
-    """
-
-    experiment: str
+    experiment: str  # for people; with the label and the hash it names the files
     label: str
-    settings: dict[str, Any]
-    runs: tuple[dict[str, Any], ...]
-    cost: float
-    make: Callable[[Batch], Work] = field(compare=False)
-    turn: int = 0
+    settings: dict[str, Any]  # what decides the numbers of all runs: numbers, strings, None
+    runs: tuple[dict[str, Any], ...]  # what decides the numbers of each run
+    cost: float  # expected seconds of one core, for the order and the estimate of the time left
+    make: Callable[[Batch], Work] = field(compare=False)  # of a module: a worker imports it
+    turn: int = 0  # batches of a smaller turn come first
 
     @property
     def name(self) -> str:
@@ -73,12 +65,12 @@ class Batch:
 
 
 def chunks(items: Iterable[T], largest: int) -> list[list[T]]:
-    """Parts of the given size; the last one may be smaller."""
+    """Parts of the largest size; the last one may be smaller."""
     items = list(items)
     return [items[i : i + largest] for i in range(0, len(items), largest)]
 
 
-# ---- files -------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def load_file(path: Path, *keys: str) -> dict[str, Any]:
@@ -86,14 +78,13 @@ def load_file(path: Path, *keys: str) -> dict[str, Any]:
     try:
         return files.load(path, keys)
     except ValueError as error:
-        raise RuntimeError(
-            f"{path} cannot be read: {error}; delete it to compute that batch again"
-        ) from None
+        reason = f"{error}; delete it to compute that batch again"
+        raise RuntimeError(f"{path} cannot be read: {reason}") from None
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Where batches keep their files."""
+    """The folder in which batches keep their files."""
 
     path: Path
 
@@ -116,62 +107,61 @@ class Folder:
         return load_file(self.done_path(batch), "rows", "tensors", "seconds")
 
 
-# ---- one batch ---------------------------------------------------------------------------------------------------
+# ---- one batch -----------------------------------------------------------------------------------
 
 
 def complete(
     batch: Batch, folder: Folder, report: Callable[[float, bool], None], stopped: Callable[[], bool]
 ) -> bool:
-    """Run a batch from where it stands to its end; False if it was stopped, with what is done saved.
+    """Run a batch from where it stands to its end; False if it was stopped, its checkpoint saved.
 
-    `report` gets the share of the batch that has been done since its last call, and whether an earlier process did it.
+    `report` gets the share of the batch that was done since its last call, and whether an earlier
+    process did it.
     """
     checkpoint = folder.checkpoint_path(batch)
-    work, seconds = batch.make(batch), 0.0
+    training, seconds = batch.make(batch), 0.0
     if checkpoint.exists():
         saved = load_file(checkpoint, "state", "seconds")
-        work.restore(saved["state"])
+        training.restore(saved["state"])
         seconds = saved["seconds"]
-        report(work.done / work.total, True)
+        report(training.done / training.total, True)
 
     def save() -> None:
-        state = {"state": work.state(), "seconds": seconds}
+        state = {"state": training.state(), "seconds": seconds}
         try:
             files.save(checkpoint, state)
         except OSError as error:  # the work goes on without
-            print(
-                f"\n{checkpoint} could not be written: {error.strerror or error}", file=sys.stderr
-            )
+            reason = error.strerror or error
+            print(f"\n{checkpoint} could not be written: {reason}", file=sys.stderr)
 
     steps, last_save = 1, time.monotonic()
-    while work.done < work.total:
+    while training.done < training.total:
         if stopped():
             save()
             return False
-        steps = min(steps, work.total - work.done)
+        steps = min(steps, training.total - training.done)
         start = time.monotonic()
-        work.advance(steps)
-        now = time.monotonic()
-        seconds += now - start
-        report(steps / work.total, False)
-        if now - last_save > CHECKPOINT_SECONDS and work.done < work.total:
+        training.advance(steps)
+        end = time.monotonic()
+        seconds += end - start
+        report(steps / training.total, False)
+        if end - last_save > CHECKPOINT_SECONDS and training.done < training.total:
             save()
-            last_save = now
+            last_save = end
         # Towards the slice's length, at most four times more at once: the first steps are slow.
-        steps = max(1, min(4 * steps, int(steps * SLICE_SECONDS / max(now - start, 1e-6))))
+        steps = max(1, min(4 * steps, int(steps * SLICE_SECONDS / max(end - start, 1e-6))))
 
-    rows, tensors = work.results()
-    result = {"rows": rows, "tensors": tensors, "seconds": seconds}
+    rows, tensors = training.results()
+    done = folder.done_path(batch)
     try:
-        files.save(folder.done_path(batch), result)
+        files.save(done, {"rows": rows, "tensors": tensors, "seconds": seconds})
     except OSError as error:
-        raise RuntimeError(
-            f"{folder.done_path(batch)} could not be written: {error.strerror or error}; the same command continues"
-        ) from None
+        reason = f"{error.strerror or error}; the same command continues"
+        raise RuntimeError(f"{done} could not be written: {reason}") from None
     checkpoint.unlink(missing_ok=True)
     return True
 
 
 def order(batches: Sequence[Batch]) -> list[Batch]:
-    """By their turns; of one turn the longest first, so that no process is left alone with a long one at the end."""
+    """Sort by turns, in a turn the longest first: none runs alone at the end for long."""
     return sorted(batches, key=lambda batch: (batch.turn, -batch.cost))

@@ -1,4 +1,4 @@
-"""What one experiment has found so far: printed, in its table with comments on top, in its pictures."""
+"""The results of one experiment so far: printed, in its table, in its pictures."""
 
 from __future__ import annotations
 
@@ -20,36 +20,24 @@ from npu_kernels.env import environment
 
 
 class Session:
-    """One command's part of an experiment.
-
-    Args:
-        experiment: its record.
-        options: of the command line.
-        batches: all of the command, in the order of the table.
-        folder: the runner's.
-        processes: how many work, for the table's comments.
-    """
+    """One command's part of an experiment; `processes` is for the table's comments."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        options: argparse.Namespace,
-        batches: Sequence[Batch],
-        folder: Folder,
-        processes: int,
-    ) -> None:
+        self, experiment: Experiment, options: argparse.Namespace, batches: Sequence[Batch],
+        folder: Folder, processes: int,
+    ) -> None:  # fmt: skip
         self.experiment, self.options, self.batches = experiment, options, batches
         self.folder, self.processes = folder, processes
         self.table = experiment.filled(options)
         self.parts = experiment.rounds(options) if experiment.rounds else [list(batches)]
         self.results: dict[str, dict[str, Any]] = {}  # by the batch's name
         self.start = time.monotonic()
-        own = {batch.name for batch in batches}
-        self._part = next(part for part in self.parts if own <= {batch.name for batch in part})
+        names = {batch.name for batch in batches}
+        self._part = next(part for part in self.parts if names <= {batch.name for batch in part})
         self._before = self._seconds(self._part)
-        self._others = [
-            b for part in self.parts for b in part if b.name not in own and folder.is_done(b)
-        ]
+        remaining = (batch for part in self.parts for batch in part if batch.name not in names)
+        self._others = [batch for batch in remaining if folder.is_done(batch)]
+        self.results.update((batch.name, folder.result(batch)) for batch in self._others)
         self.results.update((batch.name, folder.result(batch)) for batch in self._others)
 
     def _clock(self, part: Sequence[Batch]) -> Path:
@@ -63,16 +51,13 @@ class Session:
         """Print the rows of a finished batch and add them to the table."""
         self.results[batch.name] = result
         for row in result["rows"]:
-            print(
-                "  ".join(
-                    f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()
-                )
-            )
+            cells = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+            print("  ".join(cells))
         wall = self.wall()
         self._try(lambda: self._write(wall))
 
     def finish(self, complete: bool) -> None:
-        """The end of a command; if all batches are done, write what is made from them."""
+        """End a command; if all batches are done, write what is made from them."""
         wall, table, out = self.wall(), self.table, self.options.out
         if complete and self.experiment.finish is not None:
             self.experiment.finish(self.options, self.folder)
@@ -88,11 +73,11 @@ class Session:
 
     def pairs(self) -> list[tuple[Batch, dict[str, Any]]]:
         """The finished batches, in the order of the table."""
-        known = [*self._others, *self.batches]
-        return [(batch, self.results[batch.name]) for batch in known if batch.name in self.results]
+        ordered = [*self._others, *self.batches]
+        return [(b, self.results[b.name]) for b in ordered if b.name in self.results]
 
     def wall(self) -> float:
-        """Seconds of all commands that worked on these batches until now, without the idle time between them."""
+        """Seconds of all commands on these batches until now, without the idle time between."""
         wall = self._before + time.monotonic() - self.start
         self._try(lambda: files.write(self._clock(self._part), f"{wall:.1f}"))
         return wall
@@ -102,43 +87,40 @@ class Session:
         try:
             write()
         except OSError as error:
-            print(
-                f"\n{error.filename or self.folder.path} could not be written: {error.strerror}",
-                file=sys.stderr,
-            )
+            path = error.filename or self.folder.path
+            print(f"\n{path} could not be written: {error.strerror}", file=sys.stderr)
 
     def _write(self, wall: float) -> None:
         rows = [row for _, result in self.pairs() for row in result["rows"]]
         if self.table.key is not None:
             rows.sort(key=self.table.key)
-        tables.write(
-            self.options.out / self.table.file, self._comments(wall), self.table.columns, rows
-        )
+        path, comments = self.options.out / self.table.file, self._comments(wall)
+        tables.write(path, comments, self.table.columns, rows)
 
     def _comments(self, wall: float) -> list[str]:
-        """What, where, how long."""
-        facts, options = environment(), self.options
-        parts = [(part, wall if part is self._part else self._seconds(part)) for part in self.parts]
-        account = Account(
-            options, self.folder, self.batches, parts, self.results, wall, self.processes
-        )
-        missing, subset = account.missing, self.experiment.subset(options)
-        device = (
-            facts["cuda"]
-            if torch.device(options.device).type == "cuda"
-            else facts["cpu instruction set"]
-        )
+        """The table's contents, the machine, the versions, the time."""
+        facts, options, account = environment(), self.options, self.account(wall)
+        subset = self.experiment.subset(options)
+        on_gpu = torch.device(options.device).type == "cuda"
+        device = facts["cuda" if on_gpu else "cpu instruction set"]
+        lacking = f"incomplete: {account.missing} of {len(self.batches)} batches are missing"
+        title = [
+            self.table.name,
+            f"variant {options.variant}" if self.experiment.variants else "",
+            subset,
+            "quick: few steps" if options.quick else "",
+            lacking if account.missing else "",
+        ]
         return [
-            self.table.name
-            + (f", variant {options.variant}" if self.experiment.variants else "")
-            + (f", {subset}" if subset else "")
-            + (", quick: few steps" if options.quick else "")
-            + (
-                f", incomplete: {missing} of {len(self.batches)} batches are missing"
-                if missing
-                else ""
-            ),
+            ", ".join(filter(None, title)),
             f"{facts['processor']}, {facts['cores']} cores, {device}, {facts['system']}",
             f"npu_kernels {facts['npu_kernels']}, torch {facts['torch']}, Python {facts['python']}",
             *(self.experiment.times(account) if self.experiment.times else [account.line()]),
         ]
+
+    def account(self, wall: float) -> Account:
+        """The work so far, for the table's comments."""
+        parts = [(part, wall if part is self._part else self._seconds(part)) for part in self.parts]
+        return Account(
+            self.options, self.folder, self.batches, parts, self.results, wall, self.processes
+        )

@@ -1,10 +1,9 @@
-"""The streams of numbers that runs draw from: a model's own depend on its seed alone, so no run depends on its batch.
+"""The streams of numbers that runs draw from: a model's depends on its seed alone.
 
-A stream is named by (purpose, seed, block). Its generator is seeded with the first four bytes of the BLAKE2b hash of
-"purpose:seed:block"; a resumed run makes the block that it needs and no state has to be kept. The draws are made on the
-CPU in float32, for every device and dtype of the training.
-
-The Sobol stream is shared by all runs, as in the published code.
+A stream is named by (purpose, seed, block). Its generator is seeded with the first four bytes of
+the BLAKE2b hash of "purpose:seed:block"; a resumed run makes the block that it needs, so no state
+has to be kept. The draws are made on the CPU in float32, for every device and dtype of the
+training.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def stream(purpose: str, seed: int, block: int = 0) -> torch.Generator:
 
 
 class Sobol:
-    """The unscrambled Sobol sequence (Joe and Kuo's directions), point 0 the zero vector, from any point on."""
+    """The unscrambled Sobol sequence (Joe and Kuo's directions) from any point; point 0 is zero."""
 
     def __init__(self, dimension: int) -> None:
         self._engine = SobolEngine(dimension)

@@ -1,4 +1,4 @@
-"""What tables say about a list of runs."""
+"""Statistics of runs: median, spread, intervals, comparisons, and numbers as text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 DRAWS = 10_000  # samples of a bootstrap
 FEWEST = 6  # runs that have an interval
 SAME = "no difference"  # a verdict
+Statistic = Callable[[Sequence[float]], float]
 T = TypeVar("T")
 
 
@@ -21,7 +22,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def mad(values: Sequence[float]) -> float:
-    """The median of |value - median|, unscaled, as in the paper. Two infinities have no distance: inf."""
+    """The median of |value - median|, unscaled, as in the paper; inf of two infinities."""
     middle = median(values)
     distances = [abs(value - middle) for value in values]
     return median([math.inf if math.isnan(d) else d for d in distances])
@@ -38,22 +39,18 @@ def standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def interval(
-    statistic: Callable[[Sequence[float]], float], values: Sequence[float]
-) -> tuple[float, float] | None:
+def interval(statistic: Statistic, values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % confidence interval of the statistic; None for fewer than six runs.
 
     The median's is exact, between two of the sorted values; the mean's comes from a bootstrap.
     """
-    if len(values) < FEWEST:
+    count = len(values)
+    if count < FEWEST:
         return None
     if statistic is mean:
         drawn = means_of_samples(values)
         return float(drawn[int(0.025 * DRAWS)]), float(drawn[int(0.975 * DRAWS)])
-    count, cut = (
-        len(values),
-        0,
-    )  # so many values lie outside on either side: at most 2.5 % of binomial(count, 1/2)
+    cut = 0  # values outside on either side: at most 2.5 % of binomial(count, 1/2)
     while sum(math.comb(count, i) for i in range(cut + 2)) <= 0.025 * 2**count:
         cut += 1
     ranked = sorted(values)
@@ -61,7 +58,7 @@ def interval(
 
 
 def means_of_samples(values: Sequence[float]) -> np.ndarray:
-    """The means of samples as large as `values`, drawn with replacement; ascending, the same for the same values."""
+    """Ascending means of samples as large as `values`, drawn with replacement, always the same."""
     drawn = np.random.default_rng(0).choice(np.asarray(values, dtype=float), (DRAWS, len(values)))
     return np.sort(drawn.mean(1))
 
@@ -69,7 +66,7 @@ def means_of_samples(values: Sequence[float]) -> np.ndarray:
 def bootstrap(
     statistic: Callable[[list[T]], float], runs: Sequence[T]
 ) -> tuple[float, float] | None:
-    """The 95 % interval of any statistic, by a bootstrap of whole runs; None for fewer than six runs.
+    """The 95 % interval of any statistic, by a bootstrap of whole runs; None for fewer than six.
 
     A run may be many values, which depend on one another: a sample has all of them or none.
     """
@@ -85,7 +82,7 @@ def samples(runs: Sequence[T], key: int = 0) -> Iterator[list[T]]:
 
 
 def quantiles(drawn: Iterable[float]) -> tuple[float, float]:
-    """Between which the middle 95 % lie."""
+    """The ends of the middle 95 %."""
     ranked = sorted(drawn)
     return ranked[int(0.025 * len(ranked))], ranked[int(0.975 * len(ranked))]
 
@@ -93,15 +90,15 @@ def quantiles(drawn: Iterable[float]) -> tuple[float, float]:
 def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Quotients; of two infinite numbers, or of two zeros, 1."""
     with np.errstate(all="ignore"):
-        found = np.asarray(above / below)
-    found[np.isnan(found)] = 1.0
-    return found
+        quotients = np.asarray(above / below)
+    quotients[np.isnan(quotients)] = 1.0
+    return quotients
 
 
 def compared(
     ours: np.ndarray | None, theirs: np.ndarray | None, unknown: str = "too few runs"
 ) -> tuple[tuple[float, float] | None, str]:
-    """How many times theirs ours is (95 %), and in words whether they differ; `unknown` where there are no draws."""
+    """The 95 % interval of ours / theirs, and whether they differ (`unknown`: no draws)."""
     if ours is None or theirs is None:
         return None, unknown
     low, high = quantiles(divided(ours, theirs).tolist())
@@ -109,10 +106,10 @@ def compared(
 
 
 def probability(values: Sequence[float], centre: float, error: float) -> float:
-    """That two means are at least as far apart by chance as ours and a published one, `centre` with its standard error.
+    """The chance that two means lie at least as far apart as ours and a published one, `centre`.
 
-    Two-sided: twice the share of differences that have the other sign, of ours by a bootstrap and a normal one of the
-    published. nan for no runs.
+    Two-sided: twice the share of differences that have the other sign, of ours by a bootstrap and a
+    normal one of the published with its standard error. nan for no runs.
     """
     if not values:
         return math.nan
@@ -135,15 +132,16 @@ def number(value: float, digits: int = 3) -> str:
     if value == 0:
         return "0"
     if 1e-3 <= abs(value) < 1e5:
-        places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:.{places}f}"
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:.{decimals}f}"
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
 
 def same_share(count: int, total: int, other: int, of: int) -> float:
-    """Fisher's exact two-sided probability that two shares, `count` of `total` and `other` of `of`, differ so by chance
-    alone: all tables with the same sums that are no more probable.
+    """Fisher's exact two-sided probability that `count` of `total` and `other` of `of` differ so.
+
+    It is the sum over all tables with the same sums that are no more probable.
     """
     both = count + other
 
@@ -151,7 +149,7 @@ def same_share(count: int, total: int, other: int, of: int) -> float:
         return math.comb(total, first) * math.comb(of, both - first)
 
     tables = [ways(first) for first in range(max(0, both - of), min(total, both) + 1)]
-    return sum(one for one in tables if one <= ways(count)) / sum(tables)
+    return sum(number for number in tables if number <= ways(count)) / sum(tables)
 
 
 def wilson(count: int, total: int, z: float = 1.959964) -> tuple[float, float]:

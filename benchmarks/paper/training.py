@@ -1,8 +1,9 @@
 """A batch of models in training, as work for the runner.
 
-Where `npu_kernels.training.run` can, it makes the steps of all K models, many in each call. Otherwise one step is: the
-layers and their gradients through autograd, then the penalty, whose gradient is a line of algebra, then the optimiser.
-All parameters lie in one flat buffer, one block for each tensor ``[K, ...]``; the modules hold views of it.
+Where `npu_kernels.training.run` can, it makes the steps of all K models, many in each call.
+Otherwise one step is: the layers and their gradients through autograd, then the penalty, whose
+gradient is a line of algebra, then the optimiser. All parameters lie in one flat buffer, one block
+for each tensor ``[K, ...]``; the modules hold views of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.paper.optimizers import Optimizer
 from npu_kernels import training
-from npu_kernels.training import _plan as plan
+from npu_kernels._loops import plan
 
 ALIGNMENT = 64  # elements; a whole number of any machine's vectors
 
@@ -25,7 +26,7 @@ Rows = list[dict[str, Any]]
 
 
 class Buffer:
-    """The parameters of a module, moved into one flat tensor, and a second one for their gradients."""
+    """The parameters of a module in one flat tensor, and a second one for their gradients."""
 
     def __init__(self, module: nn.Module) -> None:
         parameters = list(module.parameters())
@@ -41,11 +42,11 @@ class Buffer:
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Views of a tensor like `flat`, one for each parameter and of its shape."""
-        found, offset = list[Tensor](), 0
+        views, offset = list[Tensor](), 0
         for parameter in self.parameters:
-            found.append(flat[offset : offset + parameter.numel()].view_as(parameter))
+            views.append(flat[offset : offset + parameter.numel()].view_as(parameter))
             offset += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
-        return found
+        return views
 
     def spread(self, values: Tensor) -> Tensor:
         """A tensor like `flat` with model k's value ``[K]`` at each of its parameters."""
@@ -60,9 +61,8 @@ class Buffer:
 
     def load_per_model(self, values: Tensor) -> None:
         """The inverse of `per_model`."""
-        for row, part in zip(
-            self.rows, values.split([row.shape[1] for row in self.rows], 1), strict=True
-        ):
+        sizes = [row.shape[1] for row in self.rows]
+        for row, part in zip(self.rows, values.split(sizes, 1), strict=True):
             row.copy_(part)
 
 
@@ -71,30 +71,29 @@ Penalty = Callable[[Buffer, Sequence[Tensor], Tensor], None]
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:
-    """``[K]`` so that it broadcasts against ``[K, ...]``."""
+    """Values ``[K]`` in a shape that broadcasts against ``[K, ...]``."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def frobenius(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
-    """``beta sum_k |theta_k|_F`` over a model's tensors: what the authors' `norm(ps, 1)` computes. Gradient 0 at 0."""
-    norms = torch.stack(
-        [torch.linalg.vector_norm(row, dim=1) for row in buffer.rows]
-    )  # [tensors, K]
+    """``beta sum_k |theta_k|_F`` over tensors: the authors' `norm(ps, 1)`. Gradient 0 at 0."""
+    lengths = [torch.linalg.vector_norm(row, dim=1) for row in buffer.rows]
+    norms = torch.stack(lengths)  # [tensors, K]
     scales = torch.where(norms > 0, beta / norms, 0.0)
-    for grad, view, kept, scale in zip(grads, buffer.views, buffer.grads, scales, strict=True):
-        torch.addcmul(grad, view, _along(scale, view), out=kept)
+    for grad, view, total, scale in zip(grads, buffer.views, buffer.grads, scales, strict=True):
+        torch.addcmul(grad, view, _along(scale, view), out=total)
 
 
 def l1(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
     """``beta sum |theta|``, as the paper writes. Gradient 0 at 0."""
-    for grad, view, kept in zip(grads, buffer.views, buffer.grads, strict=True):
-        torch.addcmul(grad, view.sign(), _along(beta, view), out=kept)
+    for grad, view, total in zip(grads, buffer.views, buffer.grads, strict=True):
+        torch.addcmul(grad, view.sign(), _along(beta, view), out=total)
 
 
 def unpenalised(buffer: Buffer, grads: Sequence[Tensor], beta: Tensor) -> None:
     """The gradients alone."""
-    for grad, kept in zip(grads, buffer.grads, strict=True):
-        kept.copy_(grad)
+    for grad, total in zip(grads, buffer.grads, strict=True):
+        total.copy_(grad)
 
 
 class Data(Protocol):
@@ -107,8 +106,8 @@ class Data(Protocol):
 class ManyData(Data, Protocol):
     """Data that gives the rows of many steps at once too."""
 
-    def many(self, step: int, most: int) -> tuple[Tensor, Tensor, int]:
-        """x ``[K, steps * B, I]``, targets and how many steps: from this one on, `most` at most."""
+    def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
+        """x ``[K, steps * B, I]``, targets, and the number of steps, at most `most_steps`."""
 
 
 class Training:
@@ -119,11 +118,11 @@ class Training:
         optimizer: makes an optimiser from a buffer.
         data: the rows of each step; `ManyData` lets `training.run` make them where it can.
         steps: how many.
-        penalty, beta: the penalty and its weights ``[K]`` at a step.
         evaluate: rows and tensors to keep, at the end; gets this object.
-        penalties, project: the same for `training.run`, the penalties' weights as functions of the step (from 1).
-        watch, watched: a tensor to keep of the models after each of these steps, in ascending order; `snapshots` has
-            them, for `evaluate`.
+        penalty, beta: the penalty and its weights ``[K]`` at a step.
+        penalties, project: the same for `training.run`; weights are functions of the step.
+        watch, watched: a tensor to keep of the models after each of these steps, in ascending
+            order; `snapshots` has them, for `evaluate`.
     """
 
     def __init__(
@@ -147,59 +146,49 @@ class Training:
         self.penalties, self.project = penalties or {}, project
         self._watch, self._watched = watch, watched
         self.snapshots: list[Tensor] = []
-        self.last_loss: Tensor | None = (
-            None  # [K], of the last step's rows, before the step; of single steps only
-        )
+        self.last_loss: Tensor | None = None  # [K], of the last step's rows, before that step
         self._torchs = self._fused_optimizer() if hasattr(data, "many") else None
 
     def _fused_optimizer(self) -> torch.optim.Optimizer | None:
-        """Torch's optimiser on views of the own one's state; None if C++ cannot make these steps."""
+        """Torch's optimiser on views of ours' state; None if C++ cannot make these steps."""
         optimizer, names = self.optimizer.torchs(self.buffer.parameters)
         if plan.obstacle(self.module, optimizer, self.buffer.flat) is not None:
             return None
         states = [self.buffer.parts(flat) for flat in self.optimizer.state]
         for parameter, *parts in zip(self.buffer.parameters, *states, strict=True):
-            optimizer.state[parameter] = {
-                "step": torch.tensor(0.0),
-                **dict(zip(names, parts, strict=True)),
-            }
+            state = dict(zip(names, parts, strict=True))
+            optimizer.state[parameter] = {"step": torch.tensor(0.0), **state}
         return optimizer
 
     def advance(self, steps: int) -> None:
-        """Train for so many more steps."""
+        """Train for another `steps` steps."""
         end = self.done + steps
         while self.done < end:
             watched = next((step for step in self._watched if step > self.done), None)
-            most = end if watched is None else min(end, watched)
+            stop = end if watched is None else min(end, watched)
             if self._torchs is None:
                 self._step(self.done + 1)
                 self.done += 1
             else:
-                self.done += self._steps(most - self.done, self._torchs)
+                self.done += self._steps(stop - self.done, self._torchs)
             if self._watch is not None and self.done == watched:
                 self.snapshots.append(self._watch(self))
 
-    def _steps(self, most: int, optimizer: torch.optim.Optimizer) -> int:
-        """So many steps at most, in one call; returns how many."""
+    def _steps(self, most_steps: int, optimizer: torch.optim.Optimizer) -> int:
+        """Make at most `most_steps` steps in one call; return how many."""
         before = self.done
-        x, y, steps = self.data.many(before + 1, most)  # type: ignore[attr-defined]
+        x, y, steps = self.data.many(before + 1, most_steps)  # type: ignore[attr-defined]
         for state in optimizer.state.values():
             state["step"].fill_(before)
+        penalties = {
+            name: lambda n, weight=weight: weight(before + n)
+            for name, weight in self.penalties.items()
+        }
+        rows = torch.arange(x.shape[1]).view(steps, -1)
         training.run(
-            self.module,
-            x,
-            y,
-            steps=steps,
-            rows=torch.arange(x.shape[1]).view(steps, -1),
-            optimizer=optimizer,
-            penalties={
-                name: lambda n, weight=weight: weight(before + n)  # type: ignore[misc]
-                for name, weight in self.penalties.items()
-            },
-            project=self.project,
-            every=steps,
-            progress=False,
-        )
+            self.module, x, y, steps=steps, rows=rows, optimizer=optimizer, penalties=penalties,
+            project=self.project, every=steps, progress=False,
+        )  # fmt: skip
         return steps
 
     def _step(self, step: int) -> None:
@@ -214,18 +203,19 @@ class Training:
             self.penalty(self.buffer, grads, self.beta(step))
             self.optimizer.update(self.buffer.flat, self.buffer.flat_grads, step)
 
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return [self.buffer.flat, *self.optimizer.state]
+
     def state(self) -> dict[str, Any]:
         """All that a checkpoint needs."""
-        tensors = [self.buffer.flat, *self.optimizer.state]
-        return {"done": self.done, "tensors": tensors, "snapshots": list(self.snapshots)}
+        return {"done": self.done, "tensors": self._tensors, "snapshots": list(self.snapshots)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`."""
         self.done, self.snapshots = state["done"], list(state.get("snapshots", []))
-        for tensor, kept in zip(
-            [self.buffer.flat, *self.optimizer.state], state["tensors"], strict=True
-        ):
-            tensor.copy_(kept)
+        for tensor, saved in zip(self._tensors, state["tensors"], strict=True):
+            tensor.copy_(saved)
 
     @torch.no_grad()
     def results(self) -> tuple[Rows, dict[str, Tensor]]:

@@ -16,19 +16,9 @@ from typing import Any, TextIO
 
 import torch
 
+from benchmarks.throughput import cases as suite_cases
 from benchmarks.throughput import environment, peak, report, resume, rivals, suite
-from benchmarks.throughput.cases import (
-    GPU_SIZES,
-    PASSES,
-    QUICK_SIZES,
-    Case,
-    Size,
-    adaptive_cases,
-    all_cases,
-    product_cases,
-    rollout_cases,
-    training_cases,
-)
+from benchmarks.throughput.cases import GPU_SIZES, PASSES, QUICK_SIZES, Case, Size
 from benchmarks.throughput.devices import DEVICES, Device
 from benchmarks.throughput.environment import cores
 from npu_kernels import backend_for
@@ -40,16 +30,14 @@ SECONDS, QUICK_SECONDS = 3.0, 0.3  # for all rivals of a case together
 
 def _threads(text: str) -> list[int]:
     try:
-        found = [int(word) for word in text.split(",")]
+        counts = [int(word) for word in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"thread counts are integers with commas between them, got {text!r}"
-        ) from None
-    if not all(1 <= n <= cores() for n in found):
-        raise argparse.ArgumentTypeError(
-            f"thread counts go from 1 to {cores()}, the process's cores, got {text!r}"
-        )
-    return found
+        rule = "thread counts are integers with commas between them"
+        raise argparse.ArgumentTypeError(f"{rule}, got {text!r}") from None
+    if not all(1 <= count <= cores() for count in counts):
+        rule = f"thread counts go from 1 to {cores()}, the process's cores"
+        raise argparse.ArgumentTypeError(f"{rule}, got {text!r}")
+    return counts
 
 
 def _sizes(text: str) -> list[Size]:
@@ -59,12 +47,12 @@ def _sizes(text: str) -> list[Size]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _words(known: Sequence[str], text: str) -> list[str]:
-    found = text.split(",")
-    unknown = [word for word in found if word not in known]
+def _words(choice: Sequence[str], text: str) -> list[str]:
+    words = text.split(",")
+    unknown = ", ".join(word for word in words if word not in choice)
     if unknown:
-        raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; known: {', '.join(known)}")
-    return found
+        raise argparse.ArgumentTypeError(f"unknown {unknown}; known: {', '.join(choice)}")
+    return words
 
 
 def _passes(text: str) -> list[str]:
@@ -76,51 +64,32 @@ def _rivals(text: str) -> list[str]:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    description = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.throughput", description=(__doc__ or "").splitlines()[0]
+        prog="python -m benchmarks.throughput", description=description
     )
-    parser.add_argument("--device", choices=list(DEVICES), default="cpu", help="where to measure")
-    parser.add_argument(
-        "--tune",
-        nargs="?",
-        const="shipped",
-        metavar="FILE",
-        help="time the Triton kernels' configurations instead; faster ones go into FILE or the shipped table",
+    add = parser.add_argument
+    add("--device", choices=list(DEVICES), default="cpu", help="where to measure")
+    tune = (
+        "time the Triton kernels' configurations instead; faster ones go into FILE or the shipped "
+        "table"
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="few sizes, short, no torch.compile: does it run?"
-    )
-    parser.add_argument("--threads", type=_threads, help="such as 1,2; default: 1 and all cores")
-    parser.add_argument(
-        "--sizes", type=_sizes, help="only NPU and RealNPU at BxIxO or BxIxOxK, with commas between"
-    )
-    parser.add_argument(
-        "--passes", type=_passes, default=list(PASSES), help=f"of {','.join(PASSES)}"
-    )
-    parser.add_argument("--rivals", type=_rivals, help=f"of {','.join(rivals.RIVALS)}")
-    parser.add_argument(
-        "--precision",
-        choices=["highest", "high", "medium"],
-        default="highest",
-        help="of float32 products",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        help=f"per case, default {SECONDS:g}; with --tune per kernel and size",
-    )
-    parser.add_argument("--jobs", type=int, metavar="N", help="with --tune: processes that compile")
-    parser.add_argument(
-        "--no-memory",
-        action="store_true",
-        help="leave out the peak memory (a process for each row)",
-    )
-    parser.add_argument(
-        "--json",
-        type=files.output,
-        metavar="FILE",
-        help="add the rows that it lacks, as JSON lines",
-    )
+    add("--tune", nargs="?", const="shipped", metavar="FILE", help=tune)
+    add("--quick", action="store_true", help="few sizes, short, no torch.compile: does it run?")
+    add("--threads", type=_threads, help="such as 1,2; default: 1 and all cores")
+    sizes = "only NPU and RealNPU at BxIxO or BxIxOxK, with commas between"
+    add("--sizes", type=_sizes, help=sizes)
+    add("--passes", type=_passes, default=list(PASSES), help=f"of {','.join(PASSES)}")
+    add("--rivals", type=_rivals, help=f"of {','.join(rivals.RIVALS)}")
+    precisions = ["highest", "high", "medium"]
+    add("--precision", choices=precisions, default="highest", help="of float32 products")
+    seconds = f"per case, default {SECONDS:g}; with --tune per kernel and size"
+    add("--seconds", type=float, help=seconds)
+    add("--jobs", type=int, metavar="N", help="with --tune: processes that compile")
+    memory = "leave out the peak memory (a process for each row)"
+    add("--no-memory", action="store_true", help=memory)
+    rows = "add the rows that it lacks, as JSON lines"
+    add("--json", type=files.output, metavar="FILE", help=rows)
     options = parser.parse_args(argv)
     if options.seconds is not None and not options.seconds > 0:
         parser.error(f"--seconds must be greater than 0, got {options.seconds:g}")
@@ -130,9 +99,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         options.device = "cuda"
     problem = DEVICES[options.device].problem()
     if problem:
-        parser.error(
-            f"--{'tune' if options.tune else 'device cuda'} needs a GPU that runs the Triton kernels: {problem}"
-        )
+        option = "tune" if options.tune else "device cuda"
+        parser.error(f"--{option} needs a GPU that runs the Triton kernels: {problem}")
     if options.threads and options.device != "cpu":
         parser.error("--threads is for the CPU")
     return options
@@ -146,16 +114,15 @@ def _names(options: argparse.Namespace) -> list[str]:
 
 
 def _cases(options: argparse.Namespace, device: Device) -> list[Case]:
-    sizes = options.sizes or (
-        QUICK_SIZES if options.quick else None if device.name == "cpu" else GPU_SIZES
-    )
-    cases = all_cases(sizes)
+    on_cpu = device.name == "cpu"
+    sizes = options.sizes or (QUICK_SIZES if options.quick else None if on_cpu else GPU_SIZES)
+    cases = suite_cases.all_cases(sizes)
     if options.quick:
-        cases += training_cases() + (
-            rollout_cases()[:1] + adaptive_cases()[:1] if device.name == "cpu" else []
-        )
+        cases += suite_cases.training_cases()
+        if on_cpu:
+            cases += suite_cases.rollout_cases()[:1] + suite_cases.adaptive_cases()[:1]
     elif device.name == "cuda" and not options.sizes:
-        cases += training_cases() + product_cases()
+        cases += suite_cases.training_cases() + suite_cases.product_cases()
     return [case for case in cases if case.kind in options.passes]
 
 
@@ -175,7 +142,7 @@ def _once() -> Callable[[str], None]:
 def measure(
     options: argparse.Namespace, output: TextIO | None, before: Sequence[suite.Row] = ()
 ) -> None:
-    """Run the suite; rows go to the output as they come, so that an interrupted run keeps what it has.
+    """Run the suite; rows go to the output as they come, so that an interrupted run keeps them.
 
     `before` are the rows that the output already has.
     """
@@ -189,25 +156,24 @@ def measure(
     cases, names = _cases(options, device), _names(options)
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     with_memory = not (options.no_memory or options.quick)
-    same = {
+    common = {
         "environment": where,
         "backend": backend,
         "device": device.name,
         "matmul_precision": options.precision,
         "settings": {"seconds": seconds, "memory": with_memory},
     }
-    earlier, tell = resume.Earlier(before, same), _once()
+    earlier, tell = resume.Earlier(before, common), _once()
     rows: list[suite.Row] = []
     for count in options.threads or (sorted({1, cores()}) if device.name == "cpu" else [1]):
-        kept = [earlier.rows(case, names, count, device.name) for case in cases]
-        rows += [row for found in kept for row in found]
-        if any(kept):
-            print(
-                f"\n{sum(map(bool, kept))} of {len(cases)} cases with {count} threads are in the file already"
-            )
-        waiting = [case for case, found in zip(cases, kept, strict=True) if not found]
+        old = {case: earlier.rows(case, names, count, device.name) for case in cases}
+        rows += [row for case_rows in old.values() for row in case_rows]
+        waiting = [case for case in cases if not old[case]]
+        if len(waiting) < len(cases):
+            share = f"{len(cases) - len(waiting)} of {len(cases)} cases with {count} threads"
+            print(f"\n{share} are in the file already")
         if waiting:
-            rows += _measure_cases(waiting, names, count, device, same, output, tell)
+            rows += _measure_cases(waiting, names, count, device, common, output, tell)
     print()
     for line in suite.verdict(rows, "No rival that computes the same was faster in this run."):
         print(line)
@@ -224,53 +190,39 @@ def _peaks(threads: int, device: Device, tell: Callable[[str], None]) -> dict[st
 
 
 def _measure_cases(
-    cases: Sequence[Case],
-    names: Sequence[str],
-    threads: int,
-    device: Device,
-    same: dict[str, Any],
-    output: TextIO | None,
-    tell: Callable[[str], None],
-) -> list[suite.Row]:
-    """The rows of cases with so many threads; `same` is what all rows of a command share."""
+    cases: Sequence[Case], names: Sequence[str], threads: int, device: Device,
+    common: dict[str, Any], output: TextIO | None, tell: Callable[[str], None],
+) -> list[suite.Row]:  # fmt: skip
+    """The rows of cases at a number of threads; `common` is what all rows of a command share."""
     torch.set_num_threads(threads)
     limits = environment.measure_limits(device)
-    many = f"{threads} thread{'s' if threads > 1 else ''}"
-    print(
-        f"\n{many}: a @ b {limits.product_rate / 1e9:.0f} GFLOP/s, copy {limits.copy_rate / 1e9:.1f} GB/s"
-    )
-    peaks = _peaks(threads, device, tell)
+    title = f"{threads} thread{'s' if threads > 1 else ''}"
+    product, copy = limits.product_rate / 1e9, limits.copy_rate / 1e9
+    print(f"\n{title}: a @ b {product:.0f} GFLOP/s, copy {copy:.1f} GB/s")
+    peaks, settings = _peaks(threads, device, tell), common["settings"]
     rows: list[suite.Row] = []
-    with Progress(many, len(cases)) as progress:
+    with Progress(title, len(cases)) as progress:
         for number, case in enumerate(cases, 1):
             with progress.aside():
-                print(f"\n[{number}/{len(cases)}] {case}, {many}", flush=True)
-            settings = same["settings"]
-            found = suite.measure(
-                case,
-                names,
-                threads,
-                settings["seconds"],
-                limits=limits,
-                peaks=peaks,
-                with_memory=settings["memory"],
-                tell=tell,
-                device=device,
-            )
+                print(f"\n[{number}/{len(cases)}] {case}, {title}", flush=True)
+            measured = suite.measure(
+                case, names, threads, settings["seconds"], limits=limits, peaks=peaks,
+                with_memory=settings["memory"], tell=tell, device=device,
+            )  # fmt: skip
             with progress.aside():
-                for row in found:
-                    row |= same
+                for row in measured:
+                    row |= common
                     print("  " + suite.show(row))
                     if output is not None:
                         output.write(json.dumps(row) + "\n")
                         output.flush()
-            rows += found
+            rows += measured
             progress.update(number)
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Run the command; return the exit status."""
     options = arguments(argv)
     if options.tune:
         from benchmarks.throughput import tune
@@ -278,18 +230,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = None if options.tune == "shipped" else Path(options.tune)
         sizes = options.sizes or (QUICK_SIZES if options.quick else GPU_SIZES)
         jobs = options.jobs or max(1, cores() - 2)
-        return tune.main(
-            sizes, options.precision, options.seconds or tune.SECONDS, path, options.json, jobs
-        )
+        seconds = options.seconds or tune.SECONDS
+        return tune.main(sizes, options.precision, seconds, path, options.json, jobs)
     try:
         before = resume.earlier(options.json) if options.json else []
         with options.json.open("a") if options.json else nullcontext() as output:
             measure(options, output, before)
     except KeyboardInterrupt:
-        print(
-            "\ninterrupted; the rows so far are kept, the same command goes on from there",
-            file=sys.stderr,
-        )
+        rest = "the rows so far are kept, the same command goes on from there"
+        print(f"\ninterrupted; {rest}", file=sys.stderr)
         return 130
     except report.ReportError as error:
         print(f"--json: {error}; name another file", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""The pass "adaptive": a neural ODE by adaptive steps of Dormand and Prince's pair, forward and backward, in float64.
+"""The pass "adaptive": a neural ODE by Dormand and Prince's pair, forward and backward, in float64.
 
 A case's size is times x D x h x models. Every rival gets the same times and tolerances. Ours is
-`npu_kernels.ode.rollout`, eager its eager form; torchdiffeq and diffrax differentiate through their solvers. SciPy's
-RK45 has no gradient: its time is the trajectory's alone. torchdiffeq takes the same steps for all models, the others
-take each model's own.
+`npu_kernels.ode.rollout`, eager its eager form; torchdiffeq and diffrax differentiate through their
+solvers. SciPy's RK45 has no gradient: its time is the trajectory's alone. torchdiffeq takes the
+same steps for all models, the others take each model's own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def ours(case: Case, operands: Operands, backend: str = "cpu", rtol: float = RTO
     model, u0, t = model_of(case, operands), leaf(operands.x), times(case)
 
     def forward() -> Tensor:
+        atol = ATOL / RTOL * rtol
         with use_backend(backend):
-            found = ode.rollout(model, u0, t=t, method="dopri5", rtol=rtol, atol=ATOL / RTOL * rtol)
-        assert isinstance(found, Tensor)
-        return found
+            path = ode.rollout(model, u0, t=t, method="dopri5", rtol=rtol, atol=atol)
+        assert isinstance(path, Tensor)
+        return path
 
     return both(forward, [u0, *model.parameters()], operands.grad_y)
 
@@ -47,10 +48,17 @@ def torchdiffeq(case: Case, operands: Operands) -> Pass:
         return reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=EPS), weight)
 
     def forward() -> Tensor:
-        found: Tensor = odeint(f, u0.unsqueeze(-2), t, method="dopri5", rtol=RTOL, atol=ATOL)
-        return found.squeeze(-2).movedim(0, -2)
+        path: Tensor = odeint(f, u0.unsqueeze(-2), t, method="dopri5", rtol=RTOL, atol=ATOL)
+        return path.squeeze(-2).movedim(0, -2)
 
     return both(forward, leaves, operands.grad_y)
+
+
+def _right_side(np: Any, u: Any, weight_re: Any, weight_im: Any, g: Any, a: Any) -> Any:
+    """NAU(NPU(u)) by NumPy or by JAX's."""
+    log, turn = np.log(g * (np.abs(u) + EPS) + 1 - g), np.pi * g * (u < 0)
+    size = np.exp(weight_re @ log - weight_im @ turn)
+    return a @ (size * np.cos(weight_im @ log + weight_re @ turn))
 
 
 def scipy(case: Case, operands: Operands) -> Pass:
@@ -58,29 +66,20 @@ def scipy(case: Case, operands: Operands) -> Pass:
     import numpy as np
     from scipy.integrate import solve_ivp
 
-    t = times(case).numpy()
-    models = [
-        [tensor.numpy() for tensor in one]
-        for one in zip(
-            *(x if case.size.models > 1 else x[None] for x in (operands.x, *operands.parameters)),
-            strict=True,
-        )
-    ]
+    t, tensors = times(case).numpy(), (operands.x, *operands.parameters)
+    stacked = (x.numpy() if case.size.models > 1 else x[None].numpy() for x in tensors)
+    models = list(zip(*stacked, strict=True))
 
     def path(u0: Any, weight_re: Any, weight_im: Any, gate: Any, weight: Any) -> Any:
         g, a = np.clip(gate, 0, 1), np.clip(weight, -1, 1)
 
         def f(_: float, u: Any) -> Any:
-            log, turn = np.log(g * (np.abs(u) + EPS) + 1 - g), np.pi * g * (u < 0)
-            return a @ (
-                np.exp(weight_re @ log - weight_im @ turn)
-                * np.cos(weight_im @ log + weight_re @ turn)
-            )
+            return _right_side(np, u, weight_re, weight_im, g, a)
 
         return solve_ivp(f, (t[0], t[-1]), u0, method="RK45", t_eval=t, rtol=RTOL, atol=ATOL).y.T
 
     def run() -> list[Any]:
-        return [path(*one) for one in models]
+        return [path(*model) for model in models]
 
     return run, lambda: [torch.from_numpy(np.stack(run())).reshape(operands.grad_y.shape)]
 
@@ -97,28 +96,17 @@ def diffrax(case: Case, operands: Operands) -> Pass:
         g, a = jnp.clip(gate, 0, 1), jnp.clip(weight, -1, 1)
 
         def f(_: Any, u: Any, __: Any) -> Any:
-            log, turn = jnp.log(g * (jnp.abs(u) + EPS) + 1 - g), jnp.pi * g * (u < 0)
-            return a @ (
-                jnp.exp(weight_re @ log - weight_im @ turn)
-                * jnp.cos(weight_im @ log + weight_re @ turn)
-            )
+            return _right_side(jnp, u, weight_re, weight_im, g, a)
 
         return dfx.diffeqsolve(
-            dfx.ODETerm(f),
-            dfx.Dopri5(),
-            t[0],
-            t[-1],
-            None,
-            u0,
-            saveat=dfx.SaveAt(ts=t),
+            dfx.ODETerm(f), dfx.Dopri5(), t[0], t[-1], None, u0, saveat=dfx.SaveAt(ts=t),
             stepsize_controller=dfx.PIDController(rtol=RTOL, atol=ATOL),
-        ).ys
+        ).ys  # fmt: skip
 
     inputs = [jnp.asarray(tensor.numpy()) for tensor in (operands.x, *operands.parameters)]
     grad, t = jnp.asarray(operands.grad_y.numpy()), jnp.asarray(times(case).numpy())
-    all_models: Any = (
-        solve if case.size.models == 1 else jax.vmap(solve, in_axes=(0, 0, 0, 0, 0, None))
-    )
+    axes = (0, 0, 0, 0, 0, None)
+    all_models: Any = solve if case.size.models == 1 else jax.vmap(solve, in_axes=axes)
 
     @jax.jit
     def step(grad: Any, t: Any, *inputs: Any) -> Any:
@@ -132,7 +120,7 @@ def diffrax(case: Case, operands: Operands) -> Pass:
 
 
 def exact(case: Case, operands: Operands) -> Sequence[Tensor]:
-    """By the eager form with a tolerance 100 times smaller."""
+    """The results by the eager form with a tolerance 100 times smaller."""
     return ours(case, operands, "reference", RTOL / 100)[1]()
 
 

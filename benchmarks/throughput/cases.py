@@ -3,10 +3,11 @@
 Passes
   forward  under no_grad
   step     forward and backward through autograd, all gradients, x included
-  train    zero_grad, NPU(2, 6) -> NAU(6, 4), mean squared error, backward and a step of (fused) Adam
+  train    zero_grad, NPU(2, 6) -> NAU(6, 4), mean squared error, backward, a step of (fused) Adam
   run      100 such steps, from the start of a training
-  rollout  u' = NAU(NPU(u)), forward and backward over all Euler steps, in float64 (size: steps x D x h x K)
-  adaptive the same by adaptive steps of Dormand and Prince's pair, at so many times (size: times x D x h x K)
+  rollout  u' = NAU(NPU(u)), forward and backward over all Euler steps, in float64
+           (size: steps x D x h x K)
+  adaptive the same by adaptive steps of Dormand and Prince's pair (size: times x D x h x K)
 """
 
 from __future__ import annotations
@@ -23,18 +24,11 @@ from torch import Tensor
 from npu_kernels import layers
 from npu_kernels._operators import ops
 
-FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE = (
-    "forward",
-    "step",
-    "train",
-    "run",
-    "rollout",
-    "adaptive",
-)
-PASSES = (FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE)
-EPS = torch.finfo(
-    torch.float32
-).eps  # the layers' default; the same in float64, so that an error is one of arithmetic
+PASSES = FORWARD, STEP, TRAIN, RUN, ROLLOUT, ADAPTIVE = (
+    "forward", "step", "train", "run", "rollout", "adaptive",
+)  # fmt: skip
+# The layers' default; the same in float64, so that an error is one of arithmetic.
+EPS = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -47,13 +41,12 @@ class Size:
     models: int = 1
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.inputs}x{self.outputs}" + (
-            f"x{self.models}" if self.models > 1 else ""
-        )
+        models = f"x{self.models}" if self.models > 1 else ""
+        return f"{self.rows}x{self.inputs}x{self.outputs}{models}"
 
     @staticmethod
     def parse(text: str) -> Size:
-        """From "100x6x2" or "100x6x2x20"; ValueError says what is wrong."""
+        """Read "100x6x2" or "100x6x2x20"; ValueError says what is wrong."""
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2,3}", text):
             raise ValueError(f"a size is BxIxO or BxIxOxK in positive integers, got {text!r}")
         return Size(*map(int, text.split("x")))
@@ -63,17 +56,18 @@ class Size:
 class Case:
     """One row's question. signs: "random", or "positive" for inputs without a negative one."""
 
-    layer: str  # "npu", "realnpu", one of PRODUCTS, "npu-nau" (the passes "train", "run", "rollout" and "adaptive")
+    layer: str  # "npu", "realnpu", one of PRODUCTS, "npu-nau" (from the pass "train" on)
     kind: str  # one of PASSES
     size: Size
     signs: str = "random"
 
+    @property
+    def no_negatives(self) -> bool:
+        """Whether a layer gets inputs without a negative one."""
+        return self.signs == "positive" and self.kind in (FORWARD, STEP)
+
     def __str__(self) -> str:
-        return f"{self.layer} {self.kind} {self.size}" + (
-            " positive"
-            if self.signs == "positive" and self.kind not in (TRAIN, RUN, ROLLOUT, ADAPTIVE)
-            else ""
-        )
+        return f"{self.layer} {self.kind} {self.size}{' positive' if self.no_negatives else ''}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"layer": self.layer, "kind": self.kind, **asdict(self.size), "signs": self.signs}
@@ -89,17 +83,11 @@ LARGE = (Size(1024, 64, 64), Size(4096, 256, 256), Size(2048, 1024, 1024))
 ENSEMBLES = (Size(100, 6, 2, 20), Size(100, 6, 2, 1000), Size(128, 100, 100, 10))
 SIZES = TINY + LARGE + ENSEMBLES
 GPU_SIZES = (
-    Size(100, 6, 2),
-    Size(100, 6, 2, 1000),
-    Size(128, 100, 100, 100),
-    Size(4096, 256, 256),
-    Size(65536, 512, 512),
-    Size(16384, 1024, 1024),
-)
+    Size(100, 6, 2), Size(100, 6, 2, 1000), Size(128, 100, 100, 100), Size(4096, 256, 256),
+    Size(65536, 512, 512), Size(16384, 1024, 1024),
+)  # fmt: skip
 QUICK_SIZES = (Size(100, 6, 2), Size(100, 100, 100), Size(100, 6, 2, 20))
-PRODUCTS = tuple(
-    name for name, layer in ops.LAYERS.items() if layer.eager_products
-)  # builds [B, O, I]
+PRODUCTS = tuple(name for name, layer in ops.LAYERS.items() if layer.eager_products)  # [B, O, I]
 PRODUCTS_SIZE = Size(128, 100, 100)
 UNITS: dict[str, Any] = {
     name.lower(): unit
@@ -117,71 +105,60 @@ ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, ROLLOUT_DT = 200, 3, 9, 0.05
 
 
 def all_cases(sizes: Sequence[Size] | None = None) -> list[Case]:
-    """The whole suite, or NPU and RealNPU at these sizes: random signs, then inputs without a negative one."""
+    """The suite, or NPU and RealNPU at these sizes: random signs, then no negative inputs."""
     chosen = SIZES if sizes is None else sizes
-    found = [
-        Case(layer, kind, size)
-        for size in chosen
-        for layer in ("npu", "realnpu")
-        for kind in (FORWARD, STEP)
-    ]
-    found += [Case("npu", kind, size, "positive") for size in chosen for kind in (FORWARD, STEP)]
+    passes = (FORWARD, STEP)
+    cases = [Case(n, kind, size) for size in chosen for n in ("npu", "realnpu") for kind in passes]
+    cases += [Case("npu", kind, size, "positive") for size in chosen for kind in passes]
     if sizes is None:
-        found += training_cases()
-        found += rollout_cases()
-        found += adaptive_cases()
-        found += product_cases()
-    return found
+        cases += training_cases() + rollout_cases() + adaptive_cases() + product_cases()
+    return cases
 
 
 def product_cases() -> list[Case]:
     """The layers whose eager form builds a factor for each row, output and input: NMU, NMRU, iNALU.
 
-    Those that divide get inputs without signs: else products of 200 factors are subnormal, and these are slow.
+    A layer that divides gets inputs without signs: else products of 200 factors are subnormal,
+    which makes them slow.
     """
     signs = {layer: "positive" if ops.LAYERS[layer].least_input else "random" for layer in PRODUCTS}
-    return [
-        Case(layer, kind, PRODUCTS_SIZE, signs[layer])
-        for layer in PRODUCTS
-        for kind in (FORWARD, STEP)
-    ]
+    pairs = [(layer, kind) for layer in PRODUCTS for kind in (FORWARD, STEP)]
+    return [Case(layer, kind, PRODUCTS_SIZE, signs[layer]) for layer, kind in pairs]
 
 
 def training_cases() -> list[Case]:
-    """The paper's simple arithmetic model, one and as many as it has seeds: a step, and a run of them."""
+    """The paper's simple arithmetic model, one and as many as it has seeds: a step, and a run."""
     sizes = [Size(TRAINING_ROWS, 2, 4, models) for models in TRAINING_MODELS]
     return [Case("npu-nau", kind, size, "positive") for kind in (TRAIN, RUN) for size in sizes]
 
 
 def rollout_cases() -> list[Case]:
-    """The paper's neural ODE: one model, as many as a grid's cell has runs, and as many as a whole grid."""
-    sizes = [
-        Size(ROLLOUT_STEPS, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS
-    ]
-    return [Case("npu-nau", ROLLOUT, size, "positive") for size in sizes]
+    """The paper's neural ODE: one model, the runs of a grid's cell, and those of a whole grid."""
+    return _ode_cases(ROLLOUT, ROLLOUT_STEPS)
 
 
 def adaptive_cases() -> list[Case]:
     """A cycle of three species, one model and as many as for the fixed steps."""
-    sizes = [
-        Size(ADAPTIVE_TIMES, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS
-    ]
-    return [Case("npu-nau", ADAPTIVE, size, "positive") for size in sizes]
+    return _ode_cases(ADAPTIVE, ADAPTIVE_TIMES)
+
+
+def _ode_cases(kind: str, rows: int) -> list[Case]:
+    sizes = [Size(rows, ROLLOUT_FEATURES, ROLLOUT_HIDDEN, models) for models in ROLLOUT_MODELS]
+    return [Case("npu-nau", kind, size, "positive") for size in sizes]
 
 
 @dataclass(frozen=True)
 class Operands:
-    """x ``[B, I]`` or ``[K, B, I]``, the parameters in the formula's order, the gradient of y (or the target)."""
+    """x ``[B, I]`` or ``[K, B, I]``, the parameters as in the formula, grad of y or target."""
 
     x: Tensor
     parameters: tuple[Tensor, ...]
     grad_y: Tensor
 
     def to(self, where: torch.dtype | str) -> Operands:
-        """In another dtype, or on another device."""
-        return Operands(
-            self.x.to(where), tuple(p.to(where) for p in self.parameters), self.grad_y.to(where)
-        )
+        """The operands in another dtype, or on another device."""
+        parameters = tuple(parameter.to(where) for parameter in self.parameters)
+        return Operands(self.x.to(where), parameters, self.grad_y.to(where))
 
 
 def _glorot(*shape: int, generator: torch.Generator) -> Tensor:
@@ -190,7 +167,7 @@ def _glorot(*shape: int, generator: torch.Generator) -> Tensor:
 
 
 def draw(case: Case, seed: int = 0) -> Operands:
-    """Float32: x standard normal (or its absolute value), weights Glorot uniform, those kept in [0, 1] U(0, 1)."""
+    """Float32: x standard normal (or its size), weights Glorot uniform, those in [0, 1] U(0, 1)."""
     generator = torch.Generator().manual_seed(seed)
     size = case.size
     lead = () if size.models == 1 else (size.models,)
@@ -202,12 +179,8 @@ def draw(case: Case, seed: int = 0) -> Operands:
     if case.kind in (TRAIN, RUN):
         x = torch.empty(*lead, size.rows, size.inputs).uniform_(0.1, 2, generator=generator)
         a, b = x.unbind(-1)
-        first = (*lead, HIDDEN, size.inputs)
-        parameters: tuple[Tensor, ...] = (
-            glorot(*first),
-            torch.zeros(first),
-            torch.full((*lead, size.inputs), 0.5),
-        )
+        first, gate = (*lead, HIDDEN, size.inputs), torch.full((*lead, size.inputs), 0.5)
+        parameters: tuple[Tensor, ...] = (glorot(*first), torch.zeros(first), gate)
         parameters += (glorot(*lead, size.outputs, HIDDEN),)
         return Operands(x, parameters, torch.stack([a + b, a * b, a / b, a.sqrt()], -1))
     if case.kind == ROLLOUT:  # rows are steps
@@ -225,22 +198,20 @@ def draw(case: Case, seed: int = 0) -> Operands:
     if case.layer in ("npu", "realnpu"):
         parameters = (glorot(), glorot(), gate) if case.layer == "npu" else (glorot(), gate)
     else:
-        intervals = UNITS[case.layer].intervals
-        shapes = {
-            n: (*matrix[:-1], size.inputs * (1 + (s == "OJ")))
-            for n, s in ops.WEIGHTS[case.layer].items()
-        }
-        parameters = tuple(
-            torch.rand(shape, generator=generator)
-            if intervals.get(name) == (0, 1)
-            else glorot(*shape)
-            for name, shape in shapes.items()
-        )
+        intervals, weights = UNITS[case.layer].intervals, ops.WEIGHTS[case.layer].items()
+        shapes = {n: (*matrix[:-1], size.inputs * (1 + (s == "OJ"))) for n, s in weights}
+
+        def weight(name: str, shape: tuple[int, ...]) -> Tensor:
+            if intervals.get(name) == (0, 1):
+                return torch.rand(shape, generator=generator)
+            return glorot(*shape)
+
+        parameters = tuple(weight(name, shape) for name, shape in shapes.items())
     return Operands(x, parameters, torch.randn(*lead, size.rows, size.outputs, generator=generator))
 
 
 def _cycle(size: Size, lead: tuple[int, ...], generator: torch.Generator) -> Operands:
-    """u_d' = r_d u_d (u_{d-1} - u_{d+1}), rates r_d in [0.5, 1], and hidden units beyond these with small weights."""
+    """u_d' = r_d u_d (u_{d-1} - u_{d+1}), r_d in [0.5, 1], and more units with small weights."""
     d, h = size.inputs, size.outputs
     u0 = torch.rand(*lead, d, generator=generator) + 0.5
     rates = torch.rand(*lead, d, 1, generator=generator) / 2 + 0.5
@@ -257,24 +228,20 @@ def _cycle(size: Size, lead: tuple[int, ...], generator: torch.Generator) -> Ope
 
 
 def cost(case: Case) -> tuple[float, float] | None:
-    """(floating-point operations, bytes) that no implementation can avoid; None where no such bound is known.
+    """(floating-point operations, bytes) that none can avoid; None where no bound is known.
 
-    Operations: the real products of B x I x O (NPU 2 forward, 4 backward; RealNPU 1 and 2), mask products not counted.
-    Bytes: the layer's inputs and outputs once per pass, in float32, y and s saved between the passes.
+    Operations: the real products of B x I x O (NPU 2 forward, 4 backward; RealNPU 1 and 2), mask
+    products not counted. Bytes: the layer's inputs and outputs once per pass, in float32, y and s
+    saved between the passes.
     """
     if case.layer not in ("npu", "realnpu") or case.kind in (TRAIN, RUN):
         return None
     size = case.size
     matrices = 2 if case.layer == "npu" else 1
-    x, y, w = (
-        size.rows * size.inputs,
-        size.rows * size.outputs,
-        size.outputs * size.inputs * matrices,
-    )
+    x, y = size.rows * size.inputs, size.rows * size.outputs
+    w = size.outputs * size.inputs * matrices
     products, floats = matrices, x + w + y
     if case.kind == STEP:
         products, floats = 3 * matrices, floats + y + (x + w + 3 * y) + (x + w)
-    return (
-        2.0 * products * size.rows * size.inputs * size.outputs * size.models,
-        4.0 * floats * size.models,
-    )
+    operations = 2.0 * products * size.rows * size.inputs * size.outputs
+    return operations * size.models, 4.0 * floats * size.models

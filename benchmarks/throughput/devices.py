@@ -25,7 +25,7 @@ class Device:
     copy_floats = 32 * 2**20  # 128 MiB: more than any cache
 
     def problem(self) -> str:
-        """Why nothing can be measured here; empty if something can."""
+        """The reason why nothing can be measured here; empty if something can."""
         return ""
 
     def synchronize(self) -> None:
@@ -41,7 +41,7 @@ class Device:
 
 
 class Cuda(Device):
-    """A CUDA device: the current one. Wall time ends when its work has; device time is that of its kernels alone."""
+    """The current CUDA device. Wall time ends with its work; device time is that of its kernels."""
 
     name = "cuda"
     PEAK_METHOD = "most bytes of torch's allocator during one pass, less those before it"
@@ -70,34 +70,31 @@ class Cuda(Device):
     def capture(
         self, run: Callable[[], Any], calls_before: int = CALLS_BEFORE_CAPTURE
     ) -> tuple[Callable[[], object], Any]:
-        """One call in a CUDA graph: what replays it, and what the call returned, which every replay computes anew."""
+        """One call in a CUDA graph: what replays it, and its result, which each replay renews."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(
-            stream
-        ):  # that of the capture: nothing of the passes before depends on another
+        # On the capture's stream: nothing of the passes before depends on another.
+        with torch.cuda.stream(stream):
             for _ in range(calls_before):  # they compile, and allocate what is kept
                 run()
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(graph, stream=stream):
-            found = run()
-        return graph.replay, found
+            result = run()
+        return graph.replay, result
 
     def profile(self, run: Callable[[], object]) -> dict[str, Any]:
-        """Of one call: microseconds between two events around it; by torch's profiler, where that works,
-        microseconds in which the device was at work, and the number of its kernels and copies."""
-        found: dict[str, Any] = {
-            "event_us": 1e6 * statistics.median(self.seconds(run) for _ in range(EVENT_CALLS))
-        }
+        """Microseconds of one call between two events; by torch's profiler, where that works, those
+        in which the device was at work, and the number of its kernels and copies."""
+        microseconds = 1e6 * statistics.median(self.seconds(run) for _ in range(EVENT_CALLS))
         try:
-            return found | self._counted(run)
+            return {"event_us": microseconds, **self._counted(run)}
         except RuntimeError as error:  # without the driver's permission to count
-            return found | {"profiler": str(error).splitlines()[0]}
+            return {"event_us": microseconds, "profiler": str(error).splitlines()[0]}
 
     def seconds(
         self, run: Callable[[], object], before: Callable[[], object] = lambda: None
     ) -> float:
-        """Of one call between two events; `before` is started ahead of the first."""
+        """Seconds of one call between two events; `before` is started ahead of the first."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.synchronize()
         before()
@@ -108,12 +105,9 @@ class Cuda(Device):
         return 1e-3 * float(begin.elapsed_time(end))
 
     def flush(self) -> Callable[[], object]:
-        """What overwrites the second-level cache."""
-        size = getattr(
-            torch.cuda.get_device_properties(torch.cuda.current_device()),
-            "L2_cache_size",
-            CACHE_BYTES,
-        )
+        """A function that overwrites the second-level cache."""
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        size = getattr(properties, "L2_cache_size", CACHE_BYTES)
         return torch.empty(2 * size, dtype=torch.uint8, device="cuda").zero_
 
     def _counted(self, run: Callable[[], object]) -> dict[str, float]:
@@ -127,7 +121,7 @@ class Cuda(Device):
         return {"device_us": busy / PROFILED_CALLS, "launches": len(on_device) / PROFILED_CALLS}
 
     def peak(self, clear: Callable[[], object], run: Callable[[], object]) -> int:
-        """The most bytes that torch's allocator held for one call beyond those before it, gradients counted."""
+        """The most bytes that torch's allocator held for one call beyond those before it."""
         clear()
         self.synchronize()
         torch.cuda.reset_peak_memory_stats()

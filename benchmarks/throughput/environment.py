@@ -1,4 +1,4 @@
-"""Where a row was measured: versions, processor, instruction set, commit; and the machine's own limits."""
+"""The place of a measurement: versions, processor, commit; and the machine's limits."""
 
 from __future__ import annotations
 
@@ -34,22 +34,19 @@ def processor() -> str:
 
 
 def processor_model() -> str | None:
-    """Its family, model and stepping, which tell apart what virtual machines give one name; None where unknown."""
+    """Family, model and stepping, which tell apart virtual machines of one name; or None."""
     try:
-        pairs = [
-            line.split(":", 1)
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if ":" in line
-        ]
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return None
-    known = {key.strip(): value.strip() for key, value in reversed(pairs)}
-    numbers = [known.get(key) for key in ("cpu family", "model", "stepping")]
+    pairs = [line.split(":", 1) for line in lines if ":" in line]
+    facts = {key.strip(): value.strip() for key, value in reversed(pairs)}
+    numbers = [facts.get(key) for key in ("cpu family", "model", "stepping")]
     return "/".join(str(number) for number in numbers) if all(numbers) else None
 
 
 def cores() -> int:
-    """How many this process may run on: `taskset` leaves it some of the machine's."""
+    """The cores that this process may run on: `taskset` leaves it some of the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -64,15 +61,13 @@ def commit() -> str:
     folder = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, check=True
-        )
+        command = ["git", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + (
-            "+" if git("status", "--porcelain", "-uno") else ""
-        )
+        changed = "+" if git("status", "--porcelain", "-uno") else ""
+        return git("rev-parse", "--short=12", "HEAD") + changed
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -95,7 +90,7 @@ def _version(package: str) -> str | None:
 
 
 def describe(device: Device = DEVICES["cpu"]) -> dict[str, Any]:
-    """What every row of a run carries. The load average tells whether the machine was busy with something else."""
+    """The facts that every row of a run carries; the load average tells of other work."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -118,19 +113,19 @@ def describe(device: Device = DEVICES["cpu"]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine does with the current number of threads, or the device, the best of a few trials."""
+    """The rates of the machine with the current threads, or of the device: the best of a few."""
 
     product_rate: float  # floating-point operations per second of a float32 a @ b
     copy_rate: float  # bytes per second of a copy, read and written ones counted
 
     def seconds(self, cost: tuple[float, float]) -> float:
-        """The least time for (operations, bytes). A layer that uses faster units than a @ b may beat it."""
+        """The least time for (operations, bytes). Units faster than those of a @ b may beat it."""
         operations, moved = cost
         return max(operations / self.product_rate, moved / self.copy_rate)
 
 
 def measure_limits(device: Device = DEVICES["cpu"]) -> Limits:
-    """At torch's present number of threads and float32 matmul precision."""
+    """The limits at torch's present number of threads and float32 matmul precision."""
     size, floats = device.product_size, device.copy_floats
     a, b = torch.randn(2, size, size, device=device.name)
     c = torch.empty_like(a)

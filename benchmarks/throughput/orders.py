@@ -30,7 +30,7 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Of the entry in the table, which holds for any number of rows."""
+        """The key of the entry in the table, which holds for any number of rows."""
         from npu_kernels._backends.triton import tuning
 
         sizes = (self.size.inputs, self.size.outputs, self.size.models)
@@ -52,16 +52,16 @@ def tasks(sizes: Sequence[Size], precision: str) -> list[Task]:
     """The NPU's kernels at all sizes, then the other layers'."""
     from npu_kernels._backends.triton import tuning
 
-    found = []
+    planned = []
     for kernels in (None, OTHERS):
         for size in sizes:
-            own = NPU_SMALL if tuning.is_small(size.inputs, size.outputs) else NPU
-            found += [Task(kernel, size, precision) for kernel in kernels or own]
-    return found
+            npu = NPU_SMALL if tuning.is_small(size.inputs, size.outputs) else NPU
+            planned += [Task(kernel, size, precision) for kernel in kernels or npu]
+    return planned
 
 
 def order(task: Task, device: str, values: bool = True) -> Order:
-    """The call, float32, on that device. The NALU's kernels are called by the iNALU, which has more to do.
+    """The call, float32, on that device. The iNALU calls the NALU's kernels, and has more to do.
 
     values: without them the operands are memory that nobody has written, for a compiler.
     """
@@ -77,11 +77,11 @@ def order(task: Task, device: str, values: bool = True) -> Order:
         bound = min(1.0, 3 / shape[-1] ** 0.5)
         return ((2 * torch.rand(*lead, *shape, generator=generator) - 1) * bound).to(device)
 
-    def kept(forward: Callable[..., Any], *arguments: Any, integers: int = 0) -> Sequence[Tensor]:
-        """What a forward keeps for its backward; its last `integers` outputs are of int32."""
+    def saved(forward: Callable[..., Any], *arguments: Any, integers: int = 0) -> Sequence[Tensor]:
+        """The tensors that a forward saves for its backward; the last `integers` are of int32."""
         if values:
-            found: Sequence[Tensor] = forward(*arguments)
-            return found
+            outputs: Sequence[Tensor] = forward(*arguments)
+            return outputs
         floats = [draw(size.rows, size.outputs) for _ in range(4 if integers else 2)]
         return *floats, *(torch.empty_like(floats[0], dtype=torch.int32) for _ in range(integers))
 
@@ -93,7 +93,7 @@ def order(task: Task, device: str, values: bool = True) -> Order:
         operands = (x, weights[0], weights[1], gate)
         if kernel.endswith("forward"):
             return Order(task, lambda: npu.npu_forward(*operands, EPS, True))
-        y, s = kept(npu.npu_forward, *operands, EPS, True)
+        y, s = saved(npu.npu_forward, *operands, EPS, True)
         needs = {"npu_backward_x": 1, "npu_backward_w": 6}.get(kernel, 15)
         return Order(task, lambda: npu.npu_backward(grad_y, *operands, y, s, EPS, False, needs))
     if kernel.startswith("nmu"):
@@ -104,14 +104,7 @@ def order(task: Task, device: str, values: bool = True) -> Order:
     saving: tuple[Any, ...] = (*arguments, True)
     if kernel == "nalu_forward":
         return Order(task, lambda: nalu.inalu_forward(*saving))
-    saved = kept(nalu.inalu_forward, *saving, integers=1)[1:]
-    reverse: tuple[Any, ...] = (
-        grad_y,
-        x,
-        *weights,
-        *saved,
-        EPS,
-        OMEGA,
-        1 if kernel == "nalu_backward_x" else 62,
-    )
+    tensors = saved(nalu.inalu_forward, *saving, integers=1)[1:]
+    needs = 1 if kernel == "nalu_backward_x" else 62
+    reverse: tuple[Any, ...] = (grad_y, x, *weights, *tensors, EPS, OMEGA, needs)
     return Order(task, lambda: nalu.inalu_backward(*reverse))

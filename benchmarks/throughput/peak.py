@@ -1,9 +1,8 @@
-"""The processor's peak: multiply-adds in registers alone, timed in the same rounds as the rivals of a case.
+"""The processor's peak: multiply-adds in registers, timed in the rounds of a case's rivals.
 
-They run in torch's own threads. Torch's threads spin for a while after an operation, and would share the cores with any
-others.
-peak.cpp is compiled for the instruction set in use by the compiler that ``CXX`` names, else c++. Without one, rows have
-no share of the peak.
+They run in torch's own threads. Torch's threads spin for a while after an operation, and would
+share the cores with any others. peak.cpp is compiled for the instruction set in use by the compiler
+that ``CXX`` names, else c++. Without one, rows have no share of the peak.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ from npu_kernels._backends import cpu
 
 SOURCE = Path(__file__).with_name("peak.cpp")
 VECTORS, TILES = "multiply-adds", "tiles"
-ROUNDS = {
-    VECTORS: 100_000,
-    TILES: 20_000,
-}  # half a millisecond on a processor of 2.5 GHz with two units
+# Half a millisecond on a processor of 2.5 GHz with two units.
+ROUNDS = {VECTORS: 100_000, TILES: 20_000}
 _AVX512 = ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma"]
 FLAGS = {  # as in CMakeLists.txt
     "baseline": [],
@@ -42,7 +39,7 @@ FLAGS = {  # as in CMakeLists.txt
 
 @dataclass(frozen=True)
 class Peak:
-    """Work in registers alone: `run` makes `multiply_adds` of them, in all of torch's threads together."""
+    """Work in registers: `run` makes `multiply_adds` of them, in all of torch's threads."""
 
     run: Callable[[], object]
     multiply_adds: int
@@ -53,41 +50,27 @@ def _library(isa: str) -> ctypes.CDLL:
     """Raises OSError or CalledProcessError where it cannot be compiled."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "peak.so")
-        command = [
-            os.environ.get("CXX", "c++"),
-            "-std=c++17",
-            "-O3",
-            "-ffp-contract=off",
-            "-shared",
-            "-fPIC",
-            "-w",
-        ]
-        command += [
-            *FLAGS[isa],
-            f"-DNPU_ISA={isa}",
-            f"-I{SOURCE.parents[2] / 'csrc'}",
-            str(SOURCE),
-            "-o",
-            str(target),
-        ]
+        headers = SOURCE.parents[2] / "csrc"
+        flags = ["-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
+        flags += [*FLAGS[isa], f"-DNPU_ISA={isa}", f"-I{headers}", f"-I{headers / 'core'}"]
+        command = [os.environ.get("CXX", "c++"), *flags, str(SOURCE), "-o", str(target)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         return ctypes.CDLL(str(target))
 
 
 def peaks(threads: int) -> dict[str, Peak]:
-    """By name: float32 in vector registers, and where the instruction set in use is "amx" bfloat16 in tiles.
+    """The peaks of float32 in vector registers and, with "amx", of bfloat16 in tiles, by name.
 
-    `threads` work at once: torch must have so many when they run. Raises OSError or CalledProcessError without a
-    compiler for that instruction set, and RuntimeError without our library.
+    `threads` work at once: torch must have as many when they run. Raises OSError or
+    CalledProcessError without a compiler for that instruction set, RuntimeError without our
+    library.
     """
     isa = cpu.isa()
     library = _library(isa)
-    peaks = {
-        VECTORS: _peak(library.vector_multiply_adds, library.vector_tasks, ROUNDS[VECTORS], threads)
-    }
+    functions = {VECTORS: (library.vector_multiply_adds, library.vector_tasks)}
     if isa == "amx":
-        peaks[TILES] = _peak(library.tile_multiply_adds, library.tile_tasks, ROUNDS[TILES], threads)
-    return peaks
+        functions[TILES] = library.tile_multiply_adds, library.tile_tasks
+    return {name: _peak(*pair, ROUNDS[name], threads) for name, pair in functions.items()}
 
 
 def _peak(once: Any, tasks: Any, rounds: int, threads: int) -> Peak:
@@ -103,14 +86,8 @@ def _peak(once: Any, tasks: Any, rounds: int, threads: int) -> Peak:
 
 @functools.cache
 def _in_threads() -> Any:
-    """torch's parallel_for(begin, end, the least count for a thread, function, its argument); not 0 where it failed."""
+    """torch's parallel_for(begin, end, grain size, function, its argument); not 0 if it failed."""
     name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
     function = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name)).torch_parallel_for
-    function.argtypes = [
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ]
+    function.argtypes = [*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 2]
     return function

@@ -1,8 +1,8 @@
 """Compiles the tuner's candidates in worker processes, for a GPU that the workers do not touch.
 
-A worker launches what the tuner will launch, on tensors whose memory nobody reads or writes, under a driver that names
-the tuner's GPU and runs nothing. Triton then compiles, and keeps the result in its cache folder, where the tuner's own
-launch finds it.
+A worker launches what the tuner will launch, on tensors whose memory nobody reads or writes, under
+a driver that names the tuner's GPU and runs nothing. Triton then compiles, and keeps the result in
+its cache folder, where the tuner's own launch finds it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ NOT_IN_TIME = "not compiled in time"
 
 
 def end_with_parent() -> None:
-    """Let the system end this process with the thread that has started it, however that ends; Linux only."""
+    """Let the system end this process with the thread that has started it; Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def compile_only(target: Target) -> None:
-    """From now on every launch of this process is compiled for the target, and does not run."""
+    """Let every launch of this process be compiled for the target, and not run."""
     end_with_parent()
     import triton
     from triton.backends.compiler import GPUTarget
@@ -63,7 +63,7 @@ def _order(task: Task) -> Order:
 
 
 def _compile(task: Task, config: Config) -> str:
-    """Why the configuration cannot be compiled; empty if it is."""
+    """The reason why the configuration cannot be compiled; empty if it is."""
     from npu_kernels._backends.triton import tuning
 
     with tuning.use_config(task.kernel, config):
@@ -75,7 +75,7 @@ def _compile(task: Task, config: Config) -> str:
 
 
 def _import() -> None:
-    """What a worker needs seconds for before its first compilation."""
+    """Import what a worker needs seconds for before its first compilation."""
     from npu_kernels._backends.triton import launchers
 
     launchers()
@@ -83,7 +83,7 @@ def _import() -> None:
 
 
 class Pool:
-    """So many workers for one target; ``with Pool(...) as pool``. It is there when they are ready to compile."""
+    """Workers for one target, ready to compile: ``with Pool(...) as pool``."""
 
     def __init__(self, jobs: int, target: Target) -> None:
         self._jobs, self._target = jobs, target
@@ -95,14 +95,12 @@ class Pool:
         self._executor = ProcessPoolExecutor(self._jobs, context, compile_only, (self._target,))
 
     def compile(self, task: Task, configs: Sequence[Config], seconds: float = SECONDS) -> list[str]:
-        """For every configuration why it cannot be used; empty if its kernel is in Triton's cache."""
+        """The reason why each configuration cannot be used; empty if its kernel is cached."""
         try:
             futures = [self._executor.submit(_compile, task, config) for config in configs]
             wait(futures, timeout=seconds)
             return [self._problem(future) for future in futures]
-        except (
-            BrokenProcessPool
-        ):  # a compiler took its process along; who was at work with it is not known
+        except BrokenProcessPool:  # a compiler took its process along; whose is not known
             self.close()
             self._start()
             return ["a worker died"] * len(configs)

@@ -32,15 +32,14 @@ from benchmarks.throughput.cases import (
     UNITS,
     Case,
     Size,
-)
+)  # fmt: skip
 from benchmarks.throughput.timing import DOUBT, doubtful
 from npu_kernels._jobs import files
 
 Row = dict[str, Any]
 Group = dict[str, Row]  # rival -> row
-Machine = tuple[
-    str, ...
-]  # processor, instruction set, torch, npu_kernels, commit, matmul precision
+# Processor, instruction set, torch, npu_kernels, commit, matmul precision.
+Machine = tuple[str, ...]
 Groups = dict[tuple[Case, int], Group]  # case, threads
 
 MARK, SUMMARY_MARK = "throughput", "throughput-summary"
@@ -50,18 +49,9 @@ READING = (
     "[how a row is measured](../performance.md#how-a-row-is-measured), and what the columns are."
 )
 NEEDED = (
-    "layer",
-    "kind",
-    "rows",
-    "inputs",
-    "outputs",
-    "models",
-    "signs",
-    "threads",
-    "rival",
-    "median_us",
-    "ratio",
-)
+    "layer", "kind", "rows", "inputs", "outputs", "models", "signs", "threads", "rival",
+    "median_us", "ratio",
+)  # fmt: skip
 COLUMNS = {
     "eager": "eager",
     "layers": "our layers, torch's loss and Adam",
@@ -77,32 +67,23 @@ COLUMNS = {
 YARDSTICKS = {"linear": "ours / linear", "one-model": "ours / one model"}
 # The picture's bars, in this order, and their colours.
 BARS = {
-    "eager": "0.45",
-    "compile": "tab:orange",
-    "compile-autotune": "gold",
-    "jax": "tab:green",
-    "complex": "tab:red",
-    "linear": "plum",
-}
+    "eager": "0.45", "compile": "tab:orange", "compile-autotune": "gold", "jax": "tab:green",
+    "complex": "tab:red", "linear": "plum",
+}  # fmt: skip
 BAR_NAMES = {
     "compile": "torch.compile",
     "compile-autotune": "torch.compile, max-autotune",
     "linear": "nn.Linear (another function)",
 }
-# Virtual machines give several processors one name. Family, model and stepping tell them apart; old rows lack these.
+# Virtual machines give several processors one name. Family, model and stepping tell them apart; old
+# rows lack these.
 PROCESSORS = {
     ("AMD EPYC", None): "AMD Zen 4",
     ("AMD EPYC", "26/2/1"): "AMD Zen 5",
     ("Intel(R) Xeon(R) Processor", None): "Intel Sapphire Rapids",
     ("Intel(R) Xeon(R) Processor", "6/167/1"): "Intel Granite Rapids",
 }
-INSTRUCTION_SETS = (
-    "baseline",
-    "avx2",
-    "avx512",
-    "avx512_bf16",
-    "amx",
-)  # a processor's best is shown
+INSTRUCTION_SETS = "baseline", "avx2", "avx512", "avx512_bf16", "amx"  # a processor's best is shown
 # The rows of the short table, in its order; further ones where we lose.
 SHORT = (
     Case("npu-nau", TRAIN, Size(100, 2, 4, 1), "positive"),
@@ -118,17 +99,11 @@ SHORT = (
 # The rows of the summary of several processors.
 SUMMARY = (*SHORT, Case("npu", STEP, Size(100, 100, 1)), Case("npu", STEP, Size(4096, 256, 256)))
 PASS_NAMES = {
-    "forward": "forward",
-    STEP: "forward and backward",
-    TRAIN: "training step",
-    RUN: "100 training steps",
-    ROLLOUT: "rollout",
-    ADAPTIVE: "adaptive rollout",
-}
-LAYERS = {
-    **{name: unit.__name__ for name, unit in UNITS.items()},
-    "npu-nau": "NPU(2, 6) -> NAU(6, 4)",
-}
+    FORWARD: "forward", STEP: "forward and backward", TRAIN: "training step",
+    RUN: "100 training steps", ROLLOUT: "rollout", ADAPTIVE: "adaptive rollout",
+}  # fmt: skip
+LAYERS = {name: unit.__name__ for name, unit in UNITS.items()}
+LAYERS["npu-nau"] = "NPU(2, 6) -> NAU(6, 4)"
 
 
 class ReportError(Exception):
@@ -136,7 +111,7 @@ class ReportError(Exception):
 
 
 def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
-    """The rows of the files; ReportError names the file and the line that is none. `text` stands for their content."""
+    """The rows of the files, or of `text` in their place; ReportError names file and line."""
     rows: list[Row] = []
     for path in paths:
         try:
@@ -150,13 +125,10 @@ def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ReportError(f"{path}, line {number} is no JSON: {error}") from None
-            missing = (
-                [key for key in NEEDED if key not in row] if isinstance(row, dict) else list(NEEDED)
-            )
+            missing = [key for key in NEEDED if not isinstance(row, dict) or key not in row]
             if missing:
-                raise ReportError(
-                    f"{path}, line {number} is no row of the suite: without {', '.join(missing)}"
-                )
+                lacks = f"no row of the suite: without {', '.join(missing)}"
+                raise ReportError(f"{path}, line {number} is {lacks}")
             rows.append(row)
     if not rows:
         raise ReportError("there are no rows")
@@ -164,52 +136,40 @@ def read(paths: Iterable[Path], text: str | None = None) -> list[Row]:
 
 
 def _machine(row: Row) -> Machine:
-    where = row.get("environment", {})
-    keys = ("processor", "instruction_set", "torch", "npu_kernels", "commit")
+    where = dict(row.get("environment", {}))
     if "gpu" in where:
-        isa = f"compute capability {where['compute_capability']}"
-        where = where | {"processor": where["gpu"], "instruction_set": isa}
+        where["processor"] = where["gpu"]
+        where["instruction_set"] = f"compute capability {where['compute_capability']}"
     processor = where.get("processor", "unknown")
-    where = where | {
-        "processor": PROCESSORS.get((processor, where.get("processor_model")), processor)
-    }
-    return (
-        *(str(where.get(key, "unknown")) for key in keys),
-        str(row.get("matmul_precision", "highest")),
-    )
+    model = where.get("processor_model")
+    where["processor"] = PROCESSORS.get((processor, model), processor)
+    keys = ("processor", "instruction_set", "torch", "npu_kernels", "commit")
+    facts = (str(where.get(key, "unknown")) for key in keys)
+    return *facts, str(row.get("matmul_precision", "highest"))
 
 
 def grouped(rows: Iterable[Row]) -> dict[Machine, Groups]:
     """machine -> (case, threads) -> rival -> row; of two rows for the same the later one counts."""
     machines: dict[Machine, Groups] = {}
     for row in rows:
-        case = Case.from_dict(row)
-        machines.setdefault(_machine(row), {}).setdefault((case, row["threads"]), {})[
-            row["rival"]
-        ] = row
+        groups = machines.setdefault(_machine(row), {})
+        groups.setdefault((Case.from_dict(row), row["threads"]), {})[row["rival"]] = row
     return machines
 
 
 def chosen(rows: Iterable[Row], processor: str | None) -> tuple[Machine, Groups]:
-    """One processor's newest full-precision rows with its best instruction set; ReportError names the processors."""
-    machines = {
-        machine: groups for machine, groups in grouped(rows).items() if machine[-1] == "highest"
-    }
+    """A processor's newest full-precision rows with its best instruction set, or a ReportError."""
+    machines = {m: groups for m, groups in grouped(rows).items() if m[-1] == "highest"}
     named = [pair for pair in machines.items() if processor in (None, pair[0][0])]
     if len({machine[0] for machine, _ in named}) != 1:
         names = ", ".join(dict.fromkeys(machine[0] for machine in machines))
         raise ReportError(f"--processor must name one of: {names}; got {processor}")
 
     def rank(pair: tuple[Machine, Groups]) -> tuple[int, str]:
-        isa = pair[0][1]
-        newest = max(
-            str(row.get("environment", {}).get("date", ""))
-            for g in pair[1].values()
-            for row in g.values()
-        )
-        return INSTRUCTION_SETS.index(isa) if isa in INSTRUCTION_SETS else len(
-            INSTRUCTION_SETS
-        ), newest
+        isa, rows = pair[0][1], [row for group in pair[1].values() for row in group.values()]
+        newest = max(str(row.get("environment", {}).get("date", "")) for row in rows)
+        sets = INSTRUCTION_SETS
+        return sets.index(isa) if isa in sets else len(sets), newest
 
     return max(named, key=rank)
 
@@ -221,7 +181,7 @@ def _time(ours: Row) -> str:
 
 
 def _ratio(row: Row | None) -> str:
-    """A rival's time divided by ours, bold where we lose; of a yardstick ours divided by its own."""
+    """A rival's time divided by ours, bold where we lose; a yardstick's the other way round."""
     if row is None:
         return ""
     yardstick = row["rival"] in YARDSTICKS
@@ -250,7 +210,7 @@ def _share(ours: Row, key: str) -> str:
 
 
 def _no_negatives(case: Case) -> str:
-    return ", no negatives" if case.signs == "positive" and case.kind in (FORWARD, STEP) else ""
+    return ", no negatives" if case.no_negatives else ""
 
 
 def _size(size: Size) -> str:
@@ -272,12 +232,11 @@ def _case(case: Case) -> dict[str, str]:
 
 def _table(groups: Groups) -> str:
     """All rows of a machine."""
-    records = []
+    records, titles = [], COLUMNS | YARDSTICKS
     for (case, threads), group in groups.items():
         ours = group.get("ours")
         if ours is None:
             continue
-        titles = COLUMNS | YARDSTICKS
         records.append(
             {
                 **_case(case),
@@ -295,14 +254,13 @@ def _table(groups: Groups) -> str:
 
 def _where(machine: Machine) -> str:
     processor, isa, torch_version, version, commit, precision = machine
-    where = (
-        f"{processor}, kernels for {isa}, torch {torch_version}, npu_kernels {version} at {commit}"
-    )
-    return where + ("" if precision == "highest" else f', float32 matmul precision "{precision}"')
+    versions = f"torch {torch_version}, npu_kernels {version} at {commit}"
+    text = f', float32 matmul precision "{precision}"' if precision != "highest" else ""
+    return f"{processor}, kernels for {isa}, {versions}{text}"
 
 
 def pages(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the pages with all tables by file names: of each processor, and of all side by side."""
+    """Return the pages with all tables by file names: of each processor, and side by side."""
     texts: dict[str, list[str]] = {}
     for machine, groups in grouped(rows).items():
         precision = "" if machine[-1] == "highest" else f', "{machine[-1]}" precision'
@@ -321,7 +279,7 @@ def pages(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _doubts(*tables: str) -> str:
-    """What the mark means, if it is in the tables."""
+    """The meaning of the mark, if it is in the tables."""
     return f" A number with ? is {DOUBT}." if any("?" in text for text in tables) else ""
 
 
@@ -342,9 +300,7 @@ def _compared_processors(
             if threads == 1 and (only is None or case in only):
                 measured.setdefault(case, {})[name] = group
     ratios = {
-        case: {
-            (rival, name): _ratio(of.get(name, {}).get(rival)) for rival in rivals for name in best
-        }
+        case: {(rival, n): _ratio(of.get(n, {}).get(rival)) for rival in rivals for n in best}
         for case, of in measured.items()
         if len(of) > 1
     }
@@ -360,7 +316,7 @@ def _compared_processors(
 
 
 def short(rows: Sequence[Row], processor: str | None = None) -> str:
-    """The README's table: `SHORT` on a processor with its most threads, and every case that we lose."""
+    """The README's table: `SHORT` on a processor with its most threads, and what we lose."""
     machine, groups = chosen(rows, processor)
     threads = max(count for _, count in groups)
     lost = [
@@ -388,9 +344,9 @@ def short(rows: Sequence[Row], processor: str | None = None) -> str:
             }
         )
     where = (
-        f"{_where(machine)}; {_threads(threads)}, float32 (the ODE: float64). "
-        "B rows, I inputs, O outputs, K models; for the ODE steps, features, hidden units, models. "
-        "The columns eager and `torch.compile` are their time divided by ours: **below 1 we lose**."
+        f"{_where(machine)}; {_threads(threads)}, float32 (the ODE: float64). B rows, I inputs, "
+        "O outputs, K models; for the ODE steps, features, hidden units, models. The columns eager "
+        "and `torch.compile` are their time divided by ours: **below 1 we lose**."
     )
     text = record_table(records)
     return f"{where}{_doubts(text)}\n\n{text}".strip()
@@ -404,7 +360,7 @@ Bars = tuple[list[list[float]], list[str], list[str]]  # ratios by size and riva
 
 
 def _bars(groups: Groups, kind: str, threads: int) -> tuple[Bars, int]:
-    """Return what is drawn of a pass of the NPU with one model and random signs, small sizes first.
+    """The bars of a pass of the NPU with one model and random signs, small sizes first.
 
     Doubtful ratios are left out; the second value counts them.
     """
@@ -418,11 +374,12 @@ def _bars(groups: Groups, kind: str, threads: int) -> tuple[Bars, int]:
     rivals = [rival for rival in BARS if any(rival in group for group in measured.values())]
     lines = [[measured[size].get(rival) for rival in rivals] for size in sizes]
     doubts = sum(row is not None and doubtful(row) for line in lines for row in line)
-    ratios = [
-        [row["ratio"] if row and not doubtful(row) else math.nan for row in line] for line in lines
-    ]
+
+    def ratio(row: Row | None) -> float:
+        return row["ratio"] if row and not doubtful(row) else math.nan
+
     names = [f"{size.inputs} → {size.outputs}\n{size.rows:,} rows" for size in sizes]
-    return (ratios, names, rivals), doubts
+    return ([list(map(ratio, line)) for line in lines], names, rivals), doubts
 
 
 def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> None:
@@ -434,8 +391,8 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
         from matplotlib.figure import Figure
         from pandas import DataFrame
     except ImportError:
-        what = "matplotlib and pandas (pip install matplotlib pandas)"
-        raise ReportError(f"the picture needs {what}") from None
+        packages = "matplotlib and pandas (pip install matplotlib pandas)"
+        raise ReportError(f"the picture needs {packages}") from None
     machine, groups = chosen(rows, processor)
     threads = min(count for _, count in groups)
     panels = {kind: _bars(groups, kind, threads) for kind in (FORWARD, STEP)}
@@ -449,14 +406,12 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
         colors = [BARS[rival] for rival in bars[2]]
         frame.plot.bar(ax=axis, width=0.84, color=colors, rot=0, fontsize=8, legend=False)
         for container in axis.containers:
-            labels = [
-                f"{ratio:.1f}" if ratio else "" for ratio in container.datavalues
-            ]  # 0: left out
+            # 0 is a ratio that was left out.
+            labels = [f"{ratio:.1f}" if ratio else "" for ratio in container.datavalues]
             axis.bar_label(container, labels, padding=1, fontsize=6.5)
         axis.axhline(1, color="tab:blue", linewidth=2.2, label="npu_kernels = 1")
-        title = (
-            f"{PASS_NAMES[kind].capitalize()}: where a bar is above the line, npu_kernels is faster"
-        )
+        name = PASS_NAMES[kind].capitalize()
+        title = f"{name}: where a bar is above the line, npu_kernels is faster"
         axis.set(title=title, ylabel="time / npu_kernels' time")
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("inputs → outputs of the layer, and rows of the batch")
@@ -471,20 +426,13 @@ def picture(rows: Sequence[Row], path: Path, processor: str | None = None) -> No
 def main(argv: Sequence[str] | None = None) -> int:
     """Write what the options ask for, or print all tables; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput.report")
-    parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite"
-    )
-    parser.add_argument(
-        "--tables", type=Path, metavar="FOLDER", help="put pages with all tables there"
-    )
-    parser.add_argument("--page", type=Path, metavar="FILE", help="put the summary there")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="put a short table there")
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours"
-    )
-    parser.add_argument(
-        "--processor", metavar="NAME", help="whose rows the short table and the picture show"
-    )
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="JSON lines of the suite")
+    add("--tables", type=Path, metavar="FOLDER", help="put pages with all tables there")
+    add("--page", type=Path, metavar="FILE", help="put the summary there")
+    add("--readme", type=Path, metavar="FILE", help="put a short table there")
+    add("--picture", type=Path, metavar="FILE", help="draw each rival's time divided by ours")
+    add("--processor", metavar="NAME", help="whose rows the short table and the picture show")
     options = parser.parse_args(argv)
     try:
         rows = read(options.files)

@@ -1,7 +1,8 @@
-"""Rows of an earlier run of the suite: their file is added to, never emptied, and what it has is not measured again.
+"""Rows of an earlier run of the suite: their file is added to, never emptied.
 
-A case is left out if the file has a row of every rival wanted, measured with the same machine, versions, commit and
-settings, and none of them is doubtful. Of two rows for the same the report takes the later one.
+A case is left out if the file has a row of every rival wanted, measured with the same machine,
+versions, commit and settings, and none of them is doubtful. Of two rows for the same the report
+takes the later one.
 """
 
 from __future__ import annotations
@@ -17,15 +18,13 @@ from benchmarks.throughput.report import ReportError, read
 from npu_kernels._jobs import files
 
 Row = dict[str, Any]
-PASSING = (
-    "date",
-    "load_average",
-)  # of an environment: what differs between runs that may be put together
+# What differs between environments of runs that may be put together.
+PASSING = ("date", "load_average")
 BEGINNING = '{"layer": '  # of every row
 
 
 def earlier(path: Path) -> list[Row]:
-    """The rows of a file that a run is to go on with. A last line that a kill cut off is taken away.
+    """The rows of a file that a run is to go on with; a last line that a kill cut off is removed.
 
     Raises ReportError for a file with other content, and does not change it.
     """
@@ -35,11 +34,11 @@ def earlier(path: Path) -> list[Row]:
         text = path.read_text()
     except UnicodeDecodeError as error:
         raise ReportError(f"{path} is no text: {error}") from None
-    whole, _, torn = text.rpartition("\n")
+    complete, _, torn = text.rpartition("\n")
     if torn and not _is_row(torn):
         if not (torn.startswith(BEGINNING) or BEGINNING.startswith(torn)):
             raise ReportError(f"{path} holds no rows of the suite")
-        text = whole + "\n" if whole else ""
+        text = complete + "\n" if complete else ""
     elif torn:
         text += "\n"
     rows = read([path], text) if text.strip() else []
@@ -56,36 +55,35 @@ def _is_row(line: str) -> bool:
 
 
 class Earlier:
-    """Which cases need no measuring.
+    """The cases that need no measuring.
 
     Args:
         rows: of the file.
-        same: fields that a row must have with the same values: ``environment`` (but for the date and the load), and
-            what else decides it.
+        common: fields that a row must have with the same values: ``environment`` (but for the date
+            and the load), and what else decides it.
     """
 
-    def __init__(self, rows: Sequence[Row], same: Row) -> None:
-        wanted = _settled(same)
+    def __init__(self, rows: Sequence[Row], common: Row) -> None:
+        settled = _settled(common)
         self._rows: dict[tuple[Case, int], dict[str, Row]] = {}
         for row in rows:
-            if _settled({key: row.get(key) for key in same}) == wanted:
+            if _settled({key: row.get(key) for key in common}) == settled:
                 self._rows.setdefault((Case.from_dict(row), row["threads"]), {})[row["rival"]] = row
 
     def rows(self, case: Case, names: Collection[str], threads: int, device: str) -> list[Row]:
-        """The rows of a case, if they are all there and none is doubtful; else none."""
-        found = self._rows.get((case, threads), {})
-        wanted = list(dict.fromkeys((rivals.OURS, *names)))
-        wanted = [
-            name for name in wanted if rivals.not_applicable(name, case, threads, device) is None
+        """The rows of a case, if none is missing or doubtful; else none."""
+        rows = self._rows.get((case, threads), {})
+        needed = [
+            name
+            for name in dict.fromkeys((rivals.OURS, *names))
+            if rivals.not_applicable(name, case, threads, device) is None
         ]
-        if any(name not in found or timing.doubtful(found[name]) for name in wanted):
+        if any(name not in rows or timing.doubtful(rows[name]) for name in needed):
             return []
-        return [found[name] for name in wanted]
+        return [rows[name] for name in needed]
 
 
 def _settled(fields: Row) -> Row:
     where = fields.get("environment") or {}
-    return {
-        **fields,
-        "environment": {key: value for key, value in where.items() if key not in PASSING},
-    }
+    lasting = {key: value for key, value in where.items() if key not in PASSING}
+    return {**fields, "environment": lasting}

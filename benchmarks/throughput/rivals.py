@@ -1,18 +1,20 @@
-"""Who is measured. Every rival makes a module from the same operands; a workload runs one pass of it.
+"""The rivals. Every one makes a module from the same operands; a workload runs one pass of it.
 
-ours               npu_kernels' layer; to train it, npu_kernels' mean squared error and Adam, or `training.run`
+ours               npu_kernels' layer; to train it, its loss and Adam, or `training.run`
 eager              npu_kernels.reference under autograd: for models, all of them in one batched call
-layers             npu_kernels' layers with torch's loss and optimiser (a step), or ours one by one (a run)
+layers             npu_kernels' layers with torch's loss and optimiser (a step), one by one (a run)
 loop               one eager model after the other, in a Python loop (training with models)
 compile            torch.compile of eager, default mode
 compile-graph      mode="reduce-overhead": torch's own CUDA graphs (on a GPU)
 compile-autotune   mode="max-autotune"
-graph, eager-graph, linear-graph   one pass of ours, eager, linear captured in a CUDA graph and replayed (on a GPU)
+graph, eager-graph, linear-graph
+                   a pass of ours, eager, linear captured in a CUDA graph and replayed (on a GPU)
 complex            Re(exp(W log x)) in complex64, the gate as in the layer
 one-model          our layer with one of the models: what K models should not cost much more than
-jax                jax.jit of the formula and its vjp, jax.lax.scan of a run, if JAX is installed; on all cores it gets
-torchdiffeq, scipy, diffrax   dopri5 of these, where they are installed (the pass "adaptive"; SciPy without gradients)
-linear             nn.Linear of the shape, a batched product for models: a yardstick that computes something else
+jax                jax.jit of the formula and its vjp, jax.lax.scan of a run, if JAX is installed
+torchdiffeq, scipy, diffrax
+                   dopri5 of these, where they are installed (the pass "adaptive")
+linear             nn.Linear of the shape, a batched product for models: it computes something else
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import functools
 import importlib.util
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,43 +49,29 @@ from benchmarks.throughput.cases import (
 from benchmarks.throughput.environment import cores
 from npu_kernels import optim, reference, training
 
-OURS, EAGER, LAYERS, LOOP, COMPILE, AUTOTUNE = (
-    "ours",
-    "eager",
-    "layers",
-    "loop",
-    "compile",
-    "compile-autotune",
-)
+OURS, EAGER, LAYERS, LOOP = "ours", "eager", "layers", "loop"
+COMPILE, COMPILE_GRAPH, AUTOTUNE = "compile", "compile-graph", "compile-autotune"
 COMPLEX, ONE_MODEL, JAX, LINEAR = "complex", "one-model", "jax", "linear"
 TORCHDIFFEQ, SCIPY, DIFFRAX = SOLVERS = "torchdiffeq", "scipy", "diffrax"
-COMPILE_GRAPH, GRAPH, EAGER_GRAPH, LINEAR_GRAPH = (
-    "compile-graph",
-    "graph",
-    "eager-graph",
-    "linear-graph",
-)
+GRAPH, EAGER_GRAPH, LINEAR_GRAPH = "graph", "eager-graph", "linear-graph"
 GRAPHS = {GRAPH: OURS, EAGER_GRAPH: EAGER, LINEAR_GRAPH: LINEAR}  # captured passes of whom
 COMPILED = {COMPILE: "default", COMPILE_GRAPH: "reduce-overhead", AUTOTUNE: "max-autotune"}  # mode
 RIVALS = (OURS, EAGER, LAYERS, LOOP, *COMPILED, COMPLEX, ONE_MODEL, JAX, *SOLVERS, LINEAR, *GRAPHS)
-OTHER_FUNCTION = (
-    ONE_MODEL,
-    LINEAR,
-    LINEAR_GRAPH,
-)  # yardsticks: they compute something else, so no error is stated
+# Yardsticks: they compute something else, so no error is stated.
+OTHER_FUNCTION = ONE_MODEL, LINEAR, LINEAR_GRAPH
 Capture = tuple[Callable[[], object], Any]  # what replays a pass, and what the pass returned
 
 
 @dataclass(frozen=True)
 class Workload:
-    """run: one pass, timed. results: the pass's outputs and gradients, for the error; None for a yardstick."""
+    """run: one pass, timed. results: outputs and gradients, for the error; None: a yardstick."""
 
     run: Callable[[], object]
     results: Callable[[], Sequence[Tensor]] | None
     clear: Callable[[], object] = lambda: None  # frees what a pass leaves: the gradients
 
 
-# ---- formulas -------------------------------------------------------------------------------------------------------
+# ---- formulas ------------------------------------------------------------------------------------
 
 
 def _npu(x: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor) -> Tensor:
@@ -120,9 +108,8 @@ def _complex_real_npu(x: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
 
 
 COMPLEX_FORMULAS: dict[str, Callable[..., Tensor]] = {
-    "npu": _complex_npu,
-    "realnpu": _complex_real_npu,
-}
+    "npu": _complex_npu, "realnpu": _complex_real_npu,
+}  # fmt: skip
 
 
 class Formula(nn.Module):
@@ -135,20 +122,19 @@ class Formula(nn.Module):
             self.register_parameter(f"weight{index}", nn.Parameter(parameter.clone()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(
-            x, *self._parameters.values()
-        )  # ParameterList costs microseconds per call
+        # ParameterList costs microseconds per call.
+        return self.function(x, *self._parameters.values())
 
 
-# ---- modules --------------------------------------------------------------------------------------------------------
+# ---- modules -------------------------------------------------------------------------------------
 
 
 def _fill(module: nn.Module, parameters: Sequence[Tensor]) -> nn.Module:
-    """The module on their device with these values, in the order in which it registers its parameters."""
+    """The module on the values' device with these values, in the order of its parameters."""
     module.to(parameters[0].device)
     with torch.no_grad():
-        for own, value in zip(module.parameters(), parameters, strict=True):
-            own.copy_(value)
+        for parameter, value in zip(module.parameters(), parameters, strict=True):
+            parameter.copy_(value)
     return module
 
 
@@ -161,9 +147,8 @@ def _ours(case: Case, operands: Operands) -> nn.Module:
             npu_kernels.NAU(HIDDEN, size.outputs, num_models=models, clip=False),
         )
     else:
-        module = UNITS[case.layer](
-            size.inputs, size.outputs, num_models=models
-        ).eval()  # as the formulas' defaults
+        module = UNITS[case.layer](size.inputs, size.outputs, num_models=models)
+        module.eval()  # as the formulas' defaults
     return _fill(module, operands.parameters)
 
 
@@ -175,11 +160,17 @@ def _linear(case: Case, operands: Operands) -> nn.Module:
     return Formula(lambda x, w: x @ w.mT, [weight])
 
 
-def _first_model(operands: Operands) -> Operands:
-    return Operands(operands.x[0], tuple(p[0] for p in operands.parameters), operands.grad_y[0])
+def _model(operands: Operands, k: int) -> Operands:
+    """The operands of model k."""
+    return Operands(operands.x[k], tuple(p[k] for p in operands.parameters), operands.grad_y[k])
 
 
-# ---- passes ---------------------------------------------------------------------------------------------------------
+def _single(case: Case) -> Case:
+    """The case with one model."""
+    return replace(case, size=replace(case.size, models=1))
+
+
+# ---- passes --------------------------------------------------------------------------------------
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -218,7 +209,7 @@ def _layer_workload(case: Case, module: nn.Module, operands: Operands, compare: 
 
 
 def _loss(y: Tensor, target: Tensor) -> Tensor:
-    """The sum over the models of their mean squared errors: each model is trained as if it were alone."""
+    """The sum over the models of their mean squared errors: each is trained as if it were alone."""
     if y.dim() == 2:
         return nn.functional.mse_loss(y, target)
     return (y - target).square().mean((-2, -1)).sum()
@@ -264,31 +255,27 @@ def _workload(
 
 
 def _loop(case: Case, operands: Operands) -> Workload:
-    batches = [
-        Operands(operands.x[k], tuple(p[k] for p in operands.parameters), operands.grad_y[k])
-        for k in range(case.size.models)
-    ]
-    return _training_workload(
-        [Formula(FORMULAS[case.layer], b.parameters) for b in batches], batches, False
-    )
+    batches = [_model(operands, k) for k in range(case.size.models)]
+    modules = [Formula(FORMULAS[case.layer], batch.parameters) for batch in batches]
+    return _training_workload(modules, batches, False)
 
 
 def captured(
     workload: Workload, capture: Callable[[Callable[[], Any]], Capture] | None
 ) -> Workload:
-    """The workload replayed from a graph, whose tensors stay where they are: results are read behind a replay."""
+    """The workload replayed from a graph, whose tensors stay: results are read behind a replay."""
     if capture is None:
         raise ValueError("rivals.build: this device captures no graphs")
-    replay, found = capture(workload.run if workload.results is None else workload.results)
+    replay, outputs = capture(workload.run if workload.results is None else workload.results)
 
     def results() -> list[Tensor]:
         replay()
-        return list(found)
+        return list(outputs)
 
     return Workload(replay, None if workload.results is None else results)
 
 
-# ---- JAX ------------------------------------------------------------------------------------------------------------
+# ---- JAX -----------------------------------------------------------------------------------------
 
 
 def _jax(case: Case, operands: Operands) -> Workload:
@@ -324,12 +311,12 @@ def _jax(case: Case, operands: Operands) -> Workload:
     return Workload(run, lambda: [torch.from_numpy(np.array(a)) for a in run()])
 
 
-# ---- the list -------------------------------------------------------------------------------------------------------
+# ---- the list ------------------------------------------------------------------------------------
 
 
 @functools.cache
 def compiler_missing(device: str = "cpu") -> str:
-    """Why torch.compile does not work here, or ""."""
+    """The reason why torch.compile does not work here, or ""."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
     except Exception as error:  # whatever the compiler's tool chain raises
@@ -340,32 +327,28 @@ def compiler_missing(device: str = "cpu") -> str:
 def not_applicable(
     rival: str, case: Case, threads: int, device: str = "cpu", captures: bool | None = None
 ) -> str | None:
-    """Why the rival is left out of the case: None when it takes part, "" when the question makes no sense."""
-    models = case.size.models > 1
+    """The reason for leaving a rival out: None when it takes part, "" when it makes no sense."""
+    models, training_pass = case.size.models > 1, case.kind in (TRAIN, RUN)
     captures = device != "cpu" if captures is None else captures
     if case.kind == ADAPTIVE or rival in SOLVERS:
         return _not_adaptive(rival, case, threads)
-    if rival == LOOP:
-        return None if case.kind in (TRAIN, RUN) and models else ""
-    if rival in GRAPHS:
-        return None if captures and case.kind in (FORWARD, STEP) else ""
-    if rival == COMPILE_GRAPH and (device == "cpu" or case.kind not in (FORWARD, STEP)):
-        return ""
-    if rival == LAYERS:
-        return None if case.kind in (TRAIN, RUN) else ""
-    if rival == ONE_MODEL:
-        return None if models and case.kind != RUN else ""
-    if rival == COMPLEX:
-        return None if case.layer in COMPLEX_FORMULAS else ""
-    if rival == LINEAR:
-        return None if case.kind not in (TRAIN, RUN, ROLLOUT) else ""
-    if rival == AUTOTUNE and case.kind == ROLLOUT:
+    layer_pass = case.kind in (FORWARD, STEP)
+    senseless = {
+        LOOP: not (training_pass and models),
+        **dict.fromkeys(GRAPHS, not (captures and layer_pass)),
+        COMPILE_GRAPH: device == "cpu" or not layer_pass,
+        LAYERS: not training_pass,
+        ONE_MODEL: not models or case.kind == RUN,
+        COMPLEX: case.layer not in COMPLEX_FORMULAS,
+        LINEAR: training_pass or case.kind == ROLLOUT,
+        AUTOTUNE: case.kind == ROLLOUT,
+        JAX: (case.layer not in ("npu", "realnpu") and case.kind != RUN) or device != "cpu",
+    }
+    if senseless.get(rival, False):
         return ""
     if rival in COMPILED:
         return compiler_missing(device) or None
     if rival == JAX:
-        if (case.layer not in ("npu", "realnpu") and case.kind != RUN) or device != "cpu":
-            return ""
         if importlib.util.find_spec("jax") is None:
             return "JAX is not installed"
         return _all_cores("JAX", threads)
@@ -381,19 +364,16 @@ def _not_adaptive(rival: str, case: Case, threads: int) -> str | None:
 
 
 def _all_cores(name: str, threads: int) -> str | None:
-    """Why a library that takes every core of the process is left out of rows with another number of threads."""
+    """The reason why a library that takes every core is left out of rows with other threads."""
     if threads == cores():
         return None
-    return f"{name} takes all {cores()} cores, so it is left out of the rows with {threads} (taskset gives it fewer)"
+    rule = f"{name} takes all {cores()} cores, so it is left out of the rows with {threads}"
+    return f"{rule} (taskset gives it fewer)"
 
 
 def _rollout(rival: str, case: Case, operands: Operands) -> Workload:
     if rival == ONE_MODEL:
-        size = case.size
-        single = Case(
-            case.layer, case.kind, type(size)(size.rows, size.inputs, size.outputs), case.signs
-        )
-        return Workload(rollouts.ours(single, _first_model(operands))[0], None)
+        return Workload(rollouts.ours(_single(case), _model(operands, 0))[0], None)
     if rival == OURS:
         return Workload(*rollouts.ours(case, operands))
     return Workload(*rollouts.eager(case, operands, compiled=rival == COMPILE))
@@ -409,29 +389,22 @@ def _run(rival: str, case: Case, operands: Operands) -> Workload:
         return Workload(runs.repeated(nn.Module, lambda _: step)[0], None)
 
     def make() -> nn.Module:
-        module = (
-            _ours(case, operands)
-            if rival == LAYERS
-            else Formula(FORMULAS[case.layer], operands.parameters)
-        )
+        formula = Formula(FORMULAS[case.layer], operands.parameters)
+        module = _ours(case, operands) if rival == LAYERS else formula
         if rival in COMPILED:
             module.compile(dynamic=False, mode=COMPILED[rival])
         return module
 
-    return Workload(
-        *runs.repeated(
-            make,
-            lambda module: _training_workload([module], [operands], False, rival == LAYERS).run,
-        )
-    )
+    def step_of(module: nn.Module) -> Callable[[], object]:
+        return _training_workload([module], [operands], False, rival == LAYERS).run
+
+    return Workload(*runs.repeated(make, step_of))
 
 
 def build(
-    rival: str,
-    case: Case,
-    operands: Operands,
+    rival: str, case: Case, operands: Operands,
     capture: Callable[[Callable[[], Any]], Capture] | None = None,
-) -> Workload:
+) -> Workload:  # fmt: skip
     """The rival's workload for the case; `capture` is the device's, for those in GRAPHS."""
     if case.kind == ROLLOUT:
         return _rollout(rival, case, operands)
@@ -444,11 +417,7 @@ def build(
     if rival in (OURS, LAYERS):
         return _workload(case, _ours(case, operands), operands, ours=rival == OURS)
     if rival == ONE_MODEL:
-        size = case.size
-        single = Case(
-            case.layer, case.kind, type(size)(size.rows, size.inputs, size.outputs), case.signs
-        )
-        first = _first_model(operands)
+        single, first = _single(case), _model(operands, 0)
         return _workload(single, _ours(single, first), first, compare=False, ours=True)
     if rival == LOOP:
         return _loop(case, operands)
@@ -465,10 +434,10 @@ def build(
 
 
 def exact(case: Case, operands: Operands) -> list[Tensor]:
-    """The eager results in float64 from the same float32 operands: what errors are measured against.
+    """The eager results in float64 from the same float32 operands, to measure errors against.
 
-    A rollout computes in float64 itself: its error is its difference to eager's, whose own is 0. That of adaptive steps
-    is against eager's at a far smaller tolerance.
+    A rollout computes in float64 itself: its error is its difference to eager's, whose error is 0.
+    That of adaptive steps is against eager's at a far smaller tolerance.
     """
     double = operands.to(torch.float64)
     if case.kind == ROLLOUT:
@@ -484,10 +453,10 @@ def exact(case: Case, operands: Operands) -> list[Tensor]:
 
 
 def error(results: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
-    """The greatest relative error, in the Euclidean norm, of the outputs and gradients, or of the outputs alone."""
+    """The greatest relative error, in the Euclidean norm, of the outputs and gradients."""
     worst = 0.0
-    for own, true in zip(results, truth, strict=False):  # SciPy has no gradients
+    for result, true in zip(results, truth, strict=False):  # SciPy has no gradients
         norm = true.norm()
         if norm > 0:
-            worst = max(worst, ((own.double() - true).norm() / norm).item())
+            worst = max(worst, ((result.double() - true).norm() / norm).item())
     return worst

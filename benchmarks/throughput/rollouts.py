@@ -1,7 +1,8 @@
-"""The pass "rollout": a neural ODE u' = NAU(NPU(u)) by Euler steps, forward and backward, in float64.
+"""The pass "rollout": a neural ODE u' = NAU(NPU(u)) by Euler steps, both ways, in float64.
 
-A case's size is steps x D x h x models. Ours is one call of `npu_kernels.ode.rollout` and one of its adjoint; eager is
-the reference formulas step by step under autograd; compile is the same loop over a compiled step.
+A case's size is steps x D x h x models. Ours is one call of `npu_kernels.ode.rollout` and one of
+its adjoint; eager is the reference formulas step by step under autograd; compile is the same loop
+over a compiled step.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def model_of(case: Case, operands: Operands) -> nn.Sequential:
         NAU(size.outputs, size.inputs, num_models=models, dtype=torch.float64),
     )
     with torch.no_grad():
-        for own, value in zip(model.parameters(), operands.parameters, strict=True):
-            own.copy_(value)
+        for parameter, value in zip(model.parameters(), operands.parameters, strict=True):
+            parameter.copy_(value)
     return model
 
 
@@ -55,17 +56,16 @@ def ours(case: Case, operands: Operands) -> Pass:
     u0 = leaf(operands.x)
 
     def forward() -> Tensor:
-        found = ode.rollout(model, u0, steps=case.size.rows, dt=ROLLOUT_DT)
-        assert isinstance(found, Tensor)
-        return found
+        path = ode.rollout(model, u0, steps=case.size.rows, dt=ROLLOUT_DT)
+        assert isinstance(path, Tensor)
+        return path
 
     return both(forward, [u0, *model.parameters()], operands.grad_y)
 
 
 def _step(u: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
-    return u + ROLLOUT_DT * reference.nau(
-        reference.npu(u, weight_re, weight_im, gate, eps=EPS), weight
-    )
+    slope = reference.nau(reference.npu(u, weight_re, weight_im, gate, eps=EPS), weight)
+    return u + ROLLOUT_DT * slope
 
 
 def eager(case: Case, operands: Operands, compiled: bool = False) -> Pass:

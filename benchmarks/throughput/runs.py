@@ -1,7 +1,7 @@
-"""The pass "run": `RUN_STEPS` steps of a training from its start, in one call where the rival has one.
+"""The pass "run": `RUN_STEPS` steps of a training from its start, in one call if possible.
 
-Ours is `npu_kernels.training.run`, JAX's a `jax.lax.scan` over steps of the formula, its gradient and Adam; the others
-repeat a training step. What is compared are the parameters behind the steps.
+Ours is `npu_kernels.training.run`, JAX's a `jax.lax.scan` over steps of the formula, its gradient
+and Adam; the others repeat a training step. What is compared are the parameters behind the steps.
 """
 
 from __future__ import annotations
@@ -22,13 +22,10 @@ def ours(make: Callable[[], nn.Module], operands: Operands) -> Pass:
     """make: a new module with the first parameters."""
 
     def trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        settings: dict[str, Any] = {
-            "steps": RUN_STEPS,
-            "every": RUN_STEPS,
-            "project": False,
-            "progress": False,
-        }
-        training.run(module, operands.x, operands.grad_y, optimizer=optimizer, **settings)
+        training.run(
+            module, operands.x, operands.grad_y, optimizer=optimizer, steps=RUN_STEPS,
+            every=RUN_STEPS, project=False, progress=False,
+        )  # fmt: skip
 
     def results() -> list[Tensor]:
         fresh = make()
@@ -69,9 +66,8 @@ def jax(operands: Operands) -> Pass:
         g = jnp.expand_dims(jnp.clip(gate, 0, 1), -2)
         log_r, k = jnp.log(g * (jnp.abs(x) + EPS) + (1 - g)), jnp.pi * g * (x < 0)
         re, im = jnp.swapaxes(weight_re, -1, -2), jnp.swapaxes(weight_im, -1, -2)
-        y = (jnp.exp(log_r @ re - k @ im) * jnp.cos(log_r @ im + k @ re)) @ jnp.swapaxes(
-            weight, -1, -2
-        )
+        y = jnp.exp(log_r @ re - k @ im) * jnp.cos(log_r @ im + k @ re)
+        y = y @ jnp.swapaxes(weight, -1, -2)
         return jnp.mean((y - target) ** 2, (-2, -1)).sum()
 
     def step(carry: Any, _: None) -> Any:

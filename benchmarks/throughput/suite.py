@@ -29,18 +29,12 @@ def wants_memory(case: Case) -> bool:
 
 
 def measure(
-    case: Case,
-    names: Sequence[str],
-    threads: int,
-    seconds: float,
-    *,
-    limits: Limits | None = None,
-    peaks: Mapping[str, Peak] | None = None,
-    with_memory: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    case: Case, names: Sequence[str], threads: int, seconds: float, *,
+    limits: Limits | None = None, peaks: Mapping[str, Peak] | None = None,
+    with_memory: bool = False, tell: Callable[[str], None] = lambda line: None,
     device: Device = DEVICES["cpu"],
-) -> list[Row]:
-    """The rows of one case, ours first. `names`: the rivals wanted; `tell` gets a line for each that cannot run."""
+) -> list[Row]:  # fmt: skip
+    """The rows of one case, ours first. `names`: the rivals; `tell` gets why one cannot run."""
     torch.set_num_threads(threads)
     operands = draw(case).to(device.name)
     workloads, errors = _built(case, names, threads, operands, tell, device)
@@ -50,13 +44,12 @@ def measure(
         times = timing.interleaved(runs, seconds, finish=device.synchronize)
     rows = []
     for name in workloads:
-        own = times[name]
         row: Row = {
             **case.to_dict(),
             "device": device.name,
             "threads": threads,
             "rival": name,
-            **_times(own, times[rivals.OURS]),
+            **_times(times[name], times[rivals.OURS]),
             "waited": None if crowd.waited is None else round(crowd.waited, 3),
             "error": errors[name],
             "matmul_precision": float32_matmul_precision(device.name),
@@ -64,19 +57,16 @@ def measure(
         if name == rivals.JAX:
             row["note"] = JAX_NOTE
         if limits is not None:
-            row["product_gflops"], row["copy_gb_s"] = (
-                limits.product_rate / 1e9,
-                limits.copy_rate / 1e9,
-            )
-            least = cost(case)
-            if least is not None and name not in rivals.OTHER_FUNCTION:
-                row["share_of_limit"] = limits.seconds(least) / timing.spread(own).median
+            row["product_gflops"] = limits.product_rate / 1e9
+            row["copy_gb_s"] = limits.copy_rate / 1e9
+            bound = cost(case)
+            if bound is not None and name not in rivals.OTHER_FUNCTION:
+                row["share_of_limit"] = limits.seconds(bound) / timing.spread(times[name]).median
         if peaks:
             row |= _of_the_peak(case, name, times, peaks)
         if with_memory and name in MEMORY_RIVALS and wants_memory(case):
-            row["peak_bytes"], why, row["peak_method"] = _peak(
-                workloads[name], name, case, threads, device
-            )
+            peak = _peak(workloads[name], name, case, threads, device)
+            row["peak_bytes"], why, row["peak_method"] = peak
             if why:
                 tell(f"{case}: no peak memory of {name}: {why}")
         row |= device.profile(workloads[name].run)
@@ -85,19 +75,15 @@ def measure(
 
 
 def _built(
-    case: Case,
-    names: Sequence[str],
-    threads: int,
-    operands: Operands,
-    tell: Callable[[str], None],
-    device: Device,
-) -> tuple[dict[str, rivals.Workload], dict[str, float | None]]:
-    """What each rival runs, ours first, and its error."""
+    case: Case, names: Sequence[str], threads: int, operands: Operands,
+    tell: Callable[[str], None], device: Device,
+) -> tuple[dict[str, rivals.Workload], dict[str, float | None]]:  # fmt: skip
+    """The workload of each rival, ours first, and its error."""
     truth = rivals.exact(case, operands)
     workloads: dict[str, rivals.Workload] = {}
     errors: dict[str, float | None] = {}
     if rivals.COMPILED.keys() & set(names):
-        torch.compiler.reset()  # the limit on recompilations counts per function, for all sizes together
+        torch.compiler.reset()  # the limit on recompilations counts per function, for all sizes
     for name in dict.fromkeys((rivals.OURS, *names)):
         reason = rivals.not_applicable(name, case, threads, device.name, hasattr(device, "capture"))
         if reason is not None:
@@ -108,26 +94,22 @@ def _built(
             warnings.simplefilter("ignore")  # a rival's own
             try:
                 workload = rivals.build(name, case, operands, getattr(device, "capture", None))
-                errors[name] = (
-                    None if workload.results is None else rivals.error(workload.results(), truth)
-                )
-            except (
-                Exception
-            ) as problem:  # a compiler's, or memory's: the others are measured all the same
+                results = workload.results
+                errors[name] = None if results is None else rivals.error(results(), truth)
+            except Exception as problem:  # a compiler's, or memory's: the others are measured
                 if name == rivals.OURS:
                     raise
-                tell(
-                    f"{case}: without {name}: it failed, {type(problem).__name__}: {str(problem).strip()[:300]}"
-                )
+                text = f"{type(problem).__name__}: {str(problem).strip()[:300]}"
+                tell(f"{case}: without {name}: it failed, {text}")
                 continue
         workloads[name] = workload
     return workloads, errors
 
 
-def _times(own: Sequence[float], ours: Sequence[float]) -> Row:
-    time, ratio = timing.spread(own), timing.ratios(own, ours)
+def _times(times: Sequence[float], ours: Sequence[float]) -> Row:
+    time, ratio = timing.spread(times), timing.ratios(times, ours)
     return {
-        "repetitions": len(own),
+        "repetitions": len(times),
         "median_us": 1e6 * time.median,
         "p20_us": 1e6 * time.p20,
         "p80_us": 1e6 * time.p80,
@@ -140,18 +122,17 @@ def _times(own: Sequence[float], ours: Sequence[float]) -> Row:
 def _of_the_peak(
     case: Case, name: str, times: Mapping[str, Sequence[float]], peaks: Mapping[str, Peak]
 ) -> Row:
-    """The rates in registers in these rounds, and which share of the vectors' the case's products make up."""
+    """The rates in registers in these rounds, and the case's products as a share of them."""
     keys = {VECTORS: "peak_gflops", TILES: "tile_gflops"}
     row = {
         keys[key]: 2e-9 * peak.multiply_adds / timing.spread(times[key]).median
         for key, peak in peaks.items()
     }
-    least = cost(case)
-    if least is not None and name not in rivals.OTHER_FUNCTION:
-        whole = timing.ratios(
-            times[VECTORS], times[name]
-        ).median  # round by round: a core that is shared slows both
-        row["share_of_peak"] = whole * least[0] / (2.0 * peaks[VECTORS].multiply_adds)
+    bound = cost(case)
+    if bound is not None and name not in rivals.OTHER_FUNCTION:
+        # Round by round: a core that is shared slows both.
+        share = timing.ratios(times[VECTORS], times[name]).median
+        row["share_of_peak"] = share * bound[0] / (2.0 * peaks[VECTORS].multiply_adds)
     return row
 
 
@@ -183,9 +164,10 @@ def show(row: Row) -> str:
 
 
 def losses(rows: Sequence[Row]) -> list[str]:
-    """Sentences: where a rival that computes the same is faster than ours, as far as the times allow a verdict."""
+    """Sentences on each rival that computes the same faster than ours, where the times can tell."""
     return [
-        f"{Case.from_dict(row)}, {row['threads']} threads: {row['rival']} takes {row['ratio']:.2f} of our time"
+        f"{Case.from_dict(row)}, {row['threads']} threads: {row['rival']} takes "
+        f"{row['ratio']:.2f} of our time"
         for row in rows
         if row["ratio"] < 1 and _judged(row) and not timing.doubtful(row)
     ]
@@ -197,9 +179,8 @@ def verdict(rows: Sequence[Row], nobody: str) -> list[str]:
     doubts, lost = sum(map(timing.doubtful, judged)), losses(judged)
     lines = ["Where we lose:", *(f"  {line}" for line in lost)] if lost else []
     if doubts:
-        lines.append(
-            f"No verdict: {doubts} of {len(judged)} ratios are marked with ?, {timing.DOUBT}."
-        )
+        share = f"{doubts} of {len(judged)} ratios are marked with ?"
+        lines.append(f"No verdict: {share}, {timing.DOUBT}.")
     return lines or [nobody]
 
 

@@ -1,6 +1,7 @@
-"""Interleaved timing: in every repetition each rival runs once, so that what disturbs the machine disturbs all.
+"""Interleaved timing: in each repetition every rival runs once, so that disturbances hit all.
 
-A ratio is formed within a repetition, its median over the repetitions: it is sound where the times are not.
+A ratio is formed within a repetition, its median over the repetitions: it is sound where the times
+are not.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BLOCK_SECONDS = (
-    0.002  # a rival runs at least this long in a repetition: the clock's own cost disappears
-)
+BLOCK_SECONDS = 0.002  # of a rival in a repetition at least: the clock's own cost disappears
 LEAST_REPETITIONS, MOST_REPETITIONS = 7, 300
 UNSTEADY = 2.0  # between the 20 and 80 percentiles of a ratio
 CROWDED = 0.1  # of the time, that threads of ours were ready to run and other work had their core
@@ -32,7 +31,7 @@ class Spread:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie, linear between two of them; ValueError without values."""
+    """The value below which `share` of them lie, linear between two; ValueError without values."""
     if not values:
         raise ValueError("percentile: there are no values")
     ordered = sorted(values)
@@ -51,14 +50,14 @@ def ratios(times: Sequence[float], base: Sequence[float]) -> Spread:
     return spread([t / b for t, b in zip(times, base, strict=True)])
 
 
-# ---- doubts ---------------------------------------------------------------------------------------------------------
+# ---- doubts --------------------------------------------------------------------------------------
 
 
 def doubtful(row: Mapping[str, Any]) -> bool:
-    """Whether a row says too little for a verdict: its repetitions disagree, or other work took the cores meanwhile.
+    """Whether a row says too little for a verdict: repetitions disagree, or the cores were shared.
 
-    The second is not seen in the spread: beside a busy process every operation of torch's, with two threads, takes a
-    turn of the scheduler, steadily.
+    The second is not seen in the spread: beside a busy process every operation of torch's, with two
+    threads, takes a turn of the scheduler, steadily.
     """
     return bool(
         row.get("ratio_p80", row["ratio"]) > UNSTEADY * row.get("ratio_p20", row["ratio"])
@@ -67,15 +66,16 @@ def doubtful(row: Mapping[str, Any]) -> bool:
 
 
 DOUBT = (
-    "doubtful: its repetitions disagree by more than a factor of 2, or other work on the machine took the cores. "
-    "No verdict is made of it"
+    "doubtful: its repetitions disagree by more than a factor of 2, or other work on the machine "
+    "took the cores. No verdict is made of it"
 )
 
 
 class Crowd:
-    """``with Crowd() as crowd: ...``, then `crowd.waited`: the share of that time for which threads waited for a core.
+    """``with Crowd() as crowd: ...``, then `crowd.waited`: the share of time waited for a core.
 
-    Where the system does not count that (it is Linux's), what the load average exceeds the cores by; None without one.
+    Where the system does not count that (it is Linux's), what the load average exceeds the cores
+    by; None without one.
     """
 
     waited: float | None = None
@@ -93,7 +93,7 @@ class Crowd:
 
 
 def _ready_seconds() -> float | None:
-    """How long this process's threads have been ready to run without a core, all of them together."""
+    """The seconds for which this process's threads were ready to run without a core."""
     try:
         counts = [(task / "schedstat").read_text().split() for task in TASKS.iterdir()]
         return 1e-9 * sum(int(count[1]) for count in counts)
@@ -101,19 +101,13 @@ def _ready_seconds() -> float | None:
         return None
 
 
-# ---- the clock ------------------------------------------------------------------------------------------------------
-
-
-def _nothing() -> None:
-    pass
+# ---- the clock -----------------------------------------------------------------------------------
 
 
 def _block(
-    run: Callable[[], object],
-    count: int,
-    finish: Callable[[], object],
+    run: Callable[[], object], count: int, finish: Callable[[], object],
     clock: Callable[[], float] = time.perf_counter,
-) -> float:
+) -> float:  # fmt: skip
     """Seconds of one call, from `count` calls."""
     start = clock()
     for _ in range(count):
@@ -123,27 +117,24 @@ def _block(
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], object]],
-    seconds: float,
-    *,
-    block: float = BLOCK_SECONDS,
-    finish: Callable[[], object] = _nothing,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, list[float]]:
-    """Seconds per call of every rival in every repetition, within a budget of about `seconds` for all of them.
+    runs: Mapping[str, Callable[[], object]], seconds: float, *, block: float = BLOCK_SECONDS,
+    finish: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:  # fmt: skip
+    """Seconds per call of every rival in every repetition, within about `seconds` for all of them.
 
-    Each is warmed up first. The order rotates, so that no rival always runs after the same one. `finish` waits for what
-    calls have only started, on a device; a block ends with it. With `time.process_time` as the clock the seconds are
-    those for which the process had a core: what runs in one thread is then timed beside other work too.
+    Each is warmed up first. The order rotates, so that no rival always runs after the same one.
+    `finish` waits for what calls have only started, on a device; a block ends with it. With
+    `time.process_time` as the clock the seconds are those for which the process had a core: what
+    runs in one thread is then timed beside other work too.
     """
     counts, expected = {}, 0.0
     for name, run in runs.items():
         run()
         run()
         finish()
-        one = min(_block(run, 1, finish) for _ in range(3))
-        counts[name] = max(1, round(block / max(one, 1e-9)))
-        expected += one * counts[name]
+        call_seconds = min(_block(run, 1, finish) for _ in range(3))
+        counts[name] = max(1, round(block / max(call_seconds, 1e-9)))
+        expected += call_seconds * counts[name]
     repetitions = min(MOST_REPETITIONS, max(LEAST_REPETITIONS, round(seconds / expected)))
     times: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)

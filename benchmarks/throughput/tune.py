@@ -1,14 +1,16 @@
-"""``python -m benchmarks.throughput --tune``: the fastest configuration of every Triton kernel, measured on this GPU.
+"""``python -m benchmarks.throughput --tune``: the fastest configuration of every Triton kernel.
 
-For each size and kernel a search starts at the shipped configuration and goes on to the best of those that differ from
-it in one number, as long as that makes the launch at least 2 % faster; the first step also looks at configurations
-spread over all. Worker processes compile a step's candidates together (`precompile`). A configuration that cannot be
-compiled or launched, or that does not compute what the shipped one does, does not count.
+For each size and kernel a search starts at the shipped configuration and goes on to the best of
+those that differ from it in one number, as long as that makes the launch at least 2 % faster; the
+first step also looks at configurations spread over all. Worker processes compile a step's
+candidates together (`precompile`). A configuration that cannot be compiled or launched, or that
+does not compute what the shipped one does, does not count.
 
 What is faster than the shipped entry is added to the table under the sizes' own key
-(`npu_kernels._backends.triton.tuning`) as soon as its search ends, so that nothing changes for other sizes, and the
-launches of the next process use it. A row of every search goes to a file of its own, by which the next run knows what
-is done. ``python -m tools.aot`` then compiles the new entries too, for machines without the GPU.
+(`npu_kernels._backends.triton.tuning`) as soon as its search ends, so that nothing changes for
+other sizes, and the launches of the next process use it. A row of every search goes to a file of
+its own, by which the next run knows what is done. ``python -m tools.aot`` then compiles the new
+entries too, for machines without the GPU.
 """
 
 from __future__ import annotations
@@ -42,77 +44,74 @@ MOST_CALLS, TRIALS = 20, 5  # in a graph; of a graph
 
 Config = dict[str, int]
 Row = dict[str, Any]
-Timer = Callable[
-    [Callable[[], object], float], float
-]  # seconds of a call; the second argument is the best so far
+# Seconds of a call; the second argument is the best so far.
+Timer = Callable[[Callable[[], object], float], float]
 # Products of one bfloat16 plane differ in the third digit, of two in the fifth.
 TOLERANCE = {0: 1e-4, 6: 1e-4, 3: 1e-3, 1: 3e-1}
 
 
 def search(
-    start: Config,
-    candidates: Iterable[Config],
-    seconds: Callable[[Config], float],
-    *,
-    enough: Callable[[], bool],
-    prepare: Callable[[Sequence[Config]], None] = lambda configs: None,
+    start: Config, candidates: Iterable[Config], seconds: Callable[[Config], float], *,
+    enough: Callable[[], bool], prepare: Callable[[Sequence[Config]], None] = lambda configs: None,
     spread: int = 0,
-) -> tuple[Config, float, float]:
-    """``(best, its seconds, those of the start)``: from the start along candidates that differ in one number.
+) -> tuple[Config, float, float]:  # fmt: skip
+    """``(best, its seconds, those of the start)``: along candidates that differ in one number.
 
-    `seconds` gives inf for a configuration that does not work; `enough` ends the search early; `prepare` sees a
-    step's candidates before they are timed; `spread` candidates of the first step lie anywhere.
+    `seconds` gives inf for a configuration that does not work; `enough` ends the search early;
+    `prepare` sees a step's candidates before they are timed; `spread` candidates of the first step
+    lie anywhere.
     """
-    left = [dict(candidate) for candidate in candidates if candidate != start]
+    untried = [dict(candidate) for candidate in candidates if candidate != start]
     best, time = dict(start), seconds(start)
     first, before = time, math.inf
-    anywhere = left[:: max(1, len(left) // spread)] if spread else []
+    anywhere = untried[:: max(1, len(untried) // spread)] if spread else []
+
+    def near(config: Config) -> bool:
+        changed = sum(config.get(name) != value for name, value in best.items())
+        return config.keys() == best.keys() and changed == 1
+
     while time < before and not enough():
         before = time
-        near = [
-            c
-            for c in left
-            if c.keys() == best.keys() and sum(c[name] != best[name] for name in c) == 1
-        ]
-        near += [c for c in anywhere if c not in near]
+        chosen = [config for config in untried if near(config)]
+        chosen += [config for config in anywhere if config not in chosen]
         anywhere = []
-        left = [c for c in left if c not in near]
-        prepare(near)
-        for candidate in near:
+        untried = [config for config in untried if config not in chosen]
+        prepare(chosen)
+        for candidate in chosen:
             if enough():
                 break
-            found = seconds(candidate)
-            if found < (1 - GAIN) * time:
-                best, time = candidate, found
+            candidate_time = seconds(candidate)
+            if candidate_time < (1 - GAIN) * time:
+                best, time = candidate, candidate_time
     return best, time, first
 
 
 def device_time(
     run: Callable[[], object], best: float = math.inf, device: Any = DEVICES["cuda"]
 ) -> float:
-    """Seconds of one call on the device with a cold cache, without what the host needs to launch it.
+    """Seconds of a call on the device with a cold cache, without what the host needs to launch it.
 
-    Inside one CUDA graph the cache is overwritten before each of the calls; a graph without the calls says what that
-    takes. A call that takes ten times the best is timed once and not in a graph.
+    Inside one CUDA graph the cache is overwritten before each of the calls; a graph without the
+    calls says what that takes. A call that takes ten times the best is timed once, in no graph.
     """
     flush = device.flush()
 
     def calls(count: int, once: Callable[[], object]) -> Callable[[], object]:
-        def many() -> None:
+        def repeat() -> None:
             for _ in range(count):
                 flush()
                 once()
 
-        replay: Callable[[], object] = device.capture(many, calls_before=1)[0]
+        replay: Callable[[], object] = device.capture(repeat, calls_before=1)[0]
         return replay
 
     once: float = device.seconds(run, before=flush)
     if once > LOSER * best + HOST_SECONDS:
         return once
     count = min(MOST_CALLS, max(1, math.ceil(GRAPH_SECONDS / max(once, 1e-9))))
-    both, alone = calls(count, run), calls(count, lambda: None)
-    both(), alone()
-    times = [(device.seconds(both) - device.seconds(alone)) / count for _ in range(TRIALS)]
+    both, flushes = calls(count, run), calls(count, lambda: None)
+    both(), flushes()
+    times = [(device.seconds(both) - device.seconds(flushes)) / count for _ in range(TRIALS)]
     return max(statistics.median(times), 1e-9)
 
 
@@ -121,9 +120,9 @@ def shipped(task: Task, device: str) -> Config:
     from npu_kernels._backends.triton import tuning
 
     size, x = task.size, torch.empty(0, device=device)
-    found = tuning.lookup(task.kernel, x, size.inputs, size.outputs, size.models)
-    entry = {name: value for name, value in found.options.items() if name != "enable_fp_fusion"}
-    return entry | ({"programs": found.programs} if found.programs else {})
+    choice = tuning.lookup(task.kernel, x, size.inputs, size.outputs, size.models)
+    entry = {name: value for name, value in choice.options.items() if name != "enable_fp_fusion"}
+    return entry | ({"programs": choice.programs} if choice.programs else {})
 
 
 @dataclass(frozen=True)
@@ -154,63 +153,52 @@ def tune(
 
     def prepare(configs: Sequence[Config]) -> None:
         if pool is not None:
-            left = seconds - (clock() - begin)
-            problems = pool.compile(
-                task, configs, max(1.0, left / 2)
-            )  # one that never ends leaves time for the others
-            unusable.update(
-                {str(config): why for config, why in zip(configs, problems, strict=True) if why}
-            )
+            # Half of the time: a compiler that never ends leaves time for the others.
+            limit = max(1.0, (seconds - (clock() - begin)) / 2)
+            problems = zip(configs, pool.compile(task, configs, limit), strict=True)
+            unusable.update({str(config): why for config, why in problems if why})
 
     def measure(config: Config) -> float:
-        found = math.inf
-        why = unusable.get(str(config), "")
+        call_seconds, why = math.inf, unusable.get(str(config), "")
         if not why:
             with tuning.use_config(task.kernel, config):
                 try:
-                    outputs = order.launch()
+                    pairs = zip(order.launch(), expected, strict=True)
                     tolerance = TOLERANCE[max(config.get("PASSES", 0), 0)]
-                    worst = max(
-                        normwise_error(o, e) for o, e in zip(outputs, expected, strict=True)
-                    )
-                    if worst <= tolerance:
-                        found = timer(order.launch, min(times, default=math.inf))
+                    if max(normwise_error(*pair) for pair in pairs) <= tolerance:
+                        call_seconds = timer(order.launch, min(times, default=math.inf))
                     else:
                         why = "differs from the shipped one's results"
-                except (
-                    Exception
-                ) as error:  # out of registers or shared memory, or a compiler's own failure
+                except Exception as error:  # registers, shared memory, a compiler's own failure
                     why = type(error).__name__
         if why:
             failed[why] = failed.get(why, 0) + 1
-        times.append(found)
-        return found
+        times.append(call_seconds)
+        return call_seconds
 
-    kept = {"maxnreg": start["maxnreg"]} if "maxnreg" in start else {}  # no candidate varies it
-    candidates = (
-        entry | kept
-        for entry in tuning.candidates(task.kernel, torch.float32, task.precision, bucket)
-    )
+    fixed = {"maxnreg": start["maxnreg"]} if "maxnreg" in start else {}  # no candidate varies it
+    entries = tuning.candidates(task.kernel, torch.float32, task.precision, bucket)
+    candidates, spread = (entry | fixed for entry in entries), SPREAD if pool else 0
     enough = lambda: clock() - begin > seconds  # noqa: E731
     best, time, first = search(
-        start, candidates, measure, enough=enough, prepare=prepare, spread=SPREAD if pool else 0
+        start, candidates, measure, enough=enough, prepare=prepare, spread=spread
     )
     return Found(best, time, first, len(times), failed)
 
 
-def write(found: dict[str, Config], architecture: str, path: Path | None) -> Path:
-    """Add entries to a table: to that in the file if there is one, else to a copy of the shipped one."""
+def write(entries: dict[str, Config], architecture: str, path: Path | None) -> Path:
+    """Add entries to a table: the one in the file, else a copy of the shipped one."""
     from npu_kernels._backends.triton import tuning
 
     path = path or tuning.TABLES
     tables: dict[str, Any] = tuning.load_table(path if path.exists() else tuning.TABLES)
-    tables.setdefault(architecture, {}).update(found)
+    tables.setdefault(architecture, {}).update(entries)
     tuning.save_table(tables, path)
     return path
 
 
 class Tuner:
-    """Tunes task after task on one device: the table grows with every one that finds something, the rows with each.
+    """Tunes task after task on one device: the table grows with every gain, the rows with each.
 
     Args:
         where: what is written into each row beside the search: the device, versions.
@@ -221,7 +209,8 @@ class Tuner:
 
     def __init__(
         self, where: Row, architecture: str, table: Path | None, *, timer: Timer = device_time,
-        clock: Callable[[], float] = time.perf_counter, device: str = "cuda", pool: Pool | None = None,
+        clock: Callable[[], float] = time.perf_counter, device: str = "cuda",
+        pool: Pool | None = None,
     ) -> None:  # fmt: skip
         self.where, self.architecture, self.table = where, architecture, table
         self.timer, self.clock, self.device, self.pool = timer, clock, device, pool
@@ -230,21 +219,20 @@ class Tuner:
         """Search, write the table, and return the row."""
         begin = self.clock()
         torch.set_float32_matmul_precision(task.precision)
-        found = tune(
-            order(task, self.device), self.timer, seconds, self.clock, self.device, self.pool
-        )
+        launch = order(task, self.device)
+        best = tune(launch, self.timer, seconds, self.clock, self.device, self.pool)
         row = {
             **task.to_dict(),
             "key": task.key,
-            "config": found.config,
-            "us": 1e6 * found.seconds,
-            "shipped_us": 1e6 * found.shipped_seconds,
-            "tried": found.tried,
-            "failed": found.failed,
+            "config": best.config,
+            "us": 1e6 * best.seconds,
+            "shipped_us": 1e6 * best.shipped_seconds,
+            "tried": best.tried,
+            "failed": best.failed,
             "seconds": self.clock() - begin,
             **self.where,
         }
-        better = {task.key: found.config} if found.seconds < found.shipped_seconds else {}
+        better = {task.key: best.config} if best.seconds < best.shipped_seconds else {}
         try:
             write(better, self.architecture, self.table)
         except OSError as error:
@@ -256,12 +244,10 @@ def describe(row: Row) -> str:
     """A row as a line of text."""
     size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
     line = f"{row['kernel']} {size} {row['precision']}: {row['shipped_us']:.1f} us as shipped, "
-    line += (
-        f"{row['us']:.1f} us with {row['config']}, {row['tried']} tried in {row['seconds']:.0f} s"
-    )
-    return line + (
-        f"; the table could not be written: {row['not_written']}" if "not_written" in row else ""
-    )
+    line += f"{row['us']:.1f} us with {row['config']}, "
+    line += f"{row['tried']} tried in {row['seconds']:.0f} s"
+    failure = f"; the table could not be written: {row.get('not_written')}"
+    return line + (failure if "not_written" in row else "")
 
 
 def earlier(path: Path | None, where: Row) -> set[str]:
@@ -269,9 +255,8 @@ def earlier(path: Path | None, where: Row) -> set[str]:
     done = set()
     if path is not None and path.exists():
         for line in path.read_text().splitlines():
-            with contextlib.suppress(
-                json.JSONDecodeError, KeyError, TypeError
-            ):  # cut off by a kill
+            # A kill may have cut a line off.
+            with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
                 row = json.loads(line)
                 if all(row.get(name) == value for name, value in where.items()):
                     size = Size(row["rows"], row["inputs"], row["outputs"], row["models"])
@@ -280,7 +265,7 @@ def earlier(path: Path | None, where: Row) -> set[str]:
 
 
 def place() -> tuple[Row, str, tuple[str, Any, int]]:
-    """What rows say about the current CUDA device, its table, and what its kernels are compiled for."""
+    """The facts of the current CUDA device for rows, its table, and the compilers' target."""
     import triton
 
     target = triton.runtime.driver.active.get_current_target()
@@ -295,13 +280,9 @@ def place() -> tuple[Row, str, tuple[str, Any, int]]:
 
 
 def main(
-    sizes: Sequence[Size],
-    precision: str,
-    seconds: float,
-    path: Path | None,
-    rows: Path | None = None,
-    jobs: int = 1,
-) -> int:
+    sizes: Sequence[Size], precision: str, seconds: float, path: Path | None,
+    rows: Path | None = None, jobs: int = 1,
+) -> int:  # fmt: skip
     """Tune for the current CUDA device; returns the exit status."""
     from npu_kernels._backends.triton import tuning
 
@@ -309,9 +290,8 @@ def main(
     print(f"{where['gpu']}: table {architecture}, precision {precision!r}")
     table = path or tuning.TABLES
     try:
-        write(
-            {}, architecture, path
-        )  # before the work: what is there can be read, and more can be written
+        # Before the work: the table can be read, and more can be written.
+        write({}, architecture, path)
         output = rows.open("a") if rows is not None else contextlib.nullcontext()
     except (OSError, ValueError) as error:
         print(f"--tune: {table} cannot be used: {error}", file=sys.stderr)
@@ -327,7 +307,6 @@ def main(
             if file is not None:
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-    print(
-        f"entries written to {table}; check them with `python -m tools.aot --target {architecture}`"
-    )
+    check = f"`python -m tools.aot --target {architecture}`"
+    print(f"entries written to {table}; check them with {check}")
     return 0

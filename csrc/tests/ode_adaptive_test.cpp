@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kStages = npu::OdePair::kStages, kPowers = npu::OdePair::kPowers;
 
-// Dormand and Prince's pair with Shampine's interpolant, as in npu_kernels/ode/_pairs.py.
+// Dormand and Prince's pair with Shampine's interpolant, as in npu_kernels/_time_loop/methods.py.
 // clang-format off
 const double kNumbers[npu::OdePair::kNumbers] = {
     1. / 5,

@@ -1,4 +1,4 @@
-// Errors of log, exp and sincos against long double, as the table in core/vector_math.h states them.
+// Errors of log, exp and sincos against long double, as the table in core/simd/vector_math.h states them.
 #include "core/simd/vector_math.h"
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-"""Where the operators run. One module per backend; none of them knows torch modules.
+"""The backends, where operators run: one module each; none of them knows torch modules.
 
-A backend offers ``available(...) -> (bool, reason)`` and either registers kernels for the operators of
-`npu_kernels._operators.ops` (cpu) or has functions with the operators' names and signatures (triton).
+A backend offers ``available(...) -> (bool, reason)`` and either registers kernels for the operators
+of `npu_kernels._operators.ops` (cpu) or has functions with their names and signatures (triton).
 """

@@ -1,8 +1,9 @@
 """The C++ library with the CPU kernels, and its instruction sets.
 
-``NPU_KERNELS_CPU_ISA`` forces an instruction set lower than the best one of the processor: "baseline", "avx2",
-"avx512", "avx512_bf16" (float32 products of bfloat16 where the float32 matmul precision "medium" allows them, otherwise
-avx512) or "amx" (the NPU family in float32 by tiles of bfloat16, otherwise avx512); on arm64 "baseline" or "neon".
+``NPU_KERNELS_CPU_ISA`` forces an instruction set lower than the best one of the processor:
+"baseline", "avx2", "avx512", "avx512_bf16" (float32 products of bfloat16 where the float32 matmul
+precision "medium" allows them, otherwise avx512) or "amx" (the NPU family in float32 by tiles of
+bfloat16, otherwise avx512); on arm64 "baseline" or "neon".
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ _TREE = LIBRARY.parents[2]
 BUILD_COMMAND = (
     f"pip install --no-build-isolation {_TREE}"
     if (_TREE / "setup.py").exists()
-    # From the index, for the torch that is there now: neither a wheel nor what pip has kept of an earlier build.
-    else "pip install --force-reinstall --no-deps --no-cache-dir --no-binary npu_kernels npu_kernels"
+    # From the index, for the installed torch: neither a wheel nor pip's copy of an earlier build.
+    else "pip install --force-reinstall --no-deps --no-cache-dir "
+    "--no-binary npu_kernels npu_kernels"
 )
 ISA_VARIABLE = "NPU_KERNELS_CPU_ISA"
 
@@ -30,8 +32,9 @@ _reason = "not loaded yet"
 def load() -> None:
     """Load the library and register its kernels; does nothing when it is loaded.
 
-    A missing library, or one that this torch cannot load, is no error here: `available` gives the reason.
-    Raises ValueError when ``NPU_KERNELS_CPU_ISA`` names an instruction set that this processor does not have.
+    A missing library, or one that this torch cannot load, is no error here: `available` gives the
+    reason. Raises ValueError when ``NPU_KERNELS_CPU_ISA`` names an instruction set that this
+    processor does not have.
     """
     global _symbols, _reason
     if _symbols is not None:
@@ -49,14 +52,12 @@ def load() -> None:
     symbols.npu_kernels_supported_isas.restype = ctypes.c_char_p
     symbols.npu_kernels_set_isa.argtypes = [ctypes.c_char_p]
     _symbols, _reason = symbols, ""
-    wanted = os.environ.get(ISA_VARIABLE)
-    if wanted:
+    forced_isa = os.environ.get(ISA_VARIABLE)
+    if forced_isa:
         try:
-            set_isa(
-                wanted
-            )  # the library has done this already, but has no way to say that it could not
+            set_isa(forced_isa)  # the library did this already, but cannot say that it could not
         except ValueError as error:
-            raise ValueError(f"{ISA_VARIABLE}={wanted}: {error}") from None
+            raise ValueError(f"{ISA_VARIABLE}={forced_isa}: {error}") from None
 
 
 def available(device_type: str = "cpu") -> tuple[bool, str]:
@@ -73,30 +74,29 @@ def _loaded() -> ctypes.CDLL:
 
 
 def isa() -> str:
-    """The instruction set in use: "baseline", "avx2", "avx512", "avx512_bf16" or "amx"; on arm64 "baseline" or "neon".
-
-    Raises RuntimeError without the library.
-    """
+    """Return the name of the instruction set in use; RuntimeError without the library."""
     name: str = _loaded().npu_kernels_isa().decode()
     return name
 
 
 def supported_isas() -> list[str]:
-    """The instruction sets of this processor that the library has kernels for, lowest first."""
+    """Return this processor's instruction sets that the library has kernels for, lowest first."""
     names: str = _loaded().npu_kernels_supported_isas().decode()
     return names.split(",")
 
 
 def set_isa(name: str) -> None:
-    """Use the kernels of another instruction set, process-wide; ValueError when this processor does not have it."""
+    """Use the kernels of another instruction set, process-wide; ValueError if there are none."""
     if _loaded().npu_kernels_set_isa(name.encode()) != 0:
-        raise ValueError(
-            f"unknown or unsupported instruction set {name!r}, this processor has {supported_isas()}"
-        )
+        rule = f"this processor has {supported_isas()}"
+        raise ValueError(f"unknown or unsupported instruction set {name!r}, {rule}")
 
 
 def plan_fields() -> str:
-    """The fields of the plan that the operator `train` reads, one record a line; "" from a library without them."""
+    """Return the fields of the plan that the operator `train` reads, one record a line.
+
+    An older library has none: "".
+    """
     function = getattr(_loaded(), "npu_kernels_plan_fields", None)
     if function is None:
         return ""

@@ -1,9 +1,10 @@
 """The fast path from Python to the CPU kernels, which saves most of a small layer's time.
 
-It is compiled against one torch and one Python and loaded by no other; a wheel holds it for several. Without it the
-same kernels are called through torch's registered operators. Its functions are None then, `reason` says why, and
-`npu_kernels._operators.dispatch` says it once. Loaded, it also lets these operators read the float32 matmul precision, which
-torch's stable interface does not tell; without it they are full float32.
+It is compiled against one torch and one Python and loaded by no other; a wheel holds it for
+several. Without it the same kernels are called through torch's registered operators: its functions
+are None then, `reason` says why, and `npu_kernels._operators.dispatch` says it once. Once loaded,
+it also lets these operators read the float32 matmul precision, which torch's stable interface does
+not tell; without it they are full float32.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,40 +23,38 @@ from npu_kernels._operators import ops
 
 
 def file_names(version: str, python: str) -> list[str]:
-    """The files that serve a torch of this version under this Python, the best first.
+    """Return the files that serve a torch of this version under this Python, the best first.
 
-    A build on this machine is for the very torch that is here. The library in a wheel is for a release of torch,
-    without its local version: a release's builds for the CPU and for every CUDA declare the same classes. Of what is no
-    release, only the local version tells one build from another.
+    A build on this machine is for exactly this machine's torch. The library in a wheel is for a
+    release of torch, without its local version: a release's builds for the CPU and for every CUDA
+    declare the same classes. Of what is no release, only the local version tells one build from
+    another.
     """
     public, _, local = version.partition("+")
     released = [public] if local and re.fullmatch(r"\d+\.\d+\.\d+", public) else []
     return [f"fast_path-torch{name}-{python}.so" for name in (version, *released)]
 
 
-def _find() -> Path:
+def _library() -> Path:
     # A Python without a global lock has the same tag as one with it, except for the flags.
     python = f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
-    found = [cpu.LIBRARY.with_name(name) for name in file_names(torch.__version__, python)]
-    return next((path for path in found if path.exists()), found[0])
+    candidates = [cpu.LIBRARY.with_name(name) for name in file_names(torch.__version__, python)]
+    return next((path for path in candidates if path.exists()), candidates[0])
 
 
-LIBRARY = _find()
+LIBRARY = _library()
 
-# The functions of csrc/fast_path/module.cpp: of the layers, whose names their records have, and others. They answer
-# NotImplemented to what is not plain. None: not loaded.
-NAMES = (
-    *(name for name, layer in ops.LAYERS.items() if layer.fast_path),
-    "nau",
-    "mse",
-    "adam",
-    "ode",
-)
-globals().update(dict.fromkeys(NAMES))
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Callable[..., Any] | None: ...
-
+# The functions of csrc/fast_path/module.cpp: those of layers, whose names their records have, and
+# others. They answer NotImplemented to what is not plain. None: not loaded.
+npu: Callable[..., Any] | None = None
+nmu: Callable[..., Any] | None = None
+nmru: Callable[..., Any] | None = None
+inalu: Callable[..., Any] | None = None
+nau: Callable[..., Any] | None = None
+mse: Callable[..., Any] | None = None
+adam: Callable[..., Any] | None = None
+ode: Callable[..., Any] | None = None
+NAMES = ("npu", "nmu", "nmru", "inalu", "nau", "mse", "adam", "ode")
 
 _set_backward: Callable[[str, Callable[..., Any]], None] | None = None
 reason: str = "not loaded yet"
@@ -69,37 +68,37 @@ def _flat(tensor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _of_any_rows(function: Callable[..., Any], rows: tuple[int, ...]) -> Callable[..., Any]:
-    """A backward of flat rows, for operands with any leading dimensions."""
+    """Return a backward for operands with any leading dimensions from one of flat rows.
 
-    def backward(
-        grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any
-    ) -> tuple[Any, ...]:
-        operands = enumerate((grad_y, x, weight, *rest))
-        grad_x, *grads = function(
-            *(_flat(t, weight) if n in (0, 1, *rows) else t for n, t in operands)
-        )
+    rows: the positions of the arguments that have rows.
+    """
+
+    def backward(grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
+        arguments = enumerate((grad_y, x, weight, *rest))
+        flat = (_flat(value, weight) if n in rows else value for n, value in arguments)
+        grad_x, *grads = function(*flat)
         return (None if grad_x is None else grad_x.reshape(x.shape), *grads)
 
     return backward
 
 
 def set_backward(name: str, function: Callable[..., Any]) -> None:
-    """The function that computes the gradients of one of them, named so, where they are not plain.
+    """Set the function that computes the gradients of the one named so, where they are not plain.
 
-    That of a layer with a record takes rows as [K, B, ...].
+    The gradients' function of a layer with a record takes rows as [K, B, ...].
     """
     if _set_backward is None:
         return
     if name in ops.LAYERS:
         layer = ops.LAYERS[name]
-        first = 1 + layer.operands  # grad_y and x have rows, and what was saved
-        function = _of_any_rows(function, tuple(range(first, first + len(layer.saved))))
+        saved = range(1 + layer.operands, 1 + layer.operands + len(layer.saved))
+        function = _of_any_rows(function, (0, 1, *saved))  # grad_y, x and what was saved
     _set_backward(name, function)
 
 
 def load() -> None:
-    """Load it where it is built for this torch and Python."""
-    global reason, _set_backward
+    """Load the library where it is built for this torch and Python."""
+    global npu, nmu, nmru, inalu, nau, mse, adam, ode, reason, _set_backward
     runs, reason = cpu.available()
     if not runs:
         return
@@ -114,10 +113,9 @@ def load() -> None:
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except (
-        ImportError
-    ) as error:  # a torch that was built in another way, or a library of an older build
+    except ImportError as error:  # another build of torch, or a library of an older build
         reason = f"{LIBRARY.name} does not load with torch {torch.__version__}: {error}"
         return
-    globals().update({name: getattr(module, name) for name in NAMES})
+    npu, nmu, nmru, inalu = module.npu, module.nmu, module.nmru, module.inalu
+    nau, mse, adam, ode = module.nau, module.mse, module.adam, module.ode
     _set_backward, reason = module.set_backward, ""

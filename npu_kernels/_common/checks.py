@@ -11,12 +11,11 @@ from torch import Tensor
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
-    """TypeError unless it is a dense tensor: not sparse, nested, nor of another library's layout (mkldnn)."""
+    """Raise TypeError unless it is a dense tensor: not sparse, nested or of mkldnn's layout."""
     if not isinstance(value, Tensor):
-        how = "; torch.as_tensor makes one" if hasattr(value, "__array__") else ""
-        raise TypeError(
-            f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}{how}"
-        )
+        kind = type(value).__name__
+        kind += "; torch.as_tensor makes one" if hasattr(value, "__array__") else ""
+        raise TypeError(f"{function}: {name} must be a torch.Tensor, got {kind}")
     if value.is_nested or value.layout is not torch.strided:
         kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
         raise TypeError(f"{function}: {name} must be a dense tensor, got {kind}")
@@ -28,7 +27,7 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def as_number(value: Any) -> float:
-    """A real number, Python's or another library's such as NumPy's, as a float; nan for what is none or too large."""
+    """Return a real number, of any library, as a float; nan for what is none or too large."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return math.nan
     try:
@@ -42,13 +41,15 @@ def is_number(value: Any) -> TypeGuard[float]:
     return not math.isnan(as_number(value))
 
 
-def check_whole(function: str, name: str, value: Any, least: int = 1, *, other: str = "") -> int:
-    """The integer as an int; ValueError unless it is at least `least`. other: what the argument may also be."""
-    if not is_whole(value) or value < least:
+def check_whole(function: str, name: str, value: Any, minimum: int = 1, *, other: str = "") -> int:
+    """Return the integer as an int; ValueError unless it is at least `minimum`.
+
+    other: what the argument may also be.
+    """
+    if not is_whole(value) or value < minimum:
         rule = f"{other}, or " if other else ""
-        raise ValueError(
-            f"{function}: {name} must be {rule}an integer of at least {least}, got {value!r}"
-        )
+        rule += f"an integer of at least {minimum}"
+        raise ValueError(f"{function}: {name} must be {rule}, got {value!r}")
     return int(value)
 
 
@@ -62,9 +63,10 @@ def check_number(
     finite: bool = True,
     other: str = "",
 ) -> float:
-    """The real number as a float; ValueError unless it is at least `minimum`, greater than `above` and finite.
+    """Return the real number as a float; ValueError unless it fits the bounds.
 
-    finite: false allows infinity too. other: what the argument may also be.
+    It must be at least `minimum`, greater than `above` and, with `finite`, no infinity. other: what
+    the argument may also be.
     """
     number = as_number(value)
     if not (number >= minimum and number > above and (not finite or number < math.inf)):
@@ -77,7 +79,7 @@ def check_number(
 
 
 def check_level(function: str, value: Any) -> float:
-    """The level of confidence; ValueError unless it is between 0 and 1."""
+    """Return the level of confidence; ValueError unless it is between 0 and 1."""
     level = as_number(value)
     if not 0 < level < 1:
         raise ValueError(f"{function}: level must be between 0 and 1, got {value!r}")
@@ -85,6 +87,6 @@ def check_level(function: str, value: Any) -> float:
 
 
 def check_module(function: str, name: str, value: Any) -> None:
-    """TypeError unless it is a module."""
+    """Raise TypeError unless it is a module."""
     if not isinstance(value, torch.nn.Module):
         raise TypeError(f"{function}: {name} must be a torch.nn.Module, got {type(value).__name__}")

@@ -6,12 +6,13 @@ import sys
 import warnings
 from types import FrameType
 
-# What lies between a user's line and a warning: this package, and the code of others that calls it for the user.
+# What lies between a user's line and a warning: this package, and the code of others that calls it
+# for the user.
 BETWEEN = ("npu_kernels", "torch", "contextlib", "joblib", "sklearn")
 
 
 def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
-    """`warnings.warn` for the line of the user's code that led here, from however deep within this package."""
+    """Warn as `warnings.warn` at the line of the user's code that led here."""
     frame = _users_frame()
     variables = frame.f_globals
     warnings.warn_explicit(
@@ -25,7 +26,7 @@ def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
 
 
 def _users_frame() -> FrameType:
-    """The innermost frame of the user's code; without any, as in a thread of torch, the outermost frame."""
+    """Return the innermost frame of the user's code; the outermost one in a thread of torch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_between(frame):
         frame = frame.f_back

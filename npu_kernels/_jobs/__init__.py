@@ -1,0 +1,1 @@
+"""Work that takes minutes: Ctrl-C, checkpoints, fingerprints, progress, files."""

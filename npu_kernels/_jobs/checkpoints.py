@@ -22,7 +22,6 @@ import npu_kernels
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import files
 from npu_kernels._jobs.progress import Progress
-from npu_kernels.layers import Unit
 
 CHECKPOINT_SECONDS = 30.0  # between two savings
 SLICE_SECONDS = 0.2  # of work, between which progress, Ctrl-C and checkpoints have their turn
@@ -32,7 +31,7 @@ LONG = 200  # characters: values that are longer are not shown
 
 @contextmanager
 def interruptible() -> Iterator[list[bool]]:
-    """A list that is not empty after the first Ctrl-C; the second one raises KeyboardInterrupt as usual."""
+    """Yield a list that the first Ctrl-C fills; the second one raises KeyboardInterrupt."""
     pressed: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield pressed
@@ -66,43 +65,44 @@ class Resumable(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state; ValueError, which says what differs, for that of other work or a wrong one.
+        """Continue from a state, all of which is checked before anything changes.
 
-        All is checked before anything changes.
+        ValueError, which says what differs, for a wrong state or one of other work.
         """
 
 
 class Checkpoint:
-    """The file of some work, checked before the work begins; the work continues from it if it exists.
+    """The file of some work, checked before the work begins; the work continues from it if it
+    exists.
 
-    Raises TypeError if it is no path, OSError if it cannot be written, ValueError if it is damaged or of other work.
+    Raises TypeError if it is no path, OSError if it cannot be written, ValueError if it is damaged
+    or of other work.
     """
 
-    def __init__(self, work: Resumable, path: str | os.PathLike[str]) -> None:
-        function = work.function
+    def __init__(self, job: Resumable, path: str | os.PathLike[str]) -> None:
+        function = job.function
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"{function}: checkpoint must be a path, got {type(path).__name__}")
-        work.fingerprint  # noqa: B018  what cannot be had fails before any step, and later settings are not in it
-        self.work, self.path, self._saved = work, Path(path), time.monotonic()
+        # A fingerprint that cannot be had fails before any step; later settings are not in it.
+        job.fingerprint  # noqa: B018
+        self.work, self.path, self._saved = job, Path(path), time.monotonic()
         try:
             files.check_writable(self.path)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise _kind(error)(
-                f"{function}: checkpoint must be a file that can be written, got {str(path)!r}: {reason}"
-            ) from None
+            rule = "checkpoint must be a file that can be written"
+            raise _kind(error)(f"{function}: {rule}, got {str(path)!r}: {reason}") from None
         if self.path.exists():
             try:
-                work.restore(files.load(self.path, ["fingerprint"]))
+                job.restore(files.load(self.path, ["fingerprint"]))
             except (OSError, ValueError) as error:
                 raise self.refused(error) from None
 
     def refused(self, error: OSError | ValueError) -> Exception:
         """The error of a file that cannot be read or is not this work's."""
         function = self.work.function
-        return _kind(error)(
-            f"{function}: checkpoint must be a new file or one of this same {function}, got {str(self.path)!r}: {error}"
-        )
+        rule = f"checkpoint must be a new file or one of this same {function}"
+        return _kind(error)(f"{function}: {rule}, got {str(self.path)!r}: {error}")
 
     def keep(self) -> None:
         """Save if the last time is long ago."""
@@ -123,7 +123,7 @@ class Checkpoint:
 
 
 def _kind(error: OSError | ValueError) -> type[Exception]:
-    """The class of the error that is raised instead; ValueErrors of Unicode take more than a message."""
+    """Return the class to raise instead: ValueErrors of Unicode take more than a message."""
     return type(error) if isinstance(error, OSError) else ValueError
 
 
@@ -177,42 +177,45 @@ def drive(
 
 
 def fingerprint(**facts: str) -> dict[str, str]:
-    """What decides the numbers of some work: these facts, and the versions."""
+    """Return what decides the numbers of some work: these facts, and the versions."""
     return {"npu_kernels": npu_kernels.__version__, "torch": str(torch.__version__), **facts}
 
 
-def check_same(saved: Any, own: dict[str, str], what: str = "fit") -> None:
+def check_same(saved: Any, current: dict[str, str], title: str = "fit") -> None:
     """Raise ValueError, which says what differs, for the fingerprint of another `what`."""
     if not isinstance(saved, dict):
         raise ValueError("it is of an earlier version of npu_kernels")
     said = []
-    for name in {**own, **saved}:
-        if saved.get(name) != own.get(name):
-            values = f"{saved.get(name)}, here {own.get(name)}"
-            said.append(
-                name if name in ("model", "data") or len(values) > LONG else f"{name} ({values})"
-            )
+    for name in {**current, **saved}:
+        if saved.get(name) != current.get(name):
+            values = f"{saved.get(name)}, here {current.get(name)}"
+            short = name not in ("model", "data") and len(values) <= LONG
+            said.append(f"{name} ({values})" if short else name)
     if said:
-        raise ValueError(f"it is of another {what}: other {', '.join(said)}")
+        raise ValueError(f"it is of another {title}: other {', '.join(said)}")
 
 
-def described(model: nn.Module) -> str:
-    """What of a model decides its numbers, but for the values and dtypes of its parameters and buffers."""
+def described(model: nn.Module, units: type[nn.Module]) -> str:
+    """Describe what of a model decides its numbers beside the values of its tensors.
+
+    units: the class of modules whose `repr` does not show all settings.
+    """
     tensors = [
         (name, tuple(t.shape)) for name, t in (*model.named_parameters(), *model.named_buffers())
     ]
-    options = [(name, part.training, _options(part)) for name, part in model.named_modules()]
+    options = [(name, part.training, _options(part, units)) for name, part in model.named_modules()]
     return f"{model}, {tensors}, {options}"
 
 
-def _options(part: nn.Module) -> dict[str, Any]:
-    """The settings of a unit, of which its `repr` has only some."""
-    kept = vars(part).items() if isinstance(part, Unit) else ()
-    return {name: value for name, value in kept if isinstance(value, (str, int, float, type(None)))}
+def _options(part: nn.Module, units: type[nn.Module]) -> dict[str, Any]:
+    settings = vars(part).items() if isinstance(part, units) else ()
+    return {
+        name: value for name, value in settings if isinstance(value, (str, int, float, type(None)))
+    }
 
 
 def digest(*parts: Any) -> str:
-    """The digest of tensors, of records of such, and of other values by their `repr`."""
+    """Return the digest of tensors, of records of tensors, and of other values by their `repr`."""
     total = hashlib.blake2b(digest_size=16)
 
     def add(part: Any) -> None:
@@ -234,7 +237,7 @@ def digest(*parts: Any) -> str:
 
 
 def _pieces(tensor: Tensor) -> Iterator[ctypes.Array[ctypes.c_uint8]]:
-    """Yield the bytes of a tensor of any dtype, some at a time, without NumPy, which lacks dtypes."""
+    """Yield a tensor's bytes, some at a time, without NumPy, which lacks dtypes."""
     flat = tensor.detach().reshape(-1)
     for part in flat.split(PIECE) if len(flat) else ():
         plain = part.resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8)

@@ -1,14 +1,15 @@
 """Files of results and checkpoints that outlast a kill and a full disk.
 
-A file is written under a new name in its folder (``NAME.HOST.RANDOM.tmp``), flushed to the disk and renamed: at any
-moment there is the whole old file or the whole new one. The new file is locked until it has its name; so one that no
-process has locked was left by a killed one.
+A file is written under a new name in its folder (``NAME.HOST.RANDOM.tmp``), flushed to the disk and
+renamed: at any moment there is the whole old file or the whole new one. The new file is locked
+until it has its name; so one that no process has locked was left by a killed one.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
+import functools
 import hashlib
 import io
 import os
@@ -28,11 +29,10 @@ try:
 except ImportError:  # Windows: nothing is locked there, and what killed processes left stays
     fcntl = None  # type: ignore[assignment]
 
-_HEAD, _SIZE = (
-    b"npu_kernels state 1\n",
-    32,
-)  # before the content of a saved state: this, and the bytes of a checksum
-_TOKEN = 8  # random bytes in the name of a temporary file: nobody can put a link there before it is opened
+# Before the content of a saved state: this line, and a checksum of so many bytes.
+_HEAD, _SIZE = b"npu_kernels state 1\n", 32
+# Random bytes in the name of a temporary file: nobody can put a link there before it is opened.
+_TOKEN = 8
 
 
 def _host() -> str:
@@ -53,16 +53,15 @@ def _target(path: Path) -> Path:
 
 @contextmanager
 def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new, locked file in the folder of another; removed afterwards, unless it was renamed. mode: of a new file."""
+    """Yield a new, locked file of that mode beside another; it is removed unless it was renamed."""
     while True:
         path = target.with_name(f"{target.name}.{_host()}.{secrets.token_hex(_TOKEN)}.tmp")
-        file = open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115  # closed below
+        opener = functools.partial(os.open, mode=mode)
+        file = open(path, "xb", opener=opener)  # noqa: SIM115  # closed below
         try:
             with file:
-                if (
-                    _lock(file.fileno(), wait=True) and not path.exists()
-                ):  # was taken for a leftover before
-                    continue
+                if _lock(file.fileno(), wait=True) and not path.exists():
+                    continue  # it was taken for a leftover before
                 yield path, file
                 return
         finally:
@@ -70,7 +69,7 @@ def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
 
 
 def _lock(descriptor: int, wait: bool = False) -> bool:
-    """Lock an open file until it is closed; whether that worked: another process may have it, or the disk no locks."""
+    """Lock an open file until it is closed; false if another process has it, or without locks."""
     if fcntl is None:
         return False
     try:
@@ -81,7 +80,7 @@ def _lock(descriptor: int, wait: bool = False) -> bool:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes of this machine left in a folder, of one file or of all: their ``*.tmp`` files."""
+    """Remove what killed processes of this machine left of one file in a folder, or of all."""
     if fcntl is None:
         return
     pattern = (
@@ -102,7 +101,7 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError if the file could not be written; nothing is left behind, and an existing file stays as it is."""
+    """Raise OSError if the file could not be written; an existing file stays as it is."""
     target = _target(path)
     with _temporary(target, 0o600):
         pass
@@ -110,7 +109,7 @@ def check_writable(path: Path) -> None:
 
 
 def output(text: str) -> Path:
-    """The type of an argument of a command that names a file to write: it is tried before the work begins."""
+    """Return the path of a command's argument that names a file to write, tried at once."""
     path = Path(text)
     try:
         check_writable(path)
@@ -150,15 +149,15 @@ def save(path: Path, state: Any) -> None:
 def load(path: Path, keys: Collection[str]) -> dict[str, Any]:
     """The dictionary with these keys that `save` wrote, on the CPU.
 
-    Raises ValueError, which says what the file is, for any other content: empty, cut off, changed, or somebody else's.
-    A file of plain `torch.save` is taken too; it has no checksum.
+    Raises ValueError, which says what the file is, for any other content: empty, cut off, changed,
+    or somebody else's. A file of plain `torch.save` is taken too; it has no checksum.
     """
     content = path.read_bytes()
     if not content:
         raise ValueError("it is empty")
     if content.startswith(_HEAD):
-        found, content = content[len(_HEAD) : len(_HEAD) + _SIZE], content[len(_HEAD) + _SIZE :]
-        if found != _checksum(content):
+        checksum, content = content[len(_HEAD) : len(_HEAD) + _SIZE], content[len(_HEAD) + _SIZE :]
+        if checksum != _checksum(content):
             raise ValueError("it is damaged: cut off or changed")
     elif not content.startswith(b"PK"):
         raise ValueError("it is no file that npu_kernels saved")
@@ -168,10 +167,10 @@ def load(path: Path, keys: Collection[str]) -> dict[str, Any]:
         raise ValueError("it is damaged or no file that npu_kernels saved") from None
     missing = sorted(set(keys) - state.keys()) if isinstance(state, dict) else None
     if missing is None or missing:
-        what = (
+        kind = (
             type(state).__name__ if missing is None else f"a dict without {', '.join(missing[:3])}"
         )
-        raise ValueError(f"it holds something else: {what}")
+        raise ValueError(f"it holds something else: {kind}")
     loaded: dict[str, Any] = state
     return loaded
 

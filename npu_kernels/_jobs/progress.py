@@ -1,4 +1,4 @@
-"""Progress of long work, with the time left: tqdm's bar on a terminal, a line every half a minute elsewhere."""
+"""Progress of long work: tqdm's bar on a terminal, a line every half a minute elsewhere."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ LINE = "{desc}: {percentage:3.0f} %, {elapsed} passed, {remaining} left{postfix}
 
 @functools.cache
 def _bar() -> Any:
-    """tqdm's class, imported at first use: where it is missing everything but the progress works."""
+    """Return tqdm's class, imported at first use: only the progress needs it."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]
         monitor_interval = 0  # without tqdm's monitor thread, which would wake up during a timing
 
-    Bar.set_lock(
-        threading.RLock()
-    )  # tqdm's own lock also serves processes, with a semaphore that a kill leaves behind
+    # tqdm's own lock also serves processes, with a semaphore that a kill leaves behind.
+    Bar.set_lock(threading.RLock())
     return Bar
 
 
@@ -46,9 +45,11 @@ class _Lines:
 
 
 class Progress:
-    """``with Progress("training", 20_000) as progress: ... progress.update(n)``: n of the total are done.
+    """``with Progress("training", 20_000) as progress: ... progress.update(n)``: n of the total are
+    done.
 
-    On a terminal it shows a bar, which disappears at the end; elsewhere a line every half a minute and one at the end.
+    On a terminal it shows a bar, which disappears at the end; elsewhere a line every half a minute
+    and one at the end.
 
     Args:
         label: what is done.
@@ -82,8 +83,8 @@ class Progress:
         return self
 
     def update(self, done: float, note: str = "", before: float = 0) -> None:
-        """Show that `done` of the total are done, `before` of them by an earlier process; cheap enough for every
-        step.
+        """Show that `done` of the total are done, `before` of them by an earlier process; cheap
+        enough for every step.
         """
         self._bar.initial = before
         self._bar.set_postfix_str(note, refresh=False)

@@ -1,6 +1,7 @@
 """The values of a saved state, each checked when it is read: a file may hold anything.
 
-Errors are ValueErrors that name the entry; `checkpoints.Checkpoint` puts the name of the file before them.
+Errors are ValueErrors that name the entry; `checkpoints.Checkpoint` puts the name of the file
+before them.
 """
 
 from __future__ import annotations
@@ -89,11 +90,13 @@ def tensor(
     low: float = -math.inf,
     high: float = math.inf,
 ) -> Tensor:
-    """A tensor of that shape (None: any size) and dtype: a contiguous copy of its own on the device.
+    """A tensor of that shape (None: any size) and dtype: a contiguous copy of its own on the
+    device.
 
     low, high: the bounds of its numbers, of which nan is then none.
     """
-    rule = f"a tensor of {dtype} and shape ({', '.join('any' if n is None else str(n) for n in shape)})"
+    sizes_text = ", ".join("any" if n is None else str(n) for n in shape)
+    rule = f"a tensor of {dtype} and shape ({sizes_text})"
     if (
         not isinstance(value, Tensor)
         or value.layout is not torch.strided

@@ -1,0 +1,1 @@
+"""The registered operators: records, derivatives, checks of operands, choice of a backend."""

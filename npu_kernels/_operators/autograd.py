@@ -1,12 +1,12 @@
 """The operators' derivatives, made from their records in `ops.LAYERS`.
 
-Each layer has two Functions: the forward operator, whose derivative is the backward operator, and the backward
-operator, whose derivative is that of its eager formula. So first derivatives are fused, and all higher ones are
-correct.
+Each layer has two Functions: the forward operator, whose derivative is the backward operator, and
+the backward operator, whose derivative is that of its eager formula. So first derivatives are
+fused, and all higher ones are correct.
 
-The Functions have the old ``forward(ctx, ...)`` style: ``setup_context`` inspects a signature at every call.
-`torch.func` transforms and forward-mode differentiation do not see into them; `eager_only` says when they are
-active; then the eager formulas must be used.
+The Functions have the old ``forward(ctx, ...)`` style: ``setup_context`` inspects a signature at
+every call. `torch.func` transforms and forward-mode differentiation do not see into them:
+`eager_only` says when these are active, and then the eager formulas must be used.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from torch.compiler import is_compiling
 from npu_kernels import reference
 from npu_kernels._operators import dispatch, ops
 
+HALVES = (torch.float16, torch.bfloat16)
 _transforms_active = torch._C._are_functorch_transforms_active
-
-_HALF = (torch.float16, torch.bfloat16)
 
 Gradients = Callable[..., tuple[Tensor | None, ...]]
 
@@ -41,217 +40,196 @@ def differentiate(
     needed: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Gradients of ``formula(*inputs)`` for the inputs that need one, given those of its outputs."""
+    """Return gradients of ``formula(*inputs)`` for the needed inputs, from those of its outputs."""
     create_graph = torch.is_grad_enabled()
-    # Aliases: an input may be computed from another one, whose gradient must not be included.
     device_type = next(t for t in inputs if t is not None).device.type
     with torch.enable_grad(), torch.autocast(device_type, enabled=False):
+        # Aliases: an input may be computed from another one, whose gradient must not be included.
         aliases = [None if t is None else t.view_as(t) for t in inputs]
-        found = formula(*in_float32(aliases))
-        outputs = [
-            (o, g.to(o.dtype))
-            for o, g in zip(found, grads, strict=True)
-            if g is not None and o.requires_grad
-        ]
-        wanted = [
-            alias for alias, need in zip(aliases, needed, strict=True) if alias is not None and need
-        ]
-        if not outputs or not wanted:
+        pairs = zip(formula(*in_float32(aliases)), grads, strict=True)
+        outputs = [(y, g.to(y.dtype)) for y, g in pairs if g is not None and y.requires_grad]
+        sources = [t for t, need in zip(aliases, needed, strict=True) if t is not None and need]
+        if not outputs or not sources:
             return [None] * len(inputs)
-        wanted_grads = iter(
-            torch.autograd.grad(
-                [output for output, _ in outputs],
-                wanted,
-                [grad for _, grad in outputs],
-                create_graph=create_graph,
-                allow_unused=True,
-            )
+        ys, grad_ys = zip(*outputs, strict=True)
+        source_grads = iter(
+            torch.autograd.grad(ys, sources, grad_ys, create_graph=create_graph, allow_unused=True)
         )
-    return [next(wanted_grads) if need else None for need in needed]
+    return [next(source_grads) if need else None for need in needed]
 
 
 def in_float32(tensors: Sequence[Any]) -> list[Any]:
-    """The arguments with float16 and bfloat16 tensors in float32, in which the formulas are computed."""
-    return [t.float() if isinstance(t, Tensor) and t.dtype in _HALF else t for t in tensors]
+    """Return the arguments with float16 and bfloat16 tensors in float32, as formulas compute."""
+    return [t.float() if isinstance(t, Tensor) and t.dtype in HALVES else t for t in tensors]
 
 
-def _by_formula(
-    formula: Callable[..., tuple[Tensor, ...]],
-    grad_y: Tensor,
-    operands: Sequence[Tensor | None],
-    rest: Sequence[Any],
-) -> tuple[Tensor, ...]:
-    """The gradients that a backward's formula gives, each in its operand's dtype."""
-    found = formula(*in_float32([grad_y, *operands]), *rest)
-    return tuple(
-        [grad if t is None else grad.to(t.dtype) for grad, t in zip(found, operands, strict=True)]
-    )
+class Derivative:
+    """What the Functions of one layer share: the sizes of its arguments, and its gradients."""
+
+    def __init__(self, layer: ops.Layer) -> None:
+        self.forward_operator, self.backward_operator = layer.forward, layer.backward
+        self.backward_name = f"{layer.name}_backward"
+        self.formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, self.backward_name)
+        self.operands, self.keep, self.takes_y = layer.operands, layer.keep, layer.takes_y
+        self.forward_inputs = layer.operands + len(layer.options)
+        self.saved_end = layer.operands + len(layer.saved)
+        # The formula computes what was saved again, so that it is differentiable.
+        self.recomputed = (None,) * len(layer.saved)
+        self.no_options = (None,) * (len(layer.options) + len(layer.backward_options))
+        # Which operands need a gradient, as flags and as bits: adding bits at each call is slower.
+        self.bits_of = _bits_of_flags(layer.operands)
+        self.flags_of = {bits: flags for flags, bits in self.bits_of.items()}
+        self.all_bits = (1 << layer.operands) - 1
+        title = layer.name.upper()
+        self.function: Any = _function(f"{title}Function", *_layer_steps(self))
+        steps = _backward_operator_steps(self)
+        self.backward_function: Any = _function(f"{title}BackwardFunction", *steps)
+        launching: Any = _function(f"{title}Function", *_launching_steps(self))
+        # What Function.apply calls in the end; the rest of it is for the transforms of torch.func,
+        # which see no launcher.
+        self.launching: Callable[..., Tensor] = super(Function, launching).apply  # type: ignore[misc]
+
+    def save(self, ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> Tensor:
+        """Save the operands and what the backward takes of the forward's outputs; return y."""
+        if not self.keep:
+            ctx.save_for_backward(*inputs[: self.operands])
+            return outputs
+        saved = outputs if self.takes_y else outputs[1:]
+        ctx.save_for_backward(*inputs[: self.operands], *saved)
+        return outputs[0]
+
+    def gradients(self, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+        """Return the operands' gradients, differentiable where grad mode asks for it.
+
+        arguments: the operands, what was saved, all options and `needs`; without its bit a gradient
+        is None.
+        """
+        if eager_only():  # vmap over this backward, or a tangent in grad_y
+            grads = self._by_formula(grad_y, arguments)
+        elif torch.is_grad_enabled():
+            return self.backward_function.apply(grad_y, *arguments)
+        else:
+            grads = self.compute(grad_y, *arguments)
+        return self.present(grads, arguments[-1])
+
+    def _by_formula(self, grad_y: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        operands = arguments[: self.operands]
+        rest = *self.recomputed, *arguments[self.saved_end :]
+        pairs = zip(self.formula(*in_float32([grad_y, *operands]), *rest), operands, strict=True)
+        return tuple([grad if t is None else grad.to(t.dtype) for grad, t in pairs])
+
+    def compute(self, grad_y: Tensor, *arguments: Any) -> Any:
+        """Call the backward operator, or its launcher where that needs no dispatcher of torch."""
+        tensors = grad_y, *arguments[: self.operands]
+        run = dispatch.launcher(self.backward_name, tensors) or self.backward_operator
+        return run(grad_y, *arguments)
+
+    def present(self, grads: Sequence[Tensor], needs: int) -> Any:
+        """Return the gradients with None for those without a bit in `needs`."""
+        if needs == self.all_bits:
+            return grads
+        flags = self.flags_of[needs]
+        return tuple([grad if need else None for grad, need in zip(grads, flags, strict=True)])
 
 
 def _function(
     name: str, forward: Callable[..., Any], backward: Callable[..., Any]
 ) -> type[Function]:
-    """A Function with that name, which graphs, profiles and anomaly mode show."""
-    members = {
-        "forward": staticmethod(forward),
-        "backward": staticmethod(backward),
-        "__module__": __name__,
-    }
-    return type(Function)(name, (Function,), members)  # type: ignore[misc]
+    """Make a Function of that name, which graphs, profiles and anomaly mode show."""
+    steps = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(Function)(name, (Function,), {**steps, "__module__": __name__})  # type: ignore[misc]
 
 
-def _backward_operator(layer: ops.Layer) -> Callable[..., tuple[Tensor, ...]]:
-    """The backward operator, or its launcher where that can be called without torch's dispatcher."""
-    name, operator, operands = f"{layer.name}_backward", layer.backward, layer.operands
-
-    def backward(grad_y: Tensor, *arguments: Any) -> Any:
-        return (dispatch.launcher(name, (grad_y, *arguments[:operands])) or operator)(
-            grad_y, *arguments
-        )
-
-    return backward
+Steps = tuple[Callable[..., Any], Callable[..., Any]]  # forward and backward of a Function
 
 
-def _of_layer(layer: ops.Layer) -> tuple[type[Function], Gradients]:
-    """A layer's Function and what its backward calls.
-
-    The Function takes the operands, x first, and all options, and gives y. The gradients come from grad_y, the
-    operands, what was saved, all options and `needs`: None for those without a bit, and differentiable where grad mode
-    asks for it.
-    """
-    forward_operator, backward_operator = layer.forward, _backward_operator(layer)
-    formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
-    operands, keep, takes_y = layer.operands, layer.keep, layer.takes_y
-    taken = operands + len(layer.options)  # by the forward operator
-    options = len(layer.options) + len(layer.backward_options)
-    saved_end = operands + len(layer.saved)
-    again = (None,) * len(
-        layer.saved
-    )  # the formula computes them again, so that it is differentiable
-    no_options = (None,) * options
-    masks = _masks(operands)  # looked up: adding bits at every call takes longer
-    by_mask = {mask: flags for flags, mask in masks.items()}
-    every = (1 << operands) - 1
+def _layer_steps(derivative: Derivative) -> Steps:
+    """Return the Function of the forward operator: from x, the weights and all options to y."""
 
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        ctx.options = inputs[operands:]
+        ctx.options = inputs[derivative.operands :]
         ctx.forced = None if is_compiling() else dispatch.forced()
-        found = forward_operator(*inputs[:taken], *keep)
-        if not keep:
-            ctx.save_for_backward(*inputs[:operands])
-            return found
-        ctx.save_for_backward(*inputs[:operands], *(found if takes_y else found[1:]))
-        return found[0]
+        arguments = inputs[: derivative.forward_inputs] + derivative.keep
+        return derivative.save(ctx, inputs, derivative.forward_operator(*arguments))
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        needs = masks[ctx.needs_input_grad[:operands]]
+        needs = derivative.bits_of[ctx.needs_input_grad[: derivative.operands]]
+        arguments = *ctx.saved_tensors, *ctx.options, needs
         if ctx.forced is None:
-            return *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *no_options
+            return *derivative.gradients(grad_y, *arguments), *derivative.no_options
         with dispatch.as_forward(ctx.forced):  # on a GPU, autograd runs this in its own thread
-            return *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *no_options
+            return *derivative.gradients(grad_y, *arguments), *derivative.no_options
 
-    def gradients(grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
-        if eager_only():  # vmap over this backward, or a tangent in grad_y
-            grads = _by_formula(
-                formula, grad_y, arguments[:operands], (*again, *arguments[saved_end:])
-            )
-        elif torch.is_grad_enabled():
-            return backward_function.apply(grad_y, *arguments)
-        else:
-            grads = backward_operator(grad_y, *arguments)
-        return present(grads, arguments[-1])
+    return forward, backward
 
-    def present(grads: tuple[Tensor, ...], needs: int) -> tuple[Tensor | None, ...]:
-        if needs == every:
-            return grads
-        return tuple(
-            [grad if there else None for grad, there in zip(grads, by_mask[needs], strict=True)]
-        )
 
-    def backward_forward(ctx: Any, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
-        ctx.save_for_backward(grad_y, *arguments[:operands])
-        ctx.options = arguments[saved_end:]
+def _backward_operator_steps(derivative: Derivative) -> Steps:
+    """Return the Function of the backward operator, with the arguments of `gradients`."""
+    recomputed = derivative.recomputed
+
+    def forward(ctx: Any, grad_y: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+        ctx.save_for_backward(grad_y, *arguments[: derivative.operands])
+        ctx.options = arguments[derivative.saved_end :]
         ctx.set_materialize_grads(False)
-        return present(backward_operator(grad_y, *arguments), arguments[-1])
+        return derivative.present(derivative.compute(grad_y, *arguments), arguments[-1])
 
-    def backward_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-            return formula(*inputs, *again, *ctx.options)
+            return derivative.formula(*inputs, *recomputed, *ctx.options)
 
         # What was saved is a function of the operands and gets no gradient.
-        found = differentiate(
-            differentiable, ctx.saved_tensors, ctx.needs_input_grad[: 1 + operands], grads
-        )
-        return *found, *again, *no_options, None
+        needed = ctx.needs_input_grad[: 1 + derivative.operands]
+        tensor_grads = differentiate(differentiable, ctx.saved_tensors, needed, grads)
+        return *tensor_grads, *recomputed, *derivative.no_options, None
 
-    title = layer.name.upper()
-    backward_function: Any = _function(
-        f"{title}BackwardFunction", backward_forward, backward_backward
-    )
-    return _function(f"{title}Function", forward, backward), gradients
+    return forward, backward
 
 
-def _launching(layer: ops.Layer, gradients: Gradients) -> Callable[..., Tensor]:
-    """What a layer's Function does, by launchers that :func:`dispatch.launcher` has given: without torch's dispatcher,
-    and without the work that follows from the operands' shapes. The launcher of the forward comes before its inputs.
+def _launching_steps(derivative: Derivative) -> Steps:
+    """Return the Function of the forward operator by a launcher, which comes before its inputs.
+
+    `dispatch.launcher` gives the launcher. It needs neither torch's dispatcher nor the work that
+    follows from the operands' shapes.
     """
-    operands, keep, takes_y = layer.operands, layer.keep, layer.takes_y
-    taken, options = operands + len(layer.options), len(layer.options) + len(layer.backward_options)
-    name, masks, nothing = f"{layer.name}_backward", _masks(operands), (None,) * options
-    every = (1 << operands) - 1
 
     def forward(ctx: Any, launcher: Any, *inputs: Any) -> Tensor:
-        ctx.options, ctx.forced = inputs[operands:], dispatch.forced()
-        found, ctx.tape = launcher.call(inputs[:taken] + keep)
-        if not keep:
-            ctx.save_for_backward(*inputs[:operands])
-            return found
-        ctx.save_for_backward(*inputs[:operands], *(found if takes_y else found[1:]))
-        return found[0]
+        ctx.options, ctx.forced = inputs[derivative.operands :], dispatch.forced()
+        outputs, ctx.tape = launcher.call(inputs[: derivative.forward_inputs] + derivative.keep)
+        return derivative.save(ctx, inputs, outputs)
 
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-        flags, tape = ctx.needs_input_grad[1 : 1 + operands], ctx.tape
-        needs = masks[flags]
-        if (
-            tape is not None
-            and ctx.forced is None
-            and not eager_only()
-            and not torch.is_grad_enabled()
-        ):
-            launcher = dispatch.launcher(name, (grad_y,))
+        tape = ctx.tape
+        needs = derivative.bits_of[ctx.needs_input_grad[1 : 1 + derivative.operands]]
+        arguments = *ctx.saved_tensors, *ctx.options, needs
+        repeats = tape is not None and ctx.forced is None
+        if repeats and not eager_only() and not torch.is_grad_enabled():
+            launcher = dispatch.launcher(derivative.backward_name, (grad_y,))
             if launcher is not None:
-                grads = launcher.call_after(tape, (grad_y, *ctx.saved_tensors, *ctx.options, needs))
-                if needs != every:
-                    grads = [
-                        grad if there else None for grad, there in zip(grads, flags, strict=True)
-                    ]
-                return None, *grads, *nothing
+                grads = launcher.call_after(tape, (grad_y, *arguments))
+                return None, *derivative.present(grads, needs), *derivative.no_options
         with dispatch.as_forward(ctx.forced):  # on a GPU, autograd runs this in its own thread
-            return None, *gradients(grad_y, *ctx.saved_tensors, *ctx.options, needs), *nothing
+            return None, *derivative.gradients(grad_y, *arguments), *derivative.no_options
 
-    function: Any = _function(f"{layer.name.upper()}Function", forward, backward)
-    # What Function.apply calls in the end; the rest of it is for torch.func's transforms, which see no launcher.
-    apply: Callable[..., Tensor] = super(Function, function).apply
-    return apply
+    return forward, backward
 
 
-def _masks(count: int) -> dict[tuple[bool, ...], int]:
-    """Maps which tensors need a gradient, as flags, to the same as bits."""
-    every = itertools.product((False, True), repeat=count)
-    return {flags: sum(flag << bit for bit, flag in enumerate(flags)) for flags in every}
+def _bits_of_flags(count: int) -> dict[tuple[bool, ...], int]:
+    """Map which of `count` tensors need a gradient, as flags, to the same as bits."""
+    choices = itertools.product((False, True), repeat=count)
+    return {flags: sum(flag << bit for bit, flag in enumerate(flags)) for flags in choices}
 
 
-_MADE = {name: _of_layer(layer) for name, layer in ops.LAYERS.items()}
-FUNCTIONS: dict[str, Any] = {name: function for name, (function, _) in _MADE.items()}
-GRADIENTS: dict[str, Gradients] = {name: gradients for name, (_, gradients) in _MADE.items()}
-# Of the launcher that `dispatch.launcher` gives for these operands, and the inputs of FUNCTIONS.
-LAUNCHING = {name: _launching(layer, GRADIENTS[name]) for name, layer in ops.LAYERS.items()}
+_DERIVATIVES = {name: Derivative(layer) for name, layer in ops.LAYERS.items()}
+FUNCTIONS: dict[str, Any] = {name: d.function for name, d in _DERIVATIVES.items()}
+GRADIENTS: dict[str, Gradients] = {name: d.gradients for name, d in _DERIVATIVES.items()}
+# The functions of a launcher, which `dispatch.launcher` gives, and the inputs of FUNCTIONS.
+LAUNCHING: dict[str, Callable[..., Tensor]] = {n: d.launching for n, d in _DERIVATIVES.items()}
 
 
 def nmu_gradients(
     grad_y: Tensor, x: Tensor, weight: Tensor, clip: bool, needs: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of x and weight of an NMU whose weight is clipped to [0, 1] where `clip` is true."""
+    """Return the gradients of x and weight of an NMU; `clip`: its weight is clipped to [0, 1]."""
     if not clip:
         return GRADIENTS["nmu"](grad_y, x, weight, needs)  # type: ignore[return-value]
     grad_x, grad_weight = GRADIENTS["nmu"](grad_y, x, weight.clamp(0, 1), needs)

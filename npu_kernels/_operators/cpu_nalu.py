@@ -6,8 +6,9 @@ With L the logarithm, in the notation of `reference.nalu`:
     dW = da' x + dp' L      dG = dh' x      dx = da W + dh G + dp W sign(x) / (|x| + eps)
 
 Autograd through the formula computes more, and makes more tensors. Second derivatives are those of
-`reference.nalu_backward`. No number of a model depends on the other models, if torch's products of many matrices round
-like its product of one. On some processors (AMD EPYC, Zen 5) those of some sizes differ in the last bits.
+`reference.nalu_backward`. No number of a model depends on the other models, if torch's products of
+many matrices round like its product of one. On some processors (AMD EPYC, Zen 5) those of some
+sizes differ in the last bits.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """`torch.sigmoid`, of which each element has the same rounding wherever it lies. Not differentiable.
+    """`torch.sigmoid`, of which each element has the same rounding wherever it lies. Not
+    differentiable.
 
     Torch computes the elements after the last whole vector by another formula.
     """
@@ -43,8 +45,8 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x W'`` of ``[K, B, I]`` and ``[K, O, I]``; for one output, in the order that rounds the same for one model as
-    for many.
+    """``x W'`` of ``[K, B, I]`` and ``[K, O, I]``; for one output, in the order that rounds the
+    same for one model as for many.
     """
     return torch.bmm(weight, x.mT).mT if weight.shape[1] == 1 else torch.bmm(x, weight.mT)
 
@@ -55,7 +57,8 @@ def _of_each(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class Nalu(Function):
-    """``apply(x, weight, mask, gate_weight, gate_bias, eps)`` of K models; gate_bias may be None."""
+    """Apply to (x, weight, mask, gate_weight, gate_bias, eps) of K models; gate_bias may be
+    None."""
 
     @staticmethod
     def forward(
@@ -90,14 +93,16 @@ class Nalu(Function):
 def _gradients(
     grad_y: Tensor, saved: tuple[Tensor, ...], eps: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Of x, weight, mask, gate_weight and gate_bias, None where it is not needed."""
+    """Return the gradients of x and the four weights; None for those that are not needed."""
     x, weight, mask, gate_weight, gate_bias, log, tanh, share, w, m, a, g = saved
     if torch.is_grad_enabled() or eager_only() or is_batched_gradient(grad_y):
         bits = sum(1 << bit for bit, needed in enumerate(needs) if needed)
-        found = reference.nalu_backward(
+        grads_by_formula = reference.nalu_backward(
             grad_y, x, weight, mask, gate_weight, gate_bias, None, None, None, eps, needs=bits
         )
-        return tuple(grad if needed else None for grad, needed in zip(found, needs, strict=True))
+        return tuple(
+            grad if needed else None for grad, needed in zip(grads_by_formula, needs, strict=True)
+        )
     rows, shared = _of_each(x, weight), x.dim() == 2
     d_a = grad_y * g
     d_p, d_h = (grad_y - d_a).mul_(m), (a - m).mul_(d_a)
@@ -121,8 +126,9 @@ def _gradients(
 
 
 def nalu(*inputs: Any) -> Any:
-    """`Nalu` of flat inputs; NotImplemented where the formula is needed, or faster: under transformations, for
-    compilers, for tensors of another kind, and for one model without a leading dimension.
+    """`Nalu` of flat inputs; NotImplemented where the formula is needed, or faster: under
+    transformations, for compilers, for tensors of another kind, and for one model without a leading
+    dimension.
     """
     if inputs[1].dim() == 2 or backend_for(inputs[0]) != "cpu" or is_compiling() or eager_only():
         return NotImplemented

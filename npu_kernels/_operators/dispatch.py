@@ -35,20 +35,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 FAST_PATH = (None, "cpu")  # forced backends with which the fast path is taken
 _forced: ContextVar[str | None] = ContextVar("npu_kernels.use_backend", default=None)
-_outer: ContextVar[tuple[str | None, ...]] = ContextVar(
-    "npu_kernels.use_backend, outer blocks", default=()
-)
+_outer: ContextVar[tuple[str | None, ...]] = ContextVar("npu_kernels.outer_blocks", default=())
 forced = _forced.get  # the backend that use_backend names in this thread or task
 _interpreter = threading.RLock()  # Triton's interpreter keeps its state in globals
 _launchers: dict[str, Callable[..., Any]] = {}  # of Triton's kernels, once they can be launched
-interpreted: dict[
-    str, Callable[..., Any]
-] = {}  # what reaches Triton's interpreter in another way than `launch`
-_chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at the first use
+# Operator -> what reaches Triton's interpreter in another way than `launch`.
+interpreted: dict[str, Callable[..., Any]] = {}
+_chosen: dict[str, str] = {}  # device type -> backend where none is forced, filled at first use
 
 
 class _Thread(threading.local):
-    """The value of `forced` in this thread. torch.compile cannot read context variables; it guards this instead."""
+    """The value of `forced` in this thread, for torch.compile, which reads no context variables."""
 
     def __init__(self) -> None:
         self.forced: str | None = None
@@ -62,11 +59,12 @@ class use_backend(contextlib.ContextDecorator):
 
     name: "reference" (eager formulas, any device), "cpu" (the C++ library) or "triton".
 
-    The choice holds until the block ends, for its thread, or within asyncio for its task and the tasks that it starts.
-    A backward keeps the choice of its forward, in any thread. Other threads are not affected, even if the block
-    starts them. Enter the block outside of functions that `torch.compile` compiles; these take the choice that
-    any task of their thread made last. Raises ValueError for an unknown name; a call under a backend that cannot run on
-    its tensors raises RuntimeError with the reason of every backend.
+    The choice holds until the block ends, for its thread, or within asyncio for its task and the
+    tasks that it starts. A backward keeps the choice of its forward, in any thread. Other threads
+    are not affected, even if the block starts them. Enter the block outside of functions that
+    `torch.compile` compiles; these take the choice that any task of their thread made last. Raises
+    ValueError for an unknown name; a call under a backend that cannot run on its tensors raises
+    RuntimeError with the reason of every backend.
 
         >>> import torch, npu_kernels
         >>> layer, x = npu_kernels.NPU(2, 6), torch.rand(100, 2)
@@ -76,9 +74,8 @@ class use_backend(contextlib.ContextDecorator):
 
     def __init__(self, name: str) -> None:
         if name not in BACKENDS:
-            raise ValueError(
-                f"use_backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}"
-            )
+            names = ", ".join(map(repr, BACKENDS))
+            raise ValueError(f"use_backend: name must be one of {names}, got {name!r}")
         self.name = name
 
     def __enter__(self) -> use_backend:
@@ -100,7 +97,7 @@ class use_backend(contextlib.ContextDecorator):
 
 
 def as_forward(name: str | None) -> contextlib.AbstractContextManager[object]:
-    """For a backward: the backend that was forced in its forward, if any."""
+    """Force the backend, if any, that was forced in the forward of a backward."""
     return contextlib.nullcontext() if name is None else use_backend(name)
 
 
@@ -111,7 +108,7 @@ def constant_in_graphs(function: _Function) -> _Function:
 
 
 def triton() -> ModuleType:
-    """The Triton backend's module; raises ImportError where it or triton is missing."""
+    """Import the Triton backend's module; ImportError where it or triton is missing."""
     return importlib.import_module("npu_kernels._backends.triton")
 
 
@@ -121,123 +118,137 @@ def _state(backend: str, device_type: str) -> tuple[bool, str]:
     if backend == "cpu":
         return cpu.available(device_type)
     try:
-        found: tuple[bool, str] = triton().available(device_type)
-        return found
+        return triton().available(device_type)  # type: ignore[no-any-return]
     except ImportError as error:
         return False, str(error)
 
 
 def reasons(device_type: str) -> dict[str, tuple[bool, str]]:
-    """For every backend, whether it runs on tensors of that device type, and if not, why."""
+    """Whether each backend runs on tensors of that device type, and if not, why."""
     return {backend: _state(backend, device_type) for backend in BACKENDS}
 
 
 def _explain(device_type: str) -> str:
+    answers = reasons(device_type).items()
     return "; ".join(
-        f"{name}: {'available' if runs else reason}"
-        for name, (runs, reason) in reasons(device_type).items()
+        f"{name}: {'available' if runs else reason}" for name, (runs, reason) in answers
     )
 
 
 @constant_in_graphs
-def _choose(device_type: str) -> str:
-    """The backend for a device type when none is forced; gives one notice when the kernels cannot run."""
+def _default(device_type: str) -> str:
+    """Return the backend for a device type when none is forced; its first use makes it ready."""
     if device_type not in _chosen:
-        wanted = {"cpu": "cpu", "cuda": "triton"}.get(device_type, "reference")
-        _chosen[device_type] = wanted if _state(wanted, device_type)[0] else "reference"
-        if _chosen[device_type] == "triton":
-            triton().register()
-            _launchers.update(triton().repeated())
-        if (
-            _chosen[device_type] == "reference" and device_type != "meta"
-        ):  # meta tensors compute nothing
-            command = (
-                f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
-            )
-            warn(
-                f"npu_kernels: {device_type} tensors are computed by the slower eager formulas "
-                f"({_explain(device_type)}){command}"
-            )
-        elif _chosen[device_type] == "cpu" and _no_fast_path:
-            warn(
-                f"npu_kernels: small layers on the CPU take longer than they need, because the fast path from Python "
-                f"to the kernels is missing: {_no_fast_path}. To build it for this torch: `{cpu.BUILD_COMMAND}`"
-            )
+        _chosen[device_type] = backend = _choose(device_type)
+        if backend == "triton":
+            _activate_triton()
+        if notice := _notice(device_type, backend):
+            warn(notice)
     return _chosen[device_type]
+
+
+def _choose(device_type: str) -> str:
+    backend = {"cpu": "cpu", "cuda": "triton"}.get(device_type, "reference")
+    return backend if _state(backend, device_type)[0] else "reference"
+
+
+def _activate_triton() -> None:
+    triton().register()
+    _launchers.update(triton().repeated())
+
+
+def _notice(device_type: str, backend: str) -> str:
+    """Return what is slower than it need be with that backend, and the mend; "" if nothing is."""
+    if backend == "reference" and device_type != "meta":  # meta tensors compute nothing
+        build = f"; build the kernels with `{cpu.BUILD_COMMAND}`" if device_type == "cpu" else ""
+        return (
+            f"npu_kernels: {device_type} tensors are computed by the slower eager formulas "
+            f"({_explain(device_type)}){build}"
+        )
+    if backend == "cpu" and _no_fast_path:
+        return (
+            "npu_kernels: small layers on the CPU take longer than they need, because the fast "
+            f"path from Python to the kernels is missing: {_no_fast_path}. To build it for this "
+            f"torch: `{cpu.BUILD_COMMAND}`"
+        )
+    return ""
 
 
 def without_fast_path(reason: str) -> None:
     """Make the first call on the CPU report that the fast path is missing, and why."""
     global _cpu_runs, _no_fast_path
     if cpu.available()[0]:
-        _cpu_runs, _no_fast_path = False, reason  # `_choose` says it
+        _cpu_runs, _no_fast_path = False, reason  # `_notice` says it
 
 
 @constant_in_graphs
 def _forced_backend(name: str, device_type: str) -> str:
     if not _state(name, device_type)[0]:
         raise RuntimeError(
-            f"npu_kernels: backend {name!r} cannot run on {device_type} tensors. Candidates: {_explain(device_type)}"
+            f"npu_kernels: backend {name!r} cannot run on {device_type} tensors. "
+            f"Candidates: {_explain(device_type)}"
         )
     return name
 
 
 def backend_for(tensor: Tensor) -> str:
-    """The name of the backend that computes a call with this tensor.
+    """Return the name of the backend that computes a call with this tensor.
 
     While `torch.jit.trace` records, it is "reference": only the formulas can be recorded with their
-    derivatives. Raises RuntimeError, with every candidate and its reason, when the backend that `use_backend` forces
-    cannot run.
+    derivatives. Raises RuntimeError, with every candidate and its reason, when the backend that
+    `use_backend` forces cannot run.
     """
     if is_tracing():
         return "reference"
     name = _thread.forced if is_compiling() else forced()
     if name is not None:
         return _forced_backend(name, tensor.device.type)
-    return "cpu" if _cpu_runs and tensor.is_cpu else _choose(tensor.device.type)
+    return "cpu" if _cpu_runs and tensor.is_cpu else _default(tensor.device.type)
+
+
+def by_fast_path(function: Callable[..., Any] | None, *arguments: Any) -> Any:
+    """Return the result of a function of the fast path; NotImplemented where it is not taken."""
+    if function is None or is_compiling() or forced() not in FAST_PATH:
+        return NotImplemented
+    return function(*arguments)
 
 
 def launch(name: str, *args: Any) -> Any:
-    """Triton's kernels: on CUDA tensors compiled, on CPU tensors interpreted, one call at a time."""
-    interpreted = any(
-        isinstance(arg, Tensor) and arg.is_cpu for arg in args[:3]
-    )  # a gradient may be absent
-    with _interpreter if interpreted else contextlib.nullcontext():
+    """Run Triton's kernels: compiled on CUDA tensors, interpreted on CPU ones, a call at a time."""
+    tensors = args[:3]  # a gradient may be absent
+    on_cpu = any(isinstance(tensor, Tensor) and tensor.is_cpu for tensor in tensors)
+    with _interpreter if on_cpu else contextlib.nullcontext():
         return getattr(triton(), name)(*args)
 
 
-_dispatch_modes, _function_modes = (
-    torch._C._len_torch_dispatch_stack,
-    torch._C._len_torch_function_stack,
-)
-_profiled, _wrapped = (
-    torch.autograd._profiler_enabled,
-    torch._C._functorch.is_functorch_wrapped_tensor,
-)
-# Whether a gradient stands for many, without storage: torch.autograd.grad(is_grads_batched=True) runs a backward with
-# such ones. Torch's dispatcher takes them apart for a registered operator; nothing else of ours can read them.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_profiled = torch.autograd._profiler_enabled
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+# Whether a gradient stands for many, without storage: torch.autograd.grad(is_grads_batched=True)
+# runs a backward with such ones. Torch's dispatcher takes them apart for a registered operator;
+# nothing else of this package can read them.
 is_batched_gradient: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def launcher(name: str, tensors: Sequence[Tensor | None]) -> Any:
-    """Triton's launcher of that name, to be called without torch's dispatcher, which takes longer than the launcher;
-    or None, where the operator must be called: on the CPU, for a compiler, a mode, a profiler, and for tensors that
-    are more than they seem.
+    """Return Triton's launcher of that name, to be called without torch's slower dispatcher.
+
+    None: the operator must be called. That is so on the CPU, for a compiler, a mode, a profiler,
+    and for tensors that are more than they seem.
 
     tensors: those that nothing else has looked at; the first one tells the device.
     """
     if is_compiling() or not _launchers or _dispatch_modes() or _function_modes() or _profiled():
         return None
     for tensor in tensors:
-        if tensor is not None:
-            kind = type(tensor)
-            if (
-                not (kind is Parameter or (kind is Tensor and not _wrapped(tensor)))
-                or tensor.is_neg()
-            ):
-                return None
-            if is_batched_gradient(tensor):
-                return None
+        if tensor is None:
+            continue
+        kind = type(tensor)
+        if kind is not Parameter and (kind is not Tensor or _wrapped(tensor)):
+            return None
+        if tensor.is_neg() or is_batched_gradient(tensor):
+            return None
     return None if tensors[0].is_cpu and not _interprets() else _launchers[name]  # type: ignore[union-attr]
 
 
@@ -246,31 +257,28 @@ def _interprets() -> bool:
 
 
 def _run(name: str, *args: Any) -> Any:
-    """An operator on a device for which no kernel is registered."""
+    """Run an operator on a device for which no kernel is registered."""
     if backend_for(args[0]) == "triton":
         return launch(name, *args)
-    outputs = getattr(reference, name)(
-        *args
-    )  # with the strides of its matrix products; an operator's are contiguous
-    return (
-        outputs.contiguous()
-        if isinstance(outputs, Tensor)
-        else tuple(output.contiguous() for output in outputs)
-    )
+    # A formula's outputs have the strides of its matrix products; an operator's are contiguous.
+    outputs = getattr(reference, name)(*args)
+    if isinstance(outputs, Tensor):
+        return outputs.contiguous()
+    return tuple(output.contiguous() for output in outputs)
 
 
 @functools.cache
 def _interpret() -> torch.library.Library | None:
-    """In a process where Triton interprets, operators on CPU tensors call its kernels as they call the C++ kernels.
-    So compiled graphs, exported programs, vmap and DTensor run the interpreted kernels too. In other processes this
-    does nothing.
+    """Let operators on CPU tensors call Triton's kernels, in a process where Triton interprets.
+
+    They call these as they call the C++ kernels: compiled graphs, exported programs, vmap and
+    DTensor run the interpreted kernels too. In other processes this does nothing.
     """
     if not (cpu.available()[0] and _state("triton", "cpu")[0]):
         return None  # without the C++ library `_run` is their kernel already
     library = torch.library.Library("npu_kernels", "IMPL", "CPU")
-    _launchers.update(
-        {name: triton().repeat(name, functools.partial(launch, name)) for name in ops.NAMES}
-    )
+    for name in ops.NAMES:
+        _launchers[name] = triton().repeat(name, functools.partial(launch, name))
     for name in ops.NAMES + ops.TIME_LOOPS:
         operator = f"npu_kernels::{name}"
         run = functools.partial(interpreted.get(name, launch), name)

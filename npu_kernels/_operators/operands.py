@@ -1,7 +1,7 @@
 """What a layer's operands must be, and how its formula is called with them.
 
-`call` is used by every layer without a shorter way: check, cast, flatten, compute. The shapes are those of
-`ops.WEIGHTS`.
+`call` is used by every layer without a shorter way: check, cast, flatten, compute. The shapes are
+those of `ops.WEIGHTS`.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from torch.jit import is_tracing
 
 from npu_kernels._common.checks import as_number, check_tensor
 from npu_kernels._operators import ops
-from npu_kernels._operators.autograd import eager_only
+from npu_kernels._operators.autograd import HALVES, eager_only
 from npu_kernels._operators.dispatch import backend_for
 
 _Result = TypeVar("_Result")
 
 _INFO = {dtype: torch.finfo(dtype) for dtype in (torch.float32, torch.float64)}
-_HALF = (torch.float16, torch.bfloat16)
 _MEANING = {"I": "in_features", "J": "2 in_features", "O": "out_features"}
-# Of the layers that add the machine's by default: that of the dtype in which they compute.
-EPS = {dtype: _INFO.get(dtype, _INFO[torch.float32]).eps for dtype in (*_INFO, *_HALF)}
+# The default eps of layers that add one: that of the dtype in which they compute.
+EPS = {dtype: _INFO.get(dtype, _INFO[torch.float32]).eps for dtype in (*_INFO, *HALVES)}
 
-# Of each layer, for each weight its sizes and whether it may be None.
+# Layer -> for each weight its sizes and whether it may be None.
 _EXPECTED = {
     layer: tuple(
         (letters, layer in ops.LAYERS and name in ops.LAYERS[layer].optional)
-        for name, letters in own.items()
+        for name, letters in shapes.items()
     )
-    for layer, own in ops.WEIGHTS.items()
+    for layer, shapes in ops.WEIGHTS.items()
 }
 _any_autocast = torch._C._is_any_autocast_enabled
 
 
 def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[str, bool]]) -> bool:
-    """The common valid case on the CPU or a GPU, by the cheapest comparisons; everything else goes to `check`."""
+    """Whether a call is the common valid one, by the cheapest comparisons; else `check` says it."""
     if is_tracing():
         return False
     try:
@@ -54,15 +53,16 @@ def fits(x: Tensor, weights: Sequence[Tensor | None], expected: Sequence[tuple[s
         if x.layout is not torch.strided or first.layout is not torch.strided:
             return False
         if len(weights) > 1:
-            for weight, (letters, may_be_none) in zip(weights[1:], expected[1:]):  # noqa: B905  # strict takes longer
+            # strict takes longer
+            for weight, (letters, may_be_none) in zip(weights[1:], expected[1:]):  # noqa: B905
                 if weight is None and may_be_none:
                     continue
-                own: Any = weight
-                if own.dtype is not dtype or own.layout is not torch.strided:
+                tensor: Any = weight
+                if tensor.dtype is not dtype or tensor.layout is not torch.strided:
                     return False
-                if not (own.is_cpu if on_cpu else own.device == device):
+                if not (tensor.is_cpu if on_cpu else tensor.device == device):
                     return False
-                if own.shape != (shape if len(letters) == 2 else _vector(shape, letters)):
+                if tensor.shape != (shape if len(letters) == 2 else _vector(shape, letters)):
                     return False
         inputs = shape[-1]
         if expected[0][0] == "OJ":
@@ -83,7 +83,8 @@ def _vector(shape: Sequence[int], letters: str) -> tuple[int, ...]:
 
 
 def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> None:
-    """Raise for the first thing wrong; the first weight ``[(K,) O, I]`` says what the others and x must be.
+    """Raise for the first thing wrong; the first weight ``[(K,) O, I]`` says what the others and x
+    must be.
 
     mixed: dtypes may differ.
     """
@@ -97,22 +98,24 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
     present = {"x": x, **tensors}
     for name, tensor in present.items():
         check_tensor(layer, name, tensor)
-        if tensor.dtype not in _INFO and tensor.dtype not in _HALF:
+        if tensor.dtype not in _INFO and tensor.dtype not in HALVES:
             raise TypeError(
                 f"{layer}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}"
             )
-    for what, error in (("dtype", TypeError), ("device", ValueError))[mixed:]:
-        if any(getattr(tensor, what) != getattr(x, what) for tensor in present.values()):
-            found = ", ".join(f"{name} {getattr(tensor, what)}" for name, tensor in present.items())
-            raise error(f"{layer}: all tensors must have one {what}, got {found}")
+    for attribute, error in (("dtype", TypeError), ("device", ValueError))[mixed:]:
+        if any(getattr(tensor, attribute) != getattr(x, attribute) for tensor in present.values()):
+            values = ", ".join(
+                f"{name} {getattr(tensor, attribute)}" for name, tensor in present.items()
+            )
+            raise error(f"{layer}: all tensors must have one {attribute}, got {values}")
 
     first, weight = next(iter(tensors.items()))
     shape, rows = tuple(weight.shape), tuple(x.shape)
     columns = _MEANING[shapes[first][1]]
     if len(shape) not in (2, 3):
         raise ValueError(
-            f"{layer}: {first} must have shape (out_features, {columns}) or (num_models, out_features, {columns}), "
-            f"got shape {shape}"
+            f"{layer}: {first} must have shape (out_features, {columns}) "
+            f"or (num_models, out_features, {columns}), got shape {shape}"
         )
     twice = shapes[first] == "OJ"
     if twice and shape[-1] % 2:
@@ -122,17 +125,19 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
     inputs = shape[-1] // 2 if twice else shape[-1]
     models = "num_models, " if len(shape) == 3 else ""
     for name, other in tensors.items():
-        letters, own = shapes[name], tuple(other.shape)
+        letters, sizes = shapes[name], tuple(other.shape)
         if len(letters) == 2:
-            if own != shape:
+            if sizes != shape:
                 raise ValueError(
-                    f"{layer}: {name} must have the shape of {first}, {shape}, got shape {own}"
+                    f"{layer}: {name} must have the shape of {first}, {shape}, got shape {sizes}"
                 )
             continue
         want = _vector(shape, letters)
-        if own != want:
+        if sizes != want:
             meaning = models + _MEANING[letters]
-            raise ValueError(f"{layer}: {name} must have shape {want} ({meaning}), got shape {own}")
+            raise ValueError(
+                f"{layer}: {name} must have shape {want} ({meaning}), got shape {sizes}"
+            )
 
     if not rows or rows[-1] != inputs:
         raise ValueError(
@@ -140,14 +145,15 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
         )
     if models and len(rows) != 2 and (len(rows) == 1 or rows[0] != shape[0]):
         raise ValueError(
-            f"{layer}: x must have shape ({shape[0]}, ..., {inputs}) (num_models, ..., in_features) "
-            f"or (batch, {inputs}) (shared by all models), got shape {rows}"
+            f"{layer}: x must have shape ({shape[0]}, ..., {inputs}) "
+            f"(num_models, ..., in_features) or (batch, {inputs}) (shared by all models), "
+            f"got shape {rows}"
         )
 
 
 def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
-    """The result of a check, hidden from `torch.jit.trace`, which would record the sizes and warn about every
-    comparison.
+    """The result of a check, hidden from `torch.jit.trace`, which would record the sizes and warn
+    about every comparison.
     """
     if not is_tracing():
         return check(*arguments)
@@ -161,7 +167,8 @@ def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
 
 
 def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> float:
-    """The number as a float; ValueError unless it is finite, and greater than 0 in the dtype of the computation.
+    """The number as a float; ValueError unless it is finite, and greater than 0 in the dtype of the
+    computation.
 
     0 is valid where the layer's record says so.
     """
@@ -175,7 +182,7 @@ def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> flo
 
 
 def _flatten(x: Tensor, weight: Tensor, extra: int) -> Tensor:
-    """x, with so many more dimensions than the weight, as ``[B, I]``, or ``[K, B, I]`` for models with own rows."""
+    """Return x, with `extra` more dimensions than the weight, as ``[B, I]`` or ``[K, B, I]``."""
     if extra > 0:
         return x.flatten(weight.dim() - 2, -2)
     return x if weight.dim() == 3 else x.unsqueeze(0)
@@ -189,23 +196,24 @@ def _autocasts(x: Any) -> bool:
 
 
 def _to_float(tensor: Any) -> Any:
-    return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype in _HALF else tensor
+    return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype in HALVES else tensor
 
 
 def _reads_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast: bool) -> bool:
-    """Whether the kernels read float16 and bfloat16 themselves, and give what a cast to float32 before them would.
+    """Whether the kernels read float16 and bfloat16 themselves, and give what a cast to float32
+    before them would.
 
-    Triton's do, of one dtype, or, under autocast, beside float32 in x or the first weight. Otherwise casts are needed,
-    or there is nothing to cast.
+    Triton's do, of one dtype, or, under autocast, beside float32 in x or the first weight.
+    Otherwise casts are needed, or there is nothing to cast.
     """
     if eager_only() or backend_for(x) != "triton":
         return False
     if autocast:
         dtypes = [getattr(tensor, "dtype", None) for tensor in (x, *weights) if tensor is not None]
-        if any(dtype not in _HALF and dtype is not torch.float32 for dtype in dtypes):
+        if any(dtype not in HALVES and dtype is not torch.float32 for dtype in dtypes):
             return False
         if all(dtype is torch.float32 for dtype in dtypes) or (
-            dtypes[0] in _HALF and dtypes[1] in _HALF
+            dtypes[0] in HALVES and dtypes[1] in HALVES
         ):
             return False
         unrecorded(check, layer, x, weights, True)
@@ -221,15 +229,16 @@ def call(
     fused: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Check, cast, flatten, and call ``formula(x, *weights, **options)`` with ``x [B, I]`` or ``[K, B, I]``.
+    """Check, cast, flatten, and call ``formula(x, *weights, **options)`` with ``x [B, I]`` or ``[K,
+    B, I]``.
 
-    weights: in the order of ``ops.WEIGHTS[layer]``; None for an absent one. fused: the formula asks the backends'
-    kernels first.
+    weights: in the order of ``ops.WEIGHTS[layer]``; None for an absent one. fused: the formula asks
+    the backends' kernels first.
     """
     autocast, half = _any_autocast() and _autocasts(x), False
     if not autocast and not fits(x, weights, _EXPECTED[layer]):
         unrecorded(check, layer, x, weights)
-        half = x.dtype in _HALF
+        half = x.dtype in HALVES
     if (autocast or half) and not (fused and _reads_halves(layer, x, weights, autocast)):
         with torch.autocast(x.device.type, enabled=False):
             y = call(

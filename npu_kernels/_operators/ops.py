@@ -1,12 +1,13 @@
 """One record for each layer's registered operators, and what this module makes from it.
 
-`LAYERS` says once what a layer's two operators take and give. A record determines: here the schemas and the shape
-functions (what an operator returns without computing it); in `autograd` its derivative; in `transforms` its rule under
-vmap; in `sharding` its rules under DTensor; in `functional` the call; in `testing` the samples. `tests/operators/test_records.py`
-checks that every record has every rule.
+`LAYERS` says once what a layer's two operators take and give. A record determines: here the schemas
+and the shape functions (what an operator returns without computing it); in `autograd` its
+derivative; in `transforms` its rule under vmap; in `sharding` its rules under DTensor; in
+`functional` the call; in `_testing` the samples. `tests/operators/test_records.py` checks that
+every record has every rule.
 
-The C++ library adds the CPU kernels; `npu_kernels._operators.dispatch` adds the kernel for every other case. The schemas have no
-keyword-only arguments, so that calling an operator costs as little as possible.
+The C++ library adds the CPU kernels; `dispatch` adds the kernel for every other case. The schemas
+have no keyword-only arguments, so that calling an operator costs as little as possible.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,44 +27,39 @@ library = torch.library.Library("npu_kernels", "DEF")
 class Layer:
     """What the operators ``<name>_forward`` and ``<name>_backward`` of one layer take and give.
 
-    The forward takes x ``[(K,) B, I]``, the weights and the options, and, where it keeps something for the backward, a
-    last argument that asks for it. It gives y ``[(K,) B, O]`` and what it keeps, each of y's shape, empty if not asked
-    for. The backward takes grad_y, x, the weights, y if `takes_y`, what was kept, all options and `needs`. It
-    gives a gradient of x and of each weight: `needs` has a bit for each, x's is 1; empty without its bit, and where the
+    The forward takes x ``[(K,) B, I]``, the weights and the options, and, where it keeps something
+    for the backward, a last argument that asks for it. It gives y ``[(K,) B, O]`` and what it
+    keeps, each of y's shape, empty if not asked for. The backward takes grad_y, x, the weights, y
+    if `takes_y`, what was kept, all options and `needs`. It gives a gradient of x and of each
+    weight: `needs` has a bit for each, x's is 1. A gradient is empty without its bit, and where the
     weight is None.
     """
 
     name: str
     weights: Mapping[
         str, str
-    ]  # name -> its shape behind K, in sizes: O, I, and J for 2 I; the first's "OI" or "OJ"
+    ]  # name -> shape behind K: O, I, and J for 2 I; the first "OI" or "OJ"
     optional: tuple[str, ...] = ()  # the weights that may be None
-    options: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of both operators: name -> type in the schema
+    options: Mapping[str, str] = field(default_factory=dict)  # of both operators: name -> type
     backward_options: Mapping[str, str] = field(default_factory=dict)  # of the backward alone
-    kept: Mapping[str, torch.dtype | None] = field(
-        default_factory=dict
-    )  # beside y: name -> dtype, None for x's
-    takes_y: bool = False
+    # What the forward keeps beside y: name -> dtype, None for x's.
+    kept: Mapping[str, torch.dtype | None] = field(default_factory=dict)
+    takes_y: bool = False  # whether the backward takes y
     asks: str = "save"  # the argument that asks for what is kept
     backends: tuple[str, ...] = ("cpu", "triton")  # those with kernels; the others use the formula
     fast_path: bool = True  # csrc/fast_path has an entry of this name
-    may_be_zero: tuple[
-        str, ...
-    ] = ()  # options of the function; its other numbers are greater than 0
+    may_be_zero: tuple[str, ...] = ()  # options of the function; its other numbers are positive
     eager_products: bool = False  # the eager formula builds a factor for each row, output and input
-    # Samples for tests and benchmarks: the range of weights, the least size of inputs, options of the function.
-    drawn_within: tuple[float, float] = (-1.0, 1.0)
-    least_input: float = 0.0
-    calls: tuple[Mapping[str, Any], ...] = field(default=({},))
-    without: Mapping[str, str] = field(
-        default_factory=dict
-    )  # rules that the layer does not have -> why
+    drawn_within: tuple[float, float] = (-1.0, 1.0)  # the range of the weights of samples
+    least_input: float = 0.0  # the smallest magnitude of the inputs of samples
+    calls: tuple[Mapping[str, Any], ...] = field(
+        default=({},)
+    )  # options of the function in samples
+    without: Mapping[str, str] = field(default_factory=dict)  # rules that it does not have -> why
 
     @property
     def operands(self) -> int:
-        """How many tensors have gradients: x and the weights."""
+        """The number of tensors that have gradients: x and the weights."""
         return 1 + len(self.weights)
 
     @property
@@ -79,34 +75,42 @@ class Layer:
     @property
     def forward(self) -> Any:
         """The registered operator."""
-        return getattr(torch.ops.npu_kernels, f"{self.name}_forward").default
+        return operator(f"{self.name}_forward")
 
     @property
     def backward(self) -> Any:
         """The registered operator."""
-        return getattr(torch.ops.npu_kernels, f"{self.name}_backward").default
+        return operator(f"{self.name}_backward")
 
     def schemas(self) -> tuple[str, str]:
-        """Of the two operators."""
-        operands = [
-            "Tensor x",
-            *(f"Tensor{'?' if name in self.optional else ''} {name}" for name in self.weights),
-        ]
+        """Return the schemas of the forward and the backward operator."""
+        marks = {name: "?" if name in self.optional else "" for name in self.weights}
+        operands = ["Tensor x", *(f"Tensor{mark} {name}" for name, mark in marks.items())]
         options = [f"{kind} {name}" for name, kind in self.options.items()]
         backward_options = [f"{kind} {name}" for name, kind in self.backward_options.items()]
         forward = [*operands, *options, *([f"bool {self.asks}"] if self.kept else [])]
         saved = [f"Tensor {name}" for name in self.saved]
         backward = ["Tensor grad_y", *operands, *saved, *options, *backward_options, "int needs"]
         outputs = ", ".join(["Tensor"] * (1 + len(self.kept)))
+        outputs = f"({outputs})" if self.kept else outputs
         grads = ", ".join(["Tensor"] * self.operands)
         return (
-            f"{self.name}_forward({', '.join(forward)}) -> "
-            + (f"({outputs})" if self.kept else outputs),
+            f"{self.name}_forward({', '.join(forward)}) -> {outputs}",
             f"{self.name}_backward({', '.join(backward)}) -> ({grads})",
         )
 
 
+def operator(name: str) -> Any:
+    """Return the registered operator of that name."""
+    return getattr(torch.ops.npu_kernels, name).default
+
+
 _NALU_KEPT: dict[str, torch.dtype | None] = {"h": None, "a": None, "t": None}
+_NALU_WITHOUT = {
+    "cpu": "torch's matrix products are as fast",
+    "fast path": "it has no CPU kernel to lead to",
+}
+_INALU_WEIGHTS = ("weight_add", "mask_add", "weight_mul", "mask_mul", "gate_weight")
 
 LAYERS = {
     layer.name: layer
@@ -138,10 +142,8 @@ LAYERS = {
             drawn_within=(-0.25, 1.25),
             least_input=0.1,
             calls=(
-                {},
-                {"clip": False, "eps": 1e-3},
-                {"sign": "separate"},
-                {"sign": "separate", "clip": False},
+                *({}, {"clip": False, "eps": 1e-3}),
+                *({"sign": "separate"}, {"sign": "separate", "clip": False}),
             ),
         ),
         Layer(
@@ -152,20 +154,11 @@ LAYERS = {
             kept=_NALU_KEPT,
             backends=("triton",),
             fast_path=False,
-            without={
-                "cpu": "torch's matrix products are as fast",
-                "fast path": "it has no CPU kernel to lead to",
-            },
+            without=_NALU_WITHOUT,
         ),
         Layer(
             "inalu",
-            {
-                "weight_add": "OI",
-                "mask_add": "OI",
-                "weight_mul": "OI",
-                "mask_mul": "OI",
-                "gate_weight": "OI",
-            },
+            dict.fromkeys(_INALU_WEIGHTS, "OI"),
             options={"eps": "float", "omega": "float"},
             kept={**_NALU_KEPT, "flags": torch.int32},
             eager_products=True,
@@ -179,61 +172,65 @@ WEIGHTS: dict[str, Mapping[str, str]] = {
     "nac": {"weight": "OI", "mask": "OI"},
 }
 
-# Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in `ode._function`.
+# Neural Power Unit and NAU in a time loop: operators of another kind, defined below and in
+# `_time_loop.loop`.
 TIME_LOOP_SCHEMAS = (
-    "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, float[] tableau,"
-    " int steps, float dt, float eps, bool clip, bool derivatives, bool save) -> (Tensor, Tensor, Tensor)",
-    "ode_backward(Tensor? grad_trajectory, Tensor? grad_derivatives, Tensor trajectory, Tensor weight_re,"
-    " Tensor? weight_im, Tensor? gate, Tensor weight, Tensor stages, float[] tableau, float dt, float eps, bool clip,"
-    " bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "ode_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight,"
+    " float[] tableau, int steps, float dt, float eps, bool clip, bool derivatives, bool save)"
+    " -> (Tensor, Tensor, Tensor)",
+    "ode_backward(Tensor? grad_trajectory, Tensor? grad_derivatives, Tensor trajectory,"
+    " Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, Tensor stages,"
+    " float[] tableau, float dt, float eps, bool clip, bool straight_through, int needs)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-# The same with steps of their own sizes, for `ode._adaptive`; on the CPU alone. How long the last two outputs are
-# follows from the values, so that there are no shape functions.
+# The same with steps of varying sizes, for `ode._adaptive`; on the CPU alone. The lengths of the
+# last two outputs follow from the values, so that there are no shape functions.
 ADAPTIVE_SCHEMAS = (
-    "ode_adaptive_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate, Tensor weight, Tensor t,"
-    " float[] pair, float rtol, float atol, int max_steps, float eps, bool clip, int every)"
+    "ode_adaptive_forward(Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate,"
+    " Tensor weight, Tensor t, float[] pair, float rtol, float atol, int max_steps, float eps,"
+    " bool clip, int every) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "ode_adaptive_backward(Tensor grad_path, Tensor u0, Tensor weight_re, Tensor? weight_im,"
+    " Tensor? gate, Tensor weight, Tensor t, Tensor counts, Tensor times, Tensor states,"
+    " float[] pair, float eps, bool clip, int every, bool straight_through, int needs)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "ode_adaptive_backward(Tensor grad_path, Tensor u0, Tensor weight_re, Tensor? weight_im, Tensor? gate,"
-    " Tensor weight, Tensor t, Tensor counts, Tensor times, Tensor states, float[] pair, float eps, bool clip,"
-    " int every, bool straight_through, int needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-# Many training steps, for `training._plan`; on the CPU alone.
+# Many training steps, for `_loops.plan`; on the CPU alone.
 TRAIN = "train"
 TRAIN_SCHEMA = (
-    "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y, Tensor weight,"
-    " Tensor rows, Tensor schedules, int[] plan, float[] numbers) -> ()"
+    "train(Tensor(a!)[] parameters, Tensor(b!)[] state, Tensor(c!) losses, Tensor x, Tensor y,"
+    " Tensor weight, Tensor rows, Tensor schedules, int[] plan, float[] numbers) -> ()"
 )
 TIME_LOOP_WITHOUT = {
     "vmap": "under a transform every step calls the layers, whose rules hold",
-    "sharding": "what the forward keeps is packed over models and starts together, so that neither can be cut",
+    "sharding": "what the forward keeps is packed over models and starts: neither can be cut",
 }
+
+
+def _names(schemas: Sequence[str]) -> tuple[str, ...]:
+    return tuple(schema.partition("(")[0] for schema in schemas)
+
+
 SCHEMAS = tuple(schema for layer in LAYERS.values() for schema in layer.schemas())
-NAMES = tuple(schema.partition("(")[0] for schema in SCHEMAS)  # of the layers
-TIME_LOOPS = tuple(
-    schema.partition("(")[0] for schema in TIME_LOOP_SCHEMAS
-)  # formulas in ode._reference
-ADAPTIVE = tuple(
-    schema.partition("(")[0] for schema in ADAPTIVE_SCHEMAS
-)  # and in ode._adaptive_reference
+NAMES = _names(SCHEMAS)  # of the layers' operators
+TIME_LOOPS = _names(TIME_LOOP_SCHEMAS)  # formulas in _time_loop.reference
+ADAPTIVE = _names(ADAPTIVE_SCHEMAS)  # formulas in ode._adaptive_reference
 
 for _schema in SCHEMAS + TIME_LOOP_SCHEMAS:
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 for _schema in (*ADAPTIVE_SCHEMAS, TRAIN_SCHEMA):
     library.define(_schema)
 
-# ops.npu_forward and the others, looked up once: torch.ops' attributes cost more than a small kernel's arithmetic.
-globals().update(
-    {
-        _name: getattr(torch.ops.npu_kernels, _name).default
-        for _name in NAMES + TIME_LOOPS + ADAPTIVE
-    }
-)
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
+# Looked up once: an attribute of torch.ops costs more than a small kernel's arithmetic.
+npu_forward, npu_backward = map(operator, ("npu_forward", "npu_backward"))
+nmu_forward, nmu_backward = map(operator, ("nmu_forward", "nmu_backward"))
+nmru_forward, nmru_backward = map(operator, ("nmru_forward", "nmru_backward"))
+nalu_forward, nalu_backward = map(operator, ("nalu_forward", "nalu_backward"))
+inalu_forward, inalu_backward = map(operator, ("inalu_forward", "inalu_backward"))
+ode_forward, ode_backward = map(operator, TIME_LOOPS)
+ode_adaptive_forward, ode_adaptive_backward = map(operator, ADAPTIVE)
 
 
-# ---- shape functions ------------------------------------------------------------------------------------------------
+# ---- shape functions ----
 
 
 def _output(x: Tensor, weight: Tensor) -> list[int]:
@@ -241,7 +238,10 @@ def _output(x: Tensor, weight: Tensor) -> list[int]:
 
 
 def result_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """Of y and what is kept: that of x and the weights, float32 where the Triton kernels read halves beside others."""
+    """Return the dtype of y and of what is kept: that of x and the weights.
+
+    It is float32 where the Triton kernels read halves beside float32.
+    """
     return x.dtype if x.dtype is weight.dtype else torch.promote_types(x.dtype, weight.dtype)
 
 
@@ -253,15 +253,17 @@ def _like(tensor: Tensor | None, needed: int, source: Tensor) -> Tensor:
 
 
 def _forward_shapes(layer: Layer) -> Callable[..., Any]:
-    dtypes = tuple(layer.kept.values())
+    kept_dtypes = tuple(layer.kept.values())
 
     def shapes(x: Tensor, *arguments: Any) -> Any:
-        shape, own = _output(x, arguments[0]), result_dtype(x, arguments[0])
-        y = x.new_empty(shape, dtype=own)
-        if not dtypes:
+        shape, dtype = _output(x, arguments[0]), result_dtype(x, arguments[0])
+        y = x.new_empty(shape, dtype=dtype)
+        if not kept_dtypes:
             return y
-        kept = shape if arguments[-1] else [0]
-        return y, *(x.new_empty(kept, dtype=own if dtype is None else dtype) for dtype in dtypes)
+        kept_shape = shape if arguments[-1] else [0]
+        return y, *(
+            x.new_empty(kept_shape, dtype=kept_dtype or dtype) for kept_dtype in kept_dtypes
+        )
 
     return shapes
 
@@ -269,32 +271,30 @@ def _forward_shapes(layer: Layer) -> Callable[..., Any]:
 def _backward_shapes(layer: Layer) -> Callable[..., Any]:
     def shapes(grad_y: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         x, needs = arguments[0], arguments[-1]
-        return tuple(
-            _like(t, needs >> bit & 1, x) for bit, t in enumerate(arguments[: layer.operands])
-        )
+        operands = enumerate(arguments[: layer.operands])
+        return tuple(_like(tensor, needs >> bit & 1, x) for bit, tensor in operands)
 
     return shapes
 
 
 for _layer in LAYERS.values():
-    for _name, _shapes in (
-        ("forward", _forward_shapes(_layer)),
-        ("backward", _backward_shapes(_layer)),
+    for _name, _shapes in zip(
+        _names(_layer.schemas()), (_forward_shapes(_layer), _backward_shapes(_layer)), strict=True
     ):
-        torch.library.register_fake(f"npu_kernels::{_layer.name}_{_name}", _shapes, lib=library)
+        torch.library.register_fake(f"npu_kernels::{_name}", _shapes, lib=library)
 
 
 def ode_stages(
     u0: Tensor, weight_re: Tensor, tableau: Sequence[float], steps: int, derivatives: bool
 ) -> tuple[int, ...]:
-    """The shape of what a time loop keeps. Each backend chooses the layout."""
+    """Return the shape of what a time loop keeps; each backend chooses the layout."""
     h, d = weight_re.shape[-2:]
-    kept = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
+    slopes = steps * (math.isqrt(8 * len(tableau) + 1) // 2) + derivatives
     models, starts = (1, *u0.shape)[-3:-1]
     if models * starts == 1:  # OdeInputs::stages_shape
-        return 1, kept, 2 * (-(-d // 16) + -(-h // 16)), 16
+        return 1, slopes, 2 * (-(-d // 16) + -(-h // 16)), 16
     blocks = models * -(-starts // 16) if starts >= 8 else -(-models * starts // 16)
-    return blocks, kept, 2 * (d + h), 16
+    return blocks, slopes, 2 * (d + h), 16
 
 
 @torch.library.register_fake("npu_kernels::ode_forward", lib=library)  # type: ignore[untyped-decorator]

@@ -10,13 +10,14 @@ _CPU = {"tf32": "high", "bf16": "medium"}  # else "highest"
 
 
 def float32_matmul_precision(device_type: str = "cuda") -> str:
-    """ "highest", "high" or "medium", for products of that device type ("cpu" or "cuda").
+    """Return "highest", "high" or "medium" for products of that device type ("cpu" or "cuda").
 
-    torch has two settings: one for all devices (`torch.set_float32_matmul_precision`), and newer ones of each device
-    (``torch.backends.cuda.matmul.fp32_precision``, which ``torch.backends.fp32_precision`` sets too). The first sets
-    the newer ones, but not the other way: once a newer one says something else, `torch.get_float32_matmul_precision`
-    raises. So the newer one is read first. "high" and "medium" are one setting to CUDA, so there the older one tells
-    them apart where it can.
+    torch has two settings: one for all devices (`torch.set_float32_matmul_precision`), and newer
+    ones of each device (``torch.backends.cuda.matmul.fp32_precision``, which
+    ``torch.backends.fp32_precision`` sets too). The first sets the newer ones, but not the other
+    way: once a newer one says something else, `torch.get_float32_matmul_precision` raises. So the
+    newer one is read first. "high" and "medium" are one setting to CUDA, so there the older one
+    tells them apart where it can.
     """
     backends: Any = torch.backends
     if device_type == "cpu":

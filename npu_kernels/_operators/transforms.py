@@ -1,14 +1,15 @@
 """The fused operators under `torch.func`'s vmap and grad.
 
-A vmap over the weights, which is what a vmap over stacked modules is, becomes one call with a model dimension, with the
-gradient taken inside, outside or by plain autograd; a vmap over the rows alone becomes one call with more rows. Two
-levels become one call too. The Functions here are of the style that `torch.func` can see into. torch makes a class
-at every call, which takes time; `num_models` does the same work without it.
+A vmap over the weights, which is what a vmap over stacked modules is, becomes one call with a model
+dimension, with the gradient taken inside, outside or by plain autograd; a vmap over the rows alone
+becomes one call with more rows. Two levels become one call too. The Functions here are of the style
+that `torch.func` can see into. torch makes a class at every call, which takes time; `num_models`
+does the same work without it.
 
-`fused` says when they are used. The eager formulas are used where they are faster (a gradient inside a vmap over rows:
-torch's overhead, and per-sample gradients of one weight) and where only they are correct: under other transforms, in
-forward-mode differentiation, and when a compiler traces a transform, since ``torch.compile(torch.func.grad(f))`` drops
-a Function's own backward.
+`fused` says when they are used. The eager formulas are used where they are faster (a gradient
+inside a vmap over rows: torch's overhead, and per-sample gradients of one weight) and where only
+they are correct: under other transforms, in forward-mode differentiation, and when a compiler
+traces a transform, since ``torch.compile(torch.func.grad(f))`` drops a Function's own backward.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _functorch = torch._C._functorch
 _GRAD, _VMAP = _functorch.TransformType.Grad, _functorch.TransformType.Vmap
 
 
-def _vmapped(tensor: Tensor) -> bool:
-    while _functorch.is_functorch_wrapped_tensor(tensor):
+def is_vmapped(tensor: Any) -> bool:
+    """Whether it has other values for every element of a `torch.func.vmap`; False for None."""
+    while isinstance(tensor, Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
         if _functorch.is_batchedtensor(tensor):
             return True
         tensor = _functorch.get_unwrapped(tensor)
@@ -43,22 +45,24 @@ def visible() -> bool:
 
 
 def fused(*weights: Tensor | None) -> bool:
-    """Whether the Functions below should be used; asked only where a transform or a tangent is active."""
+    """Whether the Functions below should be used, where a transform or a tangent is active."""
     if not visible():
         return False
     return all(level.key() == _VMAP for level in _functorch.get_interpreter_stack() or ()) or any(
-        weight is not None and _vmapped(weight) for weight in weights
+        is_vmapped(weight) for weight in weights
     )
 
 
-# ---- one call for a vmap --------------------------------------------------------------------------------------------
+# ---- one call for a vmap
+# ----
 
 
 class _Fold:
     """The operands of a vmapped call as those of one call, and its results back.
 
-    size: how many calls the vmap stands for, V. With batched weights V becomes, or multiplies, the model dimension;
-    else it multiplies the rows (not for the backward operator: there each call has its own weight gradient).
+    size: how many calls the vmap stands for, V. With batched weights V becomes, or multiplies, the
+    model dimension; else it multiplies the rows (not for the backward operator: there each call has
+    its own weight gradient).
     """
 
     def __init__(
@@ -128,39 +132,42 @@ def _pull(
     inputs: Sequence[Tensor | None],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Gradients of ``formula(*inputs)``, a tuple, for all inputs that are present, given those of its outputs."""
+    """Return gradients of ``formula(*inputs)`` for the present inputs, from its outputs'."""
     present = [i for i, tensor in enumerate(inputs) if tensor is not None]
-    wanted = [i for i, grad in enumerate(grads) if grad is not None]
-    found: list[Tensor | None] = [None] * len(inputs)
-    if not wanted:
-        return found
+    outputs_with_grads = [i for i, grad in enumerate(grads) if grad is not None]
+    pulled: list[Tensor | None] = [None] * len(inputs)
+    if not outputs_with_grads:
+        return pulled
 
     def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
         arguments: list[Tensor | None] = [None] * len(inputs)
         for i, tensor in zip(present, tensors, strict=True):
             arguments[i] = tensor
-        every = formula(*arguments)
-        return tuple(every[i] for i in wanted)
+        all_outputs = formula(*arguments)
+        return tuple(all_outputs[i] for i in outputs_with_grads)
 
     pull: Callable[..., Any] = torch.func.vjp(outputs, *(inputs[i] for i in present))[1]
-    for i, grad in zip(present, pull(tuple(grads[i] for i in wanted)), strict=True):
-        found[i] = grad
-    return found
+    for i, grad in zip(present, pull(tuple(grads[i] for i in outputs_with_grads)), strict=True):
+        pulled[i] = grad
+    return pulled
 
 
-# ---- the Functions --------------------------------------------------------------------------------------------------
+# ---- the Functions
+# ----
 
 
 def _backward_of(layer: ops.Layer) -> type[Function]:
     """The Function of a layer's backward operator."""
     formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
     operands, saved_end = layer.operands, 1 + layer.operands + len(layer.saved)
-    again = (None,) * len(
-        layer.saved
-    )  # the formula computes them again, so that it is differentiable
+    # The formula computes what was saved again, so that it is differentiable.
+    recomputed = (None,) * len(layer.saved)
 
     class Backward(Function):
-        """From grad_y, the operands, what was saved, the options and `needs`: gradients, empty without their bit."""
+        """Gradients from grad_y, the operands, what was saved, the options and `needs`.
+
+        A gradient is empty without its bit.
+        """
 
         @staticmethod
         def forward(*inputs: Any) -> tuple[Tensor, ...]:
@@ -170,23 +177,18 @@ def _backward_of(layer: ops.Layer) -> type[Function]:
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
             ctx.save_for_backward(*inputs[: 1 + operands])
             ctx.options = inputs[saved_end:]
-            ctx.mark_non_differentiable(
-                *(grad for bit, grad in enumerate(output) if not inputs[-1] >> bit & 1)
-            )
+            absent = (grad for bit, grad in enumerate(output) if not inputs[-1] >> bit & 1)
+            ctx.mark_non_differentiable(*absent)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
             def differentiable(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-                return formula(*inputs, *again, *ctx.options)
+                return formula(*inputs, *recomputed, *ctx.options)
 
-            present = [
-                grad if ctx.options[-1] >> bit & 1 else None for bit, grad in enumerate(grads)
-            ]
-            return (
-                *_pull(differentiable, ctx.saved_tensors, present),
-                *again,
-                *(None for _ in ctx.options),
-            )
+            needs = ctx.options[-1]
+            present = [grad if needs >> bit & 1 else None for bit, grad in enumerate(grads)]
+            pulled = _pull(differentiable, ctx.saved_tensors, present)
+            return *pulled, *recomputed, *(None for _ in ctx.options)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -204,34 +206,33 @@ def _backward_of(layer: ops.Layer) -> type[Function]:
                 ),
                 *inputs[saved_end:],
             )
-            there = [bool(needs >> bit & 1) for bit in range(operands)]
+            needed = [bool(needs >> bit & 1) for bit in range(operands)]
             unfold = (fold.unfold_x, *(fold.unfold_weight,) * len(weights))
             outputs = tuple(
                 back(g) if is_there else g
-                for back, g, is_there in zip(unfold, grads, there, strict=True)
+                for back, g, is_there in zip(unfold, grads, needed, strict=True)
             )
-            return outputs, tuple(0 if is_there else None for is_there in there)
+            return outputs, tuple(0 if is_there else None for is_there in needed)
 
     Backward.__name__ = f"{layer.name.upper()}BackwardTransformed"  # what graphs and profiles show
     return Backward
 
 
 def _of_layer(layer: ops.Layer) -> type[Function]:
-    """A layer's Function, made of its record; its derivative is a Function too. Both give what their operators give."""
+    """Return a layer's Function; its derivative is one too. Both give what their operators do."""
     formula: Callable[..., tuple[Tensor, ...]] = getattr(reference, f"{layer.name}_backward")
     operands, options = layer.operands, layer.operands + len(layer.options)
     backward_function: Any = _backward_of(layer)
-    again = (None,) * len(
-        layer.saved
-    )  # the formula computes them again, so that it is differentiable
+    # The formula computes what was saved again, so that it is differentiable.
+    recomputed = (None,) * len(layer.saved)
 
     class Forward(Function):
-        """From the operands and the options: y and what is kept, functions of the operands without gradients."""
+        """y and what is kept, which has no gradients, from the operands and the options."""
 
         @staticmethod
         def forward(*inputs: Any) -> tuple[Tensor, ...]:
-            found = layer.forward(*inputs[:options], *layer.keep)
-            return found if layer.kept else (found,)
+            outputs = layer.forward(*inputs[:options], *layer.keep)
+            return outputs if layer.kept else (outputs,)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -245,9 +246,11 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
             if visible():
                 grads = backward_function.apply(grad_y, *ctx.saved_tensors, *ctx.options, needs)
             else:
-                grads = formula(grad_y, *ctx.saved_tensors[:operands], *again, *ctx.options, needs)
-            found = (grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
-            return *found, *(None for _ in ctx.options)
+                grads = formula(
+                    grad_y, *ctx.saved_tensors[:operands], *recomputed, *ctx.options, needs
+                )
+            outputs = (grad if needs >> bit & 1 else None for bit, grad in enumerate(grads))
+            return *outputs, *(None for _ in ctx.options)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -262,9 +265,8 @@ def _of_layer(layer: ops.Layer) -> type[Function]:
                 into_models,
             )
             folded = fold.x(x, of_x, False), *map(fold.weight, weights, of_weights)
-            rows, dims = zip(
-                *map(fold.unfold_rows, Forward.apply(*folded, *inputs[operands:])), strict=True
-            )  # type: ignore[no-untyped-call]
+            outputs = Forward.apply(*folded, *inputs[operands:])  # type: ignore[no-untyped-call]
+            rows, dims = zip(*map(fold.unfold_rows, outputs), strict=True)
             return rows, dims
 
     Forward.__name__ = f"{layer.name.upper()}Transformed"

@@ -1,0 +1,1 @@
+"""Samples and errors of every layer, for tests, benchmarks and certification."""

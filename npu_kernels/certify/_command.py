@@ -11,10 +11,8 @@ from npu_kernels._jobs import files
 from npu_kernels.certify._matrix import CHECKS, SLOW, Result, columns, measure, not_run
 from npu_kernels.certify._report import markdown, versions
 
-JSON, MARKDOWN = (
-    Path("npu_kernels_certificate.json"),
-    Path("npu_kernels_certificate.md"),
-)  # of all checks
+# The files of all checks.
+JSON, MARKDOWN = Path("npu_kernels_certificate.json"), Path("npu_kernels_certificate.md")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,15 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
         if not (options.only or options.column or options.quick):
             setattr(options, name, path or _default(parser, default))
         elif path is not None and path.resolve() == default.resolve():
-            parser.error(
-                f"--{name} {path} is the file of whole certificates; name another one for a part of it"
-            )
+            rule = "is the file of whole certificates; name another one for a part of it"
+            parser.error(f"--{name} {path} {rule}")
 
     def show(result: Result) -> None:
-        print(
-            f"{result.status:4} {result.seconds:6.1f} s  {result.column}: {result.check}: {result.detail}",
-            flush=True,
-        )
+        cell = f"{result.column}: {result.check}: {result.detail}"
+        print(f"{result.status:4} {result.seconds:6.1f} s  {cell}", flush=True)
 
     results, facts = measure(titles, where, show), versions()
     failed = sum(result.status == "fail" for result in results)
@@ -86,15 +81,14 @@ def _default(parser: argparse.ArgumentParser, path: Path) -> Path:
 
 
 def _written(texts: dict[Path, str]) -> tuple[list[str], bool]:
-    """The files that could be written, and whether one could not: what it should hold is printed instead."""
+    """Write files; return those that could be, and whether one could not and is printed instead."""
     written, lost = [], False
     for path, text in texts.items():
         try:
             files.write(path, text)
             written.append(str(path))
         except OSError as error:
-            print(
-                f"{text}\n{path} could not be written: {error.strerror or error}; it is printed above"
-            )
+            reason = error.strerror or error
+            print(f"{text}\n{path} could not be written: {reason}; it is printed above")
             lost = True
     return written, lost

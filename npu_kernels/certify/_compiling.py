@@ -146,9 +146,9 @@ def _jit_trace(column: Column) -> None:
     require("npu_kernels::" not in str(loaded.inlined_graph), "operators remain")
     x = inputs(column, 11, 3, dtype=torch.float64)
     expected = step(model, model, x)
-    for what, other in {"traced": traced, "loaded": loaded}.items():
-        for found, want in zip(step(other, other, x), expected, strict=True):
-            equal(found, want, ROUNDING, what)
+    for title, other in {"traced": traced, "loaded": loaded}.items():
+        for actual, want in zip(step(other, other, x), expected, strict=True):
+            equal(actual, want, ROUNDING, title)
 
 
 @check("AOTInductor: package, load, run")

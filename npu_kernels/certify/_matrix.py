@@ -18,7 +18,8 @@ from npu_kernels._backends import cpu
 from npu_kernels._operators import dispatch
 
 _INTERPRET = "TRITON_INTERPRET"
-# Checks that `--quick` leaves out: they start compilers or processes, and no kernel of ours takes part in more of them.
+# Checks that `--quick` leaves out: they start compilers or processes, and no kernel of ours takes
+# part in more of them.
 SLOW = ("torch.compile, inductor", "AOTInductor", "ONNX", "two processes")
 
 
@@ -28,11 +29,11 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Column:
-    """Where a check runs: a backend, a device and, on the CPU, an instruction set; and how much of it."""
+    """Where a check runs, and how much of it."""
 
-    backend: str
+    backend: str  # as in `use_backend`
     device: str = "cpu"
-    isa: str | None = None
+    isa: str | None = None  # the CPU's instruction set
     quick: bool = False  # one size of each layer, derivatives along one direction
 
     @property
@@ -42,7 +43,7 @@ class Column:
 
     @property
     def name(self) -> str:
-        """As in the table."""
+        """The name of the column in the table."""
         if self.interpreted:
             return "triton interpreted"
         return f"{self.backend} {self.isa}" if self.isa else f"{self.backend} on {self.device}"
@@ -86,40 +87,40 @@ def check(title: str) -> Callable[[Callable[[Column], str | None]], Callable[[Co
 
 
 def _interpreter_problem() -> str:
-    """Why a process started with TRITON_INTERPRET=1 could not run the kernels; empty if it could."""
+    """Say why a process with TRITON_INTERPRET=1 could not run the kernels; "" if it could."""
     runs, reason = dispatch.reasons("cpu")["triton"]
     return "" if runs or _INTERPRET in reason else reason  # that it is not set here is no problem
 
 
 def columns(quick: bool = False) -> list[Column]:
     """What can run here; quick: every backend, the CPU's with the instruction set in use."""
-    found = [Column("reference")]
+    available = [Column("reference")]
     if cpu.available()[0]:
-        found += [
+        available += [
             Column("cpu", isa=isa) for isa in ([cpu.isa()] if quick else cpu.supported_isas())
         ]
     if not _interpreter_problem():
-        found.append(Column("triton"))
+        available.append(Column("triton"))
     if torch.cuda.is_available():
-        found.append(Column("reference", "cuda"))
+        available.append(Column("reference", "cuda"))
         if dispatch.reasons("cuda")["triton"][0]:
-            found.append(Column("triton", "cuda"))
-    return [replace(column, quick=quick) for column in found]
+            available.append(Column("triton", "cuda"))
+    return [replace(column, quick=quick) for column in available]
 
 
 def not_run() -> dict[str, str]:
     """What has no column here, and why."""
-    found = {}
+    absent = {}
     if not cpu.available()[0]:
-        found["cpu"] = cpu.available()[1]
+        absent["cpu"] = cpu.available()[1]
     if problem := _interpreter_problem():
-        found["triton interpreted"] = problem
+        absent["triton interpreted"] = problem
     if not torch.cuda.is_available():
-        found["reference on cuda"] = "torch finds no CUDA device"
+        absent["reference on cuda"] = "torch finds no CUDA device"
     runs, reason = dispatch.reasons("cuda")["triton"]
     if not runs:
-        found["triton on cuda"] = reason
-    return found
+        absent["triton on cuda"] = reason
+    return absent
 
 
 def run(title: str, column: Column) -> Result:
@@ -167,7 +168,7 @@ def _awaited(future: Future[Result], title: str, column: Column) -> Result:
 def measure(
     titles: list[str], where: list[Column], progress: Callable[[Result], None] = lambda result: None
 ) -> list[Result]:
-    """The matrix, column by column; what Triton interprets runs at the same time, in a separate process."""
+    """Return the matrix, column by column; Triton interprets at the same time in a process."""
     apart = [
         column
         for column in where

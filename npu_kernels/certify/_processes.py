@@ -120,17 +120,17 @@ def _distributed(rank: int, column: Column) -> None:
 
     x, single = inputs(column, 8, 3, dtype=torch.float64), model_of(column, torch.float64)
     single(x).square().mean().backward()
-    mesh, own = init_device_mesh(column.device, (2,)), x.chunk(2)[rank]
+    mesh, rows = init_device_mesh(column.device, (2,)), x.chunk(2)[rank]
     sharded: Any = model_of(column, torch.float64)
     fully_shard(sharded, mesh=mesh)
     for model in (nn.parallel.DistributedDataParallel(model_of(column, torch.float64)), sharded):
-        model(own).square().mean().backward()
-        for parameter, one in zip(model.parameters(), single.parameters(), strict=True):
+        model(rows).square().mean().backward()
+        for parameter, reference in zip(model.parameters(), single.parameters(), strict=True):
             grad: Any = parameter.grad
-            assert one.grad is not None
+            assert reference.grad is not None
             equal(
                 grad.full_tensor() if model is sharded else grad,
-                one.grad,
+                reference.grad,
                 1e-12,
                 type(model).__name__,
             )
@@ -138,7 +138,7 @@ def _distributed(rank: int, column: Column) -> None:
         return  # plain torch, which has other rules
     leaves = RECORDS["npu"].sample(4, 4, 4, device=column.device).requires_grad().leaves()
     y = functional.npu(*leaves)
-    wanted = [y, *torch.autograd.grad(y.square().sum(), leaves)]
+    expected = [y, *torch.autograd.grad(y.square().sum(), leaves)]
     for of_x, of_weight in (
         (Replicate(), Replicate()),
         (Shard(0), Replicate()),
@@ -149,22 +149,22 @@ def _distributed(rank: int, column: Column) -> None:
             distribute_tensor(leaf.detach(), mesh, [placement]).requires_grad_()
             for leaf, placement in zip(leaves, placed, strict=True)
         ]
-        found: Any = functional.npu(*spread)
-        grads: Any = torch.autograd.grad(found.square().sum(), spread)
-        for actual, want in zip((found, *grads), wanted, strict=True):
-            equal(actual.full_tensor(), want, 1e-12, f"DTensor {of_x} {of_weight}")
+        y_spread: Any = functional.npu(*spread)
+        grads: Any = torch.autograd.grad(y_spread.square().sum(), spread)
+        for actual, expected_value in zip((y_spread, *grads), expected, strict=True):
+            equal(actual.full_tensor(), expected_value, 1e-12, f"DTensor {of_x} {of_weight}")
     options: Any = {"num_models": 4, "dtype": torch.float64, "device": column.device}
     ensemble = nn.Sequential(NPU(3, 5, init_im=0.3, **options), NMU(5, 2, **options))
-    whole = [
+    all_models = [
         ensemble(x),
         *torch.autograd.grad(ensemble(x).square().sum(), list(ensemble.parameters())),
     ]
     shard_models(ensemble, mesh)
     outputs: Any = ensemble(x)
     parts: Any = torch.autograd.grad(outputs.square().sum(), list(ensemble.parameters()))
-    for actual, want in zip((outputs, *parts), whole, strict=True):
+    for actual, expected_value in zip((outputs, *parts), all_models, strict=True):
         require(actual.to_local().shape[0] == 2, "a rank has all models")
-        equal(actual.full_tensor(), want, 1e-12, "models over ranks")
+        equal(actual.full_tensor(), expected_value, 1e-12, "models over ranks")
 
 
 def _rank(rank: int, port: int, where: tuple[Column, ...], folder: str) -> None:
@@ -188,7 +188,8 @@ def _rank(rank: int, port: int, where: tuple[Column, ...], folder: str) -> None:
             failures[column.name] = f"{type(error).__name__}: {error}".strip()
     Path(folder, f"{rank}.json").write_text(json.dumps(failures))
     dist.barrier()
-    # torch may abort when a thread of gloo drops a tensor while Python ends (pytorch#190489); all is done here.
+    # torch may abort when a thread of gloo drops a tensor while Python ends (pytorch#190489); all
+    # is done here.
     os._exit(0)
 
 
@@ -215,8 +216,8 @@ def _processes(column: Column) -> None:
     backend = BACKENDS[column.device]
     if not (dist.is_available() and dist.is_backend_available(backend)):
         raise Unavailable(f"this torch has no {backend}")
-    alike = [
+    same_kind = [
         c for c in columns() if c.device == column.device and c.interpreted == column.interpreted
     ]
-    failures = _failures_of_two_processes(tuple(alike))
+    failures = _failures_of_two_processes(tuple(same_kind))
     require(column.name not in failures, failures.get(column.name, ""))

@@ -7,9 +7,9 @@ from npu_kernels.certify._matrix import Result
 
 
 def versions() -> dict[str, str]:
-    """What the matrix was measured with."""
+    """Return the versions that the matrix was measured with."""
     facts = env.environment()
-    wanted = (
+    names = (
         "npu_kernels",
         "python",
         "torch",
@@ -20,9 +20,9 @@ def versions() -> dict[str, str]:
         "cuda",
         "cpu instruction set",
     )
-    found = {name: facts[name] for name in wanted}
+    chosen = {name: facts[name] for name in names}
     return {
-        **found,
+        **chosen,
         "mpmath": env.version_of("mpmath"),
         "onnxruntime": env.version_of("onnxruntime"),
     }
@@ -31,27 +31,31 @@ def versions() -> dict[str, str]:
 NOTES = """
 ## Notes
 
-- **triton interpreted** is the GPU kernels' own code, run by Triton's interpreter on CPU tensors in a process started
-  with `TRITON_INTERPRET=1`: it shows what they compute and how they fit into torch, not what a GPU's compiler makes of
-  them.
-- **When not to compile.** A fused layer by itself: `torch.compile` leaves the operator as it is and adds the guards and
-  the wrapper of its call, which makes a small layer slower and changes nothing for a large one. Compile a model that
-  has other layers to fuse around it.
-- **Double backward** through a compiled callable is not supported by torch itself and raises its error (the row above).
-  Compile the computation of the gradient instead: `torch.compile(torch.func.grad(...))`.
-- **vmap over stacked modules** is one call of the fused operators, with the gradient inside, outside or by plain
-  autograd. torch makes a class for each such call; `num_models` is the same without. Other `torch.func` transforms, and
-  per-sample gradients, compute by the eager formulas.
-- **Exported programs** hold the fused operators and need `import npu_kernels` where they run; so does an AOTInductor
-  package. `program.run_decompositions(npu_kernels.interop.decompositions())` leaves plain aten, for ONNX and for C++.
-- **torch.jit.trace** records the eager formulas: a traced program has the right derivatives, needs no `npu_kernels`
-  where it runs, and is as slow as they are. `torch.export` keeps the fused operators.
-- **DTensor** knows the operators after `import npu_kernels.sharding`. Rows, outputs and models may be sharded, inputs
-  never: a tensor that comes sharded over them is gathered.
-- **fork** after the kernels have run on several threads: call `torch.set_num_threads(1)` in the child first, as for any
-  torch operator.
-- **Half precision and autocast.** Under autocast everything is computed in float32 and the result is float32. Without
-  it, float16 and bfloat16 tensors are computed in float32 and the result is cast back.
+- **triton interpreted** is the GPU kernels' own code, run by Triton's interpreter on CPU tensors in
+  a process started with `TRITON_INTERPRET=1`: it shows what they compute and how they fit into
+  torch, not what a GPU's compiler makes of them.
+- **When not to compile.** A fused layer by itself: `torch.compile` leaves the operator as it is and
+  adds the guards and the wrapper of its call, which makes a small layer slower and changes nothing
+  for a large one. Compile a model that has other layers to fuse around it.
+- **Double backward** through a compiled callable is not supported by torch itself and raises its
+  error (the row above). Compile the computation of the gradient instead:
+  `torch.compile(torch.func.grad(...))`.
+- **vmap over stacked modules** is one call of the fused operators, with the gradient inside,
+  outside or by plain autograd. torch makes a class for each such call; `num_models` is the same
+  without. Other `torch.func` transforms, and per-sample gradients, compute by the eager formulas.
+- **Exported programs** hold the fused operators and need `import npu_kernels` where they run; so
+  does an AOTInductor package. `program.run_decompositions(npu_kernels.interop.decompositions())`
+  leaves plain aten, for ONNX and for C++.
+- **torch.jit.trace** records the eager formulas: a traced program has the right derivatives, needs
+  no `npu_kernels` where it runs, and is as slow as they are. `torch.export` keeps the fused
+  operators.
+- **DTensor** knows the operators after `import npu_kernels.sharding`. Rows, outputs and models may
+  be sharded, inputs never: a tensor that comes sharded over them is gathered.
+- **fork** after the kernels have run on several threads: call `torch.set_num_threads(1)` in the
+  child first, as for any torch operator.
+- **Half precision and autocast.** Under autocast everything is computed in float32 and the result
+  is float32. Without it, float16 and bfloat16 tensors are computed in float32 and the result is
+  cast back.
 """
 
 
@@ -63,8 +67,10 @@ def markdown(results: list[Result], facts: dict[str, str], missing: dict[str, st
     lines = [
         "# Compatibility",
         "",
-        "Neural Power Unit, a layer: measured by `python -m npu_kernels.certify`, which measures it on your machine.",
-        "A number is an error; an ulp is one of exp(P), the size of the NPU's result before its cosine.",
+        "Neural Power Unit, a layer: measured by `python -m npu_kernels.certify`, "
+        "which measures it on your machine.",
+        "A number is an error; an ulp is one of exp(P), "
+        "the size of the NPU's result before its cosine.",
         "",
         f"| | {' | '.join(names)} |",
         "| --- |" + " --- |" * len(names),

@@ -19,18 +19,20 @@ FUSED = tuple(
 )
 
 
-def equal(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> float:
+def equal(actual: Tensor, expected: Tensor, tolerance: float, title: str) -> float:
     """Raise AssertionError unless the relative error is at most the tolerance; returns it."""
     error = normwise_error(actual.cpu(), expected.cpu())
     if not error <= tolerance:
-        raise AssertionError(f"{what}: relative error {error:.2g}, at most {tolerance:.2g} allowed")
+        raise AssertionError(
+            f"{title}: relative error {error:.2g}, at most {tolerance:.2g} allowed"
+        )
     return error
 
 
-def require(condition: bool, what: str) -> None:
+def require(condition: bool, message: str) -> None:
     """Raise AssertionError unless the condition holds."""
     if not condition:
-        raise AssertionError(what)
+        raise AssertionError(message)
 
 
 def leaves_of(name: str, column: Column, rows: int = 3, **options: Any) -> list[Tensor]:

@@ -79,6 +79,6 @@ def _anomaly(column: Column) -> None:
             )
         else:
             raise AssertionError("no error")
-    with trace.non_finite(layer, "record") as found:
+    with trace.non_finite(layer, "record") as records:
         layer(x)
-    require((found[0].kind, found[0].unit, found[0].row) == ("NPU", 0, (0,)), str(found))
+    require((records[0].kind, records[0].unit, records[0].row) == ("NPU", 0, (0,)), str(records))

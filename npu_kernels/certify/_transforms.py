@@ -19,25 +19,31 @@ def _func(column: Column) -> None:
     for name in FUSED:
         leaves = [leaf.detach() for leaf in leaves_of(name, column)]
         tangents = tuple(torch.ones_like(leaf) for leaf in leaves)
-        record, every = RECORDS[name], tuple(range(len(leaves)))
+        record, indices = RECORDS[name], tuple(range(len(leaves)))
 
         def results(
             f: Callable[..., Tensor],
             leaves: list[Tensor] = leaves,
             tangents: tuple[Tensor, ...] = tangents,
-            every: tuple[int, ...] = every,
+            indices: tuple[int, ...] = indices,
         ) -> list[Tensor]:
             def loss(*a: Tensor) -> Tensor:
                 return f(*a).square().sum()
 
             pulled: Any = torch.func.vjp(f, *leaves)
-            found = [*torch.func.grad(loss, every)(*leaves), *pulled[1](torch.ones_like(pulled[0]))]
-            found += [
-                *torch.func.jvp(f, tuple(leaves), tangents),
-                *torch.func.jacrev(f, every)(*leaves),
+            values = [
+                *torch.func.grad(loss, indices)(*leaves),
+                *pulled[1](torch.ones_like(pulled[0])),
             ]
-            found += [*torch.func.jacfwd(f, every)(*leaves), torch.func.hessian(loss, 1)(*leaves)]
-            return found
+            values += [
+                *torch.func.jvp(f, tuple(leaves), tangents),
+                *torch.func.jacrev(f, indices)(*leaves),
+            ]
+            values += [
+                *torch.func.jacfwd(f, indices)(*leaves),
+                torch.func.hessian(loss, 1)(*leaves),
+            ]
+            return values
 
         for actual, expected in zip(
             results(record.function), results(record.reference), strict=True
@@ -49,14 +55,14 @@ def _func(column: Column) -> None:
 def _per_sample(column: Column) -> None:
     for name in FUSED:
         x, weight, *rest = (leaf.detach() for leaf in leaves_of(name, column))
-        found = []
+        gradients = []
         for f in (RECORDS[name].function, RECORDS[name].reference):
 
             def loss(w: Tensor, row: Tensor, f: Any = f, rest: list[Tensor] = rest) -> Tensor:
                 return f(row, w, *rest).square().sum()  # type: ignore[no-any-return]
 
-            found.append(torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x))
-        equal(found[0], found[1], ROUNDING, name)
+            gradients.append(torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x))
+        equal(gradients[0], gradients[1], ROUNDING, name)
 
 
 @check("torch.func: vmap over stacked modules is one call")
@@ -79,16 +85,18 @@ def _stacked(column: Column) -> str | None:
     with CountCalls() as plain:
         torch.func.vmap(loss)(state).sum().backward()
     for name, value in state.items():
-        one = [dict(m.named_parameters())[name] for m in modules]
+        parameters = [dict(m.named_parameters())[name] for m in modules]
         losses = [m(x).square().sum() for m in modules]
         expected = torch.stack(
-            [torch.autograd.grad(v, p)[0] for v, p in zip(losses, one, strict=True)]
+            [torch.autograd.grad(v, p)[0] for v, p in zip(losses, parameters, strict=True)]
         )
         for actual in (first[name], second[name], value.grad):
             equal(actual, expected, ROUNDING, name)
     if column.backend == "reference":
         return "batched formula"
-    one_each = {f"{name}_{way}": 1 for name in ("npu", "nmu") for way in ("forward", "backward")}
+    one_each = {
+        f"{name}_{direction}": 1 for name in ("npu", "nmu") for direction in ("forward", "backward")
+    }
     for calls in (inside.calls, outside.calls, plain.calls):
         require(calls == one_each, f"operator calls {dict(calls)}")
     return None

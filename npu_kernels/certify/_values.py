@@ -72,7 +72,7 @@ def _ulp64(column: Column) -> str:
 
 @check("all sizes, layouts and models against the eager formula, memory filled with nan")
 def _parity(column: Column) -> str | None:
-    every = 4 if column.interpreted else 1  # the interpreter is slow
+    stride = 4 if column.interpreted else 1  # the interpreter is slow
     for name in FUSED:
         record = RECORDS[name]
         samples = (
@@ -81,14 +81,14 @@ def _parity(column: Column) -> str | None:
                 for models in (None, 2)
             ]
             if column.quick
-            else list(record.samples(torch.float64, column.device))[::every]
+            else list(record.samples(torch.float64, column.device))[::stride]
         )
         for sample in samples:
             leaves = sample.map(lambda t: t.detach().requires_grad_())
             before = [leaf.detach().clone() for leaf in leaves.leaves()]
             expected = leaves.call(RECORDS[name].reference)
             upstream = with_layout(torch.ones_like(expected), "expanded")
-            wanted = torch.autograd.grad(expected, leaves.leaves(), upstream)
+            expected_grads = torch.autograd.grad(expected, leaves.leaves(), upstream)
             if column.backend == "reference" and name in (
                 "npu",
                 "nmu",
@@ -98,13 +98,13 @@ def _parity(column: Column) -> str | None:
                 with fill_uninitialized_with_nan():
                     y = leaves.call(RECORDS[name].function)
                     grads = torch.autograd.grad(y, leaves.leaves(), upstream)
-            for actual, want in zip((y, *grads), (expected, *wanted), strict=True):
+            for actual, want in zip((y, *grads), (expected, *expected_grads), strict=True):
                 equal(actual, want, 5e-13, sample.name)
             for leaf, old in zip(leaves.leaves(), before, strict=True):
                 require(torch.equal(leaf, old), f"{sample.name} changed an input")
     if column.quick:
         return "ok (one size)"
-    return f"ok (every {every}th of them)" if every > 1 else None
+    return f"ok (every {stride}th of them)" if stride > 1 else None
 
 
 def _written_out(name: str, sample: Sample, upstream: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -126,7 +126,7 @@ def _written_out(name: str, sample: Sample, upstream: Tensor) -> tuple[Tensor, t
     y, s = reference.npu_forward(sample.x, re, im, gate, eps, True)
     four = reference.npu_backward(upstream, sample.x, re, im, gate, y, s, eps, straight)
     present = (True, True, im is not None, gate is not None)
-    return y, tuple(grad for grad, there in zip(four, present, strict=True) if there)
+    return y, tuple(grad for grad, is_present in zip(four, present, strict=True) if is_present)
 
 
 @check("special values: 0, -0, subnormal, huge, inf, nan")

@@ -1,13 +1,17 @@
-"""Neural Power Unit, a layer: training from many starts in one batch of models, rounded, and chosen on held-out rows.
+"""Neural Power Unit, a layer: training from many starts, rounded, chosen on held-out rows.
 
-recipe.py    the settings, with defaults
-data.py      rows from tensors or batches, split into training and held-out ones, and the loss's weights
-batch.py     the parameters of a batch of models: starts, intervals, rounding, one model out of many
-search.py    many starts under Adam, fewer and fewer of them
-refine.py    L-BFGS in float64, with some parameters held
-run.py       the stages in their order; saved and resumed
-result.py    what comes out
-fit.py       `fit` and `fit_many`
+_recipe.py   the settings, with defaults
+_data.py     rows from tensors or batches, split into training and held-out ones, and their weights
+_batch.py    the parameters of a batch of models: starts, intervals, rounding
+_scale.py    units of x and y, and the weights of a last sum
+_search.py   many starts in training by Adam
+_refine.py   L-BFGS in float64, with some parameters held
+_pool.py     the models that may be chosen, and the choice
+_judge.py    scores on the held-out rows
+_stages.py   the stages in their order
+_run.py      a fit in progress, saved and continued
+_result.py   what a fit returns
+_fit.py      `fit` and `fit_many`
 """
 
 from npu_kernels.fitting._fit import fit, fit_many

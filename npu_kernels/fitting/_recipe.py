@@ -11,31 +11,36 @@ from npu_kernels._common.checks import as_number, is_whole
 
 @dataclass(frozen=True)
 class Recipe:
-    """How `fit` trains; the defaults do not depend on the data.
+    """The settings of `fit`; the defaults do not depend on the data.
 
     Args:
-        rungs: (steps, share) of each stretch of Adam: that many steps with that share of the starts, the best so far.
+        rungs: (steps, share) of each stretch of Adam: its steps, made with the best share of the
+            starts.
         batch: rows of a step.
-        rate: Adam's rate in the first stretch, half of it in each later one; within one it falls along a cosine.
-        wide: power weights start in U(-w, w), ``w = wide * sqrt(2 / inputs)`` but at most wide; start s takes entry s,
-            in turn.
-        hidden: how many of its inputs a power unit starts with if other units come before it (0: all), in turn. The
-            rest start, and stay, with gate and weight 0: a product of a hundred random powers does not learn.
-        gates: where the gates start, in turn as `wide`.
+        rate: Adam's rate in the first stretch, half of it in each later one; within one it falls
+            along a cosine.
+        wide: power weights start in U(-w, w), ``w = wide * sqrt(2 / inputs)`` but at most wide;
+            start s takes entry s, in turn.
+        hidden: the number of inputs that a power unit behind other units starts with (0: all), in
+            turn. The rest start, and stay, with gate and weight 0: a product of a hundred random
+            powers does not learn.
+        gates: the values at which the gates start, in turn as `wide`.
         imaginary: imaginary power weights start in U(-i w, i w), in turn.
-        bound: power weights are kept in [-bound, bound]; gates, and weights of NAU, NMU and NMRU, in their own
-            intervals.
-        finalists: how many starts of a problem go on to L-BFGS, and of these to rounding with refits.
+        bound: power weights stay in [-bound, bound]; gates, and weights of NAU, NMU and NMRU, in
+            the layers' intervals.
+        finalists: the numbers of a problem's starts that go on to L-BFGS, and from there to
+            rounding with refits.
         refine, settle: L-BFGS evaluations before rounding, and after each of its two steps.
-        rows: training rows of an evaluation in refine and in settle; four times the parameters that have moved, over
-            the outputs, where that is more.
+        rows: training rows of an evaluation in refine and in settle; four times the parameters that
+            have moved, over the outputs, where that is more.
         denominators: weights are rounded to fractions with denominators up to each of these.
-        slack: a simpler candidate is taken if its held-out error is at most ``1 + slack`` times the least. The noise
-            allows more: two standard errors of the difference over the held-out rows, or what the Bayesian information
-            criterion of the training rows prefers, up to 1.5 times the least.
-        loss: "relative": squares of ``(y - target) / sqrt(target^2 + median(|target|)^2)``; "squared": squares of
-            ``(y - target) / rms(target)``; each output by itself.
-        holdout: share of the rows that is kept for choosing, at most 8,192 of them.
+        slack: a simpler candidate is taken if its held-out error is at most ``1 + slack`` times the
+            least. The noise allows more: two standard errors of the difference over the held-out
+            rows, or by the Bayesian information criterion of the training rows, up to 1.5 times the
+            least.
+        loss: "relative": squares of ``(y - target) / sqrt(target^2 + median(|target|)^2)``;
+            "squared": squares of ``(y - target) / rms(target)``; each output by itself.
+        holdout: share of the rows that is held out for choosing, at most 8,192 of them.
 
     Raises ValueError for values outside of their ranges.
     """
@@ -62,8 +67,8 @@ class Recipe:
             if not holds:
                 raise ValueError(f"Recipe: {name} must {rule}, got {getattr(self, name)!r}")
 
-        def whole(value: Any, least: int) -> bool:
-            return is_whole(value) and value >= least
+        def integer(value: Any, minimum: int) -> bool:
+            return is_whole(value) and value >= minimum
 
         def number(value: Any, low: float, high: float = math.inf) -> bool:
             return low <= as_number(value) <= high and as_number(value) < math.inf
@@ -71,53 +76,43 @@ class Recipe:
         def several(values: Any) -> bool:
             return isinstance(values, (tuple, list)) and len(values) > 0
 
-        def finite(values: Any, low: float, high: float = math.inf) -> bool:
+        def integers(values: Any, minimum: int) -> bool:
+            return several(values) and all(integer(value, minimum) for value in values)
+
+        def numbers(values: Any, low: float, high: float = math.inf) -> bool:
             return several(values) and all(number(value, low, high) for value in values)
 
-        rule("batch", whole(self.batch, 1), "be an integer of at least 1")
+        def falling(values: Any) -> bool:
+            return all(0 < b <= a for a, b in zip([1.0, *values], values, strict=False))
+
+        rule("batch", integer(self.batch, 1), "be an integer of at least 1")
         for name in ("refine", "settle"):
-            rule(name, whole(getattr(self, name), 0), "be an integer of at least 0")
+            rule(name, integer(getattr(self, name), 0), "be an integer of at least 0")
         for name in ("rate", "bound"):
-            rule(
-                name,
-                number(getattr(self, name), 0) and getattr(self, name) > 0,
-                "be finite and greater than 0",
-            )
+            value = getattr(self, name)
+            rule(name, number(value, 0) and value > 0, "be finite and greater than 0")
         for name in ("wide", "imaginary"):
-            rule(name, finite(getattr(self, name), 0), "be finite numbers of at least 0")
-        rule(
-            "hidden",
-            several(self.hidden) and all(whole(n, 0) for n in self.hidden),
-            "be integers of at least 0",
-        )
-        rule("gates", finite(self.gates, 0, 1), "be numbers from 0 to 1")
+            rule(name, numbers(getattr(self, name), 0), "be finite numbers of at least 0")
+        rule("hidden", integers(self.hidden, 0), "be integers of at least 0")
+        rule("gates", numbers(self.gates, 0, 1), "be numbers from 0 to 1")
         rule("slack", number(self.slack, 0), "be finite and at least 0")
         rule("holdout", number(self.holdout, 0, 1) and 0 < self.holdout < 1, "lie between 0 and 1")
         rule("loss", self.loss in ("relative", "squared"), "be 'relative' or 'squared'")
         pairs = several(self.rungs) and all(several(rung) and len(rung) == 2 for rung in self.rungs)
-        shares = [share for _, share in self.rungs] if pairs else []
+        steps, shares = zip(*self.rungs, strict=True) if pairs else ((), ())
         rule(
             "rungs",
-            finite(shares, 0, 1)
-            and all(whole(steps, 1) for steps, _ in self.rungs)
-            and shares[0] == 1
-            and all(
-                0 < share <= before for share, before in zip(shares, [1.0, *shares], strict=False)
-            ),
+            integers(steps, 1) and numbers(shares, 0, 1) and shares[0] == 1 and falling(shares),
             "be pairs (steps of at least 1, share of the starts), the shares falling from 1",
         )
         for name in ("finalists", "rows"):
             pair = getattr(self, name)
-            rule(
-                name,
-                several(pair) and len(pair) == 2 and all(whole(n, 1) for n in pair),
-                "be two integers of at least 1",
-            )
+            rule(name, integers(pair, 1) and len(pair) == 2, "be two integers of at least 1")
+        divisors = self.denominators
         rule(
             "denominators",
-            isinstance(self.denominators, (tuple, list))
-            and all(whole(d, 1) for d in self.denominators)
-            and list(self.denominators) == sorted(set(self.denominators)),
+            divisors in ((), [])
+            or (integers(divisors, 1) and list(divisors) == sorted(set(divisors))),
             "be increasing integers of at least 1",
         )
         for setting in fields(self):
@@ -125,7 +120,7 @@ class Recipe:
 
 
 def _plain(value: Any) -> Any:
-    """The value with Python's own numbers."""
+    """Return the value with numbers of Python's types."""
     if isinstance(value, (tuple, list)):
         return type(value)(_plain(part) for part in value)
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What a fit gives."""
+"""What a fit returns."""
 
 from __future__ import annotations
 
@@ -11,67 +11,49 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that was considered in the end.
+    """A model that was considered in the end."""
 
-    kind: "raw" (as Adam left it), "refined" (gates 0 or 1, weights by L-BFGS), "powers" (powers rounded, the rest
-    refitted) or "rounded" (all of it); denominator: 0 where nothing is rounded; start: which one; score: its held-out
-    error; cost: how much more that is than its start's before rounding.
-    """
-
+    #: "raw" (as Adam left it), "refined" (gates 0 or 1, weights by L-BFGS), "powers" (powers
+    #: rounded, the rest refitted) or "rounded" (all of it)
     kind: str
-    denominator: int
-    start: int
-    score: float
-    cost: float
+    denominator: int  #: 0 where nothing is rounded
+    start: int  #: the index of its start
+    score: float  #: its held-out error
+    cost: float  #: its score less that of its start before rounding
 
 
 @dataclass(frozen=True)
 class Fits:
-    """The best models of all problems.
+    """The best models of all problems."""
 
-    models: one batch, `num_models` the number of problems. score ``[problems]``: held-out errors of these models, in
-    their own dtype, in the loss's unit. scores ``[problems, starts]``: each start's when it was last scored.
-    retired ``[problems, starts]``: after how many stages it was left behind. steps ``[problems]``: model-steps,
-    gradients of `batch` rows for one model. rows ``[problems]``: rows that those gradients took. chosen: of each
-    problem. candidates: of each problem. history: what each stage began with and found. seconds: of computing.
-    complete: False if it was interrupted.
-    """
-
-    models: nn.Module
-    score: Tensor
-    scores: Tensor
-    retired: Tensor
-    steps: Tensor
-    rows: Tensor
-    chosen: Sequence[Candidate]
-    candidates: Sequence[Sequence[Candidate]]
-    history: Sequence[dict[str, Any]] = field(repr=False)
-    seconds: float = 0.0
-    complete: bool = True
+    models: nn.Module  #: one batch, `num_models` the number of problems
+    score: Tensor  #: held-out errors ``[problems]`` in the models' dtype and the loss's unit
+    scores: Tensor  #: each start's error when it was last scored ``[problems, starts]``
+    retired: Tensor  #: the number of stages that each start went through ``[problems, starts]``
+    steps: Tensor  #: model-steps ``[problems]``, gradients of `batch` rows for one model
+    rows: Tensor  #: rows ``[problems]`` that those gradients took
+    chosen: Sequence[Candidate]  #: of each problem
+    candidates: Sequence[Sequence[Candidate]]  #: of each problem
+    history: Sequence[dict[str, Any]] = field(repr=False)  #: numbers at the end of each stage
+    seconds: float = 0.0  #: of computing
+    complete: bool = True  #: False if the fit was interrupted
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The best model, and how it was found.
+    """The best model, and how it was found."""
 
-    model: the model, without a model dimension; a single power unit whose law has a coefficient other than 1 has
-    ``NAU(1, 1, clip=False)`` behind it. score: its held-out error in its own dtype, in the loss's unit. folds: 0, or
-    where few rows are held out the number of parts in which the score is cross-validated. scores ``[starts]``: each
-    start's when it was last scored. retired ``[starts]``: after how many stages it was left behind.
-    steps: model-steps, gradients of `batch` rows for one model. rows: rows that those gradients took. chosen: the
-    `Candidate` that was taken. candidates: all of them. history: what each stage began with and found. seconds: of
-    computing. complete: False if it was interrupted.
-    """
-
+    #: without a model dimension; a single power unit whose law has a coefficient other than 1 has
+    #: ``NAU(1, 1, clip=False)`` behind it
     model: nn.Module
-    score: float
-    scores: Tensor
-    retired: Tensor
-    steps: float
-    rows: int
-    chosen: Candidate
-    candidates: Sequence[Candidate] = field(repr=False)
-    history: Sequence[dict[str, Any]] = field(repr=False)
-    seconds: float = 0.0
-    complete: bool = True
-    folds: int = 0
+    score: float  #: its held-out error in its dtype, in the loss's unit
+    scores: Tensor  #: each start's error when it was last scored ``[starts]``
+    retired: Tensor  #: the number of stages that each start went through ``[starts]``
+    steps: float  #: model-steps, gradients of `batch` rows for one model
+    rows: int  #: rows that those gradients took
+    chosen: Candidate  #: the candidate that the model is
+    candidates: Sequence[Candidate] = field(repr=False)  #: all of them
+    history: Sequence[dict[str, Any]] = field(repr=False)  #: numbers at the end of each stage
+    seconds: float = 0.0  #: of computing
+    complete: bool = True  #: False if the fit was interrupted
+    folds: int = 0  #: the parts in which few rows' score is cross-validated; 0: the score is not

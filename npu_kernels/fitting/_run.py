@@ -1,13 +1,4 @@
-"""The stages of a fit in their order, in steps that can be saved and continued.
-
-    search    stretches of Adam, after each the best share of every problem's starts goes on
-    refine    the finalists, gates rounded to 0 or 1, by L-BFGS in float64
-    settle    the best of them once for each denominator: powers near a fraction are set to it, the rest refitted;
-              then all powers are set and the rest is refitted; then the rest is rounded too
-
-After each stage the models are rounded and scored on the held-out rows. A problem of which a rounded model's error is
-that of the data's own rounding is solved and takes no further step.
-"""
+"""A fit in progress: its stages one after the other, in rounds that can be saved and continued."""
 
 from __future__ import annotations
 
@@ -22,57 +13,56 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_whole, is_whole
+from npu_kernels._common.seeds import stream
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.checkpoints import check_same, described, digest, fingerprint
-from npu_kernels.fitting._batch import COEFFICIENT, FREE, GATE, LINEAR, POWER, Template
-from npu_kernels.fitting._data import Data, Rows, check, stream
-from npu_kernels.fitting._pool import Pool, ranks
+from npu_kernels.fitting._batch import Template
+from npu_kernels.fitting._data import Data, check
+from npu_kernels.fitting._judge import Judge
+from npu_kernels.fitting._pool import Pool
 from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.fitting._refine import Refinement
-from npu_kernels.fitting._result import Candidate, Fits
-from npu_kernels.fitting._scale import LastSum, Scale
+from npu_kernels.fitting._result import Fits
+from npu_kernels.fitting._scale import Scale
 from npu_kernels.fitting._search import Search
+from npu_kernels.fitting._stages import (
+    Refining,
+    Searching,
+    Settling,
+    Stage,
+    refining_rows,
+    rounds_of,
+)
 from npu_kernels.layers import Unit
 
-FORMAT = 2  # of a saved state
-_TENSORS = (
-    "scores",
-    "retired",
-    "solved",
-    "rows",
-)  # of a saved state, and the entries of its history
-_HISTORY = ("stage", "rounds", "models", "solved", "best", "worst", "rows")
-NEAR = 0.15  # of the distance between two fractions of a denominator: a power so close to one is set first
-LOOK = 100  # evaluations of refine after which it is seen what is solved
-LINEAR_ROWS = 2048  # of the least squares for the weights of a sum
-EXACT = 16  # machine epsilons of the data that a solved problem's relative error may have
+STATE_FORMAT = 2  # of a saved state; its number changes with the entries or their meaning
+_HISTORY = ("stage", "rounds", "models", "solved", "best", "worst", "rows")  # of each stage
 
 
-def _seeds(function: str, seeds: Sequence[int], problems: int) -> list[int]:
-    """The seeds, checked: one for each problem."""
+def _checked_seeds(function: str, seeds: Sequence[int], problems: int) -> list[int]:
+    """Return the seeds, one for each problem."""
     if isinstance(seeds, str) or not isinstance(seeds, Sequence):
-        raise TypeError(
-            f"{function}: seeds must be a sequence of integers, got {type(seeds).__name__}"
-        )
-    found = list(seeds)
-    if len(found) != problems or not all(is_whole(s) and s >= 0 for s in found):
-        raise ValueError(
-            f"{function}: seeds must be {problems} integers of at least 0, one per problem, got {seeds!r}"
-        )
-    return [int(seed) for seed in found]
+        got = type(seeds).__name__
+        raise TypeError(f"{function}: seeds must be a sequence of integers, got {got}")
+    if len(seeds) != problems or not all(is_whole(s) and s >= 0 for s in seeds):
+        rule = f"{problems} integers of at least 0, one per problem"
+        raise ValueError(f"{function}: seeds must be {rule}, got {seeds!r}")
+    return [int(seed) for seed in seeds]
 
 
 class Run:
-    """A fit of several problems under way.
+    """A fit of several problems in progress.
 
     Args:
-        model: units with num_models = problems * starts; problem p's starts come one after the other.
+        model: units with num_models = problems * starts; problem p's starts come one after the
+            other.
         x, y: ``[problems, N, I]``, ``[problems, N, O]``.
-        seeds: one for each problem; a problem's starts, its held-out rows and the order of the others are its own's.
+        seeds: one for each problem, which decides its starts, its held-out rows and the order of
+            the others.
         recipe: the settings.
         function: for messages.
 
-    `done` of `total` rounds are behind; `advance` makes some more; `result` gives what has been found so far.
+    `done` of `total` rounds were made; `advance` makes more; `result` returns the best models.
     """
 
     def __init__(
@@ -88,479 +78,247 @@ class Run:
         self.recipe = recipe = Recipe() if recipe is None else recipe
         if not isinstance(recipe, Recipe):
             how = "; Recipe(**recipe) makes one" if isinstance(recipe, dict) else ""
-            raise TypeError(
-                f"{function}: recipe must be a Recipe, got {type(recipe).__name__}{how}"
-            )
+            got = type(recipe).__name__
+            raise TypeError(f"{function}: recipe must be a Recipe, got {got}{how}")
         self.template = template = Template(function, model, recipe)
         check(function, x, y, 3)
-        self.problems, self.seeds = len(x), _seeds(function, seeds, len(x))
-        self.starts, rest = divmod(template.num_models, self.problems)
-        if rest or not self.starts:
-            raise ValueError(
-                f"{function}: num_models must be a multiple of the number of problems, {self.problems}, "
-                f"got {template.num_models}"
-            )
-        self.tolerance = float((EXACT * torch.finfo(y.dtype).eps) ** 2)
-        self.scale = Scale(template, x.to(template.device), y.to(template.device))
-        x_divided, y_divided = self.scale.divided(x.to(template.device), y.to(template.device))
-        self.data = Data.split(x_divided, y_divided, self.seeds, recipe, template.device)
-        self.last = LastSum(template)
+        self.problems, self.seeds = len(x), _checked_seeds(function, seeds, len(x))
+        starts, rest = divmod(template.num_models, self.problems)
+        if rest or not starts:
+            rule = f"a multiple of the number of problems, {self.problems}"
+            raise ValueError(f"{function}: num_models must be {rule}, got {template.num_models}")
         self._dtypes = f"x {x.dtype}, y {y.dtype}, model {template.dtype}"
-        self._single = self.data.training.to(template.dtype)
-        self._moved = 0  # the most parameters of a model in refinement that have moved at all
-
-        tensors = template.start(
-            [stream("start", seed) for seed in self.seeds], self.starts, recipe
-        )
+        x, y, dtype = x.to(template.device), y.to(template.device), y.dtype
+        self.scale = Scale(template, x, y)
+        self.data = Data.split(*self.scale.divided(x, y), self.seeds, recipe, template.device)
+        self.judge = judge = Judge(template, recipe, self.data, self.scale, starts, dtype)
+        generators = [stream("start", seed) for seed in self.seeds]
+        tensors = template.start(generators, starts, recipe)
         template.project_(tensors)
-        self._check_output(function, tensors)
-        self.search: Search | None = Search(template, recipe, tensors, self.starts)
-        self.refinement: Refinement | None = None
-        # The denominator and the start of each model of the refinement:
-        self._rounding, self._origin = (torch.empty(0, dtype=torch.long) for _ in range(2))
+        search = Search(template, recipe, self.data.training, tensors, starts)
+        self._check_output(search)
 
-        self._denominators = (
-            recipe.denominators if template.has(GATE, POWER, LINEAR, COEFFICIENT) else ()
-        )
-        rounds = [steps for steps, _ in recipe.rungs]
-        self._rungs = len(rounds)
-        rounds.append(recipe.refine)
-        if self._denominators:
-            rounds += [recipe.settle] * 2
-        self._lengths = rounds
-        self.total, self.done = sum(rounds), 0
-        self.stage, self.at = 0, 0
-
-        shape, device = (self.problems, self.starts), template.device
-        self.pool = Pool(template)
-        self.scores = torch.full(shape, math.inf, dtype=torch.float64, device=device)
-        self.retired = torch.zeros(shape, dtype=torch.long, device=device)
-        self.solved = torch.zeros(self.problems, dtype=torch.bool, device=device)
-        self.rows = torch.zeros(self.problems, dtype=torch.long, device=device)
+        self._rounds = rounds_of(judge)
+        self.total, self.done = sum(self._rounds), 0
+        self.stage: Stage | None = Searching(judge, 0, search)
+        self._stage_done = 0  # rounds of the stage
+        self.rows = torch.zeros(self.problems, dtype=torch.long, device=template.device)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
 
-    def _check_output(self, function: str, tensors: list[Tensor]) -> None:
-        rows, model = self.data.training, self.template.model
-        first = next(
-            (part for part in model.modules() if not isinstance(part, nn.Sequential)), None
-        )
-        if (
-            isinstance(first, Unit) and rows.x.shape[2] != first.in_features
-        ):  # of a Unit, or a Sequential of them
-            raise ValueError(
-                f"{function}: x must have last dimension {first.in_features} (in_features of model), "
-                f"got {rows.x.shape[2]}"
-            )
-        wanted = (len(tensors[0]), 2, rows.y.shape[2])
+    def _check_output(self, search: Search) -> None:
+        function, rows = self.function, search.rows
+        parts = self.template.model.modules()
+        first = next((part for part in parts if not isinstance(part, nn.Sequential)), None)
+        columns, models = rows.x.shape[2], len(search.problem)
+        if isinstance(first, Unit) and columns != first.in_features:
+            rule = f"last dimension {first.in_features} (in_features of model)"
+            raise ValueError(f"{function}: x must have {rule}, got {columns}")
+        x = rows.x[:1, :2].expand(models, -1, -1)[:, [0, -1]]
         try:
             with torch.no_grad():
-                y = self.template(
-                    tensors, self._single.x[:1, :2].expand(wanted[0], -1, -1)[:, [0, -1]]
-                )
+                y = self.template(search.tensors, x)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(
-                f"{function}: model must take x with {rows.x.shape[2]} columns, got {error}"
-            ) from error
-        found = tuple(y.shape) if isinstance(y, Tensor) else ()
-        if found[:2] != wanted[:2] or len(found) != 3:
-            raise ValueError(
-                f"{function}: model must give (num_models, rows, out_features), got shape {found} for 2 rows"
-            )
-        if found != wanted:
-            raise ValueError(
-                f"{function}: y must have last dimension {found[-1]}, as the model's, got {wanted[-1]}"
-            )
+            rule = f"model must take x with {columns} columns"
+            raise ValueError(f"{function}: {rule}, got {error}") from error
+        shape, outputs = tuple(y.shape) if isinstance(y, Tensor) else (), rows.y.shape[2]
+        if shape[:2] != (models, 2) or len(shape) != 3:
+            rule = "model must give (num_models, rows, out_features)"
+            raise ValueError(f"{function}: {rule}, got shape {shape} for 2 rows")
+        if shape[2] != outputs:
+            rule = f"y must have last dimension {shape[2]}, as the model's"
+            raise ValueError(f"{function}: {rule}, got {outputs}")
 
-    # ---- progress ------------------------------------------------------------------------------------------------
+    # ---- progress --------------------------------------------------------------------------------
 
     @property
     def alive(self) -> int:
-        """How many models are still in training."""
-        if self.search is not None:
-            return len(self.search.problem)
-        return 0 if self.refinement is None else len(self.refinement.solver.running)
+        """The number of models that are still in training."""
+        return 0 if self.stage is None else self.stage.alive
+
+    @property
+    def solved(self) -> Tensor:
+        """Whether each problem is solved ``[problems]``."""
+        return self.judge.solved
 
     @torch.no_grad()
     def advance(self, rounds: int) -> None:
-        """Make so many rounds, a step of Adam or an evaluation of L-BFGS of all models, or end before."""
+        """Make rounds, steps of Adam or evaluations of L-BFGS of all models, fewer at the end."""
         rounds = check_whole(self.function, "rounds", rounds, 0)
         begin = time.perf_counter()
-        while rounds > 0 and self.stage < len(self._lengths):
-            length = self._lengths[self.stage]
-            made = self._rounds(min(rounds, length - self.at), length) if self.at < length else 0
-            rounds -= max(made, 1)
-            if made == 0:  # nothing left to do in this stage
-                made = length - self.at
-            self.at += made
-            self.done += made
-            if self.at == length:
-                self._end_stage()
+        while rounds > 0 and self.stage is not None:
+            remaining, count = self.stage.rounds - self._stage_done, 0
+            if remaining > 0:
+                limit = min(rounds, remaining)
+                count, rows = self.stage.advance(self._stage_done, limit)
+                self.rows += rows
+            rounds -= max(count, 1)
+            count = count or remaining  # no model of the stage is running
+            self._stage_done += count
+            self.done += count
+            if self._stage_done == self.stage.rounds:
+                self._end_stage(self.stage)
         self.seconds += time.perf_counter() - begin
 
-    def _rounds(self, most: int, length: int) -> int:
-        """So many rounds of the stage at most; returns how many."""
-        if self.search is not None:
-            if not len(self.search.problem):
-                return 0
-            made = self.search.advance(self._single, self.stage, self.at, length, most)
-            rows = made * min(self.recipe.batch, self._single.x.shape[1])
-            self.rows += rows * torch.bincount(self.search.problem, minlength=self.problems)
-            return made
-        assert self.refinement is not None
-        refinement = self.refinement
-        active = refinement.problem[refinement.solver.running]
-        self.rows += refinement.rows.x.shape[1] * torch.bincount(active, minlength=self.problems)
-        going = refinement.advance()
-        if self.stage == self._rungs and self.at % LOOK == LOOK - 1:
-            self._look(refinement)
-        return int(going)
-
-    def _look(self, refinement: Refinement) -> None:
-        """End the models of problems that one of them solves when rounded."""
-        flat, problem, start = refinement.flat(), refinement.problem, self._origin
-        base = self._errors(flat, problem)
-        for denominator in self._denominators:
-            self._add_rounded(flat, problem, start, denominator, base, solved_only=True)
-        refinement.drop(self.solved.nonzero().squeeze(1))
-
-    # ---- from stage to stage -------------------------------------------------------------------------------------
-
-    def _end_stage(self) -> None:
-        if self.search is not None:
-            self._end_rung(self.search)
-        elif self.stage == self._rungs:
-            self._end_refine()
-        else:
-            self._end_settle()
-        self.stage, self.at = self.stage + 1, 0
-        best = self.pool.best(self.problems)
+    def _end_stage(self, stage: Stage) -> None:
+        self.stage, self._stage_done = stage.end(), 0
+        best = self.judge.pool.best(self.problems)
         self.history.append(
             {
-                "stage": self.stage,
+                "stage": stage.number + 1,
                 "rounds": self.done,
-                "models": self.alive,
+                "models": (self.stage or stage).alive,
                 "solved": int(self.solved.sum()),
                 "best": float(best.min()) if len(best) else math.inf,
                 "worst": float(best.max()) if len(best) else math.inf,
                 "rows": int(self.rows.sum()),
             }
         )
-        if self.stage == len(self._lengths):
-            self.search = self.refinement = None
-            self._fewer_units()
+        if self.stage is None:
+            self.judge.add_with_fewer_units()
 
-    def _errors(self, flat: Tensor, problem: Tensor) -> Tensor:
-        held = self.data.held_out
-        return self.template.errors(flat, held.x, held.y, held.weight, problem)
-
-    def _score(self, flat: Tensor, problem: Tensor, start: Tensor, kind: str, keep: int) -> Tensor:
-        """Score models and their roundings ``[A]``, remember the best `keep` of each problem, and what is solved."""
-        raw = self._errors(flat, problem)
-        self.scores[problem, start] = raw
-        self.pool.add(flat, problem, start, kind, 0, raw, raw, keep)
-        least = raw.clone()
-        for denominator in self._denominators:
-            least = torch.minimum(least, self._add_rounded(flat, problem, start, denominator, raw))
-        return least
-
-    def _add_rounded(
-        self,
-        flat: Tensor,
-        problem: Tensor,
-        start: Tensor,
-        denominator: int,
-        base: Tensor,
-        solved_only: bool = False,
-    ) -> Tensor:
-        """Remember the best rounded model of each problem, and what is solved; the errors ``[A]``.
-
-        Coefficients are those of least squares: they have units and are no fractions, except where the data are exact.
-        solved_only: of problems that are not solved yet, and models that solve them.
-        """
-        free = self.template.has(COEFFICIENT)
-        rounded = self.template.rounded(flat, denominator, (GATE, POWER, LINEAR))
-        if free:
-            rounded = self.last.solved(rounded, problem, self.data.training.first(LINEAR_ROWS))
-        score = self._errors(rounded, problem)
-        fine = score <= self.tolerance
-        keep = fine & ~self.solved[problem] if solved_only else torch.ones_like(fine)
-        kept = score.masked_fill(~keep, math.inf)
-        self.pool.add(
-            rounded, problem, start, "powers" if free else "rounded", denominator, kept, base, 1
-        )
-        for other in (0, denominator) if free else ():
-            whole = self.scale.coefficients(rounded, problem, other)
-            error = self._errors(whole, problem)
-            exact = error <= self.tolerance
-            error = error.masked_fill(
-                ~(keep if other == 0 and not solved_only else exact), math.inf
-            )
-            self.pool.add(whole, problem, start, "rounded", denominator, error, base, 1)
-            fine |= exact
-        self.solved[problem[fine]] = True
-        return score
-
-    def _fewer_units(self) -> None:
-        """Offer the chosen models without the units of the last sum that they do not need."""
-        flat, chosen = self._choose(self.pool)
-        owners = torch.tensor(
-            [p for p, one in enumerate(chosen) if one.start >= 0],
-            device=flat.device,
-            dtype=torch.long,
-        )
-        if not self.last.there or not len(owners):
-            return
-        start = torch.tensor([chosen[p].start for p in owners.tolist()], device=flat.device)
-        base = torch.tensor(
-            [chosen[p].score for p in owners.tolist()], device=flat.device, dtype=torch.float64
-        )
-        for fewer in self.last.fewer(flat[owners], owners, self.data.training.first(LINEAR_ROWS)):
-            error = self._errors(fewer, owners)
-            for place, p in enumerate(owners.tolist()):
-                one = slice(place, place + 1)
-                kind, denominator = chosen[p].kind, chosen[p].denominator
-                self.pool.add(
-                    fewer[one], owners[one], start[one], kind, denominator, error[one], base[one], 1
-                )
-
-    def _choose(self, pool: Pool) -> tuple[Tensor, list[Candidate]]:
-        held, known = self.data.held_out, self.data.training.first(LINEAR_ROWS)
-
-        def losses(flat: Tensor, problem: int) -> Tensor:
-            return self.template.losses(flat, held.x, held.y, held.weight, problem)
-
-        def training(flat: Tensor, problem: int) -> Tensor:
-            return self.template.losses(flat, known.x, known.y, known.weight, problem)
-
-        return pool.choose(self.problems, self.tolerance, self.recipe.slack, losses, training)
-
-    def _end_rung(self, search: Search) -> None:
-        flat, last = search.flat(), self.stage + 1 == self._rungs
-        score = self._score(
-            flat, search.problem, search.start, "raw", self.recipe.finalists[0] if last else 1
-        )
-        share = 0.0 if last else self.recipe.rungs[self.stage + 1][1]
-        count = max(self.recipe.finalists[0], math.ceil(share * self.starts))
-        going = (
-            (ranks(search.problem, score) < count) & score.isfinite() & ~self.solved[search.problem]
-        )
-        self.retired[search.problem[~going], search.start[~going]] = self.stage + 1
-        index = going.nonzero().squeeze(1)
-        search.keep(index)
-        if last:
-            moved = (self.template.flatten(search.squares) > 0).sum(1)
-            self._moved = int(moved.max()) if len(moved) else 0
-            flat = self.template.rounded(flat[index], 1, (GATE,))
-            self._refine(flat, self.template.kind == GATE, search.problem, search.start, 0)
-            self.search = None
-
-    def _refine(
-        self, flat: Tensor, held: Tensor, problem: Tensor, start: Tensor, rounding: Tensor | int
-    ) -> None:
-        held = held.expand_as(flat).clone()
-        self._rounding = torch.as_tensor(rounding, device=flat.device).expand(len(flat)).clone()
-        self._origin = start
-        rows = self._polish(0 if self.search is not None else 1, self._moved)
-        self.refinement = Refinement(self.template, rows, flat, held, problem)
-
-    def _polish(self, which: int, moved: int) -> Rows:
-        """The rows of refine (0) and of settle (1); moved: the most parameters of a model that have."""
-        least = 4 * moved // self.data.training.y.shape[2]
-        return self.data.training.first(max(self.recipe.rows[which], least))
-
-    def _end_refine(self) -> None:
-        assert self.refinement is not None
-        flat, problem, start = self.refinement.flat(), self.refinement.problem, self._origin
-        score = self._score(flat, problem, start, "refined", self.recipe.finalists[0])
-        going = (
-            (ranks(problem, score) < self.recipe.finalists[1])
-            & score.isfinite()
-            & ~self.solved[problem]
-        )
-        self.retired[problem[~going], start[~going]] = self.stage + 1
-        if self.stage + 1 == len(self._lengths):
-            return
-        flat, problem, start = flat[going], problem[going], start[going]
-        gate = (self.template.kind == GATE).expand_as(flat)
-        near, held, rounding = (
-            [flat],
-            [gate],
-            [torch.zeros_like(start)],
-        )  # once without rounding, on more rows
-        for denominator in self._denominators:
-            rounded = self.template.rounded(flat, denominator, (POWER,))
-            close = (self.template.kind == POWER) & ((rounded - flat).abs() < NEAR / denominator)
-            near.append(torch.where(close, rounded, flat))
-            held.append(close | gate)
-            rounding.append(torch.full_like(start, denominator))
-        count = len(rounding)
-        self._refine(
-            torch.cat(near),
-            torch.cat(held),
-            problem.repeat(count),
-            start.repeat(count),
-            torch.cat(rounding),
-        )
-
-    def _end_settle(self) -> None:
-        assert self.refinement is not None
-        flat, problem, start = self.refinement.flat(), self.refinement.problem, self._origin
-        kind, plain = self.template.kind, self._rounding == 0
-        if self.stage == self._rungs + 1:
-            held = ((kind == GATE) | ((kind == POWER) & ~plain.unsqueeze(1))).expand_as(flat)
-            for denominator in self._denominators:
-                of = self._rounding == denominator
-                flat[of] = self.template.rounded(flat[of], denominator, (POWER,))
-            self._refine(flat, held, problem, start, self._rounding)
-            return
-        base = self._errors(flat, problem)
-        self.pool.add(
-            flat[plain], problem[plain], start[plain], "refined", 0, base[plain], base[plain], 1
-        )
-        self.scores[problem[plain], start[plain]] = base[plain]
-        base = self.scores[problem, start]
-        for denominator in self._denominators:
-            of = self._rounding == denominator
-            self._score_settled(flat[of], problem[of], start[of], denominator, base[of])
-        self.retired[problem, start] = self.stage + 1
-
-    def _score_settled(
-        self, flat: Tensor, problem: Tensor, start: Tensor, denominator: int, base: Tensor
-    ) -> None:
-        """Models whose powers are fractions with a denominator, and their other weights rounded too."""
-        if self.template.has(COEFFICIENT):
-            self._add_rounded(flat, problem, start, denominator, base)
-            return
-        if self.template.has(LINEAR, FREE):
-            self.pool.add(
-                flat, problem, start, "powers", denominator, self._errors(flat, problem), base, 1
-            )
-        for other in self._denominators if self.template.has(LINEAR) else self._denominators[:1]:
-            rounded = self.template.rounded(flat, other, (LINEAR,))
-            score = self._errors(rounded, problem)
-            self.pool.add(
-                rounded, problem, start, "rounded", max(denominator, other), score, base, 1
-            )
-            self.solved[problem[score <= self.tolerance]] = True
-
-    # ---- what comes out ------------------------------------------------------------------------------------------
+    # ---- results ---------------------------------------------------------------------------------
 
     @torch.no_grad()
     def result(self) -> Fits:
-        """The best models so far."""
-        complete = self.stage == len(self._lengths)
-        pool = self.pool
-        if not complete:
-            pool = pool.copy()
-            if self.search is not None:
-                flat, problem, start = self.search.flat(), self.search.problem, self.search.start
-            else:
-                assert self.refinement is not None
-                flat, problem, start = self.refinement.flat(), self.refinement.problem, self._origin
-            score = self._errors(flat, problem)
-            kind = "raw" if self.search is not None else "refined"
-            pool.add(flat, problem, start, kind, 0, score, score, 1)
-        flat, chosen = self._choose(pool)
-        models = self.template.build(
-            self.scale.given(flat, torch.arange(self.problems, device=flat.device)), single=False
-        )
-        self.scale.finish(models)
+        """Return the best models so far."""
+        judge, pool = self.judge, self.judge.pool
+        if self.stage is not None:
+            pool, models = pool.copy(), self.stage.population()
+            score = judge.errors(models)
+            pool.add(models, self.stage.kind, 0, score, score, 1)
+        flat, chosen = judge.choose(pool)
+        problem = torch.arange(self.problems, device=flat.device)
+        module = self.template.build(self.scale.original(flat, problem))
+        self.scale.finish(module)
         return Fits(
-            models=models,
-            # Of the models as they are returned: their own dtype has its own eps and its own rounding.
-            score=self.scale.score(models, self.data.held_out).cpu(),
-            scores=self.scores.cpu(),
-            retired=self.retired.cpu(),
+            models=module,
+            # Of the module: its dtype has another eps and another rounding than float64.
+            score=self.scale.score(module, self.data.held_out).cpu(),
+            scores=judge.scores.cpu(),
+            retired=judge.retired.cpu(),
             steps=self.rows.cpu() / self.recipe.batch,
             rows=self.rows.cpu(),
             chosen=chosen,
             candidates=pool.listed(self.problems),
             history=list(self.history),
             seconds=self.seconds,
-            complete=complete,
+            complete=self.stage is None,
         )
 
     @torch.no_grad()
     def error_of(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean squared errors ``[problems]`` of the best models on other rows, weighted as the loss does."""
+        """Return the best models' mean squared errors ``[problems]`` on other rows.
+
+        They are weighted as those of the loss.
+        """
         device = self.template.device
         divided = self.scale.divided(x.to(device), y.to(device))
         rows = self.data.weighted(*divided, self.recipe)
         return self.scale.score(self.result().models, rows)
 
-    # ---- saved and continued -------------------------------------------------------------------------------------
+    # ---- saved and continued ---------------------------------------------------------------------
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
-        """Everything that decides the numbers."""
-        given = [self.scale.restored(rows) for rows in (self.data.training, self.data.held_out)]
+        """The facts that decide the numbers."""
+        pairs = [self.scale.restored(rows) for rows in (self.data.training, self.data.held_out)]
         return fingerprint(
-            format=str(FORMAT),
-            model=described(self.template.model),
+            format=str(STATE_FORMAT),
+            model=described(self.template.model, Unit),
             dtypes=self._dtypes,
             device=self.template.device.type,
             seeds=repr(self.seeds),
-            data=digest(*(tensor for pair in given for tensor in pair)),
+            data=digest(*(tensor for pair in pairs for tensor in pair)),
             **{f"recipe.{name}": repr(value) for name, value in asdict(self.recipe).items()},
         )
 
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors of the state that change in place."""
+        judge = self.judge
+        tensors = {"scores": judge.scores, "retired": judge.retired, "solved": judge.solved}
+        return tensors | {"rows": self.rows}
+
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
-        names = ("done", "stage", "at", "_moved", *_TENSORS, "history", "seconds")
-        state = {name: getattr(self, name) for name in names}
-        state["fingerprint"] = self.fingerprint
-        state["pool"] = self.pool.state()
-        state["search"] = None if self.search is None else self.search.state()
-        state["refinement"] = None if self.refinement is None else self.refinement.state()
-        state["rounding"], state["origin"] = self._rounding, self._origin
-        return state
+        stage = self.stage
+        search = stage.search.state() if isinstance(stage, Searching) else None
+        refinement = stage.refinement if isinstance(stage, Refining) else None
+        empty = torch.empty(0, dtype=torch.long)
+        return {
+            "fingerprint": self.fingerprint,
+            "done": self.done,
+            "stage": len(self._rounds) if stage is None else stage.number,
+            "at": self._stage_done,
+            "_moved": 0 if stage is None else stage.moved,
+            **self._tensors(),
+            "history": self.history,
+            "seconds": self.seconds,
+            "pool": self.judge.pool.state(),
+            "search": search,
+            "refinement": None if refinement is None else refinement.state(),
+            "rounding": empty if refinement is None else refinement.rounding,
+            "origin": empty if refinement is None else refinement.models.start,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`; raises ValueError, which says what differs, if it is another fit's."""
+        """Continue from a `state`; ValueError, before any change, for a wrong or another fit's."""
         if not isinstance(state, dict) or "fingerprint" not in state:
             raise ValueError("it is no state of a fit: without fingerprint")
         check_same(state["fingerprint"], self.fingerprint)
         saved.record(state, "content", self.state().keys())
-        template, problems, starts = self.template, self.problems, self.starts
-        stage = saved.integer(state["stage"], "stage", 0, len(self._lengths))
-        ahead = [*self._lengths, 1][stage]
-        at = saved.integer(state["at"], "at", 0, max(0, ahead - 1))
-        done = sum(self._lengths[:stage]) + at
+        judge, device = self.judge, self.template.device
+        number = saved.integer(state["stage"], "stage", 0, len(self._rounds))
+        ahead = [*self._rounds, 1][number]
+        stage_done = saved.integer(state["at"], "at", 0, max(0, ahead - 1))
+        done = sum(self._rounds[:number]) + stage_done
         saved.integer(state["done"], "done", done, done)
-        moved = saved.integer(state["_moved"], "_moved", 0, len(template.kind))
         seconds = saved.number(state["seconds"], "seconds", 0.0)
-        history = [_told(entry) for entry in saved.sequence(state["history"], "history", stage)]
+        entries = saved.sequence(state["history"], "history", number)
+        history = [_history_entry(entry) for entry in entries]
         tensors = {
-            name: saved.tensor(state[name], name, like.shape, like.dtype, template.device)
-            for name, like in ((name, getattr(self, name)) for name in _TENSORS)
+            name: saved.tensor(state[name], name, like.shape, like.dtype, device)
+            for name, like in self._tensors().items()
         }
-        pool = Pool.restored(template, state["pool"], problems, starts, self._denominators)
-        search = refinement = None
-        models: int | None = None
-        if stage < self._rungs:
-            search = Search.restored(template, self.recipe, state["search"], problems, starts, done)
-        elif stage < len(self._lengths):
-            rows = self._polish(int(stage > self._rungs), moved)
-            refinement = Refinement.restored(template, rows, state["refinement"], problems)
-            models = len(refinement.start)
-        for name, part in (("search", search), ("refinement", refinement)):
-            if part is None and state[name] is not None:
-                raise ValueError(
-                    f"its {name} must be None in stage {stage}, got {type(state[name]).__name__}"
-                )
-        most = {"rounding": max(self._denominators, default=0), "origin": starts - 1}
-        self._rounding, self._origin = (
-            saved.tensor(state[name], name, (models,), torch.long, template.device, 0, high)
-            for name, high in most.items()
+        limits = judge.problems, judge.starts
+        pool = Pool.restored(self.template, state["pool"], *limits, judge.denominators)
+        stage = self._restored_stage(state, number, done)
+        self.stage, self._stage_done, self.done, self.seconds = stage, stage_done, done, seconds
+        self.history, judge.pool = history, pool
+        for name, tensor in self._tensors().items():
+            tensor.copy_(tensors[name])
+
+    def _restored_stage(self, state: dict[str, Any], number: int, done: int) -> Stage | None:
+        judge, template, rungs = self.judge, self.template, len(self.recipe.rungs)
+        moved = saved.integer(state["_moved"], "_moved", 0, len(template.kind))
+        searching, ended = number < rungs, number == len(self._rounds)
+        for name, absent in (("search", not searching), ("refinement", searching or ended)):
+            if absent and state[name] is not None:
+                got = type(state[name]).__name__
+                raise ValueError(f"its {name} must be None in stage {number}, got {got}")
+        start, rounding = (
+            saved.tensor(state[name], name, (None,), torch.long, template.device, 0, highest)
+            for name, highest in (
+                ("origin", judge.starts - 1),
+                ("rounding", max(judge.denominators, default=0)),
+            )
         )
-        self.stage, self.at, self.done, self._moved, self.seconds = stage, at, done, moved, seconds
-        self.history, self.pool, self.search, self.refinement = history, pool, search, refinement
-        for name, tensor in tensors.items():
-            setattr(self, name, tensor)
+        if len(start) != len(rounding):
+            raise ValueError(f"its rounding must have {len(start)} numbers, got {len(rounding)}")
+        if ended:
+            return None
+        if searching:
+            restored = (template, self.recipe, self.data.training, state["search"])
+            return Searching(
+                judge, number, Search.restored(*restored, judge.problems, judge.starts, done)
+            )
+        rows = refining_rows(judge, number, moved)
+        parts = (state["refinement"], judge.problems, start, rounding)
+        kind = Settling if number > rungs else Refining
+        return kind(judge, number, moved, Refinement.restored(template, rows, *parts))
 
 
-def _told(entry: Any) -> dict[str, Any]:
-    """An entry of a saved history."""
+def _history_entry(entry: Any) -> dict[str, Any]:
+    """Return an entry of a saved history, checked."""
     saved.record(entry, "history", _HISTORY)
     return {name: saved.number(entry[name], f"history's {name}", finite=False) for name in _HISTORY}

@@ -18,7 +18,10 @@ from npu_kernels.layers import NALU, NMRU, iNALU
 if TYPE_CHECKING:
     from types import ModuleType
 
-INSTALL = "npu_kernels.formula needs sympy to write formulas: pip install 'npu_kernels[formula]' (or: pip install sympy)"
+INSTALL = (
+    "npu_kernels.formula needs sympy to write formulas: "
+    "pip install 'npu_kernels[formula]' (or: pip install sympy)"
+)
 
 
 def require_sympy() -> ModuleType:

@@ -1,20 +1,24 @@
-"""Neural Power Unit, a layer: converts layers of other code into ours and back, and our operators into plain torch.
+"""Neural Power Unit, a layer: conversion of other code's layers into ours and back.
 
-`swap` replaces the eager layers of a model by the fused modules, `to_reference` goes back, with the weights carried
-over. Eager layers of other code are recognised by the names and shapes of their parameters, never by their class:
+`swap` replaces the eager layers of a model by the fused modules, `to_reference` goes back, with the
+weights carried over. Eager layers of other code are recognised by the names and shapes of their
+parameters, never by their class:
 
-==========  ==============================  ==============================================================
+==========  ==============================  ======================================================
 layout      parameters                      what differs from ours
-==========  ==============================  ==============================================================
+==========  ==============================  ======================================================
 reference   ours                            nothing (`npu_kernels.interop.reference_layers`)
-julia       ``Re, Im [O, I], g [I]``        eps: machine epsilon of the dtype, as ours. Gate: clipped as ours; from
-                                            NeuralArithmetic.jl 1.0.3 with a straight-through gradient: say
-                                            ``gate_gradient="straight_through"``. Up to 1.0.2 the gradient at a gate of
-                                            exactly 0 is 0, where ours passes it.
-pytorch     ``W_real, W_im [I, O], g [I]``  eps: its module's attribute ``eps``, float32's epsilon in every dtype. Gate:
-                                            ``torch.clamp``, as ours. Clipping weights or gates in place after a step
+julia       ``Re, Im [O, I], g [I]``        eps: machine epsilon of the dtype, as ours. Gate:
+                                            clipped as ours; from NeuralArithmetic.jl 1.0.3 with
+                                            a straight-through gradient: say
+                                            ``gate_gradient="straight_through"``. Up to 1.0.2
+                                            the gradient at a gate of exactly 0 is 0, where ours
+                                            passes it.
+pytorch     ``W_real, W_im [I, O], g [I]``  eps: its module's attribute ``eps``, float32's epsilon
+                                            in every dtype. Gate: ``torch.clamp``, as ours.
+                                            Clipping weights or gates in place after a step
                                             belongs to the training loop: `training.project_`.
-==========  ==============================  ==============================================================
+==========  ==============================  ======================================================
 
 In both, without ``Im`` or ``W_im`` it is a RealNPU, without ``g`` a NaiveNPU.
 
@@ -38,29 +42,45 @@ from torch import Tensor, nn
 from npu_kernels import reference
 from npu_kernels._common.checks import check_module, check_number, check_tensor
 from npu_kernels._operators import ops
+from npu_kernels._time_loop import reference as time_loop
 from npu_kernels.interop import reference_layers
 from npu_kernels.interop.reference_layers import EAGER, LAYOUTS, PublishedNPU
 from npu_kernels.layers import NPU, NaiveNPU, RealNPU, Unit
-from npu_kernels.ode import _reference as time_loop
 
 _FUSED = {eager: fused for fused, eager in EAGER.items()}
 
 
 def _layout_of(names: set[str]) -> str | None:
-    for layout, (own, _) in LAYOUTS.items():
-        if own[0] in names and len(names) > 1 and names <= set(own):
+    for layout, (layout_names, _) in LAYOUTS.items():
+        if layout_names[0] in names and len(names) > 1 and names <= set(layout_names):
             return layout
     return None
 
 
 def _copied(source: nn.Module, target: type[nn.Module]) -> nn.Module:
-    """The module as another class with the same attributes: parameters, buffers, mode and options are shared."""
+    """Return the module as another class that shares parameters, buffers, mode and options."""
     result = target.__new__(target)
     result.__dict__.update(source.__dict__)
     # Registers of its own, so that what is added to one is not added to the other.
     for name in ("_parameters", "_buffers", "_modules"):
         result.__dict__[name] = dict(source.__dict__[name])
     return result
+
+
+def _as_parameter(name: str, value: Any, transposed: bool) -> nn.Parameter:
+    """Return a tensor or an array as a parameter ``[O, I]``; TypeError unless it has floats."""
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        rule = f"{name} must be a tensor or an array"
+        raise TypeError(f"from_parameters: {rule}: {error}") from None
+    check_tensor("from_parameters", name, tensor)
+    if not tensor.is_floating_point():
+        rule = f"{name} must have a floating-point dtype"
+        raise TypeError(f"from_parameters: {rule}, got {tensor.dtype}")
+    if transposed and tensor.dim() == 2:
+        return nn.Parameter(tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad)
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())
 
 
 def from_parameters(
@@ -70,11 +90,11 @@ def from_parameters(
     gate_gradient: str = "clip",
     layout: str | None = None,
 ) -> Unit:
-    """A fused layer from arrays or tensors by their published names, ``{"Re": ..., "Im": ..., "g": ...}``.
+    """Make a fused layer of arrays or tensors by published names, ``{"Re": ..., "Im": ..., ...}``.
 
     Args:
-        parameters: of one layer, in the layout "julia" or "pytorch" (see this module). A `torch.nn.Parameter` that
-            needs no transposition stays the same object.
+        parameters: of one layer, in the layout "julia" or "pytorch" (see this module). A
+            `torch.nn.Parameter` that needs no transposition stays the same object.
         eps: added to ``|x|``; None for the machine epsilon of the dtype.
         gate_gradient: "clip" or "straight_through".
         layout: None to recognise it by the names.
@@ -95,31 +115,14 @@ def from_parameters(
             f"from_parameters: no layout has the parameters {sorted(map(str, parameters))}"
         )
     names, transposed = LAYOUTS[layout]
-    found: list[nn.Parameter | None] = []
+    layer_parameters: list[nn.Parameter | None] = []
     for name in names:
         value = parameters.get(name)
         if value is None:
-            found.append(None)
+            layer_parameters.append(None)
             continue
-        try:
-            tensor = value if isinstance(value, Tensor) else torch.tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"from_parameters: {name} must be a tensor or an array: {error}"
-            ) from None
-        check_tensor("from_parameters", name, tensor)
-        if not tensor.is_floating_point():
-            raise TypeError(
-                f"from_parameters: {name} must have a floating-point dtype, got {tensor.dtype}"
-            )
-        if transposed and tensor.dim() == 2:
-            tensor = nn.Parameter(
-                tensor.detach().t().contiguous(), requires_grad=tensor.requires_grad
-            )
-        found.append(
-            tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach().clone())
-        )
-    weight_re, weight_im, gate = found
+        layer_parameters.append(_as_parameter(name, value, transposed))
+    weight_re, weight_im, gate = layer_parameters
     if weight_re is None:
         raise ValueError(
             f"from_parameters: layout {layout!r} needs {names[0]}, got {sorted(parameters)}"
@@ -132,10 +135,10 @@ def from_parameters(
     ):
         shapes = {name: tuple(torch.as_tensor(value).shape) for name, value in parameters.items()}
         raise ValueError(f"from_parameters: shapes do not fit layout {layout!r}: {shapes}")
-    if len({tensor.dtype for tensor in found if tensor is not None}) > 1:
+    if len({tensor.dtype for tensor in layer_parameters if tensor is not None}) > 1:
         dtypes = ", ".join(
             f"{name} {tensor.dtype}"
-            for name, tensor in zip(names, found, strict=True)
+            for name, tensor in zip(names, layer_parameters, strict=True)
             if tensor is not None
         )
         raise TypeError(f"from_parameters: all tensors must have one dtype, got {dtypes}")
@@ -158,14 +161,14 @@ def _recognised(module: nn.Module) -> bool:
     layout = _layout_of(names)
     if layout is None or any(True for _ in module.children()):
         return False
-    own, transposed = LAYOUTS[layout]
-    weight = getattr(module, own[0])
+    layout_names, transposed = LAYOUTS[layout]
+    weight = getattr(module, layout_names[0])
     if weight.dim() != 2:
         return False
     inputs, outputs = weight.shape if transposed else tuple(weight.shape)[::-1]
     # Other code may use the same names for other shapes and another formula; it stays as it is.
     stated = (getattr(module, "in_features", inputs), getattr(module, "out_features", outputs))
-    other, gate = getattr(module, own[1], None), getattr(module, own[2], None)
+    other, gate = getattr(module, layout_names[1], None), getattr(module, layout_names[2], None)
     return (
         stated == (inputs, outputs)
         and (other is None or other.shape == weight.shape)
@@ -193,14 +196,14 @@ def _is_off(value: Any) -> bool:
 
 
 def _beyond_formula(module: nn.Module) -> dict[str, str]:
-    """What a layer has and does beyond its formula: name -> the text for a message."""
-    found: dict[str, str] = {}
+    """Return what a layer has and does beyond its formula: name -> the text for a message."""
+    extras: dict[str, str] = {}
     plain = nn.Module().__dict__.keys()
     for name, value in module.__dict__.items():
         if name not in plain and name not in _CARRIED and not _is_off(value):
             text = repr(value)
-            found[name] = f"{name}={text}" if len(text) < 40 else name
-    found.update(
+            extras[name] = f"{name}={text}" if len(text) < 40 else name
+    extras.update(
         (name, f"buffer {name}") for name, buffer in module._buffers.items() if buffer is not None
     )
     kinds = [kind for kind in type(module).__mro__ if kind not in nn.Module.__mro__]
@@ -210,20 +213,20 @@ def _beyond_formula(module: nn.Module) -> dict[str, str]:
         # Private functions are the class's own business, unless they change one of nn.Module's.
         private = name.startswith("_") and not callable(nn.Module.__dict__.get(name))
         if name not in _OWN_METHODS | _CARRIED and not private and not _is_off(value):
-            found.setdefault(name, f"{name}()" if callable(value) else name)
-    return found
+            extras.setdefault(name, f"{name}()" if callable(value) else name)
+    return extras
 
 
 def _replaced_parameters(module: nn.Module, owners: Mapping[int, int]) -> dict[str, str]:
-    """What would be lost with parameters ``[I, O]``, which become new ones: hooks, and sharing with other layers."""
-    found = {}
+    """Return what parameters ``[I, O]`` lose by becoming new ones: hooks, sharing with layers."""
+    replaced = {}
     for name, parameter in module.named_parameters(recurse=False):
         hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
         if owners[id(parameter)] > 1:
-            found[name] = f"{name}, which is shared with another layer"
+            replaced[name] = f"{name}, which is shared with another layer"
         elif hooks:
-            found[name] = f"hooks of {name}"
-    return found
+            replaced[name] = f"hooks of {name}"
+    return replaced
 
 
 def _check_lost(
@@ -232,7 +235,8 @@ def _check_lost(
     allow: Collection[str],
     kind: Callable[[nn.Module], str | None],
 ) -> None:
-    """Raise ValueError for anything that a new module would not have, before anything is changed. `kind` says what
+    """Raise ValueError for anything that a new module would not have, before anything is changed.
+    `kind` says what
     a module becomes: "same" attributes, "new" ones, new and "transposed", or None.
     """
     check_module(function, "model", model)
@@ -243,8 +247,8 @@ def _check_lost(
         for parameter in module.parameters(recurse=False):
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     for path, module in model.named_modules():
-        what = kind(module)
-        if what is None:
+        outcome = kind(module)
+        if outcome is None:
             continue
         who = type(module).__name__ + (f" {path!r}" if path else "")
         hooks = [
@@ -252,13 +256,13 @@ def _check_lost(
             for name, value in module.__dict__.items()
             if name.endswith(("_hooks", "_pre_hooks")) and value
         ]
-        hooks = [name for name in hooks if what != "same" or "state_dict" not in name]
+        hooks = [name for name in hooks if outcome != "same" or "state_dict" not in name]
         if hooks:
             raise ValueError(
                 f"{who} has hooks ({', '.join(hooks)}); remove them first and add them after"
             )
-        lost = {} if what == "same" else _beyond_formula(module)
-        if what == "transposed":
+        lost = {} if outcome == "same" else _beyond_formula(module)
+        if outcome == "transposed":
             lost |= _replaced_parameters(module, owners)
         lost = {name: text for name, text in lost.items() if name not in allow}
         if lost:
@@ -274,11 +278,11 @@ def _check_lost(
 
 
 def _replace(model: nn.Module, change: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    """Change modules in place, a shared one once, all of them or none; returns the model, or its replacement."""
+    """Change modules in place, a shared one once, all or none; return the model's replacement."""
     modules = list(model.modules())
-    new = {module: found for module in modules if (found := change(module)) is not None}
-    for module, replacement in new.items():
-        replacement.train(module.training)
+    new = {module: replacement for module in modules if (replacement := change(module)) is not None}
+    for module, module_after in new.items():
+        module_after.train(module.training)
     for module in modules:
         for name, child in module._modules.items():
             if child in new:
@@ -299,14 +303,15 @@ def swap(
         model: any module; if it is itself such a layer the result is the new module.
         eps: for layers that have no attribute ``eps``: None for the machine epsilon of the dtype.
         gate_gradient: of the replaced published layers, "clip" or "straight_through".
-        allow: names of what a published layer has beyond its formula and may lose: methods of its class and of the
-            classes that it derives from, such as a penalty or a clipping after each step, attributes such as
-            ``npu_clip``, buffers; and of parameters ``[I, O]`` that lose hooks or their sharing.
+        allow: names of what a published layer has beyond its formula and may lose: methods of its
+            class and of the classes that it derives from, such as a penalty or a clipping after
+            each step, attributes such as ``npu_clip``, buffers; and of parameters ``[I, O]`` that
+            lose hooks or their sharing.
 
-    Returns the model. Weights ``[I, O]`` become new parameters, others stay the same objects: build the optimizer
-    afterwards. Layers that fit no layout, pruned and parametrized ones, and subclasses of this package's layers, stay
-    as they are. Raises ValueError, before anything is changed, for a layer with hooks and for one that would lose what
-    `allow` does not name.
+    Returns the model. Weights ``[I, O]`` become new parameters, others stay the same objects: build
+    the optimizer afterwards. Layers that fit no layout, pruned and parametrized ones, and
+    subclasses of this package's layers, stay as they are. Raises ValueError, before anything is
+    changed, for a layer with hooks and for one that would lose what `allow` does not name.
     """
 
     def kind(module: nn.Module) -> str | None:
@@ -318,10 +323,10 @@ def swap(
         return "transposed" if layout is not None and LAYOUTS[layout][1] else "new"
 
     def change(module: nn.Module) -> nn.Module | None:
-        what = kind(module)
-        if what is None:
+        outcome = kind(module)
+        if outcome is None:
             return None
-        if what == "same":
+        if outcome == "same":
             return _copied(module, _FUSED[type(module)])
         own_eps = getattr(module, "eps", eps)
         return from_parameters(
@@ -339,15 +344,18 @@ def swap(
 def to_reference(
     model: nn.Module, layout: str = "reference", *, allow: Collection[str] = ()
 ) -> nn.Module:
-    """Replace the fused modules of a model by eager ones, in place, with their weights; the way back of `swap`.
+    """Replace the fused modules of a model by eager ones, in place; the way back of `swap`.
 
-    layout: "reference" (`npu_kernels.interop.reference_layers`, the same parameters and state dict), or for NPU, RealNPU and
-    NaiveNPU of one model "julia" or "pytorch" (`PublishedNPU`). allow: names of attributes that a layer may lose in a
-    published layout, and of parameters that may lose their hooks or their sharing.
+    The weights are carried over.
 
-    Subclasses of the fused modules stay as they are. Returns the model. Raises ValueError, before anything is changed,
-    for other layouts, for a layer with hooks, for one that would lose what `allow` does not name, and for `num_models`
-    in a published layout.
+    layout: "reference" (`npu_kernels.interop.reference_layers`, the same parameters and state
+    dict), or for NPU, RealNPU and NaiveNPU of one model "julia" or "pytorch" (`PublishedNPU`).
+    allow: names of attributes that a layer may lose in a published layout, and of parameters that
+    may lose their hooks or their sharing.
+
+    Subclasses of the fused modules stay as they are. Returns the model. Raises ValueError, before
+    anything is changed, for other layouts, for a layer with hooks, for one that would lose what
+    `allow` does not name, and for `num_models` in a published layout.
     """
     if layout not in ("reference", *LAYOUTS):
         raise ValueError(
@@ -367,10 +375,10 @@ def to_reference(
         return "transposed" if LAYOUTS[layout][1] else "new"
 
     def change(module: nn.Module) -> nn.Module | None:
-        what = kind(module)
-        if what is None:
+        outcome = kind(module)
+        if outcome is None:
             return None
-        if what == "same":
+        if outcome == "same":
             return _copied(module, EAGER[type(module)])
         unit: Any = module
         eps = (
@@ -391,13 +399,16 @@ def to_reference(
     return _replace(model, change)
 
 
-# ---- torch.export ---------------------------------------------------------------------------------------------------
+# ---- torch.export ----
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """A table for ``ExportedProgram.run_decompositions`` that leaves nothing but plain aten, for ONNX and for C++.
+    """Return a table for ``ExportedProgram.run_decompositions`` that leaves plain aten alone.
 
-    A program with the fused operators needs `import npu_kernels` where it runs; the decomposed one needs torch alone.
+    ONNX and C++ need it.
+
+    A program with the fused operators needs `import npu_kernels` where it runs; the decomposed one
+    needs torch alone.
     """
     table: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
     for name in ops.NAMES:

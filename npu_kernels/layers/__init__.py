@@ -1,4 +1,4 @@
-"""Neural Power Unit, a layer: the modules, one file per family; each file names its own in ``__all__``."""
+"""Neural Power Unit, a layer: the modules, a file each family; ``__all__`` names a file's own."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What all modules share, sizes and initialisation."""
+"""The base of all modules: sizes and initialisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Device = torch.device | str | int | None
 
 
 def glorot_(parameter: Tensor, scale: float = 1.0) -> Tensor:
-    """Fill ``[..., O, I]`` in place from U(-b, b), ``b = scale sqrt(6 / (I + O))``, whatever the number of models."""
+    """Fill ``[..., O, I]`` in place from U(-b, b), ``b = scale sqrt(6 / (I + O))``."""
     bound = scale * math.sqrt(6 / (parameter.shape[-1] + parameter.shape[-2]))
     return nn.init.uniform_(parameter, -bound, bound)
 
@@ -25,39 +25,38 @@ class Unit(nn.Module):
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None for one model without a leading
+            dimension.
 
     Raises ValueError for sizes that are no integers of at least 1.
     """
 
-    # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the bound.
+    # What `training.project_` clamps: parameter -> its interval, None where the caller chooses the
+    # bound.
     intervals: ClassVar[dict[str, tuple[float, float] | None]] = {}
-    whole_weights: ClassVar[bool] = (
-        False  # whether `training.regularizer` draws its weights to whole numbers
-    )
+    # Whether `training.regularizer` draws its weights to whole numbers.
+    whole_weights: ClassVar[bool] = False
 
     def __init__(self, in_features: int, out_features: int, num_models: int | None = None) -> None:
         super().__init__()
         unit = type(self).__name__
         self.in_features = check_whole(unit, "in_features", in_features)
         self.out_features = check_whole(unit, "out_features", out_features)
-        self.num_models = (
-            None if num_models is None else check_whole(unit, "num_models", num_models)
-        )
+        if num_models is not None:
+            num_models = check_whole(unit, "num_models", num_models)
+        self.num_models = num_models
 
     def _create(self, shapes: dict[str, str], device: Device, dtype: torch.dtype | None) -> None:
-        """Register uninitialised parameters; shapes are in sizes, O, I and J for 2 I, and get the leading K here."""
+        """Register and draw parameters; shapes are in O, I and J for 2 I, and get K in front."""
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise TypeError(
-                f"{type(self).__name__}: dtype must be a floating-point torch.dtype, got {dtype!r}"
-            )
+            rule = "a floating-point torch.dtype"
+            raise TypeError(f"{type(self).__name__}: dtype must be {rule}, got {dtype!r}")
         sizes = {"O": self.out_features, "I": self.in_features, "J": 2 * self.in_features}
         models = [] if self.num_models is None else [self.num_models]
         for name, letters in shapes.items():
             shape = models + [sizes[letter] for letter in letters]
-            self.register_parameter(
-                name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-            )
+            parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, parameter)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -15,20 +15,23 @@ __all__ = ["NAC", "NALU", "iNALU"]
 
 
 class NAC(Unit):
-    """Neural Accumulator, a layer, the additive path of the NALU: ``y = (tanh(weight) * sigmoid(mask)) x``.
+    """Neural Accumulator, a layer, the additive path of the NALU.
 
-    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
-    ``[K, ..., O]``.
+        y = (tanh(weight) * sigmoid(mask)) x
+
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
+    ``[B, I]`` to ``[K, ..., O]``.
 
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
 
     Parameters: ``weight, mask [O, I]``, Glorot uniform.
 
-    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power Units".
+    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; equation 1 of "Neural Power
+    Units".
 
         >>> import torch
         >>> from npu_kernels import NAC
@@ -57,7 +60,7 @@ class NAC(Unit):
         glorot_(self.mask)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
         return functional.nac(x, self.weight, self.mask)
 
 
@@ -67,21 +70,23 @@ class NALU(Unit):
         a = nac(x)      m = exp(nac(log(|x| + eps)))      g = sigmoid(G x + bias)
         y = g a + (1 - g) m
 
-    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
-    ``[K, ..., O]``.
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
+    ``[B, I]`` to ``[K, ..., O]``.
 
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters. The published code computes this layer in float64.
-        bias: a bias in the gate. The paper's formula has none (the default), its authors' code has one.
+        bias: a bias in the gate. The paper's formula has none (the default), its authors' code has
+            one.
         eps: added to ``|x|``, 1e-8 as published.
 
     Parameters: ``weight, mask, gate_weight [O, I]``, Glorot uniform; with `bias` ``gate_bias [O]``,
     U(-b, b) with ``b = sqrt(6 / (1 + O))``, the published code's Glorot start.
 
-    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural Power Units".
+    Source: Trask et al., "Neural Arithmetic Logic Units", NeurIPS 2018; definition 1 of "Neural
+    Power Units".
 
         >>> import torch
         >>> from npu_kernels import NALU
@@ -123,10 +128,9 @@ class NALU(Unit):
             nn.init.uniform_(self.gate_bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
-        return functional.nalu(
-            x, self.weight, self.mask, self.gate_weight, self.gate_bias, eps=self.eps
-        )
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        weights = self.weight, self.mask, self.gate_weight, self.gate_bias
+        return functional.nalu(x, *weights, eps=self.eps)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, bias={self.gate_bias is not None}, eps={self.eps}"
@@ -141,23 +145,24 @@ class iNALU(Unit):
         s_o = prod_i (sign(x_i) |W_oi| + 1 - |W_oi|)   g = sigmoid(G x)
         y = g a + (1 - g) m s
 
-    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
-    ``[K, ..., O]``.
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
+    ``[B, I]`` to ``[K, ..., O]``.
 
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
         eps: the least ``|x|`` in the logarithm, 1e-7 as published.
         omega: the greatest exponent, 20 as published.
 
     Parameters: ``weight_add, mask_add, weight_mul, mask_mul, gate_weight [O, I]``, Glorot uniform.
 
-    The weight and gradient clipping, the regulariser and the re-initialisation of the original are not part of the
-    layer; the authors of "Neural Power Units" ran it without them.
+    The weight and gradient clipping, the regulariser and the re-initialisation of the original are
+    not part of the layer; the authors of "Neural Power Units" ran it without them.
 
-    Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI 2020.
+    Source: Schloer, Ring, Hotho, "iNALU: Improved Neural Arithmetic Logic Unit", Frontiers in AI
+    2020.
 
         >>> import torch
         >>> from npu_kernels import iNALU
@@ -194,17 +199,9 @@ class iNALU(Unit):
             glorot_(matrix)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
-        return functional.inalu(
-            x,
-            self.weight_add,
-            self.mask_add,
-            self.weight_mul,
-            self.mask_mul,
-            self.gate_weight,
-            eps=self.eps,
-            omega=self.omega,
-        )
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        weights = self.weight_add, self.mask_add, self.weight_mul, self.mask_mul, self.gate_weight
+        return functional.inalu(x, *weights, eps=self.eps, omega=self.omega)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, eps={self.eps}, omega={self.omega}"

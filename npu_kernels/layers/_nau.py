@@ -16,20 +16,21 @@ __all__ = ["NAU"]
 class NAU(Unit):
     """Neural Addition Unit, a layer: ``y = A x``, with ``A = min(max(weight, -1), 1)``.
 
-    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
-    ``[K, ..., O]``.
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
+    ``[B, I]`` to ``[K, ..., O]``.
 
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        clip: clip the weight to [-1, 1] as the paper defines; false is what the paper's authors ran.
+        clip: clip the weight to [-1, 1] as the paper defines; false is what the paper's authors
+            ran.
 
     Parameters: ``weight [O, I]``, Glorot uniform.
 
-    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, "Neural Arithmetic
-    Units", ICLR 2020.
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen,
+    "Neural Arithmetic Units", ICLR 2020.
 
         >>> import torch
         >>> from npu_kernels import NAU
@@ -60,7 +61,7 @@ class NAU(Unit):
         glorot_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
         return functional.nau(x, self.weight, clip=self.clip)
 
     def extra_repr(self) -> str:

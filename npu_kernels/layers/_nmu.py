@@ -15,23 +15,25 @@ __all__ = ["NMRU", "NMU"]
 
 
 class NMU(Unit):
-    """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``, ``M = min(max(weight, 0), 1)``.
+    """Neural Multiplication Unit, a layer: ``y_o = prod_i (M_oi x_i + 1 - M_oi)``.
 
-    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
-    ``[K, ..., O]``.
+    The weight is clipped: ``M = min(max(weight, 0), 1)``.
+
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
+    ``[B, I]`` to ``[K, ..., O]``.
 
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
         clip: clip the weight to [0, 1] as the paper defines.
 
-    Parameters: ``weight [O, I]``, U(0, 1) as in the published code of "Neural Power Units" (Madsen and Johansen start
-    in a narrower interval around 1/2).
+    Parameters: ``weight [O, I]``, U(0, 1) as in the published code of "Neural Power Units" (Madsen
+    and Johansen start in a narrower interval around 1/2).
 
-    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen, "Neural Arithmetic
-    Units", ICLR 2020.
+    Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 2; Madsen, Johansen,
+    "Neural Arithmetic Units", ICLR 2020.
 
         >>> import torch
         >>> from npu_kernels import NMU
@@ -62,7 +64,7 @@ class NMU(Unit):
         nn.init.uniform_(self.weight, 0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
         return functional.nmu(x, self.weight, clip=self.clip)
 
     def extra_repr(self) -> str:
@@ -70,29 +72,36 @@ class NMU(Unit):
 
 
 class NMRU(Unit):
-    """Neural Multiplicative Reciprocal Unit, a layer that also divides: the `NMU` of ``x' = [x, 1 / (x + eps)]``.
+    """Neural Multiplicative Reciprocal Unit, a layer that also divides.
+
+    It is the `NMU` of ``x' = [x, 1 / (x + eps)]``.
 
         "product"    y_o = prod_i (M_oi x'_i + 1 - M_oi)                  M = min(max(weight, 0), 1)
-        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi),  n_i = 1 where x'_i < 0, else 0
+        "separate"   y_o = prod_i (M_oi |x'_i| + 1 - M_oi) cos(pi sum_i n_i weight_oi)
+                     n_i = 1 where x'_i < 0, else 0
 
-    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
-    ``[K, ..., O]``.
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
+    ``[B, I]`` to ``[K, ..., O]``.
 
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        clip: clip the weight to [0, 1]; false uses it as it is, for a training that projects it (`training.project_`).
-        sign: "product", the signs of the factors, or "separate", by a cosine like the RealNPU's. The authors' code has
-            both, and calls the first NMRU; the results that they publish under this name are of the second.
-        eps: added to x in the reciprocals while the module is in training mode, float32's machine epsilon as published,
-            whatever the dtype; in evaluation mode (``eval()``) they are ``1 / x``.
+        clip: clip the weight to [0, 1]; false uses it as it is, for a training that projects it
+            (`training.project_`).
+        sign: "product", the signs of the factors, or "separate", by a cosine like the RealNPU's.
+            The authors' code has both, and calls the first NMRU; the results that they publish
+            under this name are of the second.
+        eps: added to x in the reciprocals while the module is in training mode, float32's machine
+            epsilon as published, whatever the dtype; in evaluation mode (``eval()``) they are ``1 /
+            x``.
 
-    Parameters: ``weight [O, 2 I]``, first the columns of x, then those of its reciprocals; U(1/4, 3/4) as published.
+    Parameters: ``weight [O, 2 I]``, first the columns of x, then those of its reciprocals; U(1/4,
+    3/4) as published.
 
-    Source: Mistry, Farrahi, Hare, "Exploring the Learning Mechanisms of Neural Division Modules", TMLR 2022, and its
-    code, github.com/bmistry4/nalm-division.
+    Source: Mistry, Farrahi, Hare, "Exploring the Learning Mechanisms of Neural Division Modules",
+    TMLR 2022, and its code, github.com/bmistry4/nalm-division.
 
         >>> import torch
         >>> from npu_kernels import NMRU
@@ -128,14 +137,11 @@ class NMRU(Unit):
         nn.init.uniform_(self.weight, 0.25, 0.75)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
         eps = self.eps if self.training else 0.0
         return functional.nmru(x, self.weight, eps=eps, clip=self.clip, sign=self.sign)
 
     def extra_repr(self) -> str:
         options = "" if self.clip else ", clip=False"
-        return (
-            super().extra_repr()
-            + options
-            + ("" if self.sign == "product" else f", sign={self.sign!r}")
-        )
+        options += "" if self.sign == "product" else f", sign={self.sign!r}"
+        return super().extra_repr() + options

@@ -18,7 +18,7 @@ __all__ = ["NPU", "NaiveNPU", "RealNPU"]
 
 
 class PowerUnit(Unit):
-    """Options and initialisation of the three; what a unit does not have is None."""
+    """Options and initialisation of the three units; a parameter that a unit lacks is None."""
 
     intervals: ClassVar[dict[str, tuple[float, float] | None]] = {
         "weight_re": None,
@@ -37,14 +37,10 @@ class PowerUnit(Unit):
         unit = type(self).__name__
         self.eps = None if eps is None else check_number(unit, "eps", eps, above=0)
         if gate_gradient not in ("clip", "straight_through"):
-            raise ValueError(
-                f"{unit}: gate_gradient must be 'clip' or 'straight_through', got {gate_gradient!r}"
-            )
-        scale: object = (
-            {"zeros": 0.0, "uniform": 1.0}.get(init_im, init_im)
-            if isinstance(init_im, str)
-            else init_im
-        )
+            rule = "'clip' or 'straight_through'"
+            raise ValueError(f"{unit}: gate_gradient must be {rule}, got {gate_gradient!r}")
+        named = {"zeros": 0.0, "uniform": 1.0}
+        scale: object = named.get(init_im, init_im) if isinstance(init_im, str) else init_im
         self._scale_im = check_number(unit, "init_im", scale, minimum=0, other="'zeros', 'uniform'")
         self.init_im = init_im if isinstance(init_im, str) else self._scale_im
         self.gate_gradient = gate_gradient
@@ -58,15 +54,15 @@ class PowerUnit(Unit):
             nn.init.constant_(self.gate, 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x [..., I]`` (``[K, ..., I]`` or a shared ``[B, I]`` with models) to ``[..., O]`` (``[K, ..., O]``)."""
-        own: dict[str, Any] = self._parameters
+        """Map ``x [..., I]`` to ``[..., O]``; shapes with models are those of the class."""
+        parameters: dict[str, Any] = self._parameters
         try:  # a parameter through the module's __getattr__ costs as much as a check of its shape
-            weight_re, weight_im, gate = own["weight_re"], own["weight_im"], own["gate"]
+            weight_re, weight_im = parameters["weight_re"], parameters["weight_im"]
+            gate = parameters["gate"]
         except KeyError:  # parametrized or pruned
             weight_re, weight_im, gate = self.weight_re, self.weight_im, self.gate
-        return functional.npu(
-            x, weight_re, weight_im, gate, eps=self.eps, gate_gradient=self.gate_gradient
-        )
+        eps, gate_gradient = self.eps, self.gate_gradient
+        return functional.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
 
     def extra_repr(self) -> str:
         options = "" if self.eps is None else f", eps={self.eps}"
@@ -84,21 +80,23 @@ class NPU(PowerUnit):
         k = g where x < 0, else 0
         y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)
 
-    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
-    ``[K, ..., O]``.
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
+    ``[B, I]`` to ``[K, ..., O]``.
 
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        init_im: start of weight_im: "zeros" (the paper), "uniform" (Glorot uniform, as weight_re) or a factor on
-            Glorot's bound. Imaginary weights that start at 0 stay there as long as no input is negative.
+        init_im: start of weight_im: "zeros" (the paper), "uniform" (Glorot uniform, as weight_re)
+            or a factor on Glorot's bound. Imaginary weights that start at 0 stay there as long as
+            no input is negative.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
-        gate_gradient: "clip" (none where the gate is outside [0, 1], as published) or "straight_through".
+        gate_gradient: "clip" (none where the gate is outside [0, 1], as published) or
+            "straight_through".
 
-    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``, ``gate [I]`` (0.5); each with a leading K
-    with models, initialised as K single models are.
+    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``, ``gate [I]`` (0.5);
+    each with a leading K with models, initialised as K single models are.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 4.
 
@@ -133,18 +131,20 @@ class RealNPU(PowerUnit):
         k = g where x < 0, else 0
         y = exp(W log r) cos(pi W k)
 
-    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
-    ``[K, ..., O]``.
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
+    ``[B, I]`` to ``[K, ..., O]``.
 
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
-        gate_gradient: "clip" (none where the gate is outside [0, 1], as published) or "straight_through".
+        gate_gradient: "clip" (none where the gate is outside [0, 1], as published) or
+            "straight_through".
 
-    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``gate [I]`` (0.5); each with a leading K with models.
+    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``gate [I]`` (0.5); each with a leading K
+    with models.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 4.
 
@@ -174,21 +174,24 @@ class RealNPU(PowerUnit):
 class NaiveNPU(PowerUnit):
     """Naive Neural Power Unit, a layer: the `NPU` without its gate.
 
-        y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)      r = |x| + eps, k = 1 where x < 0, else 0
+        y = exp(Wr log r - pi Wi k) cos(Wi log r + pi Wr k)
+        r = |x| + eps      k = 1 where x < 0, else 0
 
-    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared ``[B, I]`` to
-    ``[K, ..., O]``.
+    Shapes: ``x [..., I]`` to ``y [..., O]``; with `num_models` K, ``x [K, ..., I]`` or a shared
+    ``[B, I]`` to ``[K, ..., O]``.
 
     Args:
         in_features: number of inputs I.
         out_features: number of outputs O.
-        num_models: K independent models in one call; None for one model without a leading dimension.
+        num_models: K independent models in one call; None: one, without a leading dimension.
         device, dtype: of the parameters.
-        init_im: start of weight_im: "zeros" (the paper), "uniform" (Glorot uniform, as weight_re) or a factor on
-            Glorot's bound. Imaginary weights that start at 0 stay there as long as no input is negative.
+        init_im: start of weight_im: "zeros" (the paper), "uniform" (Glorot uniform, as weight_re)
+            or a factor on Glorot's bound. Imaginary weights that start at 0 stay there as long as
+            no input is negative.
         eps: added to ``|x|``; None for the machine epsilon of the compute dtype, as published.
 
-    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``; each with a leading K with models.
+    Parameters: ``weight_re [O, I]`` (Glorot uniform), ``weight_im [O, I]``; each with a leading K
+    with models.
 
     Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020, definition 3.
 

@@ -1,6 +1,7 @@
-"""Neural Power Unit, a layer, in a time loop: neural ODEs ``u' = NAU(NPU(u))``, K of them in one call.
+"""Neural Power Unit, a layer, in a time loop: neural ODEs ``u' = NAU(NPU(u))``, K in one call.
 
-rollout          the trajectory of a power layer and a NAU, by fixed or adaptive steps, and its exact discrete adjoint
+rollout          the trajectory of a power layer and a NAU, by fixed or adaptive steps, and its
+                 exact discrete adjoint
 integrate        the same for weights that are no modules
 interpolate      a trajectory at any times, linear or by cubic Hermite polynomials
 fit              from time series to their law, as an equation with confidence intervals
@@ -8,14 +9,15 @@ first_nonfinite  where trajectories leave the finite numbers
 rollout_any      any other model, through torchdiffeq
 """
 
+from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._laws.series.fit import fit
 from npu_kernels._laws.series.result import Estimate, SeriesFit
+from npu_kernels._time_loop.methods import METHODS
 from npu_kernels.ode._accuracy import InaccurateError, StepSizeError, StiffWarning
 from npu_kernels.ode._adaptive import Statistics
-from npu_kernels.ode._checks import NonFiniteError, first_nonfinite
+from npu_kernels.ode._checks import first_nonfinite
 from npu_kernels.ode._interpolation import interpolate
 from npu_kernels.ode._other import rollout_any
-from npu_kernels.ode._reference import METHODS
 from npu_kernels.ode._solver import integrate, rollout
 
 __all__ = [

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from npu_kernels import reference as layers
-from npu_kernels.ode._checks import first_true, who
-from npu_kernels.ode._pairs import PAIRS
+from npu_kernels._time_loop import methods
+from npu_kernels._time_loop.loop import slope_function
+from npu_kernels.ode._checks import first_true, trajectory_name
 
-ORDER = {"euler": 1, "midpoint": 2, "rk4": 4, "rk4_38": 4}
-# A step damps u' = a u, a < 0, only for |dt a| up to this: the end of the stability region on the real axis.
-STABLE = {"euler": 2.0, "midpoint": 2.0, "rk4": 2.785, "rk4_38": 2.785}
-STABLE |= {name: pair.stable for name, pair in PAIRS.items()}
-MANY = 100  # adaptive steps at that end; with fewer, stiffness costs little
-WAY_OUT = "ode.rollout_any(model, u0, ..., method='scipy_solver')"
+MIN_STIFF_STEPS = 100  # adaptive steps at the bound of stability; fewer cost little
+ADVICE = "ode.rollout_any(model, u0, ..., method='scipy_solver')"
 
 
 class InaccurateError(FloatingPointError):
     """A trajectory whose estimated error is larger than its states.
 
-    message: names the model, the step and, where the model is stiff, the largest dt. first: the first such step of
-    each trajectory, -1 where there is none.
+    message: names the model, the step and, where the model is stiff, the largest dt. first: the
+    first such step of each trajectory, -1 without any.
     """
 
     def __init__(self, message: str, first: Tensor) -> None:
@@ -35,8 +32,8 @@ class InaccurateError(FloatingPointError):
 class StepSizeError(FloatingPointError):
     """A trajectory of adaptive steps that did not reach its end: too many steps, or too small ones.
 
-    message: names the model and the time and, where the model is stiff, the way out. reached: the time that each
-    trajectory has reached, ``[(K,) (B,)]``.
+    message: names the model and the time and, where the model is stiff, an alternative. reached:
+    the time that each trajectory has reached, ``[(K,) (B,)]``.
     """
 
     def __init__(self, message: str, reached: Tensor) -> None:
@@ -45,9 +42,10 @@ class StepSizeError(FloatingPointError):
 
 
 class StiffWarning(UserWarning):
-    """Most of a trajectory's adaptive steps are as long as the method's stability allows, not its tolerance.
+    """Most of a trajectory's adaptive steps are as long as its stability allows, not its tolerance.
 
-    message: names the model, the time and the way out. steps: how many such steps each trajectory has, ``[(K,) (B,)]``.
+    message: names the model, the time and an alternative. steps: how many such steps each
+    trajectory has, ``[(K,) (B,)]``.
     """
 
     def __init__(self, message: str, steps: Tensor) -> None:
@@ -56,57 +54,70 @@ class StiffWarning(UserWarning):
 
 
 def right_side(
-    weights: Sequence[Tensor | None], model: int | None, eps: float, clip: bool
+    weights: Sequence[Tensor | None], model: int | None, options: Any
 ) -> Callable[[Tensor], Tensor]:
-    """``u' = NAU(NPU(u))`` of one model, for a state ``[D]``."""
-    own = [t if t is None or model is None else t[model] for t in weights]
+    """Return ``u' = NAU(NPU(u))`` of one model, for a state ``[D]``, without gradients for weights.
 
-    def f(u: Tensor) -> Tensor:
-        y = layers.npu(u[None], *(t if t is None else t.detach() for t in own[:3]), eps=eps)  # type: ignore[arg-type]
-        return layers.nau(y, own[3].detach(), clip=clip)[0]  # type: ignore[union-attr]
-
-    return f
-
-
-def estimate(trajectory: Tensor, halved: Tensor, method: str) -> Tensor:
-    """The size of the error of `trajectory` ``[..., steps + 1, D]``, from one with steps of half the size.
-
-    Richardson's extrapolation: a method of order p has 2^p times the error when its steps are twice as long.
+    model: its index in an ensemble; None: there is only one. options: as `slope_function` takes.
     """
-    factor: int = 2 ** ORDER[method]
+    index = ... if model is None else model
+    parts = [None if weight is None else weight.detach()[index] for weight in weights]
+    slope = slope_function(parts, options)
+    return lambda u: slope(u[None])[0]
+
+
+def estimate(trajectory: Tensor, halved: Tensor, order: int) -> Tensor:
+    """Return the size of the error of `trajectory` ``[..., steps + 1, D]``.
+
+    halved: the trajectory by steps of half the size. Richardson's extrapolation: a method of order
+    p has 2^p times the error when its steps are twice as long.
+    """
+    factor: int = 2**order
     return (trajectory - halved[..., ::2, :]).abs() * (factor / (factor - 1))
 
 
-def _damping(f: Callable[[Tensor], Tensor], state: Tensor, dt: float) -> float:
-    """The fastest rate at which the model damps near a state ``[D]`` on its way in dt's direction; nan: unknown."""
-    jacobian = torch.autograd.functional.jacobian(f, state)
+def _damping(slope: Callable[[Tensor], Tensor], state: Tensor, dt: float) -> float:
+    """Return the fastest rate at which the model damps near a state ``[D]``; nan: unknown.
+
+    The sign of dt is the direction of time.
+    """
+    jacobian = torch.autograd.functional.jacobian(slope, state)
     if not jacobian.isfinite().all():
         return math.nan
     return -float((torch.linalg.eigvals(jacobian.double()).real * (1 if dt > 0 else -1)).min())
 
 
-def stiffness(f: Callable[[Tensor], Tensor], state: Tensor, dt: float, method: str) -> str:
-    """What to do about a state ``[D]`` at which steps of size dt do not damp what the model damps; else empty."""
-    rate = _damping(f, state, dt)
-    if not abs(dt) * rate > STABLE[method]:
-        return ""
+def _stiff(rate: float, dt: float, method: str) -> str:
     return (
-        f"; the model is stiff (an eigenvalue of its Jacobian there is {-rate if dt > 0 else rate:.3g}), and {method} "
-        f"needs steps of at most {STABLE[method] / rate:.2g}, got {abs(dt):g}. Take more steps, or an implicit method: "
-        f"{WAY_OUT}"
+        f"; the model is stiff (an eigenvalue of its Jacobian there is "
+        f"{-rate if dt > 0 else rate:.3g}), and {method} needs steps of at most "
+        f"{methods.ALL[method].stable / rate:.2g}"
     )
 
 
-def at_the_bound(f: Callable[[Tensor], Tensor], state: Tensor, size: float, method: str) -> str:
-    """What to do about a state ``[D]`` at which the model allows no longer adaptive steps than `size`; else empty."""
-    rate = _damping(f, state, size)
-    if not abs(size) * rate > STABLE[method] / 2:
+def stiffness(slope: Callable[[Tensor], Tensor], state: Tensor, dt: float, method: str) -> str:
+    """Return advice where steps of size dt do not damp what the model damps at a state ``[D]``.
+
+    The advice is empty elsewhere.
+    """
+    rate = _damping(slope, state, dt)
+    if not abs(dt) * rate > methods.ALL[method].stable:
         return ""
     return (
-        f"; the model is stiff (an eigenvalue of its Jacobian there is {-rate if size > 0 else rate:.3g}), and "
-        f"{method} needs steps of at most {STABLE[method] / rate:.2g} at any tolerance. Take an implicit method: "
-        f"{WAY_OUT}"
+        f"{_stiff(rate, dt, method)}, got {abs(dt):g}. Take more steps, or an implicit method: "
+        f"{ADVICE}"
     )
+
+
+def at_the_bound(slope: Callable[[Tensor], Tensor], state: Tensor, size: float, method: str) -> str:
+    """Return advice where the model allows no longer adaptive steps than `size` at a state ``[D]``.
+
+    The advice is empty elsewhere.
+    """
+    rate = _damping(slope, state, size)
+    if not abs(size) * rate > methods.ALL[method].stable / 2:
+        return ""
+    return f"{_stiff(rate, size, method)} at any tolerance. Take an implicit method: {ADVICE}"
 
 
 def raise_inaccurate(
@@ -114,29 +125,29 @@ def raise_inaccurate(
     trajectory: Tensor,
     error: Tensor,
     hint: Callable[[tuple[int, ...], Tensor], str],
-    models: bool,
-    many: bool,
+    has_models: bool,
+    has_starts: bool,
 ) -> None:
-    """InaccurateError where an error exceeds all of the trajectory's states so far: no solution grows like that.
+    """Raise InaccurateError where an error exceeds all of the trajectory's states before it.
 
-    hint: for the index of a trajectory and its last state with an error below a tenth, what the message adds.
+    No solution grows like that. hint: for the index of a trajectory and its last state with an
+    error below a tenth, the end of the message.
     """
     size, largest = error.amax(-1), trajectory.detach().abs().amax(-1).cummax(-1).values
-    largest = largest.clamp(
-        min=100 * torch.finfo(error.dtype).eps
-    )  # near 0 the layer's own eps is all that moves
+    # Near 0 nothing but the layer's own eps moves the state.
+    largest = largest.clamp(min=100 * torch.finfo(error.dtype).eps)
     first = first_true(~(size <= largest))
-    where = (first >= 0).nonzero()
-    if not len(where):
+    failed = (first >= 0).nonzero()
+    if not len(failed):
         return
-    at = tuple(where[0].tolist())
-    step = int(first[at])
-    good = int(
-        (size[at][:step] <= largest[at][:step] / 10).nonzero().max()
-    )  # the start has no error
+    index = tuple(failed[0].tolist())
+    step = int(first[index])
+    is_good = size[index][:step] <= largest[index][:step] / 10  # the first state has no error
+    last_good = trajectory[index][int(is_good.nonzero().max())]
     raise InaccurateError(
-        f"{function}: {who(at, models, many)} grows as no solution does: at step {step} its estimated error is "
-        f"{float(size[at][step]):.2g}, and its states are at most {float(largest[at][step]):.2g}"
-        f"{hint(at, trajectory[at][good])}; nonfinite='keep' returns it as it is",
+        f"{function}: {trajectory_name(index, has_models, has_starts)} grows as no solution does: "
+        f"at step {step} its estimated error is {float(size[index][step]):.2g}, and its states are "
+        f"at most {float(largest[index][step]):.2g}{hint(index, last_good)}; nonfinite='keep' "
+        "returns it as it is",
         first,
     )

@@ -1,92 +1,89 @@
 """Adaptive steps fused, and their derivative.
 
-The first derivative is the discrete adjoint of the accepted steps, one call; second and higher ones are those of the
-eager steps of the same sizes. What is kept of each trajectory: the times of its accepted steps, and every state, or
-every 32nd one.
+The first derivative is the discrete adjoint of the accepted steps, one call; second and higher ones
+are those of the eager steps of the same sizes. Each trajectory keeps the times of its accepted
+steps, and every state, or every 32nd one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from npu_kernels import reference as layers
 from npu_kernels._operators import ops
 from npu_kernels._operators.autograd import differentiate, eager_only
+from npu_kernels._time_loop.loop import as_rows, slope_function
+from npu_kernels._time_loop.methods import PAIRS, Method
 from npu_kernels.ode._adaptive_reference import replay
-from npu_kernels.ode._function import as_rows
-from npu_kernels.ode._pairs import PAIRS, Pair
 from npu_kernels.reference import STRAIGHT_THROUGH
 
-EVERY = {"full": 1, "checkpointed": 32}
+SAVED_EVERY = {"full": 1, "checkpointed": 32}  # steps from one saved state to the next
 
 
 class Call(NamedTuple):
-    """How the steps are chosen and computed. many: whether u0 has a dimension of starts."""
+    """The options of adaptive steps, all checked."""
 
     method: str
     rtol: float
     atol: float
     max_steps: int
-    eps: float
-    gate_gradient: str
-    clip: bool
-    memory: str
-    many: bool
+    eps: float  # added to |u|
+    gate_gradient: str  # "clip" or "straight_through"
+    clip: bool  # the NAU's weight, to [-1, 1]
+    memory: str  # "full" or "checkpointed"
+    has_starts: bool  # u0 has a dimension of starts
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> Method:
         return PAIRS[self.method]
 
 
 def _as_models(
-    call: Call, u0: Tensor, weights: tuple[Tensor | None, ...]
+    call: Call, u0: Tensor, weights: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """u0 ``[K, B, D]`` and the weights with a dimension of models, contiguous."""
+    """Return u0 ``[K, B, D]`` and the weights with a dimension of models, contiguous."""
     weight_re = weights[0]
     assert weight_re is not None
-    rows = as_rows(u0, weight_re, call.many)
+    tensors = as_rows(u0, weight_re, call.has_starts), *weights
     if weight_re.dim() == 2:
-        rows, weights = (
-            rows.unsqueeze(0),
-            tuple(None if w is None else w.unsqueeze(0) for w in weights),
-        )
-    return rows.contiguous(), *(None if w is None else w.contiguous() for w in weights)
+        tensors = tuple(None if t is None else t.unsqueeze(0) for t in tensors)
+    return tuple(None if t is None else t.contiguous() for t in tensors)
 
 
-def _from_models(call: Call, models: bool, found: Tensor, at: int) -> Tensor:
-    """`found` ``[K, B, ..]`` without the dimensions that the caller's tensors lack; `at`: B's, from the end."""
-    found = found if call.many else found.squeeze(at)
-    return found if models else found.squeeze(0)
+def _from_models(call: Call, has_models: bool, result: Tensor, starts_dim: int) -> Tensor:
+    """Return ``[K, B, ..]`` without the dimensions that the caller's tensors lack."""
+    result = result if call.has_starts else result.squeeze(starts_dim)
+    return result if has_models else result.squeeze(0)
 
 
 def forward(
     call: Call, keep: bool, t: Tensor, u0: Tensor, *weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The caller's trajectory; counts, clock and the last state ``[(K,) B, ..]``; the times and states kept."""
-    numbers, every = call.pair.numbers, EVERY[call.memory] if keep else 0
-    at = t.detach().to("cpu", torch.float64).contiguous()
-    path, last, counts, clock, times, states = ops.ode_adaptive_forward(
+    """Call the operator.
+
+    Returns the caller's trajectory; counts, clock and the last state ``[(K,) B, ..]``; the saved
+    times and states, none unless `keep`.
+    """
+    times = t.detach().to("cpu", torch.float64).contiguous()
+    control = call.rtol, call.atol, call.max_steps, call.eps, call.clip
+    path, last, counts, clock, saved_times, states = ops.ode_adaptive_forward(
         *_as_models(call, u0, weights),
-        at,
-        numbers,
-        call.rtol,
-        call.atol,
-        call.max_steps,
-        call.eps,
-        call.clip,
-        every,
+        times,
+        call.pair.numbers,
+        *control,
+        SAVED_EVERY[call.memory] if keep else 0,
     )
-    models = weights[0].dim() == 3  # type: ignore[union-attr]
-    of_model = (counts, clock, last) if models else (counts[0], clock[0], last[0])
-    return _from_models(call, models, path, -3), *of_model, times, states
+    has_models = weights[0].dim() == 3  # type: ignore[union-attr]
+    state = (counts, clock, last) if has_models else (counts[0], clock[0], last[0])
+    return _from_models(call, has_models, path, -3), *state, saved_times, states
 
 
 class AdaptiveFunction(Function):
-    """What `forward` gives first, from a `Call`, t, u0, weight_re, weight_im, gate, weight."""
+    """The trajectory, counts, clock and last state of a `Call`, t, u0 and the weights."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -98,90 +95,67 @@ class AdaptiveFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_path: Tensor, *_: Any) -> tuple[Any, ...]:
-        needed = ctx.needs_input_grad[1:]
-        t, u0, *weights, counts, clock, times, states = ctx.saved_tensors
+        call, needed = ctx.call, ctx.needs_input_grad[1:]
+        *operands, counts, clock, times, states = ctx.saved_tensors
         if torch.is_grad_enabled() or eager_only():
-            return None, *_by_formula(
-                ctx.call, needed, grad_path, (t, u0, *weights), counts, clock, times
-            )
-        return None, *_fused(
-            ctx.call, needed, grad_path, t, u0, tuple(weights), counts, times, states
-        )
+            step_ends = _step_ends(counts[..., 0], clock, times)
+            return None, *_by_formula(call, needed, grad_path, operands, step_ends)
+        return None, *_fused(call, needed, grad_path, operands, counts, times, states)
 
 
 def _fused(
     call: Call,
     needed: tuple[bool, ...],
     grad_path: Tensor,
-    t: Tensor,
-    u0: Tensor,
-    weights: tuple[Tensor | None, ...],
+    operands: list[Tensor],
     counts: Tensor,
     times: Tensor,
     states: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    models = counts.dim() == 3
-    grad_rows = grad_path if call.many else grad_path.unsqueeze(-3)
-    rows, *own = _as_models(call, u0, weights)
+    t, u0, *weights = operands
+    has_models = counts.dim() == 3
+    grad_rows = grad_path if call.has_starts else grad_path.unsqueeze(-3)
     needs = sum(bool(need) << bit for bit, need in enumerate((*needed[1:], needed[0])))
+    is_straight_through = call.gate_gradient == STRAIGHT_THROUGH
     *grads, grad_t = ops.ode_adaptive_backward(
-        (grad_rows if models else grad_rows.unsqueeze(0)).contiguous(),
-        rows,
-        *own,
+        (grad_rows if has_models else grad_rows.unsqueeze(0)).contiguous(),
+        *_as_models(call, u0, weights),
         t.detach().to("cpu", torch.float64).contiguous(),
-        counts,
-        times,
-        states,
-        call.pair.numbers,
-        call.eps,
-        call.clip,
-        EVERY[call.memory],
-        call.gate_gradient == STRAIGHT_THROUGH,
-        needs,
+        *(counts, times, states, call.pair.numbers, call.eps, call.clip),
+        *(SAVED_EVERY[call.memory], is_straight_through, needs),
     )
-    found: list[Tensor | None] = [None] * 6
+    results: list[Tensor | None] = [None] * 6
     if needed[0]:
         of_times = grad_t.sum(0)
         of_times[0] = -of_times.sum()
-        found[0] = of_times.to(t)
+        results[0] = of_times.to(t)
     if needed[1]:
-        found[1] = _from_models(call, models, grads[0], -2).sum_to_size(u0.shape)
+        results[1] = _from_models(call, has_models, grads[0], -2).sum_to_size(u0.shape)
     for index, grad in enumerate(grads[1:], 2):
         if needed[index]:
-            found[index] = grad if models else grad.squeeze(0)
-    return tuple(found)
+            results[index] = grad if has_models else grad.squeeze(0)
+    return tuple(results)
+
+
+def _step_ends(accepted: Tensor, clock: Tensor, times: Tensor) -> Tensor:
+    """Return the ends of the steps ``[.., N]``, behind a trajectory's last one its end again."""
+    number = torch.arange(int(accepted.max())) if accepted.numel() else accepted.new_empty(0)
+    is_step = number < accepted.unsqueeze(-1)
+    return clock[..., :1].expand(is_step.shape).masked_scatter(is_step, times)
 
 
 def _by_formula(
     call: Call,
     needed: tuple[bool, ...],
     grad_path: Tensor,
-    operands: tuple[Tensor | None, ...],
-    counts: Tensor,
-    clock: Tensor,
-    times: Tensor,
+    operands: list[Tensor],
+    step_ends: Tensor,
 ) -> list[Tensor | None]:
-    """The gradients of the eager steps of the same sizes, differentiable."""
-    accepted = counts[..., 0]
-    number = torch.arange(int(accepted.max())) if accepted.numel() else accepted.new_empty(0)
-    there = number < accepted.unsqueeze(-1)
-    ends = clock[..., :1].expand(there.shape).masked_scatter(there, times)
+    """Return the gradients of the eager steps of the same sizes, differentiable."""
 
-    def formula(
-        t: Tensor,
-        u0: Tensor,
-        weight_re: Tensor,
-        weight_im: Tensor | None,
-        gate: Tensor | None,
-        weight: Tensor,
-    ) -> tuple[Tensor]:
-        def f(u: Tensor) -> Tensor:
-            y = layers.npu(
-                u, weight_re, weight_im, gate, eps=call.eps, gate_gradient=call.gate_gradient
-            )
-            return layers.nau(y, weight, clip=call.clip)
+    def formula(t: Tensor, u0: Tensor, *weights: Tensor | None) -> tuple[Tensor]:
+        rows = as_rows(u0, weights[0], call.has_starts)  # type: ignore[arg-type]
+        path = replay(slope_function(weights, call), rows, t, step_ends, call.pair)
+        return (path if call.has_starts else path.squeeze(-3),)
 
-        path = replay(f, as_rows(u0, weight_re, call.many), t, ends, call.pair)
-        return (path if call.many else path.squeeze(-3),)
-
-    return differentiate(formula, operands, needed, (grad_path,))
+    return differentiate(formula, tuple(operands), needed, (grad_path,))

@@ -1,12 +1,15 @@
-"""Adaptive steps in eager torch: the specification and the oracle of the fused ones, and what runs where these do not.
+"""Adaptive steps in eager torch: the specification and the oracle of the fused steps.
 
-`find_steps` chooses the steps, every trajectory its own; `replay` makes them again, differentiable to any order, with
-their sizes as constants. Shapes: ``u0 [..., D]``, and ``[...]`` for what every trajectory has one of.
+`find_steps` chooses the steps, every trajectory its own; `replay` repeats them, differentiable to
+any order, with their sizes as constants. They run where no fused steps do. Shapes: ``u0 [..., D]``,
+and ``[...]`` for one number of each trajectory.
 
-Step control: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4 and IV.2. With q the root
-mean square of error / (atol + rtol max(|u|, |u_new|)), a step is accepted where q <= 1, and the next one's size is
+Step control: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4 and
+IV.2. With q the root mean square of error / (atol + rtol max(|u|, |u_new|)), a step is accepted
+where q <= 1. The next step's size is
 
-    h / max(0.1, q^0.17 / q_before^0.04 / 0.9) after an accepted step, h / min(5, q^0.17 / 0.9) after another
+    h / max(0.1, q^0.17 / q_before^0.04 / 0.9)    after an accepted step
+    h / min(5, q^0.17 / 0.9)                      after a rejected one
 """
 
 from __future__ import annotations
@@ -18,24 +21,26 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from npu_kernels.ode._pairs import STAGES, Pair
-from npu_kernels.ode._reference import rows
+from npu_kernels._time_loop.methods import STAGES, Method
+from npu_kernels._time_loop.reference import rows
 
-# How a trajectory ended. STUCK: its steps became too small for its time to move. NOT_FINITE: the same because nothing
-# finite comes behind it, or nothing finite came at all.
+# How a trajectory ended. STUCK: its steps became too small for its time to move. NOT_FINITE: the
+# same because its next state is not finite, or its first slope.
 DONE, TOO_MANY, STUCK, NOT_FINITE = range(4)
-BETA = 0.04
+BETA = 0.04  # exponent of the error of the step before, in the control
 EPS = torch.finfo(torch.float64).eps
 Function = Callable[[Tensor], Tensor]
 
 
 class Steps(NamedTuple):
-    """What the control of the steps found; on the CPU.
+    """The steps that the control chose; on the CPU, but for `last`.
 
-    times: the ends of the accepted steps ``[..., N]``, in float64; a trajectory of fewer repeats its last one.
-    counts: ``[..., 4]``: accepted and rejected steps, accepted ones at the bound of stability, how it ended.
-    clock: ``[..., 3]`` in float64: time reached, size of the step that would come next, time of the first step at the
-    bound of stability (nan: none).
+    times: the ends of the accepted steps ``[..., N]``, in float64; a trajectory of fewer repeats
+        its last one.
+    counts: ``[..., 4]``: accepted and rejected steps, accepted ones at the bound of stability, how
+        the trajectory ended.
+    clock: ``[..., 3]`` in float64: time reached, size of the step that would come next, time of the
+        first step at the bound of stability (nan: none).
     last: the state reached ``[..., D]``, on u0's device.
     """
 
@@ -55,11 +60,11 @@ def combine(k: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
 
 
 def step(
-    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Pair
+    f: Function, u: Tensor, k1: Tensor, h: Tensor, pair: Method
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """One step of the sizes h ``[..., 1]``: the new state, the last stage's state, and all slopes."""
+    """Step by h ``[..., 1]``: the new state, the last stage's state, and all slopes."""
     k, v = [k1], u
-    for row in rows(pair.triangle):
+    for row in rows(pair.tableau):
         before, v = v, u + h * combine(k, row)
         k.append(f(v))
     return v, before, k
@@ -76,24 +81,23 @@ def _first_size(f: Function, u: Tensor, k: Tensor, span: float, rtol: float, ato
     h0 = torch.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * d0 / d1).clamp(max=abs(span))
     signed = h0.copysign(torch.tensor(span)).unsqueeze(-1).to(u)
     d2 = _rms((f(u + signed * k) - k) / scale) / h0
-    most = torch.maximum(d1, d2)
-    h1 = torch.where(most <= 1e-15, torch.clamp(h0 * 1e-3, min=1e-6), (0.01 / most) ** 0.2)
+    rate = torch.maximum(d1, d2)
+    h1 = torch.where(rate <= 1e-15, torch.clamp(h0 * 1e-3, min=1e-6), (0.01 / rate) ** 0.2)
     h1 = torch.where(d2.isfinite(), h1, h0 * 1e-3)
     return torch.minimum(100 * h0, h1)
 
 
 def find_steps(
-    f: Function, u0: Tensor, t: Tensor, pair: Pair, rtol: float, atol: float, max_steps: int
+    f: Function, u0: Tensor, t: Tensor, pair: Method, rtol: float, atol: float, max_steps: int
 ) -> Steps:
     """The steps of every trajectory from t[0] to t[-1]; `t` in float64 on the CPU."""
     with torch.no_grad():
-        return _find_steps(
-            lambda u: f(u).detach(), u0.detach(), t.detach(), pair, rtol, atol, max_steps
-        )
+        control = rtol, atol, max_steps
+        return _find_steps(lambda u: f(u).detach(), u0.detach(), t.detach(), pair, *control)
 
 
 def _find_steps(
-    f: Function, u: Tensor, t: Tensor, pair: Pair, rtol: float, atol: float, max_steps: int
+    f: Function, u: Tensor, t: Tensor, pair: Method, rtol: float, atol: float, max_steps: int
 ) -> Steps:
     begin, end = float(t[0]), float(t[-1])
     span, sign = end - begin, 1 if end > begin else -1
@@ -107,8 +111,8 @@ def _find_steps(
     status[...] = torch.where(k1.isfinite().all(-1).cpu(), -1, NOT_FINITE)
     shrunk = torch.zeros_like(status, dtype=torch.bool)  # the last step tried was rejected
     broken = shrunk.clone()  # and was not finite
-    ends: list[Tensor] = []
-    taken: list[Tensor] = []
+    step_ends: list[Tensor] = []
+    accepts: list[Tensor] = []
     while (active := status < 0).any():
         status.masked_fill_(active & (accepted + rejected >= max_steps), TOO_MANY)
         tiny = size <= 10 * EPS * time.abs().clamp(min=EPS * abs(span))
@@ -140,80 +144,85 @@ def _find_steps(
         status.masked_fill_(good & last, DONE)
         moved = good.unsqueeze(-1).to(u.device)
         u, k1 = torch.where(moved, new, u), torch.where(moved, k[6], k1)
-        ends.append(time)
-        taken.append(good)
+        step_ends.append(time)
+        accepts.append(good)
     clock[..., 0], clock[..., 1] = time, size * sign
-    return Steps(_pack(ends, taken, time, accepted), counts, clock, u)
+    return Steps(_pack(step_ends, accepts, time, accepted), counts, clock, u)
 
 
-def _pack(ends: list[Tensor], taken: list[Tensor], time: Tensor, accepted: Tensor) -> Tensor:
-    """The times of the accepted steps ``[..., N]``, one behind the other."""
-    if not ends or accepted.numel() == 0:
+def _pack(step_ends: list[Tensor], accepts: list[Tensor], time: Tensor, accepted: Tensor) -> Tensor:
+    """Return the times of the accepted steps ``[..., N]``, one behind the other."""
+    if not step_ends or accepted.numel() == 0:
         return time.new_empty(*time.shape, 0)
-    order = torch.stack(taken, -1).logical_not().to(torch.int8).argsort(dim=-1, stable=True)
-    times = torch.stack(ends, -1).gather(-1, order)[..., : int(accepted.max())]
-    there = torch.arange(times.shape[-1]) < accepted.unsqueeze(-1)
-    return torch.where(there, times, time.unsqueeze(-1))
+    order = torch.stack(accepts, -1).logical_not().to(torch.int8).argsort(dim=-1, stable=True)
+    times = torch.stack(step_ends, -1).gather(-1, order)[..., : int(accepted.max())]
+    is_step = torch.arange(times.shape[-1]) < accepted.unsqueeze(-1)
+    return torch.where(is_step, times, time.unsqueeze(-1))
 
 
 def replay(
-    f: Function, u0: Tensor, t: Tensor, times: Tensor, pair: Pair, length: int | None = None
+    f: Function, u0: Tensor, t: Tensor, times: Tensor, pair: Method, length: int | None = None
 ) -> Tensor:
-    """The states ``[..., M, D]`` at t, from steps that end at `times` ``[..., N]``; nan behind the last of them.
+    """Return the states ``[..., M, D]`` at t, from steps that end at `times` ``[..., N]``.
 
-    Differentiable with respect to u0, to t and to what f depends on. length: of the segments, in steps, of which only
-    the first states are kept for a derivative; None keeps everything.
+    Behind the last step they are nan. Differentiable with respect to u0, t and the weights of f.
+    length: steps of a segment, of which only the first state is kept for a derivative; None keeps
+    everything.
     """
     exact = t.to("cpu", torch.float64)
-    at = exact.detach()
-    shift = (exact[1:] - at[1:]) - (exact[0] - at[0])  # zeros with t's derivative
-    sign = 1.0 if at[-1] > at[0] else -1.0
+    values = exact.detach()
+    shift = (exact[1:] - values[1:]) - (exact[0] - values[0])  # zeros with t's derivative
+    sign = 1.0 if values[-1] > values[0] else -1.0
     lead, steps = u0.shape[:-1], times.shape[-1]
-    ends = torch.cat([at[0].expand(*lead, 1), times], -1)
-    sizes = ends.diff(dim=-1)
-    index = torch.searchsorted(
-        (sign * ends[..., 1:]).contiguous(), (sign * at[1:]).expand(*lead, -1).contiguous()
-    )
+    step_ends = torch.cat([values[0].expand(*lead, 1), times], -1)
+    sizes = step_ends.diff(dim=-1)
+    sorted_ends, targets = sign * step_ends[..., 1:], (sign * values[1:]).expand(*lead, -1)
+    index = torch.searchsorted(sorted_ends.contiguous(), targets.contiguous())
     reached = index < steps
     index = index.clamp(max=max(steps - 1, 0))
     if steps == 0:
-        outputs = u0.new_full((*lead, len(at) - 1, u0.shape[-1]), torch.nan)
+        outputs = u0.new_full((*lead, len(values) - 1, u0.shape[-1]), torch.nan)
         return torch.cat([u0.unsqueeze(-2), outputs], -2)
     size = sizes.gather(-1, index)
     size = torch.where(reached, size, 1.0)
-    x = ((at[1:] - ends.gather(-1, index) + shift) / size).to(u0.device)
+    x = ((values[1:] - step_ends.gather(-1, index) + shift) / size).to(u0.device)
 
     def segment(u: Tensor, x: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        here = reached & (index >= first) & (index < first + count)
-        columns = here.reshape(-1, here.shape[-1]).any(0).nonzero().squeeze(-1)
+        inside = reached & (index >= first) & (index < first + count)
+        columns = inside.reshape(-1, inside.shape[-1]).any(0).nonzero().squeeze(-1)
         states, slopes, k1 = [], [], f(u)
         for n in range(first, first + count):
             new, _, k = step(f, u, k1, sizes[..., n, None].to(u), pair)
             states.append(u)
             slopes.append(torch.stack(k, -2))
             u, k1 = new, k[-1]
-        where = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
+        step_index = (index - first).clamp(0, count - 1)[..., columns].to(u.device)
         parts = x[..., columns].to(u), size[..., columns].to(u)
-        found = _dense(torch.stack(states, -2), torch.stack(slopes, -3), where, *parts, pair)
-        return u, torch.where(here[..., columns, None].to(u.device), found, 0), columns.to(u.device)
+        path = torch.stack(states, -2), torch.stack(slopes, -3)
+        outputs = _dense(*path, step_index, *parts, pair)
+        outputs = torch.where(inside[..., columns, None].to(u.device), outputs, 0)
+        return u, outputs, columns.to(u.device)
 
-    u, result = u0, u0.new_zeros(*lead, len(at) - 1, u0.shape[-1])
+    u, result = u0, u0.new_zeros(*lead, len(values) - 1, u0.shape[-1])
     length = length or steps
     for first in range(0, steps, length):
         count = min(length, steps - first)
         if length < steps:
-            u, found, columns = checkpoint(segment, u, x, first, count, use_reentrant=False)
+            u, outputs, columns = checkpoint(segment, u, x, first, count, use_reentrant=False)
         else:
-            u, found, columns = segment(u, x, first, count)
-        result = result.index_add(-2, columns, found)
+            u, outputs, columns = segment(u, x, first, count)
+        result = result.index_add(-2, columns, outputs)
     result = torch.where(reached.unsqueeze(-1).to(u.device), result, torch.nan)
     return torch.cat([u0.unsqueeze(-2), result], -2)
 
 
 def _dense(
-    states: Tensor, slopes: Tensor, index: Tensor, x: Tensor, size: Tensor, pair: Pair
+    states: Tensor, slopes: Tensor, index: Tensor, x: Tensor, size: Tensor, pair: Method
 ) -> Tensor:
-    """The interpolant of step index ``[..., C]`` at x; states ``[..., N, D]``, slopes ``[..., N, 7, D]``."""
+    """The interpolant of step index ``[..., C]`` at x.
+
+    states ``[..., N, D]``, slopes ``[..., N, 7, D]``.
+    """
     d = states.shape[-1]
     u = states.gather(-2, index.unsqueeze(-1).expand(*index.shape, d))
     k = slopes.gather(-3, index[..., None, None].expand(*index.shape, STAGES, d))

@@ -1,120 +1,150 @@
-"""The time loop: what the arguments must be, and whether the result is finite."""
+"""The time loop: its options and operands, checked once, and whether its result is finite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.jit import is_tracing
 
-from npu_kernels._common.checks import as_number, check_tensor, check_whole
+from npu_kernels._common.checks import as_number, check_number, check_tensor, check_whole
+from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._operators import operands
-from npu_kernels.layers import NAU, PowerUnit
-from npu_kernels.ode._pairs import PAIRS
-from npu_kernels.ode._reference import METHODS
+from npu_kernels._time_loop import methods
+from npu_kernels._time_loop.loop import Weights
 from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
 
+RTOL, ATOL, MAX_STEPS = 1e-6, 1e-9, 10_000
+PAIR_NAMES = list(map(repr, methods.PAIRS))
 
-class NonFiniteError(FloatingPointError):
-    """A trajectory left the finite numbers.
 
-    message: names the model and the step. first: what `first_nonfinite` gives for all trajectories.
-    """
+class Options(NamedTuple):
+    """The options of `rollout` and `integrate`, under their names there; `checked` raises."""
 
-    def __init__(self, message: str, first: Tensor) -> None:
-        super().__init__(message)
-        self.first = first
+    function: str  # the public function's name, for messages
+    steps: Any
+    dt: Any
+    t: Any
+    method: Any
+    rtol: Any
+    atol: Any
+    max_steps: Any
+    memory: Any
+    nonfinite: Any
+    derivatives: Any
+    error: Any
+    statistics: Any
+    eps: Any
+    gate_gradient: Any
+    clip: Any
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the arguments are for steps of their own sizes."""
+        return self.t is not None or (isinstance(self.method, str) and self.method in methods.PAIRS)
+
+    @property
+    def order(self) -> int:
+        return methods.ALL[self.method].order
+
+    def checked(self) -> Options:
+        """Return the options, numbers as Python's; raise ValueError or TypeError.
+
+        The tensors, with what depends on them, are checked by `check_operands` and `check_times`.
+        """
+        check = self._check_adaptive if self.is_adaptive else self._check_fixed
+        numbers = check()
+        for name in ("memory", "nonfinite"):
+            check_choice(self.function, name, getattr(self, name), _CHOICES[name])
+        for name in ("derivatives", "error", "statistics", "clip"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"{self.function}: {name} must be True or False, got {getattr(self, name)!r}"
+                )
+        return self._replace(**numbers) if numbers else self
+
+    def _check_fixed(self) -> dict[str, Any]:
+        defaults = {"rtol": RTOL, "atol": ATOL, "max_steps": MAX_STEPS, "statistics": False}
+        for name, default in defaults.items():
+            if (value := getattr(self, name)) != default:
+                raise ValueError(
+                    f"{self.function}: {name} is for method={' or '.join(PAIR_NAMES)}, "
+                    f"got {name}={value!r} with method={self.method!r}"
+                )
+        steps, dt = check_grid(self.function, self.steps, self.dt)
+        check_choice(self.function, "method", self.method, tuple(methods.ALL))
+        exact = type(self.steps) is int and type(self.dt) is float
+        return {} if exact else {"steps": steps, "dt": dt}
+
+    def _check_adaptive(self) -> dict[str, Any]:
+        function, method = self.function, self.method
+        check_choice(function, "method", method, tuple(methods.ALL))
+        if method not in methods.PAIRS:
+            raise ValueError(
+                f"{function}: t is for the methods that choose their own steps, "
+                f"{' and '.join(PAIR_NAMES)}; method {method!r} takes steps and dt"
+            )
+        for name in ("steps", "dt", "derivatives", "error"):
+            if (value := getattr(self, name)) is not None and value is not False:
+                raise ValueError(
+                    f"{function}: {name} is for methods of fixed steps; method {method!r} chooses "
+                    f"its own and takes t, the times of the result, rtol and atol; "
+                    f"got {name}={value!r}"
+                )
+        if self.t is None:
+            raise ValueError(
+                f"{function}: t must be given for method {method!r}: the times of the result, "
+                "u0's first"
+            )
+        tolerances = {n: check_number(function, n, getattr(self, n), above=0) for n in _TOLERANCES}
+        return tolerances | {"max_steps": check_whole(function, "max_steps", self.max_steps)}
+
+
+_CHOICES = {"memory": ("full", "checkpointed"), "nonfinite": ("raise", "keep")}
+_TOLERANCES = "rtol", "atol"
 
 
 def check_choice(function: str, name: str, value: Any, choices: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(
-            f"{function}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}"
-        )
+        names = ", ".join(map(repr, choices))
+        raise ValueError(f"{function}: {name} must be one of {names}, got {value!r}")
 
 
 def check_grid(function: str, steps: Any, dt: Any) -> tuple[int, float]:
-    """The steps and their size; ValueError for what is no such number."""
+    """Return the number of steps and their size; raise ValueError for what is no such number."""
     return check_whole(function, "steps", steps), check_dt(function, dt)
 
 
 def check_dt(function: str, dt: Any) -> float:
-    """The size of a step, which may be negative; ValueError for what is no such number."""
+    """Return the size of a step, which may be negative; raise ValueError for no such number."""
     size = as_number(dt)
     if not math.isfinite(size) or size == 0:
         raise ValueError(f"{function}: dt must be finite and other than 0, got {dt!r}")
     return size
 
 
-def check_options(
-    function: str, steps: Any, dt: Any, method: Any, memory: Any, nonfinite: Any
-) -> tuple[int, float]:
-    """The steps and their size; ValueError for an option that is not valid."""
-    grid = check_grid(function, steps, dt)
-    check_choice(function, "method", method, (*METHODS, *PAIRS))
-    check_choice(function, "memory", memory, ("full", "checkpointed"))
-    check_choice(function, "nonfinite", nonfinite, ("raise", "keep"))
-    return grid
-
-
-def layers_of(
-    model: Any,
-    function: str = "rollout",
-    units: str = "NPU, RealNPU or NaiveNPU",
-    instead: str = "; ode.rollout_any runs any model, through torchdiffeq",
-) -> tuple[PowerUnit, NAU]:
-    """The two layers of a model that the fused loop knows; TypeError or ValueError says what it is not.
-
-    units: what the messages call the first layer. instead: what they advise.
-    """
-    rule = f"{function}: model must be an nn.Sequential of {units} and NAU"
-    if not isinstance(model, nn.Sequential) or len(model) != 2:
-        what = type(model).__name__
-        if isinstance(model, nn.Sequential):
-            what += f"({', '.join(type(layer).__name__ for layer in model)})"
-        raise TypeError(f"{rule}, got {what}{instead}")
-    power, nau = model
-    for layer, base in ((power, PowerUnit), (nau, NAU)):
-        if not isinstance(layer, base) or type(layer).forward is not base.forward:
-            found = ", ".join(type(part).__name__ for part in model)
-            raise TypeError(f"{rule} with their own forward, got Sequential({found}){instead}")
-    for part in (model, power, nau):
-        if (
-            part._forward_hooks
-            or part._forward_pre_hooks
-            or part._backward_hooks
-            or part._backward_pre_hooks
-        ):
-            raise ValueError(
-                f"{function}: model must have no hooks, one call computes all of its steps; {type(part).__name__} has "
-                f"some{instead}"
-            )
-    if (nau.in_features, nau.out_features, nau.num_models) != (
-        power.out_features,
-        power.in_features,
-        power.num_models,
-    ):
-        raise ValueError(
-            f"{function}: model must map D to h to D features for the same models, got {power} and {nau}"
-        )
-    return power, nau  # type: ignore[return-value]
+# ---- tensors -----------------------------------------------------------------------------------
 
 
 def fits(u0: Any, weight_re: Any, weight_im: Any, gate: Any, weight: Any) -> bool:
-    """The common valid case on the CPU, by the cheapest comparisons; what does not fit goes to `check_tensors`."""
+    """Return whether this is the common valid case on the CPU, by the cheapest comparisons.
+
+    What does not fit goes to `check_tensors`, which says why.
+    """
     try:
         dtype, shape = weight_re.dtype, weight_re.shape
         *models, h, d = shape
+        expected = (weight_im, shape), (gate, (*models, d)), (weight, (*models, d, h))
         return (
             (dtype is torch.float64 or dtype is torch.float32)
             and len(models) < 2
             and all(
                 t is None
-                or (t.dtype is dtype and t.is_cpu and t.layout is torch.strided and t.shape == want)
-                for t, want in ((weight_im, shape), (gate, (*models, d)), (weight, (*models, d, h)))
+                or (t.dtype is dtype and t.is_cpu and t.layout is torch.strided and t.shape == size)
+                for t, size in expected
             )
             and weight is not None
             and u0.dtype is dtype
@@ -128,21 +158,21 @@ def fits(u0: Any, weight_re: Any, weight_im: Any, gate: Any, weight: Any) -> boo
 
 
 def check_tensors(function: str, u0: Any, weights: dict[str, Tensor | None]) -> None:
-    """Types, one dtype, one device, and the weights' shapes."""
+    """Check the types, one dtype, one device, and the weights' shapes."""
     optional = ("weight_im", "gate")
     present: dict[str, Any] = {
         name: w for name, w in weights.items() if w is not None or name not in optional
     }
-    for name, tensor in {"u0": u0, **present}.items():
+    tensors = {"u0": u0, **present}
+    for name, tensor in tensors.items():
         check_tensor(function, name, tensor)
         if tensor.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{function}: {name} must be float32 or float64, got {tensor.dtype}")
-    for what, error in (("dtype", TypeError), ("device", ValueError)):
-        if any(getattr(tensor, what) != getattr(u0, what) for tensor in present.values()):
-            found = ", ".join(
-                f"{name} {getattr(t, what)}" for name, t in {"u0": u0, **present}.items()
-            )
-            raise error(f"{function}: all tensors must have one {what}, got {found}")
+    for attribute, error in (("dtype", TypeError), ("device", ValueError)):
+        values = {name: getattr(tensor, attribute) for name, tensor in tensors.items()}
+        if any(value != values["u0"] for value in values.values()):
+            listed = ", ".join(f"{name} {value}" for name, value in values.items())
+            raise error(f"{function}: all tensors must have one {attribute}, got {listed}")
     shape = tuple(present["weight_re"].shape)
     if len(shape) not in (2, 3):
         raise ValueError(
@@ -150,114 +180,148 @@ def check_tensors(function: str, u0: Any, weights: dict[str, Tensor | None]) -> 
         )
     models, (h, d) = shape[:-2], shape[-2:]
     expected = {"weight_im": shape, "gate": (*models, d), "weight": (*models, d, h)}
-    for name, want in expected.items():
-        if name in present and tuple(present[name].shape) != want:
+    for name, size in expected.items():
+        if name in present and tuple(present[name].shape) != size:
             raise ValueError(
-                f"{function}: {name} must have shape {want} beside weight_re of shape {shape}, "
+                f"{function}: {name} must have shape {size} beside weight_re of shape {shape}, "
                 f"got shape {tuple(present[name].shape)}"
             )
 
 
 def has_starts(function: str, u0: Tensor, weight_re: Tensor) -> bool:
-    """Whether u0 has a dimension of starts; ValueError for a shape that does not fit."""
-    d, found = weight_re.shape[-1], tuple(u0.shape)
+    """Return whether u0 has a dimension of starts; raise ValueError for a wrong shape."""
+    d, shape = weight_re.shape[-1], tuple(u0.shape)
     if weight_re.dim() == 2:
-        if len(found) not in (1, 2) or found[-1] != d:
+        if len(shape) not in (1, 2) or shape[-1] != d:
             raise ValueError(
-                f"{function}: u0 must have shape ({d},) or (starts, {d}), got shape {found}"
+                f"{function}: u0 must have shape ({d},) or (starts, {d}), got shape {shape}"
             )
-        return len(found) == 2
+        return len(shape) == 2
     k = weight_re.shape[0]
-    fits = len(found) in (1, 2, 3) and found[-1] == d
-    if (
-        not fits
-        or (len(found) == 2 and found[0] != k)
-        or (len(found) == 3 and found[0] not in (1, k))
-    ):
+    models_fit = shape[0] in {1: (d,), 2: (k,), 3: (1, k)}.get(len(shape), ()) if shape else False
+    if not models_fit or shape[-1] != d:
         raise ValueError(
-            f"{function}: u0 must have shape ({d},), ({k}, {d}) (num_models, D), ({k}, starts, {d}) or (1, starts, {d})"
-            f" (shared by all models), got shape {found}"
+            f"{function}: u0 must have shape ({d},), ({k}, {d}) (num_models, D), ({k}, starts, {d})"
+            f" or (1, starts, {d}) (shared by all models), got shape {shape}"
         )
-    return len(found) == 3
+    return len(shape) == 3
 
 
-def check_operands(
-    function: str,
-    u0: Tensor,
-    weights: tuple[Tensor | None, ...],
-    eps: float | None,
-    gate_gradient: Any,
-) -> tuple[float, bool]:
-    """eps, by default the dtype's machine epsilon, and whether u0 has a dimension of starts; raises what is wrong."""
+def check_operands(options: Options, u0: Tensor, weights: Weights) -> tuple[float, bool]:
+    """Return eps, by default the dtype's, and whether u0 has a dimension of starts; or raise."""
+    function = options.function
     if is_tracing() or not fits(u0, *weights):
         names = "weight_re", "weight_im", "gate", "weight"
         operands.unrecorded(check_tensors, function, u0, dict(zip(names, weights, strict=True)))
-    eps = (
-        operands.EPS[u0.dtype]
-        if eps is None
-        else operands.check_positive(function, "eps", eps, u0.dtype)
-    )
-    check_choice(function, "gate_gradient", gate_gradient, (CLIP, STRAIGHT_THROUGH))
+    if options.eps is None:
+        eps = operands.EPS[u0.dtype]
+    else:
+        eps = operands.check_positive(function, "eps", options.eps, u0.dtype)
+    check_choice(function, "gate_gradient", options.gate_gradient, (CLIP, STRAIGHT_THROUGH))
     return eps, operands.unrecorded(has_starts, function, u0, weights[0])
 
 
-def check_trajectory(function: str, trajectory: Any, states: int, name: str = "trajectory") -> None:
+def check_times(function: str, t: Any) -> Tensor:
+    """Return `t` as a tensor, float64 unless it is one already.
+
+    Raises ValueError unless it rises or falls all the way.
+    """
+    if isinstance(t, Tensor):
+        check_tensor(function, "t", t)
+        times = t if t.is_floating_point() or t.is_complex() else t.double()
+    else:
+        try:
+            times = torch.tensor(t, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"{function}: t must be a tensor or numbers, got {t!r}: {error}"
+            ) from None
+    if times.is_complex():
+        raise TypeError(f"{function}: t must be real, got {times.dtype}")
+    if times.dim() != 1 or len(times) < 2:
+        raise ValueError(
+            f"{function}: t must have one dimension and at least two times, "
+            f"got shape {tuple(times.shape)}"
+        )
+    steps = times.detach().to("cpu", torch.float64).diff()
+    if not steps.isfinite().all() or not ((steps > 0).all() or (steps < 0).all()):
+        wrong = (~(steps * steps[0].sign() > 0)).nonzero()
+        index = int(wrong[0]) if len(wrong) else 0
+        pair = ", ".join(f"{float(time):g}" for time in times[index : index + 2])
+        raise ValueError(
+            f"{function}: t must be finite and rise, or fall, from each time to the next, "
+            f"got {pair}"
+        )
+    return times
+
+
+def check_trajectory(
+    function: str, trajectory: Any, min_states: int, name: str = "trajectory"
+) -> None:
     check_tensor(function, name, trajectory)
     if not trajectory.is_floating_point():
         raise TypeError(
             f"{function}: {name} must have a floating-point dtype, got {trajectory.dtype}"
         )
-    if trajectory.dim() < 2 or trajectory.shape[-2] < states:
-        least = " with at least one step" if states > 1 else ""
+    if trajectory.dim() < 2 or trajectory.shape[-2] < min_states:
+        rule = " with at least one step" if min_states > 1 else ""
         raise ValueError(
-            f"{function}: {name} must have shape (..., steps + 1, D){least}, got shape {tuple(trajectory.shape)}"
+            f"{function}: {name} must have shape (..., steps + 1, D){rule}, "
+            f"got shape {tuple(trajectory.shape)}"
         )
 
 
+# ---- results -----------------------------------------------------------------------------------
+
+
 def first_nonfinite(trajectory: Tensor) -> Tensor:
-    """The first step at which a trajectory ``[..., steps + 1, D]`` is inf or nan, ``[...]``; -1 where it is finite."""
+    """Return the first step at which a trajectory ``[..., steps + 1, D]`` is inf or nan.
+
+    The result ``[...]`` is -1 for a trajectory that is finite.
+    """
     check_trajectory("first_nonfinite", trajectory, 1)
     return first_true(~trajectory.detach().isfinite().all(-1))
 
 
 def first_true(flags: Tensor) -> Tensor:
-    """The first True along the last dimension; -1 where there is none."""
+    """Return the index of the first True along the last dimension; -1 without any."""
     return torch.where(flags.any(-1), flags.int().argmax(-1), -1)
 
 
-def who(at: tuple[int, ...], models: bool, many: bool) -> str:
-    """The name of the trajectory with index `at`, for a message."""
-    names = [name for name, there in (("model", models), ("start", many)) if there]
-    return (
-        " ".join(f"{name} {index}" for name, index in zip(names, at, strict=True))
-        or "the trajectory"
-    )
+def trajectory_name(index: tuple[int, ...], has_models: bool, has_starts: bool) -> str:
+    """Return the name of the trajectory with this index, for a message."""
+    names = ["model"] * has_models + ["start"] * has_starts
+    parts = [f"{name} {number}" for name, number in zip(names, index, strict=True)]
+    return " ".join(parts) or "the trajectory"
 
 
 def raise_nonfinite(
-    function: str, trajectory: Tensor, derivatives: Tensor | None, models: bool, many: bool
+    function: str,
+    trajectory: Tensor,
+    derivatives: Tensor | None,
+    has_models: bool,
+    has_starts: bool,
 ) -> None:
-    """NonFiniteError with model and step unless all is finite.
+    """Raise a NonFiniteError with model and step unless all is finite.
 
-    What is not finite stays so: ``u + dt k`` of an inf or a nan is one again. So the last state tells of all of them.
+    ``u + dt k`` of an inf or a nan is one again: so the last state tells of all states before it.
     """
     with torch.no_grad():
         last = trajectory.select(-2, -1).sum()
         if derivatives is not None:
             last = last + derivatives.select(-2, -1).sum()
-    if math.isfinite(last.item()):  # may overflow where no state does: then the whole is looked at
+    if math.isfinite(last.item()):  # a sum that overflows is no proof: then all states are read
         return
-    whole = trajectory if derivatives is None else torch.cat([trajectory, derivatives], -1)
-    first = first_nonfinite(whole)
-    where = (first >= 0).nonzero()
-    if not len(where):
+    paths = trajectory if derivatives is None else torch.cat([trajectory, derivatives], -1)
+    first = first_nonfinite(paths)
+    failed = (first >= 0).nonzero()
+    if not len(failed):
         return
-    at = tuple(where[0].tolist())
-    number = (
-        f", the first of {len(where)} of {first.numel()} trajectories" if first.numel() > 1 else ""
-    )
+    index = tuple(failed[0].tolist())
+    count = f", the first of {len(failed)} of {first.numel()} trajectories"
     raise NonFiniteError(
-        f"{function}: {who(at, models, many)} is not finite from step {int(first[at])} on{number}; nonfinite='keep' "
-        "returns it as it is",
+        f"{function}: {trajectory_name(index, has_models, has_starts)} is not finite from step "
+        f"{int(first[index])} on{count if first.numel() > 1 else ''}; nonfinite='keep' returns it "
+        "as it is",
         first,
     )

@@ -1,7 +1,7 @@
 """Neural Power Unit, a layer: Adam for small models, in one call.
 
-A model of two such layers has a handful of parameters of a dozen numbers each, and torch's optimiser spends most of a
-training step on its own bookkeeping.
+A model of two such layers has a handful of parameters of a dozen numbers each, and torch's
+optimiser spends most of a training step on its own bookkeeping.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ __all__ = ["Adam"]
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam`, with its arguments, state and results, whose step is one call on the CPU.
 
-    Arguments and ``state_dict`` are torch's, and either loads the other's. A parameter's first step is torch's own, and
-    so is every step that needs anything special: other devices and dtypes, amsgrad, capturable, differentiable,
-    tensors as learning rate or beta, closures, hooks, gradient scalers, a profiler at work.
+    Arguments and ``state_dict`` are torch's, and either loads the other's. A parameter's first step
+    is torch's own, and so is every step that needs anything special: other devices and dtypes,
+    amsgrad, capturable, differentiable, tensors as learning rate or beta, closures, hooks, gradient
+    scalers, a profiler at work.
 
     Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
 

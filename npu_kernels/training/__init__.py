@@ -1,22 +1,23 @@
 """Neural Power Unit, a layer: its training, step by step or many steps in one call.
 
-`run` makes all steps of a training. On the CPU a chain of this package's units makes them in a few calls of C++, on
-a GPU by replays of a CUDA graph:
+`run` makes all steps of a training. On the CPU a chain of this package's units makes them in a few
+calls of C++, on a GPU by replays of a CUDA graph:
 
     >>> import torch
     >>> from npu_kernels import NAU, NPU
     >>> from npu_kernels.training import SteppedSchedule, run
     >>> model, x = torch.nn.Sequential(NPU(2, 6), NAU(6, 1)), torch.rand(100, 2) + 0.1
     >>> sparse = {"l1": SteppedSchedule(1e-5, 1e-3, step=100)}
-    >>> found = run(model, x, x.prod(1, keepdim=True), steps=200, lr=1e-2, penalties=sparse)
-    >>> found.losses.shape
+    >>> result = run(model, x, x.prod(1, keepdim=True), steps=200, lr=1e-2, penalties=sparse)
+    >>> result.losses.shape
     torch.Size([200])
 
-The parts of a step are there for loops of one's own:
+The parts of a step serve other loops:
 
     >>> from npu_kernels.optim import Adam
     >>> from npu_kernels.training import l1, mse_loss, project_
-    >>> optimizer, schedule = Adam(model.parameters(), 1e-2), SteppedSchedule(1e-5, 1e-3, step=10_000)
+    >>> optimizer = Adam(model.parameters(), 1e-2)
+    >>> schedule = SteppedSchedule(1e-5, 1e-3, step=10_000)
     >>> for _ in range(10):
     ...     optimizer.zero_grad()
     ...     loss = mse_loss(model(x), x.prod(1, keepdim=True)) + l1(model, schedule.step())
@@ -24,11 +25,12 @@ The parts of a step are there for loops of one's own:
     ...     optimizer.step()
     ...     project_(model)  # keeps the gates in [0, 1]
 
-The penalties give one number, or one per model (``[K]``) where the units have `num_models`: a model's loss then is its
-own data term plus its own penalty, and the sum over the models trains each as if it were alone.
+The penalties give one number, or one per model (``[K]``) where the units have `num_models`: a
+model's loss then is its own data term plus its own penalty, and the sum over the models trains each
+as if it were alone.
 """
 
-from npu_kernels.training._functions import SteppedSchedule, l1, mse_loss, project_, regularizer
+from npu_kernels._loops.functions import SteppedSchedule, l1, mse_loss, project_, regularizer
 from npu_kernels.training._runs import Run, run
 
 __all__ = ["Run", "SteppedSchedule", "l1", "mse_loss", "project_", "regularizer", "run"]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import optim
+from npu_kernels._common.chains import chain, num_models_of
 from npu_kernels._common.checks import (
     check_module,
     check_number,
@@ -23,23 +24,15 @@ from npu_kernels._common.checks import (
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.checkpoints import check_same, described, digest, drive, fingerprint
+from npu_kernels._loops import Captured, Fused, Loop, loop_for, plan
+from npu_kernels._loops.functions import SteppedSchedule, regularizer
 from npu_kernels.layers import Unit
-from npu_kernels.training import _captured as captured
-from npu_kernels.training import _plan as plan
-from npu_kernels.training._captured import Captured
-from npu_kernels.training._continued import (
-    generator_state,
-    optimizer_state,
-    schedule_states,
-    settings,
-    told,
-)
-from npu_kernels.training._functions import SteppedSchedule, regularizer
-from npu_kernels.training._steps import Ordinary
+from npu_kernels.training import _continued as continued
+from npu_kernels.training._continued import described_setting
 
 MOST_DRAWN = 2**22  # rows drawn at once
 FIRST_SLICE = 16  # steps: a short training is one call
-RECORDS = 1000  # losses of a run unless `every` says otherwise
+MOST_LOSSES = 1000  # of a run unless `every` says otherwise
 
 Schedule = float | SteppedSchedule | Callable[[int], float]
 _noticed: set[str] = set()
@@ -50,11 +43,12 @@ class Run:
     """What `run` returns, and what it gives to callbacks.
 
     Attributes:
-        model: the model that was given, trained in place.
+        model: the model of the call, trained in place.
         optimizer: the optimiser, with torch's state; a later run continues with it.
-        steps: how many have been made.
-        losses: the mean squared error of the rows of step 0, `every`, 2 `every`, ... before that step, without
-            penalties: ``[records]``, or ``[records, K]`` with models, in the model's dtype.
+        steps: the number of steps that were made.
+        losses: the mean squared error of the rows of step 0, `every`, 2 `every`, ... before that
+            step, without penalties: ``[records]``, or ``[records, K]`` with models, in the model's
+            dtype.
         every: steps between two losses.
         fused: whether C++ made the steps, many in a call.
         captured: whether a CUDA graph made them, but for the first ones.
@@ -96,50 +90,57 @@ def run(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Run:
-    """Train a model in place: steps of forward, mean squared error, penalties, backward, optimiser and projection.
+    """Train a model in place.
 
-    On the CPU a `Sequential` of NPU, RealNPU, NaiveNPU, NAU, NMU and NMRU, or one of them, of one or K models, in
-    float32 or float64, makes the steps in C++, many in each call. On a GPU a chain of this package's units, `nn.Linear`
-    and activations has one step captured in a CUDA graph, which is replayed: at least 16 steps between two calls of
-    callbacks. The numbers are those of the ordinary loop, to rounding. Any other model, optimiser, device or setting
-    makes the ordinary loop, and one notice says why. No CUDA graph of it has run on a GPU yet.
+    A step is forward, mean squared error, penalties, backward, optimiser and projection. On the CPU
+    a `Sequential` of NPU, RealNPU, NaiveNPU, NAU, NMU and NMRU, or one of them, of one or K models,
+    in float32 or float64, makes the steps in C++, many in each call. On a GPU a chain of this
+    package's units, `nn.Linear` and activations has one step captured in a CUDA graph, which is
+    replayed: at least 16 steps between two calls of callbacks. The numbers are those of the
+    ordinary loop, to rounding. Any other model, optimiser, device or setting makes the ordinary
+    loop, and one notice says why. No CUDA graph of it has run on a GPU yet.
 
     Args:
         model: a module; its units have one num_models K, or none.
         x: ``[N, I]``, or ``[K, N, I]`` with rows of each model's own.
         y: targets ``[N, O]``, or ``[K, N, O]``.
-        steps: how many.
-        optimizer: "adam" or "rmsprop", torch's with their defaults, or an optimiser of `torch.optim` over the model's
-            parameters, whose state is continued.
-        lr: the learning rate, or a function of the step (from 1); None: that of the given optimiser.
-        batch_size: rows of a step, drawn uniformly with replacement, the same for all models; None: all rows.
-        rows: the rows of each step instead, ``[steps, batch]`` int64. If x has fresh rows for all steps, one step's
-            after the other's, ``torch.arange(len(x)).view(steps, batch)``.
+        steps: their number.
+        optimizer: "adam" or "rmsprop", torch's with their defaults, or an optimiser of
+            `torch.optim` over the model's parameters, whose state is continued.
+        lr: the learning rate, or a function of the step (from 1); None: the optimiser's own.
+        batch_size: rows of a step, drawn uniformly with replacement, the same for all models; None:
+            all rows.
+        rows: the rows of each step instead, ``[steps, batch]`` int64. If x has fresh rows for all
+            steps, one step's after the other's, ``torch.arange(len(x)).view(steps, batch)``.
         generator: that draws the rows; None: a new one, seeded by torch's.
         loss: "mse", the mean over rows and outputs, of each model by itself.
         sample_weight: weights of the squared errors, of y's shape; None: 1.
-        penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and "paper" of the weights of
-            NAU, NMU and NMRU (`regularizer`), "whole" as "madsen" but of all parameters. A weight is a number, a
-            `SteppedSchedule` or a function of the step (from 1).
-        project: clamp after each step (`project_`), parameters that are not trained as well: True the gates, a number
-            w also the weights, power units' to [-w, w]; False nothing.
+        penalties: name to weight: "l1" and "frobenius" of all parameters (`l1`), "madsen" and
+            "paper" of the weights of NAU, NMU and NMRU (`regularizer`), "whole" as "madsen" but of
+            all parameters. A weight is a number, a `SteppedSchedule` or a function of the step
+            (from 1).
+        project: clamp after each step (`project_`), parameters that are not trained as well: True
+            the gates, a number w also the weights, power units' to [-w, w]; False nothing.
         nonfinite: "keep", or "zero": an entry of a gradient that is not finite counts as 0.
         every: steps between two recorded losses; None: so that there are at most 1,000.
-        callbacks: a function or several, called with a `Run` after every stretch; one that returns True ends the run.
+        callbacks: a function or several, called with a `Run` after every stretch; one that returns
+            True ends the run.
         stretch: steps between calls of the callbacks; None: a hundredth of the steps.
-        checkpoint: a file. If it exists, the run continues from it with the same numbers as without an interruption.
-            It is written every half a minute and at the end. It brings all that moves: parameters, buffers, the
-            optimiser's state, schedules, the generator. All settings must be those of the first call, also steps,
-            `every`, the optimiser's, the generator's seed and which parameters require gradients; but what functions
-            give for lr or a penalty cannot be compared. A model that draws random numbers itself, such as by dropout,
-            draws others.
+        checkpoint: a file. If it exists, the run continues from it with the same numbers as without
+            an interruption. It is written every half a minute and at the end. It brings all that
+            moves: parameters, buffers, the optimiser's state, schedules, the generator. All
+            settings must be those of the first call, also steps, `every`, the optimiser's, the
+            generator's seed and which parameters require gradients; but the values of functions
+            for lr or a penalty cannot be compared. A model that draws random numbers itself, such
+            as by dropout, draws others.
         progress: show how far it is, on stderr; None: if that is a terminal.
 
-    Ctrl-C ends the run after the current call, saves it if there is a checkpoint, and returns what there is (`complete`
-    is False); a second one raises KeyboardInterrupt. Gradients (``.grad``) are None or the last step's afterwards.
+    Ctrl-C ends the run after the current call, saves it if there is a checkpoint, and returns the
+    steps so far (`complete` is False); a second one raises KeyboardInterrupt. Gradients (``.grad``)
+    are None or the last step's afterwards.
 
-    Returns a `Run`. Raises TypeError and ValueError for arguments that do not fit, ValueError for a checkpoint that is
-    damaged or of another run, OSError for one that cannot be written.
+    Returns a `Run`. Raises TypeError and ValueError for arguments that do not fit, ValueError for a
+    checkpoint that is damaged or of another run, OSError for one that cannot be written.
 
     Source of penalties and schedule: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020.
     """
@@ -147,78 +148,58 @@ def run(
     steps = check_whole("run", "steps", steps)
     if loss != "mse":
         raise ValueError(f"run: loss must be 'mse', got {loss!r}")
-    models = _models(model)
+    models = num_models_of("run", model)
     _check_data(model, x, y, models)
     _check_weight(sample_weight, y)
     plan.check_memory(model, x=x, y=y, sample_weight=sample_weight, rows=rows)
     if nonfinite not in ("keep", "zero"):
         raise ValueError(f"run: nonfinite must be 'keep' or 'zero', got {nonfinite!r}")
     drawn = _Rows(x.shape[-2], steps, batch_size, rows, generator)
-    wanted = _penalties(model, penalties)
+    weights = _penalties(model, penalties)
     gates, bound = _projection(project)
-    maker = _optimizer(model, optimizer, lr)
-    every = -(-steps // RECORDS) if every is None else every
+    torch_optimizer = _optimizer(model, optimizer, lr)
+    every = -(-steps // MOST_LOSSES) if every is None else every
     every = check_whole("run", "every", every)
     if stretch is not None:
         stretch = check_whole("run", "stretch", stretch)
-    called = [callbacks] if callable(callbacks) else list(callbacks or ())
-    kind, reason = loop_for(model, maker, x)
+    functions = [callbacks] if callable(callbacks) else list(callbacks or ())
+    kind, reason = loop_for(model, torch_optimizer, x)
     if reason is not None and reason not in _noticed:
         _noticed.add(reason)
         warn(f"npu_kernels: training.run makes its steps one by one, because {reason}")
-    losses = x.new_full((-(-steps // every), *(() if models is None else (models,))), math.nan)
+    shape = (-(-steps // every), *(() if models is None else (models,)))
     loop = kind(
         model=model,
         models=models,
-        optimizer=maker,
+        optimizer=torch_optimizer,
         x=x.contiguous(),
         y=y.contiguous(),
         weight=None if sample_weight is None else sample_weight.contiguous(),
-        penalties=list(wanted),
+        penalties=list(weights),
         gates=gates,
         bound=bound,
         finite=nonfinite == "zero",
-        losses=losses,
+        losses=x.new_full(shape, math.nan),
         every=every,
     )
-    task = _Task(loop, steps, drawn, lr, wanted)
+    task = _Task(loop, steps, drawn, lr, weights)
     between = stretch or -(-steps // 100)
-    most = steps if batch_size is None else max(1, MOST_DRAWN // drawn.batch)
+    slice_steps = steps if batch_size is None else max(1, MOST_DRAWN // drawn.batch)
 
     def limit() -> int:
-        return min(most, between - task.done % between) if called else most
+        return min(slice_steps, between - task.done % between) if functions else slice_steps
 
     def ended() -> bool:
-        if not called or (task.done % between and task.done < steps):
+        if not functions or (task.done % between and task.done < steps):
             return False
-        answers = [
-            callback(task.result(task.done == steps)) for callback in called
-        ]  # all are called
+        answers = [function(task.result(task.done == steps)) for function in functions]
         return any(answer is True for answer in answers)
 
     drive(task, progress, checkpoint, first=FIRST_SLICE, limit=limit, ended=ended)
     return task.result(task.done == steps)
 
 
-def loop_for(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor
-) -> tuple[type[plan.Loop], str | None]:
-    """What makes the steps, and why one by one if so."""
-    fast, obstacle = (Captured, captured.obstacle) if x.is_cuda else (plan.Fused, plan.obstacle)
-    reason = obstacle(model, optimizer, x)
-    return (fast, None) if reason is None else (Ordinary, reason)
-
-
-# ---- arguments -------------------------------------------------------------------------------------------------------
-
-
-def _models(model: nn.Module) -> int | None:
-    found = {unit.num_models for unit in model.modules() if isinstance(unit, Unit)}
-    if len(found) > 1:
-        raise ValueError(
-            f"run: the units of model must have one num_models, got {sorted(found, key=str)}"
-        )
-    return found.pop() if found else None
+# ---- arguments -----------------------------------------------------------------------------------
 
 
 def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
@@ -228,27 +209,23 @@ def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
     for name, tensor in (("x", x), ("y", y)):
         check_tensor("run", name, tensor)
         if tensor.dtype is not parameter.dtype:
-            raise TypeError(
-                f"run: {name} must have the dtype of model, {parameter.dtype}, got {tensor.dtype}"
-            )
+            rule = f"must have the dtype of model, {parameter.dtype}"
+            raise TypeError(f"run: {name} {rule}, got {tensor.dtype}")
         if tensor.device != parameter.device:
-            raise ValueError(
-                f"run: {name} must be on the device of model, {parameter.device}, got {tensor.device}"
-            )
+            rule = f"must be on the device of model, {parameter.device}"
+            raise ValueError(f"run: {name} {rule}, got {tensor.device}")
         if tensor.requires_grad:
             raise ValueError(f"run: {name} must not require a gradient")
         if not (tensor.dim() == 2 or (tensor.dim() == 3 and len(tensor) == models)):
-            own = "" if models is None else f", or three and {models} models first"
-            raise ValueError(
-                f"run: {name} must have two dimensions{own}, got shape {tuple(tensor.shape)}"
-            )
+            rule = "" if models is None else f", or three and {models} models first"
+            got = f"got shape {tuple(tensor.shape)}"
+            raise ValueError(f"run: {name} must have two dimensions{rule}, {got}")
     if x.shape[-2] != y.shape[-2] or x.shape[-2] == 0:
-        raise ValueError(
-            f"run: x and y must have the same number of rows, at least 1, got shapes {tuple(x.shape)}, {tuple(y.shape)}"
-        )
-    layers = plan.chain(model)
-    ends = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
-    for name, tensor, layer, size in ends:
+        rule = "must have the same number of rows, at least 1"
+        raise ValueError(f"run: x and y {rule}, got shapes {tuple(x.shape)}, {tuple(y.shape)}")
+    layers = [layer for _, layer in chain(model)]
+    sides = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
+    for name, tensor, layer, size in sides:
         if isinstance(layer, Unit) and tensor.shape[-1] != getattr(layer, size):
             raise ValueError(
                 f"run: {name} must have last dimension {getattr(layer, size)} ({size} of model), "
@@ -260,34 +237,32 @@ def _check_weight(weight: Any, y: Tensor) -> None:
     if weight is None:
         return
     check_tensor("run", "sample_weight", weight)
-    if (
-        weight.shape != y.shape
-        or weight.dtype is not y.dtype
-        or weight.device != y.device
-        or weight.requires_grad
-    ):
+    got, rule = ((tuple(t.shape), t.dtype, t.device) for t in (weight, y))
+    if got != rule or weight.requires_grad:
         raise ValueError(
-            f"run: sample_weight must have shape, dtype and device of y, {tuple(y.shape)}, {y.dtype}, {y.device}, and "
-            f"no gradient, got {tuple(weight.shape)}, {weight.dtype}, {weight.device}"
+            f"run: sample_weight must have shape, dtype and device of y, {_listed(rule)}, and "
+            f"no gradient, got {_listed(got)}"
         )
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
     if penalties is None:
         return {}
     if not isinstance(penalties, Mapping):
-        raise TypeError(
-            f"run: penalties must be a dict of names and weights, got {type(penalties).__name__}"
-        )
+        got = type(penalties).__name__
+        raise TypeError(f"run: penalties must be a dict of names and weights, got {got}")
     for name, weight in penalties.items():
         if name not in plan.PENALTIES:
-            raise ValueError(
-                f"run: penalties must be of {', '.join(map(repr, plan.PENALTIES))}, got {name!r}"
-            )
+            names = _listed(map(repr, plan.PENALTIES))
+            raise ValueError(f"run: penalties must be of {names}, got {name!r}")
         if not (is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)):
             raise TypeError(
-                f"run: the weight of penalty {name!r} must be a number, a SteppedSchedule or a function of the step, "
-                f"got {type(weight).__name__}"
+                f"run: the weight of penalty {name!r} must be a number, a SteppedSchedule or a "
+                f"function of the step, got {type(weight).__name__}"
             )
         if name in plan.ONLY_WHOLE:
             regularizer(model)  # raises if there are none of its units
@@ -310,40 +285,37 @@ def _optimizer(model: nn.Module, optimizer: Any, lr: Any) -> torch.optim.Optimiz
         return optimizer
     makers = {"adam": optim.Adam, "rmsprop": torch.optim.RMSprop}
     if not isinstance(optimizer, str) or optimizer not in makers:
-        raise ValueError(
-            f"run: optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer, got {optimizer!r}"
-        )
+        rule = "optimizer must be 'adam', 'rmsprop' or a torch.optim.Optimizer"
+        raise ValueError(f"run: {rule}, got {optimizer!r}")
     if lr is None:
         raise ValueError(f"run: lr must be given with optimizer {optimizer!r}")
     first = float(lr(1)) if callable(lr) else lr
-    made: torch.optim.Optimizer = makers[optimizer](model.parameters(), lr=first)
-    return made
+    torch_optimizer: torch.optim.Optimizer = makers[optimizer](model.parameters(), lr=first)
+    return torch_optimizer
 
 
 class _Rows:
     """The rows of each step."""
 
     def __init__(self, count: int, steps: int, batch: Any, rows: Any, generator: Any) -> None:
-        self.count, self.batch, self.given = count, batch, rows
+        self.count, self.batch, self.indices = count, batch, rows
         if rows is not None:
             check_tensor("run", "rows", rows)
             if batch is not None:
                 raise ValueError("run: batch_size must be None where rows are given")
+            shape = tuple(rows.shape)
             if (
                 rows.dtype is not torch.int64
-                or rows.dim() != 2
-                or len(rows) != steps
-                or rows.shape[1] == 0
+                or len(shape) != 2
+                or shape[0] != steps
+                or not shape[1]
             ):
-                raise ValueError(
-                    f"run: rows must be int64 of shape (steps, batch), steps {steps}, got {rows.dtype} of shape "
-                    f"{tuple(rows.shape)}"
-                )
+                rule = f"int64 of shape (steps, batch), steps {steps}"
+                raise ValueError(f"run: rows must be {rule}, got {rows.dtype} of shape {shape}")
             if rows.min() < 0 or rows.max() >= count:
-                raise ValueError(
-                    f"run: rows must lie within [0, {count}), got {int(rows.min())} to {int(rows.max())}"
-                )
-            self.given = rows.contiguous()
+                got = f"{int(rows.min())} to {int(rows.max())}"
+                raise ValueError(f"run: rows must lie within [0, {count}), got {got}")
+            self.indices = rows.contiguous()
         if batch is not None:
             self.batch = check_whole("run", "batch_size", batch)
         self.seeded = generator is None  # by torch's generator
@@ -354,27 +326,27 @@ class _Rows:
         self.generator = generator
 
     def draw(self, done: int, steps: int, device: torch.device) -> Tensor | None:
-        if self.given is not None:
-            rows: Tensor = self.given[done : done + steps]
-        elif self.batch is not None:
-            own = self.generator
-            rows = torch.randint(self.count, (steps, self.batch), generator=own, device=own.device)
-        else:
+        if self.indices is not None:
+            rows: Tensor = self.indices[done : done + steps]
+            return rows.to(device)
+        if self.batch is None:
             return None
-        return rows.to(device)
+        drawn_by, shape = self.generator, (steps, self.batch)
+        drawn = torch.randint(self.count, shape, generator=drawn_by, device=drawn_by.device)
+        return drawn.to(device)
 
 
-# ---- the run ---------------------------------------------------------------------------------------------------------
+# ---- the run -------------------------------------------------------------------------------------
 
 
 class _Task:
-    """A run under way."""
+    """A run in progress."""
 
     function = "run"
 
     def __init__(
         self,
-        loop: plan.Loop,
+        loop: Loop,
         steps: int,
         rows: _Rows,
         lr: float | Callable[[int], float] | None,
@@ -384,14 +356,12 @@ class _Task:
         self.lr, self.penalties = lr, penalties
 
     def advance(self, steps: int) -> None:
-        """So many more steps."""
+        """Make more steps."""
         rows = self.rows.draw(self.done, steps, self.loop.x.device)
-        rates = [
-            _values(self.lr if callable(self.lr) else float(group["lr"]), self.done, steps)
-            for group in self.groups
-        ]
-        betas = [_values(weight, self.done, steps) for weight in self.penalties.values()]
-        self.loop.advance(self.done, rows, torch.stack([*rates, *betas]))
+        fixed = [self.lr if callable(self.lr) else float(group["lr"]) for group in self.groups]
+        values = [_values(s, self.done, steps) for s in (*fixed, *self.penalties.values())]
+        rates = values[: len(fixed)]
+        self.loop.advance(self.done, rows, torch.stack(values))
         if callable(self.lr):
             for group, rate in zip(self.groups, rates, strict=True):
                 group["lr"] = rate[-1].item()
@@ -403,41 +373,45 @@ class _Task:
 
     def result(self, complete: bool = False) -> Run:
         loop = self.loop
-        losses = loop.losses[: -(-self.done // loop.every)]
-        fused, in_graph = isinstance(loop, plan.Fused), isinstance(loop, Captured) and loop.works
         return Run(
-            loop.model, loop.optimizer, self.done, losses, loop.every, fused, in_graph, complete
+            model=loop.model,
+            optimizer=loop.optimizer,
+            steps=self.done,
+            losses=loop.losses[: -(-self.done // loop.every)],
+            every=loop.every,
+            fused=isinstance(loop, Fused),
+            captured=isinstance(loop, Captured) and loop.works,
+            complete=complete,
         )
 
-    # ---- saved and continued -----------------------------------------------------------------------------------------
+    # ---- saved and continued ---------------------------------------------------------------------
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str]:
-        """What decides the numbers: not what moves, which the file brings, nor the values of functions."""
+        """The facts that decide the numbers: neither what moves nor the values of functions."""
         loop, rows = self.loop, self.rows
         generator = None if rows.seeded else rows.generator
+        seed = generator and f"{generator.device}, seed {generator.initial_seed()}"
+        trained = [name for name, p in loop.model.named_parameters() if p.requires_grad]
+        weights = {name: described_setting(weight) for name, weight in self.penalties.items()}
         return fingerprint(
-            model=described(loop.model),
+            model=described(loop.model, Unit),
             dtype=str(loop.x.dtype),
-            requires_grad=str(
-                [name for name, p in loop.model.named_parameters() if p.requires_grad]
-            ),
-            **settings(loop.optimizer, loop.model, self.lr),
+            requires_grad=str(trained),
+            **continued.settings(loop.optimizer, loop.model, self.lr),
             steps=str(self.total),
             batch_size=str(rows.batch),
-            generator="None"
-            if generator is None
-            else f"{generator.device}, seed {generator.initial_seed()}",
+            generator=str(seed),
             every=str(loop.every),
-            penalties=str({name: told(weight) for name, weight in self.penalties.items()}),
+            penalties=str(weights),
             project=str((loop.gates, loop.bound)),
             nonfinite=str(loop.finite),
-            data=digest(loop.x, loop.y, rows.given, loop.weight),
+            data=digest(loop.x, loop.y, rows.indices, loop.weight),
         )
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
-        loop = self.loop
+        loop, generator, weights = self.loop, self.rows.generator, self.penalties
         return {
             "fingerprint": self.fingerprint,
             "done": self.done,
@@ -445,38 +419,33 @@ class _Task:
             "buffers": list(loop.model.buffers()),
             "optimizer": loop.optimizer.state_dict(),
             "losses": loop.losses,
-            "generator": None if self.rows.generator is None else self.rows.generator.get_state(),
+            "generator": None if generator is None else generator.get_state(),
             "schedules": {
-                name: weight.state_dict()
-                for name, weight in self.penalties.items()
-                if hasattr(weight, "state_dict")
+                n: w.state_dict() for n, w in weights.items() if hasattr(w, "state_dict")
             },
         }
 
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`; ValueError, before anything changes, if it is another run's or a wrong one."""
+        """Continue from a `state`; ValueError, before any change, for a wrong or another run's."""
         check_same(state["fingerprint"], self.fingerprint, "run")
         loop, generator = self.loop, self.rows.generator
-        own = self.state()
-        saved.record(state, "content", own.keys())
+        current = self.state()
+        saved.record(state, "content", current.keys())
         done = saved.integer(state["done"], "done", 0, self.total)
-        moved: list[tuple[Tensor, Tensor]] = []
-        for name in ("parameters", "buffers", "losses"):
-            targets = [loop.losses] if name == "losses" else own[name]
-            values = (
-                [state[name]]
-                if name == "losses"
-                else saved.sequence(state[name], name, len(targets))
-            )
-            for target, value in zip(targets, values, strict=True):
-                moved.append(
-                    (target, saved.tensor(value, name, target.shape, target.dtype, target.device))
-                )
-        needed = done > 0 and isinstance(loop, plan.Fused)
-        optimizer = optimizer_state(state["optimizer"], loop.optimizer, needed)
-        drawn = generator_state(state["generator"], generator)
-        schedules = schedule_states(state["schedules"], self.penalties)
+        pairs = [("losses", loop.losses, state["losses"])]
+        for name in ("parameters", "buffers"):
+            targets = current[name]
+            values = saved.sequence(state[name], name, len(targets))
+            pairs += [(name, target, value) for target, value in zip(targets, values, strict=True)]
+        moved = [
+            (target, saved.tensor(value, name, target.shape, target.dtype, target.device))
+            for name, target, value in pairs
+        ]
+        needed = done > 0 and isinstance(loop, Fused)
+        optimizer = continued.optimizer_state(state["optimizer"], loop.optimizer, needed)
+        drawn = continued.generator_state(state["generator"], generator)
+        schedules = continued.schedule_states(state["schedules"], self.penalties)
         for target, value in moved:
             target.copy_(value)
         loop.optimizer.load_state_dict(optimizer)
@@ -488,11 +457,11 @@ class _Task:
 
 
 def _values(schedule: Schedule, done: int, steps: int) -> Tensor:
-    """The schedule's values at these steps."""
+    """Return the schedule's values at the steps after `done`, ``[steps]``."""
     if isinstance(schedule, SteppedSchedule):
-        return torch.tensor([schedule.step() for _ in range(steps)], dtype=torch.float64)
-    if callable(schedule):
-        return torch.tensor(
-            [float(schedule(done + n + 1)) for n in range(steps)], dtype=torch.float64
-        )
-    return torch.full((steps,), float(schedule), dtype=torch.float64)
+        values = [schedule.step() for _ in range(steps)]
+    elif callable(schedule):
+        values = [float(schedule(done + n + 1)) for n in range(steps)]
+    else:
+        return torch.full((steps,), float(schedule), dtype=torch.float64)
+    return torch.tensor(values, dtype=torch.float64)

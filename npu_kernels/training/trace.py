@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import reference
+from npu_kernels._common.errors import NonFiniteError
 from npu_kernels._common.notices import warn
 from npu_kernels._operators.autograd import eager_only
 from npu_kernels.layers import PowerUnit, Unit
@@ -57,14 +58,6 @@ class NonFinite:
     exponent: float | None = None  #: P of the unit for the row
     phase: float | None = None  #: Q of the unit for the row
     message: str = ""  #: all of this as text
-
-
-class NonFiniteError(ArithmeticError):
-    """The error that `non_finite` raises; `found` is the `NonFinite` value."""
-
-    def __init__(self, record: NonFinite) -> None:
-        super().__init__(record.message)
-        self.found = record
 
 
 def _power_facts(
@@ -153,7 +146,7 @@ def non_finite(model: nn.Module, action: str = "raise") -> Iterator[list[NonFini
             return
         records.append(record)
         if action == "raise":
-            raise NonFiniteError(record)
+            raise NonFiniteError(record.message, found=record)
         if action == "warn":
             warn(record.message, RuntimeWarning)
 

@@ -1,9 +1,10 @@
 """Every allocation of a call fails, one after the other. A process of `test_allocations`.
 
-``python -m tests.backends.allocations fast|operators`` runs with `csrc/tests/failing_malloc.cpp` preloaded and prints a line of
-JSON per case. Counted are the allocations of npu_kernels' libraries and of torch's allocator of tensors. Where our code
-was at work the error has to name memory. Torch's code outside it (its operators, its autograd engine) may say
-"std::bad_alloc", as it does to everyone.
+``python -m tests.backends.allocations fast|operators`` runs with `csrc/tests/failing_malloc.cpp`
+preloaded and prints a line of JSON per case. Counted are the allocations of npu_kernels' libraries
+and of torch's allocator of tensors. Where our code was at work the error has to name memory.
+Torch's code outside it (its operators, its autograd engine) may say "std::bad_alloc", as it does to
+everyone.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from npu_kernels.training import run as run_steps
 
 OURS, TORCHS = re.compile(r"libnpu_kernels_cpu|fast_path-"), re.compile(r"libc10\.so")
 IN_A_THREAD, IN_OURS = 2, 4  # flags of failing_malloc_disarm
-# Around our backward torch's template of an autograd node, compiled into our library, asks for memory in three places:
-# two vectors, and the node's name. An entry of ours that did not name memory would add dozens. Places are counted, not
-# errors: how many allocations come before depends on whether the kernels use threads, so the n-th of one call may be
-# the n + 1st of the next, and one place fails twice.
+# Around our backward torch's template of an autograd node, compiled into our library, asks for
+# memory in three places: two vectors, and the node's name. An entry of ours that did not name
+# memory would add dozens. Places are counted, not errors: how many allocations come before depends
+# on whether the kernels use threads, so the n-th of one call may be the n + 1st of the next, and
+# one place fails twice.
 OF_THE_NODE = 3
 BARE = "RuntimeError: std::bad_alloc"
 DTYPES = (torch.float32, torch.float64)
-# Rows, inputs, outs, models: narrow, wide, whole tiles, some models with one x, and work enough for torch's threads.
+# Rows, inputs, outs, models: narrow, wide, whole tiles, some models with one x, and work enough for
+# torch's threads.
 SIZES = (
     (7, 3, 2, None),
     (40, 33, 18, None),
@@ -189,7 +192,8 @@ class Malloc:
 
 
 def run(case: Case, malloc: Malloc) -> dict[str, Any]:
-    """Its allocations fail in turn until there are no more; each call after it has to give the same bits."""
+    """Its allocations fail in turn until there are no more; each call after it has to give the same
+    bits."""
     title, prepare = case
     want = [t.clone() for t in tensors(prepare()())]
     failures, in_threads, in_ours, wrong = 0, 0, 0, []
@@ -199,7 +203,8 @@ def run(case: Case, malloc: Malloc) -> dict[str, Any]:
         result, said = None, "nothing"
         malloc.arm(failures + 1)
         try:
-            # It is kept until nothing fails any more: torch asks for memory when a graph goes, and may not fail there.
+            # It is kept until nothing fails any more: torch asks for memory when a graph goes, and
+            # may not fail there.
             result = call()
         except Exception as error:
             said = f"{type(error).__name__}: {error}"

@@ -1,8 +1,9 @@
 """The extension under the address and undefined-behaviour sanitizers.
 
-``python -m tests.backends.sanitized [arguments of pytest]`` builds the C++ core's tests, the registered operators and the fast
-path with sanitizers into a folder of their own, puts a copy of the package beside them that loads them, and runs the
-core's tests and a part of the Python tests there. It fails at the first report of a sanitizer, which ends the process.
+``python -m tests.backends.sanitized [arguments of pytest]`` builds the C++ core's tests, the
+registered operators and the fast path with sanitizers into a separate folder, puts a copy of the
+package beside them that loads them, and runs the core's tests and a part of the Python tests there.
+It fails at the first report of a sanitizer, which ends the process.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from npu_kernels._backends import cpu, fast_path
 from tests.support.building import ROOT, cmake_configure, run_core_tests
 
 SANITIZERS = ("address", "undefined")
-NAMES = (
-    "fast_path",
-    "fast_path_ode",
-    "operators",
-    "edges",
-    "isa",
-    "layouts",
-    "ode_adaptive_kernel",
-    "ode_kernel",
-    "optim",
-    "rows",
-    "training",
-    "training_loops",
-    "training_plan",
-    "training_run",
-    "transforms",
+FILES = (
+    "tests/backends/test_fast_path.py",
+    "tests/backends/test_isa.py",
+    "tests/layers/test_edges.py",
+    "tests/layers/test_layouts.py",
+    "tests/layers/test_rows.py",
+    "tests/ode/test_fast_path_ode.py",
+    "tests/ode/test_ode_adaptive_kernel.py",
+    "tests/ode/test_ode_kernel.py",
+    "tests/operators/test_operators.py",
+    "tests/operators/test_transforms.py",
+    "tests/training/test_optim.py",
+    "tests/training/test_training.py",
+    "tests/training/test_training_loops.py",
+    "tests/training/test_training_plan.py",
+    "tests/training/test_training_run.py",
 )
-# No sanitizer sees more in these: they compile, start processes that load no sanitizer, or look at freed memory, which
-# the address sanitizer does not hand out again.
+# No sanitizer sees more in these: they compile, start processes that load no sanitizer, or look at
+# freed memory, which the address sanitizer does not hand out again.
 WITHOUT = "not (compile or opcheck or environment or another_torch or uninitialized)"
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=0",  # an interpreter leaves much behind
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    "PYTHONMALLOC": "malloc",  # an allocation of its own for every object, or none would have bounds
+    "PYTHONMALLOC": "malloc",  # one allocation for each object, or none would have bounds
 }
 
 
@@ -54,10 +55,10 @@ class Sanitized:
         self.folder, self.tree = folder, folder / "tree"
 
     def build(self, quick: bool = False) -> None:
-        """All instruction sets and the fast path; quick: the baseline, and the fast path as it is installed.
+        """Compile all instruction sets and the fast path; a second call compiles what has changed.
 
-        The installed one then calls kernels that have sanitizers, and has none itself: half of the compile time. A kept
-        folder compiles what has changed.
+        `quick` compiles the baseline alone, and takes the installed fast path: it has no sanitizer,
+        but calls kernels that have them. This halves the time.
         """
         torch_folder, python = Path(torch.__file__).parent, sysconfig.get_path("include")
         options = ["-DNPU_KERNELS_TESTS=ON", f"-DNPU_KERNELS_SANITIZE={','.join(SANITIZERS)}"]
@@ -84,46 +85,36 @@ class Sanitized:
         )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Python in the tree, with the sanitizers in the process before anything else."""
+        """Run Python in the tree, with the sanitizers loaded before anything else."""
         compiler = shutil.which("c++") or shutil.which("g++")
         assert compiler
         # libstdc++ for the address sanitizer, which asks for __cxa_throw at once.
         names = ("libasan.so", "libubsan.so", "libstdc++.so")
-        found = [
-            subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
+        printed = [
+            subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
             for name in names
         ]
-        environment = {
-            **os.environ,
-            **ENVIRONMENT,
-            "LD_PRELOAD": " ".join(process.stdout.strip() for process in found),
-        }
+        environment = {**os.environ, **ENVIRONMENT, "LD_PRELOAD": " ".join(printed)}
         for name in ("PYTHONPATH", "NPU_KERNELS_BUILD", "NPU_KERNELS_CPU_ISA"):
             environment.pop(name, None)
         return subprocess.run(
             [sys.executable, *arguments],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=self.tree,
-        )
+            capture_output=True, text=True, env=environment, cwd=self.tree,
+        )  # fmt: skip
 
     def run_tests(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        # A report ends the process: pytest must not have taken it, and the last line names the test.
-        return self.run(
-            "-m", "pytest", "-p", "no:cacheprovider", "--capture=sys", "-x", "-v", *arguments
-        )
+        # A report ends the process: pytest must not capture it, and the last line names the test.
+        options = ["-p", "no:cacheprovider", "--capture=sys", "-x", "-v"]
+        return self.run("-m", "pytest", *options, *arguments)
 
 
 def main(arguments: list[str]) -> int:
     sanitized = Sanitized(ROOT / "build" / "sanitized")
     sanitized.build()
     run_core_tests(sanitized.folder)
-    found = sanitized.run_tests(
-        *(arguments or [*(f"tests/test_{name}.py" for name in NAMES), "-k", WITHOUT])
-    )
-    print(found.stdout[-5000:], found.stderr, sep="\n")
-    return found.returncode
+    run = sanitized.run_tests(*(arguments or [*FILES, "-k", WITHOUT]))
+    print(run.stdout[-5000:], run.stderr, sep="\n")
+    return run.returncode
 
 
 if __name__ == "__main__":

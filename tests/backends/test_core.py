@@ -1,4 +1,5 @@
-"""The C++ core's own tests, built without torch and run on every instruction set that this processor has."""
+"""The C++ core's own tests, built without torch and run on every instruction set that this
+processor has."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""NALUs with a model dimension on the CPU: the gradient by hand, and numbers that do not depend on the other models."""
+"""NALUs with a model dimension on the CPU: the gradient by hand, and numbers that do not depend on
+the other models."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def test_is_the_formula(
     ).requires_grad()
     y, expected = sample.call(functional.nalu), sample.call(reference.nalu)
     bound = 20 * torch.finfo(dtype).eps
-    assert y.grad_fn.name() == "NaluBackward"  # type: ignore[union-attr]
+    assert y.grad_fn.name() == "NaluBackward"
     assert normwise_error(y, expected) < bound
     upstream = torch.randn_like(y)
     wanted = torch.autograd.grad(expected, sample.leaves(), upstream)
@@ -70,8 +71,8 @@ def test_other_models_change_no_bit(dtype: torch.dtype, sizes: tuple[int, int, i
 
 
 def batched_products_round_alike(batch: int, inputs: int, outs: int, dtype: torch.dtype) -> bool:
-    """Whether torch's products of five models and of one have the same bits. On some processors they do not, for some
-    sizes.
+    """Whether torch's products of five models and of one have the same bits. On some processors
+    they do not, for some sizes.
     """
     x, weight = (
         torch.randn(5, batch, inputs, dtype=dtype),

@@ -1,7 +1,7 @@
 """The fast path from Python to the CPU kernels, beside the operators that it stands for.
 
-What it computes is tested wherever the `backend` fixture is used; here, when it is taken, when not, and how it behaves
-in the autograd engine.
+What it computes is tested wherever the `backend` fixture is used; here, when it is taken, when not,
+and how it behaves in the autograd engine.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_gates_of_other_models_are_refused() -> None:
     gate = sample.tensors["gate"]
     assert gate is not None
     with pytest.raises(ValueError, match="gate"):
-        functional.npu(sample.x, sample.tensors["weight_re"], sample.tensors["weight_im"], gate[:2])  # type: ignore[arg-type]
+        functional.npu(sample.x, sample.tensors["weight_re"], sample.tensors["weight_im"], gate[:2])
 
 
 def test_words_take_the_fast_path_too() -> None:
@@ -189,10 +189,10 @@ def test_errors_are_the_general_ways() -> None:
     with pytest.raises(ValueError, match=r"npu: x must have last dimension 3"):
         functional.npu(x[:, :2], weight)
     with pytest.raises(TypeError, match=r"weight_re must be a torch.Tensor"):
-        functional.npu(x, None)  # type: ignore[arg-type]
+        functional.npu(x, None)
     for eps in (0.0, -1.0, float("nan"), "small", 1e-320):
         with pytest.raises(ValueError, match="eps must be finite and greater than 0"):
-            functional.npu(x, weight, eps=eps)  # type: ignore[arg-type]
+            functional.npu(x, weight, eps=eps)
     with pytest.raises(ValueError, match="gate_gradient must be"):
         functional.npu(x, weight, gate_gradient="none")
 
@@ -250,7 +250,7 @@ def test_graphs_do_not_leak() -> None:
     assert alive() is None
 
 
-# ---- layers with one weight -----------------------------------------------------------------------------------------
+# ---- layers with one weight -----------------------------------------------------------------
 
 
 def one_weight(name: str) -> tuple[type[nn.Module], Callable[..., Tensor]]:
@@ -262,7 +262,8 @@ def one_weight(name: str) -> tuple[type[nn.Module], Callable[..., Tensor]]:
 @pytest.mark.parametrize("models", [None, 3])
 @pytest.mark.parametrize("leading", [(), (1,), (70,), (3, 50), (3, 2, 5)])
 def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[int, ...]) -> None:
-    """The fast path's value and gradients are the formula's; weights lie inside, on and outside the clip's bounds."""
+    """The fast path's value and gradients are the formula's; weights lie inside, on and outside the
+    clip's bounds."""
     if models is not None and len(leading) != 1 and leading[:1] != (models,):
         pytest.skip("no shape of this layer")
     layer = one_weight(name)[0](6, 4, num_models=models, clip=clip, dtype=torch.float64)
@@ -318,7 +319,7 @@ def test_large_naus_are_torchs() -> None:
         )
 
 
-# ---- iNALU ----------------------------------------------------------------------------------------------------------
+# ---- iNALU ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -343,7 +344,8 @@ def test_inalu_has_the_bits_of_the_operators(
 
 @pytest.mark.parametrize("models", [None, 2])
 def test_inalu_takes_it(models: int | None) -> None:
-    """Flat rows do, whatever needs a gradient; further dimensions and bad options go the general way."""
+    """Flat rows do, whatever needs a gradient; further dimensions and bad options go the general
+    way."""
     layer = iNALU(3, 4, num_models=models)
     x = torch.randn(5, 3)
     assert "FastPath<npu::InaluLayer>" in layer(x).grad_fn.name()
@@ -362,7 +364,8 @@ def test_inalu_takes_it(models: int | None) -> None:
 
 
 def as_torch(version: str, code: str) -> str:
-    """What code prints in a process whose torch says that it is of that version, warnings included."""
+    """What code prints in a process whose torch says that it is of that version, warnings
+    included."""
     run = run_python("-c", f"import torch; torch.__version__ = {version!r}; {code}")
     assert run.returncode == 0, run.stderr
     return run.stdout + run.stderr
@@ -378,7 +381,10 @@ def test_another_torch_does_not_load_it() -> None:
 
 
 def test_another_torch_gets_one_notice_that_says_what_to_do() -> None:
-    layers = "import npu_kernels; x = torch.ones(2, 3); npu_kernels.NPU(3, 2)(x); npu_kernels.NMU(3, 2)(x)"
+    layers = (
+        "import npu_kernels; x = torch.ones(2, 3); "
+        "npu_kernels.NPU(3, 2)(x); npu_kernels.NMU(3, 2)(x)"
+    )
     said = as_torch("2.10.0", layers)
     assert said.count("the fast path from Python to the kernels is missing") == 1
     assert cpu.BUILD_COMMAND in said
@@ -394,7 +400,8 @@ def test_another_torch_that_cannot_load_its_library_says_so(tmp_path: Path) -> N
 
 
 def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
-    """Kernels and fast path that were built from different sources would take each other's arguments wrongly."""
+    """Kernels and fast path that were built from different sources would take each other's
+    arguments wrongly."""
     stamp = b"npu_kernels_interface_"
     kernels = cpu.LIBRARY.read_bytes()
     assert stamp in kernels

@@ -1,4 +1,5 @@
-"""What the fast path refuses: it answers NotImplemented, reads and writes nothing, and the caller goes the general way.
+"""What the fast path refuses: it answers NotImplemented, reads and writes nothing, and the caller
+goes the general way.
 
 Every case differs from a plain call, which is taken, in one respect.
 """
@@ -181,7 +182,7 @@ def test_an_option_that_may_be_zero() -> None:
     assert isinstance(of_layer("nmru", changed(arguments, 2, 0.0)), Tensor)
 
 
-# ---- mean squared error ---------------------------------------------------------------------------------------------
+# ---- mean squared error ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_a_loss_without_gradients_has_no_graph() -> None:
         assert fast_path.mse(y, y.detach(), False).grad_fn is None
 
 
-# ---- what watches ---------------------------------------------------------------------------------------------------
+# ---- what watches ---------------------------------------------------------------------------
 
 
 def calls() -> dict[str, Any]:
@@ -304,7 +305,7 @@ def test_inference_tensors_are_plain() -> None:
     assert isinstance(of_layer("npu", arguments), Tensor)
 
 
-# ---- gradients that are not plain -----------------------------------------------------------------------------------
+# ---- gradients that are not plain -----------------------------------------------------------
 
 
 def slope(call: Any, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
@@ -313,7 +314,8 @@ def slope(call: Any, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "inalu"])
 def test_a_gradient_of_another_layout_is_read_by_its_values(name: str) -> None:
-    """An upstream gradient whose sign is turned when it is read, one with strides, one that is expanded."""
+    """An upstream gradient whose sign is turned when it is read, one with strides, one that is
+    expanded."""
     arguments = plain_layer(name)
     leaves = [a.requires_grad_() for a in arguments if isinstance(a, Tensor)]
     ones = slope(lambda: of_layer(name, arguments), leaves, torch.ones(B, O))

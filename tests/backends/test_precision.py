@@ -1,7 +1,8 @@
 """What the float32 matmul precision does on the CPU.
 
-The NPU family obeys it, on every way to its kernels, by instruction sets that multiply bfloat16, where that is faster;
-elsewhere everything is float32 whatever it says. The fast path's module reads it for all of them.
+The NPU family obeys it, on every way to its kernels, by instruction sets that multiply bfloat16,
+where that is faster; elsewhere everything is float32 whatever it says. The fast path's module reads
+it for all of them.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def test_a_compiled_graph_obeys_what_holds_when_it_runs() -> None:
 
 
 def test_without_the_fast_path_everything_is_float32() -> None:
-    """With another torch: nothing there can read the setting."""
+    """Another torch: nothing there can read the setting."""
     code = """
 import torch
 torch.__version__ = "2.10.0"
@@ -233,7 +234,8 @@ print(fast_path.npu, torch.equal(*found))
 def test_nau_has_one_precision(
     models: int | None, size: tuple[int, int, int], precision: str
 ) -> None:
-    """It is torch's product, which obeys above some size; the fast path must not be the more accurate one there."""
+    """It is torch's product, which obeys above some size; the fast path must not be the more
+    accurate one there."""
     rows, features, outputs = size
     layer, x = NAU(features, outputs, num_models=models), torch.randn(rows, features)
     torch.set_float32_matmul_precision(precision)
@@ -257,7 +259,8 @@ def test_other_instruction_sets_are_float32(isa: str, precision: str) -> None:
 @needs_bfloat16
 @pytest.mark.parametrize("setting", ["backends", "backends.mkldnn", "backends.mkldnn.matmul"])
 def test_settings_of_devices(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's own setting counts, also where torch does not answer because it is not what the one for all says."""
+    """The CPU's own setting counts, also where torch does not answer because it is not what the one
+    for all says."""
     case = sample()
     cpu.set_isa("avx512_bf16")
     full, medium = outcome(case), outcome(case, "medium")

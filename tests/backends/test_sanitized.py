@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from npu_kernels._backends import fast_path
-from tests.backends.sanitized import SANITIZERS, Sanitized
+from tests.backends.sanitized import FILES, SANITIZERS, Sanitized
 from tests.conftest import needs_library
 from tests.support.building import ROOT, needs_compiler, one_process_at_a_time, run_core_tests
 
@@ -40,7 +41,7 @@ print("after")
 
 @pytest.fixture(scope="module")
 def sanitized() -> Iterator[Sanitized]:
-    """One instruction set, for its compile time; `make sanitize` has them all, and the fast path with sanitizers."""
+    """The quick build; `make sanitize` has all instruction sets, and the fast path sanitized."""
     build = Sanitized(ROOT / "build" / "sanitized-quick")
     with one_process_at_a_time(build.folder):
         build.build(quick=True)
@@ -48,9 +49,9 @@ def sanitized() -> Iterator[Sanitized]:
 
 
 def test_core(sanitized: Sanitized) -> None:
-    found = run_core_tests(sanitized.folder)
+    log = run_core_tests(sanitized.folder)
     for name in SANITIZERS:
-        assert re.search(rf"sees_{name} \.+ +Passed", found)
+        assert re.search(rf"sees_{name} \.+ +Passed", log)
 
 
 @pytest.mark.parametrize("operators", [False, True])
@@ -65,11 +66,15 @@ def test_a_read_out_of_bounds_is_seen(operators: bool, sanitized: Sanitized) -> 
 
 
 def test_extension(sanitized: Sanitized) -> None:
-    """The smallest part of `make sanitize` that calls every function of the fast path and every operator."""
-    run = sanitized.run_tests(
-        *(f"tests/test_{name}.py" for name in ("fast_path", "fast_path_ode", "edges", "optim")),
-        "-k", "same_bits or bits_of_the_operators or one_weight or one_of_everything or gradients_of_any_layout",
-    )  # fmt: skip
+    """The smallest part of `make sanitize` with every operator and function of the fast path."""
+    names = ("test_fast_path", "test_fast_path_ode", "test_edges", "test_optim")
+    files = [file for file in FILES if Path(file).stem in names]
+    assert len(files) == len(names)
+    tests = (
+        "same_bits or bits_of_the_operators or one_weight or one_of_everything"
+        " or gradients_of_any_layout"
+    )
+    run = sanitized.run_tests(*files, "-k", tests)
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-5000:]
     passed = re.search(r"(\d+) passed", run.stdout)
     assert passed

@@ -188,7 +188,8 @@ def test_data_loader_workers(method: str) -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
 def test_busy_cores_do_not_make_it_collapse() -> None:
-    """Torch's threads spin for each other: beside other processes that once took 24 ms a call instead of 0.3."""
+    """Torch's threads spin for each other: beside other processes that once took 24 ms a call
+    instead of 0.3."""
     layer, x = NPU(100, 100), torch.randn(100, 100)
     busy = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -215,8 +216,9 @@ def test_busy_cores_do_not_make_it_collapse() -> None:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
 def test_retreat_lasts_while_others_run() -> None:
-    """After threads had to wait, calls work alone until such work has paid for it: no time that passes between the
-    calls does, and none that torch's own operators take. Tests decisions, no speed."""
+    """Calls work alone after threads had to wait, until such work has paid for it: no time that
+    passes between the calls does, and none that torch's own operators take. Tests decisions, no
+    speed."""
     debt = ctypes.CDLL(str(cpu.LIBRARY)).npu_kernels_thread_debt
     debt.restype = ctypes.c_int64
     layer, x, other = NPU(100, 100), torch.randn(100, 100), torch.randn(256, 256)

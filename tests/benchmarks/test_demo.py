@@ -1,4 +1,4 @@
-"""The demonstration: its data, its formulas, and that each part runs and prints what it has measured."""
+"""The demonstration: its data, its formulas, and what each part prints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GAUSSIAN_YEAR = (
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
-# ---- (a) ------------------------------------------------------------------------------------------------------------
+# ---- (a) -----------------------------------------------------------------------------------------
 
 
 def test_every_orbit_obeys_the_law_within_a_fraction_of_a_percent():
@@ -69,7 +69,7 @@ def test_a_gate_that_is_not_1_is_said(capsys):
     assert "so the exponent is NOT one of the axis itself" in capsys.readouterr().out
 
 
-# ---- (b) ------------------------------------------------------------------------------------------------------------
+# ---- (b) -----------------------------------------------------------------------------------------
 
 
 def test_grids_are_those_of_the_paper():
@@ -88,8 +88,8 @@ def test_arithmetic_runs_and_prints_what_it_measured(tmp_path, capsys):
     assert model.errors.shape == (3, 4)
     signed = arithmetic.signed_grid()
     x, y = signed.unbind(-1)
-    own = (model(signed.float())[2, :, 1].double() - x * y).abs().mean()
-    assert model.errors[2, 1].item() == pytest.approx(own.item())
+    expected = (model(signed.float())[2, :, 1].double() - x * y).abs().mean()
+    assert model.errors[2, 1].item() == pytest.approx(expected.item())
     row = next(line for line in printed.splitlines() if "best seed (" in line)
     assert [float(word) for word in row.split()[-4:]] == pytest.approx(
         model.errors[model.best].tolist(), rel=5e-3
@@ -125,7 +125,7 @@ def test_without_matplotlib_it_says_so(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- (c) ------------------------------------------------------------------------------------------------------------
+# ---- (c) -----------------------------------------------------------------------------------------
 
 
 def test_speed_prints_its_rows(capsys):
@@ -179,7 +179,7 @@ def test_beside_other_work_there_is_no_verdict(capsys, monkeypatch):
     assert "was faster" not in printed
 
 
-# ---- the frame ------------------------------------------------------------------------------------------------------
+# ---- the frame -----------------------------------------------------------------------------------
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_any_work(tmp_path, capsys):

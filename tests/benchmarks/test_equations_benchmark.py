@@ -34,14 +34,14 @@ def test_the_judge_knows_the_law_and_its_wrong_forms(law):
     assert (law(X) != 0).all()
     for name, x in zip(law.inputs, X.T, strict=True):
         if name in law.ranges:
-            size, one = np.abs(x), law.ranges[name]
-            assert (size >= max(0.0, one.low) * (1 - 1e-12)).all()
-            assert (size <= max(-one.low, one.high) * (1 + 1e-12)).all()
+            size, bounds = np.abs(x), law.ranges[name]
+            assert (size >= max(0.0, bounds.low) * (1 - 1e-12)).all()
+            assert (size <= max(-bounds.low, bounds.high) * (1 + 1e-12)).all()
 
 
 def test_ranges_have_their_signs_and_samplings():
     generator = np.random.default_rng(0)
-    for one, low, high in (
+    for bounds, low, high in (
         (Range(1e-12, 1e-10, "log"), 1e-12, 1e-10),
         (Range(1e-12, 1e-10, "log", "-"), -1e-10, -1e-12),
         (Range(1e-12, 1e-10, "log", "both"), -1e-10, 1e-10),
@@ -50,11 +50,11 @@ def test_ranges_have_their_signs_and_samplings():
         (Range(1, 100, "integer"), 1, 99),
         (Range(-1, 2, "integer", "both"), -1, 1),
     ):
-        x = one.draw(2000, generator)
+        x = bounds.draw(2000, generator)
         assert low <= x.min() < low + 0.05 * (high - low)
         assert high - 0.05 * (high - low) < x.max() <= high
-        assert (one.sampling == "integer") == (x == np.round(x)).all()
-        around = one.around(2000, generator)
+        assert (bounds.sampling == "integer") == (x == np.round(x)).all()
+        around = bounds.around(2000, generator)
         assert set(np.sign(around)) == set(np.sign(x)) - {0}
         assert np.ptp(np.log10(np.abs(around))) == pytest.approx(4, abs=0.1)
     assert np.median(Range(1e-12, 1e-10, "log").draw(2000, generator)) == pytest.approx(
@@ -64,10 +64,10 @@ def test_ranges_have_their_signs_and_samplings():
 
 def test_the_equations_of_srsd_are_complete():
     assert Counter(law.source for law in SRSD) == {"easy": 24, "medium": 28, "hard": 16}
-    others = " ".join(OTHERS.values()).split()
+    excluded = " ".join(OTHERS.values()).split()
     assert (
-        len({*others, *(law.name.removesuffix(" srsd") for law in SRSD)})
-        == len(others) + len(SRSD)
+        len({*excluded, *(law.name.removesuffix(" srsd") for law in SRSD)})
+        == len(excluded) + len(SRSD)
         == 120
     )
 
@@ -208,9 +208,9 @@ def test_a_cell_without_all_equations_is_marked():
         "seconds": 1.0,
         "rows": 9,
     }
-    whole = [{**row, "seed": seed} for seed in (0, 1) for _ in range(7)]
-    assert "| sum | 0 | 70 | 14 of 14 (1 s; 2) |" in report.table(whole)
-    assert "| sum | 0 | 70 | 13 of 13\\* (1 s; 2) |" in report.table(whole[:-1])
+    complete = [{**row, "seed": seed} for seed in (0, 1) for _ in range(7)]
+    assert "| sum | 0 | 70 | 14 of 14 (1 s; 2) |" in report.table(complete)
+    assert "| sum | 0 | 70 | 13 of 13\\* (1 s; 2) |" in report.table(complete[:-1])
 
 
 def test_the_picture_has_a_panel_for_each_class_with_several_noises(tmp_path, monkeypatch):
@@ -255,7 +255,7 @@ def test_dummies_of_srsd_are_among_the_columns():
 
 
 def test_all_rows_decide_between_powers_that_are_near():
-    """The rows of the search prefer a sum with power 1 for this law of power -2; all rows prefer the law."""
+    """The search's rows prefer a sum with power 1 for this law of power -2; all rows the law."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     law = next(law for law in LAWS if law.name == "II.13.23")
     assert benchmark.measure(law, 0.01, 1, "NPURegressor", 1000)["found"]

@@ -30,7 +30,7 @@ LEFT_OUT = {
     "docs/compatibility.md": "python -m npu_kernels.certify writes it",
     "docs/triton-resources.md": "make resources writes it",
     **{str(page.relative_to(ROOT)): "make tables writes it" for page in TABLES.glob("*.md")},
-    "docs/reliability.md": "bounds, each with the test that checks it (tests/project/test_reliability.py)",
+    "docs/reliability.md": "bounds, each with its test (tests/project/test_reliability.py)",
 }
 # The blocks that a test compares with what makes them.
 BLOCKS = {
@@ -60,7 +60,9 @@ SPEED = re.compile(r"\b(?:fast|slow|(?:fast|slow)er|eager|torch|JAX|[µu]s|ms|\w
 NO_MEASUREMENT = {
     "a setting, a limit or a size of the code": {
         "CONTRIBUTING.md": ["60 seconds for each"],
-        "docs/gpus.md": ["| 40 s |", "| 150 s |", "| 240 s |", "| 270 s |", "| 120 s |", "| 110 s |"],
+        "docs/gpus.md": [
+            *("| 40 s |", "| 150 s |", "| 240 s |", "| 270 s |", "| 120 s |", "| 110 s |"),
+        ],
         "docs/large-layers.md": ["6 bytes for each element"],
         "docs/performance.md": ["at least 2 ms", "a tenth of the time ("],
         "docs/what-runs-where.md": ["at most 30 %", "(50 % from"],
@@ -79,7 +81,7 @@ NO_MEASUREMENT = {
 }  # fmt: skip
 
 
-# ---- generated blocks ------------------------------------------------------------------------------------------------
+# ---- generated blocks ----------------------------------------------------------------------------
 
 
 def test_throughput_tables_are_those_of_the_results() -> None:
@@ -121,7 +123,7 @@ def test_paper_tables_are_those_of_the_results(name: str, blocks: set[str], tmp_
     assert copy.read_text() == page.read_text()
 
 
-# ---- prose -----------------------------------------------------------------------------------------------------------
+# ---- prose ---------------------------------------------------------------------------------------
 
 
 def prose(text: str) -> str:
@@ -136,12 +138,12 @@ def figures(text: str, allowed: list[str]) -> list[str]:
     text = prose(text)
     for phrase in allowed:
         text = text.replace(phrase, re.sub(r"[^\n]", "", phrase))
-    places = sorted({text.count("\n", 0, match.start()) for match in FIGURE.finditer(text)})
-    return [f"{place + 1}: {text.splitlines()[place]}" for place in places]
+    line_indices = sorted({text.count("\n", 0, match.start()) for match in FIGURE.finditer(text)})
+    return [f"{index + 1}: {text.splitlines()[index]}" for index in line_indices]
 
 
 def speeds(text: str) -> list[str]:
-    """Those lines that are about speed."""
+    """The lines of `figures` that are about speed."""
     return [line for line in figures(text, []) if SPEED.search(line)]
 
 

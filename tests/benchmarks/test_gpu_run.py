@@ -1,4 +1,4 @@
-"""What `make gpu` starts: the whole of it without a GPU, and its workers' limits, failures and resumption."""
+"""What `make gpu` starts: all of it without a GPU, and its workers' limits and failures."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_what_fails_hangs_or_dies_does_not_stop_the_rest(
     jobs: int, team: Any, tmp_path: Path
 ) -> None:
     assert team("one", "fails", "hangs", "dies", "two", jobs=jobs) == (2, 3, 0)
-    ends = {row["item"]: row["end"] for row in rows(tmp_path / "out" / "rows.jsonl")}
-    assert ends.pop("one") == ends.pop("two") == ""
-    assert ends["fails"] == "ValueError: no"
-    assert ends["hangs"] == "took longer than 1 s"
-    assert ends["dies"].startswith("the process ended with status 7")
+    outcomes = {row["item"]: row["end"] for row in rows(tmp_path / "out" / "rows.jsonl")}
+    assert outcomes.pop("one") == outcomes.pop("two") == ""
+    assert outcomes["fails"] == "ValueError: no"
+    assert outcomes["hangs"] == "took longer than 1 s"
+    assert outcomes["dies"].startswith("the process ended with status 7")
     (row, *_) = rows(tmp_path / "out" / "bench.jsonl")
     assert (row["gpu"], row["torch"], row["part"], row["rival"]) == ("a", "2", "bench", "eager")
     for name in ("rows.jsonl", "bench.jsonl"):
@@ -93,9 +93,9 @@ def rows_of_ends(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_part_ends_with_its_time(team: Any) -> None:
     begin = time.monotonic()
-    done, failed, left = team("hangs", "one", "two", seconds=2.0, item_seconds=60.0)
+    done, failed, waiting = team("hangs", "one", "two", seconds=2.0, item_seconds=60.0)
     assert time.monotonic() - begin < 8
-    assert (done, failed, left) == (0, 1, 2)
+    assert (done, failed, waiting) == (0, 1, 2)
 
 
 def test_a_worker_that_does_not_start_is_told(
@@ -166,23 +166,23 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rehearsal(tmp_path: Path) -> None:
-    """All parts, from the script on, on a machine without a GPU: rows with errors, tests, times and a tuned table."""
+    """All parts, from the script on, without a GPU: rows with errors, tests, times, a table."""
     pytest.importorskip("triton")
     environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path / "copy")}
     command = [str(ROOT / "benchmarks" / "gpu.sh"), "--rehearse", "--out", str(tmp_path / "out")]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     log = (tmp_path / "out" / "log.txt").read_text()
     assert run.returncode == 0, run.stdout + run.stderr + log[-3000:]
-    found = rows(tmp_path / "out" / "rows.jsonl")
-    ends = {(row["part"], row["item"]): row["end"] for row in found if "end" in row}
-    assert ends == {
+    results = rows(tmp_path / "out" / "rows.jsonl")
+    outcomes = {(row["part"], row["item"]): row["end"] for row in results if "end" in row}
+    assert outcomes == {
         (name, item): "" for name, part in plan.REHEARSAL.items() for item in part.items
     }
-    assert all(row["gpu"] == "none" and row["torch"] == torch.__version__ for row in found)
-    launches = [row for row in found if "errors" in row]
+    assert all(row["gpu"] == "none" and row["torch"] == torch.__version__ for row in results)
+    launches = [row for row in results if "errors" in row]
     assert len(launches) == len(plan.REHEARSAL["smoke"].items)
     assert all(row["good"] and row["same_bits"] and max(row["errors"]) < 1e-3 for row in launches)
-    assert [row["outcome"] for row in found if "test" in row]
+    assert [row["outcome"] for row in results if "test" in row]
     times = rows(tmp_path / "out" / "throughput.jsonl")
     assert {row["rival"] for row in times} == {"ours", "graph", "eager", "linear"}
     assert all(row["error"] is None or row["error"] < 1e-5 for row in times)

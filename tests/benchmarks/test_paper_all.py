@@ -1,4 +1,4 @@
-"""`python -m benchmarks.paper all`: killed and started again it ends with the tables of a run that nobody disturbed."""
+"""`python -m benchmarks.paper all`, killed and started again, ends with the same tables."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def words(out: Path | str) -> list[str]:
 
 def contents(out: Path) -> dict[str, Any]:
     """The rows of all tables, and the models beside them."""
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         path.name: repr(tables.read(path)[1]) for path in sorted(out.glob("*.csv"))
     }
-    return found | {
+    return results | {
         path.name: json.loads(path.read_text()) for path in sorted(out.glob("*_models.json"))
     }
 
@@ -94,27 +94,27 @@ def test_killed_and_resumed_it_ends_with_the_same_tables(
     assert "simple: 6 of 6 batches were done before" in said
     assert "large: 6 of 6 batches were done before" not in said
     assert main(words(tmp_path / "whole")) == 0
-    found = contents(tmp_path / "killed")
-    assert found == contents(tmp_path / "whole")
+    results = contents(tmp_path / "killed")
+    assert results == contents(tmp_path / "whole")
     expected = {table.file for name in ALL for table in EXPERIMENTS[name].tables}
-    assert {name for name in found if name.endswith(".csv")} == expected
+    assert {name for name in results if name.endswith(".csv")} == expected
     assert not list((tmp_path / "killed" / "work").glob("*.checkpoint"))
     assert (tmp_path / "killed" / "report.md").exists()
 
 
 def test_all_runs_every_value_of_an_option_that_is_not_given(tmp_path: Path) -> None:
-    found = [(e.name, own.integrator) for e, own in parts(arguments(words(tmp_path)))]
-    assert [integrator for name, integrator in found if name == "fsir"] == [
+    runs = [(e.name, options.integrator) for e, options in parts(arguments(words(tmp_path)))]
+    assert [integrator for name, integrator in runs if name == "fsir"] == [
         "euler",
         "adjoint",
         "rk4",
     ]
-    assert list(dict.fromkeys(name for name, _ in found)) == ALL
-    given = parts(arguments([*words(tmp_path), "--integrator", "rk4"]))
-    assert [own.integrator for e, own in given if e.name == "fsir"] == ["rk4"]
-    assert [own.integrator for _, own in parts(arguments(["fsir", "--out", str(tmp_path)]))] == [
-        "euler"
-    ]
+    assert list(dict.fromkeys(name for name, _ in runs)) == ALL
+    chosen = parts(arguments([*words(tmp_path), "--integrator", "rk4"]))
+    assert [options.integrator for e, options in chosen if e.name == "fsir"] == ["rk4"]
+    assert [
+        options.integrator for _, options in parts(arguments(["fsir", "--out", str(tmp_path)]))
+    ] == ["euler"]
 
 
 def test_time_left_is_that_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,12 +124,12 @@ def test_time_left_is_that_of_everything(tmp_path: Path, monkeypatch: pytest.Mon
     first, second = (simple.batches(["NPU"], seeds, 10, "code", "cpu") for seeds in (1, 2))
     shown: list[tuple[float, str, float]] = []
     monkeypatch.setattr(workers, "WATCH_SECONDS", 0.0)
-    total = first[0].cost + second[0].cost
-    whole = workers.Whole("all", [*first, *second], folder)
-    monkeypatch.setattr(whole.progress, "update", lambda *values: shown.append(values))
-    assert workers.run("one", first, folder, 1, lambda batch, result: None, whole=whole)
+    cost = first[0].cost + second[0].cost
+    total = workers.Total("all", [*first, *second], folder)
+    monkeypatch.setattr(total.progress, "update", lambda *values: shown.append(values))
+    assert workers.run("one", first, folder, 1, lambda batch, result: None, total=total)
     assert shown[-1] == (pytest.approx(first[0].cost, rel=1e-3), "one: 1 of 1 batches", 0.0)
-    assert workers.run("two", second, folder, 1, lambda batch, result: None, whole=whole)
-    assert shown[-1] == (pytest.approx(total, rel=1e-3), "two: 1 of 1 batches", 0.0)
-    later = workers.Whole("all", [*first, *second], folder)
-    assert later.done == later.kept == later.total == total
+    assert workers.run("two", second, folder, 1, lambda batch, result: None, total=total)
+    assert shown[-1] == (pytest.approx(cost, rel=1e-3), "two: 1 of 1 batches", 0.0)
+    later = workers.Total("all", [*first, *second], folder)
+    assert later.done == later.earlier == later.total == cost

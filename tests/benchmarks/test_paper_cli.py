@@ -1,4 +1,4 @@
-"""The paper's experiments from the command line: what is wrong is named before any work, and the report is made."""
+"""The paper's experiments from the command line: what is wrong is named before any work."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_plans(tmp_path: Path) -> None:
     some = simple.plan(arguments(["simple", *part, *out]))
     assert [batch.settings["model"] for batch in some] == ["NPU", "Dense"]
     assert all(batch.settings["operations"] == ["add", "div"] for batch in some)
-    every = simple.plan(arguments(["simple", "--operations", *simple.TASKS, *out]))
-    assert [batch.name for batch in every] == [
+    batches = simple.plan(arguments(["simple", "--operations", *simple.TASKS, *out]))
+    assert [batch.name for batch in batches] == [
         b.name for b in simple.plan(arguments(["simple", *out]))
     ]
     quick = large.plan(arguments(["large", "--quick", *out]))
@@ -128,7 +128,8 @@ def test_simple_quick_from_end_to_end(
 
     readme = tmp_path / "README.md"
     readme.write_text(
-        "before\n<!-- paper-simple:begin -->\nold\n<!-- paper-simple:end -->\nafter\n<!-- paper-large:begin -->\n"
+        "before\n<!-- paper-simple:begin -->\nold\n<!-- paper-simple:end -->\nafter\n<!-- "
+        "paper-large:begin -->\n"
     )
     guide = tmp_path / "guide.md"
     guide.write_text("<!-- paper-simple-guide:begin -->\nold\n<!-- paper-simple-guide:end -->\n")
@@ -177,8 +178,8 @@ def test_large_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_verdicts_on_the_published_numbers() -> None:
-    """Runs as the paper shows them do not miss what is asked of them, and runs that are much worse do; without the
-    errors of last steps nothing can be told.
+    """Runs as the paper shows them miss no check, much worse ones do; without the errors of the
+    last steps nothing can be told.
     """
     rows = [
         {
@@ -192,17 +193,17 @@ def test_verdicts_on_the_published_numbers() -> None:
     for row in rows:
         row["train_mse"] = 0.0
     assert {
-        check.holds for check in large_report.checks(rows) if "largest of" not in check.what
+        check.holds for check in large_report.checks(rows) if "largest of" not in check.subject
     } == {None}
     last = steady(2.0)
-    checks = {check.what: check for check in large_report.checks(rows, last)}
+    checks = {check.subject: check for check in large_report.checks(rows, last)}
     judged = [
         check
-        for what, check in checks.items()
-        if "median" in what and check.why == large_report.SWINGS
+        for subject, check in checks.items()
+        if "median" in subject and check.why == large_report.SWINGS
     ]
     assert len(judged) == 27
-    assert [check.what for check in judged if check.holds is False] == []
+    assert [check.subject for check in judged if check.holds is False] == []
     assert (
         checks["+ NMU, median of the best 10"].holds is None
     )  # 0.0060 twice or half: wanted is 0.0063
@@ -215,7 +216,7 @@ def test_verdicts_on_the_published_numbers() -> None:
     for row in rows:
         row["test_mse"] *= 100 if row["model"] == "NPU" else 1
     worse = large_report.checks(rows, last)
-    assert {c.holds for c in worse if c.what.endswith(" NPU, median of the best 10")} == {False}
+    assert {c.holds for c in worse if c.subject.endswith(" NPU, median of the best 10")} == {False}
     assert "**does not hold**" in report.verdicts(worse)
     greater = [
         line["model"]
@@ -264,10 +265,14 @@ def test_overview_has_every_figure_and_table(tmp_path: Path) -> None:
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == ITEMS
     measured = {line.split(" | ")[0].removeprefix("| ") for line in lines if overview.NONE in line}
     assert measured == {"Figure 3", "Figure 4", "Figure 5", "Figure 7", "Table 1", "Table A2"}
-    places = {
-        place for row in published.load("text_and_code") for place in str(row["place"]).split("; ")
+    references = {
+        reference
+        for row in published.load("text_and_code")
+        for reference in str(row["place"]).split("; ")
     }
-    assert {place for place in places if not place.startswith("Section")} <= set(ITEMS)
+    assert {reference for reference in references if not reference.startswith("Section")} <= set(
+        ITEMS
+    )
 
 
 @pytest.mark.parametrize(("comment", "factor", "expected"), [

@@ -1,4 +1,4 @@
-"""The paper's experiments: their exact checks, streams, test sets, optimisers, penalties and published numbers."""
+"""The paper's experiments: exact checks, streams, test sets, optimisers, published numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from benchmarks.paper.summary import (
 from benchmarks.paper.training import Buffer, frobenius, l1
 from npu_kernels import training
 
-# ---- the exact checks ----------------------------------------------------------------------------------------------
+# ---- the exact checks ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", published.load("test_sets"), ids=lambda row: row["task"])
@@ -54,22 +54,22 @@ def test_sobol_is_joe_and_kuos() -> None:
 
 
 def test_sobol_from_any_point_on() -> None:
-    whole, parts = Sobol(5).points(0, 300), Sobol(5)
-    assert torch.equal(whole[:100], parts.points(0, 100))
-    assert torch.equal(whole[100:101], parts.points(100, 1))
-    assert torch.equal(whole[250:], parts.points(250, 50))
-    assert torch.equal(whole[1:9], parts.points(1, 8))
+    together, parts = Sobol(5).points(0, 300), Sobol(5)
+    assert torch.equal(together[:100], parts.points(0, 100))
+    assert torch.equal(together[100:101], parts.points(100, 1))
+    assert torch.equal(together[250:], parts.points(250, 50))
+    assert torch.equal(together[1:9], parts.points(1, 8))
 
 
 def test_imaginary_weights_of_the_simple_task_stay_zero() -> None:
     (batch,) = simple.batches(["NPU"], 3, 60, "code", "cpu")
-    work = batch.make(batch)
-    work.advance(work.total)
-    assert torch.count_nonzero(work.module[0].weight_im) == 0
-    assert torch.count_nonzero(work.module[0].weight_re) > 0
+    training = batch.make(batch)
+    training.advance(training.total)
+    assert torch.count_nonzero(training.module[0].weight_im) == 0
+    assert torch.count_nonzero(training.module[0].weight_re) > 0
 
 
-# ---- streams and test sets -----------------------------------------------------------------------------------------
+# ---- streams and test sets -----------------------------------------------------------------------
 
 
 def test_streams_differ_by_purpose_seed_and_block() -> None:
@@ -114,7 +114,7 @@ def test_beta_grows_as_the_packages_schedule() -> None:
     assert large.beta_at(10_000, 1e-5, 1e-7) == 1e-7  # the paper's table for mul: less, not more
 
 
-# ---- one step ------------------------------------------------------------------------------------------------------
+# ---- one step ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate", [0.01, torch.full((128,), 0.01)], ids=["number", "tensor"])
@@ -143,16 +143,16 @@ def test_penalties_have_the_packages_gradient(norm: str) -> None:
     buffer = Buffer(layer)
     zeros = [torch.zeros_like(view) for view in buffer.views]
     (frobenius if norm == "frobenius" else l1)(buffer, zeros, beta)
-    for grad, wanted in zip(buffer.grads, expected, strict=True):
-        torch.testing.assert_close(grad, wanted)
+    for grad, reference in zip(buffer.grads, expected, strict=True):
+        torch.testing.assert_close(grad, reference)
 
 
 def test_buffer_gives_each_model_its_parameters() -> None:
     layer = npu_kernels.NPU(3, 2, num_models=4)
     before = [parameter.detach().clone() for parameter in layer.parameters()]
     buffer = Buffer(layer)
-    for parameter, kept in zip(layer.parameters(), before, strict=True):
-        assert torch.equal(parameter, kept)
+    for parameter, saved in zip(layer.parameters(), before, strict=True):
+        assert torch.equal(parameter, saved)
     per_model = buffer.per_model()
     assert per_model.shape == (4, 15)
     values = torch.arange(4.0)
@@ -160,11 +160,11 @@ def test_buffer_gives_each_model_its_parameters() -> None:
     buffer.flat.copy_(spread)
     assert torch.equal(buffer.per_model(), values.unsqueeze(1).expand(4, 15))
     buffer.load_per_model(per_model)
-    for parameter, kept in zip(layer.parameters(), before, strict=True):
-        assert torch.equal(parameter, kept)
+    for parameter, saved in zip(layer.parameters(), before, strict=True):
+        assert torch.equal(parameter, saved)
 
 
-# ---- the paper's numbers -------------------------------------------------------------------------------------------
+# ---- the paper's numbers -------------------------------------------------------------------------
 
 
 def test_published_medians_are_those_of_the_published_points() -> None:
@@ -187,8 +187,8 @@ def test_probability_of_a_published_mean() -> None:
     for far, chance in ((0.0, 1.0), (0.6745, 0.5), (1.96, 0.05), (-1.96, 0.05)):
         assert probability(runs, mean(runs) + far * error, error) == pytest.approx(chance, abs=0.03)
     assert probability(runs, mean(runs) + 9 * error, error) == 0
-    own = standard_error(runs)
-    assert probability(runs, mean(runs) + 1.96 * 2**0.5 * own, own) == pytest.approx(
+    spread = standard_error(runs)
+    assert probability(runs, mean(runs) + 1.96 * 2**0.5 * spread, spread) == pytest.approx(
         0.05, abs=0.02
     )  # both count
     assert math.isnan(probability([], 1.0, 0.1))
@@ -204,8 +204,8 @@ def test_shares_differ_by_fishers_test() -> None:
 def test_checks_have_three_verdicts() -> None:
     runs = [float(value) for value in range(1, 21)]  # median 10.5, its interval 6 to 15
     limits = ((0.0, 20.0), (16.0, 20.0), (0.0, 5.0), (0.0, 10.0), (7.0, 14.0))
-    found = [statistic("median", median, runs, low, high).holds for low, high in limits]
-    assert found == [True, False, False, None, None]
+    verdicts = [statistic("median", median, runs, low, high).holds for low, high in limits]
+    assert verdicts == [True, False, False, None, None]
     assert statistic("median", median, runs[:5], 0, 20).holds is None
     assert [share("share", count, 100, 0.5, 1).holds for count in (70, 30, 51)] == [
         True,

@@ -40,17 +40,17 @@ def test_a_run_continues(task_set: str, monkeypatch: pytest.MonkeyPatch) -> None
     batch = next(
         b for b in fitted.batches(1, True, "code", "cpu") if b.settings["task_set"] == task_set
     )
-    whole, first, second = (batch.make(batch) for _ in range(3))
-    whole.advance(whole.total)
+    undisturbed, first, second = (batch.make(batch) for _ in range(3))
+    undisturbed.advance(undisturbed.total)
     first.advance(8)
     second.restore(first.state())
     second.advance(second.total)
-    assert whole.done == second.done == whole.total
-    rows, tensors = whole.results()
-    again, _ = second.results()
-    for row in (*rows, *again):
+    assert undisturbed.done == second.done == undisturbed.total
+    rows, tensors = undisturbed.results()
+    resumed, _ = second.results()
+    for row in (*rows, *resumed):
         del row["seconds"]
-    assert rows == again
+    assert rows == resumed
     assert [row["task"] for row in rows] == (
         list(simple.TASKS) if task_set == "simple" else ["add"]
     )
@@ -59,12 +59,12 @@ def test_a_run_continues(task_set: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_wanted() -> None:
-    assert fitted_report.wanted("simple", "mul", "NPU") == pytest.approx(
+    assert fitted_report.limit("simple", "mul", "NPU") == pytest.approx(
         0.0005
     )  # a tenth of the NMU's 0.005
-    assert fitted_report.wanted("simple", "sqrt", "RealNPU") == pytest.approx(0.0004)
-    assert fitted_report.wanted("large", "div", "NPU") == pytest.approx(1e-7)
-    assert fitted_report.wanted("large", "mul", "RealNPU") == pytest.approx(3.09)
+    assert fitted_report.limit("simple", "sqrt", "RealNPU") == pytest.approx(0.0004)
+    assert fitted_report.limit("large", "div", "NPU") == pytest.approx(1e-7)
+    assert fitted_report.limit("large", "mul", "RealNPU") == pytest.approx(3.09)
 
 
 def _row(error: float, steps: float) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The fractional SIR experiment: its exact checks, its two phases, its dense rival, fronts and the command."""
+"""The fractional SIR experiment: exact checks, phases, its dense rival, fronts, the command."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ STEPS, ITERATIONS = 6, 4
 def batch(
     model: str, h: int = 6, runs: int = 1, integrator: str = "euler", variant: str = "code"
 ) -> Batch:
-    (found,) = fsir.batches([model], [h], runs, STEPS, ITERATIONS, integrator, variant, "cpu")
-    return found
+    (planned,) = fsir.batches([model], [h], runs, STEPS, ITERATIONS, integrator, variant, "cpu")
+    return planned
 
 
-# ---- the authors' gradient -----------------------------------------------------------------------------------------
+# ---- the authors' gradient -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["NPU", "RealNPU", "Dense"])
 def test_authors_gradient_is_the_losss_own_with_fine_steps_only(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With steps of 1 from I = 0.01 they differ; with fine ones from a state without haste they agree."""
+    """Gradients differ with steps of 1 from I = 0.01, not with fine ones from a calm state."""
     monkeypatch.setattr(fsir, "U0", torch.tensor([20.0, 10.0, 5.0], dtype=torch.float64))
-    (found,) = fsir.batches([model], [6], 1, STEPS, ITERATIONS, "adjoint", "code", "cpu")
+    (batch,) = fsir.batches([model], [6], 1, STEPS, ITERATIONS, "adjoint", "code", "cpu")
     off = {}
     for grid in (200, 20_000):
         monkeypatch.setattr(fsir, "GRID", grid)
-        work = found.make(found)
-        work.parameters *= 0.1 if model == "Dense" else 0.5
-        parameters = work.parameters.clone().requires_grad_()
-        error = work.errors(parameters)
+        training = batch.make(batch)
+        training.parameters *= 0.1 if model == "Dense" else 0.5
+        parameters = training.parameters.clone().requires_grad_()
+        error = training.errors(parameters)
         (exact,) = torch.autograd.grad(error.sum(), parameters)
-        same, gradient = work.authors(work.parameters)
-        torch.testing.assert_close(same, error.detach())
+        errors, gradient = training.authors(training.parameters)
+        torch.testing.assert_close(errors, error.detach())
         off[grid] = float((gradient - exact).norm() / exact.norm())
     assert off[20_000] < 0.01
     assert off[200] > 10 * off[20_000]
@@ -62,7 +62,7 @@ def test_backward_steps_end_at_save_times() -> None:
     assert saved == [2, -1, 1, -1, -1]
 
 
-# ---- the exact checks ----------------------------------------------------------------------------------------------
+# ---- the exact checks ----------------------------------------------------------------------------
 
 
 def test_true_equation_by_eulers_method_scores_as_in_the_authors_setup() -> None:
@@ -92,7 +92,7 @@ def test_data_is_as_described() -> None:
     torch.testing.assert_close(times, fsir.TIMES)
 
 
-# ---- models --------------------------------------------------------------------------------------------------------
+# ---- models --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -146,39 +146,40 @@ def test_dense_loop_is_autograds() -> None:
     factors = [
         torch.randn(ours[0].shape, dtype=torch.float64, generator=generator) for _ in range(2)
     ]
-    found, expected = (
+    gradients, expected = (
         torch.autograd.grad(
             sum((a * b).sum() for a, b in zip(result, factors, strict=True)), weights
         )  # type: ignore[arg-type]
         for result in (ours, theirs)
     )
-    for a, b in zip([*ours, *found], [*theirs, *expected], strict=True):
+    for a, b in zip([*ours, *gradients], [*theirs, *expected], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-# ---- training ------------------------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 def test_loss_and_its_gradient() -> None:
-    work = batch("NPU", h=3).make(batch("NPU", h=3))
+    training = batch("NPU", h=3).make(batch("NPU", h=3))
     active = torch.tensor([0, 3])
     true = fsir.truth()[0]
     parameters = torch.cat([0.9 * true[:9], torch.zeros(9), 0.9 * true[9:]]).double().repeat(2, 1)
-    loss, gradient = work.closure(parameters, active)
+    loss, gradient = training.closure(parameters, active)
     weight_im = slice(9, 18)
-    # Imaginary weights at 0 and no negative state: no gradient from the data, but +1 from |0| in the penalty.
+    # Imaginary weights at 0 and no negative state: no gradient from the data, but +1 from |0| in
+    # the penalty.
     assert (gradient[0, weight_im] == 0).all()
     assert (gradient[1, weight_im] == 1).all()
     torch.testing.assert_close(
-        loss, work.errors(parameters) + work.beta[active] * parameters.abs().sum(1)
+        loss, training.errors(parameters) + training.beta[active] * parameters.abs().sum(1)
     )
     step = 1e-6
     for index in (1, 19, 24):  # a power, a gate, a weight of the NAU: by differences
         moved = parameters.clone()
         moved[:, index] += step
-        up, _ = work.closure(moved, active)
+        up, _ = training.closure(moved, active)
         moved[:, index] -= 2 * step
-        down, _ = work.closure(moved, active)
+        down, _ = training.closure(moved, active)
         torch.testing.assert_close(
             (up - down) / (2 * step), gradient[:, index], rtol=1e-5, atol=1e-5
         )
@@ -186,15 +187,15 @@ def test_loss_and_its_gradient() -> None:
 
 @pytest.mark.parametrize("model", fsir.MODELS)
 def test_training_lowers_the_loss_in_both_phases_and_resumes(model: str) -> None:
-    whole = batch(model).make(batch(model))
-    every = torch.arange(4)
-    first, _ = whole.closure(whole.parameters, every)
-    whole.advance(STEPS)
-    middle, _ = whole.closure(whole.parameters, every)
+    undisturbed = batch(model).make(batch(model))
+    active = torch.arange(4)
+    first, _ = undisturbed.closure(undisturbed.parameters, active)
+    undisturbed.advance(STEPS)
+    middle, _ = undisturbed.closure(undisturbed.parameters, active)
     assert (middle < first).sum() >= 3
-    whole.advance(ITERATIONS)
-    rows, tensors = whole.results()
-    last, _ = whole.closure(tensors["parameters"], every)
+    undisturbed.advance(ITERATIONS)
+    rows, tensors = undisturbed.results()
+    last, _ = undisturbed.closure(tensors["parameters"], active)
     assert (last < middle).all()
     assert [row["beta"] for row in rows] == list(fsir.BETAS)
     assert all(
@@ -212,21 +213,21 @@ def test_training_lowers_the_loss_in_both_phases_and_resumes(model: str) -> None
 
 @pytest.mark.parametrize("model", fsir.MODELS)
 def test_no_run_depends_on_the_others(model: str) -> None:
-    few, many = batch(model), batch(model, runs=3)
-    works = few.make(few), many.make(many)
-    for work in works:
-        work.advance(work.total)
-    alone = {(row["beta"], row["run"]): row for row in works[0].results()[0]}
+    few, several = batch(model), batch(model, runs=3)
+    works = few.make(few), several.make(several)
+    for training in works:
+        training.advance(training.total)
+    single = {(row["beta"], row["run"]): row for row in works[0].results()[0]}
     together = {(row["beta"], row["run"]): row for row in works[1].results()[0]}
-    assert all(together[key] == row for key, row in alone.items())
+    assert all(together[key] == row for key, row in single.items())
 
 
 def test_a_model_that_diverges_stays_and_disturbs_nobody() -> None:
-    work, undisturbed = (batch("RealNPU").make(batch("RealNPU")) for _ in range(2))
-    work.parameters[1, -18:] = 1e200
-    work.advance(work.total)
-    undisturbed.advance(work.total)
-    rows, expected = work.results()[0], undisturbed.results()[0]
+    training, undisturbed = (batch("RealNPU").make(batch("RealNPU")) for _ in range(2))
+    training.parameters[1, -18:] = 1e200
+    training.advance(training.total)
+    undisturbed.advance(training.total)
+    rows, expected = training.results()[0], undisturbed.results()[0]
     assert not torch.isfinite(torch.tensor(rows[1]["mse"]))
     assert rows[1]["iterations"] == 0
     assert [row for k, row in enumerate(rows) if k != 1] == [
@@ -235,34 +236,34 @@ def test_a_model_that_diverges_stays_and_disturbs_nobody() -> None:
 
 
 def test_variants_and_integrators_differ() -> None:
-    found = set()
+    causes = set()
     for integrator, variant in (("euler", "code"), ("euler", "paper"), ("rk4", "code")):
-        work = batch("RealNPU", integrator=integrator, variant=variant).make(
+        training = batch("RealNPU", integrator=integrator, variant=variant).make(
             batch("RealNPU", integrator=integrator, variant=variant)
         )
-        work.advance(3)
-        found.add(float(work.errors(work.parameters)[0]))
-    assert len(found) == 3
+        training.advance(3)
+        causes.add(float(training.errors(training.parameters)[0]))
+    assert len(causes) == 3
 
 
-# ---- the report ----------------------------------------------------------------------------------------------------
+# ---- the report ----------------------------------------------------------------------------------
 
 
 def test_published_front_is_recomputed() -> None:
     rows = fsir_report.paper_rows()
-    found = fsir_report.front(fsir_report.of(rows, "NPU"))
-    assert [row["n_params"] for row in found] == [18, 19, 20, 50, 57, 83, 84, 109, 136]
+    front = fsir_report.front(fsir_report.of(rows, "NPU"))
+    assert [row["n_params"] for row in front] == [18, 19, 20, 50, 57, 83, 84, 109, 136]
     assert [row["n_params"] for row in fsir_report.front(fsir_report.of(rows, "RealNPU"))] == [17]
     dense = fsir_report.front(fsir_report.of(rows, "Dense"))
     assert [row["n_params"] for row in dense] == [26, 29, 30, 70, 76]
-    assert fsir_report.dominates(found, dense)
-    assert not fsir_report.dominates(dense, found)
+    assert fsir_report.dominates(front, dense)
+    assert not fsir_report.dominates(dense, front)
 
 
 def test_verdicts_on_the_published_numbers() -> None:
     rows = fsir_report.paper_rows()
-    checks = {check.what: check.holds for check in fsir_report.checks(rows)}
-    assert [what for what, holds in checks.items() if holds is False] == []
+    checks = {check.subject: check.holds for check in fsir_report.checks(rows)}
+    assert [subject for subject, holds in checks.items() if holds is False] == []
     assert (
         checks["NPU, median"]
         is checks["Dense, least error"]
@@ -273,7 +274,7 @@ def test_verdicts_on_the_published_numbers() -> None:
         checks["RealNPU with at most 20 parameters, least error"] is None
     )  # 3 of 100 runs have so few
     worse = [{**row, "mse": 10 * row["mse"]} for row in rows]
-    failed = {check.what for check in fsir_report.checks(worse) if check.holds is False}
+    failed = {check.subject for check in fsir_report.checks(worse) if check.holds is False}
     assert {
         "NPU, least error",
         "NPU, median",
@@ -297,8 +298,8 @@ def test_runs_by_the_authors_gradient_stand_beside() -> None:
     )
     assert fsir_report.full_table(ours, part).count("| here, authors' gradient |") == 2
     said = fsir_report.ENTRIES[0].agreement([ours, rows], Path())
-    better, same = said.split(". with the authors' gradient: ")
-    assert same.startswith(
+    better, by_authors = said.split(". with the authors' gradient: ")
+    assert by_authors.startswith(
         "12 of 12 medians (model and beta) do not differ; 15 of 15 least errors (model and most"
     )
     assert "ours less" in better

@@ -1,4 +1,4 @@
-"""The search for the fractional SIR equation: least squares, shooting, pruning, the judge, and the command."""
+"""The search for the fractional SIR equation: least squares, pruning, the judge, the command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-# ---- least squares ---------------------------------------------------------------------------------------------------
+# ---- least squares -------------------------------------------------------------------------------
 
 
 def linear(
@@ -74,17 +74,17 @@ def test_cost_of_leaving_a_variable_out_is_exact_where_the_problem_is_linear() -
     x = torch.linalg.lstsq(a, b.unsqueeze(2)).solution.squeeze(2)
     costs, moved = least_squares.without(x, torch.ones(4, 3, dtype=torch.bool), jacobian)
     for index in range(3):
-        others = [i for i in range(3) if i != index]
-        best = torch.linalg.lstsq(a[:, :, others], b.unsqueeze(2)).solution.squeeze(2)
+        remaining = [i for i in range(3) if i != index]
+        best = torch.linalg.lstsq(a[:, :, remaining], b.unsqueeze(2)).solution.squeeze(2)
         assert not moved[:, index, index].any()
-        torch.testing.assert_close(moved[:, index, others], best, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(moved[:, index, remaining], best, rtol=1e-6, atol=1e-8)
         risen = least_squares.error(residual(moved[:, index])) - least_squares.error(residual(x))
         torch.testing.assert_close(costs[:, index], risen, rtol=1e-6, atol=1e-10)
     free = torch.tensor([True, True, False]).expand(4, 3)
     assert torch.isinf(least_squares.without(x, free, jacobian)[0][:, 2]).all()
 
 
-# ---- shooting ------------------------------------------------------------------------------------------------------
+# ---- shooting ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Shooting, Trajectory])
@@ -108,7 +108,7 @@ def test_true_equation_is_within_the_datas_error() -> None:
     assert float(error) < fsir_equation.LIMIT
 
 
-# ---- the search ----------------------------------------------------------------------------------------------------
+# ---- the search ----------------------------------------------------------------------------------
 
 
 def test_judge() -> None:
@@ -139,13 +139,13 @@ def test_judge() -> None:
 
 
 def test_search_prunes_and_finds_from_near() -> None:
-    """From a start in the neighbourhood the phases lead to the equation; from 64 random ones the benchmark does."""
+    """Phases lead to the equation from a start near it; from 64 random ones the benchmark does."""
     (batch,) = fsir_equation.batches((3,), 2, (8, 12, 3), "cpu")
-    work = batch.make(batch)
-    free = work.free[0]
-    work.x[:] = torch.where(free, fsir.truth() + 0.02 * numbers(2, 21), fsir.truth())
-    work.advance(work.total)
-    rows, tensors = work.results()
+    search = batch.make(batch)
+    free = search.free[0]
+    search.x[:] = torch.where(free, fsir.truth() + 0.02 * numbers(2, 21), fsir.truth())
+    search.advance(search.total)
+    rows, tensors = search.results()
     assert [row["found"] for row in rows] == [1, 1]
     assert all(row["n_params"] == 10 and row["error"] < fsir_equation.LIMIT for row in rows)
     assert tensors["parameters"].shape == (2, 21)
@@ -157,20 +157,20 @@ def test_search_prunes_and_finds_from_near() -> None:
 
 
 def test_no_start_depends_on_the_others() -> None:
-    found = []
+    shares = []
     for starts in (1, 3):
         (batch,) = fsir_equation.batches((2,), starts, (4, 2, 1), "cpu")
-        work = batch.make(batch)
-        work.advance(work.total)
-        found.append((work.results()[0][0], work.x[0]))
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
+        search = batch.make(batch)
+        search.advance(search.total)
+        shares.append((search.results()[0][0], search.x[0]))
+    assert shares[0][0] == shares[1][0]
+    assert torch.equal(shares[0][1], shares[1][1])
 
 
 def test_search_resumes() -> None:
     (batch,) = fsir_equation.batches((2,), 3, (3, 2, 1), "cpu")
-    whole = batch.make(batch)
-    whole.advance(6)
+    undisturbed = batch.make(batch)
+    undisturbed.advance(6)
     for stop in (2, 4, 5):
         begun, resumed = batch.make(batch), batch.make(batch)
         begun.advance(stop)
@@ -178,7 +178,7 @@ def test_search_resumes() -> None:
         begun.advance(1)
         resumed.restore(state)
         resumed.advance(6 - stop)
-        assert resumed.results()[0] == whole.results()[0]
+        assert resumed.results()[0] == undisturbed.results()[0]
 
 
 def test_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The paper's experiments: batches are spread over processes, stopped, killed and resumed, with the same numbers."""
+"""Batches are spread over processes, stopped, killed and resumed, with the same numbers."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class Announced:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    made = Folder(tmp_path / "work")
-    made.create()
-    return made
+    created = Folder(tmp_path / "work")
+    created.create()
+    return created
 
 
 def quietly(share: float, earlier: bool) -> None:
@@ -94,29 +94,29 @@ def quietly(share: float, earlier: bool) -> None:
 
 
 def stop_after(calls: int) -> Callable[[], bool]:
-    left = [calls]
+    remaining = [calls]
 
     def stopped() -> bool:
-        left[0] -= 1
-        return left[0] < 0
+        remaining[0] -= 1
+        return remaining[0] < 0
 
     return stopped
 
 
-# ---- one process ----------------------------------------------------------------------------------------------
+# ---- one process ---------------------------------------------------------------------------------
 
 
 def test_stopped_batch_goes_on_where_it_was(folder: Folder, tmp_path: Path) -> None:
     (batch,) = plan(tmp_path / "trace", 1)
     assert not complete(batch, folder, quietly, stop_after(2))
     assert not folder.is_done(batch)
-    kept = runner.load_file(folder.checkpoint_path(batch))["state"]["done"]
-    assert 0 < kept < STEPS
+    done = runner.load_file(folder.checkpoint_path(batch))["state"]["done"]
+    assert 0 < done < STEPS
     shares: list[tuple[float, bool]] = []
     assert complete(
         batch, folder, lambda share, earlier: shares.append((share, earlier)), lambda: False
     )
-    assert shares[0] == (kept / STEPS, True)
+    assert shares[0] == (done / STEPS, True)
     assert sum(share for share, _ in shares) == pytest.approx(1)
     assert not folder.checkpoint_path(batch).exists()
     assert [row["value"] for row in folder.result(batch)["rows"]] == [
@@ -157,13 +157,13 @@ def test_small_things(tmp_path: Path) -> None:
     assert [duration(s) for s in (3.2, 61, 3700)] == ["3 s", "1:01 min", "1:01 h"]
 
 
-# ---- several processes ------------------------------------------------------------------------------------------
+# ---- several processes ---------------------------------------------------------------------------
 
 
 def test_workers_give_the_same(folder: Folder, tmp_path: Path) -> None:
-    found = Announced()
-    assert workers.run("test", plan(tmp_path / "trace", 3), folder, 2, found)
-    assert found.values == {s: expected(STEPS, s) for s in (0, 1, 2, 10, 11, 12)}
+    announced = Announced()
+    assert workers.run("test", plan(tmp_path / "trace", 3), folder, 2, announced)
+    assert announced.values == {s: expected(STEPS, s) for s in (0, 1, 2, 10, 11, 12)}
 
 
 def test_dead_worker_is_named_and_the_rest_is_kept(folder: Folder, tmp_path: Path) -> None:
@@ -183,11 +183,12 @@ runner.CHECKPOINT_SECONDS = runner.SLICE_SECONDS = 0.05  # in worker processes t
 if __name__ == "__main__":
     folder = runner.Folder(Path(sys.argv[1]) / "work")
     folder.create()
-    store, place = None, workers.Place.find()
-    if place.size > 1:
-        store = workers.shared_store(place, folder.path)
+    store, rank = None, workers.Rank.current()
+    if rank.size > 1:
+        store = workers.shared_store(rank, folder.path)
     batches = t.plan(Path(sys.argv[1]) / "trace", int(sys.argv[2]), float(sys.argv[3]))
-    done = workers.run("test", batches, folder, int(sys.argv[4]), t.Announced(), store=store, place=place)
+    announce, jobs = t.Announced(), int(sys.argv[4])
+    done = workers.run("test", batches, folder, jobs, announce, store=store, rank=rank)
     sys.exit(0 if done else 130)
 """
 
@@ -227,10 +228,10 @@ def test_a_signal_loses_nothing(tmp_path: Path, folder: Folder, name: str, jobs:
     batches = plan(trace, 2, 0.05)
     assert not all(map(folder.is_done, batches))
     assert any(folder.checkpoint_path(batch).exists() for batch in batches)
-    found = Announced()
+    announced = Announced()
     before = len(trace.read_text().split())
-    assert workers.run("test", batches, folder, 1, found)
-    assert found.values == {s: expected(STEPS, s) for s in (0, 1, 10, 11)}
+    assert workers.run("test", batches, folder, 1, announced)
+    assert announced.values == {s: expected(STEPS, s) for s in (0, 1, 10, 11)}
     assert len(trace.read_text().split()) > before
 
 

@@ -1,4 +1,4 @@
-"""The field's single-module benchmark: data, thresholds, schedules, penalties, resuming, what the report says."""
+"""The field's single-module benchmark: data, thresholds, schedules, resuming, the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batch(recipe: str, unit: str, op: str, seeds: int = 1, steps: int = 20) -> B
     return plan.batches(recipe, seeds, steps, "cpu", [unit], [op])[0]
 
 
-# ---- data ----------------------------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -40,23 +40,25 @@ def test_rows_lie_in_their_range_and_answer_the_operation(op: str) -> None:
         "sub": x[..., 0] - x[..., 1],
     }
     assert torch.equal(y[..., 0], expected[op])
-    for k, there in enumerate([*RANGES.values()] * 2):
-        low, high = there.train
+    for k, bounds in enumerate([*RANGES.values()] * 2):
+        low, high = bounds.train
         assert low - 1e-6 <= x[k].min() < low + 0.1 * (high - low)
         assert high - 0.1 * (high - low) < x[k].max() <= high + 1e-6
 
 
 def test_rows_depend_on_seed_and_step_alone() -> None:
-    together, alone = Data([0, 7], "mul", CPU), Data([7], "mul", CPU)
+    together, single = Data([0, 7], "mul", CPU), Data([7], "mul", CPU)
     steps = 1, 2, single_module.BLOCK, single_module.BLOCK + 1
-    found = [together(step)[0][len(RANGES) :].clone() for step in steps]
-    for step, x in reversed(list(zip(steps, found, strict=True))):  # a resumed run starts anywhere
-        assert torch.equal(alone(step)[0], x)
-    assert len({float(x.sum()) for x in found}) == len(steps)
+    expected = [together(step)[0][len(RANGES) :].clone() for step in steps]
+    for step, x in reversed(
+        list(zip(steps, expected, strict=True))
+    ):  # a resumed run starts anywhere
+        assert torch.equal(single(step)[0], x)
+    assert len({float(x.sum()) for x in expected}) == len(steps)
 
 
 def test_no_divisor_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The float32 draw 1/2 is the middle of [-2, 2]: it comes about ten times in a batch's training."""
+    """The float32 draw 1/2 is the middle of [-2, 2]: about ten times in a batch's training."""
     monkeypatch.setattr(torch, "rand", lambda *size, generator: torch.full(size, 0.5))
     x, y = Data([0], "div", CPU)(1)
     assert 0 < x[list(RANGES).index("[-2,2]")].abs().max() < 1e-6
@@ -66,11 +68,11 @@ def test_no_divisor_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_test_rows_lie_beyond() -> None:
     validation, test = (single_module.points(kind, CPU) for kind in ("validation", "test"))
     assert validation.shape == test.shape == (9, 10_000, 2)
-    for k, there in enumerate(RANGES.values()):
-        low, high = there.train
+    for k, bounds in enumerate(RANGES.values()):
+        low, high = bounds.train
         assert low <= validation[k].min()
         assert validation[k].max() <= high
-        inside = torch.stack([(test[k] >= a) & (test[k] <= b) for a, b in there.test])
+        inside = torch.stack([(test[k] >= a) & (test[k] <= b) for a, b in bounds.test])
         assert inside.any(0).all()
         assert (inside.float().mean((1, 2)) > 0.45).all()  # every interval is drawn from
     signs = test[list(RANGES).index("[-2,2]")].sign()
@@ -81,7 +83,7 @@ def test_test_rows_lie_beyond() -> None:
     "row", published.load("single_module_thresholds"), ids=lambda row: f"{row['op']} {row['range']}"
 )
 def test_thresholds_are_errors_of_weights_that_are_off(row: dict[str, Any]) -> None:
-    """E[(f_off - f)^2] in closed form, of independent inputs whose sizes are uniform on one interval."""
+    """E[(f_off - f)^2] in closed form, of independent inputs uniform in size on one interval."""
     low, high = sorted(abs(end) for end in RANGES[row["range"]].test[-1])
     square = (high**3 - low**3) / (3 * (high - low))
     size, inverse = (low + high) / 2, 1 / (low * high)
@@ -98,7 +100,7 @@ def test_thresholds_are_errors_of_weights_that_are_off(row: dict[str, Any]) -> N
     assert row["fixed"] == 1e-5
 
 
-# ---- training ------------------------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 def test_schedules_are_those_of_the_published_scripts() -> None:
@@ -131,10 +133,10 @@ def test_slope_is_the_derivative() -> None:
 )
 def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
     """Against autograd of the loss with its penalties and torch's Adam."""
-    work = SingleModule(batch(recipe, unit, op, steps=40))
+    training = SingleModule(batch(recipe, unit, op, steps=40))
     how, models = RECIPES[recipe][unit], len(RANGES)
     twin = how.make(models)
-    twin.load_state_dict(work.layer.state_dict())
+    twin.load_state_dict(training.layer.state_dict())
     optimizer = torch.optim.Adam(twin.parameters(), how.rate)
     data = Data([0], op, CPU)
     for step in range(1, 41):
@@ -157,20 +159,20 @@ def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
         optimizer.step()
         if how.project:
             single_module.project_(twin, weights=1.0)
-    work.advance(40)
-    for mine, theirs in zip(work.buffer.views, twin.parameters(), strict=True):
+    training.advance(40)
+    for mine, theirs in zip(training.buffer.views, twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
 def test_fixed_starts_small_and_stays_in_its_intervals() -> None:
-    work = SingleModule(batch("fixed", "NPU", "div", steps=30))
-    weight, gate = work.layer.weight_re, work.layer.gate
+    training = SingleModule(batch("fixed", "NPU", "div", steps=30))
+    weight, gate = training.layer.weight_re, training.layer.gate
     assert isinstance(weight, torch.Tensor)
     assert isinstance(gate, torch.Tensor)
     assert weight.abs().max() <= 0.5
     weight.data.fill_(0.9999)
     gate.data.fill_(0.001)
-    work.advance(10)
+    training.advance(10)
     assert weight.abs().max() <= 1
     assert gate.min() >= 0
     assert gate.max() <= 1
@@ -178,28 +180,28 @@ def test_fixed_starts_small_and_stays_in_its_intervals() -> None:
 
 @pytest.mark.parametrize("unit", single_module.UNITS)
 def test_a_run_depends_on_its_seed_alone(unit: str) -> None:
-    many, one = (
+    several, single = (
         SingleModule(batch("plain", unit, "div", seeds=3)),
         SingleModule(batch("plain", unit, "div", seeds=1)),
     )
-    many.advance(20)
-    one.advance(20)
-    assert torch.equal(many.buffer.per_model()[: len(RANGES)], one.buffer.per_model())
-    assert torch.equal(many.noted[..., : len(RANGES)], one.noted)
+    several.advance(20)
+    single.advance(20)
+    assert torch.equal(several.buffer.per_model()[: len(RANGES)], single.buffer.per_model())
+    assert torch.equal(several.noted[..., : len(RANGES)], single.noted)
 
 
 def test_resumed_work_has_the_same_numbers(tmp_path: Path) -> None:
-    whole, first = (
+    undisturbed, first = (
         SingleModule(batch("fixed", "RealNPU", "mul", seeds=2, steps=100)) for _ in range(2)
     )
-    whole.advance(100)
+    undisturbed.advance(100)
     first.advance(37)
     torch.save(first.state(), tmp_path / "state")
     second = SingleModule(batch("fixed", "RealNPU", "mul", seeds=2, steps=100))
     second.restore(torch.load(tmp_path / "state", weights_only=True))
     second.advance(63)
-    assert torch.equal(whole.buffer.flat, second.buffer.flat)
-    assert torch.equal(whole.noted, second.noted)
+    assert torch.equal(undisturbed.buffer.flat, second.buffer.flat)
+    assert torch.equal(undisturbed.noted, second.noted)
 
 
 def exact(op: str) -> nn.Module:
@@ -218,34 +220,36 @@ def test_the_solution_meets_every_threshold(op: str) -> None:
     errors = single_module.mean_square_error(layer, x, OPERATIONS[op](a, b))  # type: ignore[arg-type]
     for name in single_module.THRESHOLDS:
         limit = single_module.thresholds(name)
-        assert all(error < limit[op, there] for error, there in zip(errors, RANGES, strict=True))
+        assert all(
+            error < limit[op, range_name] for error, range_name in zip(errors, RANGES, strict=True)
+        )
     assert torch.equal(single_module.sparsity_error(layer), torch.zeros(len(RANGES)))
 
 
 def test_results_are_taken_where_the_validation_error_is_least() -> None:
-    work = SingleModule(batch("plain", "RealNPU", "div", steps=50))
-    work.noted.fill_(1.0)
-    work.noted[3] = torch.tensor(
+    training = SingleModule(batch("plain", "RealNPU", "div", steps=50))
+    training.noted.fill_(1.0)
+    training.noted[3] = torch.tensor(
         [[1e-3], [1e-7], [0.25]]
     )  # solves, but another step validates better
-    work.noted[5] = torch.tensor([[1e-4], [0.5], [0.125]])
-    work.noted[7] = torch.nan
-    row = work.results()[0][0]
+    training.noted[5] = torch.tensor([[1e-4], [0.5], [0.125]])
+    training.noted[7] = torch.nan
+    row = training.results()[0][0]
     assert (row["test_mse"], row["solved"], row["solved_at"], row["sparsity"]) == (0.5, 0, 3, 0.125)
 
 
-# ---- recipe best ---------------------------------------------------------------------------------------------------
+# ---- recipe best ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def fitted() -> tuple[Batch, Work]:
-    work = plan.make(fit := batch("best", "RealNPU", "mul"))
-    work.advance(work.total)
-    return fit, work
+    training = plan.make(fit := batch("best", "RealNPU", "mul"))
+    training.advance(training.total)
+    return fit, training
 
 
 def test_best_solves_what_plain_training_does_not(fitted: tuple[Batch, Work]) -> None:
-    """A product of negative numbers lies behind the barrier of the cosine; one of nine is left to chance."""
+    """A product of negative numbers lies behind the cosine's barrier; one of nine is by chance."""
     rows = fitted[1].results()[0]
     exact = single_module_report.solves(single_module.THRESHOLDS)
     assert [row["range"] for row in rows] == list(RANGES)
@@ -257,9 +261,9 @@ def test_best_solves_what_plain_training_does_not(fitted: tuple[Batch, Work]) ->
 def test_best_is_fitted_on_the_training_range_alone() -> None:
     x, y = single_module_best.rows([3], "div", 2048, CPU)
     assert x.shape == (9, 2048, 2)
-    for k, there in enumerate(RANGES.values()):
-        assert there.train[0] - 1e-6 <= x[k].min()
-        assert x[k].max() <= there.train[1] + 1e-6
+    for k, bounds in enumerate(RANGES.values()):
+        assert bounds.train[0] - 1e-6 <= x[k].min()
+        assert x[k].max() <= bounds.train[1] + 1e-6
     assert torch.equal(x[:, :128], Data([3], "div", CPU)(1)[0])  # what plain training sees first
     assert torch.equal(y, x[..., :1] / x[..., 1:])
 
@@ -274,7 +278,7 @@ def test_best_resumes_with_the_same_numbers(fitted: tuple[Batch, Work], tmp_path
     assert torch.equal(second.results()[1]["parameters"], fitted[1].results()[1]["parameters"])
 
 
-# ---- report --------------------------------------------------------------------------------------------------------
+# ---- report --------------------------------------------------------------------------------------
 
 
 def test_wilson_interval() -> None:
@@ -346,11 +350,11 @@ def test_best_is_asked_for_all_thresholds() -> None:
 
 
 def test_report_from_a_table(tmp_path: Path) -> None:
-    found = [
+    failures = [
         *rows("plain", "NPU", "mul", {"[1,2]": 25}),
         *rows("fixed", "NPU", "mul", {"[1,2]": 5}, 1e-6),
     ]
-    tables.write(tmp_path / "single_module.csv", ["single-module"], single_module.COLUMNS, found)
+    tables.write(tmp_path / "single_module.csv", ["single-module"], single_module.COLUMNS, failures)
     text = report.write(tmp_path).read_text()
     assert "| NPU | plain | 1.00 (0.87-1.00) | 1.00 (0.87-1.00) | - | - | - | - | 50000 |" in text
     assert (
@@ -363,7 +367,7 @@ def test_report_from_a_table(tmp_path: Path) -> None:
     assert "NPU × plain, [1,2]" in text
 
 
-# ---- command line --------------------------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -426,9 +430,9 @@ def test_recipes_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ]
     assert main(["single-module", *common, "--operations", "mul"]) == 0
     assert main(["single-module", "--recipe", "fixed", *common]) == 0
-    comments, found = tables.read(tmp_path / "single_module.csv")
-    assert [row["recipe"] for row in found] == ["plain"] * 9 + ["fixed"] * 36
-    assert tuple(found[0]) == single_module.COLUMNS
+    comments, rows = tables.read(tmp_path / "single_module.csv")
+    assert [row["recipe"] for row in rows] == ["plain"] * 9 + ["fixed"] * 36
+    assert tuple(rows[0]) == single_module.COLUMNS
     assert any(
         comment.startswith("recipe plain: 1 units and operations, 9 runs, 180 model-steps")
         for comment in comments

@@ -1,4 +1,4 @@
-"""The large task at its last steps: own and shared points, snapshots, the order of the work, and when tables judge."""
+"""The large task at its last steps: points, snapshots, the order of the work, the verdicts."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def batch(model: str, runs: list[tuple[str, int]], steps: int, **settings: Any) 
 
 
 def finished(batch: Batch) -> list[dict[str, Any]]:
-    work = batch.make(batch)
-    work.advance(work.total)
-    return work.results()[0]
+    training = batch.make(batch)
+    training.advance(training.total)
+    return training.results()[0]
 
 
 def planned(tmp_path: Path, *words: str) -> list[Batch]:
@@ -76,29 +76,29 @@ def test_own_points_are_the_shared_ones_shifted_by_each_seeds_vector() -> None:
 
 @pytest.mark.parametrize("points", snapshots.POINTS)
 def test_a_run_with_snapshots_is_the_run_without(points: str) -> None:
-    """Snapshots change nothing, and the last one is the error after the last step; so for a part of the batch."""
+    """Snapshots change nothing, and the last one is the error after the last step."""
     runs = [("add", 0), ("div", 1)]
     together = finished(batch("RealNPU", runs, 120, points=points, gate=0.5))
-    alone = [
+    single = [
         finished(batch("RealNPU", [run], 120, points=points, gate=0.5, snapshots=0))[0]
         for run in runs
     ]
-    for one, other in zip(together, alone, strict=True):
-        found = snapshots.errors(one)
-        assert len(found) == 3
-        assert found[-1] == pytest.approx(one["test_mse"], rel=1e-3)
-        assert len(set(found)) == 3
-        assert one["test_mse"] == pytest.approx(other["test_mse"], rel=1e-3)
+    for single_row, other in zip(together, single, strict=True):
+        errors = snapshots.errors(single_row)
+        assert len(errors) == 3
+        assert errors[-1] == pytest.approx(single_row["test_mse"], rel=1e-3)
+        assert len(set(errors)) == 3
+        assert single_row["test_mse"] == pytest.approx(other["test_mse"], rel=1e-3)
         assert "errors" not in other
 
 
 def test_snapshots_survive_a_restart() -> None:
-    work = batch("NMU", [("mul", 0)], 110)
-    expected = finished(work)
-    first = work.make(work)
+    batches = batch("NMU", [("mul", 0)], 110)
+    expected = finished(batches)
+    first = batches.make(batches)
     first.advance(70)  # past two of three snapshots: of steps 10 and 60
     state = copy.deepcopy(first.state())
-    second = work.make(work)
+    second = batches.make(batches)
     second.restore(state)
     second.advance(40)
     assert second.results()[0] == expected
@@ -108,17 +108,17 @@ def test_snapshots_survive_a_restart() -> None:
 def test_gate_starts_where_the_variant_says() -> None:
     for model, gates in snapshots.GATES.items():
         for gate in gates:
-            made = batch(model, [("add", 0)], 50, gate=gate)
-            assert large.make(made).module[1].gate.unique().tolist() == [gate]
+            planned = batch(model, [("add", 0)], 50, gate=gate)
+            assert large.make(planned).module[1].gate.unique().tolist() == [gate]
         authors = large.batches([model], 1, 50, "code", "cpu")[0]
         assert large.make(authors).module[1].gate.unique().tolist() == [gates[0]]
 
 
 def test_every_cell_has_its_first_seed_before_any_has_its_second(tmp_path: Path) -> None:
-    work = order(planned(tmp_path))
+    batches = order(planned(tmp_path))
     cells = [
         (b.settings["points"], b.settings["model"], b.settings["gate"], run["task"], run["seed"])
-        for b in work
+        for b in batches
         for run in b.runs
     ]
     assert len(set(cells)) == len(cells)
@@ -195,13 +195,13 @@ def test_overview_says_where_the_gates_other_start_agrees(tmp_path: Path) -> Non
 
 def far_start(rows: list[dict[str, Any]], factor: float) -> list[dict[str, Any]]:
     return [
-        one | {"errors": " ".join(str(factor * float(e)) for e in one["errors"].split())}
-        for one in rows
+        record | {"errors": " ".join(str(factor * float(e)) for e in record["errors"].split())}
+        for record in rows
     ]
 
 
 def test_the_papers_number_is_drawn_again() -> None:
-    """Runs that are alike at every step, but swing: the best ten of any number have the errors of one step."""
+    """Runs that are alike at every step, but swing: the best ten have the errors of one step."""
     rows = [row("add", "shared", n, [0.1, 1.0, 10.0]) for n in range(6)]
     swing = Swing(rows, "add", "RealNPU")
     assert sorted(swing.factors().tolist()) == [0.1, 1.0, 10.0]
@@ -211,10 +211,13 @@ def test_the_papers_number_is_drawn_again() -> None:
     assert drawn is not None
     assert set(drawn.round(6).tolist()) == {0.5, 5.0, 50.0}
     assert swing.draws(median, [5.0] * 5) is None
-    # Points of its own: each run is at a step of its own, and the best ten of many runs are nearly all at the least.
-    own = Swing([row("add", "own", n, [0.1, 1.0, 10.0]) for n in range(6)], "add", "RealNPU")
-    assert own.best_of(100) == (0.1, 0.1)
-    low, high = own.best_of(10)  # type: ignore[misc]
+    # Points of its own: each run is at a step of its own, and the best ten of many runs are nearly
+    # all at the least.
+    independent = Swing(
+        [row("add", "own", n, [0.1, 1.0, 10.0]) for n in range(6)], "add", "RealNPU"
+    )
+    assert independent.best_of(100) == (0.1, 0.1)
+    low, high = independent.best_of(10)  # type: ignore[misc]
     assert low <= 1.0 <= high
     text = last_steps.redrawn(rows)
     assert (

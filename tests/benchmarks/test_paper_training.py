@@ -1,4 +1,4 @@
-"""The paper's experiments: a model's result depends on its seed alone, and a training goes on where it was saved."""
+"""A model's result depends on its seed alone, and a training goes on where it was saved."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ def large_batch(model: str, runs: list[tuple[str, int]], variant: str = "code") 
 
 
 def rows(batch: Batch) -> list[dict[str, object]]:
-    work = batch.make(batch)
-    work.advance(work.total)
-    found, tensors = work.results()
-    assert len(found) == len(tensors["parameters"]) == len(batch.runs)
-    return found
+    training = batch.make(batch)
+    training.advance(training.total)
+    table, tensors = training.results()
+    assert len(table) == len(tensors["parameters"]) == len(batch.runs)
+    return table
 
 
 @pytest.mark.parametrize("variant", ["code", "paper"])
 @pytest.mark.parametrize("model", list(simple.RECIPES))
 def test_simple_result_does_not_depend_on_the_batch(model: str, variant: str) -> None:
-    together, alone = rows(simple_batch(model, 3, variant)), rows(simple_batch(model, 1, variant))
+    together, single = rows(simple_batch(model, 3, variant)), rows(simple_batch(model, 1, variant))
     for task in simple.TASKS:
-        assert together[0][task] == pytest.approx(alone[0][task], rel=1e-4)
+        assert together[0][task] == pytest.approx(single[0][task], rel=1e-4)
         assert together[0][task] != together[1][task]
 
 
 @pytest.mark.parametrize("model", list(large.MODELS))
 def test_large_result_does_not_depend_on_the_batch(model: str) -> None:
     runs = [("add", 0), ("mul", 0), ("add", 1)]
-    together, alone = (
+    together, single = (
         rows(large_batch(model, runs)),
         [rows(large_batch(model, [run]))[0] for run in runs],
     )
-    for one, other in zip(together, alone, strict=True):
-        assert one["test_mse"] == pytest.approx(other["test_mse"], rel=1e-3)
-        assert one["train_mse"] == pytest.approx(other["train_mse"], rel=1e-3)
-        assert one["n_params"] == other["n_params"]
+    for row, other in zip(together, single, strict=True):
+        assert row["test_mse"] == pytest.approx(other["test_mse"], rel=1e-3)
+        assert row["train_mse"] == pytest.approx(other["train_mse"], rel=1e-3)
+        assert row["n_params"] == other["n_params"]
 
 
 @pytest.mark.parametrize("model", ["NPU", "NALU"])
@@ -89,13 +89,13 @@ def test_restored_training_gives_the_same_numbers(batch: Batch) -> None:
 def test_starts_are_the_authors() -> None:
     npu = large_batch("NPU", [("add", 0)])
     real = large_batch("RealNPU", [("add", 0)])
-    layers, others = npu.make(npu).module, real.make(real).module
-    assert torch.equal(layers[0].weight, others[0].weight)
-    assert torch.equal(layers[1].weight_re, others[1].weight_re)
+    layers, real_layers = npu.make(npu).module, real.make(real).module
+    assert torch.equal(layers[0].weight, real_layers[0].weight)
+    assert torch.equal(layers[1].weight_re, real_layers[1].weight_re)
     assert layers[0].weight.amin() >= 0
     assert layers[0].weight.amax() < 0.1
     assert layers[1].gate.unique().tolist() == [1.0]
-    assert others[1].gate.unique().tolist() == [0.5]
+    assert real_layers[1].gate.unique().tolist() == [0.5]
     assert torch.count_nonzero(layers[1].weight_im) == 0
 
 
@@ -120,11 +120,11 @@ def test_plan_of_the_large_task() -> None:
 
 def test_gradient_surfaces_show_the_plateau() -> None:
     (batch,) = gradient_surface.batches(2, "code", "cpu")
-    work = batch.make(batch)
-    work.advance(work.total)
-    found, tensors = work.results()
+    training = batch.make(batch)
+    training.advance(training.total)
+    table, tensors = training.results()
     assert tensors["surfaces"].shape == (4, 3, 71, 61)
-    for row in found:
+    for row in table:
         if row["panel"] == "NaiveNPU" and row["inputs"] == "code":
             assert row["median"] <= 0.12
         if row["panel"] == "NPU, gates 0.5" and row["inputs"] == "code":

@@ -1,4 +1,4 @@
-"""The pictures are made from committed files alone, in every format; what cannot be drawn says why."""
+"""The pictures are made from committed files alone, in every format, or say why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The throughput suite's parts on tiny sizes, and the guard: at small sizes the layer is faster than eager."""
+"""The throughput suite on tiny sizes, and the guard: small layers are faster than eager."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WITHOUT_TOOLS = [
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
-# ---- timing ---------------------------------------------------------------------------------------------------------
+# ---- timing --------------------------------------------------------------------------------------
 
 
 def test_percentiles():
@@ -98,7 +98,7 @@ def test_processor_time_leaves_out_what_others_take():
     assert timing.ratios(times["busy"], times["waiting"]).median > 2
 
 
-# ---- cases ----------------------------------------------------------------------------------------------------------
+# ---- cases ---------------------------------------------------------------------------------------
 
 
 def test_sizes_are_parsed():
@@ -143,8 +143,8 @@ def test_the_suite_has_what_it_promises():
 def test_operands():
     assert (draw(Case("npu", STEP, MODELS)).x < 0).any()
     assert (draw(Case("npu", STEP, MODELS, "positive")).x >= 0).all()
-    again = draw(Case("npu", STEP, MODELS))
-    torch.testing.assert_close(again.x, draw(Case("npu", STEP, MODELS)).x, rtol=0, atol=0)
+    second = draw(Case("npu", STEP, MODELS))
+    torch.testing.assert_close(second.x, draw(Case("npu", STEP, MODELS)).x, rtol=0, atol=0)
 
 
 def test_cost_counts_the_products():
@@ -155,7 +155,7 @@ def test_cost_counts_the_products():
     assert cost(Case("nmu", STEP, TINY)) is None
 
 
-# ---- rivals ---------------------------------------------------------------------------------------------------------
+# ---- rivals --------------------------------------------------------------------------------------
 
 
 def cases_to_compare() -> list[Case]:
@@ -206,7 +206,8 @@ def test_jax_is_measured_where_it_gets_as_many_cores(monkeypatch):
 )
 def test_cores_are_those_of_the_process():
     first = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{first}]); from benchmarks.throughput.environment import cores"
+    code = f"import os; os.sched_setaffinity(0, [{first}])"
+    code += "; from benchmarks.throughput.environment import cores"
     assert run_python("-c", f"{code}; print(cores())").stdout.strip() == "1"
 
 
@@ -248,7 +249,7 @@ def test_who_takes_part():
     assert rivals.not_applicable(rivals.LINEAR, training[0], 1) == ""
 
 
-# ---- rows -----------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 def test_a_case_makes_rows():
@@ -304,7 +305,7 @@ def test_peak_memory():
     assert not suite.wants_memory(Case("npu", STEP, TINY))
 
 
-# ---- the guard ------------------------------------------------------------------------------------------------------
+# ---- the guard -----------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not cpu.available()[0], reason=f"no C++ kernels: {cpu.available()[1]}")
@@ -320,7 +321,7 @@ def test_peak_memory():
     ids=str,
 )
 def test_small_layers_are_faster_than_eager(case, benchmark):
-    """By processor time, in one thread: there is a verdict on a busy machine too."""
+    """The verdict by processor time, in one thread: there is one on a busy machine too."""
     operands = draw(case)
     runs = {name: rivals.build(name, case, operands).run for name in (rivals.OURS, rivals.EAGER)}
     times = timing.interleaved(runs, 0.2, clock=time.process_time)

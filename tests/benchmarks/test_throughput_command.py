@@ -14,7 +14,7 @@ from tests.support.throughput import all_tables, made_up
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
-# ---- the command ----------------------------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, capsys, monkeypatch):
     assert "interrupted" in capsys.readouterr().err
 
 
-# ---- an earlier run's rows --------------------------------------------------------------------------------------
+# ---- an earlier run's rows -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -87,10 +87,10 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The cases that are measured, in place of their measuring, which takes no time then."""
-    made: list[str] = []
+    measured: list[str] = []
 
     def measure(case, names, threads, seconds, **options):
-        made.append(str(case))
+        measured.append(str(case))
         row = {
             **made_up("", 2.0),
             **case.to_dict(),
@@ -102,7 +102,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(suite, "measure", measure)
     monkeypatch.setattr(environment, "measure_limits", lambda device: environment.Limits(1.0, 1.0))
-    return made
+    return measured
 
 
 def test_a_second_run_adds_nothing_and_loses_nothing(tmp_path, capsys, monkeypatch, idle, calls):
@@ -117,7 +117,7 @@ def test_a_second_run_adds_nothing_and_loses_nothing(tmp_path, capsys, monkeypat
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idle, calls):
-    """With the case of which a row is missing, in whole: its ratios are of one run."""
+    """The case of which a row is missing is measured in whole: its ratios are of one run."""
     path = tmp_path / "rows.jsonl"
     assert run_tiny(path, monkeypatch) == 0
     lines, first = path.read_text().splitlines(keepends=True), list(calls)

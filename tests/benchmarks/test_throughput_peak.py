@@ -1,4 +1,4 @@
-"""The processor's peak in the throughput suite: multiply-adds in registers alone, and the share that rows quote."""
+"""The processor's peak: multiply-adds in registers, and the share that rows quote."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ def test_the_share_is_of_the_same_rounds():
 
 
 def test_the_peak_is_work_in_all_threads(peaks):
-    one, both = peaks[peak.VECTORS], peak.peaks(2)[peak.VECTORS]
-    assert both.multiply_adds == 2 * one.multiply_adds
-    alone = _processor_seconds(one)  # before the other thread is there, which spins
+    single, both = peaks[peak.VECTORS], peak.peaks(2)[peak.VECTORS]
+    assert both.multiply_adds == 2 * single.multiply_adds
+    quiet_seconds = _processor_seconds(single)  # before the other thread is there, which spins
     torch.set_num_threads(2)
-    assert _processor_seconds(both) > 1.5 * alone
-    # Faster than one multiply-add a cycle of 5 GHz: the widest unit of the instruction set, not one lane of it.
+    assert _processor_seconds(both) > 1.5 * quiet_seconds
+    # Faster than one multiply-add a cycle of 5 GHz: the widest unit of the instruction set, not one
+    # lane of it.
     if cpu.isa() in ("avx512", "avx512_bf16", "amx"):
         seconds = min(timing._block(peaks[peak.VECTORS].run, 1, lambda: None) for _ in range(20))
         assert peaks[peak.VECTORS].multiply_adds / seconds > 5e9
@@ -82,8 +83,8 @@ assert threads() == before, f"{threads()} threads, {before} before"
     assert done.returncode == 0, done.stderr
 
 
-def _processor_seconds(work: peak.Peak) -> float:
-    return timing._block(work.run, 20, lambda: None, time.process_time)
+def _processor_seconds(peak_work: peak.Peak) -> float:
+    return timing._block(peak_work.run, 20, lambda: None, time.process_time)
 
 
 def test_without_a_compiler_there_is_no_share(monkeypatch):

@@ -17,7 +17,7 @@ from tests.support.throughput import MODELS, TINY, all_tables, made_up, made_up_
 pytestmark = pytest.mark.usefixtures("one_thread")  # what they run sets another number
 
 
-# ---- doubts -----------------------------------------------------------------------------------------------------
+# ---- doubts --------------------------------------------------------------------------------------
 
 
 def test_who_is_doubtful():
@@ -32,7 +32,7 @@ def test_who_is_doubtful():
 
 
 def test_a_crowd_is_seen(monkeypatch, tmp_path):
-    """By what the system counts; where it counts nothing, by the load average."""
+    """The share that the system counts; where it counts nothing, by the load average."""
     for ready in (1, 2):
         (tmp_path / "7").mkdir(exist_ok=True)
         (tmp_path / "7" / "schedstat").write_text(f"0 {ready * 10**9} 3")
@@ -105,7 +105,7 @@ def test_the_later_of_two_rows_counts():
     assert "0.50" not in text
 
 
-# ---- the report -----------------------------------------------------------------------------------------------------
+# ---- the report ----------------------------------------------------------------------------------
 
 
 def test_markdown_table():
@@ -240,7 +240,7 @@ def test_generations_of_one_name_are_told_apart():
 
 
 def test_processors_side_by_side():
-    """The best instruction set and the newest commit of each; only cases that two have, at one thread."""
+    """The best instruction set and newest commit of each; cases that two have, at one thread."""
 
     def on(
         processor: str, isa: str, eager: float, size: Size = TINY, **more: object

@@ -18,7 +18,7 @@ pytest.importorskip("sympy", reason="sympy is not installed")
 
 def test_the_judge_knows_the_law_and_its_wrong_forms():
     case = benchmark.CASES["bromine"]
-    found = ode.fit(
+    fit = ode.fit(
         case.model("form"),
         *case.series(0.01, 0),
         u0=case.u0,
@@ -26,19 +26,19 @@ def test_the_judge_knows_the_law_and_its_wrong_forms():
         start="model",
         simplify=False,
     )
-    assert benchmark.judge(case, found) == {
+    assert benchmark.judge(case, fit) == {
         "form": True,
         "exact": False,
         "inside": 2,
         "exponents": 2,
     }
-    power, nau = found.model
+    power, nau = fit.model
     with torch.no_grad():
         power.weight_re.copy_(torch.tensor([[1.0, 0.5, 0.0]]))
-    assert benchmark.judge(case, found)["exact"]
+    assert benchmark.judge(case, fit)["exact"]
     with torch.no_grad():
         nau.weight[2] = 0
-    assert benchmark.judge(case, found) == {
+    assert benchmark.judge(case, fit) == {
         "form": False,
         "exact": False,
         "inside": 0,

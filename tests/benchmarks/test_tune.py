@@ -166,7 +166,7 @@ def test_rows_of_a_device() -> None:
 
 
 def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
-    """A step's candidates are compiled together before one is timed; what is spread finds what no neighbour does."""
+    """A step's candidates are compiled together first; the spread finds what no neighbour does."""
     events: list[tuple[str, int]] = []
     shown: list[tune.Config] = []
 
@@ -194,7 +194,7 @@ def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
 
 
 class _Virtual:
-    """A device with a clock of its own: a launch takes time on it, and more of the host's unless a graph replays it."""
+    """A device with its clock: a launch takes time on it, and the host's without a graph."""
 
     def __init__(self, launch: float) -> None:
         self.launch, self.now, self.captures = launch, 0.0, 0
@@ -248,15 +248,15 @@ def test_a_loser_is_timed_once() -> None:
 def test_workers_compile_for_a_gpu_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a worker has compiled is in Triton's cache for another process; what cannot be compiled is said."""
+    """What a worker has compiled is in Triton's cache for another process, or is said."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     task = orders.Task("nmu_forward", Size(5, 3, 2))
     good = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 1}
     with precompile.Pool(1, ("cuda", 90, 32)) as pool:
-        found = pool.compile(task, [good, good | {"num_warps": 3}])
-        assert found[0] == ""
-        assert "num_warps" in found[1]
+        problems = pool.compile(task, [good, good | {"num_warps": 3}])
+        assert problems[0] == ""
+        assert "num_warps" in problems[1]
         assert pool.compile(task, [good | {"BLOCK_B": 32}], 0.0) == [precompile.NOT_IN_TIME]
     code = f"""
 import triton
@@ -280,7 +280,7 @@ print(seen)
 def test_tuning_goes_on_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every search is a row at once; the next run does those that the file lacks, and those of other versions."""
+    """Every search is a row at once; the next run does those that the file lacks."""
     pytest.importorskip("triton")
     asked: list[str] = []
 
@@ -348,7 +348,7 @@ def test_launches_read_another_table(tmp_path: Path) -> None:
 def test_a_compilation_that_never_ends_leaves_time_for_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step's compilations have half of what is left; what is not ready by then, or has failed, is not launched."""
+    """A step's compilations have half of the time left; what is not ready is not launched."""
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     asked: list[float] = []
     launched: list[tune.Config] = []
@@ -370,8 +370,8 @@ def test_a_compilation_that_never_ends_leaves_time_for_the_others(
     monkeypatch.setattr(tune, "shipped", lambda task, device: start)
     order = orders.Order(orders.Task("nmu_forward", Size(5, 3, 2)), launch)
     pool: Any = Slow()
-    found = tune.tune(order, lambda run, best: 1.0, 20.0, lambda: 0.0, "cpu", pool)
+    result = tune.tune(order, lambda run, best: 1.0, 20.0, lambda: 0.0, "cpu", pool)
     assert asked == [10.0]
-    assert found.failed[precompile.NOT_IN_TIME] > 0
+    assert result.failed[precompile.NOT_IN_TIME] > 0
     assert not [config for config in launched if config["num_warps"] == 8]
-    assert found.tried == len(launched) - 1 + found.failed[precompile.NOT_IN_TIME]
+    assert result.tried == len(launched) - 1 + result.failed[precompile.NOT_IN_TIME]

@@ -96,7 +96,8 @@ def _stiff():
     return model
 
 def stiff():
-    ode.rollout(_stiff(), torch.ones(2).double(), t=[0.0, 0.1, 1.0], method="dopri5", atol=1e-6)  # here
+    # here
+    ode.rollout(_stiff(), torch.ones(2).double(), t=[0.0, 0.1, 1.0], method="dopri5", atol=1e-6)
 
 def stiff_weights():
     power, nau = _stiff()
@@ -136,14 +137,16 @@ def cross_validated():
     nk.fit(nk.RealNPU(2, 1, num_models=2), X[:8], Y[:8], recipe=QUICK, progress=False)  # here
 
 def held_out_of_many():
-    fit_many(nk.RealNPU(2, 1, num_models=2), X[None, :8], Y[None, :8], recipe=QUICK, progress=False)  # here
+    # here
+    fit_many(nk.RealNPU(2, 1, num_models=2), X[None, :8], Y[None, :8], recipe=QUICK, progress=False)
 
 def saved_run(path):
     model = torch.nn.Sequential(nk.RealNPU(2, 2), nk.NAU(2, 1))
     training.run(model, X, Y, steps=4, lr=0.01, checkpoint=path, progress=False)  # here
 
 def saved_fit(path):
-    nk.fit(nk.RealNPU(2, 1, num_models=2), X, Y, recipe=QUICK, progress=False, checkpoint=path)  # here
+    # here
+    nk.fit(nk.RealNPU(2, 1, num_models=2), X, Y, recipe=QUICK, progress=False, checkpoint=path)
 
 def saved_regressor(path):
     _regressor().fit(X.double().numpy(), Y[:, 0].double().numpy(), checkpoint=path)  # here
@@ -194,7 +197,8 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 def _points(
     user: ModuleType, name: str, message: str, *arguments: Any, place: str | None = None
 ) -> None:
-    """Call a function of the user's, all of whose warnings with this message must point to its line, or to another's.
+    """Call a function of the user's, all of whose warnings with this message must point to its
+    line, or to another's.
 
     place: the name of the other one.
     """
@@ -285,7 +289,8 @@ def test_a_users_module_that_torch_calls(user: ModuleType) -> None:
 
 
 def test_each_line_is_warned_of_by_the_users_filters(user: ModuleType) -> None:
-    """A filter by module sees the user's; with "default" a line is warned of once, and with "error" it raises."""
+    """A filter by module sees the user's; with "default" a line is warned of once, and with "error"
+    it raises."""
     call: Callable[[], None] = _load(Path(str(user.__file__)).parent, "caller", CALLER).call
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("ignore")

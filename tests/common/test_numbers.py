@@ -157,7 +157,8 @@ REAL: dict[str, tuple[float, Door]] = {
     "lbfgs: f_tolerance": (0.25, lambda v: _lbfgs(f_tolerance=v)),
 }  # fmt: skip
 
-# The rest of the message is the door's own: it takes several numbers, or other things too. True: what is refused.
+# The rest of the message is the door's own: it takes several numbers, or other things too. True:
+# what is refused.
 OTHERS: dict[str, tuple[float, Door]] = {
     "run: the weight of penalty 'l1'": (0.25, lambda v: _run(penalties={"l1": v})),
     "NPURegressor: noise": (0.25, lambda v: _regressor(noise=v)),
@@ -287,7 +288,7 @@ def test_losses_of_models(count: Any) -> None:
             mse_loss(y, target, num_models=wrong)  # type: ignore[arg-type]
 
 
-# ---- the checks themselves -------------------------------------------------------------------------------------------
+# ---- the checks themselves -----------------------------------------------------------------------
 
 
 def test_integers_within_bounds() -> None:

@@ -14,11 +14,12 @@ from npu_kernels import NALU, NAU, NMRU, NMU, NPU, RealNPU, fit
 from npu_kernels.fitting import Recipe, fit_many
 from tests.support.fits import QUICK, SHORT, hard, parameters, rows, same
 
-# ---- what it finds -----------------------------------------------------------------------------------------------
+# ---- what it finds -------------------------------------------------------------------------------
 
 
 def test_the_product_of_negative_numbers() -> None:
-    """The sign barrier: from a start near 0 the sum of the powers would have to pass -1 = cos(pi)."""
+    """The sign barrier: from a start near 0 the sum of the powers would have to pass -1 =
+    cos(pi)."""
     x = rows(-2, -1)
     found = fit(RealNPU(2, 1, num_models=64), x, x[:, :1] * x[:, 1:])
     assert isinstance(found.model, RealNPU)
@@ -143,7 +144,8 @@ def test_noise_of_one_per_cent_leaves_simple_powers(law: str) -> None:
 
 
 def test_few_held_out_rows() -> None:
-    """The score of a fit to pure noise is that of a fit to pure noise, and is said to be cross-validated."""
+    """The score of a fit to pure noise is that of a fit to pure noise, and is said to be
+    cross-validated."""
     for seed in range(2):
         x, y = rows(0.5, 3, 10, seed), rows(-1, 1, 10, 9 + seed)[:, :1]
         with pytest.warns(
@@ -214,7 +216,7 @@ def test_other_units(unit: type[nn.Module]) -> None:
     assert (found.chosen.kind == "rounded") == (unit is not NALU)
 
 
-# ---- what it depends on ------------------------------------------------------------------------------------------
+# ---- what it depends on --------------------------------------------------------------------------
 
 
 def test_the_seed_alone_decides() -> None:
@@ -270,7 +272,7 @@ def test_batches() -> None:
     ].tolist() == [[1, 1]]
 
 
-# ---- messages ----------------------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def _call(model: Any = None, x: Any = None, y: Any = None, **options: Any) -> None:

@@ -19,7 +19,7 @@ from npu_kernels import NAU, NPU, RealNPU, fit
 from npu_kernels.fitting import Run, fit_many
 from tests.support.fits import SHORT, hard, same
 
-# ---- interrupted -------------------------------------------------------------------------------------------------
+# ---- interrupted ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", [7, 20, 25, 30, 37, 45, 50])

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from npu_kernels import NALU, NAU, NPU, RealNPU, fit
 from npu_kernels.fitting import Run
 from npu_kernels.fitting import _search as search
-from npu_kernels.fitting._batch import LINEAR, POWER
+from npu_kernels.fitting._batch import FREE, LINEAR, POWER, Population
 from npu_kernels.fitting._data import Data
 from npu_kernels.fitting._pool import Pool, ranks
+from npu_kernels.fitting._refine import Refinement
+from npu_kernels.fitting._stages import Refining, Searching
 from npu_kernels.optim.lbfgs import Status
 from tests.support.fits import SHORT, hard, parameters, rows
 
-# ---- stages ------------------------------------------------------------------------------------------------------
+# ---- stages --------------------------------------------------------------------------------------
 
 
 def test_starts_are_left_behind() -> None:
@@ -65,7 +67,7 @@ def test_a_model_without_a_number_has_the_greatest_error() -> None:
     flat = torch.full((2, len(run.template.kind)), 0.5, dtype=torch.float64)
     flat[1] = float("nan")
     held = run.data.held_out
-    errors = run.template.errors(flat, held.x, held.y, held.weight, torch.tensor([0, 0]))
+    errors = run.template.errors(flat, held, torch.tensor([0, 0]))
     assert errors[0].isfinite()
     assert errors[1] == float("inf")
 
@@ -73,7 +75,7 @@ def test_a_model_without_a_number_has_the_greatest_error() -> None:
 def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next() -> None:
     rates: list[float] = []
     for length in (20, 10):
-        rates += [search.falling(at, length) for at in range(length)]
+        rates += [search.falling(step, length) for step in range(length)]
     assert rates[0] == rates[20] == 1
     for stretch in (rates[:20], rates[20:]):
         assert sorted(stretch, reverse=True) == stretch
@@ -81,18 +83,27 @@ def test_the_rate_falls_in_a_stretch_and_from_one_to_the_next() -> None:
     x, y = hard()
     run = Run(RealNPU(2, 1, num_models=4), x[None], y[None], [0], SHORT)
     for rung in (0, 1):  # the very first step of Adam is as long as the rate
-        assert run.search is not None
-        before = [t.clone() for t in run.search.tensors]
-        run.search.moments, run.search.squares, run.search.step = before_first(run.search)
-        run.search.advance(run._single, rung, 0, 20)
-        moved = max(
-            float((t - old).abs().max()) for t, old in zip(run.search.tensors, before, strict=True)
-        )
+        adam = searching(run)
+        before = [t.clone() for t in adam.tensors]
+        adam.moments, adam.squares, adam.step = before_first(adam)
+        adam.advance(rung, 0, 20)
+        pairs = zip(adam.tensors, before, strict=True)
+        moved = max(float((t - old).abs().max()) for t, old in pairs)
         assert moved == pytest.approx(SHORT.rate / 2**rung, rel=1e-3)
 
 
-def before_first(under_way: search.Search) -> tuple[list[Tensor], list[Tensor], int]:
-    zeros = [torch.zeros_like(t) for t in under_way.tensors]
+def searching(run: Run) -> search.Search:
+    assert isinstance(run.stage, Searching)
+    return run.stage.search
+
+
+def refining(run: Run) -> Refinement:
+    assert isinstance(run.stage, Refining)
+    return run.stage.refinement
+
+
+def before_first(adam: search.Search) -> tuple[list[Tensor], list[Tensor], int]:
+    zeros = [torch.zeros_like(t) for t in adam.tensors]
     return zeros, [t.clone() for t in zeros], 0
 
 
@@ -102,12 +113,10 @@ def test_a_gradient_that_is_not_finite_makes_no_step(fused: bool) -> None:
     model = RealNPU(2, 1, num_models=3)
     if not fused:
         model.register_forward_hook(lambda *_: None)
-    under_way = Run(model, x[None], y[None], [0], SHORT).search
-    assert under_way is not None
-    under_way.tensors[0][0] = 1e4  # its power is infinite
-    rows = Run(RealNPU(2, 1, num_models=3), x[None], y[None], [0], SHORT)._single
-    under_way.advance(rows, 0, 0, 20)
-    for moment, square in zip(under_way.moments, under_way.squares, strict=True):
+    adam = searching(Run(model, x[None], y[None], [0], SHORT))
+    adam.tensors[0][0] = 1e4  # its power is infinite
+    adam.advance(0, 0, 20)
+    for moment, square in zip(adam.moments, adam.squares, strict=True):
         assert torch.count_nonzero(moment[0]) == torch.count_nonzero(square[0]) == 0
         assert torch.count_nonzero(moment[1:]) > 0
 
@@ -116,26 +125,26 @@ def test_a_gradient_that_is_not_finite_makes_no_step(fused: bool) -> None:
 def test_steps_do_not_depend_on_how_many_are_made_at_once(
     problems: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one call of C++, in parts of it, or one by one through autograd."""
+    """The same bits in one call of C++ and in several; nearly those of autograd, one by one."""
     x, y = (t.expand(problems, -1, -1).contiguous() for t in hard())
     x = x * torch.linspace(1, 2, problems).view(-1, 1, 1)
-    found = []
-    for way in ("at once", "in parts", "one by one"):
+    results = []
+    models = 4 * problems
+    for calls in ("at once", "in parts", "one by one"):
         model = nn.Sequential(
-            NPU(2, 3, num_models=4 * problems), NAU(3, 1, num_models=4 * problems, clip=False)
+            NPU(2, 3, num_models=models), NAU(3, 1, num_models=models, clip=False)
         )
-        if way == "one by one":
+        if calls == "one by one":
             model.register_forward_hook(lambda *_: None)
         run = Run(model, x, y, list(range(problems)), replace(SHORT, rungs=((100, 1.0), (10, 0.5))))
-        assert run.search is not None
-        if way == "in parts":
-            monkeypatch.setattr(search, "MOST_NUMBERS", 3 * 64 * 4 * problems * 4)
-        for part in (90,) if way == "at once" else (3, 80, 7):
+        if calls == "in parts":
+            monkeypatch.setattr(search, "GATHERED_NUMBERS", 3 * 64 * 4 * models)
+        for part in (90,) if calls == "at once" else (3, 80, 7):
             run.advance(part)
-        assert run.done == run.search.step == 90
-        found.append(run.search.flat())
-    assert torch.equal(found[0], found[1])
-    torch.testing.assert_close(found[0], found[2], rtol=1e-3, atol=1e-3)
+        assert run.done == searching(run).step == 90
+        results.append(searching(run).flat())
+    assert torch.equal(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2], rtol=1e-3, atol=1e-3)
 
 
 def test_held_out_rows_are_the_seeds() -> None:
@@ -156,8 +165,7 @@ def test_projection() -> None:
     model = nn.Sequential(NPU(2, 3, num_models=5), NAU(3, 1, num_models=5))
     run = Run(model, x[None], y[None], [0], replace(SHORT, bound=1.5, rate=1.0))
     run.advance(10)
-    assert run.search is not None
-    re, im, gate, nau = run.search.tensors
+    re, im, gate, nau = searching(run).tensors
     assert re.abs().max() <= 1.5
     assert im.abs().max() <= 1.5
     assert gate.min() >= 0
@@ -169,25 +177,20 @@ def test_a_deep_power_unit_starts_with_some_of_its_inputs() -> None:
     """The others have gate and weight 0, which have no gradient: they never move."""
     x, y = hard()
     model = nn.Sequential(NAU(2, 6, num_models=8), NPU(6, 2, num_models=8), NAU(2, 1, num_models=8))
-    run = Run(
-        model,
-        x[None],
-        y[None],
-        [0],
-        replace(SHORT, hidden=(2, 1, 0, 4), wide=(1.0,), imaginary=(1.0,)),
-    )
-    assert run.search is not None
-    _, re, im, gate, _ = before = [t.clone() for t in run.search.tensors]
+    recipe = replace(SHORT, hidden=(2, 1, 0, 4), wide=(1.0,), imaginary=(1.0,))
+    run = Run(model, x[None], y[None], [0], recipe)
+    _, re, im, gate, _ = before = [t.clone() for t in searching(run).tensors]
     assert gate.sum(1).tolist() == [2, 1, 6, 4] * 2
     run.advance(10)
     used = gate.bool()
-    for now, start in zip(run.search.tensors[1:3], (re, im), strict=True):
-        there = used.unsqueeze(1).expand_as(now)
-        assert (now[~there] == 0).all()
-        assert (now[there] != 0).all()
-        assert (now[there] != start[there]).all()
-    assert (run.search.tensors[3][~used] == 0).all()
-    assert not torch.equal(run.search.tensors[0], before[0])
+    after = searching(run).tensors
+    for power, start in zip(after[1:3], (re, im), strict=True):
+        mask = used.unsqueeze(1).expand_as(power)
+        assert (power[~mask] == 0).all()
+        assert (power[mask] != 0).all()
+        assert (power[mask] != start[mask]).all()
+    assert (after[3][~used] == 0).all()
+    assert not torch.equal(after[0], before[0])
 
 
 def test_what_is_rounded() -> None:
@@ -199,14 +202,10 @@ def test_what_is_rounded() -> None:
     flat = torch.full((1, len(template.kind)), 0.3, dtype=torch.float64)
     rounded = [t.unique().tolist() for t in template.unflatten(template.rounded(flat, 3))]
     third = 1 / 3
-    assert rounded[:4] == [
-        [third],
-        [third],
-        [0],
-        [third],
-    ]  # real and imaginary powers, gates, the NAU's weight
+    # Real and imaginary powers, gates, the NAU's weight:
+    assert rounded[:4] == [[third], [third], [0], [third]]
     assert rounded[4:] == [[0.3]] * 3
-    only = template.unflatten(template.rounded(flat, 3, (3,)))
+    only = template.unflatten(template.rounded(flat, 3, (FREE,)))
     assert all((t == 0.3).all() for t in only)
 
 
@@ -220,18 +219,12 @@ def test_on_a_gpu() -> None:
 
 def test_held_parameters_stay() -> None:
     x, y = hard()
-    run = Run(
-        nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4)),
-        x[None],
-        y[None],
-        [0],
-        SHORT,
-    )
+    model = nn.Sequential(RealNPU(2, 3, num_models=4), NAU(3, 1, num_models=4))
+    run = Run(model, x[None], y[None], [0], SHORT)
     run.advance(30)
-    assert run.refinement is not None
-    start = run.refinement.start.clone()
+    start = refining(run).models.flat.clone()
     run.advance(11)
-    moved = (run.refinement.flat() != start).any(0)
+    moved = (refining(run).population().flat != start).any(0)
     kind = run.template.kind
     assert not moved[kind == 0].any()
     assert set(start[:, kind == 0].unique().tolist()) <= {0.0, 1.0}
@@ -247,9 +240,9 @@ def test_a_dropped_problem_ends() -> None:
     x, y = hard()
     run = Run(RealNPU(2, 1, num_models=8), x.expand(2, -1, -1), y.expand(2, -1, -1), [0, 1], SHORT)
     run.advance(31)
-    assert run.refinement is not None
-    run.refinement.drop(torch.tensor([1]))
-    assert (run.refinement.solver.status[run.refinement.problem == 1] != Status.RUNNING).all()
+    refinement = refining(run)
+    refinement.drop(torch.tensor([1]))
+    assert (refinement.solver.status[refinement.models.problem == 1] != Status.RUNNING).all()
     assert run.alive == 4
 
 
@@ -278,14 +271,14 @@ def test_the_simplest_of_those_that_are_about_as_good(
 ) -> None:
     """The best model has two free numbers and the error 1; the simple one has one rounded number.
 
-    spread: the standard deviation of the difference of their errors over 100 held-out rows. fitted: the simple one's
-    error on 1,000 training rows, in which the best one's is 1.
+    spread: the standard deviation of the difference of their errors over 100 held-out rows. fitted:
+    the simple one's error on 1,000 training rows, in which the best one's is 1.
     """
     pool = Pool(SimpleNamespace(kind=torch.tensor([POWER, LINEAR]), device=torch.device("cpu")))
     best, other = torch.tensor([[1.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
     for flat, kind, denominator, value in ((best, "raw", 0, 1.0), (other, "rounded", 1, score)):
-        one = torch.tensor([value], dtype=torch.float64)
-        pool.add(flat[None], torch.tensor([0]), torch.tensor([0]), kind, denominator, one, one, 5)
+        error, zero = torch.tensor([value], dtype=torch.float64), torch.tensor([0])
+        pool.add(Population(flat[None], zero, zero), kind, denominator, error, error, 5)
     alternating = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(50)
 
     def losses(flat: Tensor, problem: int) -> Tensor:
@@ -296,6 +289,6 @@ def test_the_simplest_of_those_that_are_about_as_good(
             [torch.full((1000,), fitted if p[0] == 2 else 1.0).double() for p in flat]
         )
 
-    found, (candidate,) = pool.choose(1, 1e-12, slack, losses, training)
+    parameters, (candidate,) = pool.choose(1, 1e-12, slack, losses, training)
     assert candidate.kind == ("rounded" if simple else "raw")
-    assert found[0].tolist() == (other if simple else best).tolist()
+    assert parameters[0].tolist() == (other if simple else best).tolist()

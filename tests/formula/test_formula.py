@@ -1,4 +1,5 @@
-"""Formulas read from models: equal to the model at inputs of both signs and 0, as torch code and as expressions."""
+"""Formulas read from models: equal to the model at inputs of both signs and 0, as torch code and as
+expressions."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ sympy = pytest.importorskip("sympy", reason="sympy is not installed")
 
 
 class SeparateNMRU(NMRU):
-    """With the signs in a cosine."""
+    """A formula with the signs in a cosine."""
 
     def __init__(self, in_features, out_features, **options):
         super().__init__(in_features, out_features, sign="separate", **options)
@@ -114,7 +115,8 @@ def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
 
 
 def amplitude(layer: nn.Module, x: Tensor) -> Tensor:
-    """The factor before a power unit's cosine, the sums' absolute terms otherwise: what rounding is relative to."""
+    """The factor before a power unit's cosine, the sums' absolute terms otherwise: what rounding is
+    relative to."""
     one = copy.deepcopy(layer).double()
     if isinstance(layer, (NPU, RealNPU, NaiveNPU)):
         from npu_kernels.reference import npu_forward
@@ -203,7 +205,8 @@ def largest(module: nn.Module, x: Tensor) -> Tensor:
 @settings(max_examples=40)
 @given(st.sampled_from([NPU, RealNPU, NaiveNPU]), st.integers(0, 2**31))
 def test_the_expression_itself_is_the_layer_in_50_digits(unit, seed):
-    """Neither our torch code nor our kernels: sympy's expression in mpmath against scalar arithmetic in mpmath."""
+    """Neither our torch code nor our kernels: sympy's expression in mpmath against scalar
+    arithmetic in mpmath."""
     generator = torch.Generator().manual_seed(seed)
     layer = unit(3, 1, dtype=torch.float64)
     fill(layer, generator)

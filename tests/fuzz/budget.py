@@ -1,8 +1,9 @@
 """How long the drawn cases run, which ones, and what is left of one that fails.
 
-In CI every test here has a few seconds and draws the same cases each time. With ``NPU_KERNELS_FUZZ=SECONDS`` (``make
-fuzz``) each has that long and draws others; Hypothesis then prints the least case that fails, to be added to
-`tests.fuzz.found`, whose cases are run first, always. The case at work is in ``build/fuzz``, should it end the process.
+In CI every test here has a few seconds and draws the same cases each time. With
+``NPU_KERNELS_FUZZ=SECONDS`` (``make fuzz``) each has that long and draws others; Hypothesis then
+prints the least case that fails, to be added to `tests.fuzz.found`, whose cases are run first,
+always. The case at work is in ``build/fuzz``, should it end the process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def fuzz(
     found: Iterable[_Case],
     at_once: int = 20,
 ) -> int:
-    """Check the cases found before, then drawn ones for about so many seconds; returns how many were drawn.
+    """Check the cases found before, then drawn ones for about so many seconds; returns how many
+    were drawn.
 
     at_once: how many are drawn before the time is looked at.
     """

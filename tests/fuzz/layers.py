@@ -74,8 +74,9 @@ PRODUCTS = ("nmu", "nmru")
 class _Product(torch.autograd.Function):
     """`reference.nmu_forward` with gradients that are products of the other factors.
 
-    torch's own gradient of a product divides by the factor, and is nan where that is inf. change: rounds what each out
-    adds to the gradient of x: the outs' sum may cancel, and so may the gradients of x and 1 / x.
+    torch's own gradient of a product divides by the factor, and is nan where that is inf. change:
+    rounds what each out adds to the gradient of x: the outs' sum may cancel, and so may the
+    gradients of x and 1 / x.
     """
 
     @staticmethod
@@ -110,7 +111,8 @@ def _by_products(
 
 
 def _overflow(x: Tensor, weight: Tensor, upstream: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the product of some of a row's factors and its upstream gradient does, in some order."""
+    """Whether the product of some of a row's factors and its upstream gradient does, in some
+    order."""
     x, weight = x.double(), weight.double()
     weight = weight.unsqueeze(-3) if weight.dim() > 2 else weight
     f = weight * x.unsqueeze(-2) + (1 - weight)  # [K, B, O, I]
@@ -124,7 +126,7 @@ class Printed:
     """Prints as the call that makes it, without what is as by default."""
 
     def __repr__(self) -> str:
-        changed = [f for f in dataclasses.fields(self) if getattr(self, f.name) != default(f)]  # type: ignore[arg-type]
+        changed = [f for f in dataclasses.fields(self) if getattr(self, f.name) != default(f)]
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
 
 
@@ -136,8 +138,8 @@ def default(f: dataclasses.Field[Any]) -> Any:
 class Call(Printed):
     """One call and its gradients.
 
-    special: pairs of a tensor's name ("x", "upstream", or one of the layer's) and the kind of special values in it.
-    needs: which tensors require a gradient, one bit each, x first.
+    special: pairs of a tensor's name ("x", "upstream", or one of the layer's) and the kind of
+    special values in it. needs: which tensors require a gradient, one bit each, x first.
     """
 
     layer: str
@@ -169,7 +171,8 @@ class Call(Printed):
         tensors: dict[str, Tensor | None] = {"x": memory.tensor("x", shape, layout_x, -2, 2)}
         for name, letters in record.shapes.items():
             low, high = (-0.25, 1.25) if name == "gate" else record.weight_range
-            # Exponents shrink with the number of inputs, as Glorot's do, so that results stay finite.
+            # Exponents shrink with the number of inputs, as Glorot's do, so that results stay
+            # finite.
             scale = (
                 min(1.0, 3 / max(1, self.in_features) ** 0.5) if low < 0 and name != "gate" else 1.0
             )
@@ -238,9 +241,10 @@ class Call(Printed):
         return x, weight.clamp(0, 1) if self.options.get("clip", True) else weight
 
 
-# ---- drawing --------------------------------------------------------------------------------------------------------
+# ---- drawing --------------------------------------------------------------------------------
 #
-# Few draws of whole numbers: Hypothesis takes longer for a draw than a small layer does for a call. 0 is the simplest.
+# Few draws of whole numbers: Hypothesis takes longer for a draw than a small layer does for a call.
+# 0 is the simplest.
 
 
 def size_table(greatest: int) -> list[int]:

@@ -1,14 +1,16 @@
 """What an outcome must be, by the formula in float64 and in the call's own dtype.
 
-Where all is finite an error is measured in ulp of what the formula itself can keep: an element's own magnitude plus how
-much it changes, in float64, when the inputs change by a relative 2^-24 (divided by that). In this unit a kernel may
-have `TIMES` the eager formula's greatest error in that tensor plus `ULPS`. (Twice and a few ulp is what holds over many
-samples, and is tested so elsewhere; of two programs' greatest errors in one sample luck decides.) Elements that such a
-change turns into something else altogether (the cosine of 1e20; a part of the change is not that part of the
-difference) have no right value.
+Where all is finite an error is measured in ulp of what the formula itself can keep: an element's
+own magnitude plus how much it changes, in float64, when the inputs change by a relative 2^-24
+(divided by that). In this unit a kernel may have `TIMES` the eager formula's greatest error in that
+tensor plus `ULPS`. (Twice and a few ulp is what holds over many samples, and is tested so
+elsewhere; of two programs' greatest errors in one sample luck decides.) Elements that such a change
+turns into something else altogether (the cosine of 1e20; a part of the change is not that part of
+the difference) have no right value.
 
-Where the eager formula, in the call's own dtype, gives inf or nan, so must the kernel; but a number is right where the
-formula in float64 gives that number (an intermediate value of the eager formula overflows, a kernel's does not).
+Where the eager formula, in the call's own dtype, gives inf or nan, so must the kernel; but a number
+is right where the formula in float64 gives that number (an intermediate value of the eager formula
+overflows, a kernel's does not).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ HUGE = 1e6  # a phase of this size still changes by much less than 1
 
 @dataclass
 class Expected:
-    """Of one tensor of an outcome."""
+    """The errors of one tensor of an outcome."""
 
     exact: Tensor  # in float64
     eager: Tensor  # in the dtype that is computed in
@@ -63,7 +65,8 @@ def expect(problem: Problem) -> dict[str, Expected]:
     eager = _formula(problem, lambda t: t.to(dtype, copy=True), problem.eager)
 
     def near(size: float, seed: int) -> Outcome:
-        """Of inputs nearer to 0 by up to this part of them, so that no clip is crossed."""
+        """The results of inputs nearer to 0 by up to this part of them, so that no clip is
+        crossed."""
         generator = torch.Generator().manual_seed(seed)
 
         def nearer(t: Tensor) -> Tensor:
@@ -76,10 +79,12 @@ def expect(problem: Problem) -> dict[str, Expected]:
             problem, nearer, (lambda leaves: inexact(leaves, nearer)) if inexact else problem.exact
         )
 
-    # The changes of a sum's terms may cancel. This counts where results are rounded to half precision: more draws.
+    # The changes of a sum's terms may cancel. This counts where results are rounded to half
+    # precision: more draws.
     draws = 6 if problem.way == "triton" else 2
     once, *others = (near(CHANGE, seed) for seed in range(1, draws + 1))
-    # One smaller change may happen to look linear where the phase is huge, for all elements of an output at once.
+    # One smaller change may happen to look linear where the phase is huge, for all elements of an
+    # output at once.
     huge = any((t.abs().nan_to_num(0, 0, 0) > HUGE).any() for t in problem.tensors.values())
     parts = (1 / 2, 2.0**-12) if huge else (1 / 2,)
     smaller = [(part, near(part * CHANGE, 1)) for part in parts]
@@ -141,7 +146,8 @@ def check(problem: Problem, outcome: Outcome) -> None:
 
 
 def _underflows(problem: Problem, expected: dict[str, Expected], dtype: torch.dtype) -> bool:
-    """Whether a result that a backward begins with has lost its digits in the dtype of the tensors."""
+    """Whether a result that a backward begins with has lost its digits in the dtype of the
+    tensors."""
     results = [want.exact.abs() for name, want in expected.items() if name not in problem.tensors]
     least = torch.finfo(dtype).smallest_normal
     return dtype != problem.dtype and any(((y > 0) & (y < least)).any() for y in results)
@@ -155,8 +161,9 @@ def _huge(tensors: Iterable[Tensor]) -> bool:
 def _excused(problem: Problem, expected: dict[str, Expected]) -> tuple[bool, bool]:
     """Whether inf and nan may be other than the formula's, and whether they may be numbers.
 
-    The kernels leave out 0 * inf, as they say, and their order of operations decides what else becomes inf or nan. No
-    wider arithmetic tells which numbers in float64 are right where the formula overflows.
+    The kernels leave out 0 * inf, as they say, and their order of operations decides what else
+    becomes inf or nan. No wider arithmetic tells which numbers in float64 are right where the
+    formula overflows.
     """
     parameters = [
         t for name, t in problem.tensors.items() if name not in ("x", "u0", "y", "target")
@@ -173,7 +180,8 @@ def _excused(problem: Problem, expected: dict[str, Expected]) -> tuple[bool, boo
 def _wrong(
     found: Tensor, want: Expected, dtype: torch.dtype, excused: tuple[bool, bool], kept: bool
 ) -> Tensor:
-    """`kept`: a gradient that was computed from results in the tensors' dtype, rounded or overflowed."""
+    """`kept`: a gradient that was computed from results in the tensors' dtype, rounded or
+    overflowed."""
     info, eps = torch.finfo(found.dtype), torch.finfo(dtype).eps
     actual, exact = found.double(), want.exact
     eager = want.eager.to(found.dtype).double()

@@ -27,13 +27,15 @@ Outcome = dict[
 class Problem:
     """A call, its tensors, upstream gradients of its results, and the memory under them all.
 
-    exact, eager: the same in eager torch, of contiguous tensors: what is right in float64; the formula whose errors,
-        inf and nan in the call's own dtype a kernel may have.
+    exact, eager: the same in eager torch, of contiguous tensors: what is right in float64; the
+        formula whose errors, inf and nan in the call's own dtype a kernel may have.
     dtype: what is computed in.
     needs: the names of the tensors that require a gradient.
     overflows: whether products of parts of a result overflow, in an order that a kernel may choose.
-    inexact: `exact`, with intermediate gradients changed too, where rounding errors of them remain and they cancel.
-    same_bits: whether the number of threads may not change a bit (torch's own matrix products do not promise it).
+    inexact: `exact`, with intermediate gradients changed too, where rounding errors of them remain
+        and they cancel.
+    same_bits: whether the number of threads may not change a bit (torch's own matrix products do
+        not promise it).
     """
 
     function: Callable[[Tensors], tuple[Tensor, ...]]
@@ -54,7 +56,8 @@ class Problem:
 
 @contextlib.contextmanager
 def computed_by(way: str, isa: str | None = None, threads: int = 1) -> Iterator[None]:
-    """way: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a backend's name."""
+    """way: "fast" (from Python straight to C++), "operators" (the same kernels, registered), or a
+    backend's name."""
     functions = {name: getattr(fast_path, name) for name in FAST}
     before_isa, before_threads = cpu.isa() if isa else None, torch.get_num_threads()
     try:
@@ -111,8 +114,9 @@ def same_bits(found: Outcome, expected: Outcome) -> bool:
 def run(problem: Problem) -> Outcome:
     """The outcome, and what must hold beside its values.
 
-    With more threads (another number forward than backward), in memory filled with nan, and without gradients: the
-    same bits. Inputs, upstream gradients, and what lies beside them in memory: unchanged.
+    With more threads (another number forward than backward), in memory filled with nan, and without
+    gradients: the same bits. Inputs, upstream gradients, and what lies beside them in memory:
+    unchanged.
     """
     way, isa, threads = problem.way, problem.isa, problem.threads
     before = [bits(storage).clone() for storage in problem.storages]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from npu_kernels import ode, reference
-from npu_kernels.ode import _reference as reference_ode
+from npu_kernels._time_loop import reference as reference_ode
 from tests.fuzz.layers import SEEDS, SPECIAL, Printed, below, pick, special_in
 from tests.fuzz.memory import LAYOUTS, Memory
 from tests.fuzz.problem import ISAS, Problem, Tensors
@@ -75,7 +75,7 @@ class Rollout(Printed):
 
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
             out = ode.integrate(
-                *(leaves.get(name) for name in tensors),  # type: ignore[arg-type]
+                *(leaves.get(name) for name in tensors),
                 steps=self.steps,
                 dt=self.dt,
                 method=self.method,
@@ -93,12 +93,12 @@ class Rollout(Printed):
             def f(u: Tensor) -> Tensor:
                 y = reference.npu(
                     u, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient
-                )  # type: ignore[arg-type]
-                return reference.nau(y, weight, clip=self.clip)  # type: ignore[arg-type]
+                )
+                return reference.nau(y, weight, clip=self.clip)
 
-            rows = u0 if starts else u0.unsqueeze(-2)  # type: ignore[union-attr]
-            rows = rows.expand(*models, *(starts or (1,)), self.d)  # type: ignore[union-attr]
-            tableau = reference_ode.METHODS[self.method]
+            rows = u0 if starts else u0.unsqueeze(-2)
+            rows = rows.expand(*models, *(starts or (1,)), self.d)
+            tableau = ode.METHODS[self.method]
             states, slopes = reference_ode.solve(
                 f, rows, tableau, self.steps, self.dt, self.derivatives
             )
@@ -125,7 +125,7 @@ def rollouts(
     models, starts = (None, 1, 2, 5, 19, 0), (None, 1, 2, 9, 40, 0)
     absent = ((), ("weight_im",), ("gate",), ("weight_im", "gate"))
     switches = (
-        tuple(reference_ode.METHODS),
+        tuple(ode.METHODS),
         ("full", "checkpointed"),
         (False, True),
         (False, True),

@@ -23,7 +23,8 @@ def check_call(call: Call) -> None:
 
 
 def check_calls_in_turns(calls: list[Call]) -> None:
-    """Calls leave nothing behind: all forward, then all backward in another order, by one thread or more."""
+    """Calls leave nothing behind: all forward, then all backward in another order, by one thread or
+    more."""
     problems = [call.problem() for call in calls]
     alone = []
     for problem in problems:

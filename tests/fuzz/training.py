@@ -116,7 +116,7 @@ def losses() -> st.SearchStrategy[Loss]:
     )
 
 
-# ---- Adam -----------------------------------------------------------------------------------------------------------
+# ---- Adam -----------------------------------------------------------------------------------
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -161,7 +161,8 @@ EVENTS = (
 
 @dataclass(frozen=True, repr=False)
 class History(Printed):
-    """Steps of Adam over parameters of some shapes and layouts: ours, where `exchange` hands over to torch's and back.
+    """Steps of Adam over parameters of some shapes and layouts: ours, where `exchange` hands over
+    to torch's and back.
 
     steps: of each the number of the parameter that is special, its gradient's kind, and an event.
     """

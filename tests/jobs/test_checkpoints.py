@@ -1,4 +1,5 @@
-"""What all work with a checkpoint shares: digests and fingerprints, and files that hold something else."""
+"""What all work with a checkpoint shares: digests and fingerprints, and files that hold something
+else."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from npu_kernels._jobs import checkpoints, files, saved
 from npu_kernels._jobs.checkpoints import described, digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels.fitting._scale import with_coefficient
+from npu_kernels.layers import Unit
 from npu_kernels.training import SteppedSchedule, run
 from tests.conftest import needs_library
 from tests.support.fits import SHORT, hard
@@ -36,7 +38,7 @@ DTYPES = (
 )  # fmt: skip
 
 
-# ---- digests ---------------------------------------------------------------------------------------------------------
+# ---- digests -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -95,7 +97,7 @@ def test_digest_tells_parts_apart() -> None:
     assert digest(One(torch.ones(2), 1)) == digest(One(torch.ones(2), 1))
 
 
-# ---- fingerprints ----------------------------------------------------------------------------------------------------
+# ---- fingerprints --------------------------------------------------------------------------------
 
 
 def test_description_of_a_model() -> None:
@@ -111,8 +113,8 @@ def test_description_of_a_model() -> None:
         NPU(2, 3), NPU(2, 3, gate_gradient="straight_through"), NPU(2, 3, eps=1e-3), nn.Linear(2, 3),
         nn.Sequential(nn.Linear(2, 3)), Buffered(1), Buffered(2), nn.Dropout(0.5), nn.Dropout(0.5).eval(),
     ]  # fmt: skip
-    assert len({described(model) for model in models}) == len(models)
-    assert described(NMRU(2, 3)) == described(NMRU(2, 3))
+    assert len({described(model, Unit) for model in models}) == len(models)
+    assert described(NMRU(2, 3), Unit) == described(NMRU(2, 3), Unit)
 
 
 X, Y = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)) + 0.5, None
@@ -358,7 +360,8 @@ def test_what_moves_comes_from_the_file(name: str, fused: bool, tmp_path: Path) 
 
 
 def test_settings_that_callbacks_change_continue(tmp_path: Path) -> None:
-    """A callback's own learning rate, weight decay and betas come from the file; the run is the same run."""
+    """A callback's own learning rate, weight decay and betas come from the file; the run is the
+    same run."""
 
     def slower(part: Any) -> None:
         group = part.optimizer.param_groups[0]
@@ -598,13 +601,14 @@ def test_without_numpy(tmp_path: Path) -> None:
     assert done.stdout.strip() == digest(torch.ones(3, dtype=torch.bfloat16))
 
 
-# ---- files that hold something else ----------------------------------------------------------------------------------
+# ---- files that hold something else --------------------------------------------------------------
 
 Change = Callable[[dict[str, Any]], Any]
 
 
 class Work:
-    """Work that was interrupted: its file, a call that continues it, and what the call must leave alone."""
+    """Work that was interrupted: its file, a call that continues it, and what the call must leave
+    alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -701,7 +705,8 @@ class Series(Work):
 
 
 def of(*path: Any, to: Any) -> Change:
-    """Change an entry; to: a value, or a function of the old one. A number stands for that key in order."""
+    """Change an entry; to: a value, or a function of the old one. A number stands for that key in
+    order."""
 
     def change(state: dict[str, Any]) -> None:
         inner: Any = state
@@ -982,7 +987,7 @@ def test_an_unchanged_file_is_none(kind: type[Work], works: Callable[[type[Work]
     copy.copy(work).go_on()
 
 
-# ---- the driver ------------------------------------------------------------------------------------------------------
+# ---- the driver ----------------------------------------------------------------------------------
 
 
 class Counting:

@@ -33,7 +33,7 @@ STATE = {"a": torch.arange(9.0), "b": [1.5, "text", None], "c": {"d": torch.ones
 WRITES_UNTIL_TOLD = """
 import os, sys
 from pathlib import Path
-from npu_kernels import files
+from npu_kernels._jobs import files
 sync = os.fsync
 def wait(descriptor):
     sync(descriptor)
@@ -68,7 +68,7 @@ def _no_process(*arguments: object) -> None:
     raise ProcessLookupError
 
 
-# ---- what is written ---------------------------------------------------------------------------------------------
+# ---- what is written -----------------------------------------------------------------------------
 
 
 def test_a_state_comes_back(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ import os, sys
 sys.modules["fcntl"] = None
 del os.fchmod, os.O_NOFOLLOW
 from pathlib import Path
-from npu_kernels import files
+from npu_kernels._jobs import files
 path, replace = Path(sys.argv[1]), os.replace
 def closed(source, target):
     assert not [name for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == str(source)]
@@ -358,7 +358,7 @@ def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "kept"
 
 
-# ---- who writes --------------------------------------------------------------------------------------------------
+# ---- who writes ----------------------------------------------------------------------------------
 
 
 def test_the_paper_goes_on_without_its_checkpoints(

@@ -1,4 +1,5 @@
-"""How long work shows how far it is: a bar on a terminal, a few lines elsewhere, and the time left on both."""
+"""How long work shows how far it is: a bar on a terminal, a few lines elsewhere, and the time left
+on both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`NPURegressor` finds the laws of everyday tables by one call without hints, whatever their units."""
+"""`NPURegressor` finds the laws of everyday tables by one call without hints, whatever their
+units."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from npu_kernels._laws.products.units import Exponents
 from npu_kernels.equations import NPURegressor
 from tests.support.laws import RNG, check, few_rows, force, noise, uniform
 
-# ---- everyday cases -------------------------------------------------------------------------------------------------
+# ---- everyday cases ------------------------------------------------------------------------------
 
 
 def test_force_law_with_a_constant_of_70():
@@ -161,7 +162,8 @@ def test_high_powers_of_inputs_of_both_signs(powers):
 
 
 def test_real_exponents_are_whole_for_inputs_of_both_signs():
-    """Of a negative number there is no other power, also where noise would move the exponent and none is simplified."""
+    """Of a negative number there is no other power, also where noise would move the exponent and
+    none is simplified."""
     X = np.c_[uniform(1, 200, low=-2, high=2), uniform(1, 200, seed=2)]
     options = {
         "random_state": 0,

@@ -86,8 +86,8 @@ def test_an_interrupted_fit_continues_to_the_same_bits(at, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("at", [3, 7])
 def test_the_draws_of_starts_continue_too(at, tmp_path, monkeypatch, capsys):
-    """Interrupted before the starts with two terms, in the first two searches. The last bits of free exponents tell
-    from which starts they were found."""
+    """Interrupted before the starts with two terms, in the first two searches. The last bits of
+    free exponents tell from which starts they were found."""
     monkeypatch.setitem(OPTIONS, "exponents", "real")
     counted, path = Counted(monkeypatch), tmp_path / "law.pt"
     expected, _ = counted.fit()

@@ -27,7 +27,7 @@ def noisy():
     return fitted_to_noise()
 
 
-# ---- scikit-learn ---------------------------------------------------------------------------------------------------
+# ---- scikit-learn --------------------------------------------------------------------------------
 
 
 def test_check_estimator():
@@ -101,7 +101,7 @@ def test_weights_are_repetitions():
     np.testing.assert_array_equal(one.coef_, two.coef_)
 
 
-# ---- bad data, bad parameters ---------------------------------------------------------------------------------------
+# ---- bad data, bad parameters --------------------------------------------------------------------
 
 
 def test_data_that_cannot_be_used():

@@ -156,7 +156,8 @@ def test_interrupted_processes_give_what_was_found(tmp_path):
     count, *rest = out.split()
     assert 2 <= int(count) < 100
     assert rest == ["False", "True"]
-    # Between two jobs a process of joblib's has no handler of ours and says so: "Process LokyProcess-1:", traceback.
+    # Between two jobs a process of joblib's has no handler of ours and says so: "Process
+    # LokyProcess-1:", traceback.
     assert not re.search(r"(?<!Process-\d:\n)Traceback", err)
 
 
@@ -212,7 +213,8 @@ def _process(rank, store_port):
 
 
 def _a_slow_rank(rank):
-    """It is waited for, with more silence than the group's timeout, and its results come in pieces."""
+    """It is waited for, with more silence than the group's timeout, and its results come in
+    pieces."""
     plain, pieces = many._one, ranks.PIECE
     many._one = lambda *arguments: (time.sleep(7 * rank), plain(*arguments))[1]
     ranks.PIECE = 100

@@ -1,4 +1,5 @@
-"""What `NPURegressor` gives for a law: its forms, errors, intervals and pictures; and the rules of units."""
+"""What `NPURegressor` gives for a law: its forms, errors, intervals and pictures; and the rules of
+units."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def noisy():
     return fitted_to_noise()
 
 
-# ---- what comes out -------------------------------------------------------------------------------------------------
+# ---- what comes out ------------------------------------------------------------------------------
 
 
 def test_equation_in_every_form(noisy):
@@ -150,7 +151,7 @@ def test_plot(noisy, tmp_path):
         model.plot(X)
 
 
-# ---- units ----------------------------------------------------------------------------------------------------------
+# ---- units ---------------------------------------------------------------------------------------
 
 
 def test_units_restrict_the_exponents():

@@ -34,7 +34,8 @@ def peak(rows):
 
 
 def test_memory_grows_with_a_few_numbers_for_each_row():
-    """The rows once more, in another order, and some vectors; not the products of powers and their derivatives."""
+    """The rows once more, in another order, and some vectors; not the products of powers and their
+    derivatives."""
     few, many = 60_000, 160_000
     assert peak(many) - peak(few) < 6 * 4 * 8 * (many - few)
 

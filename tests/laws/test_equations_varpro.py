@@ -1,4 +1,5 @@
-"""Variable projection by itself: from starts near a law it finds the law, within the bounds, without help by others."""
+"""Variable projection by itself: from starts near a law it finds the law, within the bounds,
+without help by others."""
 
 from __future__ import annotations
 

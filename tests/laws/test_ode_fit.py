@@ -28,7 +28,7 @@ PELTS = torch.tensor(
 )
 
 
-# ---- the derivatives -------------------------------------------------------------------------------------------------
+# ---- the derivatives -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -66,7 +66,7 @@ def test_the_path_is_that_of_rollout() -> None:
         torch.testing.assert_close(states[0, 0], predators(T), rtol=1e-4, atol=1e-4)
 
 
-# ---- laws ------------------------------------------------------------------------------------------------------------
+# ---- laws ----------------------------------------------------------------------------------------
 
 
 def test_a_law_is_found_among_several_starts() -> None:
@@ -84,7 +84,8 @@ def test_a_law_is_found_among_several_starts() -> None:
 
 
 def test_a_rate_law_of_fractional_order() -> None:
-    """c' = -80 c**1.5 in minutes: coefficients are not bounded, and an exponent is rounded but keeps its interval."""
+    """c' = -80 c**1.5 in minutes: coefficients are not bounded, and an exponent is rounded but
+    keeps its interval."""
     t = torch.linspace(0, 2, 30, dtype=torch.float64) ** 2
     c = solution([[1.5]], [[-80.0]], [0.01], t)
     found = ode.fit(model(1, 1, 8), t, noise(c, 0.01), names=["c"])
@@ -120,7 +121,8 @@ def test_irregular_and_missing_samples_of_several_series() -> None:
 
 
 def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
-    """Prey alone: the predators' number has no unit, so their first state and x' y's coefficient go together."""
+    """Prey alone: the predators' number has no unit, so their first state and x' y's coefficient go
+    together."""
     u = predators(T)[:, :1]
     found = ode.fit(
         known((1.0, -0.5, 0.4, -1.0)),
@@ -245,7 +247,8 @@ def test_amounts_do_not_begin_below_0() -> None:
 
 
 def test_hares_and_lynxes() -> None:
-    """Pelts in thousands, 1900 to 1920; Carpenter's Bayesian estimates of 2018 are 0.55, 0.028, 0.024 and 0.80."""
+    """Pelts in thousands, 1900 to 1920; Carpenter's Bayesian estimates of 2018 are 0.55, 0.028,
+    0.024 and 0.80."""
     start = known((0.5, -0.02, 0.02, -0.8))
     found = ode.fit(
         start,
@@ -264,7 +267,8 @@ def test_hares_and_lynxes() -> None:
 
 
 def test_smoothing_of_a_noisy_column_beside_a_clear_one() -> None:
-    """Hares alone are smoothed to almost nothing: their cross-validation has its minimum at a straight line."""
+    """Hares alone are smoothed to almost nothing: their cross-validation has its minimum at a
+    straight line."""
     data = read(torch.arange(1900, 1921), PELTS, "fit", "relative", None, None, 2).scaled()
     states, slopes = smoothed(data)
     off = (states.log() - data.values.log()).square().mean((0, 1)).sqrt()
@@ -273,7 +277,8 @@ def test_smoothing_of_a_noisy_column_beside_a_clear_one() -> None:
 
 
 def test_the_true_products_are_among_the_starts() -> None:
-    """At 1 % noise their slopes leave no less than those of other products, but their integrals do."""
+    """At 1 % noise their slopes leave no less than those of other products, but their integrals
+    do."""
     case = CASES["fsir"]
     exponents, _, u0 = case.parts()
     wanted = sorted(exponents.tolist())
@@ -394,7 +399,7 @@ def test_blind_directions_have_infinite_errors() -> None:
     torch.testing.assert_close(direction.abs(), numbers(0.5, 0.5).sqrt(), rtol=1e-6, atol=0)
 
 
-# ---- bad input -------------------------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
 U = torch.rand(25, 2, dtype=torch.float64) + 0.5
 

@@ -32,7 +32,8 @@ SPECIAL = [
 
 
 def _same(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Element by element: nan with nan, inf with its inf, and finite values relative to themselves."""
+    """Element by element: nan with nan, inf with its inf, and finite values relative to
+    themselves."""
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=0, equal_nan=True)
 
 
@@ -54,7 +55,7 @@ def test_special_input(
     tensors = [t if t is None else t.requires_grad_() for t in (x, weight_re, weight_im, gates)]
     leaves = [t for t in tensors if t is not None]
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-    actual, expected = functional.npu(*tensors), reference.npu(*tensors)  # type: ignore[arg-type]
+    actual, expected = functional.npu(*tensors), reference.npu(*tensors)
     assert normwise_error(actual, expected) < tolerance
     grads = torch.autograd.grad(actual.sum(), leaves)
     for grad, want in zip(grads, torch.autograd.grad(expected.sum(), leaves), strict=True):
@@ -96,7 +97,7 @@ def test_zero_has_no_sign_gradient(backend: str) -> None:
     """The derivative of |x| at 0 is 0, torch's."""
     x = torch.zeros(1, 2, requires_grad=True)
     functional.npu(x, torch.ones(1, 2)).sum().backward()
-    assert torch.equal(x.grad, torch.zeros(1, 2))  # type: ignore[arg-type]
+    assert torch.equal(x.grad, torch.zeros(1, 2))
 
 
 def test_overflow_and_underflow(backend: str) -> None:
@@ -133,9 +134,9 @@ def test_nmu_zero_factors(dtype: torch.dtype, backend: str) -> None:
     weight = torch.ones(1, 3, dtype=dtype, requires_grad=True)
     functional.nmu(x, weight).sum().backward()
     expected = torch.tensor([[12.0, 8.0, 6.0], [12.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=dtype)
-    _same(x.grad, expected, 1e-6)  # type: ignore[arg-type]
+    _same(x.grad, expected, 1e-6)
     # d weight_i = sum over rows of (x_i - 1) prod of the others
-    _same(weight.grad, torch.tensor([[12.0 - 12, 16.0, 18.0]], dtype=dtype), 1e-6)  # type: ignore[arg-type]
+    _same(weight.grad, torch.tensor([[12.0 - 12, 16.0, 18.0]], dtype=dtype), 1e-6)
 
 
 @needs_library
@@ -148,7 +149,7 @@ def test_nmu_special_inputs(dtype: torch.dtype) -> None:
 
 
 def test_inalu_recovers_signs(backend: str) -> None:
-    """With open gates the product has the sign that the NALU loses."""
+    """The product has, with open gates, the sign that the NALU loses."""
     x = torch.tensor([[2.0, -3.0], [-2.0, -3.0]])
     big = torch.full((1, 2), 20.0)
     gate = torch.zeros(1, 2)

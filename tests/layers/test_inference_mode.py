@@ -38,7 +38,8 @@ LAYERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
 
 
 class Counting:
-    """A function of the fast path; how often it computed, and how often it left the call to the general way."""
+    """A function of the fast path; how often it computed, and how often it left the call to the
+    general way."""
 
     def __init__(self, name: str) -> None:
         self.function: Callable[..., Any] = getattr(fast_path, name)
@@ -79,7 +80,8 @@ def calls(name: str) -> tuple[str, Callable[[Tensor], Tensor], Tensor]:
 
 @pytest.mark.parametrize("name", [*LAYERS, "mse_loss", "rollout"])
 def test_it_takes_the_fast_path(name: str, counting: Callable[[str], Counting]) -> None:
-    """With normal and with inference tensors, to the bits of `torch.no_grad`; what comes out is torch's to say."""
+    """Normal and inference tensors, to the bits of `torch.no_grad`; what comes out is
+    torch's to say."""
     function, call, x = calls(name)
     count = counting(function)
     with torch.no_grad():
@@ -123,7 +125,7 @@ def test_results_have_the_rules_of_inference_tensors(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_inference_tensor_cannot_be_saved_for_backward(name: str) -> None:
-    """As by torch's own layers; a clone can."""
+    """An inference tensor cannot, as in torch's own layers; a clone can."""
     _, layer, x = calls(name)
     with torch.inference_mode():
         inference = x.clone()

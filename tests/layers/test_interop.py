@@ -17,8 +17,8 @@ from npu_kernels.interop import reference_layers
 
 
 class PyTorchPublished(nn.Module):
-    """The published PyTorch layout: [I, O] weights, torch.clamp, float32's epsilon in any dtype; written from its
-    formula."""
+    """The published PyTorch layout: [I, O] weights, torch.clamp, float32's epsilon in any dtype;
+    written from its formula."""
 
     def __init__(
         self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True
@@ -43,7 +43,8 @@ class PyTorchPublished(nn.Module):
 
 
 class JuliaPublished(nn.Module):
-    """The Julia package's layout, [O, I] and the machine epsilon of the dtype, as complex powers."""
+    """The Julia package's layout, [O, I] and the machine epsilon of the dtype, as complex
+    powers."""
 
     def __init__(
         self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True
@@ -72,14 +73,15 @@ class JuliaPublished(nn.Module):
 def test_published_layouts(
     published: Any, imaginary: bool, gate: bool, unit: type, dtype: torch.dtype
 ) -> None:
-    """Values and gradients are theirs, zeros among the inputs, so a different eps would show; and back."""
+    """Values and gradients are theirs, zeros among the inputs, so a different eps would show; and
+    back."""
     model = nn.ModuleDict({"a": published(3, 2, imaginary, gate), "b": nn.Linear(2, 1)}).to(dtype)
     x = torch.randn(9, 3, dtype=dtype)
     x[0, 0] = 0.0
     theirs = model["a"](x)
     slopes = torch.autograd.grad(theirs.sum(), list(model["a"].parameters()))
     old = {name: p for name, p in model["a"].named_parameters()}  # noqa: C416
-    layer = interop.swap(model)["a"]  # type: ignore[index]
+    layer = interop.swap(model)["a"]
     assert type(layer) is unit
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     assert normwise_error(layer(x), theirs) < tolerance
@@ -88,7 +90,7 @@ def test_published_layouts(
         assert normwise_error(a, e.T if name in ("W_real", "W_im") else e) < tolerance
 
     layout = "pytorch" if published is PyTorchPublished else "julia"
-    back = interop.to_reference(model, layout)["a"]  # type: ignore[index]
+    back = interop.to_reference(model, layout)["a"]
     assert {name: tuple(p.shape) for name, p in back.named_parameters()} == {
         n: tuple(p.shape) for n, p in old.items()
     }
@@ -156,13 +158,14 @@ def test_the_model_itself_and_shared_layers() -> None:
     assert type(layer) is NPU
     shared = PyTorchPublished(3, 3)
     model = interop.swap(nn.Sequential(shared, nn.Tanh(), shared))
-    assert model[0] is model[2]  # type: ignore[index]
+    assert model[0] is model[2]
     frozen = PyTorchPublished(3, 3).requires_grad_(False)
     assert not any(p.requires_grad for p in interop.swap(frozen).parameters())
 
 
 def test_what_is_not_swapped() -> None:
-    """The same names with other shapes and another formula, other layers, and what would lose something."""
+    """The same names with other shapes and another formula, other layers, and what would lose
+    something."""
     other = PyTorchPublished(3, 3)
     other.g = nn.Parameter(torch.rand(3, 3))  # a gate per weight
     wide = PyTorchPublished(3, 2)
@@ -183,11 +186,12 @@ def test_what_is_not_swapped() -> None:
     assert npu_kernels.interop is interop
 
 
-# ---- what would be lost ----------------------------------------------------------------------------------------
+# ---- what would be lost ---------------------------------------------------------------------
 
 
 class WithPenalties(PyTorchPublished):
-    """A published layer that clips after each step and has a penalty, called by the network around it."""
+    """A published layer that clips after each step and has a penalty, called by the network around
+    it."""
 
     def __init__(self, npu_clip: str | None = "wg") -> None:
         super().__init__(3, 3)
@@ -201,13 +205,13 @@ class WithPenalties(PyTorchPublished):
         return self.W_real.abs().sum()
 
     def _helper(self) -> None:
-        """Of the class's own."""
+        """A method of the class itself."""
 
 
 class Quiet(WithPenalties):
     """A subclass: what it inherits counts too."""
 
-    optimize = None  # type: ignore[assignment]
+    optimize = None
 
     def train(self, mode: bool = True) -> Quiet:
         return self
@@ -249,7 +253,7 @@ def test_subclasses_buffers_and_changed_methods_count() -> None:
         interop.swap(layer)
     hook.remove()
     layer.register_buffer("mask", torch.ones(3))
-    layer.penalty = lambda: layer.Re.sum()  # type: ignore[assignment]
+    layer.penalty = lambda: layer.Re.sum()
     with pytest.raises(
         ValueError, match=r"would not have: penalty.*, buffer mask; say allow=\('penalty', 'mask'\)"
     ):
@@ -279,7 +283,7 @@ def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:
     with pytest.raises(ValueError, match=r"would not have: hooks of W_im; say allow=\('W_im',\)"):
         interop.swap(hooked)
     fused = NPU(3, 3)
-    fused.note = "measured on Monday"  # type: ignore[assignment]
+    fused.note = "measured on Monday"
     with pytest.raises(
         ValueError, match=r"^to_reference: NPU has more .*: note='measured on Monday'; say allow"
     ):

@@ -15,7 +15,7 @@ from torch import Tensor
 from npu_kernels import functional, ode, reference
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import RECORDS, Sample, fill_uninitialized_with_nan
-from npu_kernels.ode import _reference as reference_ode
+from npu_kernels._time_loop import reference as reference_ode
 from npu_kernels.optim import Adam
 from npu_kernels.training import mse_loss
 from tests.conftest import needs_library
@@ -79,7 +79,8 @@ def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[S
 
 @pytest.mark.parametrize("name", list(RECORDS))
 def test_sizes_of_zero(name: str, backend: str) -> None:
-    """The formula's results (an empty product is 1), and gradients of zero, not of uninitialised memory."""
+    """The formula's results (an empty product is 1), and gradients of zero, not of uninitialised
+    memory."""
     for sample in _zero_sizes(name, torch.float64, (0, 3)):
         with fill_uninitialized_with_nan():
             found = _outcome(sample, RECORDS[name].function)
@@ -119,9 +120,7 @@ def test_time_loop_of_sizes_of_zero(
             return reference.nau(reference.npu(u, re, im, gate), weight)
 
         rows = u0.unsqueeze(-2) if starts is None else u0
-        states, _ = reference_ode.solve(
-            slope, rows, reference_ode.METHODS["midpoint"], 2, 0.1, False
-        )
+        states, _ = reference_ode.solve(slope, rows, ode.METHODS["midpoint"], 2, 0.1, False)
         path = torch.stack(states, -2)
         return path.squeeze(-3) if starts is None else path
 
@@ -166,7 +165,8 @@ def test_no_rows_and_weights_of_nan(name: str, size: tuple[int, int], backend: s
 @pytest.mark.parametrize("in_features", [2, 5, 40])
 @pytest.mark.parametrize("imaginary", [False, True])
 def test_overflowing_phase_sum(isa: str, in_features: int, imaginary: bool) -> None:
-    """The sum over rows of dQ overflows; where its factor is 0, a gate or a weight, so is every term, and the sum.
+    """The sum over rows of dQ overflows; where its factor is 0, a gate or a weight, so is every
+    term, and the sum.
 
     In the formula the factor stands within the sum.
     """
@@ -212,7 +212,8 @@ def _error(found: Tensor, want: Tensor) -> float:
 def _many_rows(
     layer: str, rows: int, size: tuple[int, int], equal: bool
 ) -> tuple[Sample, list[Tensor], list[float]]:
-    """A sample, its gradients in float64, and the errors of the eager layer's. Kept for every instruction set."""
+    """A sample, its gradients in float64, and the errors of the eager layer's. Kept for every
+    instruction set."""
     name, without = LAYERS[layer]
     record = RECORDS[name]
     torch.manual_seed(0)
@@ -239,9 +240,11 @@ def _many_rows(
 def test_error_of_many_rows(
     isa: str, layer: str, rows: int, size: tuple[int, int], equal: bool
 ) -> None:
-    """Rounding errors do not grow with the number of rows, also where those of equal rows do not cancel.
+    """Rounding errors do not grow with the number of rows, also where those of equal rows do not
+    cancel.
 
-    The eager layer's may be none by luck, as of powers of two: so much more than twice it counts as none.
+    The eager layer's may be none by luck, as of powers of two: so much more than twice it counts as
+    none.
     """
     sample, exact, eager = _many_rows(layer, rows, size, equal)
     found = _row_sums(sample, RECORDS[LAYERS[layer][0]].function, torch.float32)

@@ -60,7 +60,8 @@ def test_state_dict_both_ways_with_the_eager_layers(name: str, num_models: int |
 
 
 def test_assign_and_meta() -> None:
-    """A model made on `meta` takes its weights by assignment, or memory by to_empty and a start by reset_parameters."""
+    """A model made on `meta` takes its weights by assignment, or memory by to_empty and a start by
+    reset_parameters."""
     model = _model()
     with torch.device("meta"):
         empty = _model()
@@ -92,7 +93,8 @@ def test_skip_init(name: str) -> None:
 
 
 def test_whole_modules() -> None:
-    """deepcopy, pickle and torch.save of the module itself, with a graph in flight and hooks on it."""
+    """deepcopy, pickle and torch.save of the module itself, with a graph in flight and hooks on
+    it."""
     model, x = _model(), torch.randn(5, 3)
     y = model(x)
     file = io.BytesIO()
@@ -128,7 +130,7 @@ def test_hooks() -> None:
     assert seen == {"pre": (torch.Size([5, 2]),), "after": (torch.Size([5, 3]), torch.Size([5, 2]))}
     order: list[str] = []
     for name, parameter in layer.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p, name=name: order.append(name))  # type: ignore[misc]
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: order.append(name))
     layer(x).sum().backward()
     assert sorted(order) == ["gate", "weight_im", "weight_re"]
 
@@ -179,12 +181,12 @@ def test_checkpointed_layers_nest(use_reentrant: bool) -> None:
 
     def each(x: Tensor) -> Tensor:
         for layer in model:
-            x = checkpoint(layer, x, use_reentrant=use_reentrant)  # type: ignore[assignment]
+            x = checkpoint(layer, x, use_reentrant=use_reentrant)
         return x
 
     expected = _gradients(model, parameters, x)
     each(x).square().sum().backward()
-    assert all(torch.equal(p.grad, e) for p, e in zip(parameters, expected, strict=True))  # type: ignore[arg-type]
+    assert all(torch.equal(p.grad, e) for p, e in zip(parameters, expected, strict=True))
     if not use_reentrant:
         curves = []
         for run in (model, each):

@@ -22,11 +22,13 @@ EXECUTABLES = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """`text`, which is found exactly once in `file`, becomes `replacement`; one of `tests` must fail then.
+    """`text`, which is found exactly once in `file`, becomes `replacement`; one of `tests` must
+    fail then.
 
-    A test is one of the core's (`EXECUTABLES`), alone or with a limit on the work of one case, ``kernels 25000``, or
-    pytest's arguments: ``tests/test_x.py -k word``. They run in their order until one fails. `isa` is the instruction
-    set that a C++ mutant is compiled for; without one, the widest one of this processor.
+    A test is one of the core's (`EXECUTABLES`), alone or with a limit on the work of one case,
+    ``kernels 25000``, or pytest's arguments: ``tests/test_x.py -k word``. They run in their order
+    until one fails. `isa` is the instruction set that a C++ mutant is compiled for; without one,
+    the widest one of this processor.
     """
 
     name: str
@@ -66,7 +68,8 @@ class Mutant:
         return changed
 
     def check(self, root: Path) -> None:
-        """Raise ValueError where it does not apply to the tree, or names tests that are not there."""
+        """Raise ValueError where it does not apply to the tree, or names tests that are not
+        there."""
         self.apply((root / self.file).read_text())
         if not self.tests:
             raise ValueError(f"{self.name}: names no tests")
@@ -78,7 +81,8 @@ class Mutant:
 def mutants(
     file: str, tests: str | tuple[str, ...], changes: dict[str, tuple[str, str]], isa: str = ""
 ) -> list[Mutant]:
-    """Mutants of one file that the same tests should notice, by name: what is replaced, and by what."""
+    """Mutants of one file that the same tests should notice, by name: what is replaced, and by
+    what."""
     tests = (tests,) if isinstance(tests, str) else tests
     return [
         Mutant(name, file, text, replacement, tests, isa)

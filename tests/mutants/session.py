@@ -20,7 +20,8 @@ class Session:
 
     def __init__(self, root: Path, folder: Path, mutants: list[Mutant]) -> None:
         self.root, self.folder = root, folder
-        # One file after the other: a change then costs that file's compilation, and not that of the one before too.
+        # One file after the other: a change then costs that file's compilation, and not that of the
+        # one before too.
         self.mutants = sorted(mutants, key=lambda m: (m.language, m.isa, m.file, m.tests))
         self.results: dict[str, Result] = {}  # by name
         self.seconds: dict[str, float] = {}  # what a test took on the unchanged code
@@ -63,7 +64,8 @@ class Session:
         return self._report()
 
     def summary(self) -> int:
-        """Print, of every file, how many were tried and which are left; 0 where all were, and all were noticed."""
+        """Print, of every file, how many were tried and which are left; 0 where all were, and all
+        were noticed."""
         known = self._known()
         for file in dict.fromkeys(mutant.file for mutant in self.mutants):
             names = [mutant.name for mutant in self.mutants if mutant.file == file]
@@ -116,7 +118,7 @@ class Session:
         self.passed.add(compiled)
         self.seconds[test] = max(time.perf_counter() - begin, self.seconds.get(test, 0.0))
 
-    # ---- results -------------------------------------------------------------------------------------------------
+    # ---- results ----------------------------------------------------------------------------
 
     def _key(self, mutant: Mutant) -> str:
         digest = hashlib.blake2b(repr(mutant).encode(), digest_size=12)

@@ -23,8 +23,8 @@ NPU = [
         "triton-forward-shrink-sign": ("split(-w_im * turn, PASSES)", "split(w_im * turn, PASSES)"),
         "triton-forward-phase-without-gate": ("turn = ghat[:, None] * PI", "turn = (1 + 0 * ghat[:, None]) * PI"),
         "triton-forward-negatives-skipped": (
-            "any_negative = tl.max(negative.to(tl.int32)) > 0\n        mask = exact_plane(negative, ACC, PASSES)\n        acc_p",
-            "any_negative = tl.max(negative.to(tl.int32)) > 1\n        mask = exact_plane(negative, ACC, PASSES)\n        acc_p",
+            "any_negative = tl.max(negative.to(tl.int32)) > 0\n        mask = (exact_plane(negative, ACC, PASSES),)\n        acc_p",
+            "any_negative = tl.max(negative.to(tl.int32)) > 1\n        mask = (exact_plane(negative, ACC, PASSES),)\n        acc_p",
         ),
         "triton-forward-model-of-the-gate": ("        gate_ptr += k * I\n", "        gate_ptr += 0 * k * I\n"),
         "triton-forward-weights-of-a-tile": (
@@ -45,9 +45,9 @@ NPU = [
             "((gate_row + pid_s * tiles_o + pid_o) * K + k) * I",
             "((gate_row + pid_s * tiles_o + pid_o) * K) * I",
         ),
-        "triton-backward-clip-always": ("clip=not straight_through,", "clip=True,"),
     }),
     *mutants(TRITON_FOLDER + "weight_gradients.py", TILES, {
+        "triton-backward-clip-always": ("clip=not straight_through)", "clip=True)"),
         "triton-backward-weight-im-sign": ("acc_sq - acc_mp * (ghat * PI)", "acc_sq + acc_mp * (ghat * PI)"),
     }),
     *mutants(TRITON_FOLDER + "npu_planes.py", LARGE, {
@@ -63,16 +63,16 @@ NPU = [
         "triton-tape-hooks-of-a-kernel": ("            if hooks:\n", "            if False:\n"),
         "triton-tape-device": ("if active is not self.driver or active.get_current_device() != device:", "if active is not self.driver:"),
         "triton-tape-precision": ("if not names.issubset(_ANY_PRECISION):", "if False:"),
-        "triton-tape-other-launches": ("or self.seen != len(self.launches) or", "or"),
-        "triton-tape-a-tensor-twice": ("self.works = len(given) == len(set(given))", "self.works = True"),
+        "triton-tape-other-launches": ("and self.seen == len(self.launches)", ""),
+        "triton-tape-a-tensor-twice": ("self.valid = len(self.indices) == len(self.tensors)", "self.valid = True"),
     }),
     *mutants(TRITON_FOLDER + "npu_large_kernels.py", LARGE, {
         "triton-large-scale-of-the-block": ("scale = tl.load(scale_ptr + i // BLOCK)\n", "scale = tl.load(scale_ptr)\n"),
         "triton-large-repair": ("if bad > 0:", "if bad > 9:"),
-        "triton-large-negatives-skipped": ("tl.where(any_negative > 0, many", "tl.where(any_negative > 1, many"),
+        "triton-large-negatives-skipped": ("tl.where(any_negative > 0, tiles", "tl.where(any_negative > 1, tiles"),
     }),
-    *mutants(TRITON_FOLDER + "npu_large.py", LARGE, {
-        "triton-large-clip-always": ("clip=not straight_through,", "clip=True,"),
+    *mutants(TRITON_FOLDER + "weight_gradients.py", LARGE, {
+        "triton-large-clip-always": ("clip=not straight_through)", "clip=True)"),
     }),
     *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'needs and npu'", {
         "triton-needs-of-the-gate": ("        if need_x or need_gate:\n", "        if need_x:\n"),
@@ -80,7 +80,7 @@ NPU = [
         "triton-needs-of-the-masks": ("        if NEED_RE or NEED_GATE:\n", "        if NEED_RE:\n"),
     }),
     *mutants(TRITON_FOLDER + "npu.py", KERNELS + "'upstream_layouts and npu'", {
-        "triton-strides-ignored": ("grad_y, x, weight_re, y, s = (t.contiguous() for t in (grad_y, x, weight_re, y, s))", "x, weight_re, y, s = (t.contiguous() for t in (x, weight_re, y, s))"),
+        "triton-strides-ignored": ("operands = launch.contiguous(grad_y, x,", "operands = [grad_y] + launch.contiguous(x,"),
     }),
     *mutants(TRITON_FOLDER + "npu_small.py", SMALL, {
         "triton-small-shrink-sign": ("p -= angle * w_im", "p += angle * w_im"),
@@ -100,7 +100,7 @@ NPU = [
 
 SIBLINGS = [
     *mutants(TRITON_FOLDER + "nmu.py", (KERNELS + "'nmu and (special or float64_parity)'", KERNELS + "nmu"), {
-        "triton-nmu-zero-factors": ("others = tl.where(zeros == (f == 0).to(tl.int32), others, 0.0)", "others = tl.where(zeros == 0, others, 0.0)"),
+        "triton-nmu-zero-factors": ("tl.where(zeros == (f == 0).to(tl.int32), cofactor, 0.0)\n        d_f = tl.where(mask, grad_y", "tl.where(zeros == 0, cofactor, 0.0)\n        d_f = tl.where(mask, grad_y"),
         "triton-nmu-exponent-lost": (
             "        mantissa, e = _decompose(mantissa)\n        exponent += e\n",
             "        mantissa, e = _decompose(mantissa)\n",
@@ -165,11 +165,11 @@ MATH = [
     *mutants(TRITON_FOLDER + "device_math.py", "tests/triton/test_precision.py -k 'exp or sine or planes or schemes'", {
         "triton-exp-low-part": ("        f = tl.fma(n, 2.12194440e-4, f)\n", ""),
         "triton-cos-quadrant": ("tl.where(((quadrant + 1) & 2) != 0, -cos_q, cos_q)", "tl.where((quadrant & 2) != 0, -cos_q, cos_q)"),
-        "triton-third-plane": ("planes = (hi, mid, round_to_plane(rest - mid.to(tl.float32)))", "planes = (hi, mid, round_to_plane(rest - rest))"),
-        "triton-product-of-planes": ("            step = tl.dot(a[1], b[1], step)\n", ""),
+        "triton-third-plane": ("lo = round_to_plane(rest - mid.to(tl.float32))", "lo = round_to_plane(rest - rest)"),
+        "triton-product-of-planes": ("step = tl.dot(a[1], b[1], step)", "step = tl.dot(a[1], b[1], step) * 0"),
         "triton-mask-product-of-planes": (
-            "step = tl.dot(a[2], b, step)",
-            "step = tl.dot(a[2], b, step) * 0",
+            "            if not MASK_A:\n                step = tl.dot(a[2]",
+            "            if not MASK_A and not MASK_B:\n                step = tl.dot(a[2]",
         ),
     }),
 ]  # fmt: skip

@@ -24,7 +24,8 @@ class BrokenError(Exception):
 
 
 def isa_of(mutant: Mutant) -> str:
-    """The instruction set that a C++ mutant is compiled for; BrokenError where this processor does not have it."""
+    """The instruction set that a C++ mutant is compiled for; BrokenError where this processor does
+    not have it."""
     from npu_kernels._backends import cpu
 
     supported = cpu.supported_isas()
@@ -36,15 +37,17 @@ def isa_of(mutant: Mutant) -> str:
 
 
 class Workplace:
-    """The copy of `root` in `folder`, and a build for every instruction set that a mutant asks for."""
+    """The copy of `root` in `folder`, and a build for every instruction set that a mutant asks
+    for."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder, self.tree = root, folder, folder / "tree"
 
-    # ---- the tree ------------------------------------------------------------------------------------------------
+    # ---- the tree ---------------------------------------------------------------------------
 
     def synchronise(self) -> None:
-        """Make the copy like the checkout. A file that is the same keeps its time, for ninja's sake."""
+        """Make the copy like the checkout. A file that is the same keeps its time, for ninja's
+        sake."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=self.root, capture_output=True, check=True).stdout
         names = {os.fsdecode(name) for name in listed.split(b"\0") if name}
@@ -75,7 +78,7 @@ class Workplace:
         """Undo `mutate`."""
         self._write(self.tree / mutant.file, (self.root / mutant.file).read_bytes())
 
-    # ---- the build -----------------------------------------------------------------------------------------------
+    # ---- the build --------------------------------------------------------------------------
 
     def _build(self, isa: str, targets: list[str]) -> Path:
         """The folder of a build that has these targets."""
@@ -129,7 +132,7 @@ class Workplace:
         shutil.copyfile(source, fresh)
         fresh.replace(target)
 
-    # ---- the tests -----------------------------------------------------------------------------------------------
+    # ---- the tests --------------------------------------------------------------------------
 
     def notices(self, mutant: Mutant, test: str, limit: float | None = None) -> bool:
         """Whether a test fails on the tree as it stands. BrokenError where it cannot tell."""
@@ -161,7 +164,8 @@ class Workplace:
 
     def _run(self, command: list[str], limit: float | None, **variables: str | None) -> int:
         """The exit code; 1 for a command that does not end within so many seconds."""
-        # Bytecode is told from its source by whole seconds and the size: a mutant may have the same.
+        # Bytecode is told from its source by whole seconds and the size: a mutant may have the
+        # same.
         changes = {
             "PYTHONPATH": str(self.tree),
             "PYTHONDONTWRITEBYTECODE": "1",

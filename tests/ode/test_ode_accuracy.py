@@ -1,4 +1,5 @@
-"""Trajectories with an estimate of their error, and what is said of those that grow as no solution does."""
+"""Trajectories with an estimate of their error, and what is said of those that grow as no solution
+does."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def test_the_estimate_is_near_the_true_error(method: str, backend: str) -> None:
     ("models", "starts"), [(None, (3,)), (None, (2, 3)), (2, (2, 3)), (2, (2, 4, 3))]
 )
 def test_it_changes_nothing_else(models: int | None, starts: tuple[int, ...]) -> None:
-    """The trajectory and its gradients have the same bits; `derivatives` comes before the estimate."""
+    """The trajectory and its gradients have the same bits; `derivatives` comes before the
+    estimate."""
     model, u0 = make(models=models), away_from_zero(*starts)
     options: dict[str, Any] = {"steps": 5, "dt": 0.02, "method": "rk4", "derivatives": True}
     plain = ode.rollout(model, u0, **options)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, RealNPU, ode, use_backend
-from npu_kernels.ode._pairs import PAIRS
-from npu_kernels.ode._reference import rows
+from npu_kernels._time_loop.methods import PAIRS
+from npu_kernels._time_loop.reference import rows
 from tests.ode.test_ode import make
 from tests.ode.test_ode_accuracy import linear
 
@@ -62,14 +62,14 @@ def scipy_path(model: nn.Module, u0: Sequence[float], t: Any, tolerance: float) 
     return integrate.solve_ivp(f, (t[0], t[-1]), np.array(u0), method="RK45", **options)
 
 
-# ---- results --------------------------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=METHODS)
 def test_coefficients(pair: Any) -> None:
     """Order 5 at the end, 4 of the estimate and between the ends; the bound of stability."""
     triangle = np.zeros((7, 7))
-    for i, row in enumerate(rows(pair.triangle)):
+    for i, row in enumerate(rows(pair.tableau)):
         triangle[i + 1, : len(row)] = row
     nodes, error = triangle.sum(1), np.array(pair.error)
     weights, dense = triangle[-1], np.array(pair.dense).reshape(7, 4)
@@ -194,7 +194,7 @@ def test_times_are_read_off_the_same_steps() -> None:
     assert bend.abs().max() < 100
 
 
-# ---- gradients ------------------------------------------------------------------------------------------------------
+# ---- gradients -----------------------------------------------------------------------------------
 
 
 def gradients(model: nn.Sequential, u0: Tensor, t: Tensor, **options: Any) -> list[Tensor]:
@@ -278,7 +278,7 @@ def test_second_derivatives_and_transforms() -> None:
             torch.testing.assert_close(own, want, rtol=1e-8, atol=1e-9)
 
 
-# ---- what does not reach its end ------------------------------------------------------------------------------------
+# ---- what does not reach its end -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("backend", "most"), [("reference", 40), ("cpu", 250)])
@@ -359,7 +359,7 @@ def test_a_pole_and_an_overflow(backend: str) -> None:
         assert caught.value.first.tolist() == [-1, 2]
 
 
-# ---- wrong arguments ------------------------------------------------------------------------------------------------
+# ---- wrong arguments -----------------------------------------------------------------------------
 
 
 ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -12,7 +12,7 @@ from npu_kernels import NAU, ode, use_backend
 from npu_kernels._backends import cpu
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import fill_uninitialized_with_nan, normwise_error
-from npu_kernels.ode._pairs import PAIRS
+from npu_kernels._time_loop.methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, away_from_zero
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law
@@ -99,7 +99,8 @@ def test_straight_through_gates_and_free_weights() -> None:
 
 @pytest.mark.parametrize(("models", "batch"), [(None, None), (20, 1), (2, 300)])
 def test_bits(models: int | None, batch: int | None) -> None:
-    """The same from several threads, from checkpoints, in memory full of nan, and of one start among others."""
+    """The same from several threads, from checkpoints, in memory full of nan, and of one start
+    among others."""
     model = smooth("NPU", models, 9, 3)
     u0 = away_from_zero(
         *(() if models is None else (models,)), *(() if batch is None else (batch,)), 3
@@ -160,7 +161,8 @@ def test_other_instruction_sets() -> None:
 
 
 def test_some_gradients_alone() -> None:
-    """Only what requires a gradient gets one, and the same one; strides of the caller's do not matter."""
+    """Only what requires a gradient gets one, and the same one; strides of the caller's do not
+    matter."""
     model, u0 = smooth("NPU", 2, 5, 3), away_from_zero(2, 3)
     _, of_u0, of_times, *expected = gradients(model, u0, TIMES, method="dopri5")
     generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,5 @@
-"""Adaptive steps: their control, step by step, against one of plain numbers; the first step, rejections, the ends."""
+"""Adaptive steps: their control, step by step, against one of plain numbers; the first step,
+rejections, the ends."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import torch
 
 from npu_kernels import reference
 from npu_kernels._operators import ops
+from npu_kernels._time_loop.methods import PAIRS, STAGES, Method
+from npu_kernels._time_loop.reference import rows
 from npu_kernels.ode._adaptive_reference import DONE, NOT_FINITE, STUCK, TOO_MANY, find_steps
-from npu_kernels.ode._pairs import PAIRS, STAGES, Pair
-from npu_kernels.ode._reference import rows
 from tests.conftest import needs_library
 
 EPS = 2.0**-52
@@ -21,7 +22,8 @@ State = list[float]
 
 
 class Case(NamedTuple):
-    """A law u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, two times or more, and the control's options."""
+    """A law u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, two times or more, and the
+    control's options."""
 
     powers: list[State]
     rates: list[State]
@@ -34,7 +36,8 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What the control did: ends of the accepted steps, numbers of steps, how it ended, where, the size it left."""
+    """What the control did: ends of the accepted steps, numbers of steps, how it ended, where, the
+    size it left."""
 
     ends: State
     rejected: int
@@ -79,18 +82,19 @@ def first_size(case: Case, u: State, k: State, sign: int, span: float) -> float:
     return min(100 * h0, h1)
 
 
-def step(case: Case, pair: Pair, u: State, h: float) -> tuple[State, State, list[State]]:
+def step(case: Case, pair: Method, u: State, h: float) -> tuple[State, State, list[State]]:
     """The new state, the one before it, all slopes."""
     v, before, k = u, u, [slope(case, u)]
-    for row in rows(pair.triangle):
+    for row in rows(pair.tableau):
         before = v
         v = [x + h * sum(a * s[d] for a, s in zip(row, k, strict=True)) for d, x in enumerate(u)]
         k.append(slope(case, v))
     return v, before, k
 
 
-def control(case: Case, pair: Pair) -> Run:
-    """The control of Hairer, Norsett and Wanner, one trajectory, one branch for each of its rules."""
+def control(case: Case, pair: Method) -> Run:
+    """The control of Hairer, Norsett and Wanner, one trajectory, one branch for each of its
+    rules."""
     u, time, end = case.start, case.times[0], case.times[-1]
     span, sign, before = abs(end - time), 1 if end > time else -1, 1e-4
     size = first_size(case, u, slope(case, u), sign, span)
@@ -153,7 +157,7 @@ def tensors(case: Case) -> tuple[Any, ...]:
     )
 
 
-def fused(case: Case, pair: Pair) -> Run:
+def fused(case: Case, pair: Method) -> Run:
     u0, powers, gate, rates, t = tensors(case)
     options = case.rtol, case.atol, case.max_steps, case.eps, False, 1
     _, _, counts, clock, times, _ = ops.ode_adaptive_forward(
@@ -162,7 +166,7 @@ def fused(case: Case, pair: Pair) -> Run:
     return run_of(times.tolist(), counts[0, 0].tolist(), clock[0, 0].tolist())
 
 
-def eager(case: Case, pair: Pair) -> Run:
+def eager(case: Case, pair: Method) -> Run:
     u0, powers, gate, rates, t = tensors(case)
 
     def f(u: torch.Tensor) -> torch.Tensor:
@@ -182,7 +186,8 @@ def run_of(ends: State, counts: list[int], clock: State) -> Run:
 CYCLE = [[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], [[-1.0, 0, 1], [1, -1, 0], [0, 1, -1]], [1.0, 2.0, 0.5]
 PREDATOR = [[1.0, 0], [1, 1], [0, 1]], [[1.1, -0.4, 0], [0, 0.1, -0.4]], [10.0, 5.0]
 CASES = {
-    # The first guess: no state, no slope, neither; longer than all of the time; nothing finite behind it.
+    # The first guess: no state, no slope, neither; longer than all of the time; nothing finite
+    # behind it.
     "no state": Case([[0.0]], [[1.0]], [1e-12], [0, 1], atol=1e-3, max_steps=4),
     "no slope": Case([[0.0]], [[1e-9]], [1.0], [0, 1], atol=1e-3, max_steps=4),
     "nothing happens": Case([[0.0]], [[0.0]], [1.0], [0, 1]),
@@ -194,7 +199,8 @@ CASES = {
     "not finite behind the guess": Case(
         [[0.0], [4.0]], [[1e100, 1.0]], [1e-12], [0, 1], atol=1e-3, max_steps=12
     ),
-    # Sizes: rejected steps, growth behind them, the last step a little longer, none longer than asked for.
+    # Sizes: rejected steps, growth behind them, the last step a little longer, none longer than
+    # asked for.
     "cycle": Case(*CYCLE, [0, 8]),
     "cycle, falling": Case(*CYCLE, [0, -2]),
     "predator": Case(*PREDATOR, [0, 40], rtol=1e-4),
@@ -215,7 +221,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("found", [pytest.param(fused, marks=needs_library), eager])
 def test_steps_are_those_of_the_control(
-    found: Callable[[Case, Pair], Run], case: Case, pair: Pair
+    found: Callable[[Case, Method], Run], case: Case, pair: Method
 ) -> None:
     ours, wanted = found(case, pair), control(case, pair)
     assert ours[1:4] == wanted[1:4]
@@ -224,7 +230,7 @@ def test_steps_are_those_of_the_control(
 
 
 @pytest.mark.parametrize("found", [pytest.param(fused, marks=needs_library), eager])
-def test_a_start_without_a_finite_slope_takes_no_step(found: Callable[[Case, Pair], Run]) -> None:
+def test_a_start_without_a_finite_slope_takes_no_step(found: Callable[[Case, Method], Run]) -> None:
     run = found(Case([[2.0]], [[1.0]], [1e200], [0, 1]), PAIRS["dopri5"])
     assert (run.ends, run.rejected, run.status, run.time) == ([], 0, NOT_FINITE, 0)
 

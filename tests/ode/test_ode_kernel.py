@@ -22,7 +22,7 @@ from npu_kernels._testing.samples import (
     rms_error,
     with_layout,
 )
-from npu_kernels.ode import _reference as reference
+from npu_kernels._time_loop import reference
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, D, away_from_zero, make, starts
 

@@ -67,8 +67,9 @@ def test_save_load_run_decompose(strict: bool) -> None:
     assert not _operators(plain)
     for rows in (2, 11):
         x = torch.randn(rows, 3)
-        # Not the same bits: a small NAU has its own kernel here, and in the program torch's product. The iNALU divides
-        # by small numbers: over seeds the error is 2e-6 in the mean and up to 4e-5, of the formula as of the kernels.
+        # Not the same bits: a small NAU has its own kernel here, and in the program torch's
+        # product. The iNALU divides by small numbers: over seeds the error is 2e-6 in the mean and
+        # up to 4e-5, of the formula as of the kernels.
         assert normwise_error(loaded(x), model(x)) < 1e-4
         assert normwise_error(plain.module()(x), model(x)) < 1e-4
 

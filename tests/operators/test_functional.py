@@ -73,7 +73,7 @@ def test_options_reach_every_backend(name: str, options: dict[str, Any], backend
 
 def test_two_dimensional_rows_are_shared_even_when_their_number_is_k(backend: str) -> None:
     sample = RECORDS["npu"].sample(3, 4, 2, num_models=3, shared=True)
-    expected = functional.npu(sample.x.expand(3, 3, 4), *sample.tensors.values())  # type: ignore[misc]
+    expected = functional.npu(sample.x.expand(3, 3, 4), *sample.tensors.values())
     torch.testing.assert_close(sample.call(functional.npu), expected)
 
 
@@ -109,7 +109,8 @@ def test_half_precision(name: str, dtype: torch.dtype, backend: str) -> None:
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
-    """Float32 inside and out; mixed dtypes are welcome; float64 stays; the backward needs no autocast of its own."""
+    """Float32 inside and out; mixed dtypes are welcome; float64 stays; the backward needs no
+    autocast of its own."""
     record = RECORDS[name]
     sample = record.sample(9, 5, 3, dtype=torch.float32)
     with torch.autocast("cpu", dtype=dtype):
@@ -137,14 +138,15 @@ def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
 
 @needs_library
 def test_autocast_of_the_second_derivative() -> None:
-    """A double backward inside autocast is in float32 all the way (the eager formula has its products cast)."""
+    """A double backward inside autocast is in float32 all the way (the eager formula has its
+    products cast)."""
     sample = RECORDS["npu"].sample(9, 5, 3, dtype=torch.float32).requires_grad()
 
     def second() -> tuple[Tensor, ...]:
         grads = torch.autograd.grad(
             sample.call(functional.npu).sum(), sample.leaves(), create_graph=True
         )
-        return torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())  # type: ignore[arg-type]
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())
 
     expected = second()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -165,7 +167,7 @@ def test_autocast_of_another_device_changes_nothing() -> None:
         torch.set_autocast_enabled("xpu", previous)
 
 
-# ---- the choice of a backend ----------------------------------------------------------------------------------------
+# ---- the choice of a backend ----------------------------------------------------------------
 
 
 class _Spy(torch.utils._python_dispatch.TorchDispatchMode):
@@ -225,7 +227,8 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
 
 @needs_library
 def test_use_backend_forces_for_its_thread_only() -> None:
-    """Another thread makes its own choice, and blocks that overlap in time do not touch each other."""
+    """Another thread makes its own choice, and blocks that overlap in time do not touch each
+    other."""
     x, shared = torch.ones(1), use_backend("reference")
     entered, left = threading.Event(), threading.Event()
 
@@ -273,7 +276,8 @@ def test_use_backend_forces_for_its_task_and_those_that_it_starts() -> None:
 @needs_library
 @pytest.mark.parametrize("name", ["cpu", None])
 def test_a_backward_has_the_choice_of_its_forward(name: str | None) -> None:
-    """In whatever thread it is computed, as autograd's own threads do for tensors on a GPU; no choice stays none."""
+    """The choice holds in whatever thread it is computed, as autograd's own threads do for tensors
+    on a GPU; no choice stays none."""
     sample = RECORDS["npu"].sample(4, 3, 2).requires_grad()
     u0 = torch.rand(4, 3, dtype=torch.float64, requires_grad=True)
     model = torch.nn.Sequential(NPU(3, 2, dtype=torch.float64), NAU(2, 3, dtype=torch.float64))
@@ -350,7 +354,8 @@ def test_one_tensor_in_two_places_is_checked_in_both() -> None:
 
 
 def test_the_short_check_knows_devices() -> None:
-    """Plain operands of one GPU need no more than those of the CPU; everything else goes to the whole check."""
+    """Plain operands of one GPU need no more than those of the CPU; everything else goes to the
+    whole check."""
 
     def operands(device: str, *others: str) -> tuple[Tensor, list[Tensor]]:
         places = [device, *others, *([device] * (3 - len(others)))]

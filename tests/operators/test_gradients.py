@@ -20,7 +20,8 @@ ROUNDING = 5e-13
 
 
 def _away_from_kinks(sample: Sample) -> Sample:
-    """Leaves whose x is not near 0, where r has no derivative, and whose gate and weights are not near their clips."""
+    """Leaves whose x is not near 0, where r has no derivative, and whose gate and weights are not
+    near their clips."""
     sample = sample.requires_grad()
     with torch.no_grad():
         sample.x.add_(0.25 * sample.x.sign())
@@ -56,7 +57,8 @@ def _fused_samples() -> list[Sample]:
 
 @pytest.mark.parametrize("sample", _fused_samples(), ids=lambda sample: sample.name)
 def test_gradcheck(sample: Sample, backend: str) -> None:
-    """First and second derivatives against finite differences, with batched and with undefined upstream gradients."""
+    """First and second derivatives against finite differences, with batched and with undefined
+    upstream gradients."""
     sample = _away_from_kinks(sample)
     function = _function(sample, RECORDS[sample.name.partition("-")[0]].function)
     assert gradcheck(function, sample.leaves(), check_batched_grad=True)
@@ -78,12 +80,12 @@ def test_straight_through_second_derivative(backend: str) -> None:
     """Where the gate is inside [0, 1] straight-through is the clip, to every order."""
     sample = _away_from_kinks(RECORDS["npu"].sample(4, 3, 2))
     with torch.no_grad():
-        sample.tensors["gate"].clamp_(0.1, 0.9)  # type: ignore[union-attr]
+        sample.tensors["gate"].clamp_(0.1, 0.9)
 
     def second(gate_gradient: str) -> list[Tensor]:
-        y = functional.npu(sample.x, *sample.tensors.values(), gate_gradient=gate_gradient)  # type: ignore[misc]
+        y = functional.npu(sample.x, *sample.tensors.values(), gate_gradient=gate_gradient)
         grads = torch.autograd.grad(y.square().sum(), sample.leaves(), create_graph=True)
-        return list(torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves()))  # type: ignore[arg-type]
+        return list(torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves()))
 
     for clip, straight in zip(second("clip"), second("straight_through"), strict=True):
         assert normwise_error(straight, clip) < ROUNDING
@@ -95,7 +97,8 @@ def test_straight_through_second_derivative(backend: str) -> None:
 def test_parity_with_autograd_of_the_reference(
     name: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """Every sample and upstream layout. Float32 accuracy is test_operators'; here a wrong formula would show."""
+    """Every sample and upstream layout. Float32 accuracy is test_operators'; here a wrong formula
+    would show."""
     for sample, layout in zip(RECORDS[name].samples(dtype), itertools.cycle(LAYOUTS)):
         leaves = sample.map(lambda t: t.detach().requires_grad_())
         y, expected_y = leaves.call(RECORDS[name].function), leaves.call(RECORDS[name].reference)
@@ -109,7 +112,7 @@ def test_parity_with_autograd_of_the_reference(
 
 @pytest.mark.parametrize("name", ["npu", "nmu"])
 def test_every_subset_of_inputs(name: str, backend: str) -> None:
-    """Only what requires a gradient gets one, and it is the same as with all."""
+    """A tensor gets a gradient if it requires one, and it is the same as with all."""
     record = RECORDS[name]
     sample = record.sample(6, 4, 3, num_models=2, shared=True)
     full = sample.requires_grad()
@@ -193,7 +196,7 @@ def test_second_derivative_of_any_rows(
     def second(function: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
         y = function(x, *sample.tensors.values(), **sample.options)
         grads = torch.autograd.grad(y.square().sum(), sample.leaves(), create_graph=True)
-        return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())]  # type: ignore[arg-type]
+        return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())]
 
     expected = second(record.reference, sample.x)
     for found, want in zip(second(record.function, sample.x.reshape(shape)), expected, strict=True):
@@ -202,7 +205,7 @@ def test_second_derivative_of_any_rows(
 
 @pytest.mark.parametrize("name", ["npu", "nmu"])
 def test_third_derivative(name: str) -> None:
-    """Of one input through three backward passes, against the reference."""
+    """Derivatives of one input through three backward passes, against the reference."""
     record = RECORDS[name]
     sample = _away_from_kinks(record.sample(2, 3, 2))
 
@@ -240,7 +243,7 @@ def test_second_derivative_in_training(backend: str) -> None:
         (slope.square().sum() + leaves.call(function).square().sum()).backward()
         grads[function] = [leaf.grad for leaf in leaves.leaves()]
     for actual, expected in zip(grads[functional.npu], grads[reference.npu], strict=True):
-        assert normwise_error(actual, expected) < ROUNDING  # type: ignore[arg-type]
+        assert normwise_error(actual, expected) < ROUNDING
 
 
 @pytest.mark.parametrize("name", RECORDS)

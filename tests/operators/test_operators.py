@@ -34,9 +34,10 @@ OPERATORS = (*FUSED, "nalu")
 def test_float32_error(name: str) -> None:
     """Forward and backward of every sample. An output that is not written would be nan.
 
-    Over all samples at most twice the eager error and an ulp. A sample alone has some outputs of one or two elements,
-    in which the sum of a few terms cancels now and then: there, a few ulp more. The eager error of such an output
-    depends on the processor, whose matrix library adds up in an order of its own.
+    Over all samples at most twice the eager error and an ulp. A sample alone has some outputs of
+    one or two elements, in which the sum of a few terms cancels now and then: there, a few ulp
+    more. The eager error of such an output depends on the processor, whose matrix library adds up
+    in an order of its own.
     """
     pooled = []
     for samples in zip(
@@ -55,7 +56,8 @@ def test_float32_error(name: str) -> None:
 @needs_library
 @pytest.mark.parametrize("in_features", [6, 31, 64, 100, 256, 1000])
 def test_float32_error_of_long_sums(in_features: int) -> None:
-    """Where rounding adds up there is nothing but twice the eager error; a straight running sum would not do."""
+    """Where rounding adds up there is nothing but twice the eager error; a straight running sum
+    would not do."""
     pooled = torch.zeros(6, 2)
     for seed in range(3):
         sample = RECORDS["npu"].sample(200, in_features, 10, dtype=torch.float32, seed=seed)
@@ -159,7 +161,8 @@ def test_inputs_are_unchanged(name: str) -> None:
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -> None:
-    """Schema, fake kernel and tracing. The operators have no autograd of their own, so no input requires a gradient."""
+    """Schema, fake kernel and tracing. The operators have no autograd of their own, so no input
+    requires a gradient."""
     record = RECORDS[name]
     forward_op, backward_op = getattr(ops, f"{name}_forward"), getattr(ops, f"{name}_backward")
     for without in record.variants():
@@ -190,7 +193,8 @@ def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -
                 )
 
 
-# glibc 2.43 keeps small aligned blocks for each thread and does not fill them; 2.36 fills all. None between was tried.
+# glibc 2.43 keeps small aligned blocks for each thread and does not fill them; 2.36 fills all. None
+# between was tried.
 KEEPS_SMALL_BLOCKS = Version(platform.libc_ver()[1] or "0") > Version("2.36")
 SIZES_THAT_GLIBC_FILLS = (1000, 100_000) if KEEPS_SMALL_BLOCKS else (1, 5, 64, 1000, 100_000)
 

@@ -18,9 +18,9 @@ VARIANTS = RECORDS["npu"].variants()
 
 def _literal(name: str, sample: Sample) -> Tensor:
     """The sample at 50 digits, rounded to float64: one model, or one after the other."""
-    if sample.x.dim() == 3 or next(iter(sample.tensors.values())).dim() == 3:  # type: ignore[union-attr]
+    if sample.x.dim() == 3 or next(iter(sample.tensors.values())).dim() == 3:
         models = []
-        for k in range(next(iter(sample.tensors.values())).shape[0]):  # type: ignore[union-attr]
+        for k in range(next(iter(sample.tensors.values())).shape[0]):
             tensors = {n: None if t is None else t[k] for n, t in sample.tensors.items()}
             models.append(
                 _literal(
@@ -32,7 +32,7 @@ def _literal(name: str, sample: Sample) -> Tensor:
     for x in sample.x.tolist():
         weights = {n: None if t is None else t.tolist() for n, t in sample.tensors.items()}
         row = []
-        for o in range(next(iter(sample.tensors.values())).shape[0]):  # type: ignore[union-attr]
+        for o in range(next(iter(sample.tensors.values())).shape[0]):
             arguments = [
                 w if n == "gate" or w is None else w[o] for n, w in weights.items()
             ]  # a gate belongs to the inputs, all else to an output
@@ -54,7 +54,8 @@ def test_50_digits(name: str, num_models: int | None, backend: str) -> None:
 
 
 def test_gradients_at_50_digits(backend: str) -> None:
-    """Every entry of every gradient of one output, by differentiating the literal formula at 50 digits."""
+    """Every entry of every gradient of one output, by differentiating the literal formula at 50
+    digits."""
     sample = RECORDS["npu"].sample(1, 3, 1, seed=3).requires_grad()
     sample.tensors["gate"] = torch.tensor([0.3, 0.9, 0.6], dtype=torch.float64, requires_grad=True)
     leaves = sample.leaves()
@@ -66,7 +67,7 @@ def test_gradients_at_50_digits(backend: str) -> None:
             def moved(value: float, which: int = which, entry: int = entry) -> mp.mpf:
                 changed = [list(v) for v in values]
                 changed[which][entry] = value
-                return exact.npu(*changed, eps=torch.finfo(torch.float64).eps)  # type: ignore[arg-type]
+                return exact.npu(*changed, eps=torch.finfo(torch.float64).eps)
 
             assert float(grad.flatten()[entry]) == pytest.approx(
                 float(mp.diff(moved, values[which][entry])), rel=1e-13
@@ -107,7 +108,8 @@ def test_gate_zero_ignores_the_input(backend: str) -> None:
 
 @pytest.mark.parametrize("gate_gradient", ["clip", "straight_through"])
 def test_gate_gradient_convention(gate_gradient: str, backend: str) -> None:
-    """torch.clamp's: it passes at both ends of [0, 1]; nothing passes outside unless it is straight-through."""
+    """torch.clamp's: it passes at both ends of [0, 1]; nothing passes outside unless it is
+    straight-through."""
     gate = torch.tensor([-0.1, 0.0, 0.5, 1.0, 1.1], dtype=torch.float64, requires_grad=True)
     x = torch.full((1, 5), 2.0, dtype=torch.float64)
     functional.npu(
@@ -149,9 +151,9 @@ def test_explicit_nmu_gradient(num_models: int | None, shared: bool) -> None:
     sample = RECORDS["nmu"].sample(9, 4, 3, num_models=num_models, shared=shared).requires_grad()
     with torch.no_grad():
         sample.x[..., 0, 1] = 0
-        sample.tensors["weight"][..., 0, 1] = 1  # type: ignore[index]
+        sample.tensors["weight"][..., 0, 1] = 1
         sample.x[..., 1, :2] = 0
-        sample.tensors["weight"][..., 1, :2] = 1  # type: ignore[index]
+        sample.tensors["weight"][..., 1, :2] = 1
     weight = sample.tensors["weight"]
     assert weight is not None
     y = reference.nmu(sample.x, weight, clip=False)
@@ -164,7 +166,8 @@ def test_explicit_nmu_gradient(num_models: int | None, shared: bool) -> None:
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (3, False), (3, True)])
 def test_explicit_nalu_gradients(name: str, num_models: int | None, shared: bool) -> None:
-    """The operators' formulas are the layer and its gradients, also at x = 0 and with any number of zero factors."""
+    """The operators' formulas are the layer and its gradients, also at x = 0 and with any number of
+    zero factors."""
     record = RECORDS[name]
     for without in record.variants():
         sample = with_zero_factors(

@@ -36,7 +36,8 @@ from tests.support.vmapped import ROUNDING, check_one_call
 
 fused = pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
 
-# torch's own warnings about itself: when it traces an autograd.Function, loads forward mode, and saves a program.
+# torch's own warnings about itself: when it traces an autograd.Function, loads forward mode, and
+# saves a program.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
@@ -65,7 +66,7 @@ def _arguments(name: str, rows: int = 5) -> tuple[Tensor, ...]:
     return tuple(sample.leaves())
 
 
-# ---- the guard ------------------------------------------------------------------------------------------------------
+# ---- the guard ------------------------------------------------------------------------------
 
 
 def test_private_names_of_torch() -> None:
@@ -91,7 +92,7 @@ def test_private_names_of_torch() -> None:
     assert not autograd.eager_only()
 
 
-# ---- torch.func -----------------------------------------------------------------------------------------------------
+# ---- torch.func -----------------------------------------------------------------------------
 
 
 @fused
@@ -119,7 +120,7 @@ def test_jvp_and_jacobians(name: str, backend: str) -> None:
         jacfwd(function, argnums=every)(*arguments),
     )
     expected = sum(torch.tensordot(j, t, t.dim()) for j, t in zip(reverse, tangents, strict=True))
-    assert normwise_error(tangent, expected) < ROUNDING  # type: ignore[arg-type]
+    assert normwise_error(tangent, expected) < ROUNDING
     assert tangent.any()
     for f, r in zip(forward, reverse, strict=True):
         assert normwise_error(f, r) < ROUNDING
@@ -166,7 +167,8 @@ ONE_STEP = {**ONE_CALL, "npu_backward": 1, "nmu_backward": 1}
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
-    """Five modules, one call of each operator: forward, and with the gradient inside, outside and by plain autograd."""
+    """Five modules, one call of each operator: forward, and with the gradient inside, outside and
+    by plain autograd."""
     modules, module, state = _stacked(5, dtype=torch.float64)
     x = torch.randn(*(() if shared else (5,)), 7, 3, dtype=torch.float64)
     dims = (0, None if shared else 0)
@@ -207,12 +209,13 @@ def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
 @needs_library
 @pytest.mark.parametrize("name", ["npu", "inalu"])
 def test_vmap_over_anything_is_one_call(name: str) -> None:
-    """Rows alone, some weights, other dimensions than the first, modules that have models, two levels."""
+    """Rows alone, some weights, other dimensions than the first, modules that have models, two
+    levels."""
     check_one_call(name)
 
 
 def test_second_derivative_over_stacked_modules(backend: str) -> None:
-    """By plain autograd through vmap, by grad of grad inside and outside."""
+    """Plain autograd through vmap, grad of grad inside and outside."""
     _, module, state = _stacked(3, dtype=torch.float64)
     x = torch.rand(4, 3, dtype=torch.float64) + 0.3
 
@@ -238,7 +241,8 @@ def test_second_derivative_over_stacked_modules(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["npu", "inalu"])
 def test_vmap_gradcheck(name: str, backend: str) -> None:
-    """Derivatives of a vmapped call against finite differences, in every mode that torch can check."""
+    """Derivatives of a vmapped call against finite differences, in every mode that torch can
+    check."""
     arguments = tuple(a.requires_grad_() for a in _arguments(name, rows=2))
     stacked = (
         arguments[0],
@@ -266,12 +270,13 @@ def test_jacobian_of_autograd_functional(name: str, backend: str) -> None:
     assert normwise_error(curve, hessian(lambda x: _loss(function, x, *rest))(x)) < ROUNDING
 
 
-# ---- forward mode ---------------------------------------------------------------------------------------------------
+# ---- forward mode ---------------------------------------------------------------------------
 
 
 @fused
 def test_forward_mode(name: str, backend: str) -> None:
-    """A tangent is never lost, not in any argument, not in the upstream gradient of a graph from outside the level."""
+    """A tangent is never lost, not in any argument, not in the upstream gradient of a graph from
+    outside the level."""
     arguments = _arguments(name)
     function = RECORDS[name].function
     for which, primal in enumerate(arguments):
@@ -283,7 +288,7 @@ def test_forward_mode(name: str, backend: str) -> None:
                 for i, a in enumerate(arguments)
             ]
             _, actual = forward_ad.unpack_dual(function(*duals))
-        assert normwise_error(actual, torch.tensordot(jacobian, tangent, tangent.dim())) < ROUNDING  # type: ignore[arg-type]
+        assert normwise_error(actual, torch.tensordot(jacobian, tangent, tangent.dim())) < ROUNDING
 
     leaf = arguments[1].clone().requires_grad_()
     y = function(arguments[0], leaf, *arguments[2:])
@@ -292,7 +297,7 @@ def test_forward_mode(name: str, backend: str) -> None:
         dual = forward_ad.make_dual(torch.ones_like(y), direction)
         (slope,) = torch.autograd.grad(y, leaf, dual, retain_graph=True)
         _, actual = forward_ad.unpack_dual(slope)
-    assert normwise_error(actual, torch.autograd.grad(y, leaf, direction)[0]) < ROUNDING  # type: ignore[arg-type]
+    assert normwise_error(actual, torch.autograd.grad(y, leaf, direction)[0]) < ROUNDING
 
 
 @fused
@@ -311,7 +316,7 @@ def test_forward_mode_gradcheck(name: str) -> None:
     )
 
 
-# ---- torch.compile --------------------------------------------------------------------------------------------------
+# ---- torch.compile --------------------------------------------------------------------------
 
 
 def _model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -330,7 +335,8 @@ def _step(model: Callable[[Tensor], Tensor], parameters: list[Tensor], x: Tensor
 @compiles
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_train_step(dynamic: bool, backend: str) -> None:
-    """One graph, the eager numbers, and with a dynamic batch no new compilation for another batch size."""
+    """One graph, the eager numbers, and with a dynamic batch no new compilation for another batch
+    size."""
     model = _model(torch.float64)
     parameters = list(model.parameters())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
@@ -341,14 +347,16 @@ def test_compiled_train_step(dynamic: bool, backend: str) -> None:
             for actual, expected in zip(
                 _step(compiled, parameters, x), _step(model, parameters, x), strict=True
             ):
-                # Not the same bits: a small NAU has its own kernel, but in a compiled graph torch's product.
+                # Not the same bits: a small NAU has its own kernel, but in a compiled graph torch's
+                # product.
                 assert normwise_error(actual, expected) < 1e-12
 
 
 @compiles
 @needs_library
 def test_compiled_graph_has_the_operators() -> None:
-    """The fused operators stay whole in forward and backward; nothing falls back to the formula in silence."""
+    """The fused operators stay whole in forward and backward; nothing falls back to the formula in
+    silence."""
     graphs: list[str] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -403,7 +411,8 @@ def test_switching_the_backend_recompiles() -> None:
 @compiles
 @fused
 def test_compiled_transforms(name: str, backend: str) -> None:
-    """compile(grad), compile(vmap(grad)), compile(hessian): where a Function's own backward would be dropped."""
+    """compile(grad), compile(vmap(grad)), compile(hessian): where a Function's own backward would
+    be dropped."""
     x, weight, *rest = _arguments(name, rows=3)
 
     def loss(w: Tensor, row: Tensor) -> Tensor:
@@ -445,7 +454,8 @@ def test_double_backward_of_a_compiled_function_is_torchs_error() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own dependencies
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor(dynamic: bool) -> None:
-    """The default compiler, one train step, with a dynamic batch two sizes without a second compilation."""
+    """The default compiler, one train step, with a dynamic batch two sizes without a second
+    compilation."""
     model = _model()
     parameters = list(model.parameters())
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
@@ -458,14 +468,14 @@ def test_inductor(dynamic: bool) -> None:
                 assert normwise_error(actual, expected) < 5e-5
 
 
-# ---- torch.export ---------------------------------------------------------------------------------------------------
+# ---- torch.export ---------------------------------------------------------------------------
 
 
 @compiles
 @needs_library
 @pytest.mark.parametrize("num_models", [None, 2])
 def test_export(num_models: int | None) -> None:
-    """With a dynamic batch: export, save, load, run; the operators decompose into plain aten."""
+    """Dynamic batch: export, save, load, run; the operators decompose into plain aten."""
     model = nn.Sequential(NPU(3, 6, num_models=num_models), NMU(6, 2, num_models=num_models))
     models = () if num_models is None else (num_models,)
     batch = torch.export.Dim("batch")
@@ -490,7 +500,7 @@ def test_export(num_models: int | None) -> None:
     assert normwise_error(plain.module()(x), model(x)) < 1e-5
 
 
-# ---- the rest of a training loop ------------------------------------------------------------------------------------
+# ---- the rest of a training loop ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -501,10 +511,10 @@ def test_checkpointing(use_reentrant: bool, backend: str) -> None:
     expected = _step(model, parameters, x)
 
     x = x.clone().requires_grad_()
-    loss = checkpoint(model, x, use_reentrant=use_reentrant).square().mean()  # type: ignore[union-attr]
+    loss = checkpoint(model, x, use_reentrant=use_reentrant).square().mean()
     loss.backward()
     for parameter, want in zip([x, *parameters], expected[1:], strict=True):
-        assert torch.equal(parameter.grad, want)  # type: ignore[arg-type]
+        assert torch.equal(parameter.grad, want)
 
 
 def test_anomaly_mode_names_the_function() -> None:

@@ -1,4 +1,5 @@
-"""The build: from nothing to a wheel, what the library links, and what a build that cannot work says."""
+"""The build: from nothing to a wheel, what the library links, and what a build that cannot work
+says."""
 
 import json
 import os
@@ -61,7 +62,8 @@ def unpack(wheel: Path, to: Path) -> Path:
 
 
 def pack_wheel(kept: Path, to: Path) -> None:
-    """The wheel of this tree with what `make install` has compiled in `kept`: nothing is compiled again."""
+    """The wheel of this tree with what `make install` has compiled in `kept`: nothing is compiled
+    again."""
     command = [
         "setup.py",
         "-q",
@@ -96,7 +98,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if kept := os.environ.get("NPU_KERNELS_BUILD"):
                 pack_wheel(Path(kept), folder)
             else:
-                # What is packed is tested here, not how fast it is: this compiles in a fifth of the time.
+                # What is packed is tested here, not how fast it is: this compiles in a fifth of the
+                # time.
                 build_wheel(
                     folder, CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Debug -DNPU_KERNELS_ISAS=baseline"
                 )

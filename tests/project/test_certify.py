@@ -77,10 +77,11 @@ def test_all_of_the_table_is_measured() -> None:
 
 
 def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A backward that is wrong by one part in a thousand: exit status 1, and the report says where."""
+    """A backward that is wrong by one part in a thousand: exit status 1, and the report says
+    where."""
 
     def wrong(*arguments: object) -> tuple[torch.Tensor, ...]:
-        first, second, *rest = reference.npu_backward(*arguments)  # type: ignore[arg-type]
+        first, second, *rest = reference.npu_backward(*arguments)
         return first, 1.001 * second, *rest
 
     arguments = [
@@ -131,7 +132,7 @@ def test_what_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_interpreted_kernels_in_a_process_of_their_own() -> None:
-    """Of a run without TRITON_INTERPRET=1; what fails there arrives here."""
+    """The report of a run without TRITON_INTERPRET=1; what fails there arrives here."""
     pytest.importorskip("triton")
     column = certify.Column("triton")
     assert column in certify.columns()
@@ -145,7 +146,7 @@ def test_interpreted_kernels_in_a_process_of_their_own() -> None:
 
 
 def test_command(tmp_path: Path) -> None:
-    """As a user calls it; no warnings, no path of this machine in the report."""
+    """The command as a user calls it; no warnings, no path of this machine in the report."""
     child = run_python(
         "-m",
         "npu_kernels.certify",

@@ -1,4 +1,5 @@
-"""The versions of what the tests need: every one is fixed, and within the ranges that users may have."""
+"""The versions of what the tests need: every one is fixed, and within the ranges that users may
+have."""
 
 from __future__ import annotations
 

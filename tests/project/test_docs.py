@@ -1,11 +1,10 @@
-"""Every example in the documentation and in docstrings runs as a reader would copy it, and prints what it says."""
+"""Every example of the documents and docstrings runs as copied, and prints what it says."""
 
 from __future__ import annotations
 
 import contextlib
 import doctest
 import enum
-import importlib
 import inspect
 import io
 import re
@@ -13,6 +12,7 @@ import re
 import pytest
 import torch
 
+from tests.project.test_structure import WITHOUT_ENTRY, public_values
 from tests.support import examples
 from tests.support.examples import ROOT, Example
 
@@ -24,7 +24,8 @@ EXAMPLES = [
 
 @pytest.fixture(autouse=True)
 def reader(tmp_path, monkeypatch):
-    """A folder of one's own, and a start for random numbers; the process is as before afterwards."""
+    """A folder of one's own, and a start for random numbers; the process is as before
+    afterwards."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
@@ -39,7 +40,8 @@ def run_block(example: Example) -> None:
         exec(compile(example.code, example.name, "exec"), {"__name__": "__main__"})
     if example.said is None:
         return
-    # The same words; errors in scientific notation to 20 %, as another processor's training may end in other digits.
+    # The same words; errors in scientific notation to 20 %, as another processor's training may end
+    # in other digits.
     assert NUMBER.sub("#", printed.getvalue()).split() == NUMBER.sub("#", example.said).split()
     found, expected = (
         torch.tensor([float(n) for n in NUMBER.findall(t)])
@@ -101,51 +103,15 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
-# ---- the site: what `make docs` checks in full ----------------------------------------------------------------------
+# ---- the site: what `make docs` checks in full ----------------------------------------------
 
 
-PUBLIC = [
-    "npu_kernels",
-    *(
-        f"npu_kernels.{name}"
-        for name in (
-            "env",
-            "equations",
-            "fitting",
-            "formula",
-            "functional",
-            "interop",
-            "layers",
-            "lbfgs",
-            "ode",
-        )
-    ),
-    *(
-        f"npu_kernels.{name}"
-        for name in ("optim", "reference", "reference_layers", "sharding", "trace", "training")
-    ),
-]
+PUBLIC_VALUES = {
+    name: value
+    for name, value in public_values().items()
+    if name.rpartition(".")[0] not in WITHOUT_ENTRY
+}
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
-
-
-def public_names() -> dict[str, object]:
-    """All functions and classes of the public modules' `__all__`, by their full names."""
-    found = {}
-    for module in map(importlib.import_module, PUBLIC):
-        for name in module.__all__:
-            value = getattr(module, name)
-            if inspect.isclass(value) or inspect.isroutine(value):
-                found[f"{module.__name__}.{name}"] = value
-    return found
-
-
-def test_every_public_name_is_on_a_reference_page():
-    text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
-    shown = set()
-    for name in re.findall(r"^\.\. auto(?:function|class):: (\S+)", text, re.M):
-        module, _, last = name.rpartition(".")
-        shown.add(getattr(importlib.import_module(module), last))
-    assert [name for name, value in public_names().items() if value not in shown] == []
 
 
 ORPHAN = "---\norphan: true\n---\n"  # Sphinx's word for a page that is in no menu
@@ -198,9 +164,10 @@ def test_links_between_pages():
     assert broken == []
 
 
-@pytest.mark.parametrize(("name", "value"), public_names().items(), ids=public_names())
-def test_help_is_complete_by_itself(name, value):
+@pytest.mark.parametrize("name", sorted(PUBLIC_VALUES))
+def test_help_is_complete_by_itself(name):
     """A docstring names every argument, and sends nobody elsewhere for one."""
+    value = PUBLIC_VALUES[name]
     text = inspect.getdoc(value)
     assert text
     assert (

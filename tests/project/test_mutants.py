@@ -1,4 +1,5 @@
-"""The tool that tests the tests (`tests.mutants`): its list still fits the code, and it tells what is noticed."""
+"""The tool that tests the tests (`tests.mutants`): its list still fits the code, and it tells what
+is noticed."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def test_tests_that_prove_nothing(
 
 
 def test_one_of_the_list(tmp_path: Path) -> None:
-    """The whole list is a command (`make mutants`); here is seen that its copy of this tree works."""
+    """The whole list is a command (`make mutants`); here is seen that its copy of this tree
+    works."""
     chosen = [mutant for mutant in MUTANTS if mutant.name == "fractions-minus-zero"]
     assert len(chosen) == 1
     assert Session(ROOT, tmp_path, chosen).run() == 0

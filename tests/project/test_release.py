@@ -43,7 +43,7 @@ struct Counted : std::runtime_error {
   using std::runtime_error::runtime_error;
   ~Counted() override { ++destroyed; }
 };
-extern "C" int pass_on(int length) {  // how many exceptions are destroyed: one, if its references are counted right
+extern "C" int pass_on(int length) {  // exceptions destroyed: one, if references are counted right
   destroyed = 0;
   {
     std::exception_ptr first, second;
@@ -88,7 +88,8 @@ LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}  # many
 
 
 def newer(library: Path) -> list[str]:
-    """The symbols that it takes from a newer glibc or libstdc++ than manylinux_2_28's, with their versions."""
+    """The symbols that it takes from a newer glibc or libstdc++ than manylinux_2_28's, with their
+    versions."""
     command = ["readelf", "-W", "--dyn-syms", str(library)]
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     versions = re.findall(r" UND ((\S+)@(GLIBC|GLIBCXX|CXXABI)_([\d.]+))", symbols)
@@ -131,7 +132,8 @@ def test_replaced_functions_do_what_those_of_glibc_and_libstdcxx_do(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def build() -> Path:
-    """The build that `make install` has made, with its objects linked once more as a wheel has them."""
+    """The build that `make install` has made, with its objects linked once more as a wheel has
+    them."""
     folder = os.environ.get("NPU_KERNELS_BUILD")
     if not folder:
         pytest.skip("needs NPU_KERNELS_BUILD, the build that `make` keeps")
@@ -158,7 +160,7 @@ def test_the_libraries_of_a_wheel_need_no_newer_symbols_than_its_tag_says(build:
 @needs_compiler
 @pytest.mark.skipif(platform.libc_ver()[1] < "2.34", reason="glibc is older than the symbols")
 def test_newer_symbols_are_noticed(build: Path) -> None:
-    """In the library for this machine, which is linked without our own versions of them."""
+    """The library for this machine, which is linked without our own versions of them."""
     assert {"pthread_key_create@GLIBC_2.34", "pow@GLIBC_2.29"} <= set(
         newer(build / "libnpu_kernels_cpu.so")
     )

@@ -1,7 +1,7 @@
 """The source distribution: complete, and made without torch.
 
-That a wheel can be built from it alone is tested by `make test-sdist` (release/try_install.py), which compiles
-everything and takes minutes.
+That a wheel can be built from it alone is tested by `make test-sdist` (release/try_install.py),
+which compiles everything and takes minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What type checkers and editors see of the installed package, from a folder outside of the tree."""
+"""What type checkers and editors see of the installed package, from a folder outside of the
+tree."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def installed() -> None:
 
 
 def test_an_editable_install_names_the_tree(installed: None) -> None:
-    """In a .pth file: type checkers and editors read these, and run no import hook."""
+    """A .pth file names the tree: type checkers and editors read these, and run no import hook."""
     (path,) = Path(SITE).glob("__editable__.npu_kernels-*.pth")
     assert path.read_text().split() == [str(ROOT)]
 

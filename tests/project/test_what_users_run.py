@@ -1,4 +1,5 @@
-"""Every command that a document names is in the list of what users run, and the tests that the list names exist."""
+"""Every command that a document names is in the list of what users run, and the tests that the list
+names exist."""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ def test_what_the_list_says_of_ci_is_there(entry: Entry) -> None:
     assert entry.checked_by or entry.last_whole_run != WHOLE
 
 
-# ---- what no other test runs ----------------------------------------------------------------------------------------
+# ---- what no other test runs ----------------------------------------------------------------
 
 
 def test_version() -> None:

@@ -1,4 +1,5 @@
-"""An environment without NumPy: layers, training and formulas work, and what needs NumPy says so."""
+"""An environment without NumPy: layers, training and formulas work, and what needs NumPy says
+so."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ WITHOUT_NUMPY = """
 import sys, warnings
 sys.modules["numpy"] = None  # every import of it fails
 warnings.simplefilter("error")
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch's own, at its import
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch's, at its import
 import torch
 torch.set_num_threads(1)
 """

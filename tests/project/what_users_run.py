@@ -1,7 +1,9 @@
-"""What users run: each command of the documents, each way to install, what CI runs of it, and when it last ran whole.
+"""What users run: each command of the documents, each way to install, what CI runs of it, and when
+it last ran whole.
 
-`tests/project/test_what_users_run.py` compares the list with the documents and with the tests. After a whole run by hand, write
-its date and commit here. "2026-11-23 ecf339e" is the day and the commit that has the record of the last whole run.
+`tests/project/test_what_users_run.py` compares the list with the documents and with the tests.
+After a whole run by hand, write its date and commit here. "2026-11-23 ecf339e" is the day and the
+commit that has the record of the last whole run.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ needs_compiler = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """For what the processes that run the tests share. `xdist_group` does not do it: pytest 9.2 ignores its groups."""
+    """Lock what the processes that run the tests share. `xdist_group` does not do it: pytest 9.2
+    ignores its groups."""
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The examples of the documentation: Python blocks of Markdown pages, and `>>>` examples of docstrings."""
+"""The examples of the documentation: Python blocks of pages, `>>>` examples of docstrings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTINUES = "# continues the block above\n"
 
 @dataclass(frozen=True)
 class Example:
-    """One block, with the code before it that it says it continues; `said` is the text block behind it."""
+    """One block, with the code that it continues; `said` is the text block behind it."""
 
     name: str
     kind: str
@@ -28,24 +28,24 @@ class Example:
 
 def pages() -> list[Path]:
     """All Markdown pages that people wrote or generators made, but for results."""
-    found = [
+    documents = [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "benchmarks").glob("*.md"),
     ]
-    return sorted(page for page in found if "_build" not in page.parts)
+    return sorted(page for page in documents if "_build" not in page.parts)
 
 
 def of_page(page: Path) -> list[Example]:
     """A page's examples, each with all code that it needs."""
-    text, found, before = page.read_text(encoding="utf-8"), [], ""
+    text, blocks, before = page.read_text(encoding="utf-8"), [], ""
     session = SESSION in text
     for match in BLOCK.finditer(text):
         kind, code, said = match.groups()
         name = f"{page.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}"
         before = before + "\n" + code if session or code.startswith(CONTINUES) else code
-        found.append(Example(name, kind, before, said))
-    return found[-1:] if session else found  # the last one of a session is all of it
+        blocks.append(Example(name, kind, before, said))
+    return blocks[-1:] if session else blocks  # the last one of a session is all of it
 
 
 def docstrings(source: Path) -> Iterator[tuple[str, str]]:
@@ -61,13 +61,13 @@ def docstrings(source: Path) -> Iterator[tuple[str, str]]:
 def of_docstrings() -> list[Example]:
     """The docstrings with examples."""
     sources = sorted((ROOT / "npu_kernels").rglob("*.py"))
-    found = [pair for source in sources for pair in docstrings(source)]
-    return [Example(name, "pycon", text, None) for name, text in found if ">>>" in text]
+    texts = [pair for source in sources for pair in docstrings(source)]
+    return [Example(name, "pycon", text, None) for name, text in texts if ">>>" in text]
 
 
 def unmarked_code(text: str) -> list[str]:
     """Indented blocks of a docstring that are Python without being an example that runs."""
-    found, block = [], []
+    blocks, block = [], []
     for line in [*text.splitlines(), "end"]:
         if line.startswith("    ") or (block and not line):
             block.append(line[4:])
@@ -76,5 +76,5 @@ def unmarked_code(text: str) -> list[str]:
         if code and ">>>" not in code:
             with contextlib.suppress(SyntaxError):  # a formula or a table
                 ast.parse(code)
-                found.append(code)
-    return found
+                blocks.append(code)
+    return blocks

@@ -25,7 +25,7 @@ def layer(sample: Sample) -> str:
 
 
 def options(sample: Sample) -> tuple[Any, ...]:
-    """Of both operators."""
+    """The names of both operators."""
     name, given = layer(sample), sample.options
     if name == "nmru":
         return given.get("eps", 0.0), given.get("clip", True), given.get("sign") == "separate"
@@ -33,12 +33,13 @@ def options(sample: Sample) -> tuple[Any, ...]:
 
 
 def count(sample: Sample) -> int:
-    """How many gradients its backward operator has."""
+    """The number of gradients of its backward operator."""
     return 1 + len(sample.tensors)
 
 
 def forward(sample: Sample, kernels: Any) -> tuple[Tensor, ...]:
-    """y and what is saved for the backward: s of the NPU; h, a and t of the NALU, and flags of the iNALU."""
+    """y and what is saved for the backward: s of the NPU; h, a and t of the NALU, and flags of the
+    iNALU."""
     name = layer(sample)
     found = getattr(kernels, f"{name}_forward")(
         sample.x, *sample.tensors.values(), *options(sample), *ops.LAYERS[name].keep
@@ -68,12 +69,14 @@ def outputs(sample: Sample, kernels: Any, grad_y: Tensor) -> list[Tensor]:
 
 
 def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
-    """(kernel's error, eager error) of every output of a float32 sample against the formula in float64."""
+    """(kernel's error, eager error) of every output of a float32 sample against the formula in
+    float64."""
     # Away from 0, where 1 / r makes the gradient of one x outweigh all others.
     sample = Sample(sample.name, sample.x + 0.25 * sample.x.sign(), sample.tensors, sample.options)
     exact = sample.map(Tensor.double)
     exact_forward = forward(exact, reference)
-    # The size that rounding is relative to: exp(P) for y and s. Upstream gradients undo it, lest one row be all.
+    # The size that rounding is relative to: exp(P) for y and s. Upstream gradients undo it, lest
+    # one row be all.
     is_npu = layer(sample) == NPU
     scale = torch.hypot(*exact_forward) if is_npu else exact_forward[0].abs().clamp(min=1e-3)
     grad_y = (torch.randn_like(scale) / scale).expand_as(exact_forward[0]).float()
@@ -90,7 +93,8 @@ def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
 
 
 def with_zero_factors(sample: Sample) -> Sample:
-    """In place: some x are 0, and two weights of an iNALU so large that their factors can be: 1 - 2/2 and 1 - 1."""
+    """Set, in place, some x to 0, and two weights of an iNALU so large that their factors can be: 1
+    - 2/2 and 1 - 1."""
     sample.x[..., 0, 1] = 0
     sample.x[..., 1, :3] = sample.x.new_tensor([0.0, -1.0, 1.0])
     sample.x[..., 2, :2] = -1

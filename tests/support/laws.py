@@ -1,4 +1,5 @@
-"""Data and comparisons of the tests of `NPURegressor`; skips where scikit-learn is not installed."""
+"""Data and comparisons of the tests of `NPURegressor`; skips where scikit-learn is not
+installed."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npu_kernels.ode._reference import METHODS
+from npu_kernels.ode import METHODS
 
 K, B, I, O, D, H = 3, 5, 4, 2, 3, 4
 
@@ -56,7 +56,8 @@ def plain_ode(models: int | None = None) -> list[Any]:
 def plain_adam(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, dict[str, Any], dict[Tensor, Any]]:
-    """A parameter with a gradient, its group and its state, as torch's Adam leaves them after a step."""
+    """A parameter with a gradient, its group and its state, as torch's Adam leaves them after a
+    step."""
     parameter = torch.linspace(-1, 1, 6, dtype=dtype).reshape(2, 3).requires_grad_()
     optimizer = torch.optim.Adam([parameter], lr=1e-2)
     parameter.grad = torch.ones(2, 3, dtype=dtype)

@@ -55,11 +55,11 @@ def predators(t: Tensor, u0: tuple[float, float] = (2.0, 1.0)) -> Tensor:
 
 def known(data: tuple[float, ...] = (1.2, -0.6, 0.5, -0.8)) -> nn.Sequential:
     """A model of that form with these coefficients, whose exponents stay."""
-    found = model(2, 3).double()
+    layers = model(2, 3).double()
     with torch.no_grad():
-        found[0].weight_re.copy_(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
-        found[0].gate.fill_(1.0)
+        layers[0].weight_re.copy_(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
+        layers[0].gate.fill_(1.0)
         a, b, c, d = data
-        found[1].weight.copy_(torch.tensor([[a, b, 0.0], [0.0, c, d]]))
-    found[0].requires_grad_(False)
-    return found
+        layers[1].weight.copy_(torch.tensor([[a, b, 0.0], [0.0, c, d]]))
+    layers[0].requires_grad_(False)
+    return layers

@@ -1,4 +1,5 @@
-"""Every kind of vmap over a layer's function, and how often it reaches the operators; many gradients at once."""
+"""Every kind of vmap over a layer's function, and how often it reaches the operators; many
+gradients at once."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Dims = tuple[int | None, ...]
 
 
 def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
-    """The dimensions of a vmap, those of a vmap inside it, and the operands: 3 inputs, 2 outputs."""
+    """The dimensions of a vmap, those of a vmap inside it, and the operands: 3 inputs, 2
+    outputs."""
     generator = torch.Generator().manual_seed(0)
     shapes = [
         tuple({"O": 2, "I": 3, "J": 6}[letter] for letter in letters)
@@ -97,7 +99,8 @@ def check_one_call(name: str) -> None:
 
 
 def check_batched_gradients(call: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:
-    """Many upstream gradients at once (`is_grads_batched`) give what each gives alone, differentiable or not."""
+    """Many upstream gradients at once (`is_grads_batched`) give what each gives alone,
+    differentiable or not."""
     y = call(*leaves)
     upstream = torch.randn(
         3, *y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64

@@ -1,4 +1,5 @@
-"""Batched L-BFGS: torch's iterates one model at a time, independence of the batch, rules, walls, resuming."""
+"""Batched L-BFGS: torch's iterates one model at a time, independence of the batch, rules, walls,
+resuming."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def test_iterates_are_torchs(iterations: int) -> None:
 
 
 def test_the_first_step_is_at_most_the_gradient() -> None:
-    """As torch's: where the gradient's absolute values add up to less than 1, the first trial is not longer."""
+    """As torch's: where the gradient's absolute values add up to less than 1, the first trial is
+    not longer."""
 
     def flat(x: Tensor) -> Tensor:
         return 1e-3 * rosenbrock(x)
@@ -221,7 +223,8 @@ def test_the_ends_of_the_rules() -> None:
 
 
 def test_a_step_that_hardly_descends_is_too_long() -> None:
-    """Where f falls by less than a ten-thousandth of what its slope promised, the next trial point lies before it."""
+    """Where f falls by less than a ten-thousandth of what its slope promised, the next trial point
+    lies before it."""
     tried = []
 
     def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,7 +330,8 @@ def test_empty_batch_and_unchanged_start() -> None:
 
 
 def kinked(x: Tensor) -> Tensor:
-    """An absolute value across a curved valley: line searches end in the kink, where old pairs mislead."""
+    """An absolute value across a curved valley: line searches end in the kink, where old pairs
+    mislead."""
     return (x[:, 1:] - x[:, :-1] ** 2).abs().sum(1) + 0.1 * (1 - x[:, :-1]).square().sum(1)
 
 

@@ -118,7 +118,8 @@ def test_groups_schedules_and_missing_gradients(counting: Counting) -> None:
 
 @needs_library
 def test_general_steps(counting: Counting) -> None:
-    """Hooks, closures, profilers, tensors as learning rates and other backends take torch's step, hooks included."""
+    """Hooks, closures, profilers, tensors as learning rates and other backends take torch's step,
+    hooks included."""
     own = parameters()
     optimizer = Adam(own, lr=1e-2)
     train(optimizer, own, 2)
@@ -178,7 +179,8 @@ def test_zero_grad_keeps_the_tensors_on_request() -> None:
 
 @needs_library
 def test_gradients_of_any_layout(counting: Counting) -> None:
-    """A gradient with other strides than its parameter's; a parameter that is not contiguous is torch's matter."""
+    """A gradient with other strides than its parameter's; a parameter that is not contiguous is
+    torch's matter."""
     results = []
     for kind in (Adam, torch.optim.Adam):
         weight = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()

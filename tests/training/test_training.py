@@ -31,7 +31,8 @@ def test_l1() -> None:
 
 
 def test_l1_as_the_authors_ran_it() -> None:
-    """The sum of Frobenius norms: beta w / |w| as its gradient, and 0 for the imaginary weights that start at 0."""
+    """The sum of Frobenius norms: beta w / |w| as its gradient, and 0 for the imaginary weights
+    that start at 0."""
     model = nn.Sequential(NPU(3, 5), NAU(5, 2))
     penalty = l1(model, 0.5, norm="frobenius")
     torch.testing.assert_close(penalty, 0.5 * sum(p.detach().norm() for p in model.parameters()))
@@ -119,7 +120,8 @@ def test_errors(call: Any, message: str) -> None:
 
 
 def test_schedule() -> None:
-    """Published: evaluated at the start of iteration n = 1, 2, ..., and every n that step divides changes it."""
+    """Published: evaluated at the start of iteration n = 1, 2, ..., and every n that step divides
+    changes it."""
     schedule = SteppedSchedule(1e-5, 5e-4, step=10)
     betas = [schedule.step() for _ in range(45)]
     assert betas[:9] == [1e-5] * 9
@@ -264,7 +266,7 @@ def test_a_weight_that_is_computed_from_others_is_not_passed_over() -> None:
         project_(layer, weights=1.0)
 
 
-# ---- the loss -------------------------------------------------------------------------------------------------------
+# ---- the loss ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", [None, "reference"])

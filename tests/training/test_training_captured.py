@@ -1,7 +1,10 @@
-"""`training.run` by CUDA graphs: the sequence of captures and replays, on CPU tensors under a stand-in for a graph.
+"""`training.run` by CUDA graphs: the sequence of captures and replays, on CPU tensors under a
+stand-in for a graph.
 
-The stand-in does what a graph does: it notes the operations of the captured step, with their tensors and numbers, and
-undoes them; a replay computes them again from the same tensors into the same tensors. Real graphs are in
+The stand-in does what a graph does: it notes the operations of the captured step, with their
+tensors and numbers, and
+undoes them; a replay computes them again from the same tensors into the same tensors. Real graphs
+are in
 `tests/triton/test_training.py`.
 """
 
@@ -22,12 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from npu_kernels import NAU, NMU, NPU, iNALU, use_backend
+from npu_kernels._loops import captured, loop_for
+from npu_kernels._loops.captured import FEWEST_STEPS, FIRST_STEPS, Captured
+from npu_kernels._loops.steps import Ordinary
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
-from npu_kernels.training import _captured as captured
 from npu_kernels.training import _runs as runs
-from npu_kernels.training._captured import FIRST, LEAST, Captured
-from npu_kernels.training._steps import Ordinary
 
 events: list[str] = []
 
@@ -163,7 +166,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "zero, no projection": {"nonfinite": "zero", "project": False},
     "rmsprop": {"optimizer": "rmsprop", "lr": 1e-3, "batch_size": 6},
     "callbacks": {"callbacks": lambda found: None, "stretch": 20},
-    "one by one between callbacks": {"callbacks": lambda found: None, "stretch": LEAST - 1},
+    "one by one between callbacks": {"callbacks": lambda found: None, "stretch": FEWEST_STEPS - 1},
 }
 
 
@@ -191,7 +194,8 @@ def test_as_the_ordinary_loop(
 @pytest.mark.usefixtures("gpu_is_played")
 @pytest.mark.parametrize("foreach", [False, True])
 def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups with rates and settings of their own, a state to continue, a frozen parameter; float32 too."""
+    """Two groups with rates and settings of their own, a state to continue, a frozen parameter;
+    float32 too."""
     for dtype, within in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         for kind, more in ((Adam, {}), (torch.optim.AdamW, {"weight_decay": 0.1, "amsgrad": True})):
             found = []
@@ -214,7 +218,8 @@ def test_given_optimizers(foreach: bool, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("gpu_is_played")
 def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch has it for many tensors at a time, its choice on a GPU, and otherwise needs the rate on the processor."""
+    """torch has it for many tensors at a time, its choice on a GPU, and otherwise needs the rate on
+    the processor."""
     found = []
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         model = model_of(None)
@@ -228,7 +233,8 @@ def test_rmsprop_with_a_rate_that_falls(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("gpu_is_played")
 def test_the_sequence() -> None:
-    """The first step begins the state, three on a side stream, a capture, replays, each step made once."""
+    """The first step begins the state, three on a side stream, a capture, replays, each step made
+    once."""
     copied: list[int] = []
     take = captured._Inputs.take
 
@@ -247,7 +253,7 @@ def test_the_sequence() -> None:
         "back",
         "wait",
         "capture",
-        *["replay"] * (40 - 1 - FIRST),
+        *["replay"] * (40 - 1 - FIRST_STEPS),
     ]
     assert copied == list(range(1, 40))
     assert all(state["step"].item() == 40 for state in found.optimizer.state.values())
@@ -255,7 +261,7 @@ def test_the_sequence() -> None:
     assert not any(group["capturable"] for group in found.optimizer.param_groups)
     events.clear()
     found.advance(40, rows, torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None])
-    assert events.count("replay") == 40 - FIRST  # there is a state
+    assert events.count("replay") == 40 - FIRST_STEPS  # there is a state
     assert [group["lr"] for group in found.optimizer.param_groups] == [
         0.01
     ]  # the optimiser's own, not the graph's
@@ -302,7 +308,7 @@ def test_the_notice_of_a_capture_that_fails(gpu_is_played: None) -> None:
         run(nn.Sequential(*model_of(None), _Reads()), *data(), steps=30, lr=0.01)
 
 
-# ---- what is not tried ----------------------------------------------------------------------------------------------
+# ---- what is not tried ---------------------------------------------------------------------------
 
 _X = types.SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
 
@@ -355,5 +361,5 @@ def test_cuda_tensors_ask_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(None)
     optimizer = Adam(model.parameters(), 0.01)
     x: Any = _X
-    assert runs.loop_for(model, optimizer, x) == (Captured, None)
-    assert runs.loop_for(nn.Sequential(model, nn.Dropout()), optimizer, x)[0] is Ordinary
+    assert loop_for(model, optimizer, x) == (Captured, None)
+    assert loop_for(nn.Sequential(model, nn.Dropout()), optimizer, x)[0] is Ordinary

@@ -1,4 +1,5 @@
-"""The loops of `training.run` make the same numbers: what is frozen, held in part, or called in another way."""
+"""The loops of `training.run` make the same numbers: what is frozen, held in part, or called in
+another way."""
 
 from __future__ import annotations
 
@@ -13,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, backend_for, use_backend
+from npu_kernels._loops import captured, plan
+from npu_kernels._loops.steps import Ordinary
 from npu_kernels.training import Run, run
-from npu_kernels.training import _captured as captured
-from npu_kernels.training import _plan as plan
 from npu_kernels.training import _runs as runs
-from npu_kernels.training._steps import Ordinary
 from tests.conftest import needs_library
 from tests.training.test_training_run import MODELS, NOTICE, assert_same, data
 
@@ -44,7 +44,8 @@ def in_each_loop(
     prepare: Callable[[nn.Module], Any],
     **settings: Any,
 ) -> list[Run]:
-    """The run in C++, and by the ordinary loop; prepare: freezes parameters, returns an optimiser or None."""
+    """The run in C++, and by the ordinary loop; prepare: freezes parameters, returns an optimiser
+    or None."""
     results = []
     for loop in (plan.Fused, Ordinary):
         with monkeypatch.context() as patch:
@@ -142,7 +143,7 @@ def test_gradients_do_not_add_up() -> None:
     torch.testing.assert_close(first, last)
 
 
-# ---- calls that are not the class's ----------------------------------------------------------------------------------
+# ---- calls that are not the class's --------------------------------------------------------------
 
 
 def _doubled(part: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -219,7 +220,7 @@ def test_subclasses_call_their_own() -> None:
         torch.testing.assert_close(result.losses[0], expected)
 
 
-# ---- obstacles -------------------------------------------------------------------------------------------------------
+# ---- obstacles -----------------------------------------------------------------------------------
 
 
 def _rename(layer: nn.Module) -> None:
@@ -431,7 +432,7 @@ def test_hooks_of_optimizers(register: str) -> None:
         handle.remove()
 
 
-# ---- what C++ gets ---------------------------------------------------------------------------------------------------
+# ---- what C++ gets -------------------------------------------------------------------------------
 
 
 @needs_library

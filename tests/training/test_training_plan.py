@@ -1,4 +1,5 @@
-"""The operator `train`: a wrong plan is an error and no wrong access; its fields have the same names on both sides."""
+"""The operator `train`: a wrong plan is an error and no wrong access; its fields have the same
+names on both sides."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels._backends import cpu
-from npu_kernels.training import _records as records
+from npu_kernels._loops import records
 from tests.conftest import needs_library
 
 pytestmark = needs_library
@@ -39,7 +40,8 @@ NAMES = (
 
 
 def right(rmsprop: bool = False) -> dict[str, Any]:
-    """A plan of three models, the last weight with a penalty, the gate frozen and clamped; its fields by names."""
+    """A plan of three models, the last weight with a penalty, the gate frozen and clamped; its
+    fields by names."""
     settings: Any = records.Adam(False, False, 0.9, 0.999, 1e-8, 0.0)
     if rmsprop:
         settings = records.RMSprop(False, True, 0.99, 1e-8, 0.0, 0.5)
@@ -97,7 +99,7 @@ def test_the_right_plans() -> None:
         assert not plan["losses"][0].any()  # of steps before
 
 
-# ---- wrong ones ------------------------------------------------------------------------------------------------------
+# ---- wrong ones ----------------------------------------------------------------------------------
 
 
 def field(record: str, **values: Any) -> Callable[[dict[str, Any]], None]:
@@ -393,7 +395,8 @@ def call_wrong_plans() -> None:
 
 
 def call_drawn_plans(count: int) -> None:
-    """Right plans, of which some numbers, sizes or tensors are changed at random: an error or a result, no crash."""
+    """Right plans, of which some numbers, sizes or tensors are changed at random: an error or a
+    result, no crash."""
     draw, raised = random.Random(7), 0
     values = [-(2**63), -HUGE, -2, -1, 0, 1, 2, 3, 4, 5, 7, 2**31, 2**32, 2**61, HUGE, 2**63 - 1]
     for number in range(count):
@@ -492,7 +495,7 @@ def test_drawn_plans_do_not_crash() -> None:
     assert 200 < int(found[1]) < 400
 
 
-# ---- names -----------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
 
 
 def test_fields_have_the_same_names() -> None:
@@ -502,7 +505,8 @@ def test_fields_have_the_same_names() -> None:
 
 
 def test_fields_that_differ_are_an_error() -> None:
-    """Each pair of neighbours the other way round, each name left out, each line left out or moved."""
+    """Each pair of neighbours the other way round, each name left out, each line left out or
+    moved."""
     lines = cpu.plan_fields().splitlines()
     wrong = [
         "",

@@ -1,4 +1,5 @@
-"""`training.run`: many steps in one call of C++ make the numbers of the ordinary loop; rows, losses, checkpoints."""
+"""`training.run`: many steps in one call of C++ make the numbers of the ordinary loop; rows,
+losses, checkpoints."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from torch.nn.utils import parametrize, prune
 
 from npu_kernels import NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels._backends import cpu
+from npu_kernels._loops import plan
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
-from npu_kernels.training import _plan as plan
 from tests.conftest import ISAS, needs_library
 
 STEPS, ROWS = 50, 21
@@ -48,7 +49,8 @@ MODELS: dict[str, Make] = {
 
 
 def data(k: int | None, dtype: torch.dtype, own: bool = False) -> tuple[Tensor, Tensor]:
-    """Rows with signs, and products and quotients of them; of each model's own, or shared by all."""
+    """Rows with signs, and products and quotients of them; of each model's own, or shared by
+    all."""
     generator = torch.Generator().manual_seed(1)
     shape = (k, ROWS) if own and k is not None else (ROWS,)
     x = torch.rand(*shape, 2, generator=generator, dtype=torch.float64) + 0.5
@@ -222,7 +224,8 @@ def test_rows() -> None:
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
 def test_rows_that_follow_one_another(k: int | None, own: bool, name: str) -> None:
-    """As fresh rows do; those of every third step do not, and of those some follow one another up to the last."""
+    """As fresh rows do; those of every third step do not, and of those some follow one another up
+    to the last."""
     rows = torch.stack([(5 * step) % (ROWS - 8) + torch.arange(8) for step in range(STEPS)])
     rows[::3] = torch.randint(ROWS, rows[::3].shape, generator=torch.Generator().manual_seed(2))
     rows[3::6] = torch.arange(8)
@@ -247,7 +250,8 @@ SMALL: dict[str, Make] = {
 @pytest.mark.parametrize("batch", [40, 128, 300, 1100])
 @pytest.mark.parametrize("name", SMALL)
 def test_small_power_units_alone(name: str, batch: int, own: bool, isa: str) -> None:
-    """One kernel has their losses and gradients: of rows that follow one another and others, gates outside [0, 1]."""
+    """One kernel has their losses and gradients: of rows that follow one another and others, gates
+    outside [0, 1]."""
     model = SMALL[name](7, torch.float64)
     generator = torch.Generator().manual_seed(3)
     if model.gate is not None:

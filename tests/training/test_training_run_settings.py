@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from npu_kernels import NAU, NPU, RealNPU
+from npu_kernels._loops import plan
+from npu_kernels._loops.steps import Ordinary
 from npu_kernels.training import SteppedSchedule, run
-from npu_kernels.training import _plan as plan
-from npu_kernels.training._steps import Ordinary
 from tests.conftest import needs_library
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*makes its steps one by one")
@@ -36,12 +36,13 @@ def losses(**settings: Any) -> torch.Tensor:
 both = pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 @both
 def test_rows_are_drawn_by_the_generator(fused: bool) -> None:
-    """Uniformly with replacement, all from the one that was given, or from one that torch's seeds."""
+    """Uniformly with replacement, all from the one that was given, or from one that torch's
+    seeds."""
     generator, same = (torch.Generator().manual_seed(7) for _ in range(2))
     drawn = losses(model=model(fused), batch_size=4, generator=generator)
     expected = losses(model=model(fused), rows=torch.randint(21, (30, 4), generator=same))
@@ -102,7 +103,7 @@ def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes == [(1, 40)] * 3
 
 
-# ---- optimisers and schedules ----------------------------------------------------------------------------------------
+# ---- optimisers and schedules --------------------------------------------------------------------
 
 
 @both
@@ -171,7 +172,7 @@ def test_named_optimisers_are_torchs(name: str, kind: Any) -> None:
     assert torch.equal(found, expected)
 
 
-# ---- records and callbacks -------------------------------------------------------------------------------------------
+# ---- records and callbacks -----------------------------------------------------------------------
 
 
 def test_records_of_a_long_run() -> None:
@@ -187,7 +188,8 @@ def test_records_of_a_long_run() -> None:
 
 
 def test_callbacks() -> None:
-    """All are called after each stretch and at the end; True of one of them ends the run, and nothing else does."""
+    """All are called after each stretch and at the end; True of one of them ends the run, and
+    nothing else does."""
     calls: list[tuple[str, int, bool]] = []
 
     def first(part: Any) -> Any:
@@ -245,7 +247,7 @@ def test_how_steps_are_made_is_told() -> None:
     assert not found.captured
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 K2 = {"model": model(k=2)}
 ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -1,7 +1,8 @@
 """Makes Triton's interpreter twice as fast for the tests, and right for small numbers in bfloat16.
 
-The interpreter works out the same things again for every operation. Each change but the last remembers what depends on
-a function's arguments alone. Where a release of Triton lacks a function, the change is left out.
+The interpreter works out the same things again for every operation. Each change but the last
+remembers what depends on a function's arguments alone. Where a release of Triton lacks a function,
+the change is left out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def quicken() -> None:
 
 
 def _prepare_the_language_once() -> None:
-    """A launch replaces the functions of `triton.language`; a function called within it need not do so again."""
+    """A launch replaces the functions of `triton.language`; a function called within it need not do
+    so again."""
     original = interpreter._patch_lang
     prepared: set[Any] = set()  # the modules of the launch at work
 
@@ -119,7 +121,8 @@ def _broadcast_equal_shapes_at_once() -> None:
 
 
 def _read_subnormal_bfloat16() -> None:
-    """As a GPU does: a bfloat16 is the first half of a float32. The interpreter gives 0 or four times the number."""
+    """Convert as a GPU does: a bfloat16 is the first half of a float32. The interpreter gives 0 or
+    four times the number."""
     original = interpreter._convert_float
 
     def convert(input: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:

@@ -1,8 +1,12 @@
-"""The path from a layer to a launch, real but for the GPU: Triton binds and keys arguments, nothing compiles.
+"""The path from a layer to a launch, real but for the GPU: Triton binds and keys arguments, nothing
+compiles.
 
-`mock` makes calls with CPU tensors take the way of CUDA tensors; a launch notes its arguments and does nothing. For a
-process of its own without TRITON_INTERPRET. ``python -m tests.triton.mocked`` prints the processor time of a step;
-``python -m tests.triton.mocked --checks`` runs the functions named ``check_*``, which `test_tape` reads.
+`mock` makes calls with CPU tensors take the way of CUDA tensors; a launch notes its arguments and
+does nothing. For a
+process of its own without TRITON_INTERPRET. ``python -m tests.triton.mocked`` prints the processor
+time of a step;
+``python -m tests.triton.mocked --checks`` runs the functions named ``check_*``, which `test_tape`
+reads.
 """
 
 from __future__ import annotations
@@ -113,7 +117,7 @@ def mock() -> None:
 _kept: list[Any] = []
 
 
-# ---- processor time -------------------------------------------------------------------------------------------------
+# ---- processor time ------------------------------------------------------------------------------
 
 
 def _step(in_features: int, out_features: int) -> Callable[[], object]:
@@ -156,8 +160,8 @@ def _without_tapes(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def processor_times(rounds: int = 30, calls: int = 40) -> dict[str, float]:
-    """Microseconds of processor time of forward and backward, medians of rounds that take turns; "least": what torch
-    takes alone; "... before": without tapes."""
+    """Microseconds of processor time of forward and backward, medians of rounds that take turns;
+    "least": what torch takes alone; "... before": without tapes."""
     global notes
     notes = False
     small, tiled = _step(6, 2), _step(100, 100)
@@ -174,7 +178,7 @@ def processor_times(rounds: int = 30, calls: int = 40) -> dict[str, float]:
     return {name: round(statistics.median(times), 1) for name, times in found.items()}
 
 
-# ---- checks ---------------------------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------
 
 
 def _count_ordinary() -> None:
@@ -198,7 +202,8 @@ def _count_ordinary() -> None:
 
 
 def _places(call: tuple[Any, ...], known: list[Tensor | None]) -> tuple[Any, ...]:
-    """A launch with addresses replaced by what lies there: the place of a known tensor, or "new"."""
+    """A launch with addresses replaced by what lies there: the place of a known tensor, or
+    "new"."""
     places = {
         t.data_ptr(): f"tensor {n}" for n, t in enumerate(known) if t is not None and t.numel()
     }
@@ -230,7 +235,8 @@ def _calls(
 
 
 def check_the_same_launches() -> None:
-    """A repeated call launches what the launcher launches, with tensors in the same places, and gives such tensors."""
+    """A repeated call launches what the launcher launches, with tensors in the same places, and
+    gives such tensors."""
     sizes = [((100, 6, 2), None), ((2000, 6, 2), 2), ((100, 100, 100), None), ((33, 40, 30), 3)]
     for name in LAYERS:
         for (shape, models), dtype in (
@@ -258,7 +264,8 @@ def check_the_same_launches() -> None:
 
 
 def check_what_must_not_be_repeated() -> None:
-    """Hooks, debug mode, another stream, another device, an address that is no multiple of 16 bytes."""
+    """Hooks, debug mode, another stream, another device, an address that is no multiple of 16
+    bytes."""
     tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
 
@@ -345,9 +352,9 @@ def check_what_makes_another_call() -> None:
     launched.clear()
     other(*tensors, *rest)
     assert launched[-1][4:6] == (tensors[1].data_ptr(), tensors[2].data_ptr())
-    for rows in range(1, 2 * tape._MOST):
+    for rows in range(1, 2 * tape._MAX_RECORDINGS):
         repeated(tensors[0][: rows % 100], *tensors[1:], 1e-7 * (1 + rows // 100), True)
-    assert len(repeated.tapes) <= tape._MOST
+    assert len(repeated.tapes) <= tape._MAX_RECORDINGS
 
 
 def check_wrong_operands_are_still_errors() -> None:
@@ -364,7 +371,8 @@ def check_wrong_operands_are_still_errors() -> None:
 
 
 def check_steps_of_layers() -> None:
-    """Through autograd: no operator is called, gradients are there for what needs one, and hooks and modes see all."""
+    """Through autograd: no operator is called, gradients are there for what needs one, and hooks
+    and modes see all."""
     for name in ("NPU", "RealNPU", "NaiveNPU", "NMU", "NMRU", "NALU", "iNALU"):
         layer = getattr(npu_kernels, name)(6, 2)
         frozen, x = next(layer.parameters()), torch.rand(100, 6)
@@ -385,7 +393,8 @@ def check_steps_of_layers() -> None:
 
 
 def check_who_wants_to_see_operators() -> None:
-    """A profiler, a dispatch mode and a subclass see the operators; a negative view is resolved first."""
+    """A profiler, a dispatch mode and a subclass see the operators; a negative view is resolved
+    first."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     layer, x = npu_kernels.NPU(6, 2), torch.rand(100, 6)
@@ -419,7 +428,8 @@ def check_who_wants_to_see_operators() -> None:
 
 
 def check_the_gradient_arrives_in_any_form() -> None:
-    """Expanded, transposed, absent needs; a second backward; a double backward goes by the formula."""
+    """Expanded, transposed, absent needs; a second backward; a double backward goes by the
+    formula."""
     layer, x = npu_kernels.NPU(6, 3), torch.rand(100, 6, requires_grad=True)
     for _ in range(4):
         y = layer(x)
@@ -439,7 +449,8 @@ def check_the_gradient_arrives_in_any_form() -> None:
 
 
 def check_a_launch_in_another_way() -> None:
-    """A launcher that launches a kernel without `start` is not recorded, and one that computes with torch neither."""
+    """A launcher that launches a kernel without `start` is not recorded, and one that computes with
+    torch neither."""
     tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     launcher = backend.launchers()["npu_forward"]
     kernel = sys.modules[f"{backend.__name__}.reduction"].sum_partials_kernel

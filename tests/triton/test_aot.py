@@ -44,9 +44,11 @@ TARGETS = ("sm_90",) if os.environ.get("AOT_QUICK") == "1" else aot.TARGETS
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_budgets(target: str, tmp_path: Path) -> None:
-    """Every kernel for sm_90, for the other targets the smallest and the largest layers; all calls are launched.
+    """Every kernel for sm_90, for the other targets the smallest and the largest layers; all calls
+    are launched.
 
-    ``python -m tools.aot`` compiles all for all, as `make resources` does. With ``AOT_QUICK=1`` there is sm_90 alone.
+    ``python -m tools.aot`` compiles all for all, as `make resources` does. With ``AOT_QUICK=1``
+    there is sm_90 alone.
     """
     path = tmp_path / "table.json"
     run = _run("--table", str(path), "--quick", "--target", target)

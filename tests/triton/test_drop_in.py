@@ -27,7 +27,7 @@ def _interpreted() -> None:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each launcher runs."""
+    """Count the runs of each launcher."""
     counts: Counter[str] = Counter()
     for name in ops.NAMES:
 
@@ -35,7 +35,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             *arguments: object, name: str = name, launcher: object = getattr(backend, name)
         ) -> object:
             counts[name] += 1
-            return launcher(*arguments)  # type: ignore[operator]
+            return launcher(*arguments)
 
         monkeypatch.setattr(backend, name, count)
     return counts
@@ -62,7 +62,8 @@ def _step(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def test_only_inside_use_backend(launches: Counter[str]) -> None:
-    """The operators called directly, too; outside they are the C++ kernels or the formulas, as before."""
+    """The operators called directly, too; outside they are the C++ kernels or the formulas, as
+    before."""
     model, x = _model(), torch.randn(5, 3, dtype=torch.float64)
     with use_backend("triton"):
         inside = _step(model, x)
@@ -109,9 +110,9 @@ def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
 def test_vmap_over_stacked_modules_is_one_launch(
     layer: Callable[..., nn.Module], name: str, launches: Counter[str]
 ) -> None:
-    """With the gradient by plain autograd, inside and outside."""
+    """The gradient by plain autograd, inside and outside."""
     modules = [layer(3, 2, dtype=torch.float64) for _ in range(4)]
-    state, _ = torch.func.stack_module_state(modules)  # type: ignore[arg-type]
+    state, _ = torch.func.stack_module_state(modules)
     frozen = {key: value.detach() for key, value in state.items()}
     x = torch.randn(5, 3, dtype=torch.float64)
 
@@ -141,7 +142,8 @@ def test_vmap_over_stacked_modules_is_one_launch(
 
 
 def test_vmap_over_anything_is_one_call() -> None:
-    """Of the layer that has no C++ kernel; the others' are in `tests/operators/test_transforms.py`."""
+    """The layer that has no C++ kernel; the others' are in
+    `tests/operators/test_transforms.py`."""
     with use_backend("triton"):
         check_one_call("nalu")
 

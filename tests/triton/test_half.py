@@ -1,4 +1,5 @@
-"""float16 and bfloat16: read and written by the kernels, which compute in float32; nothing is cast before or after."""
+"""float16 and bfloat16: read and written by the kernels, which compute in float32; nothing is cast
+before or after."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 class Counted(TorchDispatchMode):
-    """How often each operator of torch's runs."""
+    """Count the runs of each operator of torch's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ def test_no_casts(name: str, dtype: torch.dtype, device: str) -> None:
 def test_gate_of_minus_zero(sizes: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
     """It lies within the clip, whose ends let the gradient through."""
     sample = RECORDS["npu"].sample(*sizes, dtype=dtype, device=device)
-    sample.tensors["gate"] = torch.full_like(sample.tensors["gate"], -0.0)  # type: ignore[arg-type]
+    sample.tensors["gate"] = torch.full_like(sample.tensors["gate"], -0.0)
     own = step(sample)[0][-1]
     exact = sample.map(Tensor.double).requires_grad()
     y = exact.call(RECORDS["npu"].reference)
@@ -83,7 +84,8 @@ def test_gate_of_minus_zero(sizes: tuple[int, int, int], dtype: torch.dtype, dev
 def test_autocast_mixes_dtypes_without_casts(
     name: str, sizes: tuple[int, int, int], half: str, device: str
 ) -> None:
-    """What an autocast layer gives the next one is bfloat16, parameters are float32: the result is float32."""
+    """What an autocast layer gives the next one is bfloat16, parameters are float32: the result is
+    float32."""
     plain = RECORDS[name].sample(*sizes, dtype=torch.float32, device=device)
     rounded = plain.map(lambda t: t.bfloat16())
     sample = (
@@ -119,7 +121,7 @@ def test_second_derivatives_are_computed_in_float32(name: str, device: str) -> N
         with use_backend("triton"):
             y = leaves.call(RECORDS[name].function)
         grads = torch.autograd.grad(y.float().sum(), leaves.leaves(), create_graph=True)
-        return torch.autograd.grad(sum(g.float().square().sum() for g in grads), leaves.leaves())  # type: ignore[arg-type]
+        return torch.autograd.grad(sum(g.float().square().sum() for g in grads), leaves.leaves())
 
     for own, want in zip(second(sample), second(sample.map(Tensor.float)), strict=True):
         assert own.dtype is torch.bfloat16

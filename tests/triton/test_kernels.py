@@ -46,18 +46,20 @@ TILE_SIZES = ((1, 16, 1), (63, 17, 16), (65, 15, 33), (3, 33, 17))
 
 
 def _cheap_samples(name: str, dtype: torch.dtype, device: str) -> Iterator[Sample]:
-    """The record's samples without those whose loops are long in the interpreter, every second one of some layers."""
+    """The record's samples without those whose loops are long in the interpreter, every second one
+    of some layers."""
     for sample in itertools.islice(
         RECORDS[name].samples(dtype, device), 0, None, 2 if "alu" in name or name == "nmru" else 1
     ):
         limit = 48 if name == "npu" else 20
-        if max(sample.x.shape[-1], next(iter(sample.tensors.values())).shape[-2]) <= limit:  # type: ignore[union-attr]
+        if max(sample.x.shape[-1], next(iter(sample.tensors.values())).shape[-2]) <= limit:
             yield sample
 
 
 @pytest.mark.parametrize("name", FUSED)
 def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
-    """Every size, layout, number of models and optional tensor of the record. What is not written would be nan."""
+    """Every size, layout, number of models and optional tensor of the record. What is not written
+    would be nan."""
     for sample in _cheap_samples(name, torch.float64, device):
         grad_y = torch.randn_like(forward(sample, reference)[0])
         for actual, expected in zip(
@@ -72,7 +74,8 @@ def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
 def test_zero_inputs_and_factors(
     name: str, num_models: int | None, shared: bool, device: str, kernels: ModuleType
 ) -> None:
-    """x = 0, and one or more factors of the sign product that are 0: their gradients are products of the others."""
+    """x = 0, and one or more factors of the sign product that are 0: their gradients are products
+    of the others."""
     sample = RECORDS[name].sample(19, 5, 18, num_models=num_models, shared=shared, device=device)
     sample = with_zero_factors(sample)
     grad_y = torch.randn_like(forward(sample, reference)[0])
@@ -117,7 +120,7 @@ def test_float64_parity_on_tiles(
 
 @both_routes
 def test_float32_error(name: str, route: str, device: str, kernels: ModuleType) -> None:
-    """At most twice the eager layer's error, both against float64."""
+    """Errors are at most twice the eager layer's, both against float64."""
     record = RECORDS[name]
     for sizes in ((33, 5, 3), (100, 6, 2), (33, 15, 15))[: 2 if name in ("nmu", "nmru") else 3]:
         samples = [
@@ -134,7 +137,8 @@ def test_float32_error(name: str, route: str, device: str, kernels: ModuleType) 
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleType) -> None:
-    """An upstream gradient of any strides, stride 0 among them, gives the bits of a contiguous one."""
+    """An upstream gradient of any strides, stride 0 among them, gives the bits of a contiguous
+    one."""
     for sizes in ((9, 4, 3), (9, 17, 16)) if name == "npu" else ((9, 4, 3),):
         sample = RECORDS[name].sample(*sizes, num_models=2, device=device)
         grad_y = with_layout(torch.randn_like(forward(sample, reference)[0]), layout)
@@ -228,7 +232,8 @@ def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: Modul
 def test_gradcheck(
     name: str, num_models: int | None, shared: bool, route: str, device: str
 ) -> None:
-    """Through the public functions: first derivatives by the kernels, second by the formula on top of them."""
+    """Through the public functions: first derivatives by the kernels, second by the formula on top
+    of them."""
     record = RECORDS[name]
     for without in record.variants():
         sample = record.sample(
@@ -286,7 +291,8 @@ def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> 
 def test_half_precision_storage(
     name: str, dtype: torch.dtype, route: str, device: str, kernels: ModuleType
 ) -> None:
-    """The launchers take half-precision tensors, compute in float32 and round once (the interpreter truncates)."""
+    """The launchers take half-precision tensors, compute in float32 and round once (the interpreter
+    truncates)."""
     sample = RECORDS[name].sample(33, 5, 3, num_models=2, dtype=dtype, device=device)
     exact = sample.map(Tensor.double)
     grad_y = torch.randn_like(forward(sample, reference)[0])
@@ -327,7 +333,7 @@ def test_negative_inputs_in_a_few_tiles(device: str, kernels: ModuleType) -> Non
         assert normwise_error(actual, expected) < 5e-14
 
 
-# ---- special values ------------------------------------------------------------------------------------------------
+# ---- special values -------------------------------------------------------------------------
 
 SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -math.inf, math.nan)
 
@@ -356,9 +362,9 @@ def test_special_input(
     ]
     leaves = [x.unsqueeze(1).requires_grad_(), *(t for t in tensors if t is not None)]
     with use_backend("triton"):
-        actual = functional.npu(leaves[0], *tensors)  # type: ignore[arg-type]
+        actual = functional.npu(leaves[0], *tensors)
         grads = torch.autograd.grad(actual.sum(), leaves)
-    expected = reference.npu(leaves[0], *tensors)  # type: ignore[arg-type]
+    expected = reference.npu(leaves[0], *tensors)
     wanted = torch.autograd.grad(expected.sum(), leaves)
     for row, value in enumerate(SPECIAL):
         assert normwise_error(actual[row], expected[row]) < tolerance, value
@@ -373,7 +379,8 @@ def test_special_input(
 
 @pytest.mark.parametrize("passes", [6, 3, 1])
 def test_infinite_input_in_split_products(passes: int, device: str, kernels: ModuleType) -> None:
-    """Sums of planes of an infinity would be nan everywhere; the forward gives what the formula gives."""
+    """Sums of planes of an infinity would be nan everywhere; the forward gives what the formula
+    gives."""
     from npu_kernels._backends.triton import tuning
 
     x = torch.rand(len(SPECIAL), 20, device=device) + 0.5
@@ -439,7 +446,8 @@ def test_extreme_products(device: str, kernels: ModuleType) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleType) -> None:
-    """No, one and several zero factors; products of all that underflow or overflow while those of the others do not."""
+    """No, one and several zero factors; products of all that underflow or overflow while those of
+    the others do not."""
     tiny, huge = (1e-30, 1e30) if dtype == torch.float32 else (1e-200, 1e200)
     rows = [
         [0.0, 2.0, 3.0, 0.5],
@@ -469,7 +477,8 @@ def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleTyp
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: ModuleType) -> None:
-    """Factors that are 0, of inputs and of reciprocals; and a reciprocal of the other sign, between -eps and 0."""
+    """Factors that are 0, of inputs and of reciprocals; and a reciprocal of the other sign, between
+    -eps and 0."""
     eps = 0.25
     rows = [
         [-1.0, 2, 3],
@@ -498,7 +507,8 @@ def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: Modul
 
 
 def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:
-    """Gradients that a factor enters that is not finite are not finite; the other rows are right."""
+    """Gradients that a factor enters that is not finite are not finite; the other rows are
+    right."""
     x = torch.tensor([[math.inf, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, math.nan, 3.0]], device=device)
     grad_x, _ = kernels.nmu_backward(
         torch.ones(3, 1, device=device), x, torch.ones(1, 3, device=device), 1
@@ -507,7 +517,7 @@ def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:
     assert grad_x[1].tolist() == [6.0, 3.0, 2.0]
 
 
-# ---- errors --------------------------------------------------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------------------------
 
 
 def test_bad_operands(device: str, kernels: ModuleType) -> None:

@@ -1,4 +1,5 @@
-"""Large layers of the NPU family: planes made once, products of planes, and which layers take them."""
+"""Large layers of the NPU family: planes made once, products of planes, and which layers take
+them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from npu_kernels._backends.triton import npu, npu_large, tuning
 from npu_kernels._backends.triton.launch import Sizes
 from npu_kernels._backends.triton.npu_large import PLANS, use_plan
 
-# Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of the newer kind does.
+# Few programs, so that each takes several tiles. The interpreter reads by descriptors as a GPU of
+# the newer kind does.
 PLAN = PLANS["sm_90"]._replace(programs=3)
 POINTERS = PLANS["sm_80"]._replace(programs=3)
 
@@ -56,7 +58,8 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_parity(case: str, device: str, kernels: ModuleType) -> None:
-    """As accurate as float32: at most twice the eager error against float64, y, s and all gradients."""
+    """Results are as accurate as float32: at most twice the eager error against float64, y, s and
+    all gradients."""
     sizes, options, plan = CASES[case]
     torch.manual_seed(0)
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=device, **options)
@@ -81,7 +84,7 @@ def test_blocks_of_weights_have_scales_of_their_own(
 
 
 def test_one_product(device: str, kernels: ModuleType) -> None:
-    """At `high` and `medium` a product has the error of float16's 11 bits."""
+    """A product at `high` and `medium` has the error of float16's 11 bits."""
     sample = RECORDS["npu"].sample(40, 70, 17, dtype=torch.float32, device=device)
     with use_plan(_on(device, PLAN._replace(products=1))):
         for error, eager in errors(sample, kernels):
@@ -89,7 +92,8 @@ def test_one_product(device: str, kernels: ModuleType) -> None:
 
 
 def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> None:
-    """Steps and tiles without a negative input have no product with the mask; those with one must."""
+    """Steps and tiles without a negative input have no product with the mask; those with one
+    must."""
     sample = RECORDS["npu"].sample(140, 200, 17, device=device, dtype=torch.float32)
     sample.x.abs_().add_(0.1)
     grad_y = torch.randn_like(forward(sample, reference)[0])
@@ -133,13 +137,14 @@ def test_gates_at_their_ends_and_zero_inputs(
 
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e3])
 def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: ModuleType) -> None:
-    """Each row of grad_x and of grad_weight is as accurate as float32, however different the sizes of rows are."""
+    """Each row of grad_x and of grad_weight is as accurate as float32, however different the sizes
+    of rows are."""
     sample = RECORDS["npu"].sample(40, 20, 70, device=device, dtype=torch.float32)
     sample.x.copy_(
         1 + 1e-3 * (sample.x if size > 1 else 1e3 * sample.x).abs().clamp(max=100 / size)
     )
     for name in ("weight_re", "weight_im"):
-        sample.tensors[name].mul_(size)  # type: ignore[union-attr]
+        sample.tensors[name].mul_(size)
     grad_y = (
         torch.randn(40, 70, device=device) * torch.logspace(-25, 12, 40, device=device)[:, None]
     )
@@ -173,7 +178,8 @@ SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -m
 
 @pytest.mark.parametrize("imaginary", [True, False])
 def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: ModuleType) -> None:
-    """Every row of y and s is the formula's, also of infinite and NaN inputs and weights, which do not touch others."""
+    """Every row of y and s is the formula's, also of infinite and NaN inputs and weights, which do
+    not touch others."""
     torch.manual_seed(0)
     x = torch.rand(len(SPECIAL), 20, device=device) + 1.5
     x[:, 3] = torch.tensor(SPECIAL, device=device)
@@ -212,7 +218,7 @@ def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: Module
     sample = RECORDS["npu"].sample(20, 18, 17, dtype=dtype, device=device)
     sample.x.add_(sample.x.sign())  # or gradients do not fit float16
     for name in ("weight_re", "weight_im"):
-        sample.tensors[name].mul_(0.25)  # type: ignore[union-attr]
+        sample.tensors[name].mul_(0.25)
     exact = sample.map(Tensor.double)
     grad_y = torch.randn_like(forward(sample, reference)[0])
     with use_plan(_on(device)):
@@ -222,7 +228,7 @@ def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: Module
         assert normwise_error(found, want) < 6 * torch.finfo(dtype).eps
 
 
-# ---- which layers take them ----------------------------------------------------------------------------------------
+# ---- which layers take them -----------------------------------------------------------------
 
 
 def _large(i: int, o: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
@@ -261,7 +267,8 @@ def test_a_call_takes_the_chosen_kernels(
 
 
 def test_costs() -> None:
-    """More inputs, outputs or models never lead back to the one-pass kernels; unknown chips stay with them."""
+    """More inputs, outputs or models never lead back to the one-pass kernels; unknown chips stay
+    with them."""
     assert not costs.large_is_faster("gfx942", 4096, 4096, 1)
     for architecture in costs.CHIPS:
         chosen = [costs.large_is_faster(architecture, n, n, 1) for n in range(64, 2048, 64)]

@@ -17,7 +17,7 @@ from npu_kernels._testing.samples import (
     normwise_error,
     rms_error,
 )
-from npu_kernels.ode import _reference as reference_ode
+from npu_kernels._time_loop import reference as reference_ode
 from tests.ode.test_ode import LAYERS, D, away_from_zero, make
 from tests.ode.test_ode_kernel import outputs_and_gradients
 from tests.support.vmapped import check_batched_gradients
@@ -73,9 +73,11 @@ def test_sizes(d: int, h: int, batch: int | None, device: str) -> None:
 
 @pytest.mark.parametrize("method", ["euler", "rk4"])
 def test_float32_error(method: str, device: str) -> None:
-    """Against float64 from the same numbers, at most twice the eager loop's, in the geometric mean of some models.
+    """Against float64 from the same numbers, at most twice the eager loop's, in the geometric mean
+    of some models.
 
-    A single gate's gradient is a few sums that cancel: there one rounding more or less is a multiple of the error.
+    A single gate's gradient is a few sums that cancel: there one rounding more or less is a
+    multiple of the error.
     """
     errors = []
     for _ in range(6):
@@ -115,7 +117,8 @@ def test_batched_upstream_gradients(options: dict[str, Any], device: str) -> Non
 
 @pytest.mark.parametrize("method", ["euler", "rk4_38"])
 def test_checkpointed(method: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is kept, and the results are the same: bitwise where the arithmetic is the interpreter's."""
+    """Nothing is kept, and the results are the same: bitwise where the arithmetic is the
+    interpreter's."""
     kept = []
     forward = ops.ode_forward
     monkeypatch.setattr(ops, "ode_forward", lambda *args: kept.append(forward(*args)) or kept[-1])
@@ -170,13 +173,13 @@ def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.Monke
     arguments = (u0[None], *(p.detach() for p in parameters))
     options = ([1.0], 2, 0.1, 1e-16, True, False, False)
     with use_backend("triton"):
-        assert torch.equal(
-            forward(*arguments, *options)[0], reference_ode.ode_forward(*arguments, *options)[0]
-        )  # type: ignore[call-arg]
+        formula = reference_ode.ode_forward(*arguments, *options)  # type: ignore[call-arg]
+        assert torch.equal(forward(*arguments, *options)[0], formula[0])
 
 
 def test_divergence_stays_where_it_is(device: str) -> None:
-    """Neither another model nor another start of a program, nor a padded feature, sees what has become infinite."""
+    """Neither another model nor another start of a program, nor a padded feature, sees what has
+    become infinite."""
     model, u0 = case(
         device, models=2, batch=4, d=2, h=3
     )  # the four starts of a model share a program
@@ -206,7 +209,7 @@ def test_special_values(layer: str, device: str) -> None:
     found = []
     for backend in ("triton", "reference"):
         with use_backend(backend), torch.no_grad():
-            found.append(ode.rollout(model, u0, derivatives=True, nonfinite="keep", **LOOP))  # type: ignore[arg-type]
+            found.append(ode.rollout(model, u0, derivatives=True, nonfinite="keep", **LOOP))
     for own, expected in zip(*found, strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
 
@@ -228,7 +231,7 @@ def test_some_gradients_alone(device: str) -> None:
         for index, parameter in enumerate(model.parameters()):
             model.requires_grad_(False)
             parameter.requires_grad_()
-            out = ode.rollout(model, u0, derivatives=True, **LOOP)  # type: ignore[arg-type]
+            out = ode.rollout(model, u0, derivatives=True, **LOOP)
             generator.manual_seed(1)
             upstream = [
                 torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o) for o in out

@@ -58,7 +58,7 @@ def _ulps(found: Tensor, exact: Tensor) -> float:
 
 
 def test_exp(device: str) -> None:
-    """At most 2 ulp, subnormal results included; saturates to 0 and inf."""
+    """Errors are at most 2 ulp, subnormal results included; saturates to 0 and inf."""
     values = torch.cat([torch.linspace(-104, 88.7, 20000), torch.linspace(-1, 1, 2000)]).to(device)
     assert _ulps(_evaluate(values)[0], values.double().exp()) <= 2
     inf, nan = float("inf"), float("nan")
@@ -69,7 +69,8 @@ def test_exp(device: str) -> None:
 
 @pytest.mark.parametrize("limit", [1.0, 100.0, 8192.0, 65536.0, 1e6, 2.0**28])
 def test_sine_and_cosine(limit: float, device: str) -> None:
-    """Absolute error below 1.2e-7 up to 2**28; relative error a few ulp also where they are nearly 0."""
+    """Absolute error below 1.2e-7 up to 2**28; relative error a few ulp also where they are nearly
+    0."""
     generator = torch.Generator().manual_seed(0)
     values = ((torch.rand(20000, generator=generator) * 2 - 1) * limit).to(device)
     _, sin, cos = _evaluate(values)
@@ -82,7 +83,8 @@ def test_sine_and_cosine(limit: float, device: str) -> None:
 
 
 def test_sine_and_cosine_of_anything(device: str) -> None:
-    """In [-1, 1] for every finite argument, nan for inf and nan, in a tile with others that stay right."""
+    """Values are in [-1, 1] for every finite argument, nan for inf and nan, in a tile with others
+    that stay right."""
     values = torch.tensor(
         [1e10, -1e20, 3.4e38, torch.inf, -torch.inf, torch.nan, 0.5, -0.0], device=device
     )
@@ -119,7 +121,8 @@ TILES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("passes", "bound"), [(0, None), (6, None), (3, 1e-4), (1, 6e-2)])
 def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleType) -> None:
-    """PASSES 0 and 6 are as accurate as float32: at most twice the eager error. 3 and 1 have their class of error."""
+    """PASSES 0 and 6 are as accurate as float32: at most twice the eager error. 3 and 1 have their
+    class of error."""
     launch = {"PASSES": passes, "num_warps": 4, "num_stages": 2}
     with (
         tuning.use_config("npu_forward", TILES["npu_forward"] | launch),
@@ -203,7 +206,7 @@ def test_launches_obey_settings_of_devices(
         monkeypatch.setattr(
             kernel, "run", lambda *a, **k: None
         )  # what they compute is another test's
-    monkeypatch.setattr(tuning, "_find", lambda *a: asked.append(a[3]) or find(*a))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(tuning, "_find", lambda *a: asked.append(a[3]) or find(*a))
     sample = RECORDS["npu"].sample(4, 17, 3, dtype=torch.float32, device=device)
 
     def launch() -> set[str]:
@@ -227,7 +230,8 @@ def test_launches_obey_settings_of_devices(
 
 
 def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: ModuleType) -> None:
-    """The shipped configuration for large layers, run with few rows: long sums, several tiles, at `highest`."""
+    """The shipped configuration for large layers, run with few rows: long sums, several tiles, at
+    `highest`."""
     x = torch.rand(1, device=device)
     configs = {name: tuning.lookup(name, x, 256, 256, 1) for name in tuning.PRODUCTS}
     entries = {
@@ -248,7 +252,8 @@ def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: 
 
 
 def test_float64_constants(device: str, kernels: ModuleType) -> None:
-    """pi and eps - 1 enter float64 arithmetic as float64: one input, where a float32 constant would show."""
+    """pi and eps - 1 enter float64 arithmetic as float64: one input, where a float32 constant would
+    show."""
     x = torch.full((1, 1), -1.0, dtype=torch.float64, device=device)
     for weight in (x * -0.3, (x * -0.3).expand(20, 1)):
         y, s = kernels.npu_forward(x, weight, None, None, 1e-3, True)

@@ -1,4 +1,5 @@
-"""Repeated calls of launchers: the same launches in less processor time, and only where nothing can be seen of it.
+"""Repeated calls of launchers: the same launches in less processor time, and only where nothing can
+be seen of it.
 
 The checks are in `mocked`, whose process has launches that do nothing and no interpreter.
 """
@@ -54,7 +55,8 @@ def test_no_check_is_forgotten(checked: dict[str, str]) -> None:
 
 
 def test_processor_time_of_a_step(record_property: Callable[[str, object], None]) -> None:
-    """Ratios, which other processes on the machine change little; docs/gpus.md has the times of a quiet one."""
+    """Ratios, which other processes on the machine change little; docs/gpus.md has the times of a
+    quiet one."""
     times = json.loads(_run()[-1])
     record_property("times", times)
     print(times)

@@ -22,7 +22,7 @@ def test_settings(name: str, models: int | None, gpu: str, monkeypatch: pytest.M
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         torch.manual_seed(3)
         settings = {"lr": 0.01, **copy.deepcopy(SETTINGS[name])}
-        found.append(make(model_of(models).to(gpu), x, y, steps=40, **settings))  # type: ignore[operator]
+        found.append(make(model_of(models).to(gpu), x, y, steps=40, **settings))
     assert (found[0].captured, found[1].captured) == (True, False)
     assert_same(found[0], found[1], 1e-8)
 
@@ -36,6 +36,6 @@ def test_units(unit: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for make in (run, lambda *a, **k: ordinary(monkeypatch, *a, **k)):
         torch.manual_seed(3)
         model = getattr(npu_kernels, unit)(2, 3, device=gpu)
-        found.append(make(model, x, y, steps=40, lr=0.01))  # type: ignore[operator]
+        found.append(make(model, x, y, steps=40, lr=0.01))
     assert found[0].captured
     assert_same(found[0], found[1], 1e-3)

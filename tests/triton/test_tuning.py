@@ -51,7 +51,8 @@ def test_tables_are_well_formed(architecture: str) -> None:
             if name.startswith("BLOCK") or name == "num_warps":
                 assert value & (value - 1) == 0, key
         if match[1] in tuning.PRODUCTS:
-            # Matrix units take tiles of at least 16, float64 ones 8 columns of a product's right operand.
+            # Matrix units take tiles of at least 16, float64 ones 8 columns of a product's right
+            # operand.
             columns = "BLOCK_O" if match[1].endswith("_forward") else "BLOCK_I"
             for name in ("BLOCK_B", "BLOCK_O", "BLOCK_I"):
                 assert entry[name] >= (8 if match[2] == "float64" and name == columns else 16), key
@@ -158,7 +159,8 @@ def test_candidates_keep_the_promised_accuracy() -> None:
 
 
 def test_tuning_with_a_made_up_clock(device: str, tmp_path: Path) -> None:
-    """Every kernel of a small and of a larger layer is launched with candidates; what the timer likes is found.
+    """Every kernel of a small and of a larger layer is launched with candidates; what the timer
+    likes is found.
 
     The timer here prefers few rows per program and cannot run more than 4 warps.
     """
@@ -224,7 +226,8 @@ def _compiled_for(
 def test_a_ragged_last_batch_launches_the_same_kernels(
     name: str, precision: str, device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer of 256 x 256: nothing is compiled again for fewer rows, and the products are split as before."""
+    """A layer of 256 x 256: nothing is compiled again for fewer rows, and the products are split as
+    before."""
     if device != "cpu":
         pytest.skip("of the interpreter's functions; test_gpu has what a GPU shows")
     torch.set_float32_matmul_precision(precision)
@@ -285,7 +288,8 @@ def test_launches_of_a_step(
     kernels: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Forward and backward together: at most four, two or (NALU) three where the rows fit one program."""
+    """Forward and backward together: at most four, two or (NALU) three where the rows fit one
+    program."""
     launched = []
     for module in (npu, npu_small, nmu, nalu, reduction):
         for label, function in vars(module).items():

@@ -1,20 +1,21 @@
-"""What the Triton kernels compile to, for GPUs that are not there.
+"""Compile the Triton kernels for absent GPUs and check their resources.
 
-    python -m tools.aot                            every kernel and shipped configuration, all targets
+    python -m tools.aot                         every kernel and shipped configuration, all targets
     python -m tools.aot --target sm_90 --table t.json --quick
 
-Runs the launchers themselves under a stub driver on CPU tensors: every launch becomes a compilation with exactly the
-specialisation that it would have on the device, and nothing is executed. So it also proves that the launchers and
-kernels agree on their arguments, which Triton's interpreter does not check. Each kernel must stay within its budget:
+Runs the launchers under a stub driver on CPU tensors: every launch becomes a compilation with
+exactly the specialisation that it would have on the device, and nothing is executed. So it also
+proves that launchers and kernels agree on their arguments, which Triton's interpreter does not
+check. Each kernel must stay within its budget:
 
 - no register spills, by the assembler's own count, and registers within the target's limit
 - shared memory within the limit of the smallest GPU that uses the table
 - not empty: some compilers turn a kernel that they cannot handle into a trap, without an error
 - tensor-core instructions in the disassembly wherever the configuration promises them
-- large layers' kernels: how much their loops do and how often they wait (`loops`)
+- large layers' kernels: multiply-adds and waits of their loops (`loops`)
 
-Writes the resource table (one row per kernel), prints it, and exits with 1 if any budget is exceeded. Needs a process
-without ``TRITON_INTERPRET``.
+Writes the resource table (one row per kernel), prints it, and exits with 1 if any budget is
+exceeded. Needs a process without ``TRITON_INTERPRET``.
 """
 
 from __future__ import annotations
@@ -32,19 +33,9 @@ import torch
 from npu_kernels._jobs import files
 from tools.aot.cases import compile_target
 from tools.aot.compiling import TARGETS
+from tools.aot.report import KEYS
 
-COLUMNS = (
-    "target",
-    "kernel",
-    "case",
-    "tile",
-    "passes",
-    "warps",
-    "stages",
-    "registers",
-    "spill_bytes",
-    "shared_bytes",
-)
+COLUMNS = ("target", *KEYS[:-1])
 
 
 def render(rows: list[dict[str, Any]]) -> str:
@@ -52,38 +43,28 @@ def render(rows: list[dict[str, Any]]) -> str:
     lines = [[*COLUMNS, "instructions", "tensor core"]]
     for row in rows:
         tensor = " ".join(f"{name}:{count}" for name, count in row.get("tensor_core", {}).items())
-        cells = [str(row.get(name, "")) for name in COLUMNS]
-        lines.append(
-            [
-                *cells,
-                str(row.get("instructions", "")),
-                tensor + "".join(f"  FAULT {f}" for f in row["faults"]),
-            ]
-        )
+        cells = [str(row.get(name, "")) for name in (*COLUMNS, "instructions")]
+        lines.append([*cells, tensor + "".join(f"  FAULT {f}" for f in row["faults"])])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
-    return "\n".join(
-        "  ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines
-    )
+    padded = [[*map(str.ljust, line, widths), line[-1]] for line in lines]
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Compile, print and write the table; 1 if a budget is exceeded."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.aot", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument(
-        "--target", action="append", choices=TARGETS, help="repeat for several; default: all"
-    )
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m tools.aot", description=description)
+    several = "repeat for several; default: all"
+    parser.add_argument("--target", action="append", choices=TARGETS, help=several)
     parser.add_argument("--table", type=files.output, help="write the resource table here, as JSON")
     parser.add_argument(
         "--quick", action="store_true",
-        help="compile the smallest and the largest NPU, some iNALUs, and every kernel for sm_90; launch all",
+        help="compile two NPUs and some iNALUs, every kernel for sm_90; launch all",
     )  # fmt: skip
     parser.add_argument(
-        "--variants",
-        action="store_true",
+        "--variants", action="store_true",
         help="calls without some operands or gradients: all, on every target (slow)",
-    )
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
     options = parser.parse_args(arguments)
     targets = options.target or TARGETS
@@ -92,9 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
         return "all" if options.variants else "some" if target == "sm_90" else ""
 
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(
-        min(options.jobs, len(targets)), mp_context=context
-    ) as pool:
+    processes = min(options.jobs, len(targets))
+    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
         pending = [
             pool.submit(compile_target, target, options.quick, variants(target))
             for target in targets
@@ -106,10 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.table:
         table = {"triton": triton.__version__, "torch": torch.__version__, "rows": rows}
         files.write(options.table, json.dumps(table, indent=1) + "\n")
-    broken = [row for row in rows if row["faults"]]
-    print(
-        f"triton {triton.__version__}: {len(rows)} kernels for {', '.join(targets)}, {len(broken)} over budget"
-    )
+    broken = sum(bool(row["faults"]) for row in rows)
+    compiled = f"{len(rows)} kernels for {', '.join(targets)}"
+    print(f"triton {triton.__version__}: {compiled}, {broken} over budget")
     return 1 if broken else 0
 
 

@@ -1,9 +1,10 @@
-"""What is compiled: calls that reach every shipped configuration, and the rows of a target."""
+"""The compiled calls, which reach every shipped configuration, and the rows of a target."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,18 +14,14 @@ from npu_kernels._operators.precision import float32_matmul_precision
 from tools.aot import loops
 from tools.aot.compiling import compile_instead, faults, measure
 
-ROWS = 4096  # of the calls for measured entries, which hold for any number
+MEASURED_ROWS = 4096  # of the calls for measured entries, which hold for any number of rows
 EPS = torch.finfo(torch.float32).eps
 
 
 def _operands(
-    B: int,
-    I: int,
-    O: int,
-    K: int | None = None,
-    dtype: torch.dtype = torch.float32,
+    B: int, I: int, O: int, K: int | None = None, dtype: torch.dtype = torch.float32,
     shared: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``x, weight, gate, y``; their memory is never read or written."""
     lead = [] if K is None else [K]
     x = torch.empty([B, I] if shared or K is None else [K, B, I], dtype=dtype)
@@ -33,13 +30,9 @@ def _operands(
 
 
 def _npu(
-    *sizes: Any,
-    im: bool = True,
-    gated: bool = True,
-    needs: int = 15,
-    sin: bool = True,
+    *sizes: Any, im: bool = True, gated: bool = True, needs: int = 15, sin: bool = True,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     from npu_kernels._backends.triton import npu
 
     x, weight, gate, y = _operands(*sizes, **options)
@@ -88,34 +81,28 @@ def _inalu(*sizes: Any, save: bool = True, needs: int = 63, **options: Any) -> N
     x, w, _, y = _operands(*sizes, **options)
     nalu.inalu_forward(x, w, w, w, w, w, EPS, 20.0, save)
     if save:
-        nalu.inalu_backward(
-            y, x, w, w, w, w, w, y, y, y, torch.empty_like(y, dtype=torch.int32), EPS, 20.0, needs
-        )
+        flags = torch.empty_like(y, dtype=torch.int32)
+        nalu.inalu_backward(y, x, w, w, w, w, w, y, y, y, flags, EPS, 20.0, needs)
 
 
 def _ode(
-    d: int,
-    h: int,
-    starts: int,
-    method: str = "rk4",
-    save: bool = True,
-    im: bool = True,
+    d: int, h: int, starts: int, method: str = "rk4", save: bool = True, im: bool = True,
     dtype: torch.dtype = torch.float32,
-) -> None:
+) -> None:  # fmt: skip
     from npu_kernels._backends.triton import ode
-    from npu_kernels.ode._reference import METHODS
+    from npu_kernels.ode import METHODS
 
     weight, gate = torch.empty([3, h, d], dtype=dtype), torch.empty([3, d], dtype=dtype)
     u0, tableau = torch.empty([3, starts, d], dtype=dtype), list(METHODS[method])
-    of_model = (weight, weight if im else None, gate, weight.mT)
-    path, slopes, stages = ode.ode_forward(u0, *of_model, tableau, 10, 0.1, EPS, True, True, save)
-    ode.ode_backward(path, slopes, path, *of_model, stages, tableau, 0.1, EPS, True, False, 31)
+    weights = (weight, weight if im else None, gate, weight.mT)
+    path, slopes, stages = ode.ode_forward(u0, *weights, tableau, 10, 0.1, EPS, True, True, save)
+    ode.ode_backward(path, slopes, path, *weights, stages, tableau, 0.1, EPS, True, False, 31)
 
 
 HIGHEST = "highest"  # float32 matmul precision
 Case = tuple[str, str, Callable[[], None]]  # label, float32 matmul precision, what to launch
 
-# One shape per coarse bucket of the tables; "odd" ones have sizes without a common factor with any vector width.
+# B, I and O for each coarse bucket of the tables; "odd" sizes are no multiples of a vector's width.
 SHAPES = {
     "narrow": (4096, 101, 1),
     "medium": (4096, 64, 64),
@@ -124,18 +111,17 @@ SHAPES = {
     "large odd": (4099, 257, 259),
 }
 
-
-# D, h and starts of time loops: a warp of models with one or some starts, and the largest that one program holds.
+# D, h and starts of time loops: a warp of models with one or more starts, and the largest.
 ODE_SIZES = ((2, 6, 3), (3, 9, 1000), (4, 20, 1), (32, 32, 5))
 ODE_SIZES_DOUBLE = ((2, 6, 3), (3, 9, 1), (4, 20, 1), (16, 32, 5))
 
 
 def cases(quick: bool, variants: str) -> Iterator[Case]:
-    """Calls that between them reach every shipped configuration; `quick`: only the smallest and the largest layers, and
-    those that take the most registers.
+    """Calls that together reach every shipped configuration.
 
-    `variants`: "" for all operands and gradients only, "some" or "all" for calls without some of them too. A quick run
-    with variants has every kernel.
+    `quick`: only the smallest and the largest layers, and those that take the most registers.
+    `variants`: "" for calls with all operands and gradients, "some" or "all" for calls without some
+    of them too. A quick run with variants has every kernel.
     """
     yield "small 6 -> 2", HIGHEST, lambda: _npu(100, 6, 2)
     yield "large", HIGHEST, lambda: _npu(*SHAPES["large"])
@@ -162,7 +148,7 @@ def _layers() -> Iterator[Case]:
     for precision in ("highest", "high", "medium"):
         yield f"large odd {precision}", precision, lambda: _npu(*SHAPES["large odd"])
     for name in ("narrow", "medium", "medium odd"):
-        yield name, HIGHEST, lambda name=name: _npu(*SHAPES[name])  # type: ignore[misc]
+        yield name, HIGHEST, partial(_npu, *SHAPES[name])
     yield "float64", HIGHEST, lambda: _npu(*SHAPES["large odd"], dtype=torch.float64)
     yield "nmu small", HIGHEST, lambda: _nmu(100, 6, 2)
     yield "nmu small float64", HIGHEST, lambda: _nmu(100, 6, 2, dtype=torch.float64)
@@ -171,13 +157,14 @@ def _layers() -> Iterator[Case]:
     yield "nmru small float64", HIGHEST, lambda: _nmru(100, 6, 2, dtype=torch.float64)
     yield "nmru large", HIGHEST, lambda: _nmru(1000, 100, 100)
     yield "nmru large, product of signs", HIGHEST, lambda: _nmru(1000, 100, 100, separate=False)
-    for layer, launch in (("nalu", _nalu), ("inalu", _inalu)):
-        yield f"{layer} small", HIGHEST, lambda f=launch: f(100, 6, 2)  # type: ignore[misc]
-        yield f"{layer} medium odd", HIGHEST, lambda f=launch: f(*SHAPES["medium odd"])  # type: ignore[misc]
+    layers: dict[str, Callable[..., None]] = {"nalu": _nalu, "inalu": _inalu}
+    for layer, launch in layers.items():
+        yield f"{layer} small", HIGHEST, partial(launch, 100, 6, 2)
+        yield f"{layer} medium odd", HIGHEST, partial(launch, *SHAPES["medium odd"])
         for precision in ("highest", "high", "medium"):
-            yield f"{layer} large {precision}", precision, lambda f=launch: f(*SHAPES["large"])  # type: ignore[misc]
+            yield f"{layer} large {precision}", precision, partial(launch, *SHAPES["large"])
     for name in ("medium", "narrow", "large odd"):
-        yield f"inalu {name}", HIGHEST, lambda name=name: _inalu(*SHAPES[name])  # type: ignore[misc]
+        yield f"inalu {name}", HIGHEST, partial(_inalu, *SHAPES[name])
     yield "inalu float64", HIGHEST, lambda: _inalu(*SHAPES["large odd"], dtype=torch.float64)
     yield "inalu float64 medium", HIGHEST, lambda: _inalu(*SHAPES["medium"], dtype=torch.float64)
 
@@ -185,15 +172,10 @@ def _layers() -> Iterator[Case]:
 def _loops() -> Iterator[Case]:
     for dtype, sizes in ((torch.float32, ODE_SIZES), (torch.float64, ODE_SIZES_DOUBLE)):
         for size in sizes:
-            name = (
-                f"ode {size[0]} -> {size[1]}, starts {size[2]} {str(dtype).removeprefix('torch.')}"
-            )
-            yield name, HIGHEST, lambda s=size, t=dtype: _ode(*s, dtype=t)  # type: ignore[misc]
-            yield (
-                f"{name} checkpointed",
-                HIGHEST,
-                lambda s=size, t=dtype: _ode(*s, dtype=t, save=False),
-            )  # type: ignore[misc]
+            d, h, starts = size
+            name = f"ode {d} -> {h}, starts {starts} {str(dtype).removeprefix('torch.')}"
+            for label, save in ((name, True), (f"{name} checkpointed", False)):
+                yield label, HIGHEST, partial(_ode, *size, dtype=dtype, save=save)
 
 
 def _variants(all_large: bool) -> Iterator[Case]:
@@ -215,27 +197,24 @@ def _variants(all_large: bool) -> Iterator[Case]:
         "gate only": {"needs": 8},
     }
     for label, options in optional.items():
-        yield f"small {label}", HIGHEST, lambda o=options: _npu(100, 6, 2, **o)  # type: ignore[misc]
+        yield f"small {label}", HIGHEST, partial(_npu, 100, 6, 2, **options)
     for label in list(optional)[: None if all_large else 4]:
         options = optional[label]
-        yield f"large {label}", HIGHEST, lambda o=options: _npu(*SHAPES["large"], **o)  # type: ignore[misc]
+        yield f"large {label}", HIGHEST, partial(_npu, *SHAPES["large"], **options)
     yield "nmu models, shared x", HIGHEST, lambda: _nmu(100, 6, 2, K=3, shared=True)
     yield "nmu models", HIGHEST, lambda: _nmu(100, 6, 2, K=3)
     yield "nmru models, shared x", HIGHEST, lambda: _nmru(100, 6, 2, K=3, shared=True)
     yield "nalu models, shared x", HIGHEST, lambda: _nalu(100, 6, 2, K=3, shared=True)
     yield "nalu without bias", HIGHEST, lambda: _nalu(100, 6, 2, bias=False)
     yield "inalu inference", HIGHEST, lambda: _inalu(100, 6, 2, save=False)
-    yield (
-        "inalu inference float64",
-        HIGHEST,
-        lambda: _inalu(100, 6, 2, save=False, dtype=torch.float64),
-    )
+    double = torch.float64
+    yield "inalu inference float64", HIGHEST, lambda: _inalu(100, 6, 2, save=False, dtype=double)
     yield "inalu bfloat16", HIGHEST, lambda: _inalu(100, 6, 2, dtype=torch.bfloat16)
     yield "inalu weights only", HIGHEST, lambda: _inalu(100, 6, 2, needs=2 + 16)
 
 
 def stored_cases(target: str) -> Iterator[Case]:
-    """Calls for the measured entries of a table, which have exact sizes in their keys."""
+    """Calls for the measured entries of a table, whose keys have exact sizes."""
     from npu_kernels._backends.triton import tuning
 
     pattern = re.compile(r"(\w+) (\w+) (\w+) i(\d+) o(\d+) k(\d+)")
@@ -246,16 +225,17 @@ def stored_cases(target: str) -> Iterator[Case]:
             kernel, dtype, precision = match.group(1, 2, 3)
             i, o, k = map(int, match.group(4, 5, 6))
             launches = {"nmu": _nmu, "npu": _npu_in_one_pass, "nalu": _inalu}
-            case = (launches[kernel.partition("_")[0]], dtype, precision, i, o, k)
+            launch: Callable[..., None] = launches[kernel.partition("_")[0]]
+            case = (launch, dtype, precision, i, o, k)
             if case not in seen:
                 seen.add(case)
                 options = {"K": k if k > 1 else None, "dtype": getattr(torch, dtype)}
                 mode = "highest" if precision == "any" else precision
-                yield key, mode, lambda c=case, n=options: c[0](ROWS, *c[3:5], **n)  # type: ignore[misc]
+                yield key, mode, partial(launch, MEASURED_ROWS, i, o, **options)
 
 
 def large_cases(target: str, quick: bool) -> Iterator[Case]:
-    """Calls that the large kernels take. `quick`: NPU and RealNPU at `highest`, for the targets whose budgets count."""
+    """Calls for the large kernels. `quick`: NPU, RealNPU at `highest`, for targets with budgets."""
     size = (4096, 512, 512)
     if target.startswith("gfx") or (quick and target not in loops.TARGETS):
         return
@@ -270,11 +250,11 @@ def large_cases(target: str, quick: bool) -> Iterator[Case]:
         ("models, shared x", {"K": 3, "shared": True}),
         ("bfloat16", {"dtype": torch.bfloat16}),
     ):
-        yield f"planes {label}", HIGHEST, lambda o=options: _npu(*size, **o)  # type: ignore[misc]
+        yield f"planes {label}", HIGHEST, partial(_npu, *size, **options)
 
 
 def compile_target(target: str, quick: bool = False, variants: str = "") -> list[dict[str, Any]]:
-    """The rows of one target; see `cases`. `quick`: what is left out is launched all the same, and not compiled."""
+    """The rows of a target; see `cases`. With `quick` other calls are launched but not compiled."""
     rows: list[dict[str, Any]] = []
     with compile_instead(target) as done:
         for label, fault in _launch(
@@ -298,7 +278,7 @@ def compile_target(target: str, quick: bool = False, variants: str = "") -> list
 
 
 def _launch(target: str, chosen: Iterable[Case], stored: bool) -> Iterator[tuple[str, str | None]]:
-    """Launches these and, if `stored`, the table's own: after each its label and the error that it ended with."""
+    """Launch the cases and, if `stored`, the table's: yield the label and the error of each."""
     before = float32_matmul_precision()
     for label, precision, launch in [*chosen, *(stored_cases(target) if stored else ())]:
         torch.set_float32_matmul_precision(precision)
@@ -316,19 +296,16 @@ def _launch(target: str, chosen: Iterable[Case], stored: bool) -> Iterator[tuple
 
 
 def _not_reached(target: str, reached: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """A fault for every shipped configuration that no call has used; `reached`: kernels and their launches' options."""
+    """A fault for every shipped configuration that no call used; `reached`: kernels and options."""
     from npu_kernels._backends.triton import tuning
 
     missing = []
     for key, entry in tuning.tables_in_use()[target].items():
         kernel = key.split()[0]
-        # Not seen by the compiler, and what the NMU's launcher makes no wider than the layer.
+        # The compiler does not see the first; the NMU's launcher makes the second fit the layer.
         ignored = {"programs"} | ({"BLOCK_O"} if kernel.startswith("nmu") else set())
-        wanted = {name: value for name, value in entry.items() if name not in ignored}
-        if not any(
-            name == kernel and wanted.items() <= options.items() for name, options in reached
-        ):
-            missing.append(
-                {"target": target, "case": key, "faults": ["no call reached this configuration"]}
-            )
+        config = {name: value for name, value in entry.items() if name not in ignored}.items()
+        if not any(name == kernel and config <= options.items() for name, options in reached):
+            problem = "no call reached this configuration"
+            missing.append({"target": target, "case": key, "faults": [problem]})
     return missing

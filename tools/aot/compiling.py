@@ -1,4 +1,4 @@
-"""Triton's launches as compilations under a stub driver, what they compile to, and their budgets."""
+"""Triton's launches as compilations under a stub driver, their resources and budgets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,7 +25,7 @@ TENSOR_CORE = {
     "sm_90": ("HGMMA", "HMMA"),
     "sm_100": ("UTCHMMA", "HMMA"),
     "gfx942": ("v_mfma_f32",),
-}
+}  # instructions
 TARGETS = tuple(SHARED_MEMORY)
 LEAST_INSTRUCTIONS = 100
 BLOCKS = ("BLOCK_B", "BLOCK_O", "BLOCK_I", "BLOCK_H", "BLOCK_D")
@@ -36,11 +36,11 @@ USED = re.compile(r"Used (\d+) registers")
 OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_]+)")
 
 
-# ---- the stub ------------------------------------------------------------------------------------------------------
+# ---- the stub ----------------------------------------------------------------------------------
 
 
 class StubDriver:
-    """Stands for a device that is not there."""
+    """The driver of an absent device."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -58,27 +58,22 @@ class StubDriver:
         return torch.device("cpu")
 
 
-class Compilation:
-    """One launch that was compiled instead."""
+class Compilation(NamedTuple):
+    """A launch that was compiled instead."""
 
-    def __init__(
-        self, name: str, arguments: dict[str, Any], kernel: Any, log: str, seconds: float
-    ) -> None:
-        self.name, self.arguments, self.kernel, self.log, self.seconds = (
-            name,
-            arguments,
-            kernel,
-            log,
-            seconds,
-        )
+    name: str  # of the kernel
+    arguments: dict[str, Any]  # and options
+    kernel: Any  # as Triton compiled it; None where launches are only listed
+    log: str  # of the assembler
+    seconds: float  # to compile it
 
 
 @contextlib.contextmanager
 def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compilation]]:
-    """Within the block every kernel launch is compiled for the target and appended to the list.
+    """Compile every kernel launch in the block for the target and append it to the list.
 
-    compiles: without it launches are listed only, and have no kernel. For a process that launches nothing else: the
-    stub driver stays.
+    Without `compiles` launches are only listed. For a process that launches nothing else: the stub
+    driver stays.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -87,14 +82,10 @@ def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compila
     from npu_kernels._backends.triton import tuning
 
     if triton.knobs.runtime.interpret:
-        raise RuntimeError(
-            "tools.aot: kernels cannot be compiled in a process with TRITON_INTERPRET=1"
-        )
-    gpu = (
-        GPUTarget("hip", target, 64)
-        if target.startswith("gfx")
-        else GPUTarget("cuda", int(target[3:]), 32)
-    )
+        problem = "kernels cannot be compiled in a process with TRITON_INTERPRET=1"
+        raise RuntimeError(f"tools.aot: {problem}")
+    amd = target.startswith("gfx")
+    gpu = GPUTarget("hip", target, 64) if amd else GPUTarget("cuda", int(target[3:]), 32)
     done: list[Compilation] = []
     compiled: set[int] = set()
     run, log_option = JITFunction.run, triton.knobs.nvidia.dump_ptxas_log
@@ -114,13 +105,10 @@ def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compila
         with contextlib.redirect_stdout(log):
             kernel = run(self, *args, grid=grid, warmup=True, **options)
             kernel = kernel.result() if callable(getattr(kernel, "result", None)) else kernel
-        if id(kernel) not in compiled:  # else a launch like one before it
+        seconds = time.perf_counter() - started
+        if id(kernel) not in compiled:  # else a repeated launch
             compiled.add(id(kernel))
-            done.append(
-                Compilation(
-                    self.__name__, arguments, kernel, log.getvalue(), time.perf_counter() - started
-                )
-            )
+            done.append(Compilation(self.__name__, arguments, kernel, log.getvalue(), seconds))
         return kernel
 
     with tempfile.TemporaryDirectory() as cache:
@@ -143,7 +131,7 @@ def compile_instead(target: str, compiles: bool = True) -> Iterator[list[Compila
                 os.environ["TRITON_CACHE_DIR"] = previous
 
 
-# ---- reading what came out -----------------------------------------------------------------------------------------
+# ---- resources of compiled kernels -------------------------------------------------------------
 
 
 def _tool(name: str) -> str:
@@ -177,13 +165,13 @@ def _amd(kernel: Any) -> dict[str, Any]:
     text = kernel.asm["amdgcn"]
 
     def number(key: str) -> int:
-        found = re.search(rf"\.{key}:\s*(\d+)", text)
-        return int(found[1]) if found else 0
+        match = re.search(rf"\.{key}:\s*(\d+)", text)
+        return int(match[1]) if match else 0
 
     return {
         "registers": number("vgpr_count"),
-        "spill_bytes": 4
-        * number("vgpr_spill_count"),  # scalar registers spill into lanes of vector registers
+        # Scalar registers spill into lanes of vector registers.
+        "spill_bytes": 4 * number("vgpr_spill_count"),
         "instructions": len(re.findall(r"^\t[a-z]+_[a-z]", text, re.MULTILINE)),
         "stores": len(re.findall(r"\b(?:global|buffer)_store", text)),
         "tensor_core": dict(collections.Counter(re.findall(r"v_mfma_[a-z]+\d+", text))),
@@ -191,7 +179,7 @@ def _amd(kernel: Any) -> dict[str, Any]:
 
 
 def measure(compilation: Compilation, target: str) -> dict[str, Any]:
-    """One row of the resource table: what was compiled and what it takes."""
+    """A row of the resource table: the kernel, its options and its resources."""
     kernel, arguments = compilation.kernel, compilation.arguments
     blocks = [str(arguments[name]) for name in BLOCKS if name in arguments]
     row = {
@@ -210,17 +198,17 @@ def measure(compilation: Compilation, target: str) -> dict[str, Any]:
 
 def faults(row: dict[str, Any]) -> list[str]:
     """Every budget that a row exceeds."""
-    target, found = row["target"], []
+    target, exceeded = row["target"], []
+    registers, shared = REGISTERS[target], SHARED_MEMORY[target]
     if row["spill_bytes"]:
-        found.append(f"spills {row['spill_bytes']} bytes")
-    if not 0 < row["registers"] <= REGISTERS[target]:
-        found.append(f"{row['registers']} registers, limit {REGISTERS[target]}")
-    if row["shared_bytes"] > SHARED_MEMORY[target]:
-        found.append(f"{row['shared_bytes']} bytes of shared memory, limit {SHARED_MEMORY[target]}")
+        exceeded.append(f"spills {row['spill_bytes']} bytes")
+    if not 0 < row["registers"] <= registers:
+        exceeded.append(f"{row['registers']} registers, limit {registers}")
+    if row["shared_bytes"] > shared:
+        exceeded.append(f"{row['shared_bytes']} bytes of shared memory, limit {shared}")
     if row["instructions"] < LEAST_INSTRUCTIONS or not row["stores"]:
-        found.append(f"empty: {row['instructions']} instructions, {row['stores']} stores")
-    if row["passes"] and not any(
-        name.startswith(TENSOR_CORE[target]) for name in row["tensor_core"]
-    ):
-        found.append("no tensor-core instruction")
-    return found
+        exceeded.append(f"empty: {row['instructions']} instructions, {row['stores']} stores")
+    tensor_core = any(name.startswith(TENSOR_CORE[target]) for name in row["tensor_core"])
+    if row["passes"] and not tensor_core:
+        exceeded.append("no tensor-core instruction")
+    return exceeded

@@ -1,12 +1,13 @@
-"""The loops around matrix units' instructions, and the budgets of the kernels for large layers (`npu_large`).
+"""The loops around matrix units' instructions, and the budgets of large layers' kernels.
 
-For sm_90 and sm_100, each of those must do at least :data:`GAIN` times the multiply-adds of the one-pass kernel for the
-same target, for each instruction that it issues; wait at most once for a product of depth DEPTH; and have shared memory
-for two stages.
+For sm_90 and sm_100, each large kernel must do at least :data:`GAIN` times the multiply-adds of the
+one-pass kernel for the same target, for each instruction that it issues; wait at most once for a
+product of depth DEPTH; and have shared memory for two stages.
 
-Multiply-adds are those of the layer's formula: for each row, input and output two with log r and two with the mask
-forward, two in backward_x, two and two in backward_w. How many products of narrower numbers they are made of (six and
-three in the one-pass kernels, three and two here) does not count.
+Multiply-adds are those of the layer's formula: for each row, input and output two with log r and
+two with the mask forward, two in backward_x, two and two in backward_w. The number of products of
+narrower numbers that make them (six and three in the one-pass kernels, three and two here) does not
+count.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ MATRIX = ("HGMMA", "UTCHMMA", "HMMA")
 
 
 def loops(text: str) -> list[dict[str, int]]:
-    """For each matrix instruction of a disassembly the shortest loop around it: how many instructions it has, how many
-    of the matrix units, and how often it waits for them.
+    """The shortest loop around each matrix instruction of a disassembly.
 
-    On sm_90 an instruction waits for those before it. On sm_100 one makes a barrier wait for those before it.
+    Counts its instructions, those of the matrix units, and its waits for them: on sm_90 an
+    instruction that waits for earlier ones, on sm_100 one that makes a barrier wait for them.
     """
     names: list[str] = []
     labels: dict[str, int] = {}
@@ -40,15 +41,15 @@ def loops(text: str) -> list[dict[str, int]]:
     for line in text.splitlines():
         if label := LABEL.match(line):
             labels[label[1]] = len(names)
-        elif found := INSTRUCTION.match(line):
-            name = "WAIT" if found[1] == "UTCBAR" or found[2].startswith(".DEPBAR") else found[1]
-            if name == "BRA" and (to := JUMP.search(found[2])):
-                jumps.append((len(names), to[1]))
-            names.append(name)
-    backward = [(labels[to], at) for at, to in jumps if labels.get(to, at + 1) <= at]
+        elif match := INSTRUCTION.match(line):
+            name, operands = match.groups()
+            if name == "BRA" and (target := JUMP.search(operands)):
+                jumps.append((len(names), target[1]))
+            names.append("WAIT" if name == "UTCBAR" or operands.startswith(".DEPBAR") else name)
+    backward = [(labels[to], last) for last, to in jumps if labels.get(to, last + 1) <= last]
     shortest = set()
-    for at, name in enumerate(names):
-        around = [(last - first, first, last) for first, last in backward if first <= at <= last]
+    for index, name in enumerate(names):
+        around = [(last - first, first, last) for first, last in backward if first <= index <= last]
         if name in MATRIX and around:
             shortest.add(min(around)[1:])
     result = []
@@ -60,20 +61,20 @@ def loops(text: str) -> list[dict[str, int]]:
 
 
 def _part(row: dict[str, Any]) -> str | None:
-    """Forward, backward_x or backward_w of an NPU on tiles."""
-    found = re.fullmatch(r"npu_(?:large_)?(forward|backward_x|backward_w)", row.get("kernel", ""))
-    return found[1] if found else None
+    """The part of an NPU on tiles that a kernel computes: forward, backward_x or backward_w."""
+    match = re.fullmatch(r"npu_(?:large_)?(forward|backward_x|backward_w)", row.get("kernel", ""))
+    return match[1] if match else None
 
 
 def _main_loops(row: dict[str, Any]) -> list[dict[str, int]]:
-    """Those of a large kernel with three products of a step, and with two, of the mask: the shortest of each.
+    """The shortest loop of a large kernel with three products, and that with two, of the mask.
 
     Others repair infinities, or are jumps back from code that was moved to the end.
     """
     products = (3,) if _part(row) == "backward_x" else (3, 2)
-    wanted = [number * row["options"]["DEPTH"] // DEEP for number in products]
-    found = [[loop for loop in row["loops"] if loop["matrix"] == number] for number in wanted]
-    return [min(group, key=lambda loop: loop["instructions"]) for group in found if group]
+    counts = [number * row["options"]["DEPTH"] // DEEP for number in products]
+    groups = [[loop for loop in row["loops"] if loop["matrix"] == count] for count in counts]
+    return [min(group, key=lambda loop: loop["instructions"]) for group in groups if group]
 
 
 def multiply_adds(row: dict[str, Any]) -> float:
@@ -90,7 +91,7 @@ def multiply_adds(row: dict[str, Any]) -> float:
 
 
 def large_faults(rows: list[dict[str, Any]]) -> None:
-    """Add to the faults of one target's large kernels with three products; rows hold its one-pass kernels too."""
+    """Add faults to the rows of a target's large kernels; its one-pass kernels are rows too."""
     one_pass = {}
     for row in rows:
         if _part(row) and row["passes"] == 6 and row.get("loops") and row["case"] == "large":
@@ -110,11 +111,9 @@ def large_faults(rows: list[dict[str, Any]]) -> None:
         ]
         stage = 4 * TILE * depth * 2
         if row["shared_bytes"] < 2 * stage:
-            row["faults"].append(
-                f"{row['shared_bytes']} bytes of shared memory, two stages take {2 * stage}"
-            )
+            memory = f"{row['shared_bytes']} bytes of shared memory"
+            row["faults"].append(f"{memory}, two stages take {2 * stage}")
         gain = multiply_adds(row) / one_pass[_part(row)]
         if gain < GAIN:
-            row["faults"].append(
-                f"{gain:.1f} times the one-pass kernel's multiply-adds an instruction, least {GAIN}"
-            )
+            rate = "the one-pass kernel's multiply-adds an instruction"
+            row["faults"].append(f"{gain:.1f} times {rate}, least {GAIN}")

@@ -24,36 +24,25 @@ orphan: true
 
 # What the Triton kernels compile to
 
-Made by `make resources` from `python -m tools.aot`, which compiles every kernel and shipped configuration ahead of
-time, without a GPU, and fails when one exceeds its budget: a register spill, more registers or shared memory than the
-target has, an empty kernel, no tensor-core instruction where the scheme promises them (`passes` > 0). None of this says
-how fast a kernel is. Registers are per thread, spills and shared memory in bytes; instructions are those of the
-disassembly; tensor-core instructions by name.
+Made by `make resources` from `python -m tools.aot`, which compiles every kernel and shipped
+configuration ahead of time, without a GPU, and fails when one exceeds its budget: a register spill,
+more registers or shared memory than the target has, an empty kernel, no tensor-core instruction
+where the scheme promises them (`passes` > 0). None of this says how fast a kernel is. Registers are
+per thread, spills and shared memory in bytes; instructions are those of the disassembly; tensor-
+core instructions by name.
 """
-COLUMNS = (
-    "kernel",
-    "case",
-    "tile",
-    "passes",
-    "warps",
-    "stages",
-    "registers",
-    "spills",
-    "shared",
-    "instructions",
-)
-KEYS = (
-    "kernel",
-    "case",
-    "tile",
-    "passes",
-    "warps",
-    "stages",
-    "registers",
-    "spill_bytes",
-    "shared_bytes",
-    "instructions",
-)
+CASE_KEYS = ("kernel", "case", "tile", "passes", "warps", "stages")
+KEYS = (*CASE_KEYS, "registers", "spill_bytes", "shared_bytes", "instructions")  # of a row
+COLUMNS = (*CASE_KEYS, "registers", "spills", "shared", "instructions", "tensor core")
+SUMMARY = ("kernels", "registers", "shared", "instructions", "that spill", "over budget")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _head(columns: Sequence[str]) -> list[str]:
+    return [_line(columns), "|" + " --- |" * len(columns)]
 
 
 def _range(rows: Sequence[Row], key: str) -> str:
@@ -65,69 +54,48 @@ def summary(version: str, rows: Sequence[Row]) -> list[str]:
     """A line per target."""
     lines = []
     for target in dict.fromkeys(row["target"] for row in rows):
-        own = [row for row in rows if row["target"] == target and "registers" in row]
-        spilling = sum(row["spill_bytes"] > 0 for row in own)
+        compiled = [row for row in rows if row["target"] == target and "registers" in row]
+        spilling = sum(row["spill_bytes"] > 0 for row in compiled)
         over = sum(bool(row["faults"]) for row in rows if row["target"] == target)
-        cells = [version, target, str(len(own)), *(_range(own, key) for key in KEYS[6:])]
-        del cells[4]
-        lines.append("| " + " | ".join([*cells, str(spilling), str(over)]) + " |")
+        keys = ("registers", "shared_bytes", "instructions")
+        ranges = [_range(compiled, key) for key in keys]
+        lines.append(
+            _line([version, target, str(len(compiled)), *ranges, str(spilling), str(over)])
+        )
     return lines
 
 
 def section(version: str, target: str, rows: Sequence[Row]) -> list[str]:
     """All rows of one target."""
-    lines = [
-        f"## {target}, Triton {version}",
-        "",
-        "| " + " | ".join((*COLUMNS, "tensor core")) + " |",
-    ]
-    lines.append("|" + " --- |" * (len(COLUMNS) + 1))
+    lines = [f"## {target}, Triton {version}", "", *_head(COLUMNS)]
     for row in rows:
         cells = ["" if row.get(key) is None else str(row[key]) for key in KEYS]
         tensor = ", ".join(f"{count} {name}" for name, count in row.get("tensor_core", {}).items())
-        lines.append(
-            "| "
-            + " | ".join([*cells, tensor + "".join(f" **{fault}**" for fault in row["faults"])])
-            + " |"
-        )
+        faults = "".join(f" **{fault}**" for fault in row["faults"])
+        lines.append(_line([*cells, tensor + faults]))
     return [*lines, ""]
 
 
 def document(tables: Sequence[dict[str, Any]]) -> str:
     """The document of several tables as `tools.aot --table` writes them."""
-    head = (
-        "Triton",
-        "target",
-        "kernels",
-        "registers",
-        "shared",
-        "instructions",
-        "that spill",
-        "over budget",
-    )
-    lines = [HEAD, "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines = [HEAD, *_head(("Triton", "target", *SUMMARY))]
     for table in tables:
         lines += summary(table["triton"], table["rows"])
     lines.append("")
     for table in tables:
         for target in dict.fromkeys(row["target"] for row in table["rows"]):
-            lines += section(
-                table["triton"], target, [row for row in table["rows"] if row["target"] == target]
-            )
+            rows = [row for row in table["rows"] if row["target"] == target]
+            lines += section(table["triton"], target, rows)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read, write or print; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.aot.report", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument(
-        "tables", nargs="+", type=Path, metavar="TABLE", help="written by `tools.aot --table`"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the document there instead of printing it"
-    )
+    """Read the tables, write or print the document, and return the exit status."""
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m tools.aot.report", description=description)
+    written = "written by `tools.aot --table`"
+    parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE", help=written)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the document to this file")
     options = parser.parse_args(arguments)
     try:
         text = document([json.loads(path.read_text()) for path in options.tables])

@@ -9,15 +9,10 @@ EXPERIMENT = Experiment(
     "fitted",
     (
         Table(
-            "fitted",
-            "The arithmetic tasks with `npu_kernels.fit`",
-            task.COLUMNS,
-            report.section,
-            report.checks,
-            report.short_table,
-            key=task.key,
+            "fitted", "The arithmetic tasks with `npu_kernels.fit`", task.COLUMNS, report.section,
+            report.checks, report.short_table, key=task.key,
         ),
     ),
     task.plan,
     published=False,
-)
+)  # fmt: skip

@@ -1,18 +1,19 @@
-"""What `npu_kernels.fit` makes of the paper's arithmetic tasks: its default recipe, beside the published numbers.
+"""The paper's arithmetic tasks by `npu_kernels.fit` with its default recipe.
 
-    simple    NPU(2, 6) -> NAU(6, 4) learns x + y, x y, x / y and sqrt(x), as there; 1,000 rows, 16 starts
-    large     NAU(100, 100) -> NPU(100, 1) learns one of four operations on sums of 50 inputs, as there; the first
-              4,096 points of the Sobol stream that all runs share, 16 starts; NPU on x also 128: one in fifty finds it
+    simple    NPU(2, 6) -> NAU(6, 4) learns x + y, x y, x / y and sqrt(x), as in the paper; 1,000
+              rows, 16 starts
+    large     NAU(100, 100) -> NPU(100, 1) learns one of four operations on sums of 50 inputs, as in
+              the paper; the first 4,096 points of the Sobol stream that all runs share, 16 starts;
+              NPU on x also 128: one in fifty finds it
 
-A run is one seed's fit; only the training range goes in, and what is tested is the model that comes back. `steps` are
-model-steps of the task's own batch, 100 or 128 rows: the rows of all gradients of all starts, over that. The paper's
-runs take 20,000 and 100,000.
+A run is one seed's fit; only the training range goes in, and what is tested is the model that comes
+back. `steps` are model-steps of the task's own batch, 100 or 128 rows: the rows of all gradients of
+all starts, over that number. The paper's runs take 20,000 and 100,000.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ from npu_kernels import NAU, NPU, RealNPU
 from npu_kernels.fitting import Recipe, Run
 
 COLUMNS = (
-    "task_set", "task", "model", "starts", "seed", "error", "held_out", "steps", "kind", "denominator", "n_params",
-    "seconds",
+    "task_set", "task", "model", "starts", "seed", "error", "held_out", "steps", "kind",
+    "denominator", "n_params", "seconds",
 )  # fmt: skip
 MODELS: dict[str, type[NPU | RealNPU]] = {"NPU": NPU, "RealNPU": RealNPU}
 STARTS, MORE_STARTS, QUICK_STARTS = 16, {("NPU", "mul"): 128}, 4
@@ -40,35 +41,27 @@ ZERO = 1e-2  # parameters above this count, as in the large task of the code
 
 
 def batches(seeds: int | None, quick: bool, variant: str, device: str) -> list[Batch]:
-    """The work: a run of the simple task for each seed, of the large one for each seed and operation."""
-    found = []
+    """The work: a simple run for each seed, a large one for each seed and operation."""
+    planned = []
     for task_set, tasks in (("simple", ["all"]), ("large", list(large.TASKS))):
         for model in MODELS:
-            cells = [(task, STARTS) for task in tasks]
-            cells += [
+            more = [
                 (task, MORE_STARTS[model, task]) for task in tasks if (model, task) in MORE_STARTS
             ]
-            for task, starts in cells:
+            for task, starts in [*((task, STARTS) for task in tasks), *more]:
+                label = f"{task_set}-{model}-{task}-{starts}"
+                settings = {
+                    "task_set": task_set, "model": model, "task": task,
+                    "starts": QUICK_STARTS if quick else starts, "quick": quick,
+                    "variant": variant, "device": device,
+                }  # fmt: skip
+                cost = 1.0 if task_set == "simple" else 5.0
                 for seed in range(seeds or (QUICK_SEEDS if quick else SEEDS[task_set])):
-                    found.append(
-                        Batch(
-                            experiment="fitted",
-                            label=f"{task_set}-{model}-{task}-{starts}-{seed:04d}",
-                            settings={
-                                "task_set": task_set,
-                                "model": model,
-                                "task": task,
-                                "starts": QUICK_STARTS if quick else starts,
-                                "quick": quick,
-                                "variant": variant,
-                                "device": device,
-                            },
-                            runs=({"seed": seed},),
-                            cost=1.0 if task_set == "simple" else 5.0,
-                            make=make,
-                        )
+                    run = ({"seed": seed},)
+                    planned.append(
+                        Batch("fitted", f"{label}-{seed:04d}", settings, run, cost, Fitted)
                     )
-    return found
+    return planned
 
 
 def plan(options: Namespace) -> list[Batch]:
@@ -80,14 +73,12 @@ def data(task_set: str, task: str, seed: int, variant: str) -> tuple[Tensor, Ten
     """The rows of a run."""
     if task_set == "simple":
         source = simple.Data([seed], variant, torch.float32, torch.device("cpu"))
-        steps = range(1, 1 + COUNTS[task_set] // simple.ROWS)
-        x, y = (
-            torch.cat(parts, 1)[0] for parts in zip(*(source(step) for step in steps), strict=True)
-        )
+        steps = map(source, range(1, 1 + COUNTS[task_set] // simple.ROWS))
+        x, y = (torch.cat(parts, 1)[0] for parts in zip(*steps, strict=True))
         return x, y
-    there = large.TASKS[task]
-    x = large.training_points(Sobol(large.INPUTS), 0, COUNTS[task_set], *there.train)
-    return x, there.operation(*large.sums(x)).unsqueeze(1)
+    record = large.TASKS[task]
+    x = large.training_points(Sobol(large.INPUTS), 0, COUNTS[task_set], *record.train)
+    return x, record.operation(*large.sums(x)).unsqueeze(1)
 
 
 class Fitted:
@@ -96,29 +87,21 @@ class Fitted:
     def __init__(self, batch: Batch) -> None:
         self.settings, self.seed = batch.settings, batch.runs[0]["seed"]
         self.device = torch.device(self.settings["device"])
-        unit, k, clip = (
-            MODELS[self.settings["model"]],
-            self.settings["starts"],
-            self.settings["variant"] == "paper",
-        )
-        if self.settings["task_set"] == "simple":
+        task_set, variant = self.settings["task_set"], self.settings["variant"]
+        unit, k = MODELS[self.settings["model"]], self.settings["starts"]
+        clip, size = variant == "paper", large.INPUTS
+        if task_set == "simple":
             model = nn.Sequential(unit(2, 6, num_models=k), NAU(6, 4, num_models=k, clip=clip))
         else:
-            size = large.INPUTS
-            model = nn.Sequential(
-                NAU(size, size, num_models=k, clip=clip), unit(size, 1, num_models=k)
-            )
-        x, y = data(
-            self.settings["task_set"], self.settings["task"], self.seed, self.settings["variant"]
-        )
-        recipe = QUICK if self.settings["quick"] else Recipe()
-        self.run = Run(
-            model.to(self.device), x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit"
-        )
+            first = NAU(size, size, num_models=k, clip=clip)
+            model = nn.Sequential(first, unit(size, 1, num_models=k))
+        x, y = data(task_set, self.settings["task"], self.seed, variant)
+        recipe, model = QUICK if self.settings["quick"] else Recipe(), model.to(self.device)
+        self.run = Run(model, x.unsqueeze(0), y.unsqueeze(0), [self.seed], recipe, "fit")
         self.total, self.done = self.run.total, self.run.done
 
     def advance(self, steps: int) -> None:
-        """Make so many more steps; fewer where no model is left."""
+        """Make another `steps` steps; fewer where no model is left."""
         self.run.advance(steps)
         self.done = self.run.done
 
@@ -133,48 +116,32 @@ class Fitted:
 
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         """A row for each operation, and the model's parameters ``[1, P]``."""
-        found, task_set, task = self.run.result(), self.settings["task_set"], self.settings["task"]
-        if task_set == "simple":
-            errors = simple.evaluate_errors(found.models, 1, torch.float32, self.device)
-            rows = simple.ROWS
+        fit, task, variant = self.run.result(), self.settings["task"], self.settings["variant"]
+        models, where = fit.models, (torch.float32, self.device)
+        if self.settings["task_set"] == "simple":
+            errors, rows = simple.evaluate_errors(models, 1, *where), simple.ROWS
         else:
-            errors = {
-                task: large.evaluate_mse(
-                    found.models, [task], self.settings["variant"], torch.float32, self.device
-                )
-            }
-            rows = large.ROWS
-        parameters = torch.cat([p.detach().flatten(1) for p in found.models.parameters()], 1).cpu()
+            errors, rows = {task: large.evaluate_mse(models, [task], variant, *where)}, large.ROWS
+        parameters = torch.cat([p.detach().flatten(1) for p in models.parameters()], 1).cpu()
         common = {
-            "task_set": task_set,
-            "model": self.settings["model"],
-            "starts": self.settings["starts"],
+            **{name: self.settings[name] for name in ("task_set", "model", "starts")},
             "seed": self.seed,
-            "held_out": float(found.score),
-            "steps": float(found.rows) / rows,
-            "kind": found.chosen[0].kind,
-            "denominator": found.chosen[0].denominator,
+            "held_out": float(fit.score),
+            "steps": float(fit.rows) / rows,
+            "kind": fit.chosen[0].kind,
+            "denominator": fit.chosen[0].denominator,
             "n_params": int((parameters.abs() > ZERO).sum()),
-            "seconds": round(found.seconds, 1),
+            "seconds": round(fit.seconds, 1),
         }
-        return [
-            {**common, "task": name, "error": float(error)} for name, error in errors.items()
-        ], {"parameters": parameters}
-
-
-def make(batch: Batch) -> Fitted:
-    """A batch at its start."""
-    return Fitted(batch)
+        table = [{**common, "task": name, "error": float(e)} for name, e in errors.items()]
+        return table, {"parameters": parameters}
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
     """The order of the table."""
-    sets: Sequence[str] = list(SEEDS)
-    model = list(MODELS).index(row["model"])
-    return (
-        sets.index(row["task_set"]),
-        simple.TASKS.index(row["task"]),
-        model,
-        row["starts"],
-        row["seed"],
+    names = (
+        (list(SEEDS), row["task_set"]),
+        (simple.TASKS, row["task"]),
+        (list(MODELS), row["model"]),
     )
+    return *(values.index(value) for values, value in names), row["starts"], row["seed"]

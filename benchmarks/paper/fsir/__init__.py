@@ -1,4 +1,5 @@
-"""The fractional SIR model: task.py and dense.py train, models.py keeps the best, report.py and picture.py show."""
+"""The fractional SIR model: task.py and dense.py train, models.py keeps the best, report.py and
+picture.py show."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from benchmarks.paper.fsir import models, picture, report, task
 
 
 def _table(options: Namespace) -> str:
-    """What is not as published has its own."""
+    """The name of the table: what is not as published has another one."""
     return "fsir" if options.integrator == "euler" else f"fsir-{options.integrator}"
 
 
@@ -17,45 +18,21 @@ EXPERIMENT = Experiment(
     "fsir",
     (
         Table(
-            "fsir",
-            "Fractional SIR model",
-            task.COLUMNS,
-            report.section,
-            report.checks,
-            report.phase_table,
-            keep=models.keep_best,
-            models_section=models.section,
-            picture=picture.picture,
-            entries=report.ENTRIES,
-            beside="fsir-adjoint",
+            "fsir", "Fractional SIR model", task.COLUMNS, report.section, report.checks,
+            report.phase_table, keep=models.keep_best, models_section=models.section,
+            picture=picture.picture, entries=report.ENTRIES, beside="fsir-adjoint",
         ),
         Table(
-            "fsir-adjoint",
-            "Fractional SIR model, the authors' gradient",
-            task.COLUMNS,
-            report.section,
-            report.checks,
-            keep=models.keep_best,
+            "fsir-adjoint", "Fractional SIR model, the authors' gradient", task.COLUMNS,
+            report.section, report.checks, keep=models.keep_best,
         ),
         Table(
-            "fsir-rk4",
-            "Fractional SIR model, accurate integrator",
-            task.COLUMNS,
-            report.section,
-            report.accurate_checks,
-            keep=models.keep_best,
-            models_section=models.section,
+            "fsir-rk4", "Fractional SIR model, accurate integrator", task.COLUMNS, report.section,
+            report.accurate_checks, keep=models.keep_best, models_section=models.section,
             picture=picture.picture,
         ),
     ),
     task.plan,
-    options=(
-        Option(
-            "integrator",
-            ("euler", "adjoint", "rk4"),
-            "adjoint: Euler's, the authors' gradient",
-            default="euler",
-        ),
-    ),
+    options=(Option("integrator", task.INTEGRATORS, task.ADJOINT, default="euler"),),
     table=_table,
-)
+)  # fmt: skip

@@ -1,10 +1,12 @@
-"""The authors' gradient of a neural ODE: the continuous adjoint equation, backwards by Euler's method with steps of 1.
+"""The authors' gradient of a neural ODE: the continuous adjoint equation, by Euler's steps of 1.
 
-    da/dt = -J(u(t))' a        dg/dt = -(df/dtheta)' a        u(t): cubic Hermite polynomials of the forward solution
+    da/dt = -J(u(t))' a        dg/dt = -(df/dtheta)' a
+    u(t): cubic Hermite polynomials of the forward solution
 
-from the last time to 0. At each save time a gets the loss's derivative for the state there, and a step ends there. That
-is what InterpolatingAdjoint of DiffEqSensitivity does with the forward solver. With accurate steps it is
-the gradient of the loss; with these coarse ones it is the gradient of no function.
+from the last time to 0. At each save time a gets the loss's derivative for the state there, and a
+step ends there. That is what InterpolatingAdjoint of DiffEqSensitivity does with the forward
+solver. With accurate steps it is the gradient of the loss; with these coarse ones it is the
+gradient of no function.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from torch import Tensor
 
 from npu_kernels import functional, ode
 
-Field = Callable[
-    [Tensor, Sequence[Tensor]], Tensor
-]  # states [K, S, 3] and parts of the parameters to slopes [K, S, 3]
+# From states [K, S, 3] and parts of the parameters to slopes [K, S, 3].
+Field = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 
 def power(u: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -37,9 +38,9 @@ def dense(u: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 
 def backward_steps(times: Tensor, dt: float) -> tuple[Tensor, Tensor, list[int]]:
-    """Where the backward steps begin ``[S]``, their lengths ``[S]``, and the save time that each begins at; -1: none.
+    """The backward steps: begins ``[S]``, lengths ``[S]``, the save times that they begin at or -1.
 
-    Their length is dt; the last one before a save time is as short as it has to be.
+    A step's length is dt; the last one before a save time is as short as it has to be.
     """
     begin, length, saved = [], [], []
     for index in range(len(times) - 1, 0, -1):
@@ -52,14 +53,9 @@ def backward_steps(times: Tensor, dt: float) -> tuple[Tensor, Tensor, list[int]]
 
 
 def gradient(
-    field: Field,
-    parts: list[Tensor],
-    states: Tensor,
-    slopes: Tensor,
-    jumps: Tensor,
-    times: Tensor,
-    dt: float,
-) -> list[Tensor]:
+    field: Field, parts: list[Tensor], states: Tensor, slopes: Tensor, jumps: Tensor,
+    times: Tensor, dt: float,
+) -> list[Tensor]:  # fmt: skip
     """The gradient for the parts of the parameters.
 
     Args:
@@ -71,21 +67,16 @@ def gradient(
         dt: of the steps, forward and backward.
     """
     begin, length, saved = backward_steps(times, dt)
-    u = (
-        ode.interpolate(states, begin, dt=dt, method="hermite", derivatives=slopes)
-        .detach()
-        .requires_grad_()
-    )
+    u = ode.interpolate(states, begin, dt=dt, method="hermite", derivatives=slopes)
+    u = u.detach().requires_grad_()
     parts = [part.detach().requires_grad_() for part in parts]
     with torch.enable_grad():
         f = field(u, parts)
         sums = f.sum((0, 1)).unbind()
-    rows = [torch.autograd.grad(one, u, retain_graph=True)[0] for one in sums]
+    rows = [torch.autograd.grad(total, u, retain_graph=True)[0] for total in sums]
     transposed = torch.stack(rows, -1)  # [K, S, 3, 3]: of u_j and f_i
-    pull = (
-        torch.eye(f.shape[-1], dtype=f.dtype, device=f.device) + length.view(-1, 1, 1) * transposed
-    )
-    steps = pull.transpose(0, 1).contiguous()
+    eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
+    steps = (eye + length.view(-1, 1, 1) * transposed).transpose(0, 1).contiguous()
     a, held = torch.zeros_like(jumps[:, 0]).unsqueeze(2), []
     for n, index in enumerate(saved):
         if index >= 0:

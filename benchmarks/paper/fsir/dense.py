@@ -1,8 +1,11 @@
-"""The fractional SIR experiment's rival: dense networks ``u' = W3 tanh(W2 tanh(W1 u + b1) + b2) + b3`` in Euler's loop.
+"""The fractional SIR experiment's rival: dense networks in Euler's loop.
 
-K networks at once; forward one step after the other, a batched product per layer. Backward in two parts, because only
-three numbers per model pass from step to step: the Jacobians of all steps are three large products, the recursion over
-them is three by three, and the weights' gradients are large products again.
+    u' = W3 tanh(W2 tanh(W1 u + b1) + b2) + b3
+
+K networks at once; forward one step after the other, a batched product per layer. Backward in two
+parts, because only three numbers per model pass from step to step: the Jacobians of all steps are
+three large products, the recursion over them is three by three, and the weights' gradients are
+large products again.
 
     J_n = W3 diag(1 - a2^2) W2 diag(1 - a1^2) W1
     v_n = gs_n + dt g_{n+1}            g_n = gu_n + g_{n+1} + J_n' v_n
@@ -53,31 +56,30 @@ class _Euler(torch.autograd.Function):
         gu, gs = grads  # [K, steps + 1, D]
         models, h, d = w1.shape
         count = gu.shape[1]
-        u, a1, a2 = (
-            t.squeeze(3).permute(1, 2, 0).contiguous() for t in (u, a1, a2)
-        )  # [K, D or h, steps + 1]
+        # [K, D or h, steps + 1]
+        u, a1, a2 = (t.squeeze(3).permute(1, 2, 0).contiguous() for t in (u, a1, a2))
         slope1, slope2 = 1 - a1 * a1, 1 - a2 * a2
         inner = (slope1.unsqueeze(3) * w1.unsqueeze(2)).view(models, h, count * d)
         inner = torch.bmm(w2, inner).view(models, h, count, d) * slope2.unsqueeze(3)
         jacobian = torch.bmm(w3, inner.view(models, h, count * d)).view(models, d, count, d)
         jacobian = jacobian.permute(2, 0, 3, 1).contiguous()  # transposed, [steps + 1, K, D, D]
 
-        own = gs.transpose(0, 1).unsqueeze(3)
-        direct = torch.matmul(jacobian, own) + gu.transpose(0, 1).unsqueeze(3)
+        of_slopes = gs.transpose(0, 1).unsqueeze(3)
+        direct = torch.matmul(jacobian, of_slopes) + gu.transpose(0, 1).unsqueeze(3)
         pull = ctx.dt * jacobian + torch.eye(d, dtype=u.dtype, device=u.device)
         g = torch.empty_like(direct)  # [steps + 1, K, D, 1]
         g[-1] = direct[-1]
         for n in range(count - 2, -1, -1):
             torch.baddbmm(direct[n], pull[n], g[n + 1], out=g[n])
-        v = own.clone()
+        v = of_slopes.clone()
         v[:-1] += ctx.dt * g[1:]
         v = v.squeeze(3).permute(1, 2, 0).contiguous()  # [K, D, steps + 1]
 
         delta2 = torch.bmm(w3.mT, v) * slope2
         delta1 = torch.bmm(w2.mT, delta2) * slope1
         weights = (
-            torch.bmm(delta1, u.mT), delta1.sum(2), torch.bmm(delta2, a1.mT), delta2.sum(2), torch.bmm(v, a2.mT),
-            v.sum(2),
+            torch.bmm(delta1, u.mT), delta1.sum(2), torch.bmm(delta2, a1.mT), delta2.sum(2),
+            torch.bmm(v, a2.mT), v.sum(2),
         )  # fmt: skip
         return None, None, None, *weights
 
@@ -88,6 +90,6 @@ def shapes(h: int, d: int = 3) -> list[tuple[int, ...]]:
 
 
 def rollout(u0: Tensor, weights: list[Tensor], steps: int, dt: float) -> tuple[Tensor, Tensor]:
-    """States and slopes ``[K, steps + 1, D]`` from ``u0 [D]``; first derivatives for the weights only."""
+    """States, slopes ``[K, steps + 1, D]`` from ``u0 [D]``; first derivatives for weights only."""
     states, slopes = _Euler.apply(u0, steps, dt, *(weight.contiguous() for weight in weights))
     return states, slopes

@@ -1,4 +1,4 @@
-"""The models of the rows: which are kept, as layers of the package, and their equations as text."""
+"""The models of the rows: the choice, as layers of the package, and their equations as text."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def module(model: str, h: int, parameters: Tensor) -> nn.Sequential:
     power = kind(3, h, dtype=torch.float64)
     nau = NAU(h, 3, dtype=torch.float64, clip=False)
     with torch.no_grad():
-        for own, part in zip([*power.parameters(), nau.weight], parts, strict=True):
-            own.copy_(part[0].view_as(own))
+        for parameter, part in zip([*power.parameters(), nau.weight], parts, strict=True):
+            parameter.copy_(part[0].view_as(parameter))
     return nn.Sequential(power, nau)
 
 
 def equations(model: str, h: int, parameters: Tensor, digits: int = 4) -> list[str]:
-    """dS/dt, dI/dt, dR/dt of a power model in words, for states that are not negative; empty without sympy."""
+    """dS/dt, dI/dt, dR/dt of a power model as text, for states of at least 0; [] without sympy."""
     try:
         from npu_kernels.formula import read
 
@@ -46,45 +46,39 @@ def equations(model: str, h: int, parameters: Tensor, digits: int = 4) -> list[s
 
 
 def keep_best(results: Results, path: Path) -> None:
-    """Write the parameters of each model's best run, and of the best RealNPU with few parameters."""
+    """Write the parameters of each model's best run, and of the best sparse RealNPU."""
     chosen: dict[str, dict[str, Any]] = {}
     for batch, result in results:
         for row, parameters in zip(result["rows"], result["tensors"]["parameters"], strict=True):
             names = [row["model"]]
             if row["model"] == "RealNPU" and row["n_params"] <= FEW:
                 names.append("sparse RealNPU")
+            more = {
+                "integrator": batch.settings["integrator"], "parameters": parameters.tolist()
+            }  # fmt: skip
             for name in names:
                 if row["mse"] < chosen.get(name, {"mse": math.inf})["mse"]:
-                    keep = {
-                        "integrator": batch.settings["integrator"],
-                        "parameters": parameters.tolist(),
-                    }
-                    chosen[name] = {**row, **keep}
+                    chosen[name] = {**row, **more}
     files.write(path, json.dumps(chosen, indent=1))
 
 
 def paragraph(title: str, best: dict[str, Any], settings: str, digits: int = 4) -> list[str]:
     """A kept RealNPU's equations under a title; nothing without sympy."""
-    lines = equations(
-        "RealNPU", best["h"], torch.tensor(best["parameters"], dtype=torch.float64), digits
-    )
-    if not lines:
-        return []
-    what = f"h {best['h']}, {settings}, error {number(best['mse'])}, {best['n_params']} parameters"
-    return [f"{title} ({what}):\n\n" + indented(lines) + "\n"]
+    parameters = torch.tensor(best["parameters"], dtype=torch.float64)
+    lines = equations("RealNPU", best["h"], parameters, digits)
+    facts = f"h {best['h']}, {settings}, error {number(best['mse'])}, {best['n_params']} parameters"
+    return [f"{title} ({facts}):\n\n{indented(lines)}\n"] if lines else []
 
 
 def indented(lines: Sequence[str]) -> str:
-    """As a block of Markdown."""
+    """Return a block of Markdown."""
     return "\n".join(f"    {line}" for line in lines)
 
 
 def beside_the_true(parts: Sequence[str]) -> str:
     """Paragraphs, and the true equation below them; nothing where there are none."""
-    if not parts:
-        return ""
-    true = equations("RealNPU", 3, fsir.truth()[0])
-    return "\n".join([*parts, "The true equation:\n", *(f"    {line}" for line in true)]) + "\n"
+    true = indented(equations("RealNPU", 3, fsir.truth()[0]))
+    return "\n".join([*parts, "The true equation:\n", true]) + "\n" if parts else ""
 
 
 def section(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The figure of the fractional SIR experiment: Pareto fronts, trajectories, and the diagram of a RealNPU."""
+"""The figure of the fractional SIR experiment: fronts, trajectories, and a RealNPU's diagram."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = {"S": "tab:blue", "I": "tab:red", "R": "tab:green"}
 
 
 def picture(sources: Sources, path: Path) -> bool:
-    """One picture: fronts, what the best models predict, and the weights of the sparsest good RealNPU."""
+    """Draw fronts, the best models' predictions, and the weights of the sparsest good RealNPU."""
     drawing, axes = figure(1, 3, (17, 5.2))
     _fronts(axes[0][0], sources.rows)
     chosen = json.loads(sources.models.read_text())
@@ -43,28 +43,14 @@ def _fronts(axis: Any, rows: Rows) -> None:
         for runs, filled in ((rows, True), (paper, False)):
             mine = [row for row in report.of(runs, model) if row["mse"] < 1e5]
             x, y = [row["n_params"] for row in mine], [row["mse"] for row in mine]
-            axis.scatter(
-                x,
-                y,
-                s=10,
-                alpha=0.6,
-                color=color if filled else "none",
-                edgecolors=color,
-                linewidths=0.6,
-            )
-            best = report.front(mine)
+            face, style = (color, "-") if filled else ("none", ":")
+            look = {"s": 10, "alpha": 0.6, "edgecolors": color, "linewidths": 0.6}
+            axis.scatter(x, y, color=face, **look)
+            best, label = report.front(mine), model if filled else None
             x, y = [row["n_params"] for row in best], [row["mse"] for row in best]
-            label = model if filled else None
-            axis.step(
-                x, y, where="post", color=color, linestyle="-" if filled else ":", label=label
-            )
-    axis.set(
-        xscale="log",
-        yscale="log",
-        xlabel="non-zero parameters",
-        ylabel="mean squared error",
-        ylim=(1e-3, 1e4),
-    )
+            axis.step(x, y, where="post", color=color, linestyle=style, label=label)
+    axis.set(xscale="log", yscale="log", ylim=(1e-3, 1e4))
+    axis.set(xlabel="non-zero parameters", ylabel="mean squared error")
     axis.set_xticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
     axis.minorticks_off()
     axis.set_title("Error and size; lines: the best (dotted, hollow: published)", fontsize=10)
@@ -72,7 +58,7 @@ def _fronts(axis: Any, rows: Rows) -> None:
 
 
 def trajectories(axis: Any, chosen: dict[str, Any]) -> None:
-    """What the best model predicts, on the data."""
+    """Draw the best model's prediction on the data."""
     name = min((name for name in chosen if name in COLORS), key=lambda name: chosen[name]["mse"])
     best, times = chosen[name], torch.linspace(0, fsir.END, 401, dtype=torch.float64)
     parameters = torch.tensor([best["parameters"]], dtype=torch.float64)
@@ -82,22 +68,19 @@ def trajectories(axis: Any, chosen: dict[str, Any]) -> None:
         axis.plot(fsir.TIMES.numpy(), truth.numpy(), "o", color=color, markersize=3)
         axis.plot(times.numpy(), line.numpy(), color=color, label=state)
     axis.set(xlabel="time", ylabel="group's share of the population (%)")
-    axis.set_title(
-        f"Points: data. Lines: the best model, {name}, {best['h']} hidden units", fontsize=10
-    )
+    title = f"Points: data. Lines: the best model, {name}, {best['h']} hidden units"
+    axis.set_title(title, fontsize=10)
     axis.legend(fontsize=8)
 
 
 def diagram(axis: Any, best: dict[str, Any]) -> None:
-    """The layers as in the paper, read from right to left: inputs, gates, powers, the NAU's weights, derivatives."""
+    """The layers from right to left: inputs, gates, powers, the NAU's weights, derivatives."""
     parameters = torch.tensor([best["parameters"]], dtype=torch.float64)
     weight_re, gate, weight = (part[0] for part in fsir.split("RealNPU", best["h"], parameters))
     used = [j for j in range(best["h"]) if bool((weight[:, j].abs() > fsir.NON_ZERO).any())]
     axis.set_axis_off()
-    axis.set_title(
-        f"Weights of a RealNPU: {best['n_params']} parameters, mean squared error {best['mse']:.3g}",
-        fontsize=10,
-    )
+    size = f"{best['n_params']} parameters, mean squared error {best['mse']:.3g}"
+    axis.set_title(f"Weights of a RealNPU: {size}", fontsize=10)
 
     def height(index: int, count: int) -> float:
         return 1 - (index + 0.5) / max(1, count)
@@ -105,29 +88,20 @@ def diagram(axis: Any, best: dict[str, Any]) -> None:
     for i, name in enumerate(fsir.NAMES):
         axis.text(2.05, height(i, 3), f"{name}\ngate {float(gate[i]):.2f}", va="center", fontsize=8)
         axis.text(-0.05, height(i, 3), f"d{name}/dt", va="center", ha="right", fontsize=8)
-    for place, j in enumerate(used):
-        y = height(place, len(used))
+    for rank, j in enumerate(used):
+        y = height(rank, len(used))
         axis.plot(1, y, "o", color="black", markersize=4)
         for i in range(3):
+            power = float(weight_re[j, i] * (gate[i].abs() > fsir.NON_ZERO))
             for value, start, end in (
                 (float(weight[i, j]), (0.0, height(i, 3)), (0.95, y)),
-                (
-                    float(weight_re[j, i] * (gate[i].abs() > fsir.NON_ZERO)),
-                    (1.05, y),
-                    (2.0, height(i, 3)),
-                ),
+                (power, (1.05, y), (2.0, height(i, 3))),
             ):
                 if abs(value) <= fsir.NON_ZERO:
                     continue
-                color = "tab:red" if value < 0 else "tab:blue"
-                axis.plot(
-                    *zip(start, end, strict=True),
-                    color=color,
-                    linewidth=0.5 + 2.5 * min(1.0, abs(value)),
-                )
-                at = [
-                    start[k] + (0.3 if start[0] > 0.5 else 0.7) * (end[k] - start[k])
-                    for k in (0, 1)
-                ]
-                axis.text(*at, f"{value:.3g}", fontsize=7, ha="center", va="bottom")
+                color, width = "tab:red" if value < 0 else "tab:blue", min(1.0, abs(value))
+                axis.plot(*zip(start, end, strict=True), color=color, linewidth=0.5 + 2.5 * width)
+                share = 0.3 if start[0] > 0.5 else 0.7
+                x, height_of_text = (start[k] + share * (end[k] - start[k]) for k in (0, 1))
+                axis.text(x, height_of_text, f"{value:.3g}", fontsize=7, ha="center", va="bottom")
     axis.set(xlim=(-0.4, 2.5), ylim=(0, 1))

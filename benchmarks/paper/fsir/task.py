@@ -1,26 +1,31 @@
-"""The fractional SIR model by neural ODEs: NPU, RealNPU and a dense network learn an equation from 40 points of it.
+"""The fractional SIR model by neural ODEs: three models learn an equation from 40 points of it.
 
 Section 4.1 of the paper, as the published code ran it (variant "code"):
 
-    data         dS/dt = -r + eta R,  dI/dt = r - alpha I,  dR/dt = alpha I - eta R,  r = beta I^gamma S^kappa
-                 alpha 0.05, beta 0.06, eta 0.01, gamma = kappa = 0.5; 40 times from 0 to 200; no noise, no test set
-    models       NPU(3, h), NAU(h, 3); RealNPU(3, h), NAU(h, 3); Dense(3, h, tanh), Dense(h, h, tanh), Dense(h, 3)
-    solution     200 Euler steps of 1, cubic Hermite polynomials at the save times; the exact solution of the *true*
-                 equation so computed has an error of 1.08
-    loss         mean squared error + beta sum |theta|, the gradient of |0| +1: an L1 norm, unlike in the other tasks
+    data         dS/dt = -r + eta R,  dI/dt = r - alpha I,  dR/dt = alpha I - eta R,
+                 r = beta I^gamma S^kappa, alpha 0.05, beta 0.06, eta 0.01, gamma = kappa = 0.5;
+                 40 times from 0 to 200; no noise, no test set
+    models       NPU(3, h), NAU(h, 3); RealNPU(3, h), NAU(h, 3);
+                 Dense(3, h, tanh), Dense(h, h, tanh), Dense(h, 3)
+    solution     200 Euler steps of 1, cubic Hermite polynomials at the save times; the exact
+                 solution of the *true* equation so computed has an error of 1.08
+    loss         mean squared error + beta sum |theta|, the gradient of |0| +1: an L1 norm, unlike
+                 in the other tasks
     start        0.2 Glorot, imaginary parts 0, gates 1/2; Dense Glorot, biases 0
-    optimiser    RMSProp 0.005 for 3,000 steps, then L-BFGS, at most 1,000 iterations, until |gradient| <= 1e-8
-                 (the text: Adam)
+    optimiser    RMSProp 0.005 for 3,000 steps, then L-BFGS, at most 1,000 iterations, until
+                 |gradient| <= 1e-8 (the text: Adam)
     grid         h in 6, 9, 12, 15, 20; beta in 0, 0.01, 0.1, 1; five runs of each; float64
 
-The variant "paper" takes Adam in the first phase. In both, the gradient is that of the very loop that is computed; the
-authors solved the continuous adjoint equation by the same coarse steps, which is the gradient of no loss (adjoint.py).
-Their L-BFGS searches along a line by Hager and Zhang's rules, ours by strong Wolfe conditions, at most ten evaluations
-a search and 2,500 in all: at the kinks of the penalty, the gates and |x| no point satisfies them; then the search goes
-on along the gradient. A model whose loss or gradient is not finite stays where it is.
+The variant "paper" takes Adam in the first phase. In both, the gradient is that of the very loop
+that is computed; the authors solved the continuous adjoint equation by the same coarse steps, which
+is the gradient of no loss (adjoint.py). Their L-BFGS searches along a line by Hager and Zhang's
+rules, ours by strong Wolfe conditions, at most ten evaluations a search and 2,500 in all: at the
+kinks of the penalty, the gates and |x| no point satisfies them; then the search goes on along the
+gradient. A model whose loss or gradient is not finite stays where it is.
 
-`integrator` "adjoint" takes the authors' gradient in both phases (adjoint.py). "rk4" takes the classic Runge-Kutta
-method with the same steps for NPU and RealNPU: there the true parameters are the optimum.
+`integrator` "adjoint" takes the authors' gradient in both phases (adjoint.py). "rk4" takes the
+classic Runge-Kutta method with the same steps for NPU and RealNPU: there the true parameters are
+the optimum.
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ from npu_kernels.optim.lbfgs import LBFGS
 
 COLUMNS = ("model", "h", "beta", "run", "mse", "n_params", "first_mse", "iterations")
 MODELS = ("NPU", "RealNPU", "Dense")
+INTEGRATORS, ADJOINT = ("euler", "adjoint", "rk4"), "adjoint: Euler's, the authors' gradient"
 WIDTHS = (6, 9, 12, 15, 20)
 BETAS = (0.0, 0.01, 0.1, 1.0)
 RUNS = 5
@@ -65,13 +71,11 @@ TIMES = torch.linspace(0, END, POINTS, dtype=torch.float64)
 
 def data() -> Tensor:
     """The published training data ``[40, 3]``."""
-    rows = load("fsir_series")
-    return torch.tensor(
-        [[row[f"{name}_true"] for name in NAMES] for row in rows], dtype=torch.float64
-    )
+    rows = [[row[f"{name}_true"] for name in NAMES] for row in load("fsir_series")]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
-# ---- models as vectors ---------------------------------------------------------------------------------------------
+# ---- models as vectors ---------------------------------------------------------------------------
 
 
 def shapes(model: str, h: int) -> list[tuple[int, ...]]:
@@ -87,13 +91,13 @@ def size(model: str, h: int) -> int:
 
 def split(model: str, h: int, parameters: Tensor) -> list[Tensor]:
     """Parameters ``[K, N]`` as tensors ``[K, ...]``."""
-    wanted = shapes(model, h)
-    parts = parameters.split([math.prod(shape) for shape in wanted], 1)
-    return [part.reshape(-1, *shape) for part, shape in zip(parts, wanted, strict=True)]
+    wanted_shapes = shapes(model, h)
+    parts = parameters.split([math.prod(shape) for shape in wanted_shapes], 1)
+    return [part.reshape(-1, *shape) for part, shape in zip(parts, wanted_shapes, strict=True)]
 
 
 def start(model: str, h: int, beta: float, run: int) -> Tensor:
-    """A model's first parameters ``[N]``, from its own stream; the RealNPU's real weights are those of the NPU."""
+    """A model's first parameters ``[N]``, of its stream; a RealNPU's real weights are the NPU's."""
     generator = stream(f"fsir start {h} {beta}", run)
     parts = []
     for index, shape in enumerate(shapes(model, h)):
@@ -125,29 +129,19 @@ def integrate(
 ) -> tuple[Tensor, Tensor]:
     """States and slopes ``[K, steps + 1, 3]`` of K power models (`split`) from ``u0 [K, 3]``.
 
-    A single trajectory has a separate loop, which rounds in another order. With a copy of itself it does not use that
-    loop, and no model's numbers depend on how many are computed with it.
+    A single trajectory has a separate loop, which rounds in another order. With a copy of itself it
+    does not use that loop, and no model's numbers depend on how many are computed with it.
     """
     models = len(u0)
     if models == 1:
         u0, parts = u0.expand(2, -1), [part.expand(2, *part.shape[1:]) for part in parts]
-    weight_re, weight_im = parts[0], parts[1] if len(parts) == 4 else None
-    gate, weight = parts[-2:]
-    found = ode.integrate(
-        u0,
-        weight_re,
-        weight_im,
-        gate,
-        weight,
-        steps=steps,
-        dt=dt,
-        method=method,
-        nonfinite="keep",
-        derivatives=True,
-        clip=False,
-    )
-    assert isinstance(found, tuple)
-    return found[0][:models], found[1][:models]
+    weight_im, gate, weight = parts[1] if len(parts) == 4 else None, *parts[-2:]
+    solution = ode.integrate(
+        u0, parts[0], weight_im, gate, weight, steps=steps, dt=dt, method=method, nonfinite="keep",
+        derivatives=True, clip=False,
+    )  # fmt: skip
+    assert isinstance(solution, tuple)
+    return solution[0][:models], solution[1][:models]
 
 
 def predict(
@@ -166,7 +160,7 @@ def truth() -> Tensor:
     return torch.cat([weight_re.flatten(), torch.ones(3), weight.flatten()]).double().unsqueeze(0)
 
 
-# ---- work ----------------------------------------------------------------------------------------------------------
+# ---- work ----------------------------------------------------------------------------------------
 
 
 def plan(options: Namespace) -> list[Batch]:
@@ -174,38 +168,27 @@ def plan(options: Namespace) -> list[Batch]:
     steps, iterations = (QUICK_STEPS, QUICK_ITERATIONS) if options.quick else (STEPS, ITERATIONS)
     widths = QUICK_WIDTHS if options.quick else WIDTHS
     runs = options.seeds or (QUICK_RUNS if options.quick else RUNS)
-    return batches(
-        MODELS, widths, runs, steps, iterations, options.integrator, options.variant, options.device
-    )
+    integrator, variant, device = options.integrator, options.variant, options.device
+    return batches(MODELS, widths, runs, steps, iterations, integrator, variant, device)
 
 
 def batches(
-    models: Sequence[str],
-    widths: Sequence[int],
-    runs: int,
-    steps: int,
-    iterations: int,
-    integrator: str,
-    variant: str,
-    device: str,
-) -> list[Batch]:
+    models: Sequence[str], widths: Sequence[int], runs: int, steps: int, iterations: int,
+    integrator: str, variant: str, device: str,
+) -> list[Batch]:  # fmt: skip
     """The work: one batch for each model and width, of all its betas and runs."""
+    common = {
+        "steps": steps, "iterations": iterations, "integrator": integrator, "variant": variant,
+        "device": device,
+    }  # fmt: skip
     return [
         Batch(
             experiment="fsir",
             label=f"{model}-{h}-{integrator}",
-            settings={
-                "model": model,
-                "h": h,
-                "steps": steps,
-                "iterations": iterations,
-                "integrator": integrator,
-                "variant": variant,
-                "device": device,
-            },
+            settings={"model": model, "h": h, **common},
             runs=tuple({"beta": beta, "run": run} for beta in BETAS for run in range(runs)),
             cost=1.5e-3 * COSTS[model](h) * (steps + 2 * iterations),
-            make=make,
+            make=Training,
         )
         for model in models
         if integrator != "rk4" or model != "Dense"
@@ -217,32 +200,19 @@ def batches(
 COSTS = {"NPU": lambda h: 0.15 * h, "RealNPU": lambda h: 0.1 * h, "Dense": lambda h: 4 + 0.2 * h}
 
 
-def make(batch: Batch) -> Training:
-    """The models of a batch at their start."""
-    return Training(batch)
-
-
 class Training:
-    """RMSProp, then L-BFGS. A step of the second phase is an iteration of the problem that is furthest behind."""
+    """RMSProp, then L-BFGS; its step is an iteration of the problem that is furthest behind."""
 
     def __init__(self, batch: Batch) -> None:
-        settings = batch.settings
-        self.model, self.h, self.integrator = (
-            settings["model"],
-            settings["h"],
-            settings["integrator"],
-        )
-        self.runs, self.steps, self.iterations = (
-            batch.runs,
-            settings["steps"],
-            settings["iterations"],
+        settings, self.runs = batch.settings, batch.runs
+        self.model, self.h, self.integrator, self.steps, self.iterations = (
+            settings[name] for name in ("model", "h", "integrator", "steps", "iterations")
         )
         self.total, self.done = self.steps + self.iterations, 0
         device = torch.device(settings["device"])
         self.target, self.times = data().to(device), TIMES
-        self.beta = torch.tensor(
-            [run["beta"] for run in batch.runs], dtype=torch.float64, device=device
-        )
+        betas = [run["beta"] for run in batch.runs]
+        self.beta = torch.tensor(betas, dtype=torch.float64, device=device)
         starts = [start(self.model, self.h, run["beta"], run["run"]) for run in batch.runs]
         self.parameters = torch.stack(starts).to(device)
         kind = RMSProp if settings["variant"] == "code" else Adam
@@ -273,65 +243,54 @@ class Training:
         """The errors ``[K]``, and the authors' gradient ``[K, N]`` (adjoint.py)."""
         states, slopes = solve(self.model, self.h, parameters)
         dt = END / GRID
-        off = (
-            ode.interpolate(states, self.times, dt=dt, method="hermite", derivatives=slopes)
-            - self.target
-        )
+        path = ode.interpolate(states, self.times, dt=dt, method="hermite", derivatives=slopes)
+        off = path - self.target
         field = adjoint.dense if self.model == "Dense" else adjoint.power
         parts, jumps = split(self.model, self.h, parameters), 2 * off / off[0].numel()
-        found = adjoint.gradient(field, parts, states, slopes, jumps, self.times, dt)
-        return off.square().mean((1, 2)), torch.cat([part.flatten(1) for part in found], 1)
+        gradients = adjoint.gradient(field, parts, states, slopes, jumps, self.times, dt)
+        return off.square().mean((1, 2)), torch.cat([part.flatten(1) for part in gradients], 1)
 
     def advance(self, steps: int) -> None:
-        every = torch.arange(len(self.runs), device=self.parameters.device)
+        active = torch.arange(len(self.runs), device=self.parameters.device)
         for step in range(self.done + 1, self.done + steps + 1):
             if step <= self.steps:
-                _, gradient = self.closure(self.parameters, every)
+                _, gradient = self.closure(self.parameters, active)
                 gradient.masked_fill_(~gradient.isfinite().all(1, keepdim=True), 0.0)
                 self.optimizer.update(self.parameters, gradient, step)
                 continue
-            problems = self._second()
-            while (
-                len(running := problems.running)
-                and int(problems.iterations[running].min()) < step - self.steps
-            ):
+            problems, iterations = self._second(), step - self.steps
+            while len(running := problems.running):
+                if int(problems.iterations[running].min()) >= iterations:
+                    break
                 problems.round()
         self.done += steps
 
     def _second(self) -> LBFGS:
         if self.problems is None:
             self.problems = LBFGS(
-                self.closure,
-                self.parameters,
-                max_iterations=self.iterations,
-                max_evaluations=EVALUATIONS,
-                max_line_search=LINE_SEARCH,
-                restart=True,
-            )
+                self.closure, self.parameters, max_iterations=self.iterations,
+                max_evaluations=EVALUATIONS, max_line_search=LINE_SEARCH, restart=True,
+            )  # fmt: skip
         return self.problems
 
     def state(self) -> dict[str, Any]:
         second = None if self.problems is None else self.problems.state_dict()
-        return {
-            "done": self.done,
-            "tensors": [self.parameters, *self.optimizer.state],
-            "second": second,
-        }
+        tensors = [self.parameters, *self.optimizer.state]
+        return {"done": self.done, "tensors": tensors, "second": second}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.done = state["done"]
-        for tensor, kept in zip(
-            [self.parameters, *self.optimizer.state], state["tensors"], strict=True
-        ):
-            tensor.copy_(kept)
+        tensors = [self.parameters, *self.optimizer.state]
+        for tensor, saved in zip(tensors, state["tensors"], strict=True):
+            tensor.copy_(saved)
         if state["second"] is not None:
             self._second().load_state_dict(state["second"])
 
     @torch.no_grad()
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
-        found = self._second().result()
-        mse, first_mse = self.errors(found.x), self.errors(self.parameters)
-        counts = (found.x.abs() > NON_ZERO).sum(1)
+        result = self._second().result()
+        mse, first_mse = self.errors(result.x), self.errors(self.parameters)
+        counts = (result.x.abs() > NON_ZERO).sum(1)
         rows = [
             {
                 "model": self.model,
@@ -341,8 +300,8 @@ class Training:
                 "mse": float(mse[k]),
                 "n_params": int(counts[k]),
                 "first_mse": float(first_mse[k]),
-                "iterations": int(found.iterations[k]),
+                "iterations": int(result.iterations[k]),
             }
             for k, run in enumerate(self.runs)
         ]
-        return rows, {"parameters": found.x.cpu(), "status": found.status.cpu()}
+        return rows, {"parameters": result.x.cpu(), "status": result.status.cpu()}

@@ -9,16 +9,10 @@ EXPERIMENT = Experiment(
     "fsir-equation",
     (
         Table(
-            "fsir-equation",
-            "Fractional SIR model: the equation itself",
-            search.COLUMNS,
-            report.section,
-            report.checks,
-            report.short_table,
-            keep=report.keep_best,
-            models_section=report.models_section,
-            picture=picture.picture,
+            "fsir-equation", "Fractional SIR model: the equation itself", search.COLUMNS,
+            report.section, report.checks, report.short_table, keep=report.keep_best,
+            models_section=report.models_section, picture=picture.picture,
         ),
     ),
     search.plan,
-)
+)  # fmt: skip

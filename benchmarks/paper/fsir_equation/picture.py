@@ -16,13 +16,14 @@ def picture(sources: Sources, path: Path) -> bool:
     if "found" not in chosen:
         return False
     drawing, axes = figure(1, 2, (12, 5.2))
-    found = {**chosen["found"], "model": "RealNPU", "integrator": "rk4", "beta": 0.0}
-    trajectories(axes[0][0], {"RealNPU": found})
-    diagram(axes[0][1], found)
+    best = {**chosen["found"], "model": "RealNPU", "integrator": "rk4", "beta": 0.0}
+    trajectories(axes[0][0], {"RealNPU": best})
+    diagram(axes[0][1], best)
     headline(
         drawing,
         "The equation that was found in 40 points of the fractional SIR model",
-        "Left: the lines should go through the points. Right: powers of S, I and R (right), rates of the terms (left).",
+        "Left: the lines should go through the points. "
+        "Right: powers of S, I and R (right), rates of the terms (left).",
     )
     save(drawing, path)
     return True

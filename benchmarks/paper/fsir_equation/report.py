@@ -13,7 +13,7 @@ from benchmarks.paper.experiment import Results
 from benchmarks.paper.fsir.models import beside_the_true, paragraph
 from benchmarks.paper.fsir_equation import search
 from benchmarks.paper.summary import number
-from benchmarks.paper.tables import Rows
+from benchmarks.paper.tables import Rows, select
 from npu_kernels._jobs import files
 
 
@@ -25,73 +25,57 @@ def fits(row: dict[str, Any]) -> bool:
 def short_table(rows: Rows) -> str:
     lines = []
     for h in sorted({row["h"] for row in rows}):
-        mine = [row for row in rows if row["h"] == h]
-        right = [row for row in mine if row["found"]]
-        lines.append(
-            [
-                str(h),
-                str(len(mine)),
-                number(min(row["error"] for row in mine)),
-                f"{sum(map(fits, mine))} ({100 * sum(map(fits, mine)) / len(mine):.0f} %)",
-                f"{len(right)} ({100 * len(right) / len(mine):.0f} %)",
-                number(max(row["exponent_error"] for row in right)) if right else "-",
-                f"{100 * max(row['rate_error'] for row in right):.2g} %" if right else "-",
-            ]
-        )
-    header = [
-        "width",
-        "starts",
-        "least error",
-        "fit the data",
-        "are the equation",
-        "exponents off",
-        "rates off",
-    ]
-    return table(header, lines)
+        starts = select(rows, h=h)
+        right, fitting = [row for row in starts if row["found"]], sum(map(fits, starts))
+        counts = [f"{n} ({100 * n / len(starts):.0f} %)" for n in (fitting, len(right))]
+        exponents, rates = "-", "-"
+        if right:
+            exponents = number(max(row["exponent_error"] for row in right))
+            rates = f"{100 * max(row['rate_error'] for row in right):.2g} %"
+        error = number(min(row["error"] for row in starts))
+        lines.append([str(h), str(len(starts)), error, *counts, exponents, rates])
+    header = ["width", "starts", "least error", "fit the data", "are the equation"]
+    return table([*header, "exponents off", "rates off"], lines)
 
 
 def section(rows: Rows) -> str:
     return (
         "From the 40 points alone, by the classic Runge-Kutta method: fit, prune, refit, as "
-        "`benchmarks/paper/fsir_equation/search.py` says. A start fits if its whole trajectory is within "
-        f"{search.DATA_ERROR / 2:g} of the data (root mean square), half the data's own greatest error. It is "
-        "the equation if exactly the right weights are not zero, every exponent is within 0.001 and every rate within "
-        "1 %; the last columns are the worst of those starts.\n\n" + short_table(rows)
+        "`benchmarks/paper/fsir_equation/search.py` says. A start fits if its whole trajectory is "
+        f"within {search.DATA_ERROR / 2:g} of the data (root mean square), half the data's own "
+        "greatest error. It is the equation if exactly the right weights are not zero, every "
+        "exponent is within 0.001 and every rate within 1 %; the last columns are the worst of "
+        "those starts.\n\n" + short_table(rows)
     )
 
 
 def checks(rows: Rows) -> list[Check]:
-    right = [row for row in rows if row["found"]]
-    fitting = [row for row in rows if fits(row)]
-    chosen = min(fitting, key=lambda row: (row["h"], row["n_params"], row["error"]), default=None)
+    right = sum(bool(row["found"]) for row in rows)
+    worst = dict.fromkeys(("exponent_error", "rate_error"), math.inf)
+    chosen = min(filter(fits, rows), key=_rank, default=worst)
+    searched = "what the search returns"
     return [
-        within("starts that are the equation", len(right), 1, math.inf),
-        at_most("what the search returns: exponents off", _error(chosen, "exponent_error"), 1e-3),
-        at_most("what the search returns: rates off", _error(chosen, "rate_error"), 0.01),
+        within("starts that are the equation", right, 1, math.inf),
+        at_most(f"{searched}: exponents off", chosen["exponent_error"], 1e-3),
+        at_most(f"{searched}: rates off", chosen["rate_error"], 0.01),
     ]
 
 
-def _error(row: dict[str, Any] | None, name: str) -> float:
-    return math.inf if row is None else row[name]
+def _rank(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The choice that does not need the true equation: smallest width, fewest parameters."""
+    return row["h"], row["n_params"], row["error"]
 
 
-# ---- the models of the rows ----------------------------------------------------------------------------------------
+# ---- the models of the rows ----------------------------------------------------------------------
 
 
 def keep_best(results: Results, path: Path) -> None:
-    """Write the choice that does not need the true equation: the smallest width that fits, and there the
-    fewest parameters."""
+    """Write the parameters of the fitting start that `_rank` puts first."""
     chosen: dict[str, dict[str, Any]] = {}
-    found = [
-        pair
-        for _, result in results
-        for pair in zip(result["rows"], result["tensors"]["parameters"], strict=True)
-    ]
-    fitting = [pair for pair in found if fits(pair[0])]
-    if fitting:
-        row, parameters = min(
-            fitting, key=lambda pair: (pair[0]["h"], pair[0]["n_params"], pair[0]["error"])
-        )
+    tables = [(result["rows"], result["tensors"]["parameters"]) for _, result in results]
+    pairs = [pair for table in tables for pair in zip(*table, strict=True) if fits(pair[0])]
+    if pairs:
+        row, parameters = min(pairs, key=lambda pair: _rank(pair[0]))
         chosen["found"] = {**row, "mse": row["error"], "parameters": parameters.tolist()}
     files.write(path, json.dumps(chosen, indent=1))
 

@@ -1,23 +1,25 @@
-"""The fractional SIR model's equation, from its 40 points alone: a RealNPU whose weights *are* the equation.
+"""The fractional SIR model's equation from 40 points: a RealNPU whose weights *are* it.
 
-The paper stops at a RealNPU that looks like the equation. Three things stand between its training and the equation
-itself, and each is changed here; nothing is told about the equation but that it is a sum of products of powers:
+The paper stops at a RealNPU that looks like the equation. Three things stand between its training
+and the equation itself, and each is changed here; nothing is told about the equation but that it is
+a sum of products of powers:
 
-- Euler's steps: the classic Runge-Kutta method, with steps so small that its error is below the data's.
-- The long way from the first point to the last: first every point is predicted from the one before (multiple
-  shooting), which has no vanishing or exploding gradients, then the whole trajectory from the first point.
-- Gates between 0 and 1, through which no power can be read: the gates stay 1. A power of 0 leaves an input out as well.
+- Euler's steps: the classic Runge-Kutta method, with an error below the data's.
+- The long way from the first point to the last: first every point is predicted from the one before
+  (multiple shooting), which has no vanishing or exploding gradients, then the whole trajectory.
+- Gates between 0 and 1, through which no power can be read: the gates stay 1. A power of 0 leaves
+  an input out as well.
 
-    fit      exponents from U(0, 1), the NAU's weights from U(-0.01, 0.01), many starts at once; Levenberg-Marquardt
-    prune    the weight that costs least is set to 0 and the others are refitted, one weight at a time; this is kept if
-    the error is
-             within the data's, or hardly greater than before
+    fit      exponents from U(0, 1), the NAU's weights from U(-0.01, 0.01), many starts at once;
+             Levenberg-Marquardt
+    prune    the weight that costs least is set to 0 and the others are refitted, one weight at a
+             time; it stays 0 if the error is within the data's, or hardly greater than before
     refit    the whole trajectory
 
-The data's error is the only number that is given besides the data: the published series was solved to a tolerance that
-leaves it 2.6e-3 off at most. A fit within half of it (root mean square) counts as a fit. The width is the smallest that
-fits. A start has found the equation if exactly the right weights are left, all exponents are within 1e-3 of the true
-ones, and all rates within 1 % of the true ones.
+The data's error is the only number that is known besides the data: the published series was solved
+to a tolerance that leaves it 2.6e-3 off at most. A start fits within half of that (root mean
+square). The width is the smallest that fits. A start has found the equation if exactly the right
+weights are not 0, all exponents are within 1e-3 of the true ones, and all rates within 1 %.
 """
 
 from __future__ import annotations
@@ -55,20 +57,15 @@ def batches(
     widths: tuple[int, ...], starts: int, steps: tuple[int, int, int], device: str
 ) -> list[Batch]:
     """One batch for each width."""
+    phases = dict(zip(("fit", "prune", "refit"), steps, strict=True))
     return [
         Batch(
             experiment="fsir-equation",
             label=f"{h}",
-            settings={
-                "h": h,
-                "fit": steps[0],
-                "prune": steps[1],
-                "refit": steps[2],
-                "device": device,
-            },
+            settings={"h": h, **phases, "device": device},
             runs=tuple({"start": index} for index in range(starts)),
             cost=8.0 * h * steps[0] / FIT * starts / STARTS,
-            make=make,
+            make=Search,
         )
         for h in widths
     ]
@@ -80,11 +77,6 @@ def plan(options: Namespace) -> list[Batch]:
     return batches(WIDTHS, starts, QUICK if options.quick else (FIT, PRUNE, REFIT), options.device)
 
 
-def make(batch: Batch) -> Search:
-    """The starts of a batch."""
-    return Search(batch)
-
-
 def start(h: int, index: int) -> Tensor:
     """Exponents, gates, the NAU's weights ``[N]``."""
     generator = stream(f"fsir equation {h}", index)
@@ -93,7 +85,7 @@ def start(h: int, index: int) -> Tensor:
     return torch.cat([exponents, torch.ones(3), weight]).double()
 
 
-# ---- residuals and their Jacobians -----------------------------------------------------------------------------------
+# ---- residuals and their Jacobians ---------------------------------------------------------------
 
 
 def _flow(h: int, x: Tensor, u: Tensor, steps: int) -> Tensor:
@@ -102,12 +94,15 @@ def _flow(h: int, x: Tensor, u: Tensor, steps: int) -> Tensor:
     return states[:, -1]
 
 
+def _lanes(x: Tensor, points: int) -> Tensor:
+    """The models ``[K, N]`` once for each point, ``[K * points, N]``."""
+    return x.unsqueeze(1).expand(-1, points, -1).reshape(len(x) * points, -1)
+
+
 def _differentiated(h: int, x: Tensor, u: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`_flow` of models ``[K, N]`` from ``u [K, P, 3]``: ends ``[K, P, 3]``, their derivatives for x and for u."""
+    """`_flow` of models ``[K, N]`` from ``u [K, P, 3]``, and its derivatives for x and for u."""
     models, points, _ = u.shape
-    lanes = (
-        x.unsqueeze(1).expand(-1, points, -1).reshape(models * points, -1).detach().requires_grad_()
-    )
+    lanes = _lanes(x, points).detach().requires_grad_()
     begin = u.reshape(-1, 3).detach().requires_grad_()
     with torch.enable_grad():
         end = _flow(h, lanes, begin, steps)
@@ -129,23 +124,22 @@ class Shooting:
         self.parts = [(slice(0, 1), FINE), (slice(1, len(data) - 1), COARSE)]
 
     def residual(self, x: Tensor) -> Tensor:
-        ends = []
+        flows = []
         for part, steps in self.parts:
             u = self.data[:-1][part]
-            lanes = x.unsqueeze(1).expand(-1, len(u), -1).reshape(len(x) * len(u), -1)
-            ends.append(_flow(self.h, lanes, u.repeat(len(x), 1), steps).view(len(x), len(u), 3))
-        return (torch.cat(ends, 1) - self.data[1:]).flatten(1)
+            end = _flow(self.h, _lanes(x, len(u)), u.repeat(len(x), 1), steps)
+            flows.append(end.view(len(x), len(u), 3))
+        return (torch.cat(flows, 1) - self.data[1:]).flatten(1)
 
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        ends, jacobians = [], []
+        flows, jacobians = [], []
         for part, steps in self.parts:
             u = self.data[:-1][part].expand(len(x), -1, -1)
             end, for_x, _ = _differentiated(self.h, x, u, steps)
-            ends.append(end)
+            flows.append(end)
             jacobians.append(for_x)
-        return (torch.cat(ends, 1) - self.data[1:]).flatten(1), torch.cat(jacobians, 1).flatten(
-            1, 2
-        )
+        residual = (torch.cat(flows, 1) - self.data[1:]).flatten(1)
+        return residual, torch.cat(jacobians, 1).flatten(1, 2)
 
 
 class Trajectory:
@@ -156,9 +150,8 @@ class Trajectory:
 
     def _points(self, x: Tensor) -> Tensor:
         steps, u0 = (len(self.data) - 1) * FINE, self.data[0].expand(len(x), -1)
-        states, _ = fsir.integrate(
-            u0, fsir.split("RealNPU", self.h, x), steps, INTERVAL / FINE, "rk4"
-        )
+        parts = fsir.split("RealNPU", self.h, x)
+        states, _ = fsir.integrate(u0, parts, steps, INTERVAL / FINE, "rk4")
         return states[:, ::FINE]
 
     def residual(self, x: Tensor) -> Tensor:
@@ -167,13 +160,13 @@ class Trajectory:
     def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
         points = self._points(x)
         _, for_x, for_u = _differentiated(self.h, x, points[:, :-1], FINE)
-        found = [for_x[:, 0]]
+        jacobians = [for_x[:, 0]]
         for n in range(1, for_x.shape[1]):
-            found.append(for_u[:, n] @ found[-1] + for_x[:, n])
-        return (points - self.data)[:, 1:].flatten(1), torch.stack(found, 1).flatten(1, 2)
+            jacobians.append(for_u[:, n] @ jacobians[-1] + for_x[:, n])
+        return (points - self.data)[:, 1:].flatten(1), torch.stack(jacobians, 1).flatten(1, 2)
 
 
-# ---- work ----------------------------------------------------------------------------------------------------------
+# ---- work ----------------------------------------------------------------------------------------
 
 
 class Search:
@@ -186,9 +179,8 @@ class Search:
         self.total, self.done = self.fit + self.prune + self.refit, 0
         data = fsir.data().to(settings["device"])
         self.shooting, self.trajectory = Shooting(self.h, data), Trajectory(self.h, data)
-        self.x = torch.stack([start(self.h, run["start"]) for run in batch.runs]).to(
-            settings["device"]
-        )
+        starts = [start(self.h, run["start"]) for run in batch.runs]
+        self.x = torch.stack(starts).to(settings["device"])
         self.free = torch.ones_like(self.x, dtype=torch.bool)
         self.free[:, 3 * self.h : 3 * self.h + 3] = False  # the gates
         self.kept = torch.zeros_like(self.free)  # variables whose removal was tried in vain
@@ -216,19 +208,18 @@ class Search:
         )
 
     def _remove(self) -> None:
-        """Of every model, the removal that costs least and has not been tried in vain."""
+        """Try each model's removal that costs least and has not been tried in vain."""
         costs, moved = least_squares.without(self.x, self.free, self.shooting.jacobian)
         costs = torch.where(self.kept, torch.inf, costs)
-        least, which = costs.min(1)
-        active = (least.isfinite() & self.error.isfinite()).nonzero().squeeze(1)
+        least_costs, which = costs.min(1)
+        active = (least_costs.isfinite() & self.error.isfinite()).nonzero().squeeze(1)
         if not len(active):
             return
         which = which[active]
         free = self.free[active].clone()
         free[torch.arange(len(active)), which] = False
-        x, error = least_squares.fit(
-            moved[active, which], free, self.shooting.residual, self.shooting.jacobian, PRUNE_STEPS
-        )
+        residual, jacobian = self.shooting.residual, self.shooting.jacobian
+        x, error = least_squares.fit(moved[active, which], free, residual, jacobian, PRUNE_STEPS)
         good = error <= torch.maximum(SLACK * self.error[active], torch.full_like(error, LIMIT))
         accepted = active[good]
         self.x[accepted], self.free[accepted], self.error[accepted] = (
@@ -240,7 +231,7 @@ class Search:
         self.kept[active[~good], which[~good]] = True
 
     def state(self) -> dict[str, Any]:
-        tensors = [self.x, self.free, self.kept, self.damping, self.error, self.fitted]
+        tensors = self.x, self.free, self.kept, self.damping, self.error, self.fitted
         return {"done": self.done, "tensors": [tensor.clone() for tensor in tensors]}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -252,7 +243,7 @@ class Search:
     @torch.no_grad()
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         rows = []
-        whole = least_squares.error(self.trajectory.residual(self.x))
+        errors = least_squares.error(self.trajectory.residual(self.x))
         for k, run in enumerate(self.runs):
             exponent, rate = compare(self.h, self.x[k])
             rows.append(
@@ -260,9 +251,8 @@ class Search:
                     "h": self.h,
                     "start": run["start"],
                     "fitted": float(self.fitted[k]),
-                    "error": float(whole[k]),
-                    "n_params": int(self.x[k].count_nonzero())
-                    - 3,  # the gates are no parameters here
+                    "error": float(errors[k]),
+                    "n_params": int(self.x[k].count_nonzero()) - 3,  # without the gates
                     "found": int(exponent <= EXPONENT and rate <= RATE),
                     "exponent_error": exponent,
                     "rate_error": rate,
@@ -272,10 +262,10 @@ class Search:
 
 
 def compare(h: int, x: Tensor) -> tuple[float, float]:
-    """How far a model ``[N]`` is from the true equation: the greatest error of an exponent, the greatest relative error
-    of a rate; infinite where other weights are zero than in the true equation.
+    """The greatest error of an exponent and greatest relative error of a rate of a model ``[N]``.
 
-    This is the judge, after the search; the search does not see it.
+    Both are infinite where other weights are zero than in the true equation. This is the judge,
+    after the search; the search does not see it.
     """
     weight_re, _, weight = (part[0] for part in fsir.split("RealNPU", h, x.unsqueeze(0)))
     true_re, _, true_weight = (part[0] for part in fsir.split("RealNPU", 3, fsir.truth()))
@@ -285,14 +275,10 @@ def compare(h: int, x: Tensor) -> tuple[float, float]:
         return best
     for rows in itertools.permutations(used):
         exponents, rates = weight_re[list(rows)], weight[:, list(rows)]
-        if not torch.equal(exponents != 0, true_re != 0) or not torch.equal(
-            rates != 0, true_weight != 0
-        ):
-            continue
         right = true_weight != 0
-        found = (
-            float((exponents - true_re).abs().max()),
-            float(((rates - true_weight)[right] / true_weight[right]).abs().max()),
-        )
-        best = min(best, found)
+        if not torch.equal(exponents != 0, true_re != 0) or not torch.equal(rates != 0, right):
+            continue
+        rate_errors = (rates - true_weight)[right] / true_weight[right]
+        errors = float((exponents - true_re).abs().max()), float(rate_errors.abs().max())
+        best = min(best, errors)
     return best

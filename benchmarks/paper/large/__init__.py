@@ -1,5 +1,5 @@
-"""The large scale arithmetic task: task.py trains, report.py and picture.py show. snapshots.py has the last
-errors, swing.py what they tell of single steps, last_steps.py shows them."""
+"""The large scale arithmetic task: task.py trains, report.py and picture.py show. snapshots.py has
+the last errors, swing.py what they tell of single steps, last_steps.py shows them."""
 
 from __future__ import annotations
 
@@ -10,41 +10,25 @@ EXPERIMENT = Experiment(
     "large",
     (
         Table(
-            "large",
-            "Large scale arithmetic task",
-            task.COLUMNS,
-            report.section,
-            report.checks,
-            report.short_table,
-            key=task.key,
-            picture=picture.picture,
-            picture_name="pareto",
-            entries=report.ENTRIES,
-            beside="large-snapshots",
+            "large", "Large scale arithmetic task", task.COLUMNS, report.section, report.checks,
+            report.short_table, key=task.key, picture=picture.picture, picture_name="pareto",
+            entries=report.ENTRIES, beside="large-snapshots",
         ),
     ),
     task.plan,
-)
+)  # fmt: skip
 
 SNAPSHOTS = Experiment(
     "large-snapshots",
     (
         Table(
-            "large-snapshots",
-            "Large scale arithmetic task: the errors of the last steps",
-            snapshots.COLUMNS,
-            last_steps.section,
-            last_steps.checks,
-            key=snapshots.key,
+            "large-snapshots", "Large scale arithmetic task: the errors of the last steps",
+            snapshots.COLUMNS, last_steps.section, last_steps.checks, key=snapshots.key,
         ),
     ),
     snapshots.plan,
     variants=(),
-    options=(
-        Option(
-            "points", snapshots.POINTS, "each seed's own, or the authors' shared ones", several=True
-        ),
-    ),
+    options=(Option("points", snapshots.POINTS, "own or the authors' shared", several=True),),
     rounds=snapshots.rounds,
     subset=snapshots.subset,
-)
+)  # fmt: skip

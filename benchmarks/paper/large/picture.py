@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from benchmarks.paper import published
 from benchmarks.paper.drawing import figure, headline, save
@@ -12,14 +11,12 @@ from benchmarks.paper.experiment import Sources
 from benchmarks.paper.large.report import shown
 from benchmarks.paper.large.task import TASKS
 from benchmarks.paper.markdown import SIGNS
+from benchmarks.paper.tables import select
 
 COLORS = {
-    "NPU": "tab:blue",
-    "RealNPU": "tab:orange",
-    "NMU": "tab:green",
-    "NALU": "tab:red",
+    "NPU": "tab:blue", "RealNPU": "tab:orange", "NMU": "tab:green", "NALU": "tab:red",
     "NaiveNPU": "tab:purple",
-}
+}  # fmt: skip
 
 
 def picture(sources: Sources, path: Path) -> bool:
@@ -28,14 +25,11 @@ def picture(sources: Sources, path: Path) -> bool:
     paper = published.load("pareto")
     for axis, task in zip(axes[0], TASKS, strict=True):
         for model, color in COLORS.items():
-            ours = [
-                row for row in shown(sources.rows, task, model) if math.isfinite(row["test_mse"])
-            ]
-            theirs = [row for row in paper if row["task"] == task and row["model"] == model]
-            options: dict[str, Any] = {"color": color, "s": 24}
-            axis.scatter(
-                [r["n_params"] for r in ours], [r["test_mse"] for r in ours], label=model, **options
-            )
+            runs = shown(sources.rows, task, model)
+            ours = [row for row in runs if math.isfinite(row["test_mse"])]
+            theirs = select(paper, task=task, model=model)
+            x, y = [row["n_params"] for row in ours], [row["test_mse"] for row in ours]
+            axis.scatter(x, y, label=model, color=color, s=24)
             x, y = [r["n_params_abs_gt_1e-2"] for r in theirs], [r["test_mse"] for r in theirs]
             axis.scatter(x, y, facecolors="none", edgecolors=color, s=24)
         axis.set(xscale="log", yscale="log", title=f"task {SIGNS[task]}")
@@ -49,8 +43,8 @@ def picture(sources: Sources, path: Path) -> bool:
     headline(
         drawing,
         "Arithmetic over 100 inputs: test error and size of the ten best runs of each model",
-        "Lower left is better: a small error with few parameters. Full and hollow points of one colour should lie "
-        "together.",
+        "Lower left is better: a small error with few parameters. Full and hollow points of one "
+        "colour should lie together.",
     )
     save(drawing, path)
     return True

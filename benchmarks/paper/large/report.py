@@ -1,7 +1,8 @@
-"""What the report says about the large scale arithmetic task: Table 1 beside ours, and the verdict."""
+"""What the report says about the large scale task: Table 1 beside ours, and the verdict."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,15 +13,15 @@ import numpy as np
 from benchmarks.blocks import crossed, record_table
 from benchmarks.paper import published
 from benchmarks.paper.agreement import TEXT_AND_CODE, Entry, counted, definitions, verdicts
-from benchmarks.paper.checks import Check, Statistic, at_most, explained, judged, order
+from benchmarks.paper.checks import Check, at_most, explained, judged, order
 from benchmarks.paper.large import last_steps
 from benchmarks.paper.large import task as large
 from benchmarks.paper.large.last_steps import in_order
 from benchmarks.paper.large.snapshots import authors
-from benchmarks.paper.large.swing import BEST, Swing, around
-from benchmarks.paper.markdown import SIGNS, between, plus_minus
-from benchmarks.paper.summary import SAME, best, compared, interval, median, number
-from benchmarks.paper.tables import Rows
+from benchmarks.paper.large.swing import BEST, Swing, around, paper_points
+from benchmarks.paper.markdown import SIGNS, between, middle, plus_minus
+from benchmarks.paper.summary import SAME, Statistic, best, compared, interval, median, number
+from benchmarks.paper.tables import Rows, column, select
 
 ONE_STEP = "one step of runs that swing together, and too few runs of the last steps' errors"
 SWINGS = "with the swing of the last steps' errors"
@@ -28,10 +29,8 @@ SWINGS = "with the swing of the last steps' errors"
 
 def shown(rows: Rows, task: str, model: str, count: int = BEST) -> list[dict[str, Any]]:
     """The runs of a cell that Table 1 would show: those with the lowest test error, without nan."""
-    cell = [row for row in rows if row["task"] == task and row["model"] == model]
-    return sorted(
-        (row for row in cell if not math.isnan(row["test_mse"])), key=lambda row: row["test_mse"]
-    )[:count]
+    cell = [row for row in select(rows, task=task, model=model) if not math.isnan(row["test_mse"])]
+    return sorted(cell, key=lambda row: row["test_mse"])[:count]
 
 
 def of_best(values: Sequence[float]) -> float:
@@ -40,33 +39,28 @@ def of_best(values: Sequence[float]) -> float:
 
 
 def lines(rows: Rows, last: Rows = ()) -> Iterable[dict[str, str]]:
-    paper = {
-        (r["task"], r["model"]): r for r in published.load("large") if r["metric"] == "test_mse"
-    }
-    cells = Cells(rows, last)
-    for task in large.TASKS:
-        for model in large.MODELS:
-            every = cells.values(task, model)
-            if not every:
-                continue
-            theirs, chosen = paper[task, model], shown(rows, task, model)
-            ours, ratio, verdict = cells.beside_the_paper(task, model)
-            counts = [row["n_params"] for row in chosen]
-            fewest, highest = theirs["min_n_params"], theirs["max_n_params"]
-            yield {
-                "task": SIGNS[task],
-                "model": model,
-                "paper: best 10": plus_minus(theirs["median"], theirs["mad"]),
-                "here: best 10 (95 %, runs and step)": between(of_best(every), around(ours)),
-                "here / paper (95 %)": f"{number(ratio[0])} to {number(ratio[1])}"
-                if ratio
-                else "-",
-                "verdict": verdict,
-                "here: all runs (95 %, runs)": between(median(every), interval(median, every)),
-                "paper: parameters": f"{theirs['median_n_params']:.0f} ({fewest}-{highest})",
-                "here: parameters": f"{median(counts):.0f} ({min(counts, default=0)}-{max(counts, default=0)})",
-                "runs": str(len(every)),
-            }
+    cells, paper = Cells(rows, last), select(published.load("large"), metric="test_mse")
+    for task, model in itertools.product(large.TASKS, large.MODELS):
+        errors = cells.values(task, model)
+        if not errors:
+            continue
+        (theirs,), chosen = select(paper, task=task, model=model), shown(rows, task, model)
+        ours, ratio, verdict = cells.beside_the_paper(task, model)
+        counts = [row["n_params"] for row in chosen]
+        sizes = f"({min(counts, default=0)}-{max(counts, default=0)})"
+        their_sizes = f"({theirs['min_n_params']}-{theirs['max_n_params']})"
+        yield {
+            "task": SIGNS[task],
+            "model": model,
+            "paper: best 10": plus_minus(theirs["median"], theirs["mad"]),
+            "here: best 10 (95 %, runs and step)": between(of_best(errors), around(ours)),
+            "here / paper (95 %)": " to ".join(map(number, ratio)) if ratio else "-",
+            "verdict": verdict,
+            "here: all runs (95 %, runs)": middle(errors),
+            "paper: parameters": f"{theirs['median_n_params']:.0f} {their_sizes}",
+            "here: parameters": f"{median(counts):.0f} {sizes}",
+            "runs": str(len(errors)),
+        }
 
 
 def short_table(rows: Rows, last: Rows = ()) -> str:
@@ -79,45 +73,43 @@ def short_table(rows: Rows, last: Rows = ()) -> str:
         ("here: last steps (95 %)", "own points: median (95 %)", steps),
     )
     records = []
-    for title, column, source in sources:
+    for title, column_name, source in sources:
         for line in source:
-            mark = (
-                "**" if line["verdict"].startswith("**") and not title.startswith("paper") else ""
-            )
-            error = f"{mark}{line[column]}{mark}"
-            records.append(
-                {"task": line["task"], "": title, "model": line["model"], "error": error}
-            )
+            differs = line["verdict"].startswith("**") and not title.startswith("paper")
+            error = f"**{line[column_name]}**" if differs else line[column_name]
+            names = {"task": line["task"], "": title, "model": line["model"]}
+            records.append({**names, "error": error})
     records.sort(key=lambda record: list(SIGNS.values()).index(record["task"]))
     return crossed(records, ("task", ""), "model", "error")
 
 
 def section(rows: Rows, last: Rows = ()) -> str:
     return (
-        "Test error after the last step, Table 1 of the paper: the median of the ten runs with the lowest test error, "
-        "as its authors chose without saying so (theirs ± MAD), and the median of all runs. All runs have the same "
-        "training points, and their errors swing together from step to step, so each cell is one draw. The interval of "
-        "*runs* is that of independent runs, which is too narrow. That of *runs and step* also has the swing of the "
-        "cell's runs in the table of the last steps' errors; where these are not made, there is none and no verdict. "
-        "*Here / paper* is the quotient of the two medians, both of a drawn step: they differ where its interval does "
-        "not contain 1. Parameters: how many are greater than 0.01 in size, median and range of those ten; the paper's "
-        "are those of its Pareto figure.\n\n" + record_table(lines(rows, last)) + "\n"
-        "How many runs the authors chose the NPU's ten from is not known: an earlier version of their scripts made "
-        "100, of which the best ten have a median at the 5th percentile. The least of the NPU's runs here is "
-        f"{number(_least(rows, 'mul', 'NPU'))} on × and {number(_least(rows, 'div', 'NPU'))} on ÷. The NALU's runs "
-        "on × may have been made without a penalty; a training error of 181 is here that of an output that stays 0.\n"
+        "Test error after the last step, Table 1 of the paper: the median of the ten runs with the "
+        "lowest test error, as its authors chose without saying so (theirs ± MAD), and the median "
+        "of all runs. All runs have the same training points, and their errors swing together from "
+        "step to step, so each cell is one draw. The interval of *runs* is that of independent "
+        "runs, which is too narrow. That of *runs and step* also has the swing of the cell's runs "
+        "in the table of the last steps' errors; where these are not made, there is none and no "
+        "verdict. *Here / paper* is the quotient of the two medians, both of a drawn step: they "
+        "differ where its interval does not contain 1. Parameters: how many are greater than 0.01 "
+        "in size, median and range of those ten; the paper's are those of its Pareto figure.\n\n"
+        + record_table(lines(rows, last))
+        + "\nHow many runs the authors chose the NPU's ten from is not known: an earlier version "
+        "of their scripts made 100, of which the best ten have a median at the 5th percentile. The "
+        f"least of the NPU's runs here is {_least(rows, 'mul', 'NPU')} on × and "
+        f"{_least(rows, 'div', 'NPU')} on ÷. The NALU's runs on × may have been made without a "
+        "penalty; a training error of 181 is here that of an output that stays 0.\n"
     )
 
 
-def _least(rows: Rows, task: str, model: str) -> float:
+def _least(rows: Rows, task: str, model: str) -> str:
     """The least test error of a cell, nan without runs."""
-    return min(
-        (row["test_mse"] for row in rows if row["task"] == task and row["model"] == model),
-        default=math.nan,
-    )
+    errors = (row["test_mse"] for row in select(rows, task=task, model=model))
+    return number(min(errors, default=math.nan))
 
 
-# ---- verdict ----------------------------------------------------------------------------------------------------
+# ---- verdict -------------------------------------------------------------------------------------
 
 
 class Cells:
@@ -137,18 +129,13 @@ class Cells:
             self._swings[task, model] = Swing(self.last, task, model)
         return self._swings[task, model]
 
-    def values(self, task: str, model: str, column: str = "test_mse") -> list[float]:
-        found = [row[column] for row in self.rows if row["task"] == task and row["model"] == model]
-        return [math.inf if math.isnan(value) else value for value in found]
+    def values(self, task: str, model: str, name: str = "test_mse") -> list[float]:
+        return column(select(self.rows, task=task, model=model), name)
 
-    def independent(self, task: str, model: str, column: str) -> list[float]:
-        """Of the runs with points of their own."""
-        mine = [
-            row
-            for row in self.last
-            if row["points"] == "own" and (row["task"], row["model"]) == (task, model)
-        ]
-        return [row[column] for row in mine if authors(row)]
+    def independent(self, task: str, model: str, name: str) -> list[float]:
+        """The values of the runs with points of their own."""
+        runs = select(self.last, points="own", task=task, model=model)
+        return [row[name] for row in runs if authors(row)]
 
     def draws(
         self, task: str, model: str, of: Statistic = of_best, key: int = 0
@@ -158,63 +145,48 @@ class Cells:
     def beside_the_paper(
         self, task: str, model: str
     ) -> tuple[np.ndarray | None, tuple[float, float] | None, str]:
-        """Draws of our median of the best, how many times the paper's it is (95 %), and whether they differ."""
+        """Draws of our median of the best, the interval of ours / paper, whether they differ."""
         ours = self.draws(task, model)
-        points = [
-            p["test_mse"]
-            for p in published.load("pareto")
-            if (p["task"], p["model"]) == (task, model)
-        ]
-        return ours, *compared(
-            ours, self.swing(task, model).draws(median, points, key=1), "no swing measured"
-        )
+        theirs = self.swing(task, model).draws(median, paper_points(task, model), key=1)
+        return ours, *compared(ours, theirs, "no swing measured")
 
     def every(self, task: str, model: str, low: float, high: float) -> Check:
-        return self._error(f"{SIGNS[task]} {model}, median of all", median, task, model, low, high)
+        return self._error("median of all", median, task, model, low, high)
 
     def best(self, task: str, model: str, high: float) -> Check:
-        what = f"{SIGNS[task]} {model}, median of the best {BEST}"
-        return self._error(what, of_best, task, model, -math.inf, high)
+        return self._error(f"median of the best {BEST}", of_best, task, model, -math.inf, high)
 
     def _error(
-        self, what: str, of: Statistic, task: str, model: str, low: float, high: float
+        self, name: str, of: Statistic, task: str, model: str, low: float, high: float
     ) -> Check:
-        ends = around(self.draws(task, model, of))
-        return explained(
-            judged(what, of(self.values(task, model)), ends, low, high),
-            SWINGS if ends else ONE_STEP,
-        )
+        drawn, value = around(self.draws(task, model, of)), of(self.values(task, model))
+        check = judged(f"{SIGNS[task]} {model}, {name}", value, drawn, low, high)
+        return explained(check, SWINGS if drawn else ONE_STEP)
 
-    def other(self, task: str, model: str, column: str, low: float, high: float) -> Check:
-        """Of what has no snapshots: by the runs with own points where there are enough of them."""
-        own, here = self.independent(task, model, column), self.values(task, model, column)
-        name = {"n_params": "non-zero parameters", "train_mse": "train error"}[column]
-        ends = interval(median, own)
-        check = judged(
-            f"{SIGNS[task]} {model}, {name}, median", median(own if ends else here), ends, low, high
-        )
-        return explained(check, "" if ends else ONE_STEP)
+    def other(self, task: str, model: str, name: str, low: float, high: float) -> Check:
+        """Judge a column without snapshots by the runs with points of their own, if enough."""
+        independent = self.independent(task, model, name)
+        title = {"n_params": "non-zero parameters", "train_mse": "train error"}[name]
+        around_median = interval(median, independent)
+        value = median(independent if around_median else self.values(task, model, name))
+        check = judged(f"{SIGNS[task]} {model}, {title}, median", value, around_median, low, high)
+        return explained(check, "" if around_median else ONE_STEP)
 
     def ranked(
-        self, task: str, wanted: str, names: Sequence[str], holds: Callable[..., bool]
+        self, task: str, rule: str, names: Sequence[str], holds: Callable[..., bool]
     ) -> Check:
-        found = [of_best(self.values(task, name)) for name in names]
+        values = [of_best(self.values(task, name)) for name in names]
         drawn = [self.draws(task, name, key=2 + index) for index, name in enumerate(names)]
-        what = f"{SIGNS[task]}, medians of the best {BEST}: {', '.join(names)}"
-        check = order(what, wanted, found, in_order(drawn, holds))
-        return explained(check, SWINGS if all(one is not None for one in drawn) else ONE_STEP)
+        subject = f"{SIGNS[task]}, medians of the best {BEST}: {', '.join(names)}"
+        check = order(subject, rule, values, in_order(drawn, holds))
+        return explained(check, ONE_STEP if any(part is None for part in drawn) else SWINGS)
 
     def worse(self, task: str, model: str, other: str, times: float) -> Check:
-        """By how much one model's median is above another's."""
+        """Judge by how much one model's median is above another's."""
         ratio, _ = compared(self.draws(task, model, key=2), self.draws(task, other, key=3))
         value = of_best(self.values(task, model)) / of_best(self.values(task, other))
-        check = judged(
-            f"{SIGNS[task]}, {model} / {other}, medians of the best {BEST}",
-            value,
-            ratio,
-            times,
-            math.inf,
-        )
+        subject = f"{SIGNS[task]}, {model} / {other}, medians of the best {BEST}"
+        check = judged(subject, value, ratio, times, math.inf)
         return explained(check, SWINGS if ratio else ONE_STEP)
 
 
@@ -223,14 +195,10 @@ def checks(rows: Rows, last: Rows = ()) -> list[Check]:
 
 
 def _numbers(cells: Cells) -> list[Check]:
-    none = -math.inf
+    none, largest = -math.inf, max(cells.values("add", "RealNPU"))
     return [
         cells.every("add", "RealNPU", none, 0.13),
-        at_most(
-            "+ RealNPU, largest of these runs at this step",
-            max(cells.values("add", "RealNPU")),
-            0.3,
-        ),
+        at_most("+ RealNPU, largest of these runs at this step", largest, 0.3),
         cells.best("mul", "RealNPU", 3.83),
         cells.every("div", "RealNPU", none, 1.8e-6),
         cells.every("sqrt", "RealNPU", none, 0.028),
@@ -249,7 +217,8 @@ def _numbers(cells: Cells) -> list[Check]:
         *(cells.other(task, "NALU", "train_mse", none, 0.2) for task in ("add", "div", "sqrt")),
         explained(
             cells.other("mul", "NALU", "train_mse", none, 0.2),
-            "the penalty keeps most outputs at 0; the published runs may have had none (not tested)",
+            "the penalty keeps most outputs at 0; the published runs may have had none (not "
+            "tested)",
         ),
         cells.other("add", "NMU", "n_params", 88, 95),
         *(cells.other("div", model, "n_params", 52, 204) for model in ("RealNPU", "NPU")),
@@ -262,42 +231,34 @@ def _numbers(cells: Cells) -> list[Check]:
 
 
 def _orders(cells: Cells) -> list[Check]:
+    nmu_first = ("NMU", "RealNPU", "NPU")
     return [
         cells.ranked(
-            "add",
-            "NMU < NPUs << NALU, NaiveNPU",
-            ("NMU", "RealNPU", "NPU", "NALU", "NaiveNPU"),
+            "add", "NMU < NPUs << NALU, NaiveNPU", (*nmu_first, "NALU", "NaiveNPU"),
             lambda nmu, real, npu, nalu, naive: (
                 nmu < min(real, npu) and 10 * max(real, npu) < min(nalu, naive)
             ),
         ),
         cells.ranked(
-            "mul",
-            "NMU < NPUs",
-            ("NMU", "RealNPU", "NPU"),
-            lambda nmu, real, npu: nmu < min(real, npu),
+            "mul", "NMU < NPUs", nmu_first, lambda nmu, real, npu: nmu < min(real, npu)
         ),
         cells.ranked(
-            "div",
-            "NPU < RealNPU < 1e-5 << NMU",
-            ("NPU", "RealNPU", "NMU"),
+            "div", "NPU < RealNPU < 1e-5 << NMU", ("NPU", "RealNPU", "NMU"),
             lambda npu, real, nmu: npu < real < 1e-5 and nmu >= 1,
         ),
         cells.ranked(
-            "sqrt",
-            "NPUs < 0.1 << NMU",
-            ("RealNPU", "NPU", "NMU"),
+            "sqrt", "NPUs < 0.1 << NMU", ("RealNPU", "NPU", "NMU"),
             lambda real, npu, nmu: max(real, npu) < 0.1 and nmu >= 9,
         ),
         *(cells.worse(task, "NaiveNPU", "NPU", 500) for task in large.TASKS),
-    ]
+    ]  # fmt: skip
 
 
-# ---- the paper's figures and tables ----------------------------------------------------------------------------------
+# ---- the paper's figures and tables --------------------------------------------------------------
 
 
 def _errors(rows: Sequence[Rows], models: Path) -> str:
-    """One step, then the last steps."""
+    """The verdicts of one step, then those of the last steps."""
 
     def judged_cells(records: Iterable[dict[str, str]]) -> list[tuple[str, str]]:
         return [(f"{line['task']} {line['model']}", line["verdict"]) for line in records]
@@ -305,28 +266,30 @@ def _errors(rows: Sequence[Rows], models: Path) -> str:
     gate, steps = "gate's start", list(last_steps.lines(rows[1]))
     variants = [line for line in steps if last_steps.VARIANT in line[gate]]
     ours = judged_cells(line for line in steps if line not in variants)
-    one, last = verdicts(judged_cells(lines(*rows)), "medians"), verdicts(ours, "medians")
-    starts = [
-        f"; {cell} does not differ where the gate starts at {line[gate].removesuffix(last_steps.VARIANT).strip()}"
-        for (cell, verdict), line in zip(judged_cells(variants), variants, strict=True)
-        if verdict == SAME and dict(ours)[cell].startswith("**")
-    ]
-    return f"one step: {one}; last steps, own points: {last}{''.join(starts)}"
+    at_one, at_last = verdicts(judged_cells(lines(*rows)), "medians"), verdicts(ours, "medians")
+    starts = []
+    for (cell, verdict), line in zip(judged_cells(variants), variants, strict=True):
+        if verdict == SAME and dict(ours)[cell].startswith("**"):
+            start = line[gate].removesuffix(last_steps.VARIANT).strip()
+            starts.append(f"; {cell} does not differ where the gate starts at {start}")
+    return f"one step: {at_one}; last steps, own points: {at_last}{''.join(starts)}"
 
 
 def _sizes(rows: Sequence[Rows], models: Path) -> str:
-    found = [check for check in checks(*rows) if "non-zero" in check.what]
-    return f"errors: as Table 1; numbers of parameters: {counted(found)}"
+    of_sizes = [check for check in checks(*rows) if "non-zero" in check.subject]
+    return f"errors: as Table 1; numbers of parameters: {counted(of_sizes)}"
 
 
 def _ranges(rows: Sequence[Rows], models: Path) -> str:
-    same = sum(task.test["code"] == task.test["paper"] for task in large.TASKS.values())
-    return f"the code's test ranges are those of the table in {same} of {len(large.TASKS)} tasks; ours are the code's"
+    equal = sum(task.test["code"] == task.test["paper"] for task in large.TASKS.values())
+    share = f"{equal} of {len(large.TASKS)} tasks"
+    return f"the code's test ranges are those of the table in {share}; ours are the code's"
 
 
 def _penalties(rows: Sequence[Rows], models: Path) -> str:
-    same = sum(task.beta_end["code"] == task.beta_end["paper"] for task in large.TASKS.values())
-    return f"the code's last beta is that of the table in {same} of {len(large.TASKS)} tasks; ours is the code's"
+    equal = sum(task.beta_end["code"] == task.beta_end["paper"] for task in large.TASKS.values())
+    share = f"{equal} of {len(large.TASKS)} tasks"
+    return f"the code's last beta is that of the table in {share}; ours is the code's"
 
 
 ENTRIES = (
@@ -340,8 +303,8 @@ ENTRIES = (
         "Table 1",
         "test errors of the large scale task",
         _errors,
-        "one step of errors that swing together, and the best ten of an unknown number: `large-snapshots` has the last "
-        "steps, and draws the paper's numbers again",
+        "one step of errors that swing together, and the best ten of an unknown number: "
+        "`large-snapshots` has the last steps, and draws the paper's numbers again",
     ),
     definitions("Table A4", "models of the large scale task"),
     Entry("Table A5", "data of the large scale task", _ranges, TEXT_AND_CODE, measured=False),

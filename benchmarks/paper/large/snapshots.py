@@ -1,9 +1,10 @@
-"""What a difference between test errors of the large task means: the same training, measured at many of its last steps.
+"""The test errors of the large task at many of the last steps, to tell what a difference means.
 
-The test error of one run swings many-fold between steps that are 50 apart, and runs that share their training points
-swing together. So a run is measured at 41 of its last 2,000 steps, and every run is made with points of its own
-(`task.Data`), which makes runs independent, and once more with the points that all of the authors' runs share. NPU and
-RealNPU are trained from both starts of the gate: the authors' (1 and 0.5) and the other's.
+The test error of one run swings many-fold between steps that are 50 apart, and runs that share
+their training points swing together. So a run is measured at 41 of its last 2,000 steps, and every
+run is made with points of its own (`task.Data`), which makes runs independent, and once more with
+the points that all of the authors' runs share. NPU and RealNPU are trained from both starts of the
+gate: the authors' (1 and 0.5) and the other's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.paper.large import task as large
 from benchmarks.paper.runner import Batch, chunks
 
 SNAPSHOTS = 41
-BLOCK = 5  # seeds of a batch, after the first
+BATCH_SEEDS = 5  # of a batch, after the first
 SEEDS = {"own": 10, "shared": 6}  # six are enough for an interval
 NALU_SEEDS = {"own": 6, "shared": 2}  # one takes as long as six of another model
 VARIANT_SEEDS = 6  # of the gate's other start
@@ -27,24 +28,16 @@ POINTS = ("own", "shared")
 # The starts of the gate, the authors' first; None: no gate.
 GATES: dict[str, tuple[float | None, ...]] = {"NPU": (1.0, 0.5), "RealNPU": (0.5, 1.0)}
 COLUMNS = (
-    "points",
-    "gate",
-    "task",
-    "model",
-    "seed",
-    "steps",
-    "n_params",
-    "train_mse",
-    "test_mse",
+    "points", "gate", "task", "model", "seed", "steps", "n_params", "train_mse", "test_mse",
     "errors",
-)
+)  # fmt: skip
 
 
-# ---- plan ----------------------------------------------------------------------------------------------------------
+# ---- plan ----------------------------------------------------------------------------------------
 
 
 def ways(points: Sequence[str]) -> Iterator[tuple[str, str, float | None, int]]:
-    """Points, model, start of the gate and how many seeds; the variants come late, the NALU, which is slow, last."""
+    """Points, model, start of the gate and number of seeds; variants late, the slow NALU last."""
     for where in points:
         for model in large.MODELS:
             if model != "NALU":
@@ -57,35 +50,27 @@ def ways(points: Sequence[str]) -> Iterator[tuple[str, str, float | None, int]]:
 
 
 def plan(options: Namespace, points: Sequence[str] | None = None) -> list[Batch]:
-    """The batches of a command: every task and model has its first seed before any has its second."""
+    """The batches of a command: each task and model has its first seed before any its second."""
     steps = large.QUICK_STEPS if options.quick else large.STEPS
     seeds = options.seeds or (large.QUICK_SEEDS if options.quick else None)
-    found: list[Batch] = []
-    for block in range(1 + math.ceil(((seeds or max(SEEDS.values())) - 1) / BLOCK)):
-        for where, model, gate, count in ways(
-            [p for p in POINTS if p in (points or options.points or POINTS)]
-        ):
-            first = (
-                1 + BLOCK * (block - 1) if block else 0
-            )  # seed 0, then 1 to 5, 6 to 10: more seeds repeat none
+    planned: list[Batch] = []
+    chosen = [p for p in POINTS if p in (points or options.points or POINTS)]
+    for block in range(1 + math.ceil(((seeds or max(SEEDS.values())) - 1) / BATCH_SEEDS)):
+        # Seed 0, then 1 to 5, 6 to 10: more seeds repeat none.
+        first = 1 + BATCH_SEEDS * (block - 1) if block else 0
+        for where, model, gate, count in ways(chosen):
             settings = {"model": model, "variant": "code", "device": options.device}
             settings |= {"points": where, "gate": gate, "snapshots": SNAPSHOTS}
             runs = [
-                {
-                    "task": task,
-                    "seed": seed,
-                    "steps": steps,
-                    "beta_start": large.TASKS[task].beta_start,
-                }
-                for seed in range(first, min(1 + BLOCK * block, seeds or count))
-                for task in large.TASKS
+                {"task": task, "seed": seed, "steps": steps, "beta_start": record.beta_start}
+                for seed in range(first, min(1 + BATCH_SEEDS * block, seeds or count))
+                for task, record in large.TASKS.items()
             ]
             for part in chunks(runs, large.LARGEST_BATCH[large.DTYPES.get(model, torch.float32)]):
                 label = f"{model}-{where}-{gate or 'none'}-{part[0]['task']}-{part[0]['seed']:04d}"
-                found.append(
-                    large.batch_of("large-snapshots", label, settings, part, turn=len(found))
-                )
-    return found
+                batch = large.batch_of("large-snapshots", label, settings, part, turn=len(planned))
+                planned.append(batch)
+    return planned
 
 
 def rounds(options: Namespace) -> list[list[Batch]]:
@@ -103,14 +88,13 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
     return POINTS.index(row["points"]), *large.key(row)[:2], str(row["gate"]), row["seed"]
 
 
-# ---- rows ----------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 def errors(row: dict[str, Any]) -> list[float]:
-    """Of one run, at each of its snapshots; nan counts as infinite."""
-    return [
-        math.inf if math.isnan(value) else value for value in map(float, str(row["errors"]).split())
-    ]
+    """The errors of one run at each of its snapshots; nan counts as infinite."""
+    values = map(float, str(row["errors"]).split())
+    return [math.inf if math.isnan(value) else value for value in values]
 
 
 def gate_of(row: dict[str, Any]) -> float | str:

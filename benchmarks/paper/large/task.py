@@ -19,7 +19,8 @@ as the published code ran it (variant "code") or as the text says ("paper"):
                  schedule; the published runs hold both
 Both: training inputs from one Sobol stream that all runs share, the last iterate, NALU in float64.
 
-snapshots.py has a second table of the same training, with points of each seed's own and the errors of the last steps.
+snapshots.py has a second table of the same training, with points of each seed's own and the errors
+of the last steps.
 """
 
 from __future__ import annotations
@@ -47,10 +48,8 @@ BETA_STEP, BETA_GROWTH = 10_000, 10.0
 TEST_POINTS = 10_000
 BLOCK = 25  # steps whose points are drawn at once
 SNAPSHOT_STEPS = 50  # between two snapshots of the test error
-LARGEST_BATCH = {
-    torch.float32: 20,
-    torch.float64: 5,
-}  # models: fewer share the overhead, more leave the cache
+# Models: fewer share the overhead, more leave the cache.
+LARGEST_BATCH = {torch.float32: 20, torch.float64: 5}
 COLUMNS = ("task", "model", "seed", "test_mse", "n_params", "train_mse", "steps", "beta_start")
 
 # 1-based 1..50 and 39..88: 12 = round(12.5), ties to even, of the second subset lie in the first.
@@ -70,45 +69,20 @@ class Task:
 
 
 TASKS = {
-    "add": Task(
-        (-1, 1),
-        {"code": (-2, 2), "paper": (-4, 4)},
-        1e-2,
-        1e-5,
-        {"code": 1e-4, "paper": 1e-4},
-        torch.add,
-    ),
-    "mul": Task(
-        (-1, 1),
-        {"code": (-2, 2), "paper": (-4, 4)},
-        5e-3,
-        1e-5,
-        {"code": 1e-4, "paper": 1e-7},
-        torch.mul,
-    ),
-    "div": Task(
-        (0, 0.5),
-        {"code": (-0.5, 0), "paper": (-0.5, 0.5)},
-        5e-3,
-        1e-9,
-        {"code": 1e-7, "paper": 1e-7},
-        lambda a, b: 1 / a,
-    ),
-    "sqrt": Task(
-        (0, 2),
-        {"code": (0, 4), "paper": (0, 4)},
-        5e-3,
-        1e-6,
-        {"code": 1e-4, "paper": 1e-4},
-        lambda a, b: a.sqrt(),
-    ),
+    name: Task(train, {"code": tested, "paper": paper}, rate, beta, {"code": end, "paper": last}, f)
+    for name, train, tested, paper, rate, beta, end, last, f in (
+        ("add", (-1, 1), (-2, 2), (-4, 4), 1e-2, 1e-5, 1e-4, 1e-4, torch.add),
+        ("mul", (-1, 1), (-2, 2), (-4, 4), 5e-3, 1e-5, 1e-4, 1e-7, torch.mul),
+        ("div", (0, 0.5), (-0.5, 0), (-0.5, 0.5), 5e-3, 1e-9, 1e-7, 1e-7, lambda a, b: 1 / a),
+        ("sqrt", (0, 2), (0, 4), (0, 4), 5e-3, 1e-6, 1e-4, 1e-4, lambda a, b: a.sqrt()),
+    )
 }
 # (task, model) -> (steps, first beta) where the authors' scripts depart from the base schedule.
 SHORT = {("add", "NMU"): (10_000, 1e-7), ("mul", "NMU"): (20_000, 1e-9)}
 SHORT_SEEDS = 1000  # the first seed of those runs, 20 of them
 MORE = {("mul", "NPU"), ("mul", "RealNPU"), ("mul", "NMU"), ("add", "NPU")}
 
-# Of a step, in 3.4 microseconds, one model's and once per batch: only for the order and the estimate of the time left.
+# In 3.4 microseconds of a step, a model's and once per batch: for the order and the time left.
 MODELS = {"NPU": 110, "RealNPU": 108, "NMU": 98, "NALU": 870, "NaiveNPU": 108}
 PER_STEP = 250
 DTYPES = {"NALU": torch.float64}
@@ -125,12 +99,12 @@ def scaled(points: Tensor, low: float, high: float) -> Tensor:
 
 
 def training_points(points: Sobol, start: int, count: int, low: float, high: float) -> Tensor:
-    """Points start + 1, ... of the sequence (the zero point is left out), float32 from [low, high)."""
+    """Points start + 1, ... of the sequence, without the zero point, float32 in [low, high)."""
     return scaled(points.points(start + 1, count), low, high)
 
 
 def shift(seed: int) -> Tensor:
-    """A seed's own vector ``[100]`` in [0, 1)."""
+    """A seed's vector ``[100]`` in [0, 1)."""
     return torch.rand(INPUTS, generator=stream("large points", seed))
 
 
@@ -148,7 +122,7 @@ def beta_at(step: int, start: float, end: float) -> float:
 
 
 def default_seeds(task: str, model: str) -> int:
-    """How many runs: as in the scripts, and 20 where the published ten are the best of more than ten."""
+    """The number of runs: as in the scripts, and 20 where ten are the best of more."""
     return 20 if (task, model) in MORE else 10
 
 
@@ -156,24 +130,21 @@ def runs(model: str, seeds: int | None, steps: int, variant: str) -> Iterator[di
     """All runs of a model; `steps` below the published number shorten the short ones too."""
     for name, task in TASKS.items():
         count = default_seeds(name, model) if seeds is None else seeds
-        for seed in range(count):
-            yield {"task": name, "seed": seed, "steps": steps, "beta_start": task.beta_start}
+        groups = [(range(count), steps, task.beta_start)]
         if variant == "code" and (name, model) in SHORT:
             short, beta_start = SHORT[name, model]
-            for seed in range(SHORT_SEEDS, SHORT_SEEDS + (seeds or 20)):
-                yield {
-                    "task": name,
-                    "seed": seed,
-                    "steps": min(short, steps),
-                    "beta_start": beta_start,
-                }
+            more = range(SHORT_SEEDS, SHORT_SEEDS + (seeds or 20))
+            groups.append((more, min(short, steps), beta_start))
+        for members, length, beta in groups:
+            for seed in members:
+                yield {"task": name, "seed": seed, "steps": length, "beta_start": beta}
 
 
 def batches(
     models: Sequence[str], seeds: int | None, steps: int, variant: str, device: str
 ) -> list[Batch]:
-    """The work: runs of one model with the same number of steps train in one call, whatever their task."""
-    found = []
+    """The work: runs of one model with the same number of steps train in one call."""
+    planned = []
     for model in models:
         settings = {"model": model, "variant": variant, "device": device}
         by_steps: dict[int, list[dict[str, Any]]] = {}
@@ -183,17 +154,14 @@ def batches(
             members.sort(key=lambda run: (run["seed"], run["task"]))
             for part in chunks(members, LARGEST_BATCH[DTYPES.get(model, torch.float32)]):
                 label = f"{model}-{part[0]['task']}-{part[0]['seed']:04d}"
-                found.append(batch_of("large", label, settings, part))
-    return found
+                planned.append(batch_of("large", label, settings, part))
+    return planned
 
 
 def batch_of(
-    experiment: str,
-    label: str,
-    settings: dict[str, Any],
-    members: Sequence[dict[str, Any]],
+    experiment: str, label: str, settings: dict[str, Any], members: Sequence[dict[str, Any]],
     turn: int = 0,
-) -> Batch:
+) -> Batch:  # fmt: skip
     """Runs that train in one call: of one model, with the same number of steps."""
     (steps,) = {run["steps"] for run in members}
     cost = 3.4e-6 * steps * (PER_STEP + MODELS[settings["model"]] * len(members))
@@ -218,18 +186,16 @@ class Data:
     Args:
         tasks: of the models.
         dtype, device: of the rows.
-        seeds: of the models; their points are then the shared ones plus `shift(seed)`, modulo 1: just as even, but
-            independent of those of other seeds (Cranley and Patterson, "Randomization of number theoretic methods for
-            multiple integration", 1976). Without seeds all models have the same points.
+        seeds: of the models; their points are then the shared ones plus `shift(seed)`, modulo 1:
+            just as even, but independent of those of other seeds (Cranley and Patterson,
+            "Randomization of number theoretic methods for multiple integration", 1976). Without
+            seeds all models have the same points.
     """
 
     def __init__(
-        self,
-        tasks: Sequence[str],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, tasks: Sequence[str], dtype: torch.dtype, device: torch.device,
         seeds: Sequence[int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         of_runs: Sequence[int | None] = seeds if seeds is not None else [None] * len(tasks)
         keys = list(zip(tasks, of_runs, strict=True))
         self._distinct = list(dict.fromkeys(keys))
@@ -244,25 +210,22 @@ class Data:
         block, index = divmod(step - 1, BLOCK)
         if block != self._block:
             self._draw(block)
-        # Of three dimensions: then each model's product is a separate one and rounds the same in any batch.
+        # Of three dimensions: then each model's product is separate and rounds alike in any batch.
         return self._x[index][self._index], self._y[index][self._index]
 
     def _draw(self, block: int) -> None:
         """The rows ``[BLOCK, tasks and seeds, ROWS, 100]`` and targets of a block of steps."""
         base = self._points.points(block * BLOCK * ROWS + 1, BLOCK * ROWS)
         single = base.float()
-        own = {seed: (single + vector).frac_() for seed, vector in self._shifts.items()}
+        shifted = {seed: (single + vector).frac_() for seed, vector in self._shifts.items()}
         ranges = dict.fromkeys((TASKS[task].train, seed) for task, seed in self._distinct)
-        rows = {(train, seed): scaled(own.get(seed, base), *train) for train, seed in ranges}
+        rows = {(train, seed): scaled(shifted.get(seed, base), *train) for train, seed in ranges}
         inputs, targets = [], []
         for task, seed in self._distinct:
             x = rows[TASKS[task].train, seed]
             inputs.append(x.to(self.dtype).view(BLOCK, ROWS, INPUTS))
             targets.append(TASKS[task].operation(*sums(x)).to(self.dtype).view(BLOCK, ROWS, 1))
-        self._x, self._y = (
-            torch.stack(inputs, 1).to(self.device),
-            torch.stack(targets, 1).to(self.device),
-        )
+        self._x, self._y = (torch.stack(part, 1).to(self.device) for part in (inputs, targets))
         self._block = block
 
 
@@ -276,8 +239,8 @@ def _start(layer: nn.Module, name: str, parameter: Tensor) -> Start:
 def make(batch: Batch) -> Training:
     """The models of a batch at their start.
 
-    Its settings may name `points` ("own" or "shared"), the start of the `gate`, and how many `snapshots` of the test
-    error to keep, the last of the last step.
+    Its settings may name `points` ("own" or "shared"), the start of the `gate`, and the number of
+    `snapshots` of the test error to keep, the last of the last step.
     """
     model, variant, steps = (batch.settings[name] for name in ("model", "variant", "steps"))
     device, dtype = torch.device(batch.settings["device"]), DTYPES.get(model, torch.float32)
@@ -289,10 +252,8 @@ def make(batch: Batch) -> Training:
     if batch.settings.get("gate") is not None:
         module[1].get_parameter("gate").detach().fill_(batch.settings["gate"])
     module.to(device)
-    watched = [
-        steps - SNAPSHOT_STEPS * n for n in reversed(range(batch.settings.get("snapshots", 0)))
-    ]
-
+    count = batch.settings.get("snapshots", 0)
+    watched = [steps - SNAPSHOT_STEPS * n for n in reversed(range(count))]
     rates = [TASKS[task].rate for task in tasks]
 
     def make_optimizer(buffer: Buffer) -> Optimizer:
@@ -300,17 +261,13 @@ def make(batch: Batch) -> Training:
             return RMSProp(buffer.flat, rates[0])
         return RMSProp(buffer.flat, buffer.spread(torch.tensor(rates, dtype=dtype, device=device)))
 
+    def beta_of(run: dict[str, Any], step: int) -> float:
+        return beta_at(step, run["beta_start"], TASKS[run["task"]].beta_end[variant])
+
     # All of a batch change beta at the same steps.
     betas = [
-        torch.tensor(
-            [
-                beta_at(n, run["beta_start"], TASKS[run["task"]].beta_end[variant])
-                for run in batch.runs
-            ],
-            dtype=dtype,
-            device=device,
-        )
-        for n in range(0, steps + 1, BETA_STEP)
+        torch.tensor([beta_of(run, step) for run in batch.runs], dtype=dtype, device=device)
+        for step in range(0, steps + 1, BETA_STEP)
     ]
 
     return Training(
@@ -359,25 +316,18 @@ def snapshots_text(snapshots: Sequence[Tensor], k: int) -> str:
 
 @torch.no_grad()
 def evaluate_mse(
-    module: nn.Module,
-    tasks: Sequence[str],
-    variant: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    piece: int = 1000,
-) -> Tensor:
+    module: nn.Module, tasks: Sequence[str], variant: str, dtype: torch.dtype,
+    device: torch.device, piece: int = 1000,
+) -> Tensor:  # fmt: skip
     """Test errors ``[K]``; the models in their own precision, the mean in float64."""
     total = torch.zeros(len(tasks), dtype=torch.float64)
     for start in range(0, TEST_POINTS, piece):
-        tests = {
-            task: _test_set(TASKS[task].test[variant])[start : start + piece]
-            for task in dict.fromkeys(tasks)
-        }
+        rows = slice(start, start + piece)
+        tests = {task: _test_set(TASKS[task].test[variant])[rows] for task in dict.fromkeys(tasks)}
         x = torch.stack([tests[task] for task in tasks])
-        target = torch.stack([TASKS[task].operation(*sums(tests[task])) for task in tasks]).to(
-            device, dtype
-        )
-        total += (module(x.to(device, dtype))[:, :, 0] - target).double().square().sum(1).cpu()
+        target = torch.stack([TASKS[task].operation(*sums(tests[task])) for task in tasks])
+        off = module(x.to(device, dtype))[:, :, 0] - target.to(device, dtype)
+        total += off.double().square().sum(1).cpu()
     return total / TEST_POINTS
 
 

@@ -1,4 +1,4 @@
-"""The simple arithmetic task: task.py trains, eager.py times eager torch, report.py and picture.py show."""
+"""The simple arithmetic task: task.py trains, eager.py times eager torch, the others show."""
 
 from __future__ import annotations
 
@@ -21,17 +21,9 @@ EXPERIMENT = Experiment(
     "simple",
     (
         Table(
-            "simple",
-            "Simple arithmetic task",
-            task.COLUMNS,
-            report.section,
-            report.checks,
-            report.differences,
-            guide=report.guide_table,
-            key=task.key,
-            keep=task.keep_best,
-            picture=picture.picture,
-            entries=report.ENTRIES,
+            "simple", "Simple arithmetic task", task.COLUMNS, report.section, report.checks,
+            report.differences, guide=report.guide_table, key=task.key, keep=task.keep_best,
+            picture=picture.picture, entries=report.ENTRIES,
         ),
     ),
     task.plan,
@@ -43,4 +35,4 @@ EXPERIMENT = Experiment(
     subset=_subset,
     finish=eager.finish,
     times=_times,
-)
+)  # fmt: skip

@@ -1,7 +1,7 @@
-"""What the simple task takes in eager torch, one model at a time: the time that batches of models save.
+"""The time of the simple task in eager torch, one model at a time: what batches of models save.
 
-One `nn.Sequential` of the package's layers with their eager formulas, torch's optimiser, a fresh batch each step: what
-a first script would be. One thread, which is the fastest for layers of this size.
+One `nn.Sequential` of the package's layers with their eager formulas, torch's optimiser, a fresh
+batch each step: what a first script would be. One thread, the fastest for layers of this size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _model(name: str) -> nn.Module:
 
 
 def seconds_per_step(name: str, steps: int) -> float:
-    """The median of three stretches of so many steps."""
+    """The median of three stretches of `steps` steps."""
     recipe, model = simple.RECIPES[name], _model(name)
     if recipe.optimizer == "Adam":
         optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), recipe.rate)
@@ -71,28 +71,26 @@ def measure(folder: Folder, steps: int) -> None:
 
 
 def finish(options: Namespace, folder: Folder) -> None:
-    """What a command measures at its end: on the CPU, models that learn all operations."""
+    """Measure at the end of a command on the CPU whose models learn all operations."""
     if options.device == "cpu" and not options.operations:
         measure(folder, 20 if options.quick else 300)
 
 
 def compare(account: Account) -> list[str]:
-    """A line on what the same runs take in eager torch, against our seconds of work; none if it was not measured."""
+    """A line on the same runs in eager torch, against our seconds; none if it was not measured."""
     path, batches = account.folder.path / FILE, account.batches
     if not path.exists() or account.missing or account.options.operations:
         return []
     seconds = sum(account.results[batch.name]["seconds"] for batch in batches)
-    found = json.loads(path.read_text())
-    per_step = found.get("seconds", found)
-    total = sum(
-        per_step[batch.settings["model"]] * batch.settings["steps"] * len(batch.runs)
-        for batch in batches
-    )
-    each = ", ".join(f"{name} {1e6 * value:.0f}" for name, value in per_step.items())
+    measured = json.loads(path.read_text())
+    per_step = measured.get("seconds", measured)
+    steps = [(b.settings["model"], b.settings["steps"] * len(b.runs)) for b in batches]
+    total = sum(per_step[model] * count for model, count in steps)
+    by_model = ", ".join(f"{name} {1e6 * value:.0f}" for name, value in per_step.items())
     ratio = f"{total / seconds:.1f} times as much"
-    if (found.get("waited") or 0.0) > CROWDED:
+    if (measured.get("waited") or 0.0) > CROWDED:
         ratio = "no verdict (other work took the cores while eager torch was timed)"
     return [
         f"eager torch, one model at a time: {duration(total)} of work for the same runs, {ratio}; "
-        f"microseconds of one step of one model: {each}"
+        f"microseconds of one step of one model: {by_model}"
     ]

@@ -1,17 +1,19 @@
-"""The simple arithmetic task: one model learns x + y, x y, x / y and sqrt(x) on (0.1, 2.1) and is tested beyond it.
+"""The simple arithmetic task: one model learns x + y, x y, x / y and sqrt(x) on a small range.
 
-Section 4.2 and Table A2 of the paper, as the published code ran it (variant "code") or as the text says ("paper"):
+Section 4.2 and Table A2 of the paper, as the published code ran it (variant "code") or as the text
+says ("paper"):
 
                  code                                       paper
     x, y         U(0.1, 2.1)                                U(0.1, 2)
     optimiser    Adam 0.005; NALU RMSProp 0.005,            Adam 0.001
                  iNALU RMSProp 0.001
     NAU, NALU    not clipped; a bias in the gate            clipped to [-1, 1]; no bias
-Both: 20,000 steps of 100 fresh rows, the last iterate, Dense with 10 hidden units, NALU in float64. Not in either:
-iNALU's clipping, regularisers and new starts, and the NAU's and NMU's regulariser, for which the text gives no weight.
+Both: 20,000 steps of 100 fresh rows, the last iterate, Dense with 10 hidden units, NALU in float64.
+Not in either: iNALU's clipping, regularisers and new starts, and the NAU's and NMU's regulariser,
+for which the text gives no weight.
 
-The error is the mean of |model - f| on a grid with negative numbers, for the root on a positive one. With some of the
-operations only, a model has one output for each of them.
+The error is the mean of |model - f| on a grid with negative numbers, for the root on a positive
+one. With some of the operations only, a model has one output for each of them.
 """
 
 from __future__ import annotations
@@ -55,10 +57,7 @@ class Recipe:
     optimizer: str = "Adam"
     rate: float = 0.005
     dtype: torch.dtype = torch.float32
-    cost: tuple[int, int] = (
-        0,
-        0,
-    )  # of a step, in 4 microseconds: once, and per model; for the time left only
+    cost: tuple[int, int] = (0, 0)  # of a step in 4 microseconds: once, and per model; for the time
 
     def answering(self, operations: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
         """The stack with one output for each operation."""
@@ -104,16 +103,12 @@ def grid(task: str) -> Tensor:
 
 
 class Data:
-    """A fresh batch for each step and seed, from the stream ("simple data", seed, block of steps)."""
+    """A fresh batch for each step and seed, from the stream ("simple data", seed, block)."""
 
     def __init__(
-        self,
-        seeds: Sequence[int],
-        variant: str,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, seeds: Sequence[int], variant: str, dtype: torch.dtype, device: torch.device,
         operations: Sequence[str] = TASKS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.seeds, self.dtype, self.device = seeds, dtype, device
         self.low, self.high = TRAINING[variant]
         self.columns = [TASKS.index(task) for task in operations]
@@ -124,27 +119,23 @@ class Data:
         index = self._draw(step)
         return self._x[:, index], self._y[:, index]
 
-    def many(self, step: int, most: int) -> tuple[Tensor, Tensor, int]:
+    def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
         """The rows of the steps to the end of the block."""
         index = self._draw(step)
-        here = slice(index, index + most)
-        x, y = self._x[:, here].flatten(1, 2), self._y[:, here].flatten(1, 2)
+        chosen = slice(index, index + most_steps)
+        x, y = self._x[:, chosen].flatten(1, 2), self._y[:, chosen].flatten(1, 2)
         return x, y, x.shape[1] // ROWS
 
     def _draw(self, step: int) -> int:
-        """The rows of the step's block; returns its place there."""
+        """Make the rows of the step's block; return the step's index in it."""
         block, index = divmod(step - 1, BLOCK)
         if block != self._block:
-            draws = [
-                torch.rand(BLOCK, ROWS, 2, generator=stream("simple data", s, block))
-                for s in self.seeds
-            ]
+            generators = (stream("simple data", seed, block) for seed in self.seeds)
+            draws = [torch.rand(BLOCK, ROWS, 2, generator=generator) for generator in generators]
             x = torch.stack(draws).mul_(self.high - self.low).add_(self.low)
-            self._x = x.to(self.device, self.dtype)
             y = targets(x)
-            self._y = (y if len(self.columns) == len(TASKS) else y[..., self.columns]).to(
-                self.device, self.dtype
-            )
+            y = y if len(self.columns) == len(TASKS) else y[..., self.columns]
+            self._x, self._y = (part.to(self.device, self.dtype) for part in (x, y))
             self._block = block
         return index
 
@@ -154,19 +145,14 @@ def plan(options: Namespace, models: Sequence[str] | None = None) -> list[Batch]
     steps = QUICK_STEPS if options.quick else STEPS
     seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
     models = models or options.units or list(RECIPES)
-    return batches(
-        models, seeds, steps, options.variant, options.device, options.operations or TASKS
-    )
+    operations = options.operations or TASKS
+    return batches(models, seeds, steps, options.variant, options.device, operations)
 
 
 def batches(
-    models: Sequence[str],
-    seeds: int,
-    steps: int,
-    variant: str,
-    device: str,
+    models: Sequence[str], seeds: int, steps: int, variant: str, device: str,
     operations: Sequence[str] = TASKS,
-) -> list[Batch]:
+) -> list[Batch]:  # fmt: skip
     """The work: batches of seeds of one model."""
     chosen = [task for task in TASKS if task in operations]
     part = {} if len(chosen) == len(TASKS) else {"operations": chosen}
@@ -185,9 +171,9 @@ def batches(
 
 
 def operations_of(batch: Batch) -> Sequence[str]:
-    """What the models of a batch learn, output by output."""
-    found: Sequence[str] = batch.settings.get("operations", TASKS)
-    return found
+    """The operations that the models of a batch learn, output by output."""
+    operations: Sequence[str] = batch.settings.get("operations", TASKS)
+    return operations
 
 
 def make(batch: Batch) -> Training:
@@ -206,12 +192,10 @@ def make(batch: Batch) -> Training:
 
     def evaluate(training: Training) -> tuple[Rows, dict[str, Tensor]]:
         errors = evaluate_errors(training.module, len(seeds), recipe.dtype, device, operations)
+        missing = torch.full((len(seeds),), math.nan)
+        columns = {task: errors.get(task, missing).tolist() for task in TASKS}
         rows = [
-            {
-                "model": model,
-                "seed": seed,
-                **{task: float(errors[task][k]) if task in errors else math.nan for task in TASKS},
-            }
+            {"model": model, "seed": seed, **{task: columns[task][k] for task in TASKS}}
             for k, seed in enumerate(seeds)
         ]
         return rows, {"parameters": training.buffer.per_model().cpu()}
@@ -222,32 +206,25 @@ def make(batch: Batch) -> Training:
 
 @torch.no_grad()
 def evaluate_errors(
-    module: nn.Module,
-    models: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    module: nn.Module, models: int, dtype: torch.dtype, device: torch.device,
     operations: Sequence[str] = TASKS,
-) -> dict[str, Tensor]:
+) -> dict[str, Tensor]:  # fmt: skip
     """Mean of |model - f| of each model on each task's grid, ``[K]``."""
-    found = {}
+    errors = {}
     for index, task in enumerate(operations):
         x = grid(task)
         expected = targets(x)[:, TASKS.index(task)].to(device, dtype)
         y = module(x.to(device, dtype).expand(models, -1, -1))[..., index]
-        found[task] = (y - expected).abs().mean(1)
-    return found
+        errors[task] = (y - expected).abs().mean(1)
+    return errors
 
 
 @torch.no_grad()
 def surface(
-    model: str,
-    variant: str,
-    parameters: Tensor,
-    task: str,
-    axis: Tensor,
+    model: str, variant: str, parameters: Tensor, task: str, axis: Tensor,
     operations: Sequence[str] = TASKS,
-) -> Tensor:
-    """|model - f| of one trained model, its parameters ``[P]``, over ``axis x axis``: ``[N, N]``, first index x."""
+) -> Tensor:  # fmt: skip
+    """|model - f| of a trained model ``[P]`` over ``axis x axis``: ``[N, N]``, first index x."""
     recipe = RECIPES[model]
     module = build(recipe.answering(operations), 1, recipe.dtype, variant)
     Buffer(module).load_per_model(parameters.unsqueeze(0).to(recipe.dtype))
@@ -258,7 +235,7 @@ def surface(
 
 
 def keep_best(results: Sequence[tuple[Batch, dict[str, Any]]], path: Path) -> None:
-    """Write the parameters of each model's best seed, by the sum of its errors, and where they were trained."""
+    """Write the parameters of each model's best seed, by the sum of its errors, and the machine."""
     best: dict[str, tuple[float, Tensor]] = {}
     operations = operations_of(results[0][0])
     for _, result in results:

@@ -1,5 +1,5 @@
-"""The field's single-module benchmark: task.py trains, best.py fits, plan.py has the batches, report.py and picture.py
-show."""
+"""The field's single-module benchmark: task.py trains, best.py fits, plan.py has the batches,
+report.py and picture.py show."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ EXPERIMENT = Experiment(
     "single-module",
     (
         Table(
-            "single-module",
-            "The field's single-module benchmark",
-            task.COLUMNS,
-            report.section,
-            report.checks,
-            guide=report.guide_table,
-            key=report.key,
-            picture=picture.picture,
+            "single-module", "The field's single-module benchmark", task.COLUMNS, report.section,
+            report.checks, guide=report.guide_table, key=report.key, picture=picture.picture,
         ),
     ),
     plan.plan,
@@ -31,4 +25,4 @@ EXPERIMENT = Experiment(
     wrong=plan.wrong,
     rounds=plan.rounds,
     times=report.times,
-)
+)  # fmt: skip

@@ -1,9 +1,9 @@
-"""The single-module benchmark's recipe `best`: what `npu_kernels.fit` makes of the training range.
+"""The single-module benchmark's recipe `best`: `npu_kernels.fit` on the training range.
 
-A seed on a range is one problem: 2,048 rows, those of plain training's first 16 steps, and 128 starts; the 225 problems
-of a unit and an operation train as one batch. Nothing of the operation or the extrapolation range goes in, and what is
-tested are the models that come back. `steps` are model-steps of 128 rows, the field's: the rows of all gradients of all
-starts, over 128.
+A seed on a range is one problem: 2,048 rows, those of plain training's first 16 steps, and 128
+starts; the 225 problems of a unit and an operation train as one batch. Nothing of the operation or
+the extrapolation range goes in, and what is tested are the models that come back. `steps` are
+model-steps of 128 rows, the field's: the rows of all gradients of all starts, over 128.
 """
 
 from __future__ import annotations
@@ -22,23 +22,20 @@ from npu_kernels.fitting import Run
 
 
 class Best:
-    """All seeds and ranges of one unit and operation in one fit; a step is one of Adam, or an evaluation of L-BFGS."""
+    """All seeds and ranges of a unit and operation; a step is Adam's, or an L-BFGS evaluation."""
 
     def __init__(self, batch: Batch) -> None:
         self.settings, self.runs = batch.settings, batch.runs
-        self.device = torch.device(batch.settings["device"])
+        settings, self.device = batch.settings, torch.device(batch.settings["device"])
         seeds = [run["seed"] for run in batch.runs]
-        unit = single_module.RECIPES["best"][batch.settings["unit"]]
-        x, y = rows(
-            list(dict.fromkeys(seeds)), batch.settings["op"], batch.settings["rows"], self.device
-        )
-        self.run = Run(
-            unit.make(len(seeds) * batch.settings["starts"]).to(self.device), x, y, seeds
-        )
+        unit = single_module.RECIPES["best"][settings["unit"]]
+        x, y = rows(list(dict.fromkeys(seeds)), settings["op"], settings["rows"], self.device)
+        models = unit.make(len(seeds) * settings["starts"]).to(self.device)
+        self.run = Run(models, x, y, seeds)
         self.total, self.done = self.run.total, self.run.done
 
     def advance(self, steps: int) -> None:
-        """Make so many more steps; fewer where no model is left."""
+        """Make another `steps` steps; fewer where no model is left."""
         self.run.advance(steps)
         self.done = self.run.done
 
@@ -54,30 +51,27 @@ class Best:
     @torch.no_grad()
     def results(self) -> tuple[Rows, dict[str, Tensor]]:
         """The rows of the runs, and their models' parameters ``[K, P]``."""
-        found, op = self.run.result(), self.settings["op"]
-        models = found.models
+        fit, op = self.run.result(), self.settings["op"]
+        models = fit.models
         assert isinstance(models, single_module.Layer)
-        errors = single_module.mean_square_error(
-            models, *single_module.answered("test", op, self.device)
-        )
-        errors, sparsity = errors.nan_to_num(nan=math.inf), single_module.sparsity_error(models)
-        table = []
+        tests = single_module.answered("test", op, self.device)
+        errors = single_module.mean_square_error(models, *tests).nan_to_num(nan=math.inf)
+        sparsity, table = single_module.sparsity_error(models), []
         for k, run in enumerate(self.runs):
             values = {
                 "test_mse": float(errors[k]),
                 "solved_at": math.nan,  # the test error is looked at once, at the end
                 "sparsity": float(sparsity[k]),
                 "last_mse": float(errors[k]),
-                "steps": float(found.rows[k]) / ROWS,
+                "steps": float(fit.rows[k]) / ROWS,
             }
             table.append(single_module.table_row(self.settings, run, values))
-        return table, {
-            "parameters": torch.cat([p.flatten(1) for p in models.parameters()], 1).cpu()
-        }
+        parameters = torch.cat([p.flatten(1) for p in models.parameters()], 1).cpu()
+        return table, {"parameters": parameters}
 
 
 def rows(seeds: list[int], op: str, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The first rows of the seeds' streams on every range, ``[problems, count, 2]`` and ``[problems, count, 1]``."""
+    """The seeds' first rows on each range, ``[problems, count, 2]``, and their targets."""
     data = Data(seeds, op, device)
     drawn = [tuple(part.clone() for part in data(step)) for step in range(1, 1 + count // ROWS)]
     x, y = (torch.cat(parts, 1) for parts in zip(*drawn, strict=True))

@@ -22,11 +22,9 @@ def rounds(options: Namespace) -> list[list[Batch]]:
 
 
 def round_of(
-    options: Namespace,
-    recipe: str,
-    units: Sequence[str] | None = None,
+    options: Namespace, recipe: str, units: Sequence[str] | None = None,
     operations: Sequence[str] | None = None,
-) -> list[Batch]:
+) -> list[Batch]:  # fmt: skip
     """The batches of a recipe with a command's settings, or some of them."""
     seeds = options.seeds or (task.QUICK_SEEDS if options.quick else task.SEEDS)
     steps = task.QUICK_STEPS if options.quick else task.STEPS
@@ -36,35 +34,28 @@ def round_of(
 def wrong(options: Namespace) -> str:
     """What is wrong with a command's options; empty if nothing."""
     unknown = sorted(set(options.units or ()) - set(task.RECIPES[options.recipe]))
-    return (
-        f"argument --units: recipe {options.recipe} has no {', '.join(unknown)}" if unknown else ""
-    )
+    text = f"argument --units: recipe {options.recipe} has no {', '.join(unknown)}"
+    return text if unknown else ""
 
 
 def batches(
-    recipe: str,
-    seeds: int,
-    steps: int,
-    device: str,
-    units: Sequence[str] | None = None,
+    recipe: str, seeds: int, steps: int, device: str, units: Sequence[str] | None = None,
     operations: Sequence[str] | None = None,
-) -> list[Batch]:
+) -> list[Batch]:  # fmt: skip
     """The work of a recipe: one batch for each unit and operation."""
-    how_long = (
-        {"starts": task.STARTS, "rows": task.FIT_ROWS} if recipe == "best" else {"steps": steps}
-    )
+    fit = {"starts": task.STARTS, "rows": task.FIT_ROWS}
+    more = {"device": device, **(fit if recipe == "best" else {"steps": steps})}
+    runs = tuple({"seed": seed, "range": name} for seed in range(seeds) for name in task.RANGES)
     return [
         Batch(
             experiment="single-module",
             label=f"{recipe}-{unit}-{op}",
-            settings={"recipe": recipe, "unit": unit, "op": op, "device": device, **how_long},
-            runs=tuple(
-                {"seed": seed, "range": name} for seed in range(seeds) for name in task.RANGES
-            ),
-            cost=1e-6 * steps * (150 + (how.cost - 150) * seeds / task.SEEDS),
+            settings={"recipe": recipe, "unit": unit, "op": op, **more},
+            runs=runs,
+            cost=1e-6 * steps * (150 + (record.cost - 150) * seeds / task.SEEDS),
             make=make,
         )
-        for unit, how in task.RECIPES[recipe].items()
+        for unit, record in task.RECIPES[recipe].items()
         if units is None or unit in units
         for op in operations or task.OPERATIONS
     ]

@@ -1,28 +1,35 @@
-"""The field's single-module benchmark: one layer with two inputs learns `a op b` on a range and is tested beyond it.
+"""The field's single-module benchmark: one layer learns `a op b` on a range, tested beyond it.
 
-Mistry, Farrahi, Hare, "A Primer for Neural Arithmetic Logic Modules", JMLR 2022, and "Exploring the Learning Mechanisms
-of Neural Division Modules", TMLR 2022; as the code of both does it (github.com/bmistry4/nalm-benchmark, nalm-division):
+Mistry, Farrahi, Hare, "A Primer for Neural Arithmetic Logic Modules", JMLR 2022, and "Exploring the
+Learning Mechanisms of Neural Division Modules", TMLR 2022; as the code of both does it
+(github.com/bmistry4/nalm-benchmark, nalm-division):
 
-    data     128 fresh rows a step, both inputs uniform on the range; validation: 10,000 rows of the same range, test:
-             10,000 rows of the extrapolation range, the same for all seeds
-    steps    50,000 of Adam; before the first and after every 1000th the validation and the test error are noted
-    result   the test error where the validation error is least; solved at: the first noted test error below 1e-5
+    data     128 fresh rows a step, both inputs uniform on the range; validation: 10,000 rows of the
+             same range, test: 10,000 rows of the extrapolation range, the same for all seeds
+    steps    50,000 of Adam; before the first and after every 1000th the validation and the test
+             error are noted
+    result   the test error where the validation error is least; solved at: the first noted test
+             error below 1e-5
 
-    NPUs     rate 0.005; Glorot, gates 1/2, imaginary parts 0; L1 with beta 1e-7 (÷: 1e-9), ten times more after 10,000
-             and after 20,000 steps. Recipe fixed, "all three fixes": weights from U(-1/2, 1/2); weights projected to
-             [-1, 1], gates to [0, 1]; over the last fifth a growing penalty, mean min(|w|, |1 - |w||) of every tensor
-    NMU      rate 0.001; U(1/4, 3/4), projected to [0, 1]; from 20,000 to 35,000 growing to 10 mean min(|w|, |1 - |w||)
-    NMRU     separate signs; rate 0.01; U(1/4, 3/4), projected to [0, 1]; gradients of a model no longer than 1 (as the
-             names of the published result files say); penalty: its script is not published, here the NMU's
+    NPUs     rate 0.005; Glorot, gates 1/2, imaginary parts 0; L1 with beta 1e-7 (÷: 1e-9), ten
+             times more after 10,000 and after 20,000 steps. Recipe fixed, "all three fixes":
+             weights from U(-1/2, 1/2); weights projected to [-1, 1], gates to [0, 1]; over the last
+             fifth a growing penalty, mean min(|w|, |1 - |w||) of every tensor
+    NMU      rate 0.001; U(1/4, 3/4), projected to [0, 1]; from 20,000 to 35,000 growing to 10 mean
+             min(|w|, |1 - |w||)
+    NMRU     separate signs; rate 0.01; U(1/4, 3/4), projected to [0, 1]; gradients of a model no
+             longer than 1 (as the names of the published result files say); penalty: its script is
+             not published, here the NMU's
     NAU      rate 0.001; U(-1/2, 1/2), projected to [-1, 1]; the same penalty, growing to 0.01
     NALU     rate 0.001; U(-9.47, 9.47), gate Glorot; no bias, eps 1e-7
-    iNALU    rate 0.001; weights around 0.88, masks around 0.5, gate around 0, spread 0.2, uniform; gradients clipped to
-             0.1. Not: its penalty and its new starts; its gate here depends on the input
+    iNALU    rate 0.001; weights around 0.88, masks around 0.5, gate around 0, spread 0.2, uniform;
+             gradients clipped to 0.1. Not: its penalty and its new starts; its gate here depends on
+             the input
 
 Recipe best is `npu_kernels.fit` on the training range: best.py.
 
-All models of a unit and an operation, 25 seeds on 9 ranges, train in one call. A seed has one start and one stream of
-uniform numbers, which every range scales to itself, as in the published code.
+All models of a unit and an operation, 25 seeds on 9 ranges, train in one call. A seed has one start
+and one stream of uniform numbers, which every range scales to itself, as in the published code.
 """
 
 from __future__ import annotations
@@ -45,7 +52,7 @@ from benchmarks.paper.training import Buffer, Rows, Training
 from npu_kernels import NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, iNALU
 from npu_kernels._operators.cpu_nalu import sigmoid
 from npu_kernels.env import environment
-from npu_kernels.layers._base import Unit as Layer
+from npu_kernels.layers import Unit as Layer
 from npu_kernels.training import project_
 
 ROWS = 128
@@ -57,8 +64,8 @@ PIECE = 1_000  # of them at once
 BLOCK = 50  # steps whose rows are drawn at once
 STARTS, FIT_ROWS = 128, 2048  # of a fit
 COLUMNS = (
-    "unit", "op", "range", "recipe", "seed", "test_mse", "solved", "solved_at", "sparsity", "last_mse", "steps",
-    "processor",
+    "unit", "op", "range", "recipe", "seed", "test_mse", "solved", "solved_at", "sparsity",
+    "last_mse", "steps", "processor",
 )  # fmt: skip
 
 Interval = tuple[float, float]
@@ -66,7 +73,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Range:
-    """Where the inputs come from: in training, and in the test (each input from one of the intervals)."""
+    """The intervals of the inputs: in training, and in the test, which may have two."""
 
     train: Interval
     test: tuple[Interval, ...]
@@ -84,17 +91,10 @@ RANGES = {
     "[10,20]": Range((10, 20), ((20, 40),)),
 }
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mul": torch.mul,
-    "div": torch.div,
-    "add": torch.add,
-    "sub": torch.sub,
-}
-L1 = {
-    "mul": 1e-7,
-    "div": 1e-9,
-    "add": 1e-7,
-    "sub": 1e-7,
-}  # the first beta; that of + and - is the one of x
+    "mul": torch.mul, "div": torch.div, "add": torch.add, "sub": torch.sub,
+}  # fmt: skip
+# The first beta of the L1 penalty; that of + and - is the one of x.
+L1 = {"mul": 1e-7, "div": 1e-9, "add": 1e-7, "sub": 1e-7}
 THRESHOLDS = ("fixed", "off_1e-4", "off_1e-5")  # columns of published/single_module_thresholds.csv
 
 
@@ -105,35 +105,24 @@ def thresholds(name: str) -> dict[tuple[str, str], float]:
     return {(row["op"], row["range"]): row[name] for row in rows}
 
 
-# ---- units and recipes -------------------------------------------------------------------------------------------
+# ---- units and recipes ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A layer, and how the field trains it.
+    """A layer, and how the field trains it."""
 
-    Args:
-        make: the layer of so many models.
-        rate: Adam's.
-        starts: of the parameters that do not start as in the paper.
-        l1: whether all parameters have the L1 penalty.
-        penalty: of weights that are neither 0 nor 1 in size: its final weight, and the shares of the steps between
-            which it grows from 0.
-        project: whether weights and gates are clamped into their intervals after each step.
-        clip: largest gradient.
-        norm: greatest length of a model's gradient.
-        cost: expected microseconds of a step of 225 models, for the time left only.
-    """
-
-    make: Callable[[int], Layer]
-    rate: float = 0.001
-    starts: dict[str, Start] | None = None
-    l1: bool = False
+    make: Callable[[int], Layer]  # from the number of models
+    rate: float = 0.001  # Adam's
+    starts: dict[str, Start] | None = None  # of the parameters that do not start as in the paper
+    l1: bool = False  # whether all parameters have the L1 penalty
+    # The penalty of weights that are neither 0 nor 1 in size: its final weight, and the shares of
+    # the steps between which it grows from 0.
     penalty: tuple[float, float, float] = (0.0, 0.0, 1.0)
-    project: bool = False
-    clip: float = math.inf
-    norm: float = math.inf
-    cost: int = 600
+    project: bool = False  # whether each step clamps weights and gates into their intervals
+    clip: float = math.inf  # largest gradient
+    norm: float = math.inf  # greatest length of a model's gradient
+    cost: int = 600  # expected microseconds of a step of 225 models, for the time left only
 
 
 def _around(centre: float) -> Start:
@@ -198,7 +187,7 @@ UNITS = tuple(RECIPES["plain"])
 
 
 def l1_beta(step: int, steps: int, first: float) -> float:
-    """The weight of the L1 penalty at a step (from 1): ten times more after a fifth and after two fifths of them."""
+    """The weight of the L1 penalty at a step (from 1): tenfold after a fifth, and after two."""
     return first * 10.0 ** min(2, 5 * (step - 1) // steps)
 
 
@@ -213,46 +202,43 @@ def slope(w: Tensor) -> Tensor:
     return torch.where(size < 0.5, 1.0, (size - 1).sign()).mul_(w.sign())
 
 
-# ---- data --------------------------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------
 
 
 def points(kind: str, device: torch.device) -> Tensor:
     """The "validation" or "test" rows of every range, ``[R, 10000, 2]`` float32."""
-    found = []
-    for index, there in enumerate(RANGES.values()):
-        intervals = torch.tensor(
-            [there.train] if kind == "validation" else there.test, dtype=torch.float64
-        )
-        draws = torch.rand(
-            POINTS, 2, generator=stream(f"single module {kind}", index), dtype=torch.float64
-        )
-        which = (
-            draws * len(intervals)
-        ).long()  # of the intervals, all of one width; what is left is uniform again
+    sets = []
+    for index, bounds in enumerate(RANGES.values()):
+        chosen = [bounds.train] if kind == "validation" else bounds.test
+        intervals = torch.tensor(chosen, dtype=torch.float64)
+        generator = stream(f"single module {kind}", index)
+        draws = torch.rand(POINTS, 2, generator=generator, dtype=torch.float64) * len(intervals)
+        which = draws.long()  # of the intervals, all of one width; the rest is uniform again
         low, high = intervals[which].unbind(-1)
-        found.append((draws * len(intervals) - which) * (high - low) + low)
-    return torch.stack(found).float().to(device)
+        sets.append((draws - which) * (high - low) + low)
+    return torch.stack(sets).float().to(device)
 
 
 def answered(kind: str, op: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """These rows, and their answers ``[R, 10000]`` float64."""
+    """The rows of `points`, and their answers ``[R, 10000]`` float64."""
     x = points(kind, device)
     a, b = x.double().unbind(-1)
     return x, OPERATIONS[op](a, b)
 
 
 class Data:
-    """Fresh rows for each step, seed and range, from the stream ("single module data", seed, block of steps).
+    """Fresh rows by step, seed and range, from the stream ("single module data", seed, block).
 
-    The float32 draws are multiples of 2^-24; the inputs are the middles between them, so that no divisor is 0.
+    The float32 draws are multiples of 2^-24; the inputs are the middles between them, so that no
+    divisor is 0.
     """
 
     def __init__(self, seeds: Sequence[int], op: str, device: torch.device) -> None:
         self.seeds, self.operation = seeds, OPERATIONS[op]
-        ends = torch.tensor([there.train for there in RANGES.values()], dtype=torch.float64)
-        width = ends[:, 1] - ends[:, 0]
+        bounds = torch.tensor([limits.train for limits in RANGES.values()], dtype=torch.float64)
+        width = bounds[:, 1] - bounds[:, 0]
         self.width = width.float().view(-1, 1).to(device)
-        self.low = (ends[:, 0] + width * 2.0**-25).float().view(-1, 1).to(device)
+        self.low = (bounds[:, 0] + width * 2.0**-25).float().view(-1, 1).to(device)
         self._block = -1
         self._u = torch.empty(0)  # [seeds, BLOCK, ROWS, 2]
 
@@ -260,48 +246,45 @@ class Data:
         """Inputs ``[K, ROWS, 2]`` and targets ``[K, ROWS, 1]``."""
         return self.many(step, 1)[:2]
 
-    def many(self, step: int, most: int) -> tuple[Tensor, Tensor, int]:
-        """Those of the steps to the end of the block, ``[K, steps * ROWS, ...]``."""
+    def many(self, step: int, most_steps: int) -> tuple[Tensor, Tensor, int]:
+        """The rows of the steps to the end of the block, ``[K, steps * ROWS, ...]``."""
         block, index = divmod(step - 1, BLOCK)
         if block != self._block:
-            draws = [
-                torch.rand(BLOCK, ROWS, 2, generator=stream("single module data", s, block))
-                for s in self.seeds
-            ]
+            generators = (stream("single module data", seed, block) for seed in self.seeds)
+            draws = [torch.rand(BLOCK, ROWS, 2, generator=generator) for generator in generators]
             self._u = torch.stack(draws).to(self.low.device)
             self._block = block
-        u = self._u[:, index : index + most]
+        u = self._u[:, index : index + most_steps]
         x = u.new_empty(len(u), len(RANGES), u[0].numel())
-        for own, draws in zip(x, u.flatten(1), strict=True):  # a seed's at a time stay in the cache
-            torch.mul(draws, self.width, out=own).add_(self.low)
+        # A seed's rows at a time stay in the cache.
+        for of_seed, draws in zip(x, u.flatten(1), strict=True):
+            torch.mul(draws, self.width, out=of_seed).add_(self.low)
         x = x.view(len(u) * len(RANGES), -1, 2)
         return x, self.operation(x[..., :1], x[..., 1:]), u.shape[1]
 
 
-# ---- training ----------------------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 def sharpness(module: nn.Module) -> list[Tensor]:
-    """The weights and gates that a formula would be read from, ``[K, ...]``: as the layer uses them."""
+    """The weights and gates, ``[K, ...]``, that a formula would be read from."""
     named = dict(module.named_parameters())
     if isinstance(module, iNALU):
-        return [
-            named[f"weight_{path}"].tanh() * sigmoid(named[f"mask_{path}"])
-            for path in ("add", "mul")
-        ]
+        paths = ((named[f"weight_{path}"], named[f"mask_{path}"]) for path in ("add", "mul"))
+        return [weight.tanh() * sigmoid(mask) for weight, mask in paths]
     if "mask" in named:
         return [named["weight"].tanh() * sigmoid(named["mask"])]
     return [p.clamp(0, 1) if name == "gate" else p for name, p in named.items()]
 
 
 def sparsity_error(module: nn.Module) -> Tensor:
-    """How far the worst weight of each model is from 0, 1 and -1, ``[K]``: the field's sparsity error."""
+    """The worst weight's distance from 0, 1 and -1 of each model, ``[K]``: the sparsity error."""
     sizes = torch.cat([w.abs().flatten(1) for w in sharpness(module)], 1)
     return torch.minimum(sizes, (1 - sizes).abs()).amax(1)
 
 
 class SingleModule(Training):
-    """All seeds and ranges of one unit and operation in training; model k is seed k // 9 on range k % 9."""
+    """All seeds and ranges of a unit and operation; model k is seed k // 9 on range k % 9."""
 
     def __init__(self, batch: Batch) -> None:
         self.settings, self.runs = batch.settings, batch.runs
@@ -337,10 +320,9 @@ class SingleModule(Training):
             self._torchs = None  # training.run does not bound gradients
         self.every = max(1, steps // LOOKS)
         self.sets = [answered(kind, self.op, self.device) for kind in ("validation", "test")]
-        # What was noted: validation error, test error, sparsity error of each model.
-        self.noted = torch.full(
-            (1 + steps // self.every, 3, len(self.runs)), math.inf, dtype=torch.float64
-        )
+        # Validation error, test error, sparsity error of each model at each look.
+        looks = (1 + steps // self.every, 3, len(self.runs))
+        self.noted = torch.full(looks, math.inf, dtype=torch.float64)
         self._note(0)
 
     def _step(self, step: int) -> None:
@@ -349,8 +331,8 @@ class SingleModule(Training):
         error = (y.detach() - target).mul_(2 / ROWS)
         gradients = torch.autograd.grad(y, self.buffer.parameters, error)
         with torch.no_grad():
-            for gradient, kept in zip(gradients, self.buffer.grads, strict=True):
-                kept.copy_(gradient)
+            for gradient, total in zip(gradients, self.buffer.grads, strict=True):
+                total.copy_(gradient)
             self._penalise(self.buffer, step)
             self.optimizer.update(self.buffer.flat, self.buffer.flat_grads, step)
             if self.unit.project:
@@ -358,14 +340,14 @@ class SingleModule(Training):
         if step % self.every == 0:
             self._note(step // self.every)
 
-    def _steps(self, most: int, optimizer: torch.optim.Optimizer) -> int:
-        steps = super()._steps(min(most, self.every - self.done % self.every), optimizer)
+    def _steps(self, most_steps: int, optimizer: torch.optim.Optimizer) -> int:
+        steps = super()._steps(min(most_steps, self.every - self.done % self.every), optimizer)
         if (self.done + steps) % self.every == 0:
             self._note((self.done + steps) // self.every)
         return steps
 
     def _penalise(self, buffer: Buffer, step: int) -> None:
-        """Add the penalties' gradients, and bound what comes of it. A unit's tensors are all of one size."""
+        """Add the penalties' gradients, and bound the sum. A unit's tensors are all of one size."""
         if "l1" in self.penalties:
             buffer.flat_grads.add_(buffer.flat.sign(), alpha=self.penalties["l1"](step))
         if "whole" in self.penalties:
@@ -373,12 +355,9 @@ class SingleModule(Training):
         if self.unit.clip < math.inf:
             buffer.flat_grads.clamp_(-self.unit.clip, self.unit.clip)
         if self.unit.norm < math.inf:  # as torch.nn.utils.clip_grad_norm_ does for one model
-            lengths = (
-                torch.stack([grad.flatten(1).square().sum(1) for grad in buffer.grads])
-                .sum(0)
-                .sqrt()
-            )
-            buffer.flat_grads.mul_(buffer.spread((self.unit.norm / (lengths + 1e-6)).clamp(max=1)))
+            squares = torch.stack([grad.flatten(1).square().sum(1) for grad in buffer.grads])
+            factors = (self.unit.norm / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1)
+            buffer.flat_grads.mul_(buffer.spread(factors))
 
     @torch.no_grad()
     def _note(self, index: int) -> None:
@@ -389,9 +368,7 @@ class SingleModule(Training):
         self.noted[index, 2] = sparsity_error(self.layer)
 
     def state(self) -> dict[str, Any]:
-        state = super().state()
-        state["noted"] = self.noted
-        return state
+        return {**super().state(), "noted": self.noted}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
@@ -402,14 +379,14 @@ class SingleModule(Training):
         best, limit, rows = validation.argmin(0), thresholds("fixed"), []
         for k, run in enumerate(self.runs):
             below = (test[:, k] < limit[self.op, run["range"]]).nonzero()
-            found = {
+            values = {
                 "test_mse": float(test[best[k], k]),
                 "solved_at": int(below[0]) * self.every if len(below) else math.nan,
                 "sparsity": float(sparsity[best[k], k]),
                 "last_mse": float(test[-1, k]),
                 "steps": self.total,
             }
-            rows.append(table_row(self.settings, run, found))
+            rows.append(table_row(self.settings, run, values))
         return rows
 
 
@@ -419,25 +396,18 @@ def _processor() -> str:
 
 
 def table_row(
-    settings: dict[str, Any], run: dict[str, Any], found: dict[str, Any]
+    settings: dict[str, Any], run: dict[str, Any], values: dict[str, Any]
 ) -> dict[str, Any]:
     """A run's row of the table."""
-    who = {
-        "unit": settings["unit"],
-        "op": settings["op"],
-        "range": run["range"],
-        "recipe": settings["recipe"],
-    }
-    solved = found["test_mse"] < thresholds("fixed")[settings["op"], run["range"]]
-    row = {**who, "seed": run["seed"], "solved": int(solved), "processor": _processor(), **found}
+    solved = values["test_mse"] < thresholds("fixed")[settings["op"], run["range"]]
+    row = settings | run | values | {"solved": int(solved), "processor": _processor()}
     return {column: row[column] for column in COLUMNS}
 
 
 def mean_square_error(layer: Layer, x: Tensor, target: Tensor) -> Tensor:
-    """Of each model on the rows ``[R, N, 2]`` and answers ``[R, N]`` of its range, ``[K]``; the mean in float64."""
-    total = torch.zeros(
-        (layer.num_models or 1) // len(x), len(x), dtype=torch.float64, device=x.device
-    )
+    """The errors ``[K]`` on rows ``[R, N, 2]`` and answers ``[R, N]``, a mean in float64."""
+    seeds = (layer.num_models or 1) // len(x)
+    total = torch.zeros(seeds, len(x), dtype=torch.float64, device=x.device)
     for rows, answers in zip(x.split(PIECE, 1), target.split(PIECE, 1), strict=True):
         y = layer(rows.expand(len(total), -1, -1, -1).flatten(0, 1))[..., 0]
         total += (y.view(*total.shape, -1).double() - answers).square_().sum(2)

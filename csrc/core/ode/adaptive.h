@@ -14,7 +14,7 @@
 namespace npu {
 namespace NPU_ISA {
 
-// How a trajectory ended; kRunning: it has not. As in adaptive_reference.py.
+// How a trajectory ended; kRunning: it has not. As in _adaptive_reference.py.
 enum OdeEnd : int64_t { kRunning = -1, kDone, kTooMany, kStuck, kNotFinite };
 
 // The control of one trajectory's steps.

@@ -1,14 +1,16 @@
 """The Triton backend, for NVIDIA GPUs from compute capability 8.0 on and AMD's CDNA GPUs.
 
-The functions named like the operators launch the kernels; they take CUDA tensors, or CPU tensors in a process started
-with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels. Importing this module imports no triton.
+The functions named like the operators launch the kernels. They take CUDA tensors, or CPU tensors in
+a process started with ``TRITON_INTERPRET=1``, where Triton's interpreter runs the same kernels.
+Importing this module imports no triton.
 
-    npu           forward and backward on matrix tiles        npu_small    the same for layers with I, O < 16
-    npu_large     large layers: *_kernels, npu_planes         costs        which layers are large
-    nmu           the multiplication unit                      reduction    sums of partial results in a fixed order
-    nalu          NALU, iNALU: nalu_*_kernels, nac             tuning       configurations: tables.json
-    ode           the time loop: ode_kernels                   launch       what launchers share
-    device_math   arithmetic inside kernels                  tape         repeated calls in less processor time
+    npu           NPU on matrix tiles                    npu_small    layers with I, O < 16
+    npu_large     large layers: *_kernels, npu_planes    costs        which layers are large
+    nmu           the multiplication unit                reduction    sums of partial results
+    nalu          NALU, iNALU: nalu_*_kernels, nac       tuning       configurations: tables.json
+    ode           the time loop: ode_kernels             launch       helpers of launchers
+    device_math   arithmetic inside kernels              tape         repeated calls, in less time
+    weight_gradients    the end of an NPU's backward
 """
 
 from __future__ import annotations
@@ -32,48 +34,42 @@ _MODULES = ("npu", "nmu", "nalu", "ode")  # with launchers
 
 @functools.cache
 def _load() -> dict[str, ModuleType]:
-    """The modules with the kernels; imports triton."""
+    """Import the modules with launchers, and triton."""
     return {name: importlib.import_module(f"{__name__}.{name}") for name in _MODULES}
+
+
+def _names_launcher(name: str) -> bool:
+    return name.endswith(("_forward", "_backward")) and not name.startswith("_")
 
 
 @functools.cache
 def launchers() -> dict[str, Callable[..., Any]]:
-    """The functions named like the operators; imports triton."""
-    found = {name: value for module in _load().values() for name, value in vars(module).items()}
-    return {
-        name: value
-        for name, value in found.items()
-        if name.endswith(("_forward", "_backward")) and not name.startswith("_") and callable(value)
-    }
+    """Return the functions named like the operators; imports triton."""
+    members = [member for module in _load().values() for member in vars(module).items()]
+    return {name: value for name, value in members if _names_launcher(name) and callable(value)}
 
 
 def __getattr__(name: str) -> Any:
-    if (
-        name.endswith(("_forward", "_backward"))
-        and not name.startswith("_")
-        and name in launchers()
-    ):
+    if _names_launcher(name) and name in launchers():
         return launchers()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @functools.cache
 def _import_problem() -> str:
-    """Why the kernels cannot be imported; empty if they can."""
+    """Return why the kernels cannot be imported; empty if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed (`pip install triton`)"
     try:
         _load()
-    except (
-        Exception
-    ) as error:  # an installation can be broken in many ways, and any of them is the reason
+    except Exception as error:  # a broken installation can raise anything
         return f"triton does not load: {type(error).__name__}: {error}"
     return ""
 
 
 @functools.cache
 def _device_problem() -> str:
-    """Why no CUDA device can run the kernels; empty if all can."""
+    """Return why a CUDA device cannot run the kernels; empty if all can."""
     if not torch.cuda.is_available():
         if torch.version.cuda is None and torch.version.hip is None:
             return f"this torch ({torch.__version__}) is built without CUDA"
@@ -82,14 +78,13 @@ def _device_problem() -> str:
         for index in range(torch.cuda.device_count()):
             major, minor = torch.cuda.get_device_capability(index)
             if major < 8:
-                return (
-                    f"device {index} has compute capability {major}.{minor}, the kernels need 8.0"
-                )
+                capability = f"compute capability {major}.{minor}"
+                return f"device {index} has {capability}, the kernels need 8.0"
     return ""
 
 
 def available(device_type: str = "cuda") -> tuple[bool, str]:
-    """Whether the kernels run on tensors of that device type, and if not, why."""
+    """Return whether the kernels run on tensors of that device type, and if not, why."""
     if device_type not in ("cuda", "cpu"):
         return False, "runs on cuda tensors only (on cpu tensors with TRITON_INTERPRET=1)"
     problem = _import_problem()
@@ -99,12 +94,8 @@ def available(device_type: str = "cuda") -> tuple[bool, str]:
 
     interprets = bool(triton.knobs.runtime.interpret)
     if device_type == "cpu":
-        return (
-            interprets,
-            ""
-            if interprets
-            else f"runs on cpu tensors only in a process started with {_INTERPRET}=1",
-        )
+        problem = f"runs on cpu tensors only in a process started with {_INTERPRET}=1"
+        return interprets, "" if interprets else problem
     problem = _device_problem()
     if not problem and interprets:
         problem = f"in a process started with {_INTERPRET}=1 triton interprets, on cpu tensors"
@@ -112,32 +103,30 @@ def available(device_type: str = "cuda") -> tuple[bool, str]:
 
 
 def ode_fits(d: int, h: int, dtype: torch.dtype) -> bool:
-    """Whether the time loop of such a model runs in one launch: see `ode`."""
+    """Return whether the time loop of a model with D states and h outputs runs in one launch."""
     return bool(_load()["ode"].fits(d, h, dtype))
 
 
 @functools.cache
 def repeated() -> dict[str, Callable[..., Any]]:
-    """The layers' launchers, with what is the same at every call left out: see `tape`."""
+    """Return the layers' launchers, which leave out what is the same at every call: see `tape`."""
     return {name: repeat(name, launchers()[name]) for name in ops.NAMES}
 
 
 def repeat(name: str, launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """A launcher of that name so; imports triton."""
+    """Return the operator's launcher as a `tape.Repeated`; imports triton."""
     layer_name, _, direction = name.rpartition("_")
     layer = ops.LAYERS[layer_name]
     operands = layer.operands + (0 if direction == "forward" else 1 + len(layer.saved))
-    found: Callable[..., Any] = importlib.import_module(f"{__name__}.tape").Repeated(
-        launcher, operands
-    )
-    return found
+    tape: Any = importlib.import_module(f"{__name__}.tape")
+    return tape.Repeated(launcher, operands)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def register() -> torch.library.Library:
-    """Register the launchers as the operators' CUDA kernels, once; call it where `available` says that they run.
+    """Register the launchers as the operators' CUDA kernels, once, where they are `available`.
 
-    Those of the time loop are left out: `dispatch` decides whether a model fits one launch.
+    Launchers of the time loop are left out: `dispatch` decides whether a model fits one launch.
     """
     library = torch.library.Library("npu_kernels", "IMPL", "CUDA")
     for name, launcher in repeated().items():

@@ -1,19 +1,21 @@
 """Which kernels a large NPU layer takes: a model of their costs.
 
-The one-pass kernels (`npu`) compute logarithms and splits in the loop of their products, so they issue many
-instructions for a multiply-add. The large kernels (`npu_large`) make planes first: more launches, more memory, fewer
-products, at the rate of the matrix units. The model adds up, for a forward and a backward:
+The one-pass kernels (`npu`) compute logarithms and splits in the loop of their products, so they
+issue many instructions for a multiply-add. The large kernels (`npu_large`) make planes first: more
+launches, more memory, fewer products, at the rate of the matrix units. For a forward and a backward
+the model adds up:
 
-- launches, at what one costs on the host
-- bytes of the planes, written and read again, at the rate of the memory
-- products: the multiply-adds, at a part of the rate of the matrix units; or the instructions that the one-pass kernels
-  issue, four a cycle on each multiprocessor, if that takes longer
+- launches, at the host's cost of a launch
+- bytes of the planes, written and read back, at the rate of the memory
+- products: the multiply-adds, at a part of the rate of the matrix units; or the instructions that
+  the one-pass kernels issue, four a cycle on each multiprocessor, if that takes longer
 
-It is for float32 at ``highest``, and the other precisions follow. Rows do not enter: it takes :data:`ROWS`, so that a
-last batch with fewer rows launches the same kernels and is rounded in the same way.
+The model is for float32 at ``highest``; the other precisions follow it. It assumes
+:data:`ASSUMED_ROWS` rows, so that a last batch with fewer rows launches the same kernels and is
+rounded in the same way.
 
-:data:`CHIPS` has the constants. Those of a chip are its data sheet's; instructions were counted in compiled code; the
-cost of a launch was measured with the driver mocked; `efficiency` is an assumption. None was measured on a GPU.
+:data:`CHIPS` has the constants: rates from data sheets, instructions counted in compiled code, the
+cost of a launch with the driver mocked, an assumed `efficiency`. None was measured on a GPU.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from typing import NamedTuple
 
 __all__ = ["CHIPS", "Chip", "describe", "large_is_faster", "seconds"]
 
-ROWS = 4096
-LEAST = 128  # inputs and outputs: below, half of a tile or more would be padding
+ASSUMED_ROWS = 4096
+LEAST_FEATURES = 128  # inputs and outputs: below, half of a tile or more would be padding
 ISSUED = 4  # instructions a cycle and multiprocessor
-# Instructions of a warp in a step of the one-pass loops for sm_90, its warps, and the multiply-adds of the layer in it.
+# Instructions for a multiply-add of the layer, in the one-pass loops for sm_90: instructions of a
+# warp in a step, times warps, by the multiply-adds of the step.
 FORWARD_INSTRUCTIONS = 889 * 8 / (128 * 64 * 16)
 BACKWARD_INSTRUCTIONS = 715 * 8 / (128 * 32 * 64) + 639 * 8 / (16 * 128 * 32)
 
@@ -51,34 +54,36 @@ CHIPS = {
 
 
 def seconds(chip: Chip, i: int, o: int, k: int) -> tuple[float, float]:
-    """Of a forward and a backward of :data:`ROWS` rows: by the one-pass kernels, by the large ones."""
+    """The time of a forward and a backward: by the one-pass kernels, and by the large ones."""
     cycle = 1 / (chip.clock * chip.multiprocessors)
-    terms = k * ROWS * i * o
+    terms = k * ASSUMED_ROWS * i * o
     product = terms / (chip.multiply_adds * chip.efficiency) * cycle
     issued = terms * (FORWARD_INSTRUCTIONS + BACKWARD_INSTRUCTIONS) / ISSUED * cycle
-    # P and Q take six products each with log r and three with the mask; backward_x six each, backward_w nine.
+    # P and Q take six products each with log r, three with the mask; backward_x 6, backward_w 9.
     one_pass = max(2 * (9 + 6 + 9) * product, issued) + 4 * chip.launch
-    # Three instead of six, and two instead of three.
+    # The large kernels take three instead of six, and two instead of three.
     products = 2 * (5 + 3 + 5) * product
-    # Planes of x (4 bytes read, 6 written) twice, of dP and dQ (12 read, 16 written), of the weights (8; 16 and 8).
-    moved = k * (ROWS * (2 * 10 * i + 28 * o) + 40 * i * o)
+    # Bytes read, written for planes of x (4, 6) twice, of dP and dQ (12, 16), of weights (8, 24).
+    moved = k * (ASSUMED_ROWS * (2 * 10 * i + 28 * o) + 40 * i * o)
     return one_pass, products + moved / chip.bandwidth + 9 * chip.launch
 
 
 @functools.lru_cache(maxsize=4096)
 def large_is_faster(architecture: str, i: int, o: int, k: int) -> bool:
-    """Whether K layers of I inputs and O outputs go to the large kernels on that architecture."""
+    """Return whether K layers of I inputs and O outputs go to the large kernels."""
     chip = CHIPS.get(architecture)
-    if chip is None or min(i, o) < LEAST:
+    if chip is None or min(i, o) < LEAST_FEATURES:
         return False
     one_pass, large = seconds(chip, i, o, k)
     return large < one_pass
 
 
 def describe(architecture: str) -> str:
-    """From which size on a square layer of one model goes to the large kernels, and what says so."""
+    """Say from which size on a square layer of one model goes to the large kernels."""
     chip = CHIPS.get(architecture)
     if chip is None:
         return f"one-pass kernels at every size on {architecture}"
-    least = next(n for n in range(LEAST, 1 << 16, 16) if large_is_faster(architecture, n, n, 1))
-    return f"kernels on planes from {least} x {least} on {architecture} ({chip.source}), else one-pass kernels"
+    sizes = range(LEAST_FEATURES, 1 << 16, 16)
+    size = next(n for n in sizes if large_is_faster(architecture, n, n, 1))
+    source = f"on {architecture} ({chip.source})"
+    return f"kernels on planes from {size} x {size} {source}, else one-pass kernels"

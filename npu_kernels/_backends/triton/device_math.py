@@ -1,32 +1,32 @@
 """Arithmetic that the Triton kernels share.
 
-Everything here is a helper that runs inside a kernel, on tiles in registers. An ``if`` on a compile-time constant keeps
-its ``else``, and each helper has one return: the compiler visits whatever follows a ``return``, whichever way the
-constant went.
+The helpers run inside a kernel, on tiles in registers. An ``if`` on a compile-time constant keeps
+its ``else``, and each helper has one return: the compiler visits whatever follows a ``return``,
+whichever way the constant went.
 
-Precision schemes of a matrix product, chosen at compile time by ``PASSES``:
+``PASSES`` is the precision scheme of a matrix product, chosen at compile time:
 
-====== ======================================================================================= ==============
-PASSES product                                                                                 error
-====== ======================================================================================= ==============
-0      IEEE multiply-adds in the tile's own type (float64: tensor cores where there are any)    ``2**-24`` class
-6      every operand as a sum of three bfloat16 planes, the six largest of the nine products    ``2**-24`` class
-3      two planes, the three largest of the four products                                       ``2**-16`` class
-1      one plane                                                                                ``2**-9`` class
-====== ======================================================================================= ==============
+====== ======================================================================== ================
+PASSES product                                                                  error
+====== ======================================================================== ================
+0      IEEE multiply-adds in the tile's type (float64: on tensor cores, if any) ``2**-24`` class
+6      operands as sums of three bfloat16 planes, the six largest of nine terms ``2**-24`` class
+3      two planes, the three largest of the four terms                          ``2**-16`` class
+1      one plane                                                                ``2**-9`` class
+====== ======================================================================== ================
 
-Tensor cores truncate when they add to their accumulator. A long sum in it would drift by half a unit per step, so
-with 6 and 3 passes every step of the loop has a fresh accumulator, fills it smallest products first, and is added to
-the running sum by ordinary float32 additions, which round to nearest.
+Tensor cores truncate when they add to their accumulator, and a long sum in it would drift by half a
+unit per step. So with 6 and 3 passes every step of the loop fills a fresh accumulator, smallest
+terms first. Ordinary float32 additions, which round to nearest, add it to the running sum.
 
-A mask is exactly 0 or 1 and needs one plane: its product with a matrix takes as many passes as that has planes.
+A mask is exactly 0 or 1 and needs one plane.
 
-Inside Triton's interpreter bfloat16 products and casts are wrong, so planes are rounded there by integer arithmetic and
-kept in float32: the same values flow through the same products, exactly.
+Inside Triton's interpreter bfloat16 products and casts are wrong. There planes are rounded by
+integer arithmetic and stay float32: the same values flow through the same products, exactly.
 
-Infinite operands: a plane of an infinite value leaves ``inf - inf``, so the split schemes give NaN wherever an infinity
-enters a sum, where IEEE arithmetic may also give an infinity. The forward kernels compute such tiles again with one
-plane.
+An infinite value leaves ``inf - inf`` in a plane. So the split schemes give NaN wherever an
+infinity enters a sum, where IEEE arithmetic may give an infinity. The forward kernels compute such
+tiles a second time, with one plane.
 """
 
 import triton
@@ -39,15 +39,17 @@ PI = tl.constexpr(3.141592653589793)
 
 @triton.jit
 def loop_end(n):
-    """A run-time size as the end of a loop: Triton 3.6's interpreter cannot loop over one under NumPy >= 2.4."""
-    return (
-        n.handle.data.item() if INTERPRET else n
-    )  # no variable: the interpreter makes tensors of what is assigned
+    """A run-time size as the end of a loop.
+
+    Triton 3.6's interpreter cannot loop over a tensor under NumPy >= 2.4, and makes tensors of what
+    is assigned to a variable.
+    """
+    return n.handle.data.item() if INTERPRET else n
 
 
 @triton.jit
 def round_to_plane(v):
-    """float32 -> the nearest bfloat16, ties to even (in the interpreter: that value, still in float32)."""
+    """Round float32 to bfloat16, ties to even (in the interpreter: to that value, in float32)."""
     if INTERPRET:
         bits = v.to(tl.int32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
@@ -60,7 +62,7 @@ def round_to_plane(v):
 
 @triton.jit
 def split(v, PASSES: tl.constexpr):
-    """A tile as operand of a product: itself (0 passes), or 1, 2 or 3 bfloat16 planes whose sum it is."""
+    """A tile as an operand: itself (0 passes), or 1, 2 or 3 bfloat16 planes whose sum it is."""
     if PASSES == 0:
         planes = (v,)
     else:
@@ -73,7 +75,8 @@ def split(v, PASSES: tl.constexpr):
             if PASSES == 3:
                 planes = (hi, mid)  # type: ignore[assignment]
             else:
-                planes = (hi, mid, round_to_plane(rest - mid.to(tl.float32)))  # type: ignore[assignment]
+                lo = round_to_plane(rest - mid.to(tl.float32))
+                planes = (hi, mid, lo)  # type: ignore[assignment]
     return planes
 
 
@@ -90,8 +93,13 @@ def exact_plane(mask, ACC: tl.constexpr, PASSES: tl.constexpr):
 
 
 @triton.jit
-def add_product(acc, a, b, PASSES: tl.constexpr):
-    """``acc + a @ b`` from the operands that :func:`split` makes, smallest products first."""
+def add_product(
+    acc, a, b, PASSES: tl.constexpr, MASK_A: tl.constexpr = False, MASK_B: tl.constexpr = False
+):
+    """``acc + a @ b`` from the planes of :func:`split`, smallest terms first.
+
+    With MASK_A the only plane of a is an :func:`exact_plane`, with MASK_B that of b.
+    """
     if PASSES == 0:
         acc = tl.dot(a[0], b[0], acc, input_precision="ieee", out_dtype=acc.dtype)
     elif PASSES == 1:
@@ -99,44 +107,17 @@ def add_product(acc, a, b, PASSES: tl.constexpr):
     else:
         step = tl.zeros_like(acc)
         if PASSES == 6:
-            step = tl.dot(a[2], b[0], step)
-            step = tl.dot(a[0], b[2], step)
-            step = tl.dot(a[1], b[1], step)
-        step = tl.dot(a[1], b[0], step)
-        step = tl.dot(a[0], b[1], step)
+            if not MASK_A:
+                step = tl.dot(a[2], b[0], step)
+            if not MASK_B:
+                step = tl.dot(a[0], b[2], step)
+            if not MASK_A and not MASK_B:
+                step = tl.dot(a[1], b[1], step)
+        if not MASK_A:
+            step = tl.dot(a[1], b[0], step)
+        if not MASK_B:
+            step = tl.dot(a[0], b[1], step)
         acc += tl.dot(a[0], b[0], step)
-    return acc
-
-
-@triton.jit
-def add_product_exact_left(acc, a, b, PASSES: tl.constexpr):
-    """``acc + a @ b`` for an :func:`exact_plane` a."""
-    if PASSES == 0:
-        acc = tl.dot(a, b[0], acc, input_precision="ieee", out_dtype=acc.dtype)
-    elif PASSES == 1:
-        acc = tl.dot(a, b[0], acc)
-    else:
-        step = tl.zeros_like(acc)
-        if PASSES == 6:
-            step = tl.dot(a, b[2], step)
-        step = tl.dot(a, b[1], step)
-        acc += tl.dot(a, b[0], step)
-    return acc
-
-
-@triton.jit
-def add_product_exact_right(acc, a, b, PASSES: tl.constexpr):
-    """``acc + a @ b`` for an :func:`exact_plane` b."""
-    if PASSES == 0:
-        acc = tl.dot(a[0], b, acc, input_precision="ieee", out_dtype=acc.dtype)
-    elif PASSES == 1:
-        acc = tl.dot(a[0], b, acc)
-    else:
-        step = tl.zeros_like(acc)
-        if PASSES == 6:
-            step = tl.dot(a[2], b, step)
-        step = tl.dot(a[1], b, step)
-        acc += tl.dot(a[0], b, step)
     return acc
 
 
@@ -154,15 +135,16 @@ def magnitude(x, ghat, EPS: tl.constexpr):
 
 @triton.jit
 def signum(x):
-    """-1, 0 or 1."""
+    """The sign of x: -1, 0 or 1."""
     return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0)).to(x.dtype)
 
 
 @triton.jit
 def exp_accurate(v):
-    """exp(v), at most 2 ulp over the whole float32 range: the plain lowering multiplies by log2(e) and loses |v| ulp.
+    """exp(v), at most 2 ulp over the whole float32 range.
 
-    ``v = n ln 2 + f``, ``|f| <= ln(2) / 2``, ``exp(v) = 2**n 2**(f log2 e)``; the power of two goes in by two exact
+    The plain lowering multiplies by log2(e) and loses |v| ulp. ``v = n ln 2 + f``,
+    ``|f| <= ln(2) / 2``, ``exp(v) = 2**n 2**(f log2 e)``; the power of two goes in by two exact
     factors, so results down to the smallest subnormal are right.
     """
     if v.dtype == tl.float64:
@@ -185,13 +167,11 @@ def exp_accurate(v):
 def sincos_reduced(t, quadrant):
     """sin and cos of ``t + quadrant pi / 2`` for ``|t| <= pi / 4``, float32."""
     z = t * t
-    sin_poly = tl.fma(
-        z, tl.fma(z, tl.fma(z, 2.718121e-06, -1.98390673e-04), 8.33332818e-03), -1.66666657e-01
-    )
+    sin_poly = tl.fma(z, tl.fma(z, 2.718121e-06, -1.98390673e-04), 8.33332818e-03)
+    sin_poly = tl.fma(z, sin_poly, -1.66666657e-01)
     sin_t = tl.fma(t * z, sin_poly, t)
-    cos_poly = tl.fma(
-        z, tl.fma(z, tl.fma(z, 2.43904487e-05, -1.38873616e-03), 4.16666418e-02), -0.5
-    )
+    cos_poly = tl.fma(z, tl.fma(z, 2.43904487e-05, -1.38873616e-03), 4.16666418e-02)
+    cos_poly = tl.fma(z, cos_poly, -0.5)
     cos_t = tl.fma(z, cos_poly, 1.0)
     swap = (quadrant & 1) != 0
     sin_q = tl.where(swap, cos_t, sin_t)
@@ -203,12 +183,12 @@ def sincos_reduced(t, quadrant):
 
 @triton.jit
 def sincos(q):
-    """sin(q) and cos(q) from one range reduction; absolute error below 1.2e-7 in float32 for ``|q| <= 2**28``.
+    """sin(q) and cos(q); in float32 absolute error below 1.2e-7 for ``|q| <= 2**28``.
 
-    The constants have so few bits that three products are exact up to 8192, fused or not (Cody and Waite); a tile with
-    a larger value reduces in float64. Beyond ``2**28``, where neighbouring float32 values are 16 or more apart, the
-    results lie in [-1, 1] and mean nothing; infinite and NaN arguments give NaN. float64 uses the library's sine and
-    cosine.
+    The constants have so few bits that three products are exact up to 8192, fused or not (Cody and
+    Waite); a tile with a larger value reduces in float64. Beyond ``2**28``, where neighbouring
+    float32 values are 16 or more apart, the results lie in [-1, 1] and mean nothing; infinite and
+    NaN arguments give NaN. float64 uses the library's sine and cosine.
     """
     if q.dtype == tl.float64:
         sin_q = tl.sin(q)

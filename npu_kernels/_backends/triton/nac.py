@@ -1,5 +1,6 @@
-"""What the NALU and the iNALU, siblings of the Neural Power Unit layer, share inside kernels: their weights
-``tanh(weight) sigmoid(mask)`` and their logarithm.
+"""Helpers inside the kernels of the NALU and the iNALU, siblings of the Neural Power Unit layer.
+
+Their weights are ``tanh(weight) sigmoid(mask)``, and both take a logarithm.
 """
 
 import triton
@@ -10,25 +11,23 @@ from npu_kernels._backends.triton.device_math import exp_accurate
 
 @triton.jit
 def sigmoid(v):
-    """``1 / (1 + exp(-v))``, and so 1 - sigmoid(v) is ``sigmoid(-v)``, without cancellation."""
+    """``1 / (1 + exp(-v))``; ``1 - sigmoid(v)`` is ``sigmoid(-v)``, without cancellation."""
     return 1.0 / (1.0 + exp_accurate(-v))
 
 
 @triton.jit
 def tanh(v):
-    """tanh(v), at most 3 ulp: a polynomial (float64: a rational function) up to 0.625, exponentials beyond.
+    """tanh(v), at most 3 ulp, with the coefficients of Cephes' tanhf and tanh.
 
-    Coefficients: Cephes, tanhf and tanh.
+    A polynomial (float64: a rational function) up to 0.625, exponentials beyond.
     """
     a = tl.abs(v)
     z = v * v
     if v.dtype == tl.float64:
-        p = (
-            -9.64399179425052238628e-1 * z - 9.92877231001918586564e1
-        ) * z - 1.61468768441708447952e3
-        q = (
-            (z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3
-        ) * z + 4.84406305325125486048e3
+        p = -9.64399179425052238628e-1 * z - 9.92877231001918586564e1
+        p = p * z - 1.61468768441708447952e3
+        q = (z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3
+        q = q * z + 4.84406305325125486048e3
         near = p / q
     else:
         near = -5.70498872745e-3 * z + 2.06390887954e-2
@@ -36,21 +35,23 @@ def tanh(v):
         near = near * z + 1.33314422036e-1
         near = near * z - 3.33332819422e-1
     far = 1.0 - 2.0 / (exp_accurate(2.0 * a) + 1.0)
-    # a NaN compares false and goes the second way
+    # a NaN compares false and takes the exponentials
     return tl.where(a < 0.625, v + v * (z * near), tl.where(v < 0, -far, far))
 
 
 @triton.jit
 def nac(w_ptr, m_ptr, offs, mask, ACC: tl.constexpr):
     """``tanh(w) sigmoid(m)``, 0 beyond the last input or output."""
-    return tanh(tl.load(w_ptr + offs, mask=mask, other=0.0).to(ACC)) * sigmoid(
-        tl.load(m_ptr + offs, mask=mask, other=0.0).to(ACC)
-    )
+    turn = tanh(tl.load(w_ptr + offs, mask=mask, other=0.0).to(ACC))
+    return turn * sigmoid(tl.load(m_ptr + offs, mask=mask, other=0.0).to(ACC))
 
 
 @triton.jit
 def store_nac_gradients(total, w_ptr, m_ptr, grad_w_ptr, grad_m_ptr, offs, mask, ACC: tl.constexpr):
-    """The gradients of weight and mask, either may be absent, from that of ``tanh(weight) sigmoid(mask)``."""
+    """Store the gradients of weight and mask from `total`, that of ``tanh(weight) sigmoid(mask)``.
+
+    Either may be absent.
+    """
     turn = tanh(tl.load(w_ptr + offs, mask=mask, other=0.0).to(ACC))
     m = tl.load(m_ptr + offs, mask=mask, other=0.0).to(ACC)
     share = sigmoid(m)

@@ -1,29 +1,29 @@
-"""NALU and iNALU, siblings of the Neural Power Unit layer: the backward on tiles of matrix products. Notation, sources,
-precision and error: `nalu_forward_kernels`.
+"""NALU and iNALU, siblings of the Neural Power Unit layer: the backward on matrix tiles.
 
-Backward, given ``grad_y [B, O]``::
+Notation, sources, precision and error: `nalu_forward_kernels`. From ``grad_y [B, O]``::
 
-    dA = grad_y g       dT = grad_y (1 - g) t where no factor is 0       dE = dT where omega does not bound
-    dH = grad_y g (1 - g) (a - t)                         d1 = grad_y (1 - g) t where one factor is 0
-    grad_x = dA A + dH G + (dE W) dL/dx                                                          kernel nalu_backward_x
-    dA' x, dH' x, sum_b dH, dE' L, and with m the mask of x < 0 (-2) or x = 0 (-1)               kernel nalu_backward_w
-        sign(W) m ((dT' mask) / (1 + m |W|) where that is not 0, else d1' mask)
+    dA = grad_y g                        dT = grad_y (1 - g) t where no factor is 0
+    dH = grad_y g (1 - g) (a - t)        d1 = grad_y (1 - g) t where one factor is 0
+                                         dE = dT where omega does not bound
+    grad_x = dA A + dH G + (dE W) dL/dx                                   kernel nalu_backward_x
+    dA' x, dH' x, sum_b dH, dE' L, and with c = -2 for the mask of x < 0, -1 for that of x = 0
+        sign(W) c ((dT' mask) / f where f = 1 + c |W| is not 0, else d1' mask)
+                                                                          kernel nalu_backward_w
 
-A product without one of its factors is the product divided by it, or, if that one alone is 0, the product of the rest:
-gradients are right where a factor is 0.
+A product without one of its factors is the product divided by it, or, if no other factor is 0, the
+product of the others: gradients are right where a factor is 0.
 
-Two launches, and one more that adds partial sums (`reduction`) when rows are split or models share x. The NALU is the
-same with fewer operands.
+Two launches, and one more that adds partial sums (`reduction`) when rows are split or models share
+x. The NALU takes the same kernels with fewer operands.
 """
 
-# ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant must not be merged with one on a value)
+# ruff: noqa: SIM102, SIM108 (an `if` on a compile-time constant stands alone, see device_math)
 
 import triton
 import triton.language as tl
 
 from npu_kernels._backends.triton.device_math import (
     add_product,
-    add_product_exact_right,
     exact_plane,
     loop_end,
     signum,
@@ -60,30 +60,12 @@ def _upstream(pointers, offs, mask, INALU: tl.constexpr, ACC: tl.constexpr):
 @triton.jit(do_not_specialize=["K", "B"])
 def nalu_backward_x_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wa_ptr,
-    ma_ptr,
-    wm_ptr,
-    mm_ptr,
-    gw_ptr,
-    h_ptr,
-    a_ptr,
-    t_ptr,
-    flags_ptr,
+    x_ptr, wa_ptr, ma_ptr, wm_ptr, mm_ptr, gw_ptr, h_ptr, a_ptr, t_ptr, flags_ptr,
     grad_x_ptr,  # [K, B, I]
-    K,
-    B,
-    I,
-    O,
-    EPS: tl.constexpr,
-    INALU: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    K, B, I, O,
+    EPS: tl.constexpr, INALU: tl.constexpr, SHARED_X: tl.constexpr, ACC: tl.constexpr,
+    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_i = tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)
@@ -106,12 +88,9 @@ def nalu_backward_x_kernel(
         mask_o = offs_o < O - o
         mask_w = mask_o[:, None] & mask_i[None, :]
         d_a, d_h, d_e, _, _ = _upstream(
-            (grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr),
-            start_y + offs_y,
-            mask_b[:, None] & mask_o[None, :],
-            INALU,
-            ACC,
-        )
+            (grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr), start_y + offs_y,
+            mask_b[:, None] & mask_o[None, :], INALU, ACC,
+        )  # fmt: skip
         gate = tl.load(gw_ptr + start_w + offs_w, mask=mask_w, other=0.0).to(ACC)
         acc_x = add_product(acc_x, split(d_h, PASSES), split(gate, PASSES), PASSES)
         w = nac(wa_ptr, ma_ptr, start_w + offs_w, mask_w, ACC)
@@ -133,28 +112,31 @@ def nalu_backward_x_kernel(
         slope = tl.where(tl.abs(x) < EPS, 0.0, acc_log * signum(x) / tl.abs(x))
     else:
         slope = acc_log * signum(x) / (tl.abs(x) + EPS)
-    tl.store(
-        grad_x_ptr + start_x + offs_x, (acc_x + slope).to(grad_x_ptr.dtype.element_ty), mask=mask
-    )
+    ptrs = grad_x_ptr + start_x + offs_x
+    tl.store(ptrs, (acc_x + slope).to(grad_x_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _sign_gradient(total, one, w, f, FACTOR: tl.constexpr):
-    """The gradient of W through the factors ``f = 1 + FACTOR |W|`` of s; total where f is not 0, one where it is."""
-    return FACTOR * signum(w) * tl.where(f == 0, one, total / tl.where(f == 0, 1.0, f))
+def _sign_gradient(total, rest, w, f, FACTOR: tl.constexpr):
+    """The gradient of W through the factors ``f = 1 + FACTOR |W|`` of s.
+
+    total: ``dT' mask``, divided by f where f is not 0. rest: ``d1' mask``, for f = 0.
+    """
+    return FACTOR * signum(w) * tl.where(f == 0, rest, total / tl.where(f == 0, 1.0, f))
 
 
 @triton.jit
 def _rare_sign_gradients(acc, x, d_t, d_one, w, ACC: tl.constexpr, PASSES: tl.constexpr):
-    """acc and the terms of inputs that are 0, and of factors that are."""
-    none = tl.zeros_like(acc)
-    left = split(tl.trans(d_one), PASSES)
-    one = add_product_exact_right(none, left, exact_plane(x < 0, ACC, PASSES), PASSES)
-    acc += _sign_gradient(none, one, w, 1.0 - 2.0 * tl.abs(w), -2.0)
-    mask = exact_plane(x == 0, ACC, PASSES)
-    one = add_product_exact_right(none, left, mask, PASSES)
-    total = add_product_exact_right(none, split(tl.trans(d_t), PASSES), mask, PASSES)
-    return acc + _sign_gradient(total, one, w, 1.0 - tl.abs(w), -1.0)
+    """Add the terms of inputs that are 0, and of factors that are 0, to acc."""
+    zeros = tl.zeros_like(acc)
+    d_planes = split(tl.trans(d_one), PASSES)
+    mask = (exact_plane(x < 0, ACC, PASSES),)
+    rest = add_product(zeros, d_planes, mask, PASSES, MASK_B=True)
+    acc += _sign_gradient(zeros, rest, w, 1.0 - 2.0 * tl.abs(w), -2.0)
+    mask = (exact_plane(x == 0, ACC, PASSES),)
+    rest = add_product(zeros, d_planes, mask, PASSES, MASK_B=True)
+    total = add_product(zeros, split(tl.trans(d_t), PASSES), mask, PASSES, MASK_B=True)
+    return acc + _sign_gradient(total, rest, w, 1.0 - tl.abs(w), -1.0)
 
 
 @triton.jit
@@ -162,9 +144,7 @@ def _all_rare_sign_gradients(
     acc, w, x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
     INALU: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
-    """acc and `_rare_sign_gradients` of all rows. A loop of its own, for the few tiles that have any, keeps registers
-    free in the other.
-    """
+    """Add `_rare_sign_gradients` of all rows: a second loop, which saves registers in the first."""
     offs_b = tl.arange(0, BLOCK_B)
     offs_x = offs_b[:, None] * I + offs_i[None, :]
     offs_y = offs_b[:, None] * O + offs_o[None, :]
@@ -183,12 +163,13 @@ def _all_rare_sign_gradients(
 @triton.jit
 def _sums_over_rows(
     x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
-    EPS: tl.constexpr, INALU: tl.constexpr, NEED_ADD: tl.constexpr, NEED_MUL: tl.constexpr, NEED_GATE: tl.constexpr,
-    NEED_BIAS: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
+    EPS: tl.constexpr, INALU: tl.constexpr, NEED_ADD: tl.constexpr, NEED_MUL: tl.constexpr,
+    NEED_GATE: tl.constexpr, NEED_BIAS: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """``dA' x`` (of the NALU with ``dE' L``), ``dE' L``, ``dH' x``, ``dT' (x < 0)`` and ``sum_b dH`` of a tile, and
-    whether `_all_rare_sign_gradients` has anything to add.
+    """Sums ``dA' x`` (NALU: plus ``dE' L``), ``dE' L``, ``dH' x``, ``dT' (x < 0)``, ``sum_b dH``.
+
+    And a number above 0 if `_all_rare_sign_gradients` has terms to add.
     """
     offs_b = tl.arange(0, BLOCK_B)
     offs_x = offs_b[:, None] * I + offs_i[None, :]
@@ -201,32 +182,30 @@ def _sums_over_rows(
     any_rare = 0  # x = 0 and factors that are 0
     for b in range(0, loop_end(rows), BLOCK_B):
         mask_b = offs_b < rows - b
-        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0).to(
-            ACC
-        )
+        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0)
+        x = x.to(ACC)
         d_a, d_h, d_e, d_t, d_one = _upstream(
             pointers, start_y + offs_y, mask_b[:, None] & mask_o[None, :], INALU, ACC
         )  # fmt: skip
-        right = split(x, PASSES)
+        x_planes = split(x, PASSES)
         if NEED_GATE:
-            acc_gate = add_product(acc_gate, split(tl.trans(d_h), PASSES), right, PASSES)
+            acc_gate = add_product(acc_gate, split(tl.trans(d_h), PASSES), x_planes, PASSES)
         if NEED_BIAS:
             acc_bias += tl.sum(d_h, axis=0)
         if NEED_ADD:
-            acc_add = add_product(acc_add, split(tl.trans(d_a), PASSES), right, PASSES)
+            acc_add = add_product(acc_add, split(tl.trans(d_a), PASSES), x_planes, PASSES)
         if NEED_MUL or (NEED_ADD and not INALU):
             logs = split(logarithm(x, EPS, INALU), PASSES)
-            left = split(tl.trans(d_e), PASSES)
+            d_planes = split(tl.trans(d_e), PASSES)
             if INALU:
-                acc_mul = add_product(acc_mul, left, logs, PASSES)
+                acc_mul = add_product(acc_mul, d_planes, logs, PASSES)
                 if tl.max((x < 0).to(tl.int32)) > 0:
-                    left = split(tl.trans(d_t), PASSES)
-                    acc_negative = add_product_exact_right(
-                        acc_negative, left, exact_plane(x < 0, ACC, PASSES), PASSES
-                    )
+                    d_planes = split(tl.trans(d_t), PASSES)
+                    mask = (exact_plane(x < 0, ACC, PASSES),)
+                    acc_negative = add_product(acc_negative, d_planes, mask, PASSES, MASK_B=True)
                 any_rare |= tl.max((x == 0).to(tl.int32)) | tl.max((d_one != 0).to(tl.int32))
             else:
-                acc_add = add_product(acc_add, left, logs, PASSES)
+                acc_add = add_product(acc_add, d_planes, logs, PASSES)
         start_x += BLOCK_B * I
         start_y += BLOCK_B * O
     return acc_add, acc_mul, acc_gate, acc_negative, acc_bias, any_rare
@@ -234,18 +213,10 @@ def _sums_over_rows(
 
 @triton.jit
 def _store_sum(
-    acc,
-    weight_ptr,
-    mask_ptr,
-    grad_ptr,
-    grad_mask_ptr,
-    offs_w,
-    out,
-    mask_w,
-    FINAL: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    """A sum over rows: as the gradients of weight and mask with FINAL, else as it is, for `sum_partials`."""
+    acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, out, mask_w,
+    FINAL: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Store a sum over rows: with FINAL gradients of weight and mask, else a partial sum."""
     if FINAL:
         store_nac_gradients(acc, weight_ptr, mask_ptr, grad_ptr, grad_mask_ptr, offs_w, mask_w, ACC)
     else:
@@ -255,40 +226,19 @@ def _store_sum(
 @triton.jit(do_not_specialize=["K", "B"])
 def nalu_backward_w_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wa_ptr,
-    ma_ptr,
-    wm_ptr,
-    mm_ptr,
-    h_ptr,
-    a_ptr,
-    t_ptr,
-    flags_ptr,
+    x_ptr, wa_ptr, ma_ptr, wm_ptr, mm_ptr, h_ptr, a_ptr, t_ptr, flags_ptr,
     add_ptr,  # gradient of A [splits, K, O, I]; with FINAL of weight [K, O, I]
     add_mask_ptr,  # with FINAL, of mask
     mul_ptr,  # of W, iNALU
     mul_mask_ptr,
     gate_ptr,  # of G
     bias_ptr,  # [splits, K, O]
-    K,
-    B,
-    O,
-    I,
-    rows_per_split,
-    EPS: tl.constexpr,
-    INALU: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    NEED_ADD: tl.constexpr,
-    NEED_MUL: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    NEED_BIAS: tl.constexpr,
-    FINAL: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
+    K, B, O, I, rows_per_split,
+    EPS: tl.constexpr, INALU: tl.constexpr, SHARED_X: tl.constexpr, NEED_ADD: tl.constexpr,
+    NEED_MUL: tl.constexpr, NEED_GATE: tl.constexpr, NEED_BIAS: tl.constexpr, FINAL: tl.constexpr,
+    ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
-):
+):  # fmt: skip
     tiles_o = tl.cdiv(O, BLOCK_O)
     tiles_i = tl.maximum(tl.cdiv(I, BLOCK_I), 1)
     pid = tl.program_id(0)
@@ -314,7 +264,8 @@ def nalu_backward_w_kernel(
     pointers = (grad_y_ptr, h_ptr, a_ptr, t_ptr, flags_ptr)
     acc_add, acc_mul, acc_gate, acc_negative, acc_bias, any_rare = _sums_over_rows(
         x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
-        EPS, INALU, NEED_ADD, NEED_MUL, NEED_GATE, NEED_BIAS, ACC, PASSES, BLOCK_B, BLOCK_O, BLOCK_I,
+        EPS, INALU, NEED_ADD, NEED_MUL, NEED_GATE, NEED_BIAS, ACC, PASSES,
+        BLOCK_B, BLOCK_O, BLOCK_I,
     )  # fmt: skip
     out = pid_s * K * O * I + offs_w
     if NEED_ADD:
@@ -327,12 +278,11 @@ def nalu_backward_w_kernel(
             tl.store(bias_ptr + offs_bias, acc_bias.to(bias_ptr.dtype.element_ty), mask=mask_o)
     if NEED_MUL:
         w = nac(wm_ptr, mm_ptr, offs_w, mask_w, ACC)
-        acc_mul += _sign_gradient(
-            acc_negative, tl.zeros_like(acc_negative), w, 1.0 - 2.0 * tl.abs(w), -2.0
-        )
+        zeros = tl.zeros_like(acc_negative)
+        acc_mul += _sign_gradient(acc_negative, zeros, w, 1.0 - 2.0 * tl.abs(w), -2.0)
         if any_rare > 0:
             acc_mul = _all_rare_sign_gradients(
-                acc_mul, w, x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o, rows, O, I,
-                INALU, ACC, PASSES, BLOCK_B,
+                acc_mul, w, x_ptr, pointers, start_x, start_y, offs_i, offs_o, mask_i, mask_o,
+                rows, O, I, INALU, ACC, PASSES, BLOCK_B,
             )  # fmt: skip
         _store_sum(acc_mul, wm_ptr, mm_ptr, mul_ptr, mul_mask_ptr, offs_w, out, mask_w, FINAL, ACC)

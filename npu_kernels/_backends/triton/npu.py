@@ -1,37 +1,40 @@
 """Forward and backward on tiles of matrix products.
 
-Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020: definition 4 (NPU; RealNPU without weight_im) and
-definition 3 (NaiveNPU, without gate).
+Source: Heim, Pevny, Smidl, "Neural Power Units", NeurIPS 2020: definition 4 (NPU; RealNPU without
+weight_im) and definition 3 (NaiveNPU, without gate).
 
 Forward, for every model k of K, ``x [B, I]``, ``weight_re, weight_im [O, I]``, ``gate [I]``::
 
     ghat = clamp(gate, 0, 1)                    1 without gate
-    r    = ghat (|x| + eps) + (1 - ghat)        L = log r        m = 1 where x < 0, else 0      [B, I]
+    r    = ghat (|x| + eps) + (1 - ghat)        L = log r        m = 1 where x < 0, else 0   [B, I]
     P    = L Wr' - pi m (Wi ghat)'              [B, O]
     Q    = L Wi' + pi m (Wr ghat)'              [B, O]
     y    = exp(P) cos(Q)        s = exp(P) sin(Q)
 
-Backward, given ``grad_y [B, O]``, from the inputs and the saved y and s (s is the only extra memory; L, r, m and the
-upstream products are recomputed)::
+Backward, from ``grad_y [B, O]``, the inputs and the saved y and s (s is the only extra memory; L,
+r, m and the upstream products are recomputed)::
 
     dP   = grad_y y             dQ = -grad_y s
-    dL   = dP Wr + dQ Wi        dr = dL / r         grad_x = dr ghat sign(x)                     kernel _backward_x
-    SP   = dP' L    SQ = dQ' L    MP = dP' m    MQ = dQ' m                                       kernel _backward_w
+    dL   = dP Wr + dQ Wi        dr = dL / r         grad_x = dr ghat sign(x)    kernel _backward_x
+    SP   = dP' L    SQ = dQ' L    MP = dP' m    MQ = dQ' m                      kernel _backward_w
     grad_weight_re = SP + pi MQ ghat                grad_weight_im = SQ - pi MP ghat
-    grad_gate = sum_b dr (|x| + eps - 1) + pi sum_o (Wr MQ - Wi MP)         where 0 <= gate <= 1, else 0
+    grad_gate = sum_b dr (|x| + eps - 1) + pi sum_o (Wr MQ - Wi MP)    where 0 <= gate <= 1, else 0
 
-The product with the mask is skipped for tiles without a negative input. Launches: forward 1; backward 2, and one more
-that adds partial sums (`reduction`) when rows are split, a gate has a gradient, or models share x. Layers with fewer
-than 16 inputs and outputs go to `npu_small`, those for which `costs` says so to `npu_large`.
+The product with the mask is skipped for tiles without a negative input. Launches: forward 1;
+backward 2, and one more that adds partial sums (`reduction`) when rows are split, a gate has a
+gradient, or models share x. Layers with fewer than 16 inputs and outputs go to `npu_small`, those
+for which `costs` says so to `npu_large`.
 
-Valid range: all finite inputs. Infinite and NaN inputs give in the forward what the formula gives; in the backward the
-split precisions give NaN where the formula gives an infinity or NaN. An infinite weight whose inputs are not negative
-in a whole tile gives what the sum without the mask product gives.
+Valid range: all finite inputs. With infinite and NaN inputs the forward gives what the formula
+gives; in the backward the split precisions give NaN where the formula gives an infinity or NaN. An
+infinite weight, in a tile without negative inputs, gives what the sum without the mask product
+gives.
 
-Error: with PASSES 0 and 6 (`device_math`), P and Q carry the error of a float32 sum of the same length; exp, sin and
-cos add 3 ulp. PASSES 3 and 1 make the error of P and Q about ``2**-16`` and ``2**-8`` of the largest terms.
+Error: with PASSES 0 and 6 (`device_math`), P and Q carry the error of a float32 sum of the same
+length; exp, sin and cos add 3 ulp. PASSES 3 and 1 make the error of P and Q about ``2**-16`` and
+``2**-8`` of the largest terms.
 
-float64 computes in float64, all other dtypes in float32; partial sums are kept in that type.
+float64 computes in float64, all other dtypes in float32; partial sums have that type.
 """
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
@@ -42,12 +45,10 @@ import torch
 import triton
 import triton.language as tl
 
-from npu_kernels._backends.triton import tuning
+from npu_kernels._backends.triton import launch, tuning
 from npu_kernels._backends.triton.device_math import (
     PI,
     add_product,
-    add_product_exact_left,
-    add_product_exact_right,
     clamp_gate,
     exact_plane,
     exp_accurate,
@@ -57,35 +58,19 @@ from npu_kernels._backends.triton.device_math import (
     sincos,
     split,
 )
-from npu_kernels._backends.triton.launch import (
-    accumulator,
-    check_operands,
-    device_of,
-    empty,
-    gradients,
-    model_sizes,
-    result_type,
-    row_splits,
-)
 from npu_kernels._backends.triton.npu_large import large_backward, large_forward, plan_of
 from npu_kernels._backends.triton.npu_small import small_backward, small_forward
-from npu_kernels._backends.triton.reduction import sum_partials
 from npu_kernels._backends.triton.tape import start
-from npu_kernels._backends.triton.weight_gradients import store_weight_gradients
+from npu_kernels._backends.triton.weight_gradients import Gradients, store_weight_gradients
 
 Tensor = torch.Tensor
 
 
 @triton.jit
 def _load_ghat(
-    gate_ptr,
-    first,
-    offs_i,
-    mask_i,
-    HAS_GATE: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    gate_ptr, first, offs_i, mask_i,
+    HAS_GATE: tl.constexpr, ACC: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     """``ghat [BLOCK_I]``, 0 beyond the last input, so that r is 1 and L is 0 there."""
     if HAS_GATE:
         ghat = clamp_gate(tl.load(gate_ptr + first + offs_i, mask=mask_i, other=0.0).to(ACC))
@@ -101,17 +86,10 @@ def _exponents(
     wim_ptr,
     gate_ptr,  # of this model
     rows,  # of the tile that exist
-    outputs,
-    I,
-    EPS: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    outputs, I,
+    EPS: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, ACC: tl.constexpr,
+    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     """``P, Q [BLOCK_B, BLOCK_O]``."""
     offs_b = tl.arange(0, BLOCK_B)
     offs_o = tl.arange(0, BLOCK_O)
@@ -132,15 +110,15 @@ def _exponents(
         turn = ghat[:, None] * PI
         negative = x < 0
         any_negative = tl.max(negative.to(tl.int32)) > 0
-        mask = exact_plane(negative, ACC, PASSES)
+        mask = (exact_plane(negative, ACC, PASSES),)
         acc_p = add_product(acc_p, logs, split(w_re, PASSES), PASSES)
         if any_negative:
-            acc_q = add_product_exact_left(acc_q, mask, split(w_re * turn, PASSES), PASSES)
+            acc_q = add_product(acc_q, mask, split(w_re * turn, PASSES), PASSES, MASK_A=True)
         if HAS_IM:
             w_im = tl.load(wim_ptr + i + offs_w, mask=mask_w, other=0.0).to(ACC)
             acc_q = add_product(acc_q, logs, split(w_im, PASSES), PASSES)
             if any_negative:
-                acc_p = add_product_exact_left(acc_p, mask, split(-w_im * turn, PASSES), PASSES)
+                acc_p = add_product(acc_p, mask, split(-w_im * turn, PASSES), PASSES, MASK_A=True)
     return acc_p, acc_q
 
 
@@ -152,20 +130,11 @@ def npu_forward_kernel(
     gate_ptr,  # [K, I]
     y_ptr,  # [K, B, O]
     s_ptr,  # [K, B, O]
-    B,
-    O,
-    I,
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    SAVE_SIN: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    B, O, I,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
+    SAVE_SIN: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_o = tl.cdiv(O, BLOCK_O)
     pid = tl.program_id(0)  # programs that share rows of x run next to each other
@@ -175,7 +144,7 @@ def npu_forward_kernel(
     rows = tl.minimum(B - first_b, BLOCK_B).to(tl.int32)
     outputs = tl.minimum(O - first_o, BLOCK_O).to(tl.int32)
 
-    # Tiles are addressed by 32-bit offsets from a 64-bit start: half the registers of 64-bit pointers.
+    # 32-bit offsets from a 64-bit start take half the registers of 64-bit pointers.
     if SHARED_X:
         x_ptr += first_b * I
     else:
@@ -190,7 +159,7 @@ def npu_forward_kernel(
         EPS, HAS_IM, HAS_GATE, ACC, PASSES, BLOCK_B, BLOCK_O, BLOCK_I,
     )  # fmt: skip
     if PASSES > 1:
-        # An infinite operand left NaN in the split sums; one plane tells infinity from NaN as IEEE arithmetic does.
+        # An infinite operand left NaN in the split sums; one plane tells infinity from NaN.
         if tl.max(tl.where((p != p) | (q != q), 1, 0)) > 0:
             p_one, q_one = _exponents(
                 x_ptr, wre_ptr, wim_ptr, gate_ptr, rows, outputs, I,
@@ -214,30 +183,14 @@ def npu_forward_kernel(
 @triton.jit(do_not_specialize=["K", "B"])
 def npu_backward_x_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wre_ptr,
-    wim_ptr,
-    gate_ptr,
-    y_ptr,
-    s_ptr,
+    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
     grad_x_ptr,  # [K, B, I]
-    gate_partial_ptr,  # [rows, K, I], this kernel writes the first tiles_b rows
-    K,
-    B,
-    I,
-    O,
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_X: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    gate_partial_ptr,  # [rows, K, I], of which this kernel writes the first tiles_b rows
+    K, B, I, O,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
+    NEED_X: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr, PASSES: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     tiles_b = tl.cdiv(B, BLOCK_B)
     tiles_i = tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)
@@ -291,36 +244,17 @@ def npu_backward_x_kernel(
 @triton.jit(do_not_specialize=["gate_row", "K", "B"])
 def npu_backward_w_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wre_ptr,
-    wim_ptr,
-    gate_ptr,
-    y_ptr,
-    s_ptr,
+    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
     grad_re_ptr,  # [splits, K, O, I]
     grad_im_ptr,  # [splits, K, O, I]
     gate_partial_ptr,  # [rows, K, I]
     gate_row,  # the first row of gate_partial that this kernel writes
-    K,
-    B,
-    O,
-    I,
-    rows_per_split,
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    ACC: tl.constexpr,
-    PASSES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
-    tiles_o = tl.cdiv(O, BLOCK_O)
-    tiles_i = tl.cdiv(I, BLOCK_I)
+    K, B, O, I, rows_per_split,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr,
+    NEED_RE: tl.constexpr, NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, ACC: tl.constexpr,
+    PASSES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    tiles_o, tiles_i = tl.cdiv(O, BLOCK_O), tl.cdiv(I, BLOCK_I)
     pid = tl.program_id(0)  # all tiles of one split read the same rows and run next to each other
     first_i = (pid % tiles_i).to(tl.int64) * BLOCK_I
     pid_o = ((pid // tiles_i) % tiles_o).to(tl.int64)
@@ -349,29 +283,28 @@ def npu_backward_w_kernel(
     for b in range(0, loop_end(rows), BLOCK_B):
         mask_b = offs_b < rows - b
         mask_y = mask_b[:, None] & mask_o[None, :]
-        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0).to(
-            ACC
-        )
+        x = tl.load(x_ptr + start_x + offs_x, mask=mask_b[:, None] & mask_i[None, :], other=1.0)
+        x = x.to(ACC)
         grad_y = tl.load(grad_y_ptr + start_y + offs_y, mask=mask_y, other=0.0).to(ACC)
         negative = x < 0
         any_negative = tl.max(negative.to(tl.int32)) > 0
         logs = split(tl.log(magnitude(x, ghat, EPS)), PASSES)
-        mask = exact_plane(negative, ACC, PASSES)
+        mask = (exact_plane(negative, ACC, PASSES),)
         s = tl.load(s_ptr + start_y + offs_y, mask=mask_y, other=0.0).to(ACC)
-        left = split(tl.trans(-grad_y * s), PASSES)
+        d_q = split(tl.trans(-grad_y * s), PASSES)
         if NEED_RE or NEED_GATE:
             if any_negative:
-                acc_mq = add_product_exact_right(acc_mq, left, mask, PASSES)
+                acc_mq = add_product(acc_mq, d_q, mask, PASSES, MASK_B=True)
         if NEED_IM:
-            acc_sq = add_product(acc_sq, left, logs, PASSES)
+            acc_sq = add_product(acc_sq, d_q, logs, PASSES)
         if NEED_RE or HAS_IM:
             y = tl.load(y_ptr + start_y + offs_y, mask=mask_y, other=0.0).to(ACC)
-            left = split(tl.trans(grad_y * y), PASSES)
+            d_p = split(tl.trans(grad_y * y), PASSES)
             if NEED_RE:
-                acc_sp = add_product(acc_sp, left, logs, PASSES)
+                acc_sp = add_product(acc_sp, d_p, logs, PASSES)
             if HAS_IM and (NEED_IM or NEED_GATE):
                 if any_negative:
-                    acc_mp = add_product_exact_right(acc_mp, left, mask, PASSES)
+                    acc_mp = add_product(acc_mp, d_p, mask, PASSES, MASK_B=True)
         start_x += BLOCK_B * I
         start_y += BLOCK_B * O
 
@@ -383,37 +316,36 @@ def npu_backward_w_kernel(
     )  # fmt: skip
 
 
-def npu_forward(
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    eps: float,
-    save_sin: bool,
-) -> tuple[Tensor, Tensor]:
-    """``(y, s)``, both ``[B, O]`` or ``[K, B, O]``; s is empty when `save_sin` is false. One launch, or three.
+def _check(
+    name: str, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    **results: tuple[Tensor, tuple[int, ...]],
+) -> None:  # fmt: skip
+    """Raise for operands of wrong shapes, dtypes or devices; `results` with their shapes."""
+    shape = weight_re.shape
+    weights = {"weight_re": (weight_re, shape), "weight_im": (weight_im, shape)}
+    launch.check_operands(name, x, **weights, gate=(gate, shape[:-2] + shape[-1:]), **results)
 
-    x ``[B, I]`` or ``[K, B, I]``, weights ``[O, I]`` or ``[K, O, I]``, gate ``[I]`` or ``[K, I]``; any strides.
+
+def npu_forward(
+    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    eps: float, save_sin: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``(y, s)``, both ``[B, O]`` or ``[K, B, O]``; s is empty without `save_sin`. 1 or 3 launches.
+
+    x ``[B, I]`` or ``[K, B, I]``, weights ``[O, I]`` or ``[K, O, I]``, gate ``[I]`` or ``[K, I]``;
+    any strides.
     """
-    sizes = K, B, I, O, shared_x = model_sizes("npu_forward", x, weight_re)
-    check_operands(
-        "npu_forward",
-        x,
-        weight_re=(weight_re, weight_re.shape),
-        weight_im=(weight_im, weight_re.shape),
-        gate=(gate, weight_re.shape[:-2] + weight_re.shape[-1:]),
-    )
-    acc = accumulator(x.dtype)
+    sizes = K, B, I, O, shared_x = launch.model_sizes("npu_forward", x, weight_re)
+    _check("npu_forward", x, weight_re, weight_im, gate)
+    acc = launch.accumulator(x.dtype)
     shape = (*weight_re.shape[:-2], B, O)
-    own = result_type(x, weight_re)
-    y = empty(x, shape, own)
-    s = empty(x, shape if save_sin else (0,), own)
+    result_type = launch.result_type(x, weight_re)
+    y = launch.empty(x, shape, result_type)
+    s = launch.empty(x, shape if save_sin else (0,), result_type)
     if y.numel() == 0:
         return y, s
-    x, weight_re = x.contiguous(), weight_re.contiguous()
-    weight_im = None if weight_im is None else weight_im.contiguous()
-    gate = None if gate is None else gate.contiguous()
-    with device_of(x):
+    x, weight_re, weight_im, gate = launch.contiguous(x, weight_re, weight_im, gate)
+    with launch.device_of(x):
         if tuning.is_small(I, O):
             small_forward(x, weight_re, weight_im, gate, eps, save_sin, y, s, sizes)
             return y, s
@@ -424,96 +356,59 @@ def npu_forward(
         options = tuning.lookup("npu_forward", x, I, O, K).options
         grid = K * -(-B // options["BLOCK_B"]) * -(-O // options["BLOCK_O"])
         start(
-            npu_forward_kernel, grid, options, x, weight_re, weight_im, gate, y, s, B, O, I, eps, shared_x,
-            weight_im is not None, gate is not None, save_sin, acc,
+            npu_forward_kernel, grid, options, x, weight_re, weight_im, gate, y, s, B, O, I, eps,
+            shared_x, weight_im is not None, gate is not None, save_sin, acc,
         )  # fmt: skip
     return y, s
 
 
-def _small_or_large(operands: Any) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """The backward of a layer that is not for the kernels of this module."""
-    _, x, _, weight_im, *_, sizes = operands
-    if tuning.is_small(sizes.I, sizes.O):
-        return small_backward(*operands)
-    plan = plan_of(x, weight_im is not None, sizes)
-    backward: Any = large_backward
-    return None if plan is None else backward(*operands, plan)
-
-
 def npu_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    y: Tensor,
-    s: Tensor,
-    eps: float,
-    straight_through: bool,
-    needs: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``(grad_x, grad_weight_re, grad_weight_im, grad_gate)``, those in `needs` (1, 2, 4, 8), else empty.
+    grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of ``(x, weight_re, weight_im, gate)``, those in `needs` (1, 2, 4, 8), else empty.
 
-    Shapes as in :func:`npu_forward`, grad_y of any strides. A shared x has the sum of its models' gradients. At most
-    three launches, two for small layers, six for large ones.
+    Shapes as in :func:`npu_forward`, grad_y of any strides. A shared x has the sum of its models'
+    gradients. At most three launches, two for small layers, six for large ones.
     """
-    sizes = K, B, I, O, shared_x = model_sizes("npu_backward", x, weight_re)
+    sizes = K, B, I, O, shared_x = launch.model_sizes("npu_backward", x, weight_re)
     shape = (*weight_re.shape[:-2], B, O)
-    check_operands(
-        "npu_backward",
-        x,
-        grad_y=(grad_y, shape),
-        weight_re=(weight_re, weight_re.shape),
-        weight_im=(weight_im, weight_re.shape),
-        gate=(gate, weight_re.shape[:-2] + weight_re.shape[-1:]),
-        y=(y, shape),
-        s=(s, shape),
-    )
-    acc = accumulator(x.dtype)
-    need_x, need_gate = bool(needs & 1), bool(needs & 8) and gate is not None
-    need_re, need_im = bool(needs & 2), bool(needs & 4) and weight_im is not None
-    needed = (x, need_x), (weight_re, need_re), (weight_im, need_im), (gate, need_gate)
+    results = {"grad_y": (grad_y, shape), "y": (y, shape), "s": (s, shape)}
+    _check("npu_backward", x, weight_re, weight_im, gate, **results)
+    acc = launch.accumulator(x.dtype)
     if K * B * I * O == 0:
-        grad_x, grad_re, grad_im, grad_gate = (grad.zero_() for grad in gradients(x, needed))
-        return grad_x, grad_re, grad_im, grad_gate
-    grad_y, x, weight_re, y, s = (t.contiguous() for t in (grad_y, x, weight_re, y, s))
-    weight_im, gate = (None if t is None else t.contiguous() for t in (weight_im, gate))
-    with device_of(x):
-        given = (grad_y, x, weight_re, weight_im, gate, y, s, eps, straight_through, needs, sizes)
-        if (other := _small_or_large(given)) is not None:
-            return other
+        needed = launch.needed(needs, x, weight_re, weight_im, gate)
+        grads = launch.gradients(needed, x, weight_re, weight_im, gate)
+        return tuple(grad.zero_() for grad in grads)  # type: ignore[return-value]
+    operands = launch.contiguous(grad_y, x, weight_re, weight_im, gate, y, s)
+    settings: dict[str, Any] = {"eps": eps, "straight_through": straight_through}
+    settings |= {"needs": needs, "sizes": sizes}
+    with launch.device_of(x):
+        if tuning.is_small(I, O):
+            return small_backward(*operands, **settings)
+        plan = plan_of(x, weight_im is not None, sizes)
+        if plan is not None:
+            return large_backward(*operands, **settings | {"plan": plan})
         flags = (eps, shared_x, weight_im is not None, gate is not None)
-        shared = K > 1 and shared_x
         config_x = tuning.lookup("npu_backward_x", x, I, O, K).options
         config_w, programs = tuning.lookup("npu_backward_w", x, I, O, K)
         tiles_b, tiles_o = -(-B // config_x["BLOCK_B"]), -(-O // config_w["BLOCK_O"])
         tiles_w = K * tiles_o * -(-I // config_w["BLOCK_I"])
-        splits, rows_per_split = row_splits(B, config_w["BLOCK_B"], tiles_w, programs)
+        splits, rows_per_split = launch.row_splits(B, config_w["BLOCK_B"], tiles_w, programs)
 
-        grad_x, grad_re, grad_im, grad_gate = gradients(x, needed)
-        part_x = empty(x, (K, B, I), acc) if need_x and shared else grad_x
-        part_re = empty(x, (splits, K, O, I), acc) if need_re and splits > 1 else grad_re
-        part_im = empty(x, (splits, K, O, I), acc) if need_im and splits > 1 else grad_im
-        part_gate = empty(x, (tiles_b + splits * tiles_o, K, I) if need_gate else (0,), acc)
+        gate_rows = tiles_b + splits * tiles_o
+        gradients = Gradients(x, weight_re, weight_im, gate, needs, sizes, splits, gate_rows, acc)
+        need_x, need_re, need_im, need_gate = gradients.needed
+        part_x, part_re, part_im, part_gate = gradients.parts
         if need_x or need_gate:
             start(
                 npu_backward_x_kernel, K * tiles_b * -(-I // config_x["BLOCK_I"]), config_x,
-                grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_gate, K, B, I, O, *flags,
-                need_x, need_gate, acc,
+                *operands, part_x, part_gate, K, B, I, O, *flags, need_x, need_gate, acc,
             )  # fmt: skip
         if need_re or need_im or need_gate:
             start(
                 npu_backward_w_kernel, tiles_w * splits, config_w,
-                grad_y, x, weight_re, weight_im, gate, y, s, part_re, part_im, part_gate, tiles_b, K, B, O, I,
-                rows_per_split, *flags, need_re, need_im, need_gate, acc,
+                *operands, part_re, part_im, part_gate, tiles_b, K, B, O, I, rows_per_split,
+                *flags, need_re, need_im, need_gate, acc,
             )  # fmt: skip
-        sum_partials(
-            acc,
-            re=(part_re, grad_re) if need_re and splits > 1 else None,
-            im=(part_im, grad_im) if need_im and splits > 1 else None,
-            x=(part_x, grad_x) if need_x and shared else None,
-            gate=(part_gate, grad_gate) if need_gate else None,
-            gate_value=gate,
-            clip=not straight_through,
-        )
-    return grad_x, grad_re, grad_im, grad_gate
+        return gradients.finish(straight_through)

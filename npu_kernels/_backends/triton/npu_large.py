@@ -1,31 +1,35 @@
 """Forward and backward of large layers: operands made once (`npu_planes`), then products of planes.
 
-The formulas are those of `npu`. Its kernels compute logarithms, masks and splits again for every tile of outputs; here
-they are made once, and the loops of the three product kernels only load and multiply:
+The formulas are those of `npu`. Its kernels compute logarithms, masks and splits anew for every
+tile of outputs; here they are made once, and the loops of the three product kernels only load and
+multiply:
 
-====================== ======================== ======================== =================== ========================
-kernel                 left                     right                    sums over           result
-====================== ======================== ======================== =================== ========================
-npu_large_forward      log r, mask              weights, their phase     inputs              P and Q of a tile: y, s
-npu_large_backward_x   dP and dQ, by rows       weights                  packed outputs      dL: grad_x, gate's part
-npu_large_backward_w   dP and dQ, by columns    log r, mask              rows                weights' and gate's parts
-====================== ======================== ======================== =================== ========================
+==================== ================== ==================== ============== ======================
+kernel               left               right                sums over      result
+==================== ================== ==================== ============== ======================
+npu_large_forward    log r, mask        weights, their phase inputs         P, Q: y, s of a tile
+npu_large_backward_x dP, dQ, by rows    weights              packed outputs dL: grad_x, gate part
+npu_large_backward_w dP, dQ, by columns log r, mask          rows           weights' and gate part
+==================== ================== ==================== ============== ======================
 
-A step of a loop has depth DEPTH. Its products (three with PRODUCTS = 3, two for the mask, which is exact in one plane)
-start from zero, smallest first, and are added to the tile's sum in float32, times the inverse scales of the operands:
-matrix units truncate when they add, and a long sum in them would drift. PRODUCTS = 1 takes hi alone.
+A step of a loop has depth DEPTH. Its products (three with PRODUCTS = 3, two for the mask, which is
+exact in one plane) start from zero, smallest first, and are added to the tile's sum in float32,
+times the inverse scales of the operands: matrix units truncate when they add, and a long sum in
+them would drift. PRODUCTS = 1 takes hi alone.
 
-Steps of inputs without a negative input in the tile's rows have no product with the mask in the forward; in
-backward_w the same holds for tiles of inputs without one in the program's rows.
+The forward multiplies no mask for steps of inputs without a negative input in the tile's rows, and
+backward_w none for tiles of inputs without one in the program's rows.
 
-Where the chip copies tiles itself (compute capability 9.0 and more) tensor descriptors read the operands, elsewhere
-pointers. The forward and backward_x start one program for each multiprocessor, which takes one tile after the other.
+Where the chip copies tiles itself (compute capability 9.0 and more) tensor descriptors read the
+operands, elsewhere pointers. The forward and backward_x start one program for each multiprocessor,
+which takes one tile after the other.
 
-The planes are freed after each pass; the backward makes those of x and the weights again. They take 6 bytes for each
-input and 8 for each weight in the forward, and in the backward 16 more for each output.
+The planes are freed after each pass; the backward makes those of x and the weights anew. They take
+6 bytes for each input and 8 for each weight in the forward, and in the backward 16 more for each
+output.
 
-Valid range: see `npu_planes` for what is too small; an infinite input gives NaN in the forward where its weight is too
-small. Everything else as in `npu`.
+Valid range: see `npu_planes` for what is too small; an infinite input gives NaN in the forward
+where its weight is too small. Everything else as in `npu`.
 """
 
 import functools
@@ -38,7 +42,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from npu_kernels._backends.triton import tuning
 from npu_kernels._backends.triton.costs import large_is_faster
-from npu_kernels._backends.triton.launch import Sizes, empty, gradients, row_splits
+from npu_kernels._backends.triton.launch import Sizes, needed, row_splits
 from npu_kernels._backends.triton.npu_large_kernels import (
     npu_large_backward_w_kernel,
     npu_large_backward_x_kernel,
@@ -51,25 +55,25 @@ from npu_kernels._backends.triton.npu_planes import (
     upstream_planes,
     weight_planes,
 )
-from npu_kernels._backends.triton.reduction import sum_partials
 from npu_kernels._backends.triton.tape import never_repeat
+from npu_kernels._backends.triton.weight_gradients import Gradients
 from npu_kernels._operators.precision import float32_matmul_precision
 
 Tensor = torch.Tensor
 
 
 class Plan(NamedTuple):
-    """How the products of a call are launched."""
+    """The launch of a call's products."""
 
-    products: int  # 3 or 1
+    products: int  # of planes in a step: 3 or 1
     depth: int  # of a step
-    descriptors: bool
+    descriptors: bool  # the chip copies tiles itself
     programs: int  # multiprocessors
-    options: dict[str, Any]
+    options: dict[str, Any]  # of Triton's compiler
 
 
 _OPTIONS = {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True}
-# Steps of two loops of sm_80's other chips must fit 99 KiB of shared memory.
+# Two stages of a loop must fit the 99 KiB of shared memory of the other chips with sm_80's table.
 PLANS = {
     "sm_80": Plan(3, 32, False, 108, _OPTIONS),
     "sm_90": Plan(3, 64, True, 132, _OPTIONS),
@@ -77,14 +81,15 @@ PLANS = {
 }
 # Triton 3.6 makes the forward without an imaginary weight spill, and longer loops for sm_100.
 _OLD_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
-_ONE_PASS = ("npu_forward", "npu_backward_x", "npu_backward_w")  # which the tuner times
-_forced: list[Plan | None] = []  # by `use_plan`
+_ONE_PASS = ("npu_forward", "npu_backward_x", "npu_backward_w")  # kernels that the tuner times
+_forced: list[Plan | None] = []  # plans of `use_plan`, the innermost last
 
 
 class use_plan:
-    """Make all layers in the block take the large kernels by this plan, or none by None: for timing and for tests.
+    """Make all layers in the block, but those for `npu_small`, take the large kernels by this plan.
 
-    Layers for `npu_small` stay there."""
+    With None none takes them. For timing and for tests.
+    """
 
     def __init__(self, plan: Plan | None) -> None:
         self.plan = plan
@@ -105,14 +110,13 @@ def _plan(device: torch.device, imaginary: bool, precision: str) -> Plan | None:
     if plan is None or (_OLD_TRITON and (architecture == "sm_100" or not imaginary)):
         return None
     if device.type == "cuda" and not triton.knobs.runtime.interpret:
-        plan = plan._replace(
-            programs=torch.cuda.get_device_properties(device).multi_processor_count
-        )
+        properties = torch.cuda.get_device_properties(device)
+        plan = plan._replace(programs=properties.multi_processor_count)
     return plan._replace(products=3 if precision == "highest" else 1)
 
 
 def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
-    """The plan of a layer that goes to the large kernels, whatever its number of rows; None for one that does not."""
+    """The plan of a layer for the large kernels, whatever its number of rows; else None."""
     if x.dtype is torch.float64 or tuning.overridden(_ONE_PASS):
         return None
     if _forced:
@@ -123,13 +127,13 @@ def plan_of(x: Tensor, imaginary: bool, sizes: Sizes) -> Plan | None:
 
 
 def _operand(planes: Tensor, rows: int, cols: int, plan: Plan) -> Any:
-    """Planes as a kernel takes them, read by tiles of `rows` x `cols`."""
+    """Planes as a kernel takes them, which reads tiles of `rows` x `cols`."""
     return TensorDescriptor.from_tensor(planes, [rows, cols]) if plan.descriptors else planes
 
 
 def large_forward(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, eps: float, save_sin: bool,
-    y: Tensor, s: Tensor, sizes: Sizes, plan: Plan,
+    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    eps: float, save_sin: bool, y: Tensor, s: Tensor, sizes: Sizes, plan: Plan,
 ) -> None:  # fmt: skip
     """Fill y, and s if `save_sin`; operands contiguous, sizes positive. Three launches."""
     never_repeat()
@@ -141,36 +145,32 @@ def large_forward(
     npu_large_forward_kernel[(programs,)](
         _operand(logs.planes, TILE, plan.depth, plan), _operand(weights, TILE, plan.depth, plan),
         logs.blocks, logs.counts, scale, y, s, sizes.B, sizes.O, -(-sizes.I // plan.depth),
-        logs.planes.shape[0] // 3, weights.shape[0] // 4, shape.pitch, tiles, shape.tiles_b, shape.tiles_n, programs,
-        shape.models_x > 1, weight_im is not None, save_sin, plan.products, plan.depth, plan.descriptors,
-        **plan.options,
+        logs.planes.shape[0] // 3, weights.shape[0] // 4, shape.pitch, tiles, shape.tiles_b,
+        shape.tiles_n, programs, shape.models_x > 1, weight_im is not None, save_sin,
+        plan.products, plan.depth, plan.descriptors, **plan.options,
     )  # fmt: skip
 
 
 def large_backward(
-    grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, y: Tensor, s: Tensor,
-    eps: float, straight_through: bool, needs: int, sizes: Sizes, plan: Plan,
+    grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int, sizes: Sizes, plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The four gradients; operands contiguous, sizes positive. At most six launches."""
     never_repeat()
     K, B, I, O, shared_x = sizes
     imaginary, gated = weight_im is not None, gate is not None
-    need_x, need_gate = bool(needs & 1), bool(needs & 8) and gated
-    need_re, need_im = bool(needs & 2), bool(needs & 4) and imaginary
+    need_x, need_re, need_im, need_gate = needed(needs, x, weight_re, weight_im, gate)
     by_row, by_column = need_x or need_gate, need_re or need_im or need_gate
     shape = padded(sizes, imaginary, gated)
     upstream = upstream_planes(grad_y, y, s, imaginary, sizes, shape, by_row, by_column)
 
-    shared = K > 1 and shared_x
     tiles_w = K * shape.tiles_n * shape.tiles_i
-    splits, rows_of_split = row_splits(B, TILE, tiles_w, plan.programs)
-    parts = splits * shape.tiles_n * (1 if imaginary else 2)
-    needed = (x, need_x), (weight_re, need_re), (weight_im, need_im), (gate, need_gate)
-    grad_x, grad_re, grad_im, grad_gate = gradients(x, needed)
-    part_x = empty(x, (K, B, I), tl.float32) if need_x and shared else grad_x
-    part_re = empty(x, (splits, K, O, I), tl.float32) if need_re and splits > 1 else grad_re
-    part_im = empty(x, (splits, K, O, I), tl.float32) if need_im and splits > 1 else grad_im
-    part_gate = empty(x, (shape.tiles_b + parts, K, I) if need_gate else (0,), tl.float32)
+    splits, rows_per_split = row_splits(B, TILE, tiles_w, plan.programs)
+    gate_rows = shape.tiles_b + splits * shape.tiles_n * (1 if imaginary else 2)
+    gradients = Gradients(
+        x, weight_re, weight_im, gate, needs, sizes, splits, gate_rows, tl.float32
+    )
+    part_x, part_re, part_im, part_gate = gradients.parts
     rows = K * shape.tiles_b * TILE
     last = (plan.products, plan.depth, plan.descriptors)
     if by_row:
@@ -178,7 +178,8 @@ def large_backward(
         tiles = K * shape.tiles_b * shape.tiles_i
         programs = min(tiles, plan.programs)
         npu_large_backward_x_kernel[(programs,)](
-            _operand(upstream.by_row, TILE, plan.depth, plan), _operand(weights, plan.depth, TILE, plan),
+            _operand(upstream.by_row, TILE, plan.depth, plan),
+            _operand(weights, plan.depth, TILE, plan),
             upstream.row_scale, scale, x, gate, part_x, part_gate, K, B, I, shape.packed, rows,
             weights.shape[0] // 2, shape.pitch, tiles, shape.tiles_b, shape.tiles_i, programs,
             eps, shared_x, gated, need_x, need_gate, *last, **plan.options,
@@ -186,19 +187,12 @@ def large_backward(
     if by_column:
         logs = input_planes(x, gate, eps, sizes, shape)
         npu_large_backward_w_kernel[(tiles_w * splits,)](
-            _operand(upstream.by_column, plan.depth, TILE, plan), _operand(logs.planes, plan.depth, TILE, plan),
-            upstream.column_scale, logs.flags, weight_re, weight_im, gate, part_re, part_im, part_gate, shape.tiles_b,
-            K, O, I, shape.packed, rows, logs.planes.shape[0] // 3, shape.pitch, rows // TILE * shape.packed,
-            shape.tiles_b, rows_of_split // TILE, shape.models_x > 1, imaginary, gated, need_re, need_im, need_gate,
-            *last, **plan.options,
+            _operand(upstream.by_column, plan.depth, TILE, plan),
+            _operand(logs.planes, plan.depth, TILE, plan),
+            upstream.column_scale, logs.flags, weight_re, weight_im, gate,
+            part_re, part_im, part_gate, shape.tiles_b, K, O, I, shape.packed, rows,
+            logs.planes.shape[0] // 3, shape.pitch, rows // TILE * shape.packed, shape.tiles_b,
+            rows_per_split // TILE, shape.models_x > 1, imaginary, gated,
+            need_re, need_im, need_gate, *last, **plan.options,
         )  # fmt: skip
-    sum_partials(
-        tl.float32,
-        re=(part_re, grad_re) if need_re and splits > 1 else None,
-        im=(part_im, grad_im) if need_im and splits > 1 else None,
-        x=(part_x, grad_x) if need_x and shared else None,
-        gate=(part_gate, grad_gate) if need_gate else None,
-        gate_value=gate,
-        clip=not straight_through,
-    )
-    return grad_x, grad_re, grad_im, grad_gate
+    return gradients.finish(straight_through)

@@ -13,11 +13,11 @@ from npu_kernels._backends.triton.device_math import (
     signum,
     sincos,
 )
-from npu_kernels._backends.triton.npu_planes import LOG_SCALE, STEP, TILE
+from npu_kernels._backends.triton.npu_planes import FLAG_INPUTS, LOG_SCALE, TILE
 from npu_kernels._backends.triton.weight_gradients import store_weight_gradients
 
 BLOCK = tl.constexpr(TILE)
-_LIST_STEP = tl.constexpr(STEP)
+_FLAG_INPUTS = tl.constexpr(FLAG_INPUTS)
 
 
 @triton.jit
@@ -45,23 +45,15 @@ def _multiply(left_hi, left_lo, right_hi, right_lo, PRODUCTS: tl.constexpr):
 
 @triton.jit
 def _forward_sums(
-    logs,
-    weights,
-    blocks_ptr,
-    count,
-    scale_ptr,
-    row,  # of the tile in a plane of x
-    packed,  # of the tile in a plane of the weights
+    logs, weights, blocks_ptr, count, scale_ptr,
+    row,  # the tile's first in a plane of x
+    packed,  # the tile's first in a plane of the weights
     steps,
-    rows_x,  # of a plane
-    rows_w,
-    pitch,
-    HAS_IM: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-):
-    """The sums with log r, and with the mask; with an imaginary weight the second has both: P and Q, packed."""
+    rows_x,  # of a plane of x
+    rows_w, pitch,
+    HAS_IM: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """The sums with log r and with the mask; with HAS_IM the second has both: packed P and Q."""
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for step in range(loop_end(steps)):
         i = step * DEPTH
@@ -70,9 +62,8 @@ def _forward_sums(
         right_hi = tl.trans(_load(weights, packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS))
         if PRODUCTS == 3:
             left_lo = _load(logs, rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
-            right_lo = tl.trans(
-                _load(weights, rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
-            )
+            right_lo = _load(weights, rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+            right_lo = tl.trans(right_lo)
             acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale, acc)
         else:
             acc = tl.fma(_multiply(left_hi, left_hi, right_hi, right_hi, 1), scale, acc)
@@ -80,27 +71,24 @@ def _forward_sums(
         other = acc
     else:
         other = tl.zeros([BLOCK, BLOCK], tl.float32)
-    PARTS: tl.constexpr = _LIST_STEP // DEPTH  # steps of a listed one
+    PARTS: tl.constexpr = _FLAG_INPUTS // DEPTH  # steps of the loop for a listed step
     for turn in range(loop_end(count * PARTS)):
-        i = (tl.load(blocks_ptr + turn // PARTS) - turn // PARTS) * _LIST_STEP + turn * DEPTH
+        i = (tl.load(blocks_ptr + turn // PARTS) - turn // PARTS) * _FLAG_INPUTS + turn * DEPTH
         scale = tl.load(scale_ptr + i // BLOCK)
         mask = _load(logs, 2 * rows_x + row, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
-        right_hi = tl.trans(
-            _load(weights, 2 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
-        )
+        right_hi = _load(weights, 2 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+        right_hi = tl.trans(right_hi)
         product = tl.zeros([BLOCK, BLOCK], tl.float32)
         if PRODUCTS == 3:
-            right_lo = tl.trans(
-                _load(weights, 3 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
-            )
-            product = tl.dot(mask, right_lo, product)
+            right_lo = _load(weights, 3 * rows_w + packed, i, pitch, BLOCK, DEPTH, DESCRIPTORS)
+            product = tl.dot(mask, tl.trans(right_lo), product)
         other = tl.fma(tl.dot(mask, right_hi, product), scale, other)
     return acc, other
 
 
 @triton.jit
 def _alternate(packed, COLS: tl.constexpr):
-    """The even and the odd ones of COLS columns."""
+    """The even and the odd columns of COLS."""
     return tl.split(tl.reshape(packed, [BLOCK, COLS // 2, 2]))
 
 
@@ -109,7 +97,7 @@ def _store_outputs(
     p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
     OUTPUTS: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
-    """y and s of some outputs from P and Q, with REPAIR only where there is NaN; whether a NaN was stored."""
+    """Store y and s, with REPAIR only where y is NaN; return whether NaN was stored."""
     offs_o = first_o + tl.arange(0, OUTPUTS)
     mask = mask_b[:, None] & (offs_o < O)[None, :]
     offs = offs_b[:, None] * O + offs_o[None, :]
@@ -129,7 +117,7 @@ def _store_outputs(
 def _store_half(
     p, q, y_ptr, s_ptr, first_o, offs_b, mask_b, O, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr
 ):  # fmt: skip
-    """The same of half a tile whose quarters alternate, one after the other: both at once would take more registers."""
+    """Store y and s of half a tile whose quarters alternate: one by one, which saves registers."""
     QUARTER: tl.constexpr = BLOCK // 4
     p_0, p_1 = _alternate(p, BLOCK // 2)
     q_0, q_1 = _alternate(q, BLOCK // 2)
@@ -149,7 +137,7 @@ def _store_tile(
     acc, other, y_ptr, s_ptr, first_o, offs_b, mask_b, O,
     HAS_IM: tl.constexpr, SAVE_SIN: tl.constexpr, REPAIR: tl.constexpr,
 ):  # fmt: skip
-    """y and s of a tile from :func:`_forward_sums`; whether a NaN was stored."""
+    """Store y and s of a tile from :func:`_forward_sums`; return whether NaN was stored."""
     if HAS_IM:
         p, q = _alternate(other, BLOCK)
         bad = _store_outputs(
@@ -169,28 +157,15 @@ def _store_tile(
 def npu_large_forward_kernel(
     logs,  # [3 rows_x, pitch]
     weights,  # [4 rows_w, pitch]
-    blocks_ptr,
-    counts_ptr,
-    scale_ptr,
+    blocks_ptr, counts_ptr, scale_ptr,
     y_ptr,  # [K, B, O]
-    s_ptr,
-    B,
-    O,
+    s_ptr, B, O,
     steps,  # of DEPTH inputs
-    rows_x,
-    rows_w,
-    pitch,
-    tiles,
-    tiles_b,
-    tiles_n,
-    programs,
+    rows_x, rows_w, pitch, tiles, tiles_b, tiles_n, programs,
     OWN_X: tl.constexpr,  # every model has rows of x of its own
-    HAS_IM: tl.constexpr,
-    SAVE_SIN: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    HAS_IM: tl.constexpr, SAVE_SIN: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):
+):  # fmt: skip
     OUTPUTS: tl.constexpr = BLOCK // 2 if HAS_IM else BLOCK
     for tile in tl.range(
         loop_end(tl.program_id(0)), loop_end(tiles), loop_end(programs), disable_licm=True
@@ -203,31 +178,32 @@ def npu_large_forward_kernel(
         if OWN_X:
             x_tile += k * tiles_b
         w_tile = k * tiles_n + n_tile
-        sums = (
-            logs, weights, blocks_ptr + x_tile.to(tl.int64) * (pitch // _LIST_STEP), tl.load(counts_ptr + x_tile),
-            scale_ptr + w_tile * (pitch // BLOCK), x_tile * BLOCK, w_tile * BLOCK, steps, rows_x, rows_w, pitch,
+        operands = (
+            logs, weights, blocks_ptr + x_tile.to(tl.int64) * (pitch // _FLAG_INPUTS),
+            tl.load(counts_ptr + x_tile), scale_ptr + w_tile * (pitch // BLOCK),
+            x_tile * BLOCK, w_tile * BLOCK, steps, rows_x, rows_w, pitch,
         )  # fmt: skip
         first_b = b_tile.to(tl.int64) * BLOCK
         start = (k * B.to(tl.int64) + first_b) * O
         offs_b = tl.arange(0, BLOCK)
         mask_b = offs_b < B - first_b
         first_o = n_tile * OUTPUTS
-        acc, other = _forward_sums(*sums, HAS_IM, PRODUCTS, DEPTH, DESCRIPTORS)
+        acc, other = _forward_sums(*operands, HAS_IM, PRODUCTS, DEPTH, DESCRIPTORS)
         bad = _store_tile(
-            acc, other, y_ptr + start, s_ptr + start, first_o, offs_b, mask_b, O, HAS_IM, SAVE_SIN, False
+            acc, other, y_ptr + start, s_ptr + start, first_o, offs_b, mask_b, O,
+            HAS_IM, SAVE_SIN, False,
         )  # fmt: skip
         if PRODUCTS > 1:
-            # An infinite operand left NaN in the split sums; one plane tells infinity from NaN as IEEE arithmetic does.
+            # An infinite operand left NaN in the sums; one plane tells infinity from NaN like IEEE.
             if bad > 0:
                 tl.debug_barrier()  # what was stored is read again
-                nothing = (
-                    bad >> 8
-                )  # 0, unknown to the compiler, which else keeps all addresses for this rare case
-                acc, other = _forward_sums(*sums, HAS_IM, 1, DEPTH, DESCRIPTORS)
-                start += nothing
+                # Unknown to the compiler, which else holds all addresses for this rare case.
+                zero = bad >> 8
+                acc, other = _forward_sums(*operands, HAS_IM, 1, DEPTH, DESCRIPTORS)
+                start += zero
                 _store_tile(
-                    acc, other, y_ptr + start, s_ptr + start, first_o + nothing, offs_b + nothing, mask_b, O,
-                    HAS_IM, SAVE_SIN, True,
+                    acc, other, y_ptr + start, s_ptr + start, first_o + zero, offs_b + zero,
+                    mask_b, O, HAS_IM, SAVE_SIN, True,
                 )  # fmt: skip
 
 
@@ -235,7 +211,8 @@ def npu_large_forward_kernel(
 def _ghat(gate_ptr, first, offs_i, mask_i, HAS_GATE: tl.constexpr):
     """``ghat [1, BLOCK]``."""
     if HAS_GATE:
-        ghat = clamp_gate(tl.load(gate_ptr + first + offs_i, mask=mask_i, other=0.0).to(tl.float32))
+        gate = tl.load(gate_ptr + first + offs_i, mask=mask_i, other=0.0)
+        ghat = clamp_gate(gate.to(tl.float32))
     else:
         ghat = tl.full([BLOCK], 1.0, tl.float32)
     return ghat[None, :]
@@ -254,30 +231,15 @@ def npu_large_backward_x_kernel(
     weights,  # [2 rows_w, pitch]
     row_scale_ptr,  # [K, tiles_n, tiles_b BLOCK]
     scale_ptr,  # [K tiles_n, tiles_i]
-    x_ptr,
-    gate_ptr,
+    x_ptr, gate_ptr,
     grad_x_ptr,  # [K, B, I]
     gate_partial_ptr,  # [tiles_b or more, K, I]
-    K,
-    B,
-    I,
-    packed,
+    K, B, I, packed,
     rows,  # of a plane
-    rows_w,
-    pitch,
-    tiles,
-    tiles_b,
-    tiles_i,
-    programs,
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_X: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-):
+    rows_w, pitch, tiles, tiles_b, tiles_i, programs,
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr, NEED_X: tl.constexpr,
+    NEED_GATE: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
     offs_i = tl.arange(0, BLOCK)
     tiles_n = packed // BLOCK
     for tile in tl.range(
@@ -288,43 +250,34 @@ def npu_large_backward_x_kernel(
         i_tile = tile % tiles_i
         first_i = i_tile * BLOCK
         row = (k * tiles_b + b_tile) * BLOCK
-        of_row = (
-            row_scale_ptr
-            + (k * tiles_n).to(tl.int64) * tiles_b * BLOCK
-            + b_tile * BLOCK
-            + tl.arange(0, BLOCK)
-        )
-        of_block = scale_ptr + k * tiles_n * tiles_i + i_tile
+        row_scale = row_scale_ptr + (k * tiles_n).to(tl.int64) * tiles_b * BLOCK
+        row_scale = row_scale + b_tile * BLOCK + tl.arange(0, BLOCK)
+        block_scale = scale_ptr + k * tiles_n * tiles_i + i_tile
         acc = tl.zeros([BLOCK, BLOCK], tl.float32)  # dL
         for step in range(loop_end(packed // DEPTH)):
             n = step * DEPTH
             n_tile = n // BLOCK
-            scale = tl.load(of_row + n_tile * (tiles_b.to(tl.int64) * BLOCK)) * tl.load(
-                of_block + n_tile * tiles_i
-            )
+            scale = tl.load(row_scale + n_tile * (tiles_b.to(tl.int64) * BLOCK))
+            scale *= tl.load(block_scale + n_tile * tiles_i)
             left_hi = _load(upstream, row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
             right_hi = _load(weights, k * packed + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
             if PRODUCTS == 3:
                 left_lo = _load(upstream, rows + row, n, packed, BLOCK, DEPTH, DESCRIPTORS)
-                right_lo = _load(
-                    weights, rows_w + k * packed + n, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS
-                )
-                acc = tl.fma(
-                    _multiply(left_hi, left_lo, right_hi, right_lo, 3), scale[:, None], acc
-                )
+                w_row = rows_w + k * packed + n
+                right_lo = _load(weights, w_row, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
+                product = _multiply(left_hi, left_lo, right_hi, right_lo, 3)
             else:
-                acc = tl.fma(
-                    _multiply(left_hi, left_hi, right_hi, right_hi, 1), scale[:, None], acc
-                )
+                product = _multiply(left_hi, left_hi, right_hi, right_hi, 1)
+            acc = tl.fma(product, scale[:, None], acc)
 
         first_b = b_tile.to(tl.int64) * BLOCK
         mask_i = offs_i < I - first_i
         ghat = _ghat(gate_ptr, k * I + first_i, offs_i, mask_i, HAS_GATE)
         start_x = (k * B.to(tl.int64) + first_b) * I + first_i
         if SHARED_X:
-            x_of_tile = x_ptr + first_b * I + first_i
+            tile_ptr = x_ptr + first_b * I + first_i
         else:
-            x_of_tile = x_ptr + start_x
+            tile_ptr = x_ptr + start_x
         part = tl.zeros([BLOCK], tl.float32)
         halves = _halves_of_rows(acc)
         for half in tl.static_range(2):
@@ -332,21 +285,17 @@ def npu_large_backward_x_kernel(
             offs_b = 2 * tl.arange(0, BLOCK // 2) + half
             mask = (offs_b < B - first_b)[:, None] & mask_i[None, :]
             offs_x = offs_b[:, None] * I + offs_i[None, :]
-            x = tl.load(x_of_tile + offs_x, mask=mask, other=1.0).to(tl.float32)
+            x = tl.load(tile_ptr + offs_x, mask=mask, other=1.0).to(tl.float32)
             d_r = halves[half] / magnitude(x, ghat, EPS)
             if NEED_X:
                 grad_x = d_r * ghat * signum(x)
-                tl.store(
-                    grad_x_ptr + start_x + offs_x, grad_x.to(grad_x_ptr.dtype.element_ty), mask=mask
-                )
+                ptrs = grad_x_ptr + start_x + offs_x
+                tl.store(ptrs, grad_x.to(grad_x_ptr.dtype.element_ty), mask=mask)
             if NEED_GATE:
                 part += tl.sum(tl.where(mask, d_r * (tl.abs(x) + (EPS - 1.0)), 0.0), axis=0)
         if NEED_GATE:
-            tl.store(
-                gate_partial_ptr + (b_tile.to(tl.int64) * K + k) * I + first_i + offs_i,
-                part,
-                mask=mask_i,
-            )
+            ptrs = gate_partial_ptr + (b_tile.to(tl.int64) * K + k) * I + first_i + offs_i
+            tl.store(ptrs, part, mask=mask_i)
 
 
 @triton.jit
@@ -354,7 +303,7 @@ def _sums_with_logs(
     upstream, logs, column_scale_ptr, row, x_row, col, first_i, tiles, packed, rows, rows_x, pitch,
     PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """``dP' log r`` and ``dQ' log r`` of a tile, summed over these tiles of rows: packed rows."""
+    """``dP' log r`` and ``dQ' log r`` of a tile, in packed rows, over `tiles` tiles of rows."""
     PARTS: tl.constexpr = BLOCK // DEPTH
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for step in range(loop_end(tiles * PARTS)):
@@ -363,9 +312,8 @@ def _sums_with_logs(
         left_hi = tl.trans(_load(upstream, row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS))
         right_hi = _load(logs, x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
         if PRODUCTS == 3:
-            left_lo = tl.trans(
-                _load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS)
-            )
+            left_lo = _load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS)
+            left_lo = tl.trans(left_lo)
             right_lo = _load(logs, rows_x + x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
             acc = tl.fma(_multiply(left_hi, left_lo, right_hi, right_lo, 3), scale[:, None], acc)
         else:
@@ -378,7 +326,7 @@ def _sums_with_mask(
     upstream, logs, column_scale_ptr, row, x_row, col, first_i, tiles, packed, rows, pitch,
     PRODUCTS: tl.constexpr, DEPTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """The same with the mask, which is exact in one plane."""
+    """``dP' m`` and ``dQ' m`` of a tile, with the mask m, which is exact in one plane."""
     PARTS: tl.constexpr = BLOCK // DEPTH
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for step in range(loop_end(tiles * PARTS)):
@@ -388,93 +336,70 @@ def _sums_with_mask(
         mask = _load(logs, x_row + b, first_i, pitch, DEPTH, BLOCK, DESCRIPTORS)
         product = tl.zeros([BLOCK, BLOCK], tl.float32)
         if PRODUCTS == 3:
-            left_lo = tl.trans(
-                _load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS)
-            )
-            product = tl.dot(left_lo, mask, product)
+            left_lo = _load(upstream, rows + row + b, col, packed, DEPTH, BLOCK, DESCRIPTORS)
+            product = tl.dot(tl.trans(left_lo), mask, product)
         acc = tl.fma(tl.dot(left_hi, mask, product), scale[:, None], acc)
     return acc
 
 
-@triton.jit(
-    do_not_specialize=[
-        "gate_row",
-        "K",
-        "rows",
-        "rows_x",
-        "scale_plane",
-        "tiles_b",
-        "tiles_of_split",
-    ]
-)
+_SIZES = ["gate_row", "K", "rows", "rows_x", "scale_plane", "tiles_b", "tiles_of_split"]
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def npu_large_backward_w_kernel(
     upstream,  # by columns, [2 rows, packed]; without an imaginary weight [4 rows, packed]
     logs,  # [3 rows_x, pitch]
     column_scale_ptr,  # [1 or 2, K tiles_b, packed]
-    flags_ptr,  # [models of x tiles_b, pitch / STEP]
-    wre_ptr,
-    wim_ptr,
-    gate_ptr,
+    flags_ptr,  # [models of x tiles_b, pitch / FLAG_INPUTS]
+    wre_ptr, wim_ptr, gate_ptr,
     grad_re_ptr,  # [splits, K, O, I]
     grad_im_ptr,
     gate_partial_ptr,  # [rows, K, I]
     gate_row,  # the first row of gate_partial that this kernel writes
-    K,
-    O,
-    I,
-    packed,
+    K, O, I, packed,
     rows,  # of a plane
-    rows_x,
-    pitch,
-    scale_plane,
-    tiles_b,
+    rows_x, pitch, scale_plane, tiles_b,
     tiles_of_split,  # of rows
-    OWN_X: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    OWN_X: tl.constexpr, HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, PRODUCTS: tl.constexpr, DEPTH: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-):
-    tiles_n = packed // BLOCK
-    tiles_i = pitch // BLOCK
+):  # fmt: skip
+    tiles_n, tiles_i = packed // BLOCK, pitch // BLOCK
     pid = tl.program_id(0)  # all tiles of one split read the same rows and run next to each other
     i_tile = pid % tiles_i
     n_tile = pid // tiles_i % tiles_n
     k = pid // (tiles_i * tiles_n) % K
     pid_s = pid // (tiles_i * tiles_n) // K
-    first_i = i_tile * BLOCK
-    col = n_tile * BLOCK
+    first_i, col = i_tile * BLOCK, n_tile * BLOCK
     first_tile = pid_s * tiles_of_split
-    many = tl.minimum(tiles_b - first_tile, tiles_of_split)
-    of_row = k * tiles_b + first_tile
-    of_x = first_tile
+    tiles = tl.minimum(tiles_b - first_tile, tiles_of_split)
+    row_tile = k * tiles_b + first_tile
+    x_tile = first_tile
     if OWN_X:
-        of_x += k * tiles_b
+        x_tile += k * tiles_b
     offs = tl.arange(0, BLOCK)
-    column_scale_ptr += of_row.to(tl.int64) * packed + col + offs
+    column_scale_ptr += row_tile.to(tl.int64) * packed + col + offs
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     if NEED_RE or NEED_IM:
         acc = _sums_with_logs(
-            upstream, logs, column_scale_ptr, of_row * BLOCK, of_x * BLOCK, col, first_i, many, packed, rows, rows_x,
-            pitch, PRODUCTS, DEPTH, DESCRIPTORS,
+            upstream, logs, column_scale_ptr, row_tile * BLOCK, x_tile * BLOCK, col, first_i, tiles,
+            packed, rows, rows_x, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
         )  # fmt: skip
-    # The same products with the mask, if an input of this tile is negative.
-    FLAGS: tl.constexpr = BLOCK // _LIST_STEP
-    flags_ptr += of_x.to(tl.int64) * (pitch // _LIST_STEP) + i_tile * FLAGS + tl.arange(0, FLAGS)
+    # Products with the mask, if an input of this tile is negative.
+    FLAGS: tl.constexpr = BLOCK // _FLAG_INPUTS
+    flags_ptr += (
+        x_tile.to(tl.int64) * (pitch // _FLAG_INPUTS) + i_tile * FLAGS + tl.arange(0, FLAGS)
+    )
     any_negative = 0
-    for tile in range(loop_end(many)):
-        any_negative += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // _LIST_STEP)))
-    row = of_row * BLOCK
+    for tile in range(loop_end(tiles)):
+        any_negative += tl.max(tl.load(flags_ptr + tile * (pitch.to(tl.int64) // _FLAG_INPUTS)))
+    row = row_tile * BLOCK
     if not HAS_IM:  # planes of dQ follow those of dP
         row += 2 * rows
         column_scale_ptr += scale_plane
     masked = _sums_with_mask(
-        upstream, logs, column_scale_ptr, row, 2 * rows_x + of_x * BLOCK, col, first_i,
-        tl.where(any_negative > 0, many, 0), packed, rows, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
+        upstream, logs, column_scale_ptr, row, 2 * rows_x + x_tile * BLOCK, col, first_i,
+        tl.where(any_negative > 0, tiles, 0), packed, rows, pitch, PRODUCTS, DEPTH, DESCRIPTORS,
     )  # fmt: skip
 
     mask_i = offs < I - first_i
@@ -483,7 +408,7 @@ def npu_large_backward_w_kernel(
     first_o = n_tile * OUTPUTS
     sums = _halves_of_rows(acc)
     phases = _halves_of_rows(masked)
-    HALVES: tl.constexpr = 1 if HAS_IM else 2  # each of them has a row of the gate's parts
+    HALVES: tl.constexpr = 1 if HAS_IM else 2  # each has a row of the gate's partial sums
     offs_o = tl.arange(0, BLOCK // 2)
     if not HAS_IM:  # quarters alternate
         offs_o = offs_o % 2 * (BLOCK // 4) + offs_o // 2
@@ -491,9 +416,11 @@ def npu_large_backward_w_kernel(
         start_o = first_o + half * (BLOCK // 2)
         part_row = gate_row + (pid_s * tiles_n + n_tile) * HALVES + half
         store_weight_gradients(
-            sums[half], sums[half + HALVES % 2], phases[half], phases[half + HALVES % 2],  # of P and of Q
+            sums[half], sums[half + HALVES % 2],  # of P and of Q
+            phases[half], phases[half + HALVES % 2],
             ghat, wre_ptr, wim_ptr, grad_re_ptr, grad_im_ptr,
             gate_partial_ptr + (part_row.to(tl.int64) * K + k) * I + first_i,
             (k * O + start_o).to(tl.int64) * I + first_i, (pid_s * K).to(tl.int64) * O * I,
-            offs_o, offs, offs_o < O - start_o, mask_i, I, HAS_IM, NEED_RE, NEED_IM, NEED_GATE, tl.float32,
+            offs_o, offs, offs_o < O - start_o, mask_i, I,
+            HAS_IM, NEED_RE, NEED_IM, NEED_GATE, tl.float32,
         )  # fmt: skip

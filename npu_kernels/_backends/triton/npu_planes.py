@@ -1,27 +1,29 @@
-"""Operands of the large layers' matrix products, made once: planes of float16, and the scales that they need.
+"""Operands of the large layers' matrix products: planes of float16, and their scales.
 
-A float32 value times a power of two is the sum of two float16 planes to 22 bits, ``hi + lo``. Three of the four
-products of two such sums, ``hi hi + lo hi + hi lo``, carry the error of one float32 product (`npu_large` adds them up).
-A value below ``2**-39`` of the largest that shares its scale counts as 0. The scales:
+A float32 value times a power of two is the sum of two float16 planes to 22 bits, ``hi + lo``. Three
+of the four products of two sums, ``hi hi + lo hi + hi lo``, carry the error of one float32 product
+(`npu_large` adds them up). A value below ``2**-39`` of the largest that shares its scale counts as
+0.
 
-====================== ========================== =====================================================================
-planes                 shape of each              scale
-====================== ========================== =====================================================================
-``log r``, hi and lo   ``[K Bp, Ip]``             2**8, because ``|log r| < 104`` in float32
-mask of ``x < 0``      ``[K Bp, Ip]``             none: 0 or 1
-weights, hi and lo     ``[K N, Ip]``              one for each block of TILE x TILE, at most 2**40
-their phase, hi and lo ``[K N, Ip]``              the same: ``pi ghat`` times the weights
-dP and dQ by rows      ``[K Bp, N]``              one for each row of a block of TILE columns, at most 2**109
-dP and dQ by columns   ``[K Bp, N]``              one for each column of a block of TILE rows, at most 2**109
-====================== ========================== =====================================================================
+====================== ============= ============================================================
+planes                 shape of each scale
+====================== ============= ============================================================
+``log r``, hi and lo   [K Bp, Ip]    2**8, because ``|log r| < 104`` in float32
+mask of ``x < 0``      [K Bp, Ip]    none: 0 or 1
+weights, hi and lo     [K N, Ip]     one for each block of TILE x TILE, at most 2**40
+their phase, hi and lo [K N, Ip]     the weights' scale: the phase is ``pi ghat`` times the weights
+dP and dQ by rows      [K Bp, N]     one for each row of a block of TILE columns, at most 2**109
+dP and dQ by columns   [K Bp, N]     one for each column of a block of TILE rows, at most 2**109
+====================== ============= ============================================================
 
-Bp, Ip, N are B, I and the packed outputs, padded with zeros to a multiple of TILE, so that products need no masks.
-Packed outputs: with an imaginary weight a tile of TILE alternates between P and Q of TILE / 2 outputs: one product
-makes both, and a kernel has them apart without moving anything between threads. Without one it has TILE outputs, and
-the four quarters alternate (0, 64, 32, 96, 1, 65, ...), so that a kernel can finish them one after the other. dP and dQ
-are ``grad_y y`` and ``-grad_y s`` (`npu`).
+Bp, Ip, N are B, I and the packed outputs, padded with zeros to a multiple of TILE, so that products
+need no masks. Packed outputs: with an imaginary weight a tile of TILE alternates between P and Q of
+TILE / 2 outputs: one product makes both, and a kernel has them apart without moving anything
+between threads. Without an imaginary weight a tile has TILE outputs, and its four quarters
+alternate (0, 64, 32, 96, 1, 65, ...), so that a kernel can finish them one after the other. dP and
+dQ are ``grad_y y`` and ``-grad_y s`` (`npu`).
 
-An infinite or NaN value is the same in hi, has lo 0, and takes no part in the choice of a scale.
+The hi of an infinite or NaN value is that value, its lo is 0, and no scale depends on it.
 """
 
 from typing import NamedTuple
@@ -39,8 +41,8 @@ TILE = 128  # rows and columns of the products' tiles
 BLOCK = tl.constexpr(TILE)
 _HALF = tl.constexpr(TILE // 2)
 _QUARTER = tl.constexpr(TILE // 4)
-STEP = 64  # inputs of a step of the list of blocks with negative inputs
-_STEP = tl.constexpr(STEP)
+FLAG_INPUTS = 64  # inputs that share a flag, which says whether one of them is negative
+_FLAG_INPUTS = tl.constexpr(FLAG_INPUTS)
 LOG_SCALE = tl.constexpr(256.0)
 _WEIGHT_LIMIT = tl.constexpr(40)  # exponents of the greatest scales
 _UPSTREAM_LIMIT = tl.constexpr(109)
@@ -52,9 +54,8 @@ def scales(largest, LIMIT: tl.constexpr):
     """Powers of two ``t, 1 / t`` with ``largest t < 2**15``; t is at most ``2**LIMIT``."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     exponent = tl.minimum(tl.maximum(exponent, 141 - LIMIT), 254)
-    return ((268 - exponent) << 23).to(tl.float32, bitcast=True), ((exponent - 14) << 23).to(
-        tl.float32, bitcast=True
-    )
+    scale = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+    return scale, ((exponent - 14) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -77,44 +78,39 @@ def npu_x_planes_kernel(
     x_ptr,  # [K, B, I], or [B, I] with SHARED_X
     gate_ptr,  # [K, I]
     planes_ptr,  # [3, K Bp, Ip]: hi and lo of log r, mask
-    blocks_ptr,  # [K tiles_b, Ip / STEP]: which steps of inputs have a negative one in this tile of rows
-    counts_ptr,  # [K tiles_b]: how many
-    flags_ptr,  # [K tiles_b, Ip / STEP]: 1 where the step has one
-    B,
-    I,
+    blocks_ptr,  # [K tiles_b, Ip / FLAG_INPUTS]: the steps with a negative input in a tile of rows
+    counts_ptr,  # [K tiles_b]: the number of these steps
+    flags_ptr,  # [K tiles_b, Ip / FLAG_INPUTS]: 1 for a step with a negative input, else 0
+    B, I,
     pitch,  # Ip
     tiles_b,
     plane,  # elements of one plane
-    EPS: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-):
-    """A program takes BLOCK rows of a model."""
+    EPS: tl.constexpr, SHARED_X: tl.constexpr, HAS_GATE: tl.constexpr,
+):  # fmt: skip
+    """Make the planes of BLOCK rows of a model."""
     pid = tl.program_id(0).to(tl.int64)
     k = pid // tiles_b
     first_b = (pid % tiles_b) * BLOCK
     offs_b = tl.arange(0, BLOCK)
-    offs_i = tl.arange(0, _STEP)
+    offs_i = tl.arange(0, _FLAG_INPUTS)
     mask_b = offs_b < B - first_b
     x_ptr += first_b * I
     if not SHARED_X:
         x_ptr += k * B * I
     out_ptr = planes_ptr + pid * BLOCK * pitch
-    steps = pitch // _STEP
+    steps = pitch // _FLAG_INPUTS
     count = 0
     for step in range(loop_end(steps)):
-        i = step * _STEP
+        i = step * _FLAG_INPUTS
         mask_i = offs_i < I - i
         mask = mask_b[:, None] & mask_i[None, :]
-        x = tl.load(x_ptr + i + offs_b[:, None] * I + offs_i[None, :], mask=mask, other=1.0).to(
-            tl.float32
-        )
+        x = tl.load(x_ptr + i + offs_b[:, None] * I + offs_i[None, :], mask=mask, other=1.0)
+        x = x.to(tl.float32)
         if HAS_GATE:
-            ghat = clamp_gate(
-                tl.load(gate_ptr + k * I + i + offs_i, mask=mask_i, other=0.0).to(tl.float32)
-            )
+            gate = tl.load(gate_ptr + k * I + i + offs_i, mask=mask_i, other=0.0)
+            ghat = clamp_gate(gate.to(tl.float32))
         else:
-            ghat = tl.full([_STEP], 1.0, tl.float32)
+            ghat = tl.full([_FLAG_INPUTS], 1.0, tl.float32)
         logs = tl.log(magnitude(x, ghat[None, :], EPS))
         hi, lo = two_planes(tl.where(mask, logs, 0.0) * LOG_SCALE)
         negative = x < 0
@@ -134,18 +130,12 @@ def npu_weight_planes_kernel(
     wre_ptr,  # [K, O, I]
     wim_ptr,  # [K, O, I]
     gate_ptr,  # [K, I]
-    planes_ptr,  # [4, K N, Ip], or [2, K N, Ip] without PHASE: hi and lo of the weights, of their phase
+    planes_ptr,  # [4, K N, Ip]: hi, lo of the weights, of their phase; [2, K N, Ip] without PHASE
     scale_ptr,  # [K N / BLOCK, Ip / BLOCK]: 1 / scale
-    O,
-    I,
-    pitch,
-    tiles_o,
-    plane,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    PHASE: tl.constexpr,
-):
-    """A program takes a block of BLOCK packed outputs and BLOCK inputs."""
+    O, I, pitch, tiles_o, plane,
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    """Make the planes of a block of BLOCK packed outputs and BLOCK inputs."""
     tiles_i = pitch // BLOCK
     pid = tl.program_id(0)
     row_tile = (pid // tiles_i).to(tl.int64)
@@ -181,9 +171,8 @@ def npu_weight_planes_kernel(
     if PHASE:
         turn = tl.full([BLOCK], PI, tl.float32)
         if HAS_GATE:
-            turn *= clamp_gate(
-                tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(tl.float32)
-            )
+            gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(tl.float32)
+            turn *= clamp_gate(gate)
         phase_ptr = planes_ptr + 2 * plane
         if HAS_IM:  # P takes -pi ghat Wi, Q takes pi ghat Wr
             hi, lo = two_planes(-w_im * turn[None, :] * scale)
@@ -196,42 +185,38 @@ def npu_weight_planes_kernel(
 
 
 @triton.jit
-def _times(grad_y_ptr, kept_ptr, first_o, offs_b, mask_b, O, OUTPUTS: tl.constexpr):
-    """grad_y times y or s, of some outputs."""
+def _times(grad_y_ptr, factor_ptr, first_o, offs_b, mask_b, O, OUTPUTS: tl.constexpr):
+    """The product of grad_y and y or s, of OUTPUTS outputs."""
     offs_o = first_o + tl.arange(0, OUTPUTS)
     mask = mask_b[:, None] & (offs_o < O)[None, :]
     offs = offs_b[:, None] * O + offs_o[None, :]
     grad_y = tl.load(grad_y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    return grad_y * tl.load(kept_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    return grad_y * tl.load(factor_ptr + offs, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _times_by_quarters(grad_y_ptr, kept_ptr, first_o, offs_b, mask_b, O):
-    """The same of a tile, its four quarters alternating."""
-    first = _times(grad_y_ptr, kept_ptr, first_o, offs_b, mask_b, O, _QUARTER)
-    second = _times(grad_y_ptr, kept_ptr, first_o + _QUARTER, offs_b, mask_b, O, _QUARTER)
-    third = _times(grad_y_ptr, kept_ptr, first_o + 2 * _QUARTER, offs_b, mask_b, O, _QUARTER)
-    fourth = _times(grad_y_ptr, kept_ptr, first_o + 3 * _QUARTER, offs_b, mask_b, O, _QUARTER)
+def _times_by_quarters(grad_y_ptr, factor_ptr, first_o, offs_b, mask_b, O):
+    """The product of grad_y and y or s, of a tile whose four quarters alternate."""
+    first = _times(grad_y_ptr, factor_ptr, first_o, offs_b, mask_b, O, _QUARTER)
+    second = _times(grad_y_ptr, factor_ptr, first_o + _QUARTER, offs_b, mask_b, O, _QUARTER)
+    third = _times(grad_y_ptr, factor_ptr, first_o + 2 * _QUARTER, offs_b, mask_b, O, _QUARTER)
+    fourth = _times(grad_y_ptr, factor_ptr, first_o + 3 * _QUARTER, offs_b, mask_b, O, _QUARTER)
     return tl.interleave(tl.interleave(first, second), tl.interleave(third, fourth))
 
 
 @triton.jit(do_not_specialize=["B", "tiles_b", "plane", "scale_plane"])
 def npu_upstream_planes_kernel(
     grad_y_ptr,  # [K, B, O]
-    y_ptr,
-    s_ptr,
-    planes_ptr,  # [2, K Bp, N]: hi and lo of dP and dQ, of dP alone without an imaginary weight; then of dQ, by columns
+    y_ptr, s_ptr,
+    planes_ptr,  # [2, K Bp, N]: hi, lo of dP and dQ; without HAS_IM of dP, then, by columns, dQ
     scale_ptr,  # 1 / scale: by rows [K, N / BLOCK, Bp], by columns [1 or 2, K Bp / BLOCK, N]
-    B,
-    O,
+    B, O,
     packed,  # N
-    tiles_b,
-    plane,
+    tiles_b, plane,
     scale_plane,  # elements of the scales of dP
-    HAS_IM: tl.constexpr,
-    BY_ROW: tl.constexpr,
-):
-    """A program takes BLOCK rows and BLOCK packed outputs of a model, with a scale for each row or for each column.
+    HAS_IM: tl.constexpr, BY_ROW: tl.constexpr,
+):  # fmt: skip
+    """Make the planes of BLOCK rows and BLOCK packed outputs, with a scale for each row or column.
 
     The grid's second axis is dP, dQ; with an imaginary weight one program makes both.
     """
@@ -252,13 +237,13 @@ def npu_upstream_planes_kernel(
         d = _times(grad_y_ptr, y_ptr, n_tile * _HALF, offs_b, mask_b, O, _HALF)
         d = tl.interleave(d, -_times(grad_y_ptr, s_ptr, n_tile * _HALF, offs_b, mask_b, O, _HALF))
     else:
-        kept_ptr = y_ptr
+        factor_ptr = y_ptr
         sign = 1.0
         if part == 1:
-            kept_ptr = s_ptr
+            factor_ptr = s_ptr
             sign = -1.0
-        d = sign * _times_by_quarters(grad_y_ptr, kept_ptr, n_tile * BLOCK, offs_b, mask_b, O)
-    AXIS: tl.constexpr = 1 if BY_ROW else 0  # what a scale is for has one element along it
+        d = sign * _times_by_quarters(grad_y_ptr, factor_ptr, n_tile * BLOCK, offs_b, mask_b, O)
+    AXIS: tl.constexpr = 1 if BY_ROW else 0  # the elements along it share a scale
     scale, inverse = scales(tl.max(finite_size(d), axis=AXIS), _UPSTREAM_LIMIT)
     if BY_ROW:
         scale_ptr += ((k * tiles_n + n_tile) * tiles_b + row_tile % tiles_b) * BLOCK
@@ -273,12 +258,12 @@ def npu_upstream_planes_kernel(
 
 
 class Padded(NamedTuple):
-    """Sizes in tiles: rows and packed outputs of a model, inputs; and how many models have rows of their own."""
+    """Sizes in tiles."""
 
-    tiles_b: int
-    tiles_n: int
-    tiles_i: int
-    models_x: int
+    tiles_b: int  # rows of a model
+    tiles_n: int  # packed outputs of a model
+    tiles_i: int  # inputs
+    models_x: int  # models with separate planes of x
 
     @property
     def pitch(self) -> int:
@@ -292,28 +277,28 @@ class Padded(NamedTuple):
 
 
 def padded(sizes: Sizes, imaginary: bool, gated: bool) -> Padded:
-    """`gated`: log r then differs between models that share x."""
+    """The padded sizes; with `gated` log r differs between models that share x."""
     models_x = 1 if sizes.shared_x and not gated else sizes.K
     outputs = TILE // 2 if imaginary else TILE
     return Padded(-(-sizes.B // TILE), -(-sizes.O // outputs), -(-sizes.I // TILE), models_x)
 
 
 class InputPlanes(NamedTuple):
-    """log r hi, lo and the mask; where there are negative inputs."""
+    """The planes of log r and of the mask, and the steps with negative inputs."""
 
     planes: Tensor  # [3 models_x tiles_b TILE, pitch]
-    blocks: Tensor  # [models_x tiles_b, pitch / STEP]
+    blocks: Tensor  # [models_x tiles_b, pitch / FLAG_INPUTS]
     counts: Tensor  # [models_x tiles_b]
-    flags: Tensor  # as blocks
+    flags: Tensor  # [models_x tiles_b, pitch / FLAG_INPUTS]
 
 
 def input_planes(
     x: Tensor, gate: Tensor | None, eps: float, sizes: Sizes, shape: Padded
 ) -> InputPlanes:
-    """One launch; x and gate contiguous."""
+    """Make the planes of x in one launch; x and gate contiguous."""
     tiles = shape.models_x * shape.tiles_b
     planes = x.new_empty((3 * tiles * TILE, shape.pitch), dtype=torch.float16)
-    blocks, flags = x.new_empty((2, tiles, shape.pitch // STEP), dtype=torch.int32)
+    blocks, flags = x.new_empty((2, tiles, shape.pitch // FLAG_INPUTS), dtype=torch.int32)
     counts = x.new_empty((tiles,), dtype=torch.int32)
     npu_x_planes_kernel[(tiles,)](
         x, gate, planes, blocks, counts, flags, sizes.B, sizes.I, shape.pitch, shape.tiles_b,
@@ -323,26 +308,22 @@ def input_planes(
 
 
 def weight_planes(
-    weight_re: Tensor,
-    weight_im: Tensor | None,
-    gate: Tensor | None,
-    sizes: Sizes,
-    shape: Padded,
-    phase: bool,
-) -> tuple[Tensor, Tensor]:
-    """hi and lo ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and the inverse scales of their blocks. One launch."""
+    weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    sizes: Sizes, shape: Padded, phase: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Planes ``[2 K N, Ip]``, with `phase` ``[4 K N, Ip]``, and inverse scales; one launch."""
     rows = sizes.K * shape.packed
     planes = weight_re.new_empty(((4 if phase else 2) * rows, shape.pitch), dtype=torch.float16)
     scale = weight_re.new_empty((sizes.K * shape.tiles_n, shape.tiles_i), dtype=torch.float32)
     npu_weight_planes_kernel[(sizes.K * shape.tiles_n * shape.tiles_i,)](
-        weight_re, weight_im, gate, planes, scale, sizes.O, sizes.I, shape.pitch, shape.tiles_n, rows * shape.pitch,
-        weight_im is not None, gate is not None, phase, **OPTIONS,
+        weight_re, weight_im, gate, planes, scale, sizes.O, sizes.I, shape.pitch, shape.tiles_n,
+        rows * shape.pitch, weight_im is not None, gate is not None, phase, **OPTIONS,
     )  # fmt: skip
     return planes, scale
 
 
 class UpstreamPlanes(NamedTuple):
-    """dP and dQ, scaled by rows and by columns; empty where not asked for."""
+    """The planes of dP and dQ, scaled by rows and by columns; empty where not needed."""
 
     by_row: Tensor  # [2 K tiles_b TILE, packed]
     row_scale: Tensor  # [K, tiles_n, tiles_b TILE]
@@ -351,21 +332,15 @@ class UpstreamPlanes(NamedTuple):
 
 
 def upstream_planes(
-    grad_y: Tensor,
-    y: Tensor,
-    s: Tensor,
-    imaginary: bool,
-    sizes: Sizes,
-    shape: Padded,
-    by_row: bool,
-    by_column: bool,
-) -> UpstreamPlanes:
-    """A launch for each; all contiguous."""
+    grad_y: Tensor, y: Tensor, s: Tensor, imaginary: bool, sizes: Sizes, shape: Padded,
+    by_row: bool, by_column: bool,
+) -> UpstreamPlanes:  # fmt: skip
+    """Make planes by row and by column, a launch for each; all tensors contiguous."""
     tiles = sizes.K * shape.tiles_b
     rows, parts = tiles * TILE, 1 if imaginary else 2
 
-    def empty(wanted: bool, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return y.new_empty(size if wanted else (0,), dtype=dtype)
+    def empty(needed: bool, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return y.new_empty(size if needed else (0,), dtype=dtype)
 
     result = UpstreamPlanes(
         empty(by_row, (2 * rows, shape.packed), torch.float16),
@@ -375,7 +350,7 @@ def upstream_planes(
     )
     for rowwise in [True] * by_row + [False] * by_column:
         npu_upstream_planes_kernel[(tiles * shape.tiles_n, 1 if rowwise else parts)](
-            grad_y, y, s, *(result[:2] if rowwise else result[2:]), sizes.B, sizes.O, shape.packed, shape.tiles_b,
-            rows * shape.packed, tiles * shape.packed, imaginary, rowwise, **OPTIONS,
+            grad_y, y, s, *(result[:2] if rowwise else result[2:]), sizes.B, sizes.O, shape.packed,
+            shape.tiles_b, rows * shape.packed, tiles * shape.packed, imaginary, rowwise, **OPTIONS,
         )  # fmt: skip
     return result

@@ -1,15 +1,16 @@
 """Forward and backward for fewer than 16 inputs and outputs, many models at once.
 
-The formulas are those of `npu`. Matrix units would pad such a layer to 16 x 16, so each program takes some rows of one
-model and multiplies on the vector units: input by input, a column of x times a column of the weights. I and O are
-compile-time constants (one compilation per layer size), the loop over the inputs is unrolled, and only O is padded, to
-a power of two.
+The formulas are those of `npu`. Matrix units would pad such a layer to 16 x 16, so each program
+takes some rows of one model and multiplies on the vector units: input by input, a column of x times
+a column of the weights. I and O are compile-time constants (one compilation per layer size), the
+loop over the inputs is unrolled, and only O is padded, to a power of two.
 
-The whole backward is one launch: every program accumulates its rows' part of all gradients. If a model's rows take more
-than one program (`tuning`: BLOCK_B rows at a time, about `programs` programs), or models share x, partial sums go to
-the launch of `reduction`. Sums have a fixed order.
+The whole backward is one launch: every program accumulates its rows' part of all gradients. If a
+model's rows take more than one program (`tuning`: BLOCK_B rows at a time, about `programs`
+programs), or models share x, partial sums go to the launch of `reduction`. Sums have a fixed order.
 
-Valid range and errors: those of `npu` with IEEE products; infinite and NaN inputs give what the formula gives.
+Valid range and errors: those of `npu` with IEEE products; infinite and NaN inputs give what the
+formula gives.
 """
 
 import torch
@@ -26,9 +27,9 @@ from npu_kernels._backends.triton.device_math import (
     signum,
     sincos,
 )
-from npu_kernels._backends.triton.launch import Sizes, accumulator, empty, gradients
-from npu_kernels._backends.triton.reduction import sum_partials
+from npu_kernels._backends.triton.launch import Sizes, accumulator
 from npu_kernels._backends.triton.tape import start
+from npu_kernels._backends.triton.weight_gradients import Gradients
 
 Tensor = torch.Tensor
 
@@ -42,17 +43,10 @@ def npu_small_forward_kernel(
     y_ptr,  # [K, B, O]
     s_ptr,  # [K, B, O]
     B,
-    I: tl.constexpr,
-    O: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    SAVE_SIN: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
+    I: tl.constexpr, O: tl.constexpr, SHARED_X: tl.constexpr, EPS: tl.constexpr,
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, SAVE_SIN: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
     tiles_b = tl.cdiv(B, BLOCK_B)
     pid = tl.program_id(0)
     k = (pid // tiles_b).to(tl.int64)
@@ -76,9 +70,8 @@ def npu_small_forward_kernel(
         p += log_r * w_re
         q += angle * w_re
         if HAS_IM:
-            w_im = tl.load(wim_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0).to(ACC)[
-                None, :
-            ]
+            w_im = tl.load(wim_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0)
+            w_im = w_im.to(ACC)[None, :]
             p -= angle * w_im
             q += log_r * w_im
     e = exp_accurate(p)
@@ -95,26 +88,15 @@ def _store_sums(
     acc_re,  # [BLOCK_O, BLOCK_I]
     acc_im,
     acc_gate,  # [BLOCK_I]
-    gate_ptr,
-    grad_re_ptr,
-    grad_im_ptr,
-    grad_gate_ptr,
-    k,
-    at,  # which of the splits' models
-    offs_o,
-    offs_i,
-    mask_o,
-    I: tl.constexpr,
-    O: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    CLIP: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    """The gradients of the weights and the gate, which are sums over this program's rows."""
+    gate_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, k,
+    split_model,  # which of the splits' models
+    offs_o, offs_i, mask_o,
+    I: tl.constexpr, O: tl.constexpr, NEED_RE: tl.constexpr, NEED_IM: tl.constexpr,
+    NEED_GATE: tl.constexpr, CLIP: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Store the gradients of weights and gate, which are sums over this program's rows."""
     mask_i = offs_i < I
-    offs_w = at * O * I + offs_o[:, None] * I + offs_i[None, :]
+    offs_w = split_model * O * I + offs_o[:, None] * I + offs_i[None, :]
     mask_w = mask_o[:, None] & mask_i[None, :]
     if NEED_RE:
         tl.store(grad_re_ptr + offs_w, acc_re.to(grad_re_ptr.dtype.element_ty), mask=mask_w)
@@ -124,45 +106,25 @@ def _store_sums(
         if CLIP:
             gate = tl.load(gate_ptr + k * I + offs_i, mask=mask_i, other=0.0).to(ACC)
             acc_gate = tl.where((gate >= 0) & (gate <= 1), acc_gate, 0.0)
-        tl.store(
-            grad_gate_ptr + at * I + offs_i,
-            acc_gate.to(grad_gate_ptr.dtype.element_ty),
-            mask=mask_i,
-        )
+        ptrs = grad_gate_ptr + split_model * I + offs_i
+        tl.store(ptrs, acc_gate.to(grad_gate_ptr.dtype.element_ty), mask=mask_i)
 
 
 @triton.jit(do_not_specialize=["K", "B", "tiles"])
 def npu_small_backward_kernel(
     grad_y_ptr,  # [K, B, O]
-    x_ptr,
-    wre_ptr,
-    wim_ptr,
-    gate_ptr,
-    y_ptr,
-    s_ptr,
+    x_ptr, wre_ptr, wim_ptr, gate_ptr, y_ptr, s_ptr,
     grad_x_ptr,  # [K, B, I]
     grad_re_ptr,  # [splits, K, O, I]
     grad_im_ptr,  # [splits, K, O, I]
     grad_gate_ptr,  # [splits, K, I]
-    K,
-    B,
+    K, B,
     tiles,  # of BLOCK_B rows for one program
-    I: tl.constexpr,
-    O: tl.constexpr,
-    SHARED_X: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    NEED_X: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
-    CLIP: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-):
+    I: tl.constexpr, O: tl.constexpr, SHARED_X: tl.constexpr, EPS: tl.constexpr,
+    HAS_IM: tl.constexpr, HAS_GATE: tl.constexpr, NEED_X: tl.constexpr, NEED_RE: tl.constexpr,
+    NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr, CLIP: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0)
     k = (pid % K).to(tl.int64)
     pid_s = (pid // K).to(tl.int64)
@@ -197,15 +159,13 @@ def npu_small_backward_kernel(
                 column = tl.sum(d_q * log_r - d_p * angle, axis=0)
                 acc_im += tl.where((offs_i == i)[None, :], column[:, None], 0.0)
             if NEED_X or NEED_GATE:
-                w_re = tl.load(wre_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0).to(ACC)[
-                    None, :
-                ]
+                w_re = tl.load(wre_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0)
+                w_re = w_re.to(ACC)[None, :]
                 d_log = d_p * w_re
                 d_angle = d_q * w_re
                 if HAS_IM:
-                    w_im = tl.load(wim_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0).to(
-                        ACC
-                    )[None, :]
+                    w_im = tl.load(wim_ptr + (k * O + offs_o) * I + i, mask=mask_o, other=0.0)
+                    w_im = w_im.to(ACC)[None, :]
                     d_log += d_q * w_im
                     d_angle -= d_p * w_im
                 d_r = tl.sum(d_log, axis=1) / r
@@ -213,67 +173,49 @@ def npu_small_backward_kernel(
                     grad_x = (d_r * ghat * signum(x)).to(grad_x_ptr.dtype.element_ty)
                     tl.store(grad_x_ptr + (k * B + offs_b) * I + i, grad_x, mask=mask_b)
                 if NEED_GATE:
-                    part = d_r * (tl.abs(x) + (EPS - 1.0)) + tl.sum(d_angle, axis=1) * PI * (
-                        x < 0
-                    ).to(ACC)
+                    part = d_r * (tl.abs(x) + (EPS - 1.0))
+                    part += tl.sum(d_angle, axis=1) * PI * (x < 0).to(ACC)
                     total = tl.sum(tl.where(mask_b, part, 0.0), axis=0)
                     acc_gate += tl.where(offs_i == i, total, 0.0)
 
     _store_sums(
-        acc_re, acc_im, acc_gate, gate_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, k, pid_s * K + k,
-        offs_o, offs_i, mask_o, I, O, NEED_RE, NEED_IM, NEED_GATE, CLIP, ACC,
+        acc_re, acc_im, acc_gate, gate_ptr, grad_re_ptr, grad_im_ptr, grad_gate_ptr, k,
+        pid_s * K + k, offs_o, offs_i, mask_o, I, O, NEED_RE, NEED_IM, NEED_GATE, CLIP, ACC,
     )  # fmt: skip
 
 
 def small_forward(
-    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, eps: float, save_sin: bool,
-    y: Tensor, s: Tensor, sizes: Sizes,
+    x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    eps: float, save_sin: bool, y: Tensor, s: Tensor, sizes: Sizes,
 ) -> None:  # fmt: skip
     """Fill y, and s if `save_sin`; operands contiguous, sizes positive."""
     K, B, I, O, shared_x = sizes
     options = tuning.lookup("npu_small_forward", x, I, O, K).options
     start(
         npu_small_forward_kernel, K * -(-B // options["BLOCK_B"]), options,
-        x, weight_re, weight_im, gate, y, s, B, I, O, shared_x, eps, weight_im is not None, gate is not None, save_sin,
+        x, weight_re, weight_im, gate, y, s, B, I, O, shared_x, eps,
+        weight_im is not None, gate is not None, save_sin,
         accumulator(x.dtype), triton.next_power_of_2(O),
     )  # fmt: skip
 
 
 def small_backward(
-    grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None, y: Tensor, s: Tensor,
-    eps: float, straight_through: bool, needs: int, sizes: Sizes,
+    grad_y: Tensor, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+    y: Tensor, s: Tensor, eps: float, straight_through: bool, needs: int, sizes: Sizes,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The four gradients; operands contiguous, sizes positive."""
     K, B, I, O, shared_x = sizes
     acc = accumulator(x.dtype)
-    need_x, need_gate = bool(needs & 1), bool(needs & 8) and gate is not None
-    need_re, need_im = bool(needs & 2), bool(needs & 4) and weight_im is not None
     options, programs = tuning.lookup("npu_small_backward", x, I, O, K)
     blocks = -(-B // options["BLOCK_B"])
     tiles = -(-blocks // max(1, programs // K))
     splits = -(-blocks // tiles)
-
-    shared = K > 1 and shared_x
-    needed = (x, need_x), (weight_re, need_re), (weight_im, need_im), (gate, need_gate)
-    grad_x, grad_re, grad_im, grad_gate = gradients(x, needed)
-    part_x = empty(x, (K, B, I), acc) if need_x and shared else grad_x
-    part_re = empty(x, (splits, K, O, I), acc) if need_re and splits > 1 else grad_re
-    part_im = empty(x, (splits, K, O, I), acc) if need_im and splits > 1 else grad_im
-    part_gate = empty(x, (splits, K, I), acc) if need_gate and splits > 1 else grad_gate
-    clip = not straight_through
+    gate_rows = splits if splits > 1 else 0
+    gradients = Gradients(x, weight_re, weight_im, gate, needs, sizes, splits, gate_rows, acc)
+    clip = not straight_through and splits == 1  # else the sum of the parts is clipped
     start(
-        npu_small_backward_kernel, K * splits, options,
-        grad_y, x, weight_re, weight_im, gate, y, s, part_x, part_re, part_im, part_gate, K, B, tiles, I, O,
-        shared_x, eps, weight_im is not None, gate is not None, need_x, need_re, need_im, need_gate,
-        clip and splits == 1, acc, triton.next_power_of_2(I), triton.next_power_of_2(O),
+        npu_small_backward_kernel, K * splits, options, grad_y, x, weight_re, weight_im, gate, y, s,
+        *gradients.parts, K, B, tiles, I, O, shared_x, eps, weight_im is not None, gate is not None,
+        *gradients.needed, clip, acc, triton.next_power_of_2(I), triton.next_power_of_2(O),
     )  # fmt: skip
-    sum_partials(
-        acc,
-        re=(part_re, grad_re) if need_re and splits > 1 else None,
-        im=(part_im, grad_im) if need_im and splits > 1 else None,
-        x=(part_x, grad_x) if need_x and shared else None,
-        gate=(part_gate, grad_gate) if need_gate and splits > 1 else None,
-        gate_value=gate,
-        clip=clip,
-    )
-    return grad_x, grad_re, grad_im, grad_gate
+    return gradients.finish(straight_through)

@@ -1,14 +1,15 @@
 """The last launch of a backward pass, sums of partial results in a fixed order.
 
-Kernels that share an output write one row of partial sums each; this kernel adds the rows. There are no atomics, and
-how many rows there are depends on nothing but the shapes and the configuration, so results are bitwise equal from run
-to run.
+Programs that share an output write one row of partial sums each; this kernel adds the rows. It has
+no atomics, and the number of rows depends only on shapes and configuration, so results are bitwise
+equal from run to run.
 
-Up to four sums go into one launch: weight_re, weight_im, x (shared by several models) and gate. Each has a source
-``[rows, n]`` in the accumulation dtype and a destination ``[n]`` in the parameter's dtype. The gradient of the gate is
-set to 0 where the gate is outside [0, 1] when CLIP is true (the paper's clip; ``torch.clamp`` at the ends). The NALU's
-layers have other tensors in these places; the sum of one of their weights ``tanh(weight) sigmoid(mask)`` becomes the
-gradients of the two it is made of (`nac`).
+Up to four sums go into one launch: weight_re, weight_im, x (shared by several models) and gate.
+Each has a source ``[rows, n]`` in the accumulation dtype and a destination ``[n]`` in the
+parameter's dtype. With CLIP the gradient of the gate is 0 where the gate is outside [0, 1] (the
+paper's clip; ``torch.clamp`` at the ends). The layers of `nalu` pass other tensors under these
+names; the sum of a weight ``tanh(weight) sigmoid(mask)`` becomes the gradients of weight and mask
+(`nac`).
 """
 
 # ruff: noqa: SIM102 (an `if` on a compile-time constant must not be merged with one on a value)
@@ -37,45 +38,27 @@ def _sum_rows(
     return tl.sum(acc, axis=0)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "n_w", "n_x", "n_gate", "rows_w", "rows_x", "rows_gate", "end_re", "end_im", "end_x",
-    ]
-)  # fmt: skip
+_SIZES = ["n_w", "n_x", "n_gate", "rows_w", "rows_x", "rows_gate", "end_re", "end_im", "end_x"]
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def sum_partials_kernel(
     src_re_ptr,  # [rows_w, n_w]
     dst_re_ptr,  # [n_w]
-    src_im_ptr,
-    dst_im_ptr,
+    src_im_ptr, dst_im_ptr,
     src_x_ptr,  # [rows_x, n_x]
     dst_x_ptr,
     src_gate_ptr,  # [rows_gate, n_gate]
     dst_gate_ptr,
     gate_ptr,  # [n_gate]
     re_weight_ptr,  # [n_w], given where the sum is of tanh(weight) sigmoid(mask)
-    re_mask_ptr,
-    dst_re_mask_ptr,
-    im_weight_ptr,
-    im_mask_ptr,
-    dst_im_mask_ptr,
-    n_w,
-    n_x,
-    n_gate,
-    rows_w,
-    rows_x,
-    rows_gate,
+    re_mask_ptr, dst_re_mask_ptr, im_weight_ptr, im_mask_ptr, dst_im_mask_ptr, n_w, n_x, n_gate,
+    rows_w, rows_x, rows_gate,
     end_re,  # program ids below this sum weight_re, then weight_im, x, gate
-    end_im,
-    end_x,
-    ACC: tl.constexpr,
-    CLIP: tl.constexpr,
-    HAS_RE: tl.constexpr,
-    HAS_IM: tl.constexpr,
-    HAS_X: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    end_im, end_x,
+    ACC: tl.constexpr, CLIP: tl.constexpr, HAS_RE: tl.constexpr, HAS_IM: tl.constexpr,
+    HAS_X: tl.constexpr, HAS_GATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0)
     offs_block = tl.arange(0, BLOCK).to(tl.int64)
     if HAS_RE:
@@ -117,11 +100,10 @@ def sum_partials_kernel(
             tl.store(dst_gate_ptr + offs, total.to(dst_gate_ptr.dtype.element_ty), mask=mask)
 
 
-# Partial sums [rows, ...], destination [...]; the second may be absent where a third one, for a mask, is not.
+# Partial sums [rows, ...], destination [...], which may be absent where that of a mask is not.
 Sum = tuple[torch.Tensor, torch.Tensor | None]
-Nac = tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor | None
-]  # weight, mask, destination of the mask's gradient
+# Weight, mask, destination of the mask's gradient.
+Nac = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def sum_partials(
@@ -135,58 +117,29 @@ def sum_partials(
     re_nac: Nac | None = None,
     im_nac: Nac | None = None,
 ) -> None:
-    """Write ``destination = partial.sum(0)`` for every sum given, in one launch (none if there is nothing to add)."""
+    """Write ``destination = partial.sum(0)`` for every sum, in one launch; none without a sum."""
     if not (re or im or x or gate):
         return
     options = tuning.REDUCTION
     block = options["BLOCK"]
 
-    def size(item: Sum | None) -> tuple[int, int, int]:
-        if item is None:
+    def size(summands: Sum | None) -> tuple[int, int, int]:
+        if summands is None:
             return 0, 0, 0
-        rows = item[0].shape[0]
-        n = item[0].numel() // rows
+        rows = summands[0].shape[0]
+        n = summands[0].numel() // rows
         return n, rows, -(-n // block)
 
     n_re, rows_re, blocks_re = size(re)
     n_im, rows_im, blocks_im = size(im)
     n_x, rows_x, blocks_x = size(x)
     n_gate, rows_gate, blocks_gate = size(gate)
-    end_re = blocks_re
-    end_im = end_re + blocks_im
+    end_im = blocks_re + blocks_im
     end_x = end_im + blocks_x
-    re_src, re_dst = re or (None, None)
-    im_src, im_dst = im or (None, None)
-    x_src, x_dst = x or (None, None)
-    gate_src, gate_dst = gate or (None, None)
+    sums = [tensor for summands in (re, im, x, gate) for tensor in summands or (None, None)]
     start(
-        sum_partials_kernel,
-        end_x + blocks_gate,
-        options,
-        re_src,
-        re_dst,
-        im_src,
-        im_dst,
-        x_src,
-        x_dst,
-        gate_src,
-        gate_dst,
-        gate_value if clip else None,
-        *(re_nac or (None, None, None)),
-        *(im_nac or (None, None, None)),
-        n_re or n_im,
-        n_x,
-        n_gate,
-        rows_re or rows_im,
-        rows_x,
-        rows_gate,
-        end_re,
-        end_im,
-        end_x,
-        acc,
-        clip,
-        re is not None,
-        im is not None,
-        x is not None,
-        gate is not None,
-    )
+        sum_partials_kernel, end_x + blocks_gate, options, *sums, gate_value if clip else None,
+        *(re_nac or (None, None, None)), *(im_nac or (None, None, None)), n_re or n_im, n_x, n_gate,
+        rows_re or rows_im, rows_x, rows_gate, blocks_re, end_im, end_x, acc, clip,
+        re is not None, im is not None, x is not None, gate is not None,
+    )  # fmt: skip

@@ -1,23 +1,26 @@
-"""Calls of launchers again, without the work that is the same at every call.
+"""Repeated calls of launchers, without the work that is the same at every call.
 
-A launcher checks its operands, looks up configurations, allocates and launches; Triton then binds the arguments
-of every launch to names, finds the type and the alignment of each, and makes a key to find the compiled kernel. All of
-it follows from the operands' shapes, dtypes and devices and from the options. So :class:`Repeated` records, at the
-second call with the same ones, what the launcher allocates and launches, and from then on does these allocations and
-launches alone, the latter by calling Triton's own launcher of the compiled kernel.
+The processor time that this saves was measured with the driver mocked, never on a GPU.
 
-A recording is used where nothing can be seen of it:
+A launcher checks its operands, looks up configurations, allocates and launches; Triton then binds
+the arguments of every launch to names, derives their types and alignments, and makes a key to look
+up the compiled kernel. All of it follows from the operands' shapes, dtypes and devices and from the
+options. So :class:`Repeated` records, at the second call with the same signature, the launcher's
+allocations and launches. Later calls only repeat these, the launches by Triton's own launcher of
+the compiled kernel.
 
-- operands are contiguous (others are copied first, as launchers do) and addresses are multiples of 16 bytes, as they
-  were when the kernels were compiled
-- the configurations (:func:`tuning.generation`) and, where kernels depend on it, the float32 matmul precision are the
-  recorded ones, and the operands' device is the current one
-- nothing wants to see a launch or to change what is compiled: launch hooks, which profilers set, hooks of a
-  kernel, Triton's debug mode and instrumentation, a replaced ``JITFunction.run``
+A recording is used only if it makes no visible difference:
 
-Nothing is recorded of kernels that Triton interprets, of large layers (`npu_large`), of a launcher that computes with
-torch, and with a Triton whose compiled kernels are made otherwise than those of 3.6 to 3.9: these launch in Triton's
-own way at every call.
+- operands are contiguous (others are copied first, as launchers do) and addresses are multiples of
+  16 bytes, as they were when the kernels were compiled
+- the configurations (:func:`tuning.generation`) and, where kernels depend on it, the float32 matmul
+  precision are the recorded ones, and the operands' device is the current one
+- nothing observes launches or changes what is compiled: launch hooks, which profilers set, hooks of
+  a kernel, Triton's debug mode and instrumentation, a replaced ``JITFunction.run``
+
+Interpreted kernels, large layers (`npu_large`), launchers that compute with torch, and versions of
+Triton whose compiled kernels differ from those of 3.6 to 3.9 are not recorded: they launch in
+Triton's own way at every call.
 """
 
 from __future__ import annotations
@@ -36,12 +39,12 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from npu_kernels._backends.triton import tuning
+from npu_kernels._backends.triton.launch import contiguous
 from npu_kernels._operators.precision import float32_matmul_precision
 
-_UNALIGNED = 16 - 1
-_MOST = (
-    1024  # recordings of a launcher; numbers of rows that vary without end must not fill the memory
-)
+_UNALIGNED = 16 - 1  # bits of an address
+# Recordings of a launcher: numbers of rows that vary without end must not fill the memory.
+_MAX_RECORDINGS = 1024
 _ALLOCATIONS = (
     torch.ops.aten.new_empty.default,
     torch.ops.aten.empty.memory_format,
@@ -59,26 +62,26 @@ _recorders = threading.local()
 class _Launch(NamedTuple):
     """A launch as the compiled kernel's launcher takes it."""
 
-    run: Any
-    function: int
-    metadata: Any
-    programs: int
-    tensors: Any  # takes them from all tensors' addresses
-    rest: tuple[Any, ...]  # numbers, and constants, which the launcher skips
+    run: Any  # Triton's launcher
+    function: int  # the handle of the loaded kernel
+    metadata: Any  # of the compiled kernel, packed
+    programs: int  # the grid
+    tensors: Any  # selects the kernel's tensors from all tensors' addresses
+    numbers: tuple[Any, ...]  # and constants, which the launcher skips
     kernel: Any  # the JITFunction
-    compiled: Any  # unloaded when nothing refers to it
+    compiled: Any  # a reference, without which the kernel would be unloaded
 
 
 class _Allocation(NamedTuple):
-    """A new tensor like the one at that place, or with another shape and dtype if given."""
+    """A new tensor."""
 
-    like: int
-    shape: tuple[int, ...] | None
+    like: int  # the index of an earlier tensor, whose device it shares
+    shape: tuple[int, ...] | None  # None: those of the earlier tensor
     dtype: torch.dtype | None
 
 
 class Tape:
-    """What a launcher did."""
+    """The recorded allocations and launches of a launcher."""
 
     def __init__(self, recorder: _Recorder, results: Sequence[int]) -> None:
         self.driver = driver.active
@@ -88,7 +91,7 @@ class Tape:
         self.results = itemgetter(*results)  # a tensor if there is one, else a tuple
 
     def replay(self, operands: Sequence[Tensor | None]) -> Any:
-        """The launcher's result; None where the recording does not hold, and then nothing was launched."""
+        """The launcher's result; None, without a launch, where the recording does not hold."""
         active, device = driver.active, self.device
         if active is not self.driver or active.get_current_device() != device:
             return None
@@ -106,49 +109,36 @@ class Tape:
             return None
         addresses.append(None)
         stream = active.get_current_stream(device)
-        for run, function, metadata, programs, pointers, rest, _, _ in self.launches:
-            run(
-                programs,
-                1,
-                1,
-                stream,
-                function,
-                metadata,
-                None,
-                None,
-                None,
-                *pointers(addresses),
-                *rest,
-            )
+        for run, function, metadata, programs, select, numbers, _, _ in self.launches:
+            grid = (programs, 1, 1)
+            pointers = select(addresses)
+            run(*grid, stream, function, metadata, None, None, None, *pointers, *numbers)
         return self.results(tensors)
 
 
 class _Recorder(TorchDispatchMode):
-    """Within it a launcher's allocations and launches are noted; `works` is false if it does anything else."""
+    """A recording of the allocations and launches in the block; `valid` is false for other work."""
 
     def __init__(self, operands: Sequence[Tensor | None]) -> None:
         super().__init__()
-        given = [id(tensor) for tensor in operands if tensor is not None]
-        self.works = len(given) == len(
-            set(given)
-        )  # else a later call may have two tensors in the place of one
         self.tensors = [tensor for tensor in operands if tensor is not None]
-        self.places = {id(tensor): place for place, tensor in enumerate(self.tensors)} | {
-            id(None): -1
-        }
+        self.indices = {id(tensor): index for index, tensor in enumerate(self.tensors)}
+        # A tensor that is passed twice may be two tensors in a later call.
+        self.valid = len(self.indices) == len(self.tensors)
+        self.indices[id(None)] = -1
         self.allocations: list[_Allocation] = []
         self.launches: list[_Launch] = []
-        self.seen = 0  # launches, also those that do not come by `start`
+        self.seen = 0  # launches, with and without `start`
 
     def __enter__(self) -> Any:
-        _recorders.now, self.thread = self, threading.get_ident()
+        _recorders.active, self.thread = self, threading.get_ident()
         self.hook = knobs.runtime.launch_enter_hook
         if self.hook is not None:
             self.hook.add(self._see)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        _recorders.now = None
+        _recorders.active = None
         if self.hook is not None:
             self.hook.remove(self._see)
         super().__exit__(*error)
@@ -157,88 +147,78 @@ class _Recorder(TorchDispatchMode):
         self.seen += threading.get_ident() == self.thread
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func in _ALLOCATIONS:
-            self._allocate(made)
-        elif not func.is_view:  # a view that a launch takes is no known tensor
-            self.works = False
-        return made
+            self._allocate(result)
+        elif not func.is_view:  # a launch of a view is refused, because the view has no index
+            self.valid = False
+        return result
 
-    def _allocate(self, made: Tensor) -> None:
-        found = None
-        for place, tensor in enumerate(self.tensors):
-            if tensor.device == made.device:
-                if tensor.dtype is made.dtype and tensor.shape == made.shape:
-                    found = _Allocation(place, None, None)
+    def _allocate(self, new: Tensor) -> None:
+        allocation = None
+        for index, tensor in enumerate(self.tensors):
+            if tensor.device == new.device:
+                if tensor.dtype is new.dtype and tensor.shape == new.shape:
+                    allocation = _Allocation(index, None, None)
                     break
-                found = found or _Allocation(place, tuple(made.shape), made.dtype)
-        if found is None or not made.is_contiguous():
-            self.works = False
+                allocation = allocation or _Allocation(index, tuple(new.shape), new.dtype)
+        if allocation is None or not new.is_contiguous():
+            self.valid = False
             return
-        self.allocations.append(found)
-        self.places[id(made)] = len(self.tensors)
-        self.tensors.append(made)
+        self.allocations.append(allocation)
+        self.indices[id(new)] = len(self.tensors)
+        self.tensors.append(new)
 
     def launch(
         self, kernel: Any, programs: int, options: dict[str, Any], arguments: Any, compiled: Any
     ) -> None:
-        """Note a launch; the kernel's arguments are tensors named ``*_ptr``, then numbers, then constants."""
+        """Record a launch; its arguments are tensors named ``*_ptr``, numbers and constants."""
         try:
             names = [param.name for param in kernel.params]
             tensors = sum(name.endswith("_ptr") for name in names)
-            places = itemgetter(*[self.places[id(tensor)] for tensor in arguments[:tensors]])
-            rest = (*arguments[tensors:], *(options[name] for name in names[len(arguments) :]))
-            found = (
-                compiled.run,
-                compiled.function,
-                compiled.packed_metadata,
-                programs,
-                places,
-                rest,
-            )
-            self.works = self.works and type(kernel) is JITFunction and callable(compiled.run)
-            self.launches.append(_Launch(*found, kernel, compiled))
+            select = itemgetter(*[self.indices[id(tensor)] for tensor in arguments[:tensors]])
+            constants = (options[name] for name in names[len(arguments) :])
+            numbers = (*arguments[tensors:], *constants)
+            handle = (compiled.run, compiled.function, compiled.packed_metadata)
+            self.valid = self.valid and type(kernel) is JITFunction and callable(compiled.run)
+            self.launches.append(_Launch(*handle, programs, select, numbers, kernel, compiled))
         except (
             AttributeError,
             KeyError,
-        ):  # an interpreted kernel, another Triton, a tensor that is not known
-            self.works = False
+        ):  # an interpreted kernel, another Triton, a foreign tensor
+            self.valid = False
 
     def tape(self, results: Any) -> Tape | None:
-        """The recording, None where there can be none."""
-        single = isinstance(results, Tensor)
-        places = [self.places.get(id(result), -1) for result in ((results,) if single else results)]
-        if (
-            not self.works
-            or not self.launches
-            or self.seen != len(self.launches)
-            or min(places) < 0
-        ):
+        """The recording, None where the calls cannot be repeated."""
+        results = (results,) if isinstance(results, Tensor) else results
+        indices = [self.indices.get(id(result), -1) for result in results]
+        complete = self.launches and self.seen == len(self.launches)
+        if not self.valid or not complete or min(indices) < 0:
             return None
         device = driver.active.get_current_device()
         for tensor in self.tensors:
             if tensor.data_ptr() & _UNALIGNED or tensor.get_device() not in (device, _CPU):
                 return None
-        return Tape(self, places)
+        return Tape(self, indices)
 
 
 def start(kernel: Any, programs: int, options: dict[str, Any], *arguments: Any) -> None:
-    """Launch ``kernel[(programs,)](*arguments, **options)``; arguments: tensors or None, then numbers, constants."""
+    """Launch a kernel; arguments: tensors or None, then numbers, then constants."""
     compiled = kernel[(programs,)](*arguments, **options)
-    recorder = getattr(_recorders, "now", None)
+    recorder = getattr(_recorders, "active", None)
     if recorder is not None:
         recorder.launch(kernel, programs, options, arguments, compiled)
 
 
 def never_repeat() -> None:
-    """The call at work is not recorded: its launches have arguments that a recording cannot hold."""
-    recorder = getattr(_recorders, "now", None)
+    """Do not record the current call: its launches have arguments that a recording cannot hold."""
+    recorder = getattr(_recorders, "active", None)
     if recorder is not None:
-        recorder.works = False
+        recorder.valid = False
 
 
 def _undisturbed() -> bool:
-    """Whether nothing wants to see launches or to change what is compiled."""
+    """Return whether nothing observes launches or changes what is compiled."""
     try:
         runtime = knobs.runtime
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
@@ -255,7 +235,7 @@ def _undisturbed() -> bool:
 
 
 class Repeated:
-    """A launcher with the work of repeated calls left out; its first `operands` arguments are tensors."""
+    """A launcher without the repeated work; its first `operands` arguments are tensors."""
 
     def __init__(self, launcher: Callable[..., Any], operands: int) -> None:
         self.launcher, self.operands = launcher, operands
@@ -281,8 +261,9 @@ class Repeated:
         return self._find(tuple(signature), arguments)
 
     def call_after(self, tape: Tape, arguments: tuple[Any, ...]) -> Any:
-        """The result of a backward's launcher after the call of a forward's that used this recording: the operands and
-        what was saved are of the same shapes, dtypes and device, and the gradient is like the result.
+        """The result of a backward's launcher after the forward's call that used this recording.
+
+        So operands, saved tensors and gradient have the recording's shapes, dtypes and device.
         """
         if not _undisturbed():
             return self.launcher(*arguments)
@@ -292,8 +273,7 @@ class Repeated:
         return self._find((tape, tuning.generation(), *arguments[self.operands :]), arguments)[0]
 
     def _contiguous(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        tensors = [None if t is None else t.contiguous() for t in arguments[: self.operands]]
-        return *tensors, *arguments[self.operands :]
+        return *contiguous(*arguments[: self.operands]), *arguments[self.operands :]
 
     def _find(self, key: Any, arguments: tuple[Any, ...]) -> tuple[Any, Tape | None]:
         tape = self.tapes.get(key)
@@ -307,7 +287,7 @@ class Repeated:
         elif tape is _SEEN:
             return self._record(key, arguments)
         elif tape is None:
-            if len(self.tapes) >= _MOST:
+            if len(self.tapes) >= _MAX_RECORDINGS:
                 self.tapes.clear()
             self.tapes[key] = _SEEN
         return self.launcher(*arguments), None

@@ -1,26 +1,28 @@
 """The tile sizes, warps, stages and precision scheme of a launch.
 
-They are read from tables: no call of a layer measures anything. A table maps ``kernel dtype precision bucket`` to a
-configuration:
+They are read from tables: no call of a layer measures anything. A table maps ``kernel dtype
+precision bucket`` to a configuration:
 
 - kernel: a name in :data:`KERNELS`
-- dtype: float32 (float16 and bfloat16 compute in it and use its entries unless they have their own) or float64
+- dtype: float64, or float32, whose entries float16 and bfloat16 use where they have none
 - precision: "highest", "high" or "medium" (`npu_kernels._operators.precision`), or ``any``
-- bucket: ``small``, ``narrow``, ``medium`` or ``large`` (:func:`bucket`), the last two with ``odd`` where I or O is no
-  multiple of 16 (such tiles cannot be loaded in vectors and take more registers); or, for measured entries, exact sizes
-  rounded up to powers of two: ``i256 o256 k1``
+- bucket: ``small``, ``narrow``, ``medium`` or ``large`` (:func:`bucket`), the last two with ``odd``
+  where I or O is no multiple of 16 (these tiles cannot be loaded in vectors and take more
+  registers); or, for measured entries, exact sizes rounded up to powers of two: ``i256 o256 k1``
 
-The number of rows is not in the bucket: a last batch with fewer rows launches the same kernels, compiles nothing and
-rounds in the same way.
+The number of rows is not in the bucket: a last batch with fewer rows launches the same kernels,
+compiles nothing and rounds in the same way.
 
-The most specific entry is used: exact before coarse, ``odd`` before not, a precision before ``any``. ``tables.json``
-beside this file has one table per architecture; others use the nearest one. To measure: :func:`candidates` lists what
-is worth timing, :class:`use_config` makes launches use it, :func:`load_table` and :func:`save_table` read and write
-tables, :func:`use_tables` makes a process use another file.
+The most specific entry is used: exact before coarse, ``odd`` before not, a precision before
+``any``. ``tables.json`` beside this file has one table per architecture; others use the nearest
+one. To measure: :func:`candidates` lists configurations worth timing, :class:`use_config` makes
+launches use one, :func:`load_table` and :func:`save_table` read and write tables,
+:func:`use_tables` makes a process use another file.
 
-A configuration has the block sizes ``BLOCK_B, BLOCK_O, BLOCK_I``, ``PASSES`` (scheme of the products, `device_math`),
-``num_warps``, ``num_stages``, for kernels that split rows ``programs``: about how many programs to start, and, where
-NVIDIA's assembler would rather spill than take another register, ``maxnreg``: how many it may take.
+A configuration has the block sizes ``BLOCK_B, BLOCK_O, BLOCK_I``, ``PASSES`` (scheme of the
+products, `device_math`), ``num_warps``, ``num_stages``; for kernels that split rows ``programs``,
+about how many programs to start; and, where NVIDIA's assembler would rather spill than take another
+register, ``maxnreg``, the number of registers that it may take.
 """
 
 from __future__ import annotations
@@ -39,30 +41,14 @@ from triton.backends.compiler import GPUTarget
 from npu_kernels._jobs import files
 from npu_kernels._operators.precision import float32_matmul_precision
 
-KERNELS = (
-    "npu_forward",
-    "npu_backward_x",
-    "npu_backward_w",
-    "npu_small_forward",
-    "npu_small_backward",
-    "nmu_forward",
-    "nmu_backward",
-    "nalu_forward",
-    "nalu_backward_x",
-    "nalu_backward_w",
-)
-# Made of matrix products: these follow the float32 matmul precision.
-PRODUCTS = (
-    "npu_forward",
-    "npu_backward_x",
-    "npu_backward_w",
-    "nalu_forward",
-    "nalu_backward_x",
-    "nalu_backward_w",
-)
+_NPU = ("npu_forward", "npu_backward_x", "npu_backward_w")
+_NALU = ("nalu_forward", "nalu_backward_x", "nalu_backward_w")
+_SMALL = ("npu_small_forward", "npu_small_backward")
+KERNELS = (*_NPU, *_SMALL, "nmu_forward", "nmu_backward", *_NALU)
+PRODUCTS = (*_NPU, *_NALU)  # of matrices: these follow the float32 matmul precision
 TABLES = Path(__file__).with_name("tables.json")
 
-# Compute capabilities (times 10) and their table. 12.x has the shared memory and the instructions of 8.9.
+# First and last compute capability (times 10) of a table. 12.x has 8.9's memory and instructions.
 NVIDIA = ((100, 119, "sm_100"), (90, 99, "sm_90"), (80, 999, "sm_80"))
 AMD = "gfx942"
 SMALL = 16  # layers with fewer inputs and outputs than this run on the vector units
@@ -74,25 +60,25 @@ Key = tuple[str, str]  # architecture, "kernel dtype precision bucket"
 
 
 class Config(NamedTuple):
-    """What a launcher passes to its kernel, and how many programs to aim for where rows are split."""
+    """The configuration of a launch."""
 
-    options: dict[str, Any]
-    programs: int
+    options: dict[str, Any]  # of the kernel
+    programs: int  # about how many to start where rows are split
 
 
 def is_small(in_features: int, out_features: int) -> bool:
-    """Whether the layer is too small for matrix units."""
+    """Return whether the layer is too small for matrix units."""
     return in_features < SMALL and out_features < SMALL
 
 
 def bucket(in_features: int, out_features: int) -> str:
     """The coarse shape bucket of a layer."""
-    narrow = min(in_features, out_features)
+    features = min(in_features, out_features)
     if is_small(in_features, out_features):
         return "small"
-    if narrow < 32:
+    if features < 32:
         return "narrow"
-    return "medium" if narrow < 128 else "large"
+    return "medium" if features < 128 else "large"
 
 
 def exact_bucket(in_features: int, out_features: int, models: int) -> str:
@@ -118,9 +104,8 @@ def architecture(target: GPUTarget) -> str:
     for low, high, name in NVIDIA:
         if low <= capability <= high:
             return name
-    raise RuntimeError(
-        f"npu_kernels: no configurations for compute capability {capability / 10}, the least is 8.0"
-    )
+    problem = f"no configurations for compute capability {capability / 10}, the least is 8.0"
+    raise RuntimeError(f"npu_kernels: {problem}")
 
 
 @functools.cache
@@ -132,7 +117,7 @@ def architecture_of(device: torch.device) -> str:
 
 
 def most_registers(device: torch.device) -> dict[str, int]:
-    """The option that lets a kernel have all the registers there are: NVIDIA's assembler otherwise prefers to spill."""
+    """The option that allows all registers: without it NVIDIA's assembler prefers to spill."""
     return {} if architecture_of(device) == AMD else {"maxnreg": 255}
 
 
@@ -146,28 +131,26 @@ def save_table(tables: dict[str, dict[str, dict[str, int]]], path: Path | str = 
     """Write tables so that a change of one entry is a change of one line."""
     blocks = []
     for arch, table in sorted(tables.items()):
-        rows = ",\n".join(
-            f"    {json.dumps(key)}: {json.dumps(table[key])}" for key in sorted(table)
-        )
+        rows = ",\n".join(f"    {json.dumps(k)}: {json.dumps(table[k])}" for k in sorted(table))
         blocks.append(f"  {json.dumps(arch)}: {{\n{rows}\n  }}")
     files.write(Path(path), "{\n" + ",\n".join(blocks) + "\n}\n")
     forget()
 
 
 def generation() -> tuple[int, int]:
-    """Equal as long as the same call takes the same kernels with the same configurations (`tape` relies on it)."""
+    """A value that changes when a call may take other kernels or configurations, for `tape`."""
     return _generation, SMALL
 
 
 def changed() -> None:
-    """From now on the same call may take other kernels or configurations."""
+    """Note that a call may take other kernels or configurations than before."""
     global _generation
     _generation += 1
     _find.cache_clear()
 
 
 def forget() -> None:
-    """Read the tables and ask for devices anew."""
+    """Forget the tables and devices, which are then read anew."""
     tables_in_use.cache_clear()
     architecture_of.cache_clear()
     changed()
@@ -178,9 +161,9 @@ _generation = 0
 
 
 def use_tables(path: Path | str = TABLES) -> None:
-    """From now on the launches of this process read their configurations from this file; without one the shipped."""
+    """Make the launches of this process read their configurations from this file."""
     global _path
-    load_table(path)  # what cannot be read is an error here, and not at the next launch
+    load_table(path)  # an unreadable file is an error here, and not at the next launch
     _path = Path(path)
     forget()
 
@@ -195,13 +178,12 @@ _overrides: dict[str, dict[str, int]] = {}
 
 
 class use_config:
-    """Make every launch of one kernel in the block use this configuration: for timing candidates and for tests."""
+    """Make every launch of a kernel in the block use this configuration: for timing and tests."""
 
     def __init__(self, kernel: str, config: dict[str, int]) -> None:
         if kernel not in KERNELS:
-            raise ValueError(
-                f"use_config: kernel must be one of {', '.join(KERNELS)}, got {kernel!r}"
-            )
+            rule = f"kernel must be one of {', '.join(KERNELS)}"
+            raise ValueError(f"use_config: {rule}, got {kernel!r}")
         self.kernel, self.config = kernel, config
 
     def __enter__(self) -> None:
@@ -217,7 +199,7 @@ class use_config:
 
 
 def overridden(kernels: Iterable[str]) -> bool:
-    """Whether one of these kernels has a configuration of :class:`use_config`."""
+    """Return whether one of these kernels has a configuration of :class:`use_config`."""
     return not _overrides.keys().isdisjoint(kernels)
 
 
@@ -256,30 +238,22 @@ def lookup(kernel: str, x: torch.Tensor, i: int, o: int, k: int) -> Config:
 def candidates(
     kernel: str, dtype: torch.dtype, precision: str, shape_bucket: str
 ) -> Iterator[dict[str, int]]:
-    """Configurations worth timing; those that spill or do not fit raise or lose, and cost nothing else.
+    """Configurations worth timing; those that spill or do not fit raise or lose.
 
-    At ``highest`` only schemes as accurate as float32 are offered, at ``high`` also two planes, at ``medium`` also one.
+    At ``highest`` only schemes as accurate as float32 are offered, at ``high`` also two planes, at
+    ``medium`` two planes or one.
     """
     if kernel in PRODUCTS:
-        schemes = (
-            [0]
-            if dtype is torch.float64
-            else {"highest": [0, 6], "high": [0, 6, 3], "medium": [3, 1]}[precision]
-        )
-        rows = (32, 64) if dtype is torch.float64 else (32, 64, 128)
-        cols = (
-            (16, 32)
-            if dtype is torch.float64 or shape_bucket in ("small", "narrow")
-            else (16, 32, 64, 128)
-        )
-        right = (
-            (8, *cols) if dtype is torch.float64 else cols
-        )  # its matrix units are 8 columns wide
-        choices: dict[str, tuple[int, ...] | list[int]] = {
+        double = dtype is torch.float64
+        passes = {"highest": (0, 6), "high": (0, 6, 3), "medium": (3, 1)}
+        rows = (32, 64) if double else (32, 64, 128)
+        cols = (16, 32) if double or shape_bucket in ("small", "narrow") else (16, 32, 64, 128)
+        right = (8, *cols) if double else cols  # matrix units of float64 are 8 columns wide
+        choices: dict[str, tuple[int, ...]] = {
             "BLOCK_B": rows,
             "BLOCK_O": right if kernel.endswith("_forward") else cols,
             "BLOCK_I": cols if kernel.endswith("_forward") else right,
-            "PASSES": schemes,
+            "PASSES": (0,) if double else passes[precision],
             "num_warps": (4, 8),
             "num_stages": (1, 2, 3),
         }
@@ -290,10 +264,7 @@ def candidates(
         if kernel == "npu_small_backward":
             choices |= {"programs": (528, 1056, 2112)}
     else:
-        choices = {
-            "BLOCK_B": (16, 32, 64, 128),
-            "BLOCK_O": (4, 16, 32, 64),
-            "num_warps": (1, 2, 4, 8),
-        }
+        warps = (1, 2, 4, 8)
+        choices = {"BLOCK_B": (16, 32, 64, 128), "BLOCK_O": (4, 16, 32, 64), "num_warps": warps}
     for values in itertools.product(*choices.values()):
         yield dict(zip(choices, values, strict=True))

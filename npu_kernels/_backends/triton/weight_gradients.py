@@ -1,37 +1,68 @@
-"""The end of a backward: a tile's gradients of weights and gate from its sums over rows."""
+"""The end of an NPU's backward: a tile's gradients, and the partial sums that programs write."""
 
+import torch
 import triton
 import triton.language as tl
 
 from npu_kernels._backends.triton.device_math import PI
+from npu_kernels._backends.triton.launch import Sizes, empty, gradients, needed
+from npu_kernels._backends.triton.reduction import sum_partials
+
+Tensor = torch.Tensor
+
+
+class Gradients:
+    """The gradients of x, weight_re, weight_im and gate, and the partial sums that programs write.
+
+    `parts` holds what the kernels fill: a gradient itself, or partial sums that `finish` adds.
+    """
+
+    def __init__(
+        self, x: Tensor, weight_re: Tensor, weight_im: Tensor | None, gate: Tensor | None,
+        needs: int, sizes: Sizes, splits: int, gate_rows: int, acc: tl.dtype,
+    ) -> None:  # fmt: skip
+        """splits: parts of the rows. gate_rows: rows of the gate's partial sums, 0 without any."""
+        K, B, I, O, shared_x = sizes
+        self.gate, self.acc = gate, acc
+        self.needed = needed(needs, x, weight_re, weight_im, gate)
+        self.results = gradients(self.needed, x, weight_re, weight_im, gate)
+        need_x, need_re, need_im, need_gate = self.needed
+        part_x, part_re, part_im, part_gate = self.results
+        if need_x and K > 1 and shared_x:
+            part_x = empty(x, (K, B, I), acc)
+        if need_re and splits > 1:
+            part_re = empty(x, (splits, K, O, I), acc)
+        if need_im and splits > 1:
+            part_im = empty(x, (splits, K, O, I), acc)
+        if gate_rows > 0:
+            part_gate = empty(x, (gate_rows, K, I) if need_gate else (0,), acc)
+        self.parts = part_x, part_re, part_im, part_gate
+
+    def finish(self, straight_through: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Add the partial sums, in at most one launch, and return the gradients."""
+        x, re, im, gate = (
+            (part, result) if need and part is not result else None
+            for need, part, result in zip(self.needed, self.parts, self.results, strict=True)
+        )
+        sum_partials(self.acc, re, im, x, gate, self.gate, clip=not straight_through)
+        grad_x, grad_re, grad_im, grad_gate = self.results
+        return grad_x, grad_re, grad_im, grad_gate
 
 
 @triton.jit
 def store_weight_gradients(
     acc_sp,  # SP, SQ, MP, MQ [BLOCK_O, BLOCK_I]
-    acc_sq,
-    acc_mp,
-    acc_mq,
+    acc_sq, acc_mp, acc_mq,
     ghat,  # [1, BLOCK_I]
-    wre_ptr,
-    wim_ptr,
-    grad_re_ptr,
-    grad_im_ptr,
+    wre_ptr, wim_ptr, grad_re_ptr, grad_im_ptr,
     gate_partial_ptr,  # the tile's first input
     start_w,  # the tile's first weight
-    split,  # weights before those of this split
-    offs_o,
-    offs_i,
-    mask_o,
-    mask_i,
-    I,
-    HAS_IM: tl.constexpr,
-    NEED_RE: tl.constexpr,
-    NEED_IM: tl.constexpr,
-    NEED_GATE: tl.constexpr,
+    split,  # the number of weights before this split
+    offs_o, offs_i, mask_o, mask_i, I,
+    HAS_IM: tl.constexpr, NEED_RE: tl.constexpr, NEED_IM: tl.constexpr, NEED_GATE: tl.constexpr,
     ACC: tl.constexpr,
-):
-    """The tile's gradients from its sums over rows."""
+):  # fmt: skip
+    """Store the tile's gradients from its sums over rows."""
     mask_w = mask_o[:, None] & mask_i[None, :]
     offs_w = offs_o[:, None] * I + offs_i[None, :]
     out = split + start_w + offs_w

@@ -1,12 +1,14 @@
-"""One law for time series: its criterion, its uncertainty, and how it is made simpler.
+"""One law for time series: its criterion, its uncertainty, and its simplification.
 
-The criterion is the Bayesian information criterion of the trajectory: minus twice the logarithm of the likelihood plus
-log n for each free number; an exponent that is a fraction costs what its description takes. Where the errors are not
-known, each column has a variance of its own, the mean square of its residuals, but never below that of `EXACT`.
+The criterion is the Bayesian information criterion of the trajectory: minus twice the logarithm of
+the likelihood plus log n for each free number, and for an exponent that is a fraction the length of
+its description. Where the errors are unknown, each column has a variance of its own, the mean
+square of its residuals, but never below that of `EXACT_RESIDUAL`.
 
-What may go is proposed by the quadratic approximation of the sum of squares ("optimal brain surgeon"): a coefficient or
-an exponent that becomes 0, a term, an exponent that becomes a fraction. A list of proposals in order of their price is
-tried in many lengths at once, one batch of least-squares problems; the criterion of the fitted laws decides.
+The quadratic approximation of the sum of squares ("optimal brain surgeon") proposes changes: a
+coefficient or an exponent that becomes 0, a term that goes, an exponent that becomes a fraction. A
+list of proposals in order of their price is tried in many lengths at once, one batch of
+least-squares problems; the criterion of the fitted laws decides.
 """
 
 from __future__ import annotations
@@ -19,46 +21,45 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from npu_kernels._laws.series.job import Descent, Job
 from npu_kernels._laws.series.sensitivity import Stretches, Trajectories
-from npu_kernels._laws.series.work import Descent, Work
 from npu_kernels.optim import least_squares
 
-EXACT = 1e-5  # of a column's size: residuals below count as exact
-DONE = 1e-2  # of the square of that: a mean square that need not fall any more
-CALM = 3  # steps
-TRIED = 12  # laws of one batch
+EXACT_RESIDUAL = 1e-5  # of a column's size: smaller residuals count as exact
+EXACT_SHARE = 1e-2  # of the square of EXACT_RESIDUAL: a mean square that need not fall any more
+MAX_CALM_STEPS = 3  # without a gain: then a minimisation ends
+TRIALS = 12  # laws of one batch
 HOPE = 10.0  # price up to which a change belongs to the list that is tried at once
-TRIAL, STEPS = 12, 25  # of least squares: for laws that are tried, for the one that stays
-POOR = 30.0  # price from which a change is not tried by itself
+TRIAL_STEPS, REFIT_STEPS = 12, 25  # of least squares
+MAX_PRICE = 30.0  # of a change that is tried by itself
 WEIGHINGS = 4  # times that the weights follow from the residuals
-GREATEST = 4.0  # exponents beyond are not rounded
-SINGULAR = (
-    1e-10  # of squared singular values, over the greatest: below, the data do not tell a direction
-)
+MAX_ROUNDED = 4.0  # greatest exponent that is rounded
+# Of squared singular values, over the greatest: below, the data do not tell a direction.
+SINGULAR = 1e-10
 
 
 @dataclass(frozen=True)
 class Law:
-    """A law ``x [N]`` for some series; free ``[N]``: what was fitted. The rest is 0, a fraction or a known start."""
+    """A law for some series. Its fixed numbers are 0, fractions or known first states."""
 
     problem: Trajectories
-    x: Tensor
-    free: Tensor
+    x: Tensor  # [N], the law's vector (`Shape`)
+    free: Tensor  # [N], which numbers were fitted
 
-    # ---- how likely --------------------------------------------------------------------------------------------------
+    # ---- likelihood ----------------------------------------------------------------------------
 
     def deviations(self) -> Tensor:
-        """Standard deviations of the weighted residuals by column ``[D]``; 1 where the user gave them."""
+        """Standard deviations of the weighted residuals ``[D]``; 1 where the user gave them."""
         seen = self.problem.data.seen
-        if self.problem.data.known:
+        if self.problem.data.has_sigma:
             return torch.ones(seen.shape[2], dtype=self.x.dtype)
         count = seen.sum((0, 1)).clamp(min=1)
         squares = self.residuals().square().sum((0, 1))
         share = 1 - int(self.free.sum()) / int(seen.sum())
-        return (squares / (count * max(share, 0.1))).sqrt().clamp(min=EXACT)
+        return (squares / (count * max(share, 0.1))).sqrt().clamp(min=EXACT_RESIDUAL)
 
     def residuals(self) -> Tensor:
-        """Weighted ``[S, M, D]``."""
+        """The weighted residuals ``[S, M, D]``."""
         return self.problem.residual(self.x.unsqueeze(0)).view(self.problem.data.values.shape)
 
     def criterion(self) -> float:
@@ -68,27 +69,20 @@ class Law:
         """The problem with residuals in units of their standard deviations."""
         return replace(self.problem, data=self.problem.data.weighted(1 / self.deviations()))
 
-    def refitted(self, work: Work | None = None) -> Law:
+    def refitted(self, job: Job | None = None) -> Law:
         """The most likely numbers: least squares, with weights that follow from the residuals."""
         law, before = self, self.deviations()
         for _ in range(WEIGHINGS):
-            x, _ = minimise(
-                law.weighted(),
-                law.x.unsqueeze(0),
-                law.free.unsqueeze(0),
-                STEPS,
-                1e-6,
-                work,
-                whole=True,
-            )
+            start = law.x.unsqueeze(0), law.free.unsqueeze(0)
+            x, _ = minimise(law.weighted(), *start, REFIT_STEPS, 1e-6, job, is_short=True)
             law = replace(law, x=x[0])
-            now = law.deviations()
-            if torch.allclose(now, before, rtol=1e-3, atol=0):
+            after = law.deviations()
+            if torch.allclose(after, before, rtol=1e-3, atol=0):
                 break
-            before = now
+            before = after
         return law
 
-    # ---- how certain -------------------------------------------------------------------------------------------------
+    # ---- uncertainty ---------------------------------------------------------------------------
 
     def information(self) -> Tensor:
         """``J'J`` of the free numbers, in units of the errors."""
@@ -97,26 +91,22 @@ class Law:
         return j.mT @ j
 
     def uncertainty(self) -> tuple[Tensor, list[Tensor]]:
-        """Covariance of the free numbers, infinite variances for those that the data do not tell; these directions.
+        """Return the covariance of the free numbers, and the directions that the data do not tell.
 
-        A direction is a unit vector of the free numbers, in units of their own precision.
+        A direction is a unit vector of the free numbers, in units of their own precision. Variances
+        of numbers in these directions are infinite.
         """
         information = self.information()
         length = information.diagonal().sqrt()
         dead = length <= length.max() * math.sqrt(SINGULAR)
         length = torch.where(dead, 1.0, length)
-        normed = torch.where(
-            dead | dead.unsqueeze(1), 0.0, information / torch.outer(length, length)
-        )
+        lengths = torch.outer(length, length)
+        normed = torch.where(dead | dead.unsqueeze(1), 0.0, information / lengths)
         values, vectors = torch.linalg.eigh(normed)
         blind = values <= SINGULAR * values.max()
-        inverse = (
-            (vectors[:, ~blind] / values[~blind])
-            @ vectors[:, ~blind].mT
-            / torch.outer(length, length)
-        )
-        touched = (vectors[:, blind].abs() > 1e-3).any(1)
-        inverse[touched.nonzero().squeeze(1), touched.nonzero().squeeze(1)] = math.inf
+        inverse = (vectors[:, ~blind] / values[~blind]) @ vectors[:, ~blind].mT / lengths
+        touched = (vectors[:, blind].abs() > 1e-3).any(1).nonzero().squeeze(1)
+        inverse[touched, touched] = math.inf
         return inverse, list(vectors[:, blind].mT)
 
 
@@ -126,37 +116,38 @@ def minimise(
     free: Tensor,
     steps: int,
     tolerance: float = 1e-6,
-    work: Work | None = None,
-    whole: bool = False,
+    job: Job | None = None,
+    is_short: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Levenberg-Marquardt until no law's mean square falls by more than this share in some steps, or all are exact.
+    """Minimise by Levenberg-Marquardt; return K laws ``[K, N]`` and their errors ``[K]``.
 
-    work: that this belongs to; Ctrl-C ends it after a step, unless it is `whole`: short, and not counted.
+    It ends where no law's mean square falls by more than the share `tolerance` in some steps, or
+    all are exact. job: the fit; Ctrl-C ends the minimisation after a step, unless it `is_short`:
+    then its steps are not counted.
     """
-    inf, low = torch.full_like(x[:, 0], math.inf), lowest(problem)
-    exact = DONE * (EXACT * float(problem.data.weight.amax())) ** 2
-    key = "" if work is None else work.key(problem, x, free, steps, tolerance)
-    kept = work.kept(key, x, steps, CALM) if work is not None and key else None
-    now = (
-        Descent(x, torch.full_like(inf, least_squares.FIRST_DAMPING), inf, 0, 0)
-        if kept is None
-        else kept
-    )
-    while now.steps < steps and now.calm < CALM:
+    bounds = lowest(problem)
+    exact = EXACT_SHARE * (EXACT_RESIDUAL * float(problem.data.weight.amax())) ** 2
+    key = "" if job is None else job.key(problem, x, free, steps, tolerance)
+    state = job.saved(key, x, steps, MAX_CALM_STEPS) if job is not None and key else None
+    if state is None:
+        error = torch.full_like(x[:, 0], math.inf)
+        state = Descent(x, torch.full_like(error, least_squares.FIRST_DAMPING), error, 0, 0)
+    while state.steps < steps and state.calm < MAX_CALM_STEPS:
         x, damping, error = least_squares.step(
-            now.x, now.damping, free, problem.residual, problem.jacobian, low
+            state.x, state.damping, free, problem.residual, problem.jacobian, bounds
         )
-        fell = (now.error > error * (1 + tolerance)) & error.isfinite() & (error > exact)
-        now = Descent(x, damping, error, 0 if fell.any() else now.calm + 1, now.steps + 1)
-        if work is not None:
-            work.keep(key, now)
-            if not whole and not work.go_on():
+        fell = (state.error > error * (1 + tolerance)) & error.isfinite() & (error > exact)
+        calm = 0 if fell.any() else state.calm + 1
+        state = Descent(x, damping, error, calm, state.steps + 1)
+        if job is not None:
+            job.keep(key, state)
+            if not is_short and not job.go_on():
                 break
-    return now.x, now.error
+    return state.x, state.error
 
 
 def lowest(problem: Trajectories | Stretches) -> Tensor:
-    """The least value of every number: amounts do not start below 0."""
+    """Return the lower bound of every number: amounts do not start below 0."""
     shape, low = problem.shape, torch.full((problem.shape.size,), -math.inf, dtype=torch.float64)
     starts = torch.where(problem.data.positive, 0.0, -math.inf)
     low[shape.weights :] = starts.repeat(shape.series)
@@ -164,51 +155,52 @@ def lowest(problem: Trajectories | Stretches) -> Tensor:
 
 
 def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
-    """The criterion of K laws ``[K, N]``; inf where one is not finite."""
+    """Return the criterion of K laws ``[K, N]``; inf where one is not finite."""
     data, n = problem.data, int(problem.data.seen.sum())
     squares = problem.residual(x).view(len(x), -1, data.values.shape[2]).square().sum(1)  # [K, D]
-    if data.known:
+    if data.has_sigma:
         likelihood = squares.sum(1)
     else:
         count = data.seen.sum((0, 1))
-        mean = (squares / count.clamp(min=1)).clamp(min=EXACT**2)
+        mean = (squares / count.clamp(min=1)).clamp(min=EXACT_RESIDUAL**2)
         likelihood = (count * mean.log()).sum(1)
     shape = problem.shape
     exponents, fixed = shape.split(x)[0].flatten(1), ~shape.split(free)[0].flatten(1)
-    described = torch.tensor(
-        [sum(map(describe, row[keep].tolist())) for row, keep in zip(exponents, fixed, strict=True)]
-    )
-    found = likelihood + math.log(n) * free.sum(1) + 2 * described
-    return found.nan_to_num(math.inf, math.inf)
+    pairs = zip(exponents, fixed, strict=True)
+    described = torch.tensor([sum(map(describe, row[keep].tolist())) for row, keep in pairs])
+    values = likelihood + math.log(n) * free.sum(1) + 2 * described
+    return values.nan_to_num(math.inf, math.inf)
 
 
 def describe(w: float) -> float:
-    """Nats that a simple exponent takes beside 1."""
+    """Return the length of a simple exponent's description beside that of 1, in nats."""
     fraction = Fraction(w).limit_denominator(64)
     return 0.6 * max(0.0, abs(w) - 1) + 1.3 * math.log(fraction.denominator)
 
 
-# ---- simpler laws ----------------------------------------------------------------------------------------------------
+# ---- simpler laws ------------------------------------------------------------------------------
 
 Change = tuple[tuple[int, ...], float]  # numbers, and what they become
-Form = tuple[
-    tuple[bool, ...], ...
-]  # of each term, which exponents and which coefficients are not 0
+# For each term, which exponents and which coefficients are not 0.
+Form = tuple[tuple[bool, ...], ...]
 Met = dict[Form, tuple[float, Law]]  # the best law of each form, with its criterion
 
 
-def pruned(law: Law, work: Work, met: Met | None = None) -> Law:
-    """Without the coefficients, exponents and terms whose loss the criterion welcomes. met: gets the laws tried."""
-    return _simpler(law, _removals, work, met)
+def pruned(law: Law, job: Job, met: Met | None = None) -> Law:
+    """Remove the coefficients, exponents and terms that the criterion does not want.
+
+    met: gets the laws that were tried.
+    """
+    return _simpler(law, _removals, job, met)
 
 
-def rounded(law: Law, most: int, work: Work) -> Law:
-    """With exponents that are fractions of a denominator up to `most`, where the criterion falls."""
-    return _simpler(law, lambda one: _fractions(one, most), work, None)
+def rounded(law: Law, max_denominator: int, job: Job) -> Law:
+    """Make exponents fractions of small denominators where the criterion falls."""
+    return _simpler(law, lambda candidate: _fractions(candidate, max_denominator), job, None)
 
 
 def form(law: Law) -> Form:
-    """In any order of the terms; empty if there is none."""
+    """Return the law's form, whatever the order of its terms; empty without any term."""
     exponents, coefficients, _ = law.problem.shape.split(law.x != 0)
     rows = torch.cat([exponents, coefficients.mT], 1)[coefficients.any(0)]
     return tuple(sorted(tuple(row) for row in rows.tolist()))
@@ -231,19 +223,19 @@ def _removals(law: Law) -> Iterator[Change]:
             yield column, 0.0
 
 
-def _fractions(law: Law, most: int) -> Iterator[Change]:
-    for i in (
-        law.free[: law.problem.shape.terms * law.problem.shape.states].nonzero().squeeze(1).tolist()
-    ):
+def _fractions(law: Law, max_denominator: int) -> Iterator[Change]:
+    states = law.problem.shape.states
+    exponents = law.free[: law.problem.shape.terms * states]
+    for i in exponents.nonzero().squeeze(1).tolist():
         w = float(law.x[i])
-        whole = not bool(law.problem.data.positive[i % law.problem.shape.states])
-        for o in dict.fromkeys(round(w * q) / q for q in range(1, 1 + (1 if whole else most))):
-            if 0 < abs(o) <= GREATEST:
-                yield (i,), o
+        limit = max_denominator if bool(law.problem.data.positive[i % states]) else 1
+        for fraction in dict.fromkeys(round(w * q) / q for q in range(1, 1 + limit)):
+            if 0 < abs(fraction) <= MAX_ROUNDED:
+                yield (i,), fraction
 
 
 def _simpler(
-    law: Law, proposals: Callable[[Law], Iterator[Change]], work: Work, met: Met | None
+    law: Law, proposals: Callable[[Law], Iterator[Change]], job: Job, met: Met | None
 ) -> Law:
     best, value = law, law.criterion()
     if met is not None:
@@ -251,63 +243,63 @@ def _simpler(
     vain: set[tuple[tuple[int, ...], float]] = set()
     while True:
         priced = [pair for pair in _plan(best, list(proposals(best))) if pair[0] not in vain]
-        plan = [change for change, price in priced if price < POOR]
-        if not plan or not work.go_on():
+        plan = [change for change, price in priced if price < MAX_PRICE]
+        if not plan or not job.go_on():
             return best
         cheap = sum(price < HOPE for _, price in priced)
-        ends = sorted(
-            {max(1, math.ceil(cheap * share / (TRIED // 2))) for share in range(1, TRIED // 2 + 1)}
-        )
-        tried = [plan[:end] for end in ends] + [[one] for one in plan[1 : 1 + TRIED // 2]]
-        laws = [_changed(best, changes) for changes in tried]
-        x, free = torch.stack([one.x for one in laws]), torch.stack([one.free for one in laws])
-        x, _ = minimise(best.weighted(), x, free, TRIAL, 1e-3, work, whole=True)
-        found = criteria(best.problem, x, free)
+        half = TRIALS // 2
+        lengths = sorted({max(1, math.ceil(cheap * n / half)) for n in range(1, half + 1)})
+        trials = [plan[:end] for end in lengths] + [[change] for change in plan[1 : 1 + half]]
+        laws = [_changed(best, changes) for changes in trials]
+        x, free = torch.stack([law.x for law in laws]), torch.stack([law.free for law in laws])
+        x, _ = minimise(best.weighted(), x, free, TRIAL_STEPS, 1e-3, job, is_short=True)
+        values = criteria(best.problem, x, free)
         if met is not None:
-            for value_of, one, numbers in zip(found.tolist(), laws, x, strict=True):
-                _meet(met, value_of, replace(one, x=numbers))
-        which = int(found.argmin())
-        if float(found[which]) < value:
-            best = replace(best, x=x[which], free=free[which]).refitted(work)
+            for trial_value, trial, numbers in zip(values.tolist(), laws, x, strict=True):
+                _meet(met, trial_value, replace(trial, x=numbers))
+        winner = int(values.argmin())
+        if float(values[winner]) < value:
+            best = replace(best, x=x[winner], free=free[winner]).refitted(job)
             value = best.criterion()
         else:
-            vain.update(one[0] for one in tried if len(one) == 1)
+            vain.update(changes[0] for changes in trials if len(changes) == 1)
 
 
 def _plan(law: Law, proposals: list[Change]) -> list[tuple[Change, float]]:
-    """Changes in order of their price by the quadratic approximation, each after those before it.
+    """Return changes in order of their price by the quadratic approximation.
 
-    Changing the numbers b by d raises the squared error by ``d' C_bb^-1 d`` and moves the others along their
-    covariance with b.
+    Each price is that after the changes before it.
+
+    Changing the numbers b by d raises the squared error by ``d' C_bb^-1 d`` and moves the others
+    along their covariance with b.
     """
     index = law.free.nonzero().squeeze(1)
     information = law.information()
     length = information.diagonal().sqrt().clamp(min=1e-12)
-    normed = information / torch.outer(length, length) + 1e-9 * torch.eye(
-        len(index), dtype=law.x.dtype
-    )
-    C = torch.linalg.inv(normed) / torch.outer(length, length)
-    x, place = law.x[index].clone(), {int(i): n for n, i in enumerate(index)}
-    each = math.log(int(law.problem.data.seen.sum()))
-    left, gone = proposals, set[int]()
-    found: list[tuple[Change, float]] = []
-    while left:
+    lengths = torch.outer(length, length)
+    normed = information / lengths + 1e-9 * torch.eye(len(index), dtype=law.x.dtype)
+    C = torch.linalg.inv(normed) / lengths
+    x, position = law.x[index].clone(), {int(i): n for n, i in enumerate(index)}
+    log_n = math.log(int(law.problem.data.seen.sum()))
+    open_changes, gone = proposals, set[int]()
+    plan: list[tuple[Change, float]] = []
+    while open_changes:
         prices = []
-        for numbers, value in left:
-            b = [place[i] for i in numbers]
+        for numbers, value in open_changes:
+            b = [position[i] for i in numbers]
             off = x[b] - value
             cost = float(off @ torch.linalg.lstsq(C[b][:, b], off.unsqueeze(1)).solution.squeeze(1))
-            prices.append(cost - each * len(b) + 2 * (describe(value) if value else 0.0))
-        least = min(range(len(left)), key=lambda n: prices[n])
-        numbers, value = left[least]
-        found.append((left[least], prices[least]))
-        b = [place[i] for i in numbers]
+            prices.append(cost - log_n * len(b) + 2 * (describe(value) if value else 0.0))
+        cheapest = min(range(len(open_changes)), key=lambda n: prices[n])
+        numbers, value = open_changes[cheapest]
+        plan.append((open_changes[cheapest], prices[cheapest]))
+        b = [position[i] for i in numbers]
         gain = torch.linalg.lstsq(C[b][:, b], C[b]).solution  # [b, n]
         x = x - (x[b] - value) @ gain
         C = C - C[:, b] @ gain
         gone.update(numbers)
-        left = [change for change in left if not gone & set(change[0])]
-    return found
+        open_changes = [change for change in open_changes if not gone & set(change[0])]
+    return plan
 
 
 def _changed(law: Law, changes: list[Change]) -> Law:
@@ -318,7 +310,7 @@ def _changed(law: Law, changes: list[Change]) -> Law:
 
 
 def cleaned(law: Law) -> Law:
-    """Without exponents of terms that are in no equation."""
+    """Remove the exponents of terms that are in no equation."""
     exponents, coefficients, starts = law.problem.shape.split(law.x)
     free_e, free_c, free_s = law.problem.shape.split(law.free)
     used = (coefficients != 0).any(0).unsqueeze(1)

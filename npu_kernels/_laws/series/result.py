@@ -1,4 +1,4 @@
-"""What `fit` finds in time series: the law as a module and as an equation, its uncertainty, predictions, a report."""
+"""The result of `fit`: a law as a module and as an equation, its uncertainty, predictions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from npu_kernels._common.checks import check_level
 from npu_kernels._laws.series.data import Series, tensor
 from npu_kernels._laws.series.laws import Law
-from npu_kernels._laws.series.profile import ends
+from npu_kernels._laws.series.profile import distances
 from npu_kernels._laws.series.sensitivity import flow
 from npu_kernels.layers import NAU, RealNPU
 
@@ -20,27 +20,25 @@ if TYPE_CHECKING:
     from npu_kernels.equations import Interval
     from npu_kernels.formula import Formula
 
-UNSURE = 1.0  # relative standard error from which the data hardly tell a coefficient
-SHARE = 0.3  # of a direction's greatest part: parameters that are named with it
-MOST_STEPS = 1_000_000  # of a prediction
+MAX_RELATIVE_ERROR = 1.0  # standard error; above, the data hardly tell a coefficient
+NAMED_SHARE = 0.3  # of a direction's greatest part: parameters that are named with it
+MAX_PREDICTION_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One parameter. name; value, error: its estimate and standard error, inf if the data do not tell it. logarithmic:
-    whether it is a coefficient of a term with free exponents. taken: what the law has in its place, a fraction or
-    the best number beside fractions; None: the estimate. place: in the law's vector. unit: of that vector."""
+    """One parameter of a law."""
 
-    name: str
-    value: float
-    error: float
-    logarithmic: bool
-    taken: float | None
-    place: int
-    unit: float
+    name: str  #: what it is, such as "exponent of x in term 1"
+    value: float  #: the estimate
+    error: float  #: its standard error, inf if the data do not tell it
+    logarithmic: bool  #: whether it is a coefficient of a term with free exponents
+    taken: float | None  #: the law's number if that is not the estimate: a fraction, or beside one
+    index: int  #: in the law's vector
+    unit: float  #: of the law's vector
 
     def at(self, distance: float) -> float:
-        """The value at a distance of a profile."""
+        """Return the value at a distance of a profile."""
         if self.logarithmic:
             return self.value * math.exp(min(distance, 700.0)) + 0.0  # not -0
         return self.value + distance * self.unit
@@ -48,36 +46,29 @@ class Estimate:
 
 @dataclass(frozen=True)
 class SeriesFit:
-    """A law that was found in time series, from `fit`.
+    """A law of time series, from `fit`."""
 
-    model: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`. names: of the D states. u0 ``[S, D]``: the states
-    at the first times. score: root mean square of the residuals over the standard deviation of the measurements, with
-    columns weighted equally; in logarithms where errors are relative. sigma ``[D]``: standard deviation of the errors
-    of each column, estimated (relative errors: a share; nan for states that were not measured), or None if it was
-    given. bic: the criterion. degrees: measurements minus parameters. estimates: the parameters, each an `Estimate`.
-    unidentified: parameters, and sets of parameters, that the data do not tell. complete: False after Ctrl-C. seconds:
-    that it took. step: the longest step of time that the fit took. data, law, free: the series; the law as a vector in
-    scaled units, and the same law with its fractions as free numbers. met, max_denominator: for `alternatives`, laws of
-    other forms that the search met, and the greatest denominator of exponents, 0 for none.
-    """
-
-    model: nn.Sequential
-    names: tuple[str, ...]
-    u0: Tensor
+    model: nn.Sequential  #: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`
+    names: tuple[str, ...]  #: of the D states
+    u0: Tensor  #: the states at the first times ``[S, D]``
+    #: Root mean square of the residuals over the standard deviation of the measurements, with
+    #: columns weighted equally; in logarithms where errors are relative.
     score: float
+    #: Standard deviation of the errors of each column ``[D]``, estimated (relative errors: a share;
+    #: nan for states that were not measured); None for the user's.
     sigma: Tensor | None
-    bic: float
-    degrees: int
-    estimates: tuple[Estimate, ...] = field(repr=False)
-    unidentified: tuple[str, ...]
-    complete: bool
-    seconds: float
-    step: float
-    data: Series = field(repr=False)
-    law: Law = field(repr=False)
-    free: Law = field(repr=False)
-    met: tuple[Law, ...] = field(repr=False)
-    max_denominator: int = field(repr=False)
+    bic: float  #: the Bayesian information criterion
+    degrees: int  #: measurements minus parameters
+    estimates: tuple[Estimate, ...] = field(repr=False)  #: the parameters
+    unidentified: tuple[str, ...]  #: parameters, and sets of them, that the data do not tell
+    complete: bool  #: False after Ctrl-C
+    seconds: float  #: of time that the fit took
+    step: float  #: the longest step of time in the fit
+    data: Series = field(repr=False)  #: the series
+    law: Law = field(repr=False)  #: the law as a vector in scaled units
+    free: Law = field(repr=False)  #: the same law with its fractions as free numbers
+    met: tuple[Law, ...] = field(repr=False)  #: laws of other forms, for `alternatives`
+    max_denominator: int = field(repr=False)  #: of exponents, 0 without fractions
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Exponents ``[1, n, D]`` and coefficients ``[1, D, n]``."""
@@ -86,21 +77,17 @@ class SeriesFit:
         assert isinstance(nau, NAU)
         return power.weight_re.detach().unsqueeze(0), nau.weight.detach().unsqueeze(0)
 
-    # ---- the equation ------------------------------------------------------------------------------------------------
+    # ---- the equation --------------------------------------------------------------------------
 
     @property
     def equation(self) -> Formula:
-        """The law as a `npu_kernels.formula.Formula`; ``str()`` gives one line per state. Needs sympy."""
+        """The law as a `npu_kernels.formula.Formula`, in text one line per state. Needs sympy."""
         from npu_kernels.formula import read
 
-        positive = [
-            name
-            for name, there in zip(self.names, self.data.positive.tolist(), strict=True)
-            if there
-        ]
-        return read(
-            self.model, self.names, outputs=[f"{name}'" for name in self.names], positive=positive
-        )
+        flags = zip(self.names, self.data.positive.tolist(), strict=True)
+        positive = [name for name, is_positive in flags if is_positive]
+        outputs = [f"{name}'" for name in self.names]
+        return read(self.model, self.names, outputs=outputs, positive=positive)
 
     def sympy(self) -> tuple[Any, ...]:
         """The right-hand sides as sympy expressions, one for each state."""
@@ -110,23 +97,25 @@ class SeriesFit:
         """One equation in LaTeX for each state, without dollars."""
         return self.equation.latex()
 
-    # ---- uncertainty -------------------------------------------------------------------------------------------------
+    # ---- uncertainty ---------------------------------------------------------------------------
 
     @property
     def standard_errors(self) -> dict[str, float]:
-        """Of all parameters by name; inf for those that the data do not tell."""
-        return {one.name: one.error for one in self.estimates}
+        """Standard errors of all parameters by name; inf for those that the data do not tell."""
+        return {estimate.name: estimate.error for estimate in self.estimates}
 
     def intervals(self, level: float = 0.95) -> list[Interval]:
-        """Confidence intervals of coefficients, exponents and fitted first states, given the terms of the law.
+        """Confidence intervals of coefficients, exponents and fitted first states, given the terms.
 
         level: of confidence.
 
-        Profiles: a number's interval ends where the sum of squares, with all others fitted again, has risen by the
-        square of Student's t (of the normal distribution's, if sigma was given), in units of the errors' variance. An
-        end that is not reached is infinite, and 0 for a coefficient of a term with free exponents, which keeps its
-        sign. If the law has fractions, the exponents keep the estimates and intervals that they have as free numbers;
-        those of coefficients and first states are given the fractions. Every call makes these fits, in one batch.
+        Profiles: a number's interval ends where the sum of squares, with all others fitted again,
+        has risen by the square of Student's t (of the normal distribution's, if the user gave
+        sigma), in units of the errors' variance. An end that is not reached is infinite, and 0 for
+        a coefficient of a term with free exponents, which keeps its sign. If the law has fractions,
+        the exponents keep the estimates and intervals that they have as free numbers; those of
+        coefficients and first states are given the fractions. Every call makes these fits, in one
+        batch.
         """
         from scipy import stats
 
@@ -135,44 +124,40 @@ class SeriesFit:
         level = check_level("intervals", level)
         degrees = math.inf if self.sigma is None else self.degrees
         t = float(stats.t.ppf(0.5 + level / 2, degrees)) if degrees > 0 else math.inf
-        limits = {one.name: (-math.inf, math.inf) for one in self.estimates}
-        for law, own in ((self.law, True), (self.free, False)):
-            told = [
-                e for e in self.estimates if (e.taken is None) is own and math.isfinite(e.error * t)
-            ]
-            low, high = ends(law, [one.place for one in told], [one.logarithmic for one in told], t)
-            for one, *pair in zip(told, low.tolist(), high.tolist(), strict=True):
-                below, above = sorted(map(one.at, pair))
-                limits[one.name] = below, above
-        return [
-            Interval(one.name, one.value, one.error, *limits[one.name]) for one in self.estimates
-        ]
+        limits = {estimate.name: (-math.inf, math.inf) for estimate in self.estimates}
+        for law, is_final in ((self.law, True), (self.free, False)):
+            told = [e for e in self.estimates if (e.taken is None) is is_final]
+            told = [e for e in told if math.isfinite(e.error * t)]
+            low, high = distances(law, [e.index for e in told], [e.logarithmic for e in told], t)
+            for estimate, *pair in zip(told, low.tolist(), high.tolist(), strict=True):
+                below, above = sorted(map(estimate.at, pair))
+                limits[estimate.name] = below, above
+        return [Interval(e.name, e.value, e.error, *limits[e.name]) for e in self.estimates]
 
     def alternatives(self) -> list[SeriesFit]:
         """Laws of other forms that the data hardly tell from this one, the best first.
 
-        Those whose posterior odds to this law are above 1:20: their criterion `bic` is at most 6.0 more. Tried are the
-        forms that the search met, and this law without one of its numbers. Every call makes these fits. The true law
-        need not be among them. One whose `bic` is lower is a better law, which the search has missed.
+        Their posterior odds to this law are above 1:20: their criterion `bic` is at most 6.0 more.
+        The candidates are the forms that the search met, and this law without one of its numbers.
+        Every call makes these fits. The true law need not be among them. An alternative whose `bic`
+        is lower is a better law, which the search has missed.
         """
         from npu_kernels._laws.series.alternatives import alternatives
-        from npu_kernels._laws.series.work import Work
+        from npu_kernels._laws.series.job import Job
 
-        work = Work("alternatives", 1, {})
-        found = alternatives(self.law, self.free, self.met, self.max_denominator, work)
-        return [
-            finished(*pair, self.data, work.seconds, True, (), self.max_denominator)
-            for pair in found
-        ]
+        job = Job("alternatives", 1, {})
+        laws = alternatives(self.law, self.free, self.met, self.max_denominator, job)
+        seconds, limit = job.seconds, self.max_denominator
+        return [finished(*pair, self.data, seconds, True, (), limit) for pair in laws]
 
-    # ---- predictions -------------------------------------------------------------------------------------------------
+    # ---- predictions ---------------------------------------------------------------------------
 
     @torch.no_grad()
     def predict(self, t: Any, u0: Any = None, series: int = 0) -> Any:
-        """The states ``[M, D]`` at times t ``[M]``, in any order: an array, or a tensor if t is one.
+        """Return the states ``[M, D]`` at times t ``[M]``, in any order: of the kind of t.
 
-        u0: the states ``[D]`` at the first (least) of these times; None: the trajectory of one of the series that were
-        fitted. series: which of them.
+        u0: the states ``[D]`` at the earliest of these times; None: the trajectory of one of the
+        series that were fitted. series: its index.
         """
         times = tensor("predict", "t", t)
         if times.dim() != 1 or not len(times) or not times.isfinite().all():
@@ -189,27 +174,28 @@ class SeriesFit:
                 raise ValueError(
                     f"predict: u0 must be finite of shape ({len(self.names)},), got {u0!r}"
                 )
-        after, found = times >= first, times.new_empty(len(times), len(self.names))
+        after, states = times >= first, times.new_empty(len(times), len(self.names))
         for part, order in ((after, 1.0), (~after, -1.0)):
             index = part.nonzero().squeeze(1)
             index = index[(order * times[index]).argsort(stable=True)]
-            found[index] = self._along(start, torch.cat([times.new_tensor([first]), times[index]]))
-        return found if isinstance(t, Tensor) else found.numpy()
+            states[index] = self._along(start, torch.cat([times.new_tensor([first]), times[index]]))
+        return states if isinstance(t, Tensor) else states.numpy()
 
     def _along(self, u: Tensor, times: Tensor) -> Tensor:
-        """The states at all times but the first, from those there."""
+        """Return the states at all times but the first, from the state u at the first."""
         exponents, coefficients = self.weights()
-        found, u = [], u.unsqueeze(0)
+        states, u = [], u.unsqueeze(0)
         for length in times.diff():
             steps = math.ceil(abs(float(length)) / self.step - 1e-9)
-            if steps > MOST_STEPS:
+            if steps > MAX_PREDICTION_STEPS:
                 raise ValueError(
-                    f"predict: t must be within {MOST_STEPS} steps of {self.step:g}, got {times.tolist()}"
+                    f"predict: t must be within {MAX_PREDICTION_STEPS} steps of {self.step:g}, "
+                    f"got {times.tolist()}"
                 )
             if steps:
                 u = flow(exponents, coefficients, u, length.reshape(1), steps)[:, -1]
-            found.append(u[0])
-        return torch.stack(found) if found else u.new_empty(0, u.shape[1])
+            states.append(u[0])
+        return torch.stack(states) if states else u.new_empty(0, u.shape[1])
 
     def plot(self) -> Any:
         """A matplotlib figure: measured points and the law's curves, one panel for each state."""
@@ -226,25 +212,21 @@ class SeriesFit:
             for d, axis in enumerate(axes):
                 seen = self.data.seen[s, :, d]
                 (line,) = axis.plot(fine.numpy(), curve[:, d].numpy())
-                axis.plot(
-                    t[seen].numpy(),
-                    self.data.values[s, seen, d].numpy(),
-                    ".",
-                    color=line.get_color(),
-                )
+                points = t[seen].numpy(), self.data.values[s, seen, d].numpy()
+                axis.plot(*points, ".", color=line.get_color())
         for name, axis in zip(self.names, axes, strict=True):
             axis.set(xlabel="time", title=name)
         return figure
 
     def report(self, level: float = 0.95) -> str:
-        """The equations, their parameters with intervals of this level, and how far they are to be trusted."""
+        """Return the equations, their parameters with intervals of this level, and all warnings."""
         lines = [*str(self.equation).splitlines(), ""]
         if not self.complete:
             lines.append("The search was interrupted: this is the best law until then.")
         count, terms = int(self.data.seen.sum()), self.model[0].out_features
         lines.append(
-            f"{terms} term{'' if terms == 1 else 's'} and {len(self.estimates)} parameters from {count} measurements "
-            f"in {len(self.u0)} series."
+            f"{terms} term{'' if terms == 1 else 's'} and {len(self.estimates)} parameters "
+            f"from {count} measurements in {len(self.u0)} series."
         )
         kind = "of logarithms " if self.data.relative else ""
         lines.append(
@@ -252,31 +234,29 @@ class SeriesFit:
         )
         if self.sigma is not None:
             unit = " of the value" if self.data.relative else ""
-            parts = [
-                f"{n} {float(s):.3g}{unit}"
-                for n, s in zip(self.names, self.sigma, strict=True)
-                if s.isfinite()
+            pairs = [
+                pair for pair in zip(self.names, self.sigma, strict=True) if pair[1].isfinite()
             ]
+            parts = [f"{name} {float(sigma):.3g}{unit}" for name, sigma in pairs]
             lines.append(f"Errors of the measurements, estimated: {', '.join(parts)}.")
-        hidden = [
-            n for n, seen in zip(self.names, self.data.observed.tolist(), strict=True) if not seen
-        ]
+        observed = zip(self.names, self.data.observed.tolist(), strict=True)
+        hidden = [name for name, seen in observed if not seen]
         if hidden:
             lines.append(f"Not measured: {', '.join(hidden)}.")
         lines.append(
             f"Estimates with standard errors and {100 * level:g} % intervals, given the terms:"
         )
-        for one, interval in zip(self.estimates, self.intervals(level), strict=True):
-            lines.append(
-                f"  {interval}"
-                + ("" if one.taken is None else f", taken as {_fraction(one.taken)}")
-            )
+        for estimate, interval in zip(self.estimates, self.intervals(level), strict=True):
+            taken = estimate.taken
+            lines.append(f"  {interval}{'' if taken is None else f', taken as {_fraction(taken)}'}")
         for name in self.unidentified:
             lines.append(f"The data do not tell {name}.")
-        for one in self.estimates:
-            if math.isfinite(one.error) and one.error > UNSURE * abs(one.value):
+        for estimate in self.estimates:
+            bound = MAX_RELATIVE_ERROR * abs(estimate.value)
+            if math.isfinite(estimate.error) and estimate.error > bound:
                 lines.append(
-                    f"The data hardly tell the {one.name}: its standard error is greater than itself."
+                    f"The data hardly tell the {estimate.name}: its standard error is greater than "
+                    "itself."
                 )
         return "\n".join(lines)
 
@@ -284,11 +264,11 @@ class SeriesFit:
 def _fraction(w: float) -> str:
     from fractions import Fraction
 
-    found = Fraction(w).limit_denominator(64)
-    return str(found) if float(found) == w else f"{w:.6g}"
+    fraction = Fraction(w).limit_denominator(64)
+    return str(fraction) if float(fraction) == w else f"{w:.6g}"
 
 
-# ---- from a scaled law -----------------------------------------------------------------------------------------------
+# ---- from a scaled law -------------------------------------------------------------------------
 
 
 def finished(
@@ -298,9 +278,12 @@ def finished(
     seconds: float,
     complete: bool,
     met: tuple[Law, ...],
-    most: int,
+    max_denominator: int,
 ) -> SeriesFit:
-    """The result, in the user's units. free: the same law with all of its numbers free. met, most: for alternatives."""
+    """Return the result, in the user's units.
+
+    free: the same law with all of its numbers free. met, max_denominator: for `alternatives`.
+    """
     scaled = law.problem.data
     exponents, raw, u0 = _raw(law)
     used = (raw != 0).any(0)
@@ -329,7 +312,7 @@ def finished(
         names=data.names,
         u0=u0,
         score=math.sqrt(sum(part**2 for part in score) / max(len(score), 1)),
-        sigma=None if data.known else torch.where(data.observed, sigma, math.nan),
+        sigma=None if data.has_sigma else torch.where(data.observed, sigma, math.nan),
         bic=law.criterion(),
         degrees=int(seen.sum()) - int(free.free.sum()),
         estimates=tuple(estimates),
@@ -341,36 +324,36 @@ def finished(
         law=law,
         free=free,
         met=met,
-        max_denominator=most,
+        max_denominator=max_denominator,
     )
 
 
 def _spread(data: Series) -> list[float]:
-    """Standard deviations of the weighted measurements by column."""
-    found = []
+    """Return standard deviations of the weighted measurements by column."""
+    deviations = []
     for d in range(data.values.shape[2]):
         seen = data.seen[..., d]
         values = data.values[..., d][seen]
         values = (values.log() if data.relative else values) * data.weight[..., d][seen]
-        found.append(float(values.std()) if len(values) > 1 else 0.0)
-    return found
+        deviations.append(float(values.std()) if len(values) > 1 else 0.0)
+    return deviations
 
 
 def _raw(law: Law) -> tuple[Tensor, Tensor, Tensor]:
-    """Exponents ``[h, D]``, coefficients ``[D, h]`` and first states ``[S, D]`` in the user's units."""
+    """Return exponents ``[h, D]``, coefficients ``[D, h]``, first states in the user's units."""
     exponents, coefficients, starts = law.problem.shape.split(law.x)
     data = law.problem.data
     return exponents, coefficients / units(data, exponents), starts * data.size
 
 
 def units(data: Series, exponents: Tensor) -> Tensor:
-    """``[..., D, h]``: by what coefficients in the user's units are multiplied for those of a scaled series."""
+    """Return factors ``[..., D, h]`` from coefficients in the user's units to scaled ones."""
     products = torch.exp(exponents @ data.size.log())  # [..., h]
     return data.time * products.unsqueeze(-2) / data.size.unsqueeze(-1)
 
 
 def _errors(law: Law) -> tuple[Tensor, list[str]]:
-    """Standard errors ``[N]`` in the user's units, and the names of the directions that the data do not tell."""
+    """Return standard errors ``[N]`` in the user's units, and names of unidentified directions."""
     shape, data = law.problem.shape, law.problem.data
     covariance, blind = law.uncertainty()
     exponents, coefficients, _ = shape.split(law.x)
@@ -386,8 +369,8 @@ def _errors(law: Law) -> tuple[Tensor, list[str]]:
     index = law.free.nonzero().squeeze(1)
     change = change[index][:, index]
     unknown = covariance.diagonal().isinf()
-    known = torch.where(unknown | unknown.unsqueeze(1), 0.0, covariance)
-    variance = (change @ known @ change.mT).diagonal()
+    told = torch.where(unknown | unknown.unsqueeze(1), 0.0, covariance)
+    variance = (change @ told @ change.mT).diagonal()
     reached = (change[:, unknown].abs() > 0).any(1)
     errors = torch.full((shape.size,), 0.0, dtype=torch.float64)
     errors[index] = torch.where(reached, math.inf, variance.clamp(min=0).sqrt())
@@ -395,66 +378,59 @@ def _errors(law: Law) -> tuple[Tensor, list[str]]:
 
 
 def _directions(law: Law, index: Tensor, blind: list[Tensor]) -> list[str]:
-    """The parameters in each direction that the data do not tell."""
-    every = _names(law, list(range(law.problem.shape.terms)))
-    found = []
+    """Return the parameters in each direction that the data do not tell."""
+    all_names = _names(law, list(range(law.problem.shape.terms)))
+    texts = []
     for direction in blind:
-        parts = direction.abs() >= SHARE * direction.abs().max()
-        names = [every[int(i)] for i in index[parts]]
-        found.append(
-            f"the {names[0]}"
-            if len(names) == 1
-            else "one of these from the others: " + ", ".join(names)
-        )
-    return list(dict.fromkeys(found))
+        parts = direction.abs() >= NAMED_SHARE * direction.abs().max()
+        names = [all_names[int(i)] for i in index[parts]]
+        text = f"the {names[0]}" if len(names) == 1 else None
+        texts.append(text or "one of these from the others: " + ", ".join(names))
+    return list(dict.fromkeys(texts))
 
 
 def _names(law: Law, number: list[int]) -> list[str]:
-    """The names of all numbers of a law; number: of its terms."""
+    """Return the names of all numbers of a law; number: of its terms."""
     from npu_kernels._laws.table.equation import term_text
 
     shape, data = law.problem.shape, law.problem.data
     exponents = shape.split(law.x)[0]
     terms, states = range(shape.terms), range(shape.states)
-    found = [f"exponent of {data.names[i]} in term {number[k] + 1}" for k in terms for i in states]
+    texts = [f"exponent of {data.names[i]} in term {number[k] + 1}" for k in terms for i in states]
     for name in data.names:
         for k in terms:
             product = term_text(1.0, [round(w, 3) for w in exponents[k].tolist()], data.names, 1)
-            what = "constant" if product == "1" else f"coefficient of {product}"
-            found.append(f"{what} in {name}'")
+            kind = "constant" if product == "1" else f"coefficient of {product}"
+            texts.append(f"{kind} in {name}'")
     for s in range(shape.series):
         more = f" of series {s}" if shape.series > 1 else ""
-        found += [f"first {name}{more}" for name in data.names]
-    return found
+        texts += [f"first {name}{more}" for name in data.names]
+    return texts
 
 
 def _estimates(law: Law, free: Law, number: list[int]) -> tuple[list[Estimate], list[str]]:
-    """The parameters of the law; its exponents, if there are fractions among them, as free numbers."""
+    """Return the law's parameters, and directions that the data do not tell.
+
+    If there are fractions among the exponents, these are estimated as free numbers.
+    """
     errors, blind = _errors(law)
     loose = errors if free is law else _errors(free)[0]
     shape, data = law.problem.shape, law.problem.data
     exponents, raw, u0 = _raw(law)
     values = shape.join(exponents, raw, u0)
-    unit = shape.join(
-        torch.ones_like(exponents), 1 / units(data, exponents), data.size.expand_as(u0)
-    ).tolist()
-    others = shape.join(*_raw(free))
-    names, found = _names(law, number), []
+    parts = torch.ones_like(exponents), 1 / units(data, exponents), data.size.expand_as(u0)
+    unit = shape.join(*parts).tolist()
+    free_values = shape.join(*_raw(free))
+    names, estimates = _names(law, number), []
     h, d = shape.terms, shape.states
     powers = shape.split(law.free)[0].any(1).tolist()
     fractions = bool((free.free & ~law.free)[: h * d].any())
     for i in [*range(h * d, shape.weights), *range(h * d), *range(shape.weights, shape.size)]:
         if law.free[i] and not (i < h * d and fractions):
             logarithmic = h * d <= i < shape.weights and powers[(i - h * d) % h]
-            found.append(
-                Estimate(
-                    names[i], float(values[i]), float(errors[i]), logarithmic, None, i, unit[i]
-                )
-            )
+            numbers = float(values[i]), float(errors[i])
+            estimates.append(Estimate(names[i], *numbers, logarithmic, None, i, unit[i]))
         elif free.free[i]:
-            found.append(
-                Estimate(
-                    names[i], float(others[i]), float(loose[i]), False, float(values[i]), i, 1.0
-                )
-            )
-    return found, blind
+            numbers = float(free_values[i]), float(loose[i])
+            estimates.append(Estimate(names[i], *numbers, False, float(values[i]), i, 1.0))
+    return estimates, blind

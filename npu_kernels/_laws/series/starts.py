@@ -1,12 +1,14 @@
-"""Where the search for a law begins: smoothed series, their slopes, and products of powers that explain both.
+"""The starts of the search for a law: smoothed series, and products of powers that explain them.
 
-Cubic smoothing splines give states and slopes. All columns of a series have one smoothness, by generalised
-cross-validation (Craven and Wahba 1979): states of one system change at one pace, and few points of one column may not
-tell it. The sets of terms that explain them best become the starts; coefficients are least squares of the slopes.
+Cubic smoothing splines give states and slopes. All columns of a series have one smoothness, by
+generalised cross-validation (Craven and Wahba 1979): states of one system change at one pace, and
+few points of one column may not tell it. The sets of terms that explain states and slopes best
+become the starts; coefficients are least squares of the slopes.
 
-Half of the sets are of simple products, from the library of `npu_kernels.equations`, chosen for all states together:
-all pairs are tried, beside each of the best smaller sets. Their integrals are to explain how far the states are from
-the first ones, which is less noisy than slopes (Dattner and Klaassen 2015). The others are drawn.
+Half of the sets are of simple products, from the library of `npu_kernels.equations`, chosen for all
+states together: all pairs are tried, beside each of the best smaller sets. Their integrals are to
+explain the distance of the states from the first ones, which is less noisy than slopes (Dattner and
+Klaassen 2015). The other sets are drawn.
 """
 
 from __future__ import annotations
@@ -17,24 +19,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from npu_kernels._common.seeds import stream
 from npu_kernels._laws.series.data import Series
 from npu_kernels._laws.series.sensitivity import Shape
-from npu_kernels.fitting._data import stream
 
-ENOUGH = 4  # samples of a column that a smoothing spline needs
-EXACT = 1e-6  # relative residuals below count as exact
-SMALLEST = 1e-5  # of a column's size: what an amount is at least, where slopes are matched
+MIN_SAMPLES = 4  # of a column, for a smoothing spline
+EXACT_SPLINE = 1e-6  # relative residuals below count as exact
+MIN_AMOUNT = 1e-5  # of a column's size, where slopes are matched
 DRAWN = (-1.0, -0.5, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.5, 2.0)
-SETS = 4096  # of drawn exponents
-RIDGE = 1e-6
-FEWER = 4  # starts with 1, 2, .. terms less than allowed
-WIDTH = 128  # sets of simple products that are continued by two terms
-EACH = 32  # of its continuations that are kept
-OWN = 1e-4  # of a product's square: what those before it must leave
+DRAWN_SETS = 4096  # of exponents
+SLOPES_RIDGE = 1e-6  # of the normal equations, whose columns have length 1
+SMALLER_SETS = 4  # starts of each number of terms below the greatest
+BEAM_WIDTH = 128  # sets of simple products that are continued by two terms
+CONTINUATIONS = 32  # of a set, the best ones
+MIN_NEW = 1e-4  # of a product's square: the part that the products before it must not explain
 
 
 def smoothed(data: Series) -> tuple[Tensor, Tensor]:
-    """States and slopes ``[S, M, D]`` at the nodes of a scaled series; nan in columns of too few samples."""
+    """Return states and slopes ``[S, M, D]`` at the nodes; nan in columns of too few samples."""
     import numpy as np
 
     states = torch.full_like(data.values, math.nan)
@@ -45,28 +47,28 @@ def smoothed(data: Series) -> tuple[Tensor, Tensor]:
         for d in range(data.values.shape[2]):
             seen = data.seen[s, :, d]
             t, y = data.times[s, seen].numpy(), data.values[s, seen, d].numpy()
-            known, place = np.unique(t, return_inverse=True)
-            mean = np.bincount(place, np.log(y) if data.relative else y) / np.maximum(
-                np.bincount(place), 1
-            )
-            if len(known) >= ENOUGH:
-                columns.append((d, known, mean))
-        for d, known, found, line in _curves(columns):
-            nodes = data.times[s].clamp(float(known[0]), float(known[-1])).numpy()
-            value, rate = (
-                torch.from_numpy(part) for part in (line(nodes), line.derivative()(nodes))
-            )
+            distinct, time_index = np.unique(t, return_inverse=True)
+            sums = np.bincount(time_index, np.log(y) if data.relative else y)
+            mean = sums / np.maximum(np.bincount(time_index), 1)
+            if len(distinct) >= MIN_SAMPLES:
+                columns.append((d, distinct, mean))
+        for d, distinct, residuals, line in _curves(columns):
+            nodes = data.times[s].clamp(float(distinct[0]), float(distinct[-1])).numpy()
+            value, rate = torch.from_numpy(line(nodes)), torch.from_numpy(line.derivative()(nodes))
             states[s, :, d] = value.exp() if data.relative else value
             slopes[s, :, d] = value.exp() * rate if data.relative else rate
-            noise[d] = max(float(noise[d]), math.sqrt(float((found**2).mean())))
+            noise[d] = max(float(noise[d]), math.sqrt(float((residuals**2).mean())))
     states[:, 0] = torch.where(data.start.isnan() | ~data.observed, states[:, 0], data.start)
     # Below a tenth of the noise nothing is known of an amount's logarithm.
-    floor = torch.where(data.positive, (noise / 10).clamp(min=SMALLEST), -math.inf)
+    floor = torch.where(data.positive, (noise / 10).clamp(min=MIN_AMOUNT), -math.inf)
     return torch.maximum(states, floor) if not data.relative else states, slopes
 
 
 def _curves(columns: list[tuple[int, Any, Any]]) -> list[tuple[int, Any, Any, Any]]:
-    """For columns (number, times, values): number, times, residuals, and the natural smoothing spline."""
+    """Return number, times, residuals and natural smoothing spline of columns.
+
+    columns: number, times and values of each.
+    """
     import numpy as np
     from scipy.interpolate import CubicSpline
 
@@ -85,16 +87,16 @@ def _curves(columns: list[tuple[int, Any, Any]]) -> list[tuple[int, Any, Any, An
         keep = 1 / (1 + smoothness * np.maximum(values, 0))
         z = vectors.T @ y
         rest = (((1 - keep) * z) ** 2).sum(1) / max(float(((y - y.mean()) ** 2).sum()), 1e-300)
-        score = score + n * np.log(np.maximum(rest, EXACT**2) / (1 - keep.sum(1) / n) ** 2)
+        score = score + n * np.log(np.maximum(rest, EXACT_SPLINE**2) / (1 - keep.sum(1) / n) ** 2)
         parts.append((keep, vectors, z))
     if not columns:
         return []
     best = int(np.argmin(score))
-    found = []
+    curves = []
     for (d, t, y), (keep, vectors, z) in zip(columns, parts, strict=True):
         fitted = vectors @ (keep[best] * z)
-        found.append((d, t, y - fitted, CubicSpline(t, fitted, bc_type="natural")))
-    return found
+        curves.append((d, t, y - fitted, CubicSpline(t, fitted, bc_type="natural")))
+    return curves
 
 
 def matched(
@@ -106,16 +108,15 @@ def matched(
     count: int,
     seed: int,
 ) -> tuple[Tensor, ...]:
-    """Laws to start from: exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and which of both are free."""
+    """Return exponents ``[count, h, D]``, coefficients ``[count, D, h]``, and which are free."""
     simple, used = _simple(data.lengths, states, shape.terms, count, seed)
-    exponents = drawn(max(SETS, count), shape, signed, stream("time series", seed))
-    found = [_solved(part, states, slopes) for part in exponents.split(512)]
-    left = torch.cat([part for _, part in found])
-    exponents = exponents[left.nan_to_num(math.inf).argsort()[: count - len(simple)]]
+    exponents = drawn(max(DRAWN_SETS, count), shape, signed, stream("time series", seed))
+    solved = [_solved(part, states, slopes) for part in exponents.split(512)]
+    remainders = torch.cat([part for _, part in solved])
+    exponents = exponents[remainders.nan_to_num(math.inf).argsort()[: count - len(simple)]]
     free = torch.cat([simple != 0, torch.ones_like(exponents, dtype=torch.bool)]) & ~signed
-    used = torch.cat([used, used.new_ones(len(exponents), shape.terms)]).unsqueeze(
-        1
-    )  # [count, 1, h]
+    used = torch.cat([used, used.new_ones(len(exponents), shape.terms)])
+    used = used.unsqueeze(1)  # [count, 1, h]
     exponents = torch.cat([simple, exponents])
     coefficients = _solved(exponents, states, slopes, used.double())[0]
     return exponents, coefficients, free, used.expand_as(coefficients)
@@ -124,10 +125,9 @@ def matched(
 def _simple(
     lengths: Tensor, states: Tensor, terms: int, count: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Sets of simple products ``[sets, h, D]``, and which terms they have ``[sets, h]``.
+    """Return sets of simple products ``[sets, h, D]``, and which terms they have ``[sets, h]``.
 
-    lengths ``[S, M - 1]``: from node to node. Half of `count` have all h terms, and some have fewer, as far as there is
-    room for them.
+    lengths ``[S, M - 1]``: from node to node. Half of `count` have all h terms, some have fewer.
     """
     import numpy as np
 
@@ -137,8 +137,8 @@ def _simple(
 
     X = states.flatten(0, 1).numpy()
     n, d = X.shape
-    every = Exponents(np.zeros(d), np.eye(d), np.arange(d))
-    rows = all_rows(Columns.of(X), np.ones(n), np.ones(n), 1.0, every, None)
+    coordinates = Exponents(np.zeros(d), np.eye(d), np.arange(d))
+    rows = all_rows(Columns.of(X), np.ones(n), np.ones(n), 1.0, coordinates, None)
     assert rows is not None
     library = Library(rows.take(slice(None)), np.random.default_rng(seed))
     P = torch.from_numpy(library.A).view(*states.shape[:2], -1)
@@ -146,72 +146,71 @@ def _simple(
     A = A / A.norm(dim=0).clamp(min=1e-300)
     Y = (states[:, 1:] - states[:, :1]).flatten(0, 1)
     Y = Y / Y.norm(dim=0).clamp(min=1e-300)
-    alone = (A.mT @ Y).square().sum(1).argsort(descending=True, stable=True)
-    beams: list[list[tuple[int, ...]]] = [[()], [(k,) for k in alone.tolist()]]
+    ranking = (A.mT @ Y).square().sum(1).argsort(descending=True, stable=True)
+    beams: list[list[tuple[int, ...]]] = [[()], [(k,) for k in ranking.tolist()]]
     while len(beams) <= terms:
-        beams.append(_extended(A, Y, beams[-2][:WIDTH]))
-    found: list[tuple[int, ...]] = []
+        beams.append(_extended(A, Y, beams[-2][:BEAM_WIDTH]))
+    sets: list[tuple[int, ...]] = []
     for size in range(1, terms + 1):
-        room = (count + 1) // 2 if size == terms else min(FEWER, count // (2 * terms))
-        found += beams[size][:room]
-    exponents = torch.zeros(len(found), terms, d, dtype=torch.float64)
-    used = torch.zeros(len(found), terms, dtype=torch.bool)
-    for n, chosen in enumerate(found):
+        room = (count + 1) // 2 if size == terms else min(SMALLER_SETS, count // (2 * terms))
+        sets += beams[size][:room]
+    exponents = torch.zeros(len(sets), terms, d, dtype=torch.float64)
+    used = torch.zeros(len(sets), terms, dtype=torch.bool)
+    for n, chosen in enumerate(sets):
         exponents[n, : len(chosen)] = torch.from_numpy(library.u[list(chosen)])
         used[n, : len(chosen)] = True
     return exponents, used
 
 
 def _extended(A: Tensor, Y: Tensor, sets: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The best sets that have two columns of A more than one of these, all pairs tried."""
-    found: dict[tuple[int, ...], float] = {}
+    """Return the best sets that have two columns of A more than one of `sets`, all pairs tried."""
+    errors: dict[tuple[int, ...], float] = {}
     n = A.shape[1]
     for chosen in torch.tensor(sets, dtype=torch.long).view(len(sets), -1).split(16):
         Q = torch.linalg.qr(A.T[chosen].mT)[0]  # [sets, rows, size]
         rest, columns = Y - Q @ (Q.mT @ Y), A - Q @ (Q.mT @ A)
-        own = columns.square().sum(1, keepdim=True)
-        columns = torch.where(own > OWN, columns / own.clamp(min=OWN).sqrt(), 0.0)
+        squares = columns.square().sum(1, keepdim=True)
+        columns = torch.where(squares > MIN_NEW, columns / squares.clamp(min=MIN_NEW).sqrt(), 0.0)
         cosine, along = columns.mT @ columns, columns.mT @ rest
-        alone, angle = along.square().sum(2), 1 - cosine.square()
-        gain = (
-            alone.unsqueeze(2) + alone.unsqueeze(1) - 2 * cosine * (along @ along.mT)
-        ) / angle.clamp(min=OWN)
-        alike = (angle < OWN) | (own < OWN) | (own.mT < OWN)
-        gain = torch.where(alike, -math.inf, gain).triu(1)
-        best, place = gain.flatten(1).topk(min(EACH, n * n))
-        left = rest.square().sum((1, 2)).unsqueeze(1) - best
-        for row, pairs, values in zip(chosen.tolist(), place.tolist(), left.tolist(), strict=True):
+        single_gain, angle = along.square().sum(2), 1 - cosine.square()
+        sums = single_gain.unsqueeze(2) + single_gain.unsqueeze(1)
+        gain = (sums - 2 * cosine * (along @ along.mT)) / angle.clamp(min=MIN_NEW)
+        is_dependent = (angle < MIN_NEW) | (squares < MIN_NEW) | (squares.mT < MIN_NEW)
+        gain = torch.where(is_dependent, -math.inf, gain).triu(1)
+        best, pair_index = gain.flatten(1).topk(min(CONTINUATIONS, n * n))
+        remainders = rest.square().sum((1, 2)).unsqueeze(1) - best
+        results = chosen.tolist(), pair_index.tolist(), remainders.tolist()
+        for row, pairs, values in zip(*results, strict=True):
             for pair, value in zip(pairs, values, strict=True):
                 if pair // n < pair % n and math.isfinite(value):
-                    found[tuple(sorted((*row, pair // n, pair % n)))] = value
-    return sorted(found, key=found.__getitem__)
+                    errors[tuple(sorted((*row, pair // n, pair % n)))] = value
+    return sorted(errors, key=errors.__getitem__)
 
 
 def drawn(count: int, shape: Shape, signed: Tensor, generator: torch.Generator) -> Tensor:
-    """Exponents ``[count, h, D]``, whole for states of both signs."""
+    """Draw exponents ``[count, h, D]``, integers for states of both signs."""
     lattice = torch.tensor(DRAWN, dtype=torch.float64)
     pick = torch.randint(len(DRAWN), (count, shape.terms, shape.states), generator=generator)
-    found = lattice[pick]
-    noise = 0.05 * torch.randn(found.shape, generator=generator, dtype=torch.float64)
-    return torch.where(signed, found.round(), found + noise)
+    exponents = lattice[pick]
+    noise = 0.05 * torch.randn(exponents.shape, generator=generator, dtype=torch.float64)
+    return torch.where(signed, exponents.round(), exponents + noise)
 
 
 def _solved(
     exponents: Tensor, states: Tensor, slopes: Tensor, used: Tensor | float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Least squares of the slopes: coefficients ``[K, D, h]``, and what they leave, over the slopes' sizes ``[K]``.
+    """Fit the slopes: coefficients ``[K, D, h]``, and remainders over the slopes' sizes ``[K]``.
 
-    used ``[K, 1, h]``: 0 for terms that are left out.
+    used ``[K, 1, h]``: 0 for absent terms.
     """
     keep = slopes.isfinite().all(-1) & states.isfinite().all(-1)
     X, Y = states[keep], slopes[keep]
     signs = 1 - 2 * (((X < 0).double() @ exponents.round().abs().mT) % 2)
-    P = (
-        torch.exp((X.abs().clamp(min=1e-12).log() @ exponents.mT).clamp(-30, 30)) * signs * used
-    )  # [K, rows, h]
+    logarithms = (X.abs().clamp(min=1e-12).log() @ exponents.mT).clamp(-30, 30)
+    P = torch.exp(logarithms) * signs * used  # [K, rows, h]
     length = P.norm(dim=1, keepdim=True).clamp(min=1e-30)
     Q = P / length
-    gram = Q.mT @ Q + RIDGE * torch.eye(Q.shape[2], dtype=Q.dtype)
+    gram = Q.mT @ Q + SLOPES_RIDGE * torch.eye(Q.shape[2], dtype=Q.dtype)
     c = torch.linalg.solve(gram, Q.mT @ Y)
-    left = (Y - Q @ c).square().sum(1) / Y.square().sum(0).clamp(min=1e-30)
-    return (c / length.mT).mT, left.sum(1)
+    remainder = (Y - Q @ c).square().sum(1) / Y.square().sum(0).clamp(min=1e-30)
+    return (c / length.mT).mT, remainder.sum(1)

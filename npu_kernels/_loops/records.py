@@ -1,7 +1,8 @@
 """The records of a plan for C++, whose fields have names there too (csrc/training.cpp).
 
-A plan is two lists, of integers and of numbers. A record adds its integers to the one and its numbers to the other, in
-the order of its fields. C++ reads them in the order of its fields: `check` compares the names.
+A plan is two lists, of integers and of numbers. A record adds its integers to the one and its
+numbers to the other, in the order of its fields. C++ reads them in the order of its fields: `check`
+compares the names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Layer(NamedTuple):
     out_features: int
 
 
-# Of each kind of layer: which parameters its weights are, -1 where it has none of that name; its options.
+# A record for each kind of layer: the numbers of the parameters that are its weights, -1 for none;
+# its options.
 class Npu(NamedTuple):
     weight_re: int
     weight_im: int
@@ -92,17 +94,8 @@ class RMSprop(NamedTuple):
 
 KINDS: tuple[type[tuple[Any, ...]], ...] = (Npu, Nmu, Nmru, Nau)
 PENALTIES = ("l1", "frobenius", "madsen", "paper")
-RECORDS: tuple[type[tuple[Any, ...]], ...] = (
-    Call,
-    Layer,
-    Parameter,
-    Update,
-    Penalty,
-    Adam,
-    RMSprop,
-    *KINDS,
-)
-# Of each record, how many of its fields are integers; they come first.
+RECORDS = (Call, Layer, Parameter, Update, Penalty, Adam, RMSprop, *KINDS)
+# The number of integers of each record, which come before its numbers.
 _INTEGERS = {
     record: sum(kind is not float for kind in get_type_hints(record).values()) for record in RECORDS
 }
@@ -115,33 +108,32 @@ class Plan:
         self.integers: list[int] = []
         self.numbers: list[float] = []
 
-    def add(self, *added: tuple[Any, ...]) -> None:
-        for record in added:
-            count = _INTEGERS[type(record)]
-            self.integers += record[:count]
-            self.numbers += record[count:]
+    def add(self, record: tuple[Any, ...]) -> None:
+        count = _INTEGERS[type(record)]
+        self.integers += record[:count]
+        self.numbers += record[count:]
+
+    def extend(self, other: Plan) -> None:
+        self.integers += other.integers
+        self.numbers += other.numbers
 
 
 def fields() -> list[str]:
-    """The names of all records' fields, a line for each record; integers before the bar, numbers behind it."""
-    rows = {
-        record.__name__.lower(): (list(get_type_hints(record)), _INTEGERS[record])
-        for record in RECORDS
-    }
-    rows["penalties"] = list(PENALTIES), len(PENALTIES)
-    return [
-        " ".join([f"{name}:", *names[:n], "|", *names[n:]]) for name, (names, n) in rows.items()
-    ]
+    """Return a line of field names for each record: integers before the bar, numbers behind it."""
+    rows = [(r.__name__.lower(), list(get_type_hints(r)), _INTEGERS[r]) for r in RECORDS]
+    rows.append(("penalties", list(PENALTIES), len(PENALTIES)))
+    return [" ".join([f"{name}:", *names[:n], "|", *names[n:]]) for name, names, n in rows]
 
 
 def check(text: str) -> None:
-    """RuntimeError unless the library, which has these fields, has the same ones in the same order."""
+    """Raise RuntimeError unless the library's fields, a text, are those of Python, in order."""
     theirs = text.splitlines()
     if theirs != fields():
         other = sorted({*theirs} ^ {*fields()}) or ["the order of the records"]
         raise RuntimeError(
-            "npu_kernels: the C++ library was built from other sources: the fields of its plan of training steps are "
-            f"not those of npu_kernels/training/_records.py, which differ in {'; '.join(other)}. "
+            "npu_kernels: the C++ library was built from other sources: the fields of its plan of "
+            "training steps are not those of npu_kernels/_loops/records.py, which differ in "
+            f"{'; '.join(other)}. "
             f"Build it with `{cpu.BUILD_COMMAND}`"
         )
 

@@ -1,12 +1,8 @@
 """The time loop ``u' = NAU(NPU(u))`` by explicit Runge-Kutta steps, in eager torch.
 
-The specification and the oracle of the fused loop, like `npu_kernels.reference` for the layers: `solve` is the plain
-loop over any f, differentiable to any order, and the functions at the end have the operators' signatures.
-
-A method is its tableau's lower triangle, row by row: row i has the i coefficients with which stages 1 .. i make the
-state of stage i + 1, the last row those that make the step. s stages are s (s + 1) / 2 numbers.
-
-    v_1 = u_n    k_i = f(v_i)    v_{i+1} = u_n + dt sum_{j <= i} a_ij k_j    u_{n+1} = u_n + dt sum_j b_j k_j
+The specification and the oracle of the fused loop, like `npu_kernels.reference` for the layers:
+`solve` is the plain loop over any f, differentiable to any order, and the functions at the end have
+the operators' signatures. `methods` has the tableaus and the formula of a step.
 
 Shapes: ``u [B, D]`` with weights without, ``[K, B, D]`` with weights with a model dimension.
 """
@@ -20,22 +16,15 @@ from torch import Tensor
 
 from npu_kernels import reference
 
-METHODS: dict[str, tuple[float, ...]] = {
-    "euler": (1.0,),
-    "midpoint": (1 / 2, 0.0, 1.0),
-    "rk4": (1 / 2, 0.0, 1 / 2, 0.0, 0.0, 1.0, 1 / 6, 1 / 3, 1 / 3, 1 / 6),
-    "rk4_38": (1 / 3, -1 / 3, 1.0, 1.0, -1.0, 1.0, 1 / 8, 3 / 8, 3 / 8, 1 / 8),
-}
-
 
 def rows(tableau: Sequence[float]) -> list[Sequence[float]]:
     """The triangle's rows: one per stage, the last one the step's."""
-    found: list[Sequence[float]] = []
-    at = 0
-    while at < len(tableau):
-        found.append(tableau[at : at + len(found) + 1])
-        at += len(found)
-    return found
+    triangle: list[Sequence[float]] = []
+    first = 0
+    while first < len(tableau):
+        triangle.append(tableau[first : first + len(triangle) + 1])
+        first += len(triangle)
+    return triangle
 
 
 def _advance(u: Tensor, dt: float, row: Sequence[float], k: Sequence[Tensor]) -> Tensor:
@@ -62,20 +51,20 @@ def solve(
     tableau: Sequence[float],
     steps: int,
     dt: float,
-    last: bool,
+    with_last: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The states at 0 .. steps, and f there, without the last one unless `last`."""
+    """The states at 0 .. steps, and f at these states, f at the last one only `with_last`."""
     triangle, states, slopes = rows(tableau), [u0], []
     for _ in range(steps):
         _, k = _stages(f, states[-1], dt, triangle)
         slopes.append(k[0])
         states.append(_advance(states[-1], dt, triangle[-1], k))
-    if last:
+    if with_last:
         slopes.append(f(states[-1]))
     return states, slopes
 
 
-# ---- the operators' signatures -------------------------------------------------------------------------------------
+# ---- the operators' signatures -----------------------------------------------------------------
 
 
 def ode_forward(
@@ -92,15 +81,15 @@ def ode_forward(
     derivatives: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``(trajectory, derivatives, stages)``, ``[..., steps + 1, D]``, the same, and what a backward may reuse.
+    """Return ``(trajectory, derivatives, stages)``: ``[..., steps + 1, D]`` twice, and no stages.
 
-    derivatives is f at every state, empty unless wanted. This one saves nothing: stages is empty.
+    `derivatives`: return f at every state too, else an empty tensor. The fused forward returns the
+    stages that its backward reuses; this one has none.
     """
 
     def f(u: Tensor) -> Tensor:
-        return reference.nau(
-            reference.npu(u, weight_re, weight_im, gate, eps=eps), weight, clip=clip
-        )
+        y = reference.npu(u, weight_re, weight_im, gate, eps=eps)
+        return reference.nau(y, weight, clip=clip)
 
     states, slopes = solve(f, u0, tableau, steps, dt, derivatives)
     none = u0.new_empty(0)
@@ -123,24 +112,23 @@ def ode_backward(
     straight_through: bool,
     needs: int = 31,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``(grad_u0, grad_weight_re, grad_weight_im, grad_gate, grad_weight)``: the discrete adjoint, by hand.
+    """Return the discrete adjoint, by hand: gradients of u0, weight_re, weight_im, gate, weight.
 
-    `needs` is a bit mask in that order; what is not needed, or absent, comes back as an empty tensor. Backwards over
-    the steps, g the gradient of u_{n+1}, and per stage, last one first:
+    `needs` is a bit mask in that order; what is not needed, or absent, comes back as an empty
+    tensor. Backwards over the steps, g the gradient of u_{n+1}, and per stage, last one first:
 
-        dk_i = dt b_i g + dt sum_{j > i} a_{j-1,i} dv_j  (+ that of derivatives, i = 1)      dv_i = J(v_i)' dk_i
+        dk_i = dt a_si g + dt sum_{j > i} a_{j-1,i} dv_j  (+ that of derivatives, i = 1)
+        dv_i = J(v_i)' dk_i
         the gradient of u_n = g + sum_i dv_i + that of trajectory
     """
     triangle = rows(tableau)
     bounded = weight.clamp(-1, 1) if clip else weight
-    grads = [
-        torch.zeros_like(t) if t is not None else None for t in (weight_re, weight_im, gate, weight)
-    ]
+    weights = weight_re, weight_im, gate, weight
+    grads = [None if t is None else torch.zeros_like(t) for t in weights]
 
     def f(u: Tensor) -> Tensor:
-        return reference.nau(
-            reference.npu(u, weight_re, weight_im, gate, eps=eps), bounded, clip=False
-        )
+        y = reference.npu(u, weight_re, weight_im, gate, eps=eps)
+        return reference.nau(y, bounded, clip=False)
 
     def pull(v: Tensor, dk: Tensor) -> Tensor:
         """J' dk; adds to the parameters' gradients."""
@@ -148,9 +136,9 @@ def ode_backward(
         dv, *of_npu = reference.npu_backward(
             dk @ bounded, v, weight_re, weight_im, gate, y, s, eps, straight_through, 15
         )
-        for index, found in enumerate([*of_npu, dk.mT @ y]):
+        for index, part in enumerate([*of_npu, dk.mT @ y]):
             total = grads[index]
-            grads[index] = None if total is None else total + found
+            grads[index] = None if total is None else total + part
         return dv
 
     steps = trajectory.shape[-2] - 1
@@ -169,14 +157,13 @@ def ode_backward(
                 dv[i] = pull(v[i], dk)
         elif grad_derivatives is not None:
             dv[0] = pull(u, grad_derivatives[..., n, :])
-        for found in dv.values():
-            g = g + found
+        for part in dv.values():
+            g = g + part
         if grad_trajectory is not None:
             g = g + grad_trajectory[..., n, :]
     if clip:
         grads[3] = grads[3].where((weight >= -1) & (weight <= 1), 0)  # type: ignore[union-attr]
-    wanted = [g, *grads]
     return tuple(  # type: ignore[return-value]
-        t if t is not None and needs >> bit & 1 else trajectory.new_empty(0)
-        for bit, t in enumerate(wanted)
+        grad if grad is not None and needs >> bit & 1 else trajectory.new_empty(0)
+        for bit, grad in enumerate([g, *grads])
     )

@@ -1,0 +1,29 @@
+"""Loops of training steps, for `training.run` and `fit`.
+
+records.py    the fields of a plan, which C++ has too
+plan.py       which steps C++ can make, and the plan that it gets
+captured.py   steps by a CUDA graph
+steps.py      what all loops have, and the ordinary one
+functions.py  loss, penalties, schedule and projection
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from npu_kernels._loops import captured, plan
+from npu_kernels._loops.captured import Captured
+from npu_kernels._loops.plan import Fused
+from npu_kernels._loops.steps import Loop, Ordinary
+
+__all__ = ["Captured", "Fused", "Loop", "Ordinary", "loop_for"]
+
+
+def loop_for(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor
+) -> tuple[type[Loop], str | None]:
+    """Return the class of the fastest loop, and the reason if it is the ordinary one."""
+    fast, obstacle = (Captured, captured.obstacle) if x.is_cuda else (Fused, plan.obstacle)
+    reason = obstacle(model, optimizer, x)
+    return (fast, None) if reason is None else (Ordinary, reason)

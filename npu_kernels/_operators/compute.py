@@ -1,0 +1,119 @@
+"""How each layer of checked, flat operands is computed: by kernels where they can, else by formula.
+
+Operands are flat: x ``[B, I]`` or ``[K, B, I]``, weights with or without K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npu_kernels import reference
+from npu_kernels._backends import fast_path
+from npu_kernels._operators import autograd, cpu_nalu, dispatch, ops, transforms
+from npu_kernels._operators.autograd import eager_only
+from npu_kernels._operators.dispatch import backend_for, by_fast_path
+from npu_kernels._operators.operands import EPS, check_positive
+from npu_kernels.reference import CLIP, STRAIGHT_THROUGH
+
+
+def _kernels(layer: ops.Layer) -> Callable[..., Any]:
+    """Return a layer's operator, differentiable: a function of the operands and of all options.
+
+    It returns NotImplemented where the formula must be used: because only it is correct, because it
+    is faster, or because there is no kernel.
+    """
+    operands, forward_inputs = layer.operands, layer.operands + len(layer.options)
+    forward, backends, discard = layer.forward, layer.backends, (False,) * len(layer.keep)
+    forward_name, launching = f"{layer.name}_forward", autograd.LAUNCHING[layer.name]
+    function = autograd.FUNCTIONS[layer.name].apply
+    transformed = transforms.FUNCTIONS[layer.name].apply
+
+    def run(*inputs: Any) -> Any:
+        if backend_for(inputs[0]) in backends:
+            if eager_only():
+                if transforms.fused(*inputs[1:operands]):
+                    return transformed(*inputs)[0]
+            else:
+                launcher = dispatch.launcher(forward_name, inputs[:operands])
+                if torch.is_grad_enabled() and any_requires_grad(inputs):
+                    return function(*inputs) if launcher is None else launching(launcher, *inputs)
+                outputs = (launcher or forward)(*inputs[:forward_inputs], *discard)
+                return outputs[0] if discard else outputs
+        return NotImplemented
+
+    def any_requires_grad(inputs: tuple[Any, ...]) -> bool:
+        for tensor in inputs[:operands]:  # noqa: SIM110  # `any` takes three times as long
+            if tensor is not None and tensor.requires_grad:
+                return True
+        return False
+
+    return run
+
+
+_npu = _kernels(ops.LAYERS["npu"])
+_nmu = _kernels(ops.LAYERS["nmu"])
+_nmru = _kernels(ops.LAYERS["nmru"])
+_nalu = _kernels(ops.LAYERS["nalu"])
+_inalu = _kernels(ops.LAYERS["inalu"])
+
+
+def npu(
+    x: Tensor,
+    weight_re: Tensor,
+    weight_im: Tensor | None = None,
+    gate: Tensor | None = None,
+    *,
+    eps: float | None,
+    gate_gradient: str,
+) -> Tensor:
+    """Compute a Neural Power Unit; ValueError for wrong options."""
+    eps = EPS[x.dtype] if eps is None else check_positive("npu", "eps", eps, x.dtype)
+    if gate_gradient != CLIP and gate_gradient != STRAIGHT_THROUGH:
+        rule = "'clip' or 'straight_through'"
+        raise ValueError(f"npu: gate_gradient must be {rule}, got {gate_gradient!r}")
+    y = _npu(x, weight_re, weight_im, gate, eps, gate_gradient == STRAIGHT_THROUGH)
+    if y is NotImplemented:
+        return reference.npu(x, weight_re, weight_im, gate, eps=eps, gate_gradient=gate_gradient)
+    return y
+
+
+def nmu(x: Tensor, weight: Tensor) -> Tensor:
+    """Compute a Neural Multiplication Unit that uses its weight as it is."""
+    y = _nmu(x, weight)
+    return reference.nmu_forward(x, weight) if y is NotImplemented else y
+
+
+def nmu_clipped(x: Tensor, weight: Tensor) -> Tensor:
+    """Compute a Neural Multiplication Unit with its weight clipped to [0, 1]."""
+    return nmu(x, weight.clamp(0, 1))
+
+
+def nmru(x: Tensor, weight: Tensor, *, eps: float, clip: bool, sign: str) -> Tensor:
+    """Compute a Neural Multiplicative Reciprocal Unit."""
+    y = _nmru(x, weight, eps, clip, sign == "separate")
+    return reference.nmru(x, weight, eps=eps, clip=clip, sign=sign) if y is NotImplemented else y
+
+
+def nalu(*inputs: Tensor, eps: float) -> Tensor:
+    """Compute a Neural Arithmetic Logic Unit of x, weight, mask, gate_weight and gate_bias."""
+    y = _nalu(*inputs, eps)
+    if y is NotImplemented:
+        y = cpu_nalu.nalu(*inputs, eps)
+    return reference.nalu(*inputs, eps=eps) if y is NotImplemented else y
+
+
+def inalu(*inputs: Tensor, eps: float, omega: float) -> Tensor:
+    """Compute an Improved Neural Arithmetic Logic Unit of x and its five weights."""
+    y = _inalu(*inputs, eps, omega)
+    if y is NotImplemented:
+        return reference.inalu(*inputs, eps=eps, omega=omega, product=_sign_product)
+    return y
+
+
+def _sign_product(x: Tensor, weight: Tensor) -> Tensor:
+    y = by_fast_path(fast_path.nmu, x, weight, False)
+    return nmu(x, weight) if y is NotImplemented else y
