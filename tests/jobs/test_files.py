@@ -338,7 +338,7 @@ files.check_writable(path)
 for content in ("old", "new"):
     files.write(path, content)
 files.remove_leftovers(path.parent)
-"""  # noqa: E501
+"""
     leftover = _leftover(tmp_path / "state")
     leftover.touch()
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "state")], check=True)

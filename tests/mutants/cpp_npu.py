@@ -1,7 +1,5 @@
 """Mutants of the NPU family's C++ kernels."""
 
-# ruff: noqa: E501 (a text stands on one line where the code has it on one)
-
 from __future__ import annotations
 
 from tests.mutants.mutant import mutants

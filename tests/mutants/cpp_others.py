@@ -1,7 +1,5 @@
 """Mutants of the other C++ kernels (siblings, loss, optimiser, time loop), and of how threads share work."""
 
-# ruff: noqa: E501 (a text stands on one line where the code has it on one)
-
 from __future__ import annotations
 
 from tests.mutants.mutant import mutants
