@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.paper.registry import EXPERIMENTS
+from tests.backends.sanitized import FILES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "npu_kernels", "benchmarks", "tools", "tests", "examples"
@@ -410,6 +411,15 @@ def test_only_public_faces_say_what_a_neural_power_unit_is() -> None:
     assert {name for name, line in said.items() if "Neural Power Unit, a layer" in line} <= faces
     assert "Neural Power Unit, a layer" in said["npu_kernels"]
     assert [name for name, line in said.items() if not line and not name.startswith("tests")] == []
+
+
+def test_patterns_and_paths_name_files() -> None:
+    """The data of the wheel, and the tests that the sanitizers run."""
+    settings = (ROOT / "pyproject.toml").read_text("utf-8")
+    (patterns,) = re.findall(r"^npu_kernels = \[(.*?)\]", settings, re.M)
+    names = [f"npu_kernels/{pattern}" for pattern in re.findall(r'"(.+?)"', patterns)]
+    assert len(names) > 1
+    assert [name for name in [*names, *FILES] if not list(ROOT.glob(name))] == []
 
 
 def test_only_one_place_asks_torch_for_the_matmul_precision() -> None:
