@@ -22,11 +22,11 @@ PACKAGES = "npu_kernels", "benchmarks", "tools", "tests", "examples"
 # Measures of words and lengths, and the most that each of `PACKAGES` may have. The goals are
 # 0.3 %, 1 %, 0, 0.5 % and 0: a number may only fall.
 LIMITS = {
-    "vague names, %": (4.89, 5.21, 2.25, 5.72, 3.89),
-    "docstrings without a noun, %": (6.75, 8.73, 6.46, 6.36, 0.0),
-    "constants with several values": (15, 7, 0, 2, 0),
-    "lines over 100, %": (4.97, 4.28, 4.04, 1.97, 3.85),
-    "functions over 60 lines": (10, 0, 1, 4, 0),
+    "vague names, %": (0.3, 0.3, 0.3, 4.82, 3.89),
+    "docstrings without a noun, %": (1, 1, 1, 5.32, 0),
+    "constants with several values": (0, 7, 0, 2, 0),
+    "lines over 100, %": (0.5, 0.5, 0.5, 1.77, 3.85),
+    "functions over 60 lines": (0, 0, 0, 4, 0),
 }
 # Names that say nothing of what they hold.
 VAGUE_WORDS = (
