@@ -34,6 +34,7 @@ COMMANDS = [
     Entry("make format", ("make -j2 lint test-setup",), NO_RECORD),
     Entry("make docs", ("make docs",), WHOLE),
     Entry("make test", ("make test",), WHOLE),
+    Entry("make test-setup", ("make -j2 lint test-setup",), WHOLE),
     Entry("make version", ("tests/project/test_what_users_run.py::test_version",), WHOLE),
     Entry(
         "make allocations",
@@ -73,8 +74,8 @@ COMMANDS = [
     Entry(
         "make tables",
         (
-            "tests/project/test_docs.py::test_throughput_tables_are_those_of_the_results",
-            "tests/project/test_docs.py::test_paper_tables_are_those_of_the_results",
+            "tests/benchmarks/test_figures.py::test_throughput_tables_are_those_of_the_results",
+            "tests/benchmarks/test_figures.py::test_paper_tables_are_those_of_the_results",
             "tests/benchmarks/test_equations_benchmark.py::test_the_tables_in_the_guide_are_those_of_the_rows",
             "tests/benchmarks/test_time_series_benchmark.py::test_the_table_is_that_of_the_rows",
             "tests/benchmarks/test_pictures.py::test_overview",
