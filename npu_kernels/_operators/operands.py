@@ -104,9 +104,7 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
             )
     for attribute, error in (("dtype", TypeError), ("device", ValueError))[mixed:]:
         if any(getattr(tensor, attribute) != getattr(x, attribute) for tensor in present.values()):
-            values = ", ".join(
-                f"{name} {getattr(tensor, attribute)}" for name, tensor in present.items()
-            )
+            values = ", ".join(f"{n} {getattr(t, attribute)}" for n, t in present.items())
             raise error(f"{layer}: all tensors must have one {attribute}, got {values}")
 
     first, weight = next(iter(tensors.items()))

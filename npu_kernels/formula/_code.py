@@ -25,10 +25,14 @@ class TorchFunction:
 
     A call needs neither sympy nor this package's layers. The object pickles, and ``str()`` of it is
     `source`.
+
+    Attributes:
+        source: a Python function of the single variables, which can be copied elsewhere.
+        names: of the variables, in the order of x's columns.
     """
 
-    source: str  #: a Python function of the single variables, which can be copied elsewhere
-    names: tuple[str, ...]  #: of the variables, in the order of x's columns
+    source: str
+    names: tuple[str, ...]
     _compiled: Callable[..., tuple[Any, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

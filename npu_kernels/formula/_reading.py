@@ -39,12 +39,18 @@ class Formula:
     ``str()`` gives one line per output, in Python's operators but with ``|x|``, and ``[x < 0]`` for
     1 where x is negative and 0 elsewhere, decimals rounded to 4 digits. Calling the formula with
     ``x [..., I]`` gives ``[..., O]``, computed by `torch_function`, with all digits.
+
+    Attributes:
+        symbols: the inputs, sympy's.
+        names: of the outputs.
+        expressions: one for each output.
+        note: what was left out.
     """
 
-    symbols: tuple[Any, ...]  #: the inputs, sympy's
-    names: tuple[str, ...]  #: of the outputs
-    expressions: tuple[Any, ...]  #: one for each output
-    note: str  #: what was left out
+    symbols: tuple[Any, ...]
+    names: tuple[str, ...]
+    expressions: tuple[Any, ...]
+    note: str
 
     def text(self, digits: int | None = 4) -> str:
         """One line per output; decimals with `digits` significant digits, None for all."""

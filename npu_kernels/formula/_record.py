@@ -10,15 +10,25 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one entry of a parameter."""
+    """The change of one entry of a parameter.
 
-    parameter: str  #: the parameter's name in the module
-    index: tuple[int, ...]  #: of the entry in the tensor
-    before: float  #: the entry's value
-    after: float  #: the value that was tried
-    alone: float  #: error with this change only, of the step's first model or its last refit
-    error: float  #: error with this change and all accepted changes before it
-    accepted: bool  #: whether the entry has the value `after` in the result
+    Attributes:
+        parameter: the parameter's name in the module.
+        index: of the entry in the tensor.
+        before: the entry's value.
+        after: the value that was tried.
+        alone: error with this change only, of the step's first model or its last refit.
+        error: error with this change and all accepted changes before it.
+        accepted: whether the entry has the value `after` in the result.
+    """
+
+    parameter: str
+    index: tuple[int, ...]
+    before: float
+    after: float
+    alone: float
+    error: float
+    accepted: bool
 
     def __str__(self) -> str:
         entry = f"{self.parameter}[{', '.join(map(str, self.index))}]"
@@ -30,13 +40,21 @@ class Change:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of `simplify`."""
+    """One step of `simplify`.
 
-    name: str  #: "gates", "prune", "unused" or "round"
-    before: float  #: the model's error before the step
-    after: float  #: the model's error after the step
-    parameters: int  #: the number of parameters that are not 0 after the step
-    changes: tuple[Change, ...]  #: all that were tried
+    Attributes:
+        name: "gates", "prune", "unused" or "round".
+        before: the model's error before the step.
+        after: the model's error after the step.
+        parameters: the number of parameters that are not 0 after the step.
+        changes: all that were tried.
+    """
+
+    name: str
+    before: float
+    after: float
+    parameters: int
+    changes: tuple[Change, ...]
 
     @property
     def accepted(self) -> tuple[Change, ...]:
@@ -48,12 +66,18 @@ class Simplified:
     """A simplified copy of a model, and its record.
 
     ``str()`` is a table of the steps; `details` lists every change.
+
+    Attributes:
+        module: one model, without `num_models`.
+        error: of the original model.
+        parameters: the number of parameters that were not 0 in the original model.
+        steps: in the order in which they were done.
     """
 
-    module: nn.Module  #: one model, without `num_models`
-    error: float  #: of the original model
-    parameters: int  #: the number of parameters that were not 0 in the original model
-    steps: tuple[Step, ...]  #: in the order in which they were done
+    module: nn.Module
+    error: float
+    parameters: int
+    steps: tuple[Step, ...]
 
     def __str__(self) -> str:
         head = ("step", "parameters", "changed", "rejected", "error", "cost", "most for one")

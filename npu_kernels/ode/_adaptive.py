@@ -24,11 +24,17 @@ from npu_kernels.ode._adaptive_function import AdaptiveFunction, Call, forward
 
 
 class Statistics(NamedTuple):
-    """The steps of each trajectory, ``[(K,) (B,)]`` each."""
+    """The steps of each trajectory, ``[(K,) (B,)]`` each.
 
-    accepted: Tensor  # steps
-    rejected: Tensor  # steps
-    evaluations: Tensor  # of the model: six for a step, two for the size of the first one
+    Attributes:
+        accepted: steps.
+        rejected: steps.
+        evaluations: of the model: six for a step, two for the size of the first one.
+    """
+
+    accepted: Tensor
+    rejected: Tensor
+    evaluations: Tensor
 
 
 def integrate(options: checks.Options, u0: Tensor, weights: Weights) -> Any:

@@ -61,14 +61,23 @@ class Status(IntEnum):
 
 
 class Result(NamedTuple):
-    """Where the problems ended."""
+    """Where the problems ended.
 
-    x: Tensor  #: the last points ``[K, N]``
-    f: Tensor  #: the values at x ``[K]``
-    gradient: Tensor  #: ``|g|_inf`` at x ``[K]``
-    iterations: Tensor  #: their numbers ``[K]``
-    evaluations: Tensor  #: their numbers ``[K]``
-    status: Tensor  #: why each problem ended, a `Status` ``[K]``
+    Attributes:
+        x: the last points ``[K, N]``.
+        f: the values at x ``[K]``.
+        gradient: ``|g|_inf`` at x ``[K]``.
+        iterations: their numbers ``[K]``.
+        evaluations: their numbers ``[K]``.
+        status: why each problem ended, a `Status` ``[K]``.
+    """
+
+    x: Tensor
+    f: Tensor
+    gradient: Tensor
+    iterations: Tensor
+    evaluations: Tensor
+    status: Tensor
 
 
 _START, _BRACKET, _ZOOM = range(3)  # the purpose of a problem's next evaluation

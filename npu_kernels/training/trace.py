@@ -43,21 +43,37 @@ ACTIONS = ("raise", "warn", "record")
 
 @dataclass(frozen=True)
 class NonFinite:
-    """One value that is not finite. The fields r to phase are of NPU, RealNPU and NaiveNPU."""
+    """One value that is not finite. The fields r to phase are of NPU, RealNPU and NaiveNPU.
 
-    module: str  #: the name in the model of the module; "" for the model itself
-    kind: str  #: the module's class
-    what: str  #: "output", or "gradient" for the gradient that arrives at the output
-    value: float  #: the value itself: inf, -inf or nan
-    unit: int  #: index of the output
-    row: tuple[int, ...]  #: the input row, an index for each leading dimension
-    model: int | None  #: index of the model of `num_models`
-    bad_inputs: tuple[int, ...]  #: indices of the row's inputs that are not finite themselves
-    r: tuple[float, ...] = ()  #: of every input of the row
-    log_r: tuple[float, ...] = ()  #: of every input of the row
-    exponent: float | None = None  #: P of the unit for the row
-    phase: float | None = None  #: Q of the unit for the row
-    message: str = ""  #: all of this as text
+    Attributes:
+        module: the name in the model of the module; "" for the model itself.
+        kind: the module's class.
+        what: "output", or "gradient" for the gradient that arrives at the output.
+        value: the value itself: inf, -inf or nan.
+        unit: index of the output.
+        row: the input row, an index for each leading dimension.
+        model: index of the model of `num_models`.
+        bad_inputs: indices of the row's inputs that are not finite themselves.
+        r: of every input of the row.
+        log_r: of every input of the row.
+        exponent: P of the unit for the row.
+        phase: Q of the unit for the row.
+        message: all of this as text.
+    """
+
+    module: str
+    kind: str
+    what: str
+    value: float
+    unit: int
+    row: tuple[int, ...]
+    model: int | None
+    bad_inputs: tuple[int, ...]
+    r: tuple[float, ...] = ()
+    log_r: tuple[float, ...] = ()
+    exponent: float | None = None
+    phase: float | None = None
+    message: str = ""
 
 
 def _power_facts(

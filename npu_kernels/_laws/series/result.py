@@ -27,15 +27,25 @@ MAX_PREDICTION_STEPS = 1_000_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """One parameter of a law."""
+    """One parameter of a law.
 
-    name: str  #: what it is, such as "exponent of x in term 1"
-    value: float  #: the estimate
-    error: float  #: its standard error, inf if the data do not tell it
-    logarithmic: bool  #: whether it is a coefficient of a term with free exponents
-    taken: float | None  #: the law's number if that is not the estimate: a fraction, or beside one
-    index: int  #: in the law's vector
-    unit: float  #: of the law's vector
+    Attributes:
+        name: what it is, such as "exponent of x in term 1".
+        value: the estimate.
+        error: its standard error, inf if the data do not tell it.
+        logarithmic: whether it is a coefficient of a term with free exponents.
+        taken: the law's number if that is not the estimate: a fraction, or beside one.
+        index: in the law's vector.
+        unit: of the law's vector.
+    """
+
+    name: str
+    value: float
+    error: float
+    logarithmic: bool
+    taken: float | None
+    index: int
+    unit: float
 
     def at(self, distance: float) -> float:
         """Return the value at a distance of a profile."""
@@ -46,29 +56,47 @@ class Estimate:
 
 @dataclass(frozen=True)
 class SeriesFit:
-    """A law of time series, from `fit`."""
+    """A law of time series, from `fit`.
 
-    model: nn.Sequential  #: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`
-    names: tuple[str, ...]  #: of the D states
-    u0: Tensor  #: the states at the first times ``[S, D]``
-    #: Root mean square of the residuals over the standard deviation of the measurements, with
-    #: columns weighted equally; in logarithms where errors are relative.
+    Attributes:
+        model: ``RealNPU(D, n) -> NAU(n, D)`` in float64, for `rollout`.
+        names: of the D states.
+        u0: the states at the first times ``[S, D]``.
+        score: Root mean square of the residuals over the standard deviation of the measurements,
+            with columns weighted equally; in logarithms where errors are relative.
+        sigma: Standard deviation of the errors of each column ``[D]``, estimated (relative errors:
+            a share; nan for states that were not measured); None for the user's.
+        bic: the Bayesian information criterion.
+        degrees: measurements minus parameters.
+        estimates: the parameters.
+        unidentified: parameters, and sets of them, that the data do not tell.
+        complete: False after Ctrl-C.
+        seconds: of time that the fit took.
+        step: the longest step of time in the fit.
+        data: the series.
+        law: the law as a vector in scaled units.
+        free: the same law with its fractions as free numbers.
+        met: laws of other forms, for `alternatives`.
+        max_denominator: of exponents, 0 without fractions.
+    """
+
+    model: nn.Sequential
+    names: tuple[str, ...]
+    u0: Tensor
     score: float
-    #: Standard deviation of the errors of each column ``[D]``, estimated (relative errors: a share;
-    #: nan for states that were not measured); None for the user's.
     sigma: Tensor | None
-    bic: float  #: the Bayesian information criterion
-    degrees: int  #: measurements minus parameters
-    estimates: tuple[Estimate, ...] = field(repr=False)  #: the parameters
-    unidentified: tuple[str, ...]  #: parameters, and sets of them, that the data do not tell
-    complete: bool  #: False after Ctrl-C
-    seconds: float  #: of time that the fit took
-    step: float  #: the longest step of time in the fit
-    data: Series = field(repr=False)  #: the series
-    law: Law = field(repr=False)  #: the law as a vector in scaled units
-    free: Law = field(repr=False)  #: the same law with its fractions as free numbers
-    met: tuple[Law, ...] = field(repr=False)  #: laws of other forms, for `alternatives`
-    max_denominator: int = field(repr=False)  #: of exponents, 0 without fractions
+    bic: float
+    degrees: int
+    estimates: tuple[Estimate, ...] = field(repr=False)
+    unidentified: tuple[str, ...]
+    complete: bool
+    seconds: float
+    step: float
+    data: Series = field(repr=False)
+    law: Law = field(repr=False)
+    free: Law = field(repr=False)
+    met: tuple[Law, ...] = field(repr=False)
+    max_denominator: int = field(repr=False)
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Exponents ``[1, n, D]`` and coefficients ``[1, D, n]``."""

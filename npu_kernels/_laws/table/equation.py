@@ -23,12 +23,20 @@ Array = Any
 
 @dataclass(frozen=True)
 class Interval:
-    """The estimate of a parameter."""
+    """The estimate of a parameter.
+
+    Attributes:
+        name: which parameter it is.
+        value: the estimate.
+        error: its standard error.
+        low: the lower end of the confidence interval.
+        high: the upper end.
+    """
 
     name: str
     value: float
-    error: float  # standard error
-    low: float  # the confidence interval
+    error: float
+    low: float
     high: float
 
     @classmethod
@@ -55,29 +63,52 @@ class Equation:
     """A law ``y**power = sum_k coef[k] prod_i x_i**exponents[k, i]`` that was found in data.
 
     `terms` is K, the number of terms.
+
+    Attributes:
+        names: the inputs' names, n of them.
+        output: the name of y.
+        power: the power of y on the left-hand side.
+        sign: the sign of y, where power is neither 1 nor -1.
+        coef: the coefficients ``[K]``.
+        coef_std: their standard errors ``[K]``.
+        exponents: the exponents ``[K, n]``.
+        exponents_std: their standard errors ``[K, n]``; 0 of a simple fraction.
+        free: which exponents are no simple fractions ``[K, n]``.
+        positive: which inputs are never negative ``[n]``.
+        rms: root mean square of the residuals of all rows, over that of y.
+        error: the same on rows that were not fitted, or leaving out one row at a time.
+        held_out: how many rows were not fitted; 0: one row at a time was left out.
+        bic: the criterion, see `NPURegressor`.
+        exact: whether the residuals are those of rounding.
+        degrees: rows minus parameters.
+        scaled: the coefficients for inputs and y over their scales ``[K]``.
+        log_mean: logarithms of the inputs' scales ``[n]``.
+        scale: the scale of y.
+        constraint: the linear constraint of the exponents that the units give.
+        relative: whether the errors were taken in proportion to y.
     """
 
-    names: tuple[str, ...]  # of the inputs
-    output: str  # name of y
-    power: float  # of y
-    sign: float  # of y, where power is neither 1 nor -1
-    coef: Array  # [K]
-    coef_std: Array  # [K]: standard errors
-    exponents: Array  # [K, n]
-    exponents_std: Array  # [K, n]: standard errors; 0 of a simple fraction
-    free: Array  # [K, n]: the exponents that are no simple fractions
-    positive: tuple[bool, ...]  # [n]: the inputs that are never negative
-    rms: float  # root mean square of the residuals of all rows, over that of y
-    error: float  # the same on rows that were not fitted, or leaving out one row at a time
-    held_out: int  # how many rows were not fitted; 0: one row at a time was left out
-    bic: float  # the criterion, see `NPURegressor`
-    exact: bool  # whether the residuals are those of rounding
-    degrees: float  # rows minus parameters
-    scaled: Array = field(repr=False)  # [K]: coef for inputs and y over their scales
-    log_mean: Array = field(repr=False)  # [n]: logarithms of the inputs' scales
-    scale: float = field(repr=False)  # of y
-    constraint: Exponents = field(repr=False)  # of the exponents
-    relative: bool = field(repr=False)  # whether the errors were taken in proportion to y
+    names: tuple[str, ...]
+    output: str
+    power: float
+    sign: float
+    coef: Array
+    coef_std: Array
+    exponents: Array
+    exponents_std: Array
+    free: Array
+    positive: tuple[bool, ...]
+    rms: float
+    error: float
+    held_out: int
+    bic: float
+    exact: bool
+    degrees: float
+    scaled: Array = field(repr=False)
+    log_mean: Array = field(repr=False)
+    scale: float = field(repr=False)
+    constraint: Exponents = field(repr=False)
+    relative: bool = field(repr=False)
 
     @property
     def terms(self) -> int:

@@ -24,11 +24,17 @@ BATCH = 4  # problems for each process at once, where joblib's backend gives res
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a problem."""
+    """The outcome of a problem.
 
-    name: Any  # the key or index of the problem
-    model: NPURegressor | None  # fitted; None if it could not be
-    error: Exception | None = None  # why it could not be
+    Attributes:
+        name: the key or index of the problem.
+        model: fitted; None if it could not be.
+        error: why it could not be.
+    """
+
+    name: Any
+    model: NPURegressor | None
+    error: Exception | None = None
 
     @property
     def complete(self) -> bool:
