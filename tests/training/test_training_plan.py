@@ -81,7 +81,8 @@ def right(rmsprop: bool = False) -> dict[str, Any]:
 
 def call(plan: dict[str, Any]) -> None:
     lists = records.Plan()
-    lists.add(*plan["records"].values())
+    for record in plan["records"].values():
+        lists.add(record)
     plan = {"integers": lists.integers, "numbers": lists.numbers, **plan}
     torch.ops.npu_kernels.train(*(plan[name] for name in NAMES))
 
@@ -402,7 +403,8 @@ def call_drawn_plans(count: int) -> None:
     for number in range(count):
         plan = right(bool(number % 2))
         lists = records.Plan()
-        lists.add(*plan["records"].values())
+        for record in plan["records"].values():
+            lists.add(record)
         plan["integers"], plan["numbers"] = lists.integers, lists.numbers
         changes = [corrupt(plan, draw, values) for _ in range(draw.randint(1, 3))]
         print(number, *changes, end=": ", flush=True)
