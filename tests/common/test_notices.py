@@ -96,8 +96,7 @@ def _stiff():
     return model
 
 def stiff():
-    # here
-    ode.rollout(_stiff(), torch.ones(2).double(), t=[0.0, 0.1, 1.0], method="dopri5", atol=1e-6)
+    ode.rollout(_stiff(), torch.ones(2).double(), t=[0.0, 0.1, 1.0], method="dopri5", atol=1e-6)  # here
 
 def stiff_weights():
     power, nau = _stiff()
@@ -137,16 +136,14 @@ def cross_validated():
     nk.fit(nk.RealNPU(2, 1, num_models=2), X[:8], Y[:8], recipe=QUICK, progress=False)  # here
 
 def held_out_of_many():
-    # here
-    fit_many(nk.RealNPU(2, 1, num_models=2), X[None, :8], Y[None, :8], recipe=QUICK, progress=False)
+    fit_many(nk.RealNPU(2, 1, num_models=2), X[None, :8], Y[None, :8], recipe=QUICK, progress=False)  # here
 
 def saved_run(path):
     model = torch.nn.Sequential(nk.RealNPU(2, 2), nk.NAU(2, 1))
     training.run(model, X, Y, steps=4, lr=0.01, checkpoint=path, progress=False)  # here
 
 def saved_fit(path):
-    # here
-    nk.fit(nk.RealNPU(2, 1, num_models=2), X, Y, recipe=QUICK, progress=False, checkpoint=path)
+    nk.fit(nk.RealNPU(2, 1, num_models=2), X, Y, recipe=QUICK, progress=False, checkpoint=path)  # here
 
 def saved_regressor(path):
     _regressor().fit(X.double().numpy(), Y[:, 0].double().numpy(), checkpoint=path)  # here
