@@ -1,7 +1,6 @@
 """Neural Power Unit, a layer, in a time loop: neural ODEs ``u' = NAU(NPU(u))``, K in one call.
 
-rollout          the trajectory of a power layer and a NAU, by fixed or adaptive steps, and its
-                 exact discrete adjoint
+rollout          the trajectory of a power layer and a NAU, and its exact discrete adjoint
 integrate        the same for weights that are no modules
 interpolate      a trajectory at any times, linear or by cubic Hermite polynomials
 fit              from time series to their law, as an equation with confidence intervals

@@ -314,8 +314,16 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
         "run: lr must be a function of the step, or finite and at least 0, got True",
     ),
     ({"lr": "0.1"}, ValueError, "run: lr must be a function of the step, or finite and at least 0"),
-    ({"lr": math.inf}, ValueError, "run: lr must be a function of the step, or finite and at least 0"),
-    ({"lr": math.nan}, ValueError, "run: lr must be a function of the step, or finite and at least 0"),
+    (
+        {"lr": math.inf},
+        ValueError,
+        "run: lr must be a function of the step, or finite and at least 0",
+    ),
+    (
+        {"lr": math.nan},
+        ValueError,
+        "run: lr must be a function of the step, or finite and at least 0",
+    ),
     (
         {"optimizer": 3},
         ValueError,
