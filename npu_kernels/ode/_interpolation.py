@@ -22,8 +22,7 @@ def interpolate(
     """A trajectory ``[..., steps + 1, D]`` of step dt at `times` ``[M]``: ``[..., M, D]``.
 
     times: between 0 and steps dt, in any order; they get no gradient. The trajectory does.
-    method: "linear", or "hermite", of order 4: the cubic with the states and the slopes k_n, k_{n+1}
-    of both ends,
+    method: "linear", or "hermite", the cubic of order 4 with both ends' states and slopes k:
 
         (1 - t) u_n + t u_{n+1}
             + t (t - 1) ((1 - 2 t) (u_{n+1} - u_n) + (t - 1) dt k_n + t dt k_{n+1})
