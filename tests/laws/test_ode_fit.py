@@ -11,8 +11,9 @@ from torch import nn
 
 from benchmarks.time_series.__main__ import CASES
 from npu_kernels import NAU, NPU, NaiveNPU, ode
+from npu_kernels._laws.products.description import exponent_nats
 from npu_kernels._laws.series.data import Series, read
-from npu_kernels._laws.series.laws import Law, describe, form
+from npu_kernels._laws.series.laws import Law, form
 from npu_kernels._laws.series.sensitivity import Shape, Stretches, Trajectories
 from npu_kernels._laws.series.starts import matched, smoothed
 from tests.support.examples import ROOT
@@ -382,9 +383,9 @@ def test_tables_and_the_picture() -> None:
 
 
 def test_the_price_of_a_description() -> None:
-    assert describe(1.0) == describe(-1.0) == 0
-    assert 0 < describe(0.5) < describe(1 / 3) < describe(0.25)
-    assert describe(3.0) > describe(2.0) > 0
+    assert exponent_nats(1.0) == exponent_nats(-1.0) == 0
+    assert 0 < exponent_nats(0.5) < exponent_nats(1 / 3) < exponent_nats(0.25)
+    assert exponent_nats(3.0) > exponent_nats(2.0) > 0
 
 
 def test_blind_directions_have_infinite_errors() -> None:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
+from npu_kernels._laws.products.description import exponent_nats
 from npu_kernels._laws.series.job import Descent, Job
 from npu_kernels._laws.series.sensitivity import Stretches, Trajectories
 from npu_kernels.optim import least_squares
@@ -167,15 +167,9 @@ def criteria(problem: Trajectories, x: Tensor, free: Tensor) -> Tensor:
     shape = problem.shape
     exponents, fixed = shape.split(x)[0].flatten(1), ~shape.split(free)[0].flatten(1)
     pairs = zip(exponents, fixed, strict=True)
-    described = torch.tensor([sum(map(describe, row[keep].tolist())) for row, keep in pairs])
+    described = torch.tensor([sum(map(exponent_nats, row[keep].tolist())) for row, keep in pairs])
     values = likelihood + math.log(n) * free.sum(1) + 2 * described
     return values.nan_to_num(math.inf, math.inf)
-
-
-def describe(w: float) -> float:
-    """Return the length of a simple exponent's description beside that of 1, in nats."""
-    fraction = Fraction(w).limit_denominator(64)
-    return 0.6 * max(0.0, abs(w) - 1) + 1.3 * math.log(fraction.denominator)
 
 
 # ---- simpler laws ------------------------------------------------------------------------------
@@ -289,7 +283,7 @@ def _plan(law: Law, proposals: list[Change]) -> list[tuple[Change, float]]:
             b = [position[i] for i in numbers]
             off = x[b] - value
             cost = float(off @ torch.linalg.lstsq(C[b][:, b], off.unsqueeze(1)).solution.squeeze(1))
-            prices.append(cost - log_n * len(b) + 2 * (describe(value) if value else 0.0))
+            prices.append(cost - log_n * len(b) + 2 * exponent_nats(value))
         cheapest = min(range(len(open_changes)), key=lambda n: prices[n])
         numbers, value = open_changes[cheapest]
         plan.append((open_changes[cheapest], prices[cheapest]))
