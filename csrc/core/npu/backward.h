@@ -1,8 +1,8 @@
 // Shared by the forms of the backward (npu/backward.cpp, which has the algebra, names them).
 #pragma once
 
-#include "layers/npu.h"
 #include "api.h"
+#include "layers/npu.h"
 #include "npu/gate.h"
 #include "panel.h"
 

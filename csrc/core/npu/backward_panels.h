@@ -161,7 +161,8 @@ class Chunk {
             store_grads(load(grad_y + at), load(y + at), load(s + at), tiles, to + r * kGrads, step, Tiles{});
           }
         };
-        if (count == kStep && (rows - 1) * out + o + W <= left) store_rows(kTiles, [](const T* p) { return S::load(p); });
+        if (count == kStep && (rows - 1) * out + o + W <= left)
+          store_rows(kTiles, [](const T* p) { return S::load(p); });
         else store_rows(int(ceil_div(count, kOuts)), [count](const T* p) { return S::load_first(p, count); });
       } else {
         for (int r = 0; r < rows; ++r) {

@@ -2,8 +2,8 @@
 // stand in npu/forward.cpp.
 #pragma once
 
-#include "layers/npu.h"
 #include "api.h"
+#include "layers/npu.h"
 #include "npu/gate.h"
 #include "panel.h"
 

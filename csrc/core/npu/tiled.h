@@ -1,9 +1,9 @@
-// The NPU family by tile products (npu/tiles.h): float32 only, whatever the shape; dispatch.cpp knows where it pays. Models
-// with values that have no terms run on the ordinary AVX-512 kernels.
+// The NPU family by tile products (npu/tiles.h): float32 only, whatever the shape; dispatch.cpp knows where it pays.
+// Models with values that have no terms run on the ordinary AVX-512 kernels.
 #pragma once
 
-#include "layers/npu.h"
 #include "api.h"
+#include "layers/npu.h"
 
 namespace npu {
 

@@ -9,7 +9,8 @@
 //   sums, RealNPU   of two tiles of inputs: L' with dP of two tiles of outs gives SP, m' with dQ MQ
 //
 // A chunk's inputs without a negative value leave out their mask products. While products are made, side work
-// (npu/side_work.h) turns the dL before into dx, the next inputs into L and m, and the products before into weight sums.
+// (npu/side_work.h) turns the dL before into dx, the next inputs into L and m, and the products before into weight
+// sums.
 #include "npu/tiled_backward.h"
 
 #include "npu/tiled.h"

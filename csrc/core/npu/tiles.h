@@ -17,8 +17,8 @@
 #include <atomic>
 #include <new>
 
-#include "panel.h"
 #include "npu/side_work.h"
+#include "panel.h"
 
 namespace npu {
 namespace NPU_ISA {

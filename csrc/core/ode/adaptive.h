@@ -1,7 +1,7 @@
 // Adaptive steps: the control of one trajectory's steps, and the steps of a register of trajectories.
 //
-// The control is Hairer, Norsett and Wanner's (npu_kernels/ode/_adaptive_reference.py has its formulas); times and sizes
-// are in double.
+// The control is Hairer, Norsett and Wanner's (npu_kernels/ode/_adaptive_reference.py has its formulas); times and
+// sizes are in double.
 #pragma once
 
 #include <cmath>

@@ -11,9 +11,9 @@ namespace NPU_ISA {
 template <typename T>
 struct Simd : GenericSimd<T, Simd<T>> {
   using Generic = GenericSimd<T, Simd<T>>;
+  using Generic::single;
   using typename Generic::Bits;
   using typename Generic::Reg;
-  using Generic::single;
   static constexpr int group_size = single ? 3 : 0;
 
   static NPU_INLINE Reg set1(T v) {
@@ -39,9 +39,7 @@ struct Simd : GenericSimd<T, Simd<T>> {
     return table;
   }
 
-  static NPU_INLINE bool any(Bits condition) {
-    return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
-  }
+  static NPU_INLINE bool any(Bits condition) { return !_mm256_testz_si256((__m256i)condition, (__m256i)condition); }
 };
 
 }  // namespace NPU_ISA

@@ -11,16 +11,16 @@ namespace NPU_ISA {
 template <typename T>
 struct Simd : GenericSimd<T, Simd<T>> {
   using Generic = GenericSimd<T, Simd<T>>;
-  using typename Generic::Bits;
-  using typename Generic::Reg;
-  using typename Generic::Int;
-  using typename Generic::Mask;
   using Generic::kSignBit;
   using Generic::load;
   using Generic::set1_bits;
   using Generic::single;
   using Generic::store;
   using Generic::width;
+  using typename Generic::Bits;
+  using typename Generic::Int;
+  using typename Generic::Mask;
+  using typename Generic::Reg;
   static constexpr bool stores_masked = true;
   static constexpr int group_size = single ? 4 : 3;
   static constexpr bool sums_pairs = single;
@@ -145,9 +145,7 @@ struct Simd : GenericSimd<T, Simd<T>> {
                                         more);
   }
 
-  static NPU_INLINE bool any_mark(Bits marks) {
-    return _mm512_test_epi64_mask((__m512i)marks, (__m512i)marks) != 0;
-  }
+  static NPU_INLINE bool any_mark(Bits marks) { return _mm512_test_epi64_mask((__m512i)marks, (__m512i)marks) != 0; }
 
   // to = from. For an inner loop: GCC would load by way of a scalar register.
   static NPU_INLINE void load_mask(Mask& to, const Mask& from) {

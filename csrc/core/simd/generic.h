@@ -68,14 +68,10 @@ struct GenericSimd {
   }
 
   // a * b + c; one rounding where the instruction set has it.
-  static NPU_INLINE Reg fma(Reg a, Reg b, Reg c) {
-    return a * b + c;
-  }
+  static NPU_INLINE Reg fma(Reg a, Reg b, Reg c) { return a * b + c; }
 
   // acc += a * b.
-  static NPU_INLINE void accumulate(Reg& acc, Reg a, Reg b) {
-    acc = Isa::fma(a, b, acc);
-  }
+  static NPU_INLINE void accumulate(Reg& acc, Reg a, Reg b) { acc = Isa::fma(a, b, acc); }
 
   // a * b + c with one rounding on every instruction set: range reductions are wrong without it.
   static NPU_INLINE Reg fma_exact(Reg a, Reg b, Reg c) {
@@ -87,22 +83,16 @@ struct GenericSimd {
   static NPU_INLINE Bits set1_bits(Int v) { return Bits{} + v; }
   static NPU_INLINE Reg select(Bits condition, Reg a, Reg b) { return condition ? a : b; }
   // a where n is odd, b where it is even.
-  static NPU_INLINE Reg select_odd(Bits n, Reg a, Reg b) {
-    return select((n & set1_bits(1)) != set1_bits(0), a, b);
-  }
+  static NPU_INLINE Reg select_odd(Bits n, Reg a, Reg b) { return select((n & set1_bits(1)) != set1_bits(0), a, b); }
   // v, negated where the highest bit of `flip` is set.
-  static NPU_INLINE Reg negate_where(Bits flip, Reg v) {
-    return (Reg)((Bits)v ^ (flip & set1_bits(kSignBit)));
-  }
+  static NPU_INLINE Reg negate_where(Bits flip, Reg v) { return (Reg)((Bits)v ^ (flip & set1_bits(kSignBit))); }
   // v within [low, high]; nan stays nan.
   static NPU_INLINE Reg bounded(Reg v, Reg low, Reg high) {
     v = select(v > high, high, v);
     return select(v < low, low, v);
   }
   // v where x > 0, -v where x < 0, x v at 0 and nan.
-  static NPU_INLINE Reg with_sign_of(Reg v, Reg x) {
-    return select(x > zero(), v, select(x < zero(), -v, x * v));
-  }
+  static NPU_INLINE Reg with_sign_of(Reg v, Reg x) { return select(x > zero(), v, select(x < zero(), -v, x * v)); }
   // Whether any bit of any lane is set.
   static NPU_INLINE bool any(Bits condition) {
     Int r = 0;
@@ -120,12 +110,8 @@ struct GenericSimd {
 
   // Whether a < b, or a == b, in any lane. As masks: of a vector of conditions the compiler makes a masked load of
   // ones. It costs some 10 ns where the mask is empty and nothing has touched the page of the ones yet.
-  static NPU_INLINE bool any_less(Reg a, Reg b) {
-    return Isa::any(a < b);
-  }
-  static NPU_INLINE bool any_equal(Reg a, Reg b) {
-    return Isa::any(a == b);
-  }
+  static NPU_INLINE bool any_less(Reg a, Reg b) { return Isa::any(a < b); }
+  static NPU_INLINE bool any_equal(Reg a, Reg b) { return Isa::any(a == b); }
 
   // Stores the mask of x < 0 and returns whether any lane has it. -0 and nan are not negative.
   static NPU_INLINE bool store_negative(Mask* mask, Reg x) {
@@ -140,19 +126,13 @@ struct GenericSimd {
     return marks | ((x < zero()) & set1_bits(kBit[n]));
   }
   // Whether any lane has any mark.
-  static NPU_INLINE bool any_mark(Bits marks) {
-    return Isa::any(marks);
-  }
+  static NPU_INLINE bool any_mark(Bits marks) { return Isa::any(marks); }
 
   // to = from. For an inner loop: GCC would load by way of a scalar register.
-  static NPU_INLINE void load_mask(Mask& to, const Mask& from) {
-    to = from;
-  }
+  static NPU_INLINE void load_mask(Mask& to, const Mask& from) { to = from; }
 
   // acc + v in the lanes of the mask, acc in the others.
-  static NPU_INLINE Reg add_masked(Reg acc, const Mask& mask, Reg v) {
-    return acc + (Reg)(lanes(mask) & (Bits)v);
-  }
+  static NPU_INLINE Reg add_masked(Reg acc, const Mask& mask, Reg v) { return acc + (Reg)(lanes(mask) & (Bits)v); }
 
   // acc * v in the lanes of the mask, acc in the others.
   static NPU_INLINE Reg multiply_masked(Reg acc, const Mask& mask, Reg v) {

@@ -11,9 +11,9 @@ namespace NPU_ISA {
 template <typename T>
 struct Simd : GenericSimd<T, Simd<T>> {
   using Generic = GenericSimd<T, Simd<T>>;
+  using Generic::single;
   using typename Generic::Bits;
   using typename Generic::Reg;
-  using Generic::single;
 
   static NPU_INLINE Reg fma(Reg a, Reg b, Reg c) {
     if constexpr (single) return (Reg)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
@@ -27,9 +27,7 @@ struct Simd : GenericSimd<T, Simd<T>> {
     else return (Reg)vmaxq_f64((float64x2_t)low, vminq_f64((float64x2_t)high, (float64x2_t)v));
   }
 
-  static NPU_INLINE bool any(Bits condition) {
-    return vmaxvq_u32((uint32x4_t)condition) != 0;
-  }
+  static NPU_INLINE bool any(Bits condition) { return vmaxvq_u32((uint32x4_t)condition) != 0; }
 };
 
 }  // namespace NPU_ISA
