@@ -1,5 +1,4 @@
-"""Neural Power Unit, a layer: how DTensor may shard the fused operators, and models sharded over
-ranks.
+"""Neural Power Unit, a layer: how DTensor shards the operators, and models over ranks.
 
 Importing this module registers the rules, made from the shapes in `ops.LAYERS`; `npu_kernels` alone
 does not, because DTensor is slow to import. Without them DTensor raises that the operator has no

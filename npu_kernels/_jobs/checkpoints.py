@@ -72,8 +72,9 @@ class Resumable(Protocol):
 
 
 class Checkpoint:
-    """The file of some work, checked before the work begins; the work continues from it if it
-    exists.
+    """The file of some work, checked before the work begins.
+
+    If the file exists, the work continues from it.
 
     Raises TypeError if it is no path, OSError if it cannot be written, ValueError if it is damaged
     or of other work.

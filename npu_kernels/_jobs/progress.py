@@ -45,7 +45,9 @@ class _Lines:
 
 
 class Progress:
-    """``with Progress("training", 20_000) as progress: ... progress.update(n)``: n of the total are
+    """The progress of long work, as a context manager.
+
+    ``with Progress("training", 20_000) as progress: ... progress.update(n)``: n of the total are
     done.
 
     On a terminal it shows a bar, which disappears at the end; elsewhere a line every half a minute
@@ -83,8 +85,9 @@ class Progress:
         return self
 
     def update(self, done: float, note: str = "", before: float = 0) -> None:
-        """Show that `done` of the total are done, `before` of them by an earlier process; cheap
-        enough for every step.
+        """Show that `done` of the total are done, `before` of them by an earlier process.
+
+        It is cheap enough for every step.
         """
         self._bar.initial = before
         self._bar.set_postfix_str(note, refresh=False)

@@ -90,8 +90,9 @@ def tensor(
     low: float = -math.inf,
     high: float = math.inf,
 ) -> Tensor:
-    """A tensor of that shape (None: any size) and dtype: a contiguous copy of its own on the
-    device.
+    """Return a contiguous copy, on the device, of a tensor of that shape and dtype.
+
+    shape: None allows any size.
 
     low, high: the bounds of its numbers, of which nan is then none.
     """

@@ -31,8 +31,9 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """`torch.sigmoid`, of which each element has the same rounding wherever it lies. Not
-    differentiable.
+    """`torch.sigmoid` with the same rounding of an element wherever it lies.
+
+    It is not differentiable.
 
     Torch computes the elements after the last whole vector by another formula.
     """
@@ -45,8 +46,9 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x W'`` of ``[K, B, I]`` and ``[K, O, I]``; for one output, in the order that rounds the
-    same for one model as for many.
+    """``x W'`` of ``[K, B, I]`` and ``[K, O, I]``.
+
+    One output is summed in the order that rounds the same for one model as for many.
     """
     return torch.bmm(weight, x.mT).mT if weight.shape[1] == 1 else torch.bmm(x, weight.mT)
 
@@ -57,8 +59,10 @@ def _of_each(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class Nalu(Function):
-    """Apply to (x, weight, mask, gate_weight, gate_bias, eps) of K models; gate_bias may be
-    None."""
+    """Apply to (x, weight, mask, gate_weight, gate_bias, eps) of K models.
+
+    gate_bias may be None.
+    """
 
     @staticmethod
     def forward(
@@ -126,9 +130,10 @@ def _gradients(
 
 
 def nalu(*inputs: Any) -> Any:
-    """`Nalu` of flat inputs; NotImplemented where the formula is needed, or faster: under
-    transformations, for compilers, for tensors of another kind, and for one model without a leading
-    dimension.
+    """Apply `Nalu` to flat inputs; NotImplemented where the formula is needed, or faster.
+
+    This is so under transformations, for compilers, for tensors of another kind, and for one model
+    without a leading dimension.
     """
     if inputs[1].dim() == 2 or backend_for(inputs[0]) != "cpu" or is_compiling() or eager_only():
         return NotImplemented

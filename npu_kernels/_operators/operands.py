@@ -83,8 +83,9 @@ def _vector(shape: Sequence[int], letters: str) -> tuple[int, ...]:
 
 
 def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> None:
-    """Raise for the first thing wrong; the first weight ``[(K,) O, I]`` says what the others and x
-    must be.
+    """Raise for the first operand that does not fit.
+
+    The first weight ``[(K,) O, I]`` says what the others and x must be.
 
     mixed: dtypes may differ.
     """
@@ -150,8 +151,9 @@ def check(layer: str, x: Any, weights: Sequence[Any], mixed: bool = False) -> No
 
 
 def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
-    """The result of a check, hidden from `torch.jit.trace`, which would record the sizes and warn
-    about every comparison.
+    """Return the result of a check, hidden from `torch.jit.trace`.
+
+    Tracing would record the sizes and warn about every comparison.
     """
     if not is_tracing():
         return check(*arguments)
@@ -165,8 +167,9 @@ def unrecorded(check: Callable[..., _Result], *arguments: Any) -> _Result:
 
 
 def check_positive(layer: str, name: str, value: Any, dtype: torch.dtype) -> float:
-    """The number as a float; ValueError unless it is finite, and greater than 0 in the dtype of the
-    computation.
+    """Return the number as a float; ValueError unless it is finite and greater than 0.
+
+    It is compared with 0 in the dtype of the computation.
 
     0 is valid where the layer's record says so.
     """
@@ -198,8 +201,9 @@ def _to_float(tensor: Any) -> Any:
 
 
 def _reads_halves(layer: str, x: Tensor, weights: Sequence[Any], autocast: bool) -> bool:
-    """Whether the kernels read float16 and bfloat16 themselves, and give what a cast to float32
-    before them would.
+    """Whether the kernels read float16 and bfloat16 themselves.
+
+    They then give what a cast to float32 before them would.
 
     Triton's do, of one dtype, or, under autocast, beside float32 in x or the first weight.
     Otherwise casts are needed, or there is nothing to cast.
@@ -227,8 +231,9 @@ def call(
     fused: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Check, cast, flatten, and call ``formula(x, *weights, **options)`` with ``x [B, I]`` or ``[K,
-    B, I]``.
+    """Check, cast, flatten, and call ``formula(x, *weights, **options)``.
+
+    The formula gets ``x [B, I]`` or ``[K, B, I]``.
 
     weights: in the order of ``ops.WEIGHTS[layer]``; None for an absent one. fused: the formula asks
     the backends' kernels first.

@@ -235,9 +235,9 @@ def _check_lost(
     allow: Collection[str],
     kind: Callable[[nn.Module], str | None],
 ) -> None:
-    """Raise ValueError for anything that a new module would not have, before anything is changed.
-    `kind` says what
-    a module becomes: "same" attributes, "new" ones, new and "transposed", or None.
+    """Raise ValueError for anything that a new module would not have, before any change.
+
+    kind: what a module becomes: "same" attributes, "new" ones, new and "transposed", or None.
     """
     check_module(function, "model", model)
     if isinstance(allow, str) or not isinstance(allow, Collection):

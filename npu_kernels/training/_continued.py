@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._common.checks import is_number
 from npu_kernels._jobs import saved
 from npu_kernels._loops.functions import SteppedSchedule
 
@@ -107,7 +108,7 @@ def _setting(value: Any, name: str, old: Any) -> Any:
     """Return a group's setting: the file's value where it consists of numbers, else the old one."""
     if isinstance(old, Tensor):
         return saved.tensor(value, name, old.shape, old.dtype, old.device)
-    if isinstance(old, Real) and not isinstance(old, bool):
+    if is_number(old):
         return saved.number(value, name)
     if isinstance(old, (tuple, list)) and name != "optimizer's params":
         parts = saved.sequence(value, name, len(old))
@@ -120,7 +121,7 @@ def _entry(value: Any, name: str, like: Any) -> Any:
     if isinstance(like, Tensor):
         low = 0.0 if name.endswith(" step,") else -math.inf
         return saved.tensor(value, name, like.shape, like.dtype, low=low)
-    if isinstance(like, Real) and not isinstance(like, bool):
+    if is_number(like):
         return saved.number(value, name)
     if type(value) is not type(like):
         rule = f"must be of type {type(like).__name__}, got {type(value).__name__}"

@@ -258,6 +258,17 @@ def test_few_loose_modules() -> None:
     assert len(loose) <= 4
 
 
+def test_docstrings_begin_with_one_line() -> None:
+    """A summary that goes on in the next line is two sentences, or one that is too long."""
+    long_summaries = []
+    for name, (_, tree) in modules().items():
+        for node in ast.walk(tree) if name.startswith("npu_kernels") else ():
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                summary = (ast.get_docstring(node) or "").split("\n\n")[0]
+                long_summaries += [f"{name}: {summary}"] if "\n" in summary else []
+    assert long_summaries == []
+
+
 # ---- what is public ---------------------------------------------------------------------------
 
 

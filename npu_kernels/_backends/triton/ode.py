@@ -84,8 +84,7 @@ def ode_forward(
     tableau: list[float], steps: int, dt: float, eps: float, clip: bool, derivatives: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """``(trajectory, derivatives, stages)`` as in `npu_kernels._time_loop.reference`, in one
-    launch.
+    """Return ``(trajectory, derivatives, stages)`` of `_time_loop.reference`, in one launch.
 
     Derivatives are empty without `derivatives`, stages without `save`.
     """

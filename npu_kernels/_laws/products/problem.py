@@ -143,8 +143,9 @@ class Problem(Scaled):
 
 @dataclass(frozen=True)
 class AllRows(Scaled):
-    """All rows of one output for one power: chosen rows, or block after block, become a
-    `Problem`.
+    """All rows of one output for one power.
+
+    Chosen rows, or block after block, become a `Problem`.
     """
 
     columns: Columns
@@ -261,7 +262,5 @@ def all_rows(
 
 
 def _largest_error(rows: int) -> float:
-    """Return one more than the size of the largest of many normal errors, in standard
-    deviations.
-    """
+    """Return one more than the largest of many normal errors, in standard deviations."""
     return 1 + math.sqrt(2 * math.log(rows + 1))

@@ -1,5 +1,6 @@
-"""Units as linear constraints on exponents: every term has the dimension of y to the output's
-power.
+"""Units as linear constraints on exponents.
+
+Every term has the dimension of y to the output's power.
 
 With D the matrix of the inputs' dimensions and d that of y, the exponents of a term obey
 ``D w = p d``. Its solutions are ``w = p w0 + Z u``: u are the exponents of some inputs, the free
@@ -50,8 +51,9 @@ class Exponents:
 
 
 def dimensions(units: Sequence[str], argument: str) -> list[dict[str, Fraction]]:
-    """The dimensions of units as powers of base dimensions. Raises ValueError, which names the
-    unit.
+    """Return the dimensions of units, as powers of base dimensions.
+
+    Raises ValueError, which names the unit.
     """
     try:
         import pint

@@ -95,8 +95,9 @@ def units_of(units: Any, names: tuple[str, ...]) -> list[str] | None:
 def exponents_of(
     X: Array, names: tuple[str, ...], units: list[str] | None, output: str, y_units: str | None
 ) -> Exponents:
-    """The exponents that units allow. Those of constant columns follow from the others', or are
-    0.
+    """Return the exponents that units allow.
+
+    Exponents of constant columns follow from the others, or are 0.
     """
     if (units is None) != (y_units is None):
         supplied, absent = ("units", "y_units") if y_units is None else ("y_units", "units")

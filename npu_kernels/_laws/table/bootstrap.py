@@ -19,8 +19,9 @@ Array = Any
 def resampled(
     equation: Equation, X: Array, y: Array, weight: Array, loss: str, seed: list[int], draws: int
 ) -> Array:
-    """Estimates ``[draws, parameters]`` of coefficients and free exponents, each from rows drawn
-    with replacement.
+    """Estimate coefficients and free exponents from drawn rows: ``[draws, parameters]``.
+
+    The rows of each estimate are drawn with replacement.
     """
     columns = Columns.of(X)
     root = np.sqrt(weight / weight.mean())

@@ -1,6 +1,4 @@
-"""One law: its formula, parameters with standard errors, predictions, and the layers that compute
-it.
-"""
+"""One law: its formula, parameters with standard errors, predictions, and its layers."""
 
 from __future__ import annotations
 
@@ -43,8 +41,9 @@ class Interval:
     def of(
         cls, name: str, value: float, error: float, t: float, one_sign: bool = False
     ) -> Interval:
-        """An estimate and t of its standard errors on both sides; with `one_sign` those of its
-        logarithm.
+        """Make an interval of t standard errors on both sides of an estimate.
+
+        one_sign: of the standard errors of its logarithm.
         """
         low, high = value - t * error, value + t * error
         if one_sign and value != 0 and math.isfinite(error):
@@ -147,8 +146,9 @@ class Equation:
     # ---- as text ---------------------------------------------------------------------------------
 
     def sympy(self) -> Any:
-        """The right-hand side as a sympy expression of symbols with the inputs' names. Needs
-        sympy.
+        """The right-hand side as a sympy expression of symbols with the inputs' names.
+
+        Needs sympy.
         """
         return self.formula().expressions[0]
 
@@ -196,8 +196,9 @@ class Equation:
     # ---- as layers -------------------------------------------------------------------------------
 
     def torch_module(self) -> Any:
-        """The law as fused layers in float64: ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1,
-        1)`` for a power.
+        """The law as fused layers in float64.
+
+        ``RealNPU(n, K) -> NAU(K, 1)``, and ``-> RealNPU(1, 1)`` for a power.
 
         It takes ``[..., n]`` and gives ``[..., 1]``. With a power other than 1 it equals `predict`
         where the sum of the terms is positive, as it is on the data. Raises OverflowError if a
@@ -232,8 +233,9 @@ class Equation:
     # ---- uncertainty -----------------------------------------------------------------------------
 
     def intervals(self, level: float = 0.95) -> list[Interval]:
-        """Confidence intervals of all coefficients and free exponents, from the linearised model
-        and Student's t.
+        """Confidence intervals of all coefficients and free exponents.
+
+        They come from the linearised model and Student's t.
 
         The coefficient of a term with free exponents belongs to inputs of 1, which may be far from
         the data: its interval is one of its logarithm, so it never changes sign.

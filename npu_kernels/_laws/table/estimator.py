@@ -56,8 +56,7 @@ class EquationWarning(UserWarning):
 
 
 class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Neural Power Unit, a layer, as a scikit-learn estimator: the law behind a table of
-    measurements.
+    """Neural Power Unit, a layer, as a scikit-learn estimator: the law behind a table.
 
     It finds ``y**p = sum_k c_k prod_i x_i**w_ki``: sums of products of powers, and their powers.
     Units do not matter: inputs are divided by their geometric mean and y by its root mean square,
@@ -300,8 +299,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         return values[0] if self._single else values
 
     def predict(self, X: Any) -> Array:
-        """``[N]``, or ``[N, O]`` for several outputs. Warns where an input with a negative exponent
-        is 0.
+        """Predict y ``[N]``, or ``[N, O]`` for several outputs.
+
+        Warns where an input with a negative exponent is 0.
         """
         from sklearn.utils.validation import validate_data
 
@@ -318,14 +318,16 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         return results[:, 0] if self._single else results
 
     def sympy(self, index: int | None = None) -> Any:
-        """The right-hand side for sympy (a list for several outputs); index: of a candidate, None
-        for the best.
+        """The right-hand side for sympy; a list for several outputs.
+
+        index: of a candidate, None for the best.
         """
         return self._one_or_all([equation.sympy() for equation in self._pick(index)])
 
     def latex(self, index: int | None = None) -> Any:
-        """The equation in LaTeX (a list for several outputs); index: of a candidate, None for the
-        best.
+        """The equation in LaTeX; a list for several outputs.
+
+        index: of a candidate, None for the best.
         """
         return self._one_or_all([equation.latex() for equation in self._pick(index)])
 
@@ -346,8 +348,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     def bootstrap(
         self, X: Any, y: Any, draws: int = 200, level: float = 0.95, sample_weight: Any = None
     ) -> Any:
-        """Confidence intervals of the best equation from rows drawn with replacement, with its form
-        kept.
+        """Confidence intervals of the best equation, its form kept, from rows drawn anew.
+
+        The rows are drawn with replacement.
 
         Args:
             X, y, sample_weight: the data of `fit`.
@@ -381,8 +384,9 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         return self._one_or_all(results)
 
     def plot(self, X: Any = None, y: Any = None, output: int = 0) -> Any:
-        """A matplotlib figure: error over number of terms; with X and y also observed over
-        predicted, and residuals.
+        """A matplotlib figure: error over number of terms.
+
+        With X and y it also shows observed over predicted values, and residuals.
 
         X, y: data to draw, with the columns of `fit`. output: which of several outputs.
         """
@@ -399,15 +403,17 @@ class NPURegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         return draw(table, table[table.best], X, y)
 
     def report(self, level: float = 0.95) -> str:
-        """The best equation, its parameters with intervals of this level, and how far it is to be
-        trusted, in words.
+        """The best equation, its parameters with intervals, and how far to trust it, in words.
+
+        level: of the intervals.
         """
         return "\n\n".join(report(table, level) for table in self._tables())
 
 
 def limited(rows: Rows, settings: Settings, powers: tuple[float, ...] | None) -> Laws:
-    """`laws` in one thread: the matrices are small, and threads that wait for each other cost many
-    times the work.
+    """Call `laws` in one thread.
+
+    The matrices are small: threads that wait for each other would cost many times the work.
     """
     with _threads().limit(limits=1):
         return laws(rows, settings, powers)

@@ -75,8 +75,9 @@ def fit_many(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Outcomes:
-    """Fit a `NPURegressor` to each of many problems. An error in one of them does not touch the
-    others.
+    """Fit a `NPURegressor` to each of many problems.
+
+    An error in one of them does not touch the others.
 
     Args:
         problems: ``(X, y)`` or ``(X, y, sample_weight)`` of each, as `NPURegressor.fit` takes them;

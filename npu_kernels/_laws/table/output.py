@@ -1,5 +1,6 @@
-"""From the rows of one output to its equations: noise, search, the last fit to all rows, standard
-errors.
+"""From the rows of one output to its equations.
+
+Noise, search, the last fit to all rows, standard errors.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ Array = Any
 
 
 def draw(table: EquationTable, equation: Equation, X: Array | None, y: Array | None) -> Any:
-    """A figure: error over number of terms, and with data y over its prediction and the residuals
-    over it.
+    """Draw the error over the number of terms.
+
+    With data, also y over its prediction, and the residuals over it.
     """
     try:
         from matplotlib.figure import Figure

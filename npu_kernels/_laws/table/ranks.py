@@ -1,5 +1,6 @@
-"""Results of a process group's ranks, exchanged without a collective, which waits no longer than
-the group's timeout.
+"""Results of a process group's ranks, exchanged without a collective.
+
+A collective waits no longer than the group's timeout.
 
 The results go by the group's store. Each rank shows signs of life there, so that a slow rank is
 waited for as long as it takes, and one that has died is not.
@@ -27,8 +28,9 @@ _numbers = itertools.count()  # of the exchanges, the same on every rank
 
 
 class Exchange:
-    """One exchange of all ranks: ``with Exchange("fit_many") as exchange: ...
-    exchange.gather(value)``.
+    """One exchange of all ranks.
+
+    ``with Exchange("fit_many") as exchange: ... exchange.gather(value)``.
 
     function: for warnings. A rank that leaves the block by an error tells the others that it has no
     value.
@@ -58,8 +60,9 @@ class Exchange:
             self.beating.join()
 
     def gather(self, value: Any) -> list[Any | None]:
-        """Every rank's value; None of a rank that has none, is lost, or had not finished at
-        Ctrl-C.
+        """Return every rank's value.
+
+        It is None for a rank that has none, is lost, or had not finished at Ctrl-C.
         """
         values: list[Any | None] = [None] * self.size
         values[self.rank] = value
@@ -105,8 +108,9 @@ class Exchange:
         return pickle.loads(b"".join([self.store.get(f"piece/{rank}/{index}") for index in pieces]))
 
     def _arrivals(self, key: str, lost: set[int] | None = None) -> Iterator[int]:
-        """The other ranks that have set `key`, as they do so; ends when those left are silent.
-        lost: not awaited.
+        """Yield the other ranks that have set `key`, as they do so.
+
+        It ends when the remaining ranks are silent. lost: ranks not to wait for.
         """
         awaited = set(range(self.size)) - {self.rank} - (lost or set())
         beats = dict.fromkeys(awaited, -1)

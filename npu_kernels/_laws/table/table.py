@@ -11,8 +11,9 @@ TELL = 6.0  # difference of the criterion below which two candidates count as eq
 
 
 class EquationTable(list[Equation]):
-    """The equations of one output, the fewest terms first; ``str()`` is a table, `best` the index
-    of the chosen one.
+    """The equations of one output, the fewest terms first.
+
+    ``str()`` is a table, `best` the index of the chosen equation.
 
     noise: what was taken for the errors of y: "constant", "relative" (in proportion to y) or
     "known". complete: false after Ctrl-C. laws: what a search found.

@@ -1,5 +1,6 @@
-"""What a fit has computed: kept in a checkpoint, from which an interrupted fit continues to the
-same bits.
+"""What a fit has computed, kept in a checkpoint.
+
+An interrupted fit continues from it to the same bits.
 
 A fit is a sequence of steps, and each of them is determined by the data, the parameters and the
 steps before it. The results of nearly all of its time are kept in their order. A fit that is
@@ -27,8 +28,9 @@ FORMAT = 1  # of a saved state
 
 
 class Work:
-    """The steps of a fit's outputs. seed: of the search. determined: the data and parameters, by
-    name.
+    """The steps of a fit's outputs.
+
+    seed: of the search. determined: the data and parameters, by name.
 
     drawn: whether the seed is another one each time; a fit that continues then has the seed of the
     one before.
@@ -54,8 +56,9 @@ class Work:
         return {"fingerprint": self.fingerprint, "seed": self.seed, "kept": self.kept}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`; raises ValueError, which says what differs, if it is another
-        fit's.
+        """Continue from a `state`.
+
+        Raises ValueError, which says what differs, if it is another fit's.
         """
         check_same(state["fingerprint"], self.fingerprint)
         saved.record(state, "content", self.state().keys())
@@ -80,8 +83,9 @@ class Steps:
     def points(
         self, generator: Any, terms: int, inputs: int, compute: Callable[[], Points]
     ) -> Points:
-        """The points that `compute` gives, which draws from the generator: of so many terms and
-        effective inputs.
+        """Return the points that `compute` gives, which draws from the generator.
+
+        They have that many terms and effective inputs.
         """
 
         def pack() -> Any:
@@ -100,8 +104,9 @@ class Steps:
     def sums(
         self, inputs: int, compute: Callable[[], list[Sum]], count: int | None = None
     ) -> list[Sum]:
-        """The sums that `compute` gives, of so many effective inputs; count: how many, if that is
-        known.
+        """Return the sums that `compute` gives, of that many effective inputs.
+
+        count: the number of sums, if it is known.
         """
         if self._work is None:
             return compute()
