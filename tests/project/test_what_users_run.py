@@ -164,7 +164,8 @@ def test_help(
 ) -> None:
     """The command starts: what it imports is there."""
     monkeypatch.setattr(sys, "argv", [module, "--help"])
-    monkeypatch.delitem(sys.modules, module, raising=False)  # another test has imported it
+    for name in (module, f"{module}.__main__"):  # another test may have imported them
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SystemExit) as stop:
         runpy.run_module(module, run_name="__main__", alter_sys=False)
     assert not stop.value.code
