@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from npu_kernels import optim
-from npu_kernels._common.chains import chain
+from npu_kernels._common.chains import chain, replaced_method
 from npu_kernels._loops import records
 from npu_kernels._loops.steps import Loop
 from npu_kernels._operators import dispatch, ops
@@ -35,7 +35,6 @@ _KIND_NUMBERS = {kind: records.KINDS.index(record) for kind, record in KINDS.ite
 _PENALTY_NUMBERS = {name: records.PENALTIES.index(form) for name, form in PENALTIES.items()}
 _LETTERS = {kind: ops.WEIGHTS[record.__name__.lower()] for kind, record in KINDS.items()}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_METHODS = {"forward", "_call_impl"}  # which a call takes from the instance if it has them
 _NUMBERS = ("lr", "eps", "betas", "alpha", "weight_decay", "momentum")  # settings of an optimiser
 _UNBOUNDED = (-math.inf, math.inf)
 _NO_ROWS = torch.empty(0, dtype=torch.int64, device="cpu")  # all rows at each step
@@ -107,8 +106,9 @@ def call_obstacle(model: nn.Module) -> str | None:
         for name in _HOOKS:
             if attributes[name]:
                 return "a module has hooks"
-        if not _METHODS.isdisjoint(attributes):
-            return f"{min(_METHODS & attributes.keys())} of {type(part).__name__} is replaced"
+        method = replaced_method(part)
+        if method is not None:
+            return f"{method} of {type(part).__name__} is replaced"
         if part._compiled_call_impl is not None:
             return f"{type(part).__name__} is compiled"
     return None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._common.chains import chain
 from npu_kernels._common.checks import check_whole, is_whole
 from npu_kernels._common.seeds import stream
 from npu_kernels._jobs import saved
@@ -108,8 +109,7 @@ class Run:
 
     def _check_output(self, search: Search) -> None:
         function, rows = self.function, search.rows
-        parts = self.template.model.modules()
-        first = next((part for part in parts if not isinstance(part, nn.Sequential)), None)
+        first = chain(self.template.model)[0][1]
         columns, models = rows.x.shape[2], len(search.problem)
         if isinstance(first, Unit) and columns != first.in_features:
             rule = f"last dimension {first.in_features} (in_features of model)"

@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from npu_kernels._common.chains import chain, replaced_method
 from npu_kernels._common.checks import check_module, is_whole
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
 
@@ -16,27 +17,26 @@ Layer = Unit | nn.Linear
 KINDS = (*POWER_UNITS, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
 
 
-def layers_of(function: str, module: nn.Module) -> dict[str, Layer]:
+def layers_of(function: str, module: nn.Module, *, any_call: bool = False) -> dict[str, Layer]:
     """Return the layers in the order in which they are applied, by their names in the module.
 
     The name of the module itself is "". Raises TypeError for what is neither one of our layers, a
-    Linear, an Identity, nor a Sequential of such modules.
+    Linear, an Identity, nor a Sequential of such modules; and, unless `any_call`, for one that is
+    called in another way than its class says.
     """
+    check_module(function, "module", module)
     layers: dict[str, Layer] = {}
-
-    def visit(name: str, part: nn.Module) -> None:
-        if isinstance(part, nn.Sequential):
-            for child, inner in part.named_children():
-                visit(f"{name}.{child}" if name else child, inner)
-        elif isinstance(part, KINDS):
-            layers[name] = part
+    for path, part in chain(module, any_call=any_call):
+        method = None if any_call else replaced_method(part)
+        title, got = f"module {path!r}" if path else "module", type(part).__name__
+        if method is not None:
+            rule = f"must have the {method} of its class"
+            raise TypeError(f"{function}: {title} {rule}, got {got} with another")
+        if isinstance(part, KINDS):
+            layers[path] = part
         elif not isinstance(part, nn.Identity):
-            title, got = f"module {name!r}" if name else "module", type(part).__name__
             names = ", ".join(kind.__name__ for kind in KINDS)
             raise TypeError(f"{function}: {title} must be a Sequential of {names}, got {got}")
-
-    check_module(function, "module", module)
-    visit("", module)
     if not layers:
         raise ValueError(f"{function}: module must have at least one layer, got {module}")
     for (name, layer), (next_name, next_layer) in pairwise(layers.items()):
@@ -109,7 +109,7 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
         >>> select(models, 7)(torch.rand(100, 2)).shape
         torch.Size([100, 1])
     """
-    layers = layers_of("select", module)
+    layers = layers_of("select", module, any_call=True)
     index = check_model("select", layers, model)
     for name, layer in layers.items():
         if hasattr(layer, "parametrizations"):
@@ -118,7 +118,7 @@ def select(module: nn.Module, model: int | None = None) -> nn.Module:
             way = "torch.nn.utils.prune.remove makes it permanent"
             raise ValueError(f"select: layer {name!r} must not be pruned; {way}")
     result = copy.deepcopy(module)
-    for layer in layers_of("select", result).values():
+    for layer in layers_of("select", result, any_call=True).values():
         if isinstance(layer, Unit) and layer.num_models is not None and index is not None:
             layer.num_models = None
             for name, parameter in list(layer.named_parameters(recurse=False)):
