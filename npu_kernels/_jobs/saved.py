@@ -1,6 +1,6 @@
 """The values of a saved state, each checked when it is read: a file may hold anything.
 
-Errors are ValueErrors that name the entry; `checkpoints.Checkpoint` puts the name of the file
+Errors are ValueErrors that name the entry; `checkpoint.Checkpoint` puts the name of the file
 before them.
 """
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from npu_kernels._common.checks import check_whole
 from npu_kernels._common.notices import warn
-from npu_kernels._jobs.checkpoints import drive
+from npu_kernels._jobs.driver import drive
 from npu_kernels.fitting._data import Batches, check, collect, table
 from npu_kernels.fitting._recipe import Recipe
 from npu_kernels.fitting._result import Fit, Fits

@@ -16,7 +16,7 @@ from npu_kernels._common.chains import chain
 from npu_kernels._common.checks import check_whole, is_whole
 from npu_kernels._common.seeds import stream
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoints import check_same, described, digest, fingerprint
+from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
 from npu_kernels.fitting._batch import Template
 from npu_kernels.fitting._data import Data, check
 from npu_kernels.fitting._judge import Judge

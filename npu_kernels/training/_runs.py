@@ -23,7 +23,8 @@ from npu_kernels._common.checks import (
 )
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoints import check_same, described, digest, drive, fingerprint
+from npu_kernels._jobs.driver import drive
+from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
 from npu_kernels._loops import Captured, Fused, Loop, loop_for, plan
 from npu_kernels._loops.functions import SteppedSchedule, regularizer
 from npu_kernels.layers import Unit

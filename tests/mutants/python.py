@@ -83,7 +83,7 @@ TRAINING = [
     *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py", {
         "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
         "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
-        "run-calls-that-are-replaced": ("        if not _METHODS.isdisjoint(attributes):", "        if False:"),
+        "run-calls-that-are-replaced": ("        if method is not None:", "        if False:"),
         "run-compiled-modules": ("if part._compiled_call_impl is not None:", "if False:"),
         "run-shape-of-a-parameter": ("if parameter.shape != shape:", "if False:"),
         "run-memory-of-two-parameters": ("if parameter.data_ptr() in seen:", "if False:"),
@@ -152,15 +152,19 @@ TRAINING = [
         "run-checkpoint-growth": (", setting.growth)", ",)"),
         "run-checkpoint-trained-parameters": ("\"optimizer.params\": str(trained)", "\"optimizer.params\": \"\""),
     }),
-    *mutants(PACKAGE + "_jobs/checkpoints.py", ("tests/jobs/test_checkpoints.py -k 'digest or description or how or slices or ctrl or said or before'",), {
+    *mutants(PACKAGE + "_jobs/fingerprint.py", "tests/jobs/test_checkpoints.py -k 'digest or description or said'", {
         "checkpoint-negative-bit": (".resolve_neg()", ""),
         "checkpoint-strides": (".contiguous().view", ".view"),
         "checkpoint-parts-of-a-digest": ("f\"{len(text)} \".encode() + text", "text"),
         "checkpoint-options-of-a-unit": ("part.training, _options(part, units)", "part.training"),
+        "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
+    }),
+    *mutants(PACKAGE + "_jobs/checkpoint.py", "tests/jobs/test_checkpoints.py -k 'how or before'", {
         "checkpoint-before-any-step": ("        job.fingerprint  #", "        pass  #"),
         "checkpoint-clock": ("        self._saved = time.monotonic()\n", "        pass\n"),
+    }),
+    *mutants(PACKAGE + "_jobs/driver.py", "tests/jobs/test_checkpoints.py -k 'how or slices or ctrl'", {
         "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
-        "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
     }),
     *mutants(PACKAGE + "_jobs/saved.py", "tests/jobs/test_checkpoints.py -k 'numbers or memory or Training'", {
         "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),

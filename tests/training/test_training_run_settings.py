@@ -222,11 +222,11 @@ def test_a_run_without_callbacks_is_few_calls(monkeypatch: pytest.MonkeyPatch) -
         advance(self, done, rows, schedules)
 
     monkeypatch.setattr(Ordinary, "advance", spied)
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.SLICE_SECONDS", 1e6)
+    monkeypatch.setattr("npu_kernels._jobs.driver.SLICE_SECONDS", 1e6)
     losses(model=model(fused=False), steps=200)
     assert sizes == [16, 128, 56]
     sizes.clear()
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("npu_kernels._jobs.driver.SLICE_SECONDS", 0.0)
     losses(model=model(fused=False), steps=20)
     assert sizes == [16, 1, 1, 1, 1]
 

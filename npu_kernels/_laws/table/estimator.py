@@ -10,7 +10,7 @@ import numpy as np
 
 from npu_kernels._common.checks import check_level, check_whole, is_whole
 from npu_kernels._common.notices import warn
-from npu_kernels._jobs.checkpoints import Checkpoint
+from npu_kernels._jobs.checkpoint import Checkpoint
 from npu_kernels._laws.table.arguments import (
     check_parameters,
     exponents_of,

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from npu_kernels._jobs import saved
-from npu_kernels._jobs.checkpoints import Checkpoint, check_same, fingerprint
+from npu_kernels._jobs.checkpoint import Checkpoint
+from npu_kernels._jobs.fingerprint import check_same, fingerprint
 from npu_kernels._laws.table.refine import Sum
 from npu_kernels._laws.table.varpro import Points
 
