@@ -18,14 +18,10 @@ from npu_kernels._common.seeds import stream
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.fingerprint import check_same, described, digest, fingerprint
 from npu_kernels.fitting._batch import Template
+from npu_kernels.fitting._choice import Judge, Pool
 from npu_kernels.fitting._data import Data, check
-from npu_kernels.fitting._judge import Judge
-from npu_kernels.fitting._pool import Pool
-from npu_kernels.fitting._recipe import Recipe
-from npu_kernels.fitting._refine import Refinement
-from npu_kernels.fitting._result import Fits
+from npu_kernels.fitting._records import Fits, Recipe
 from npu_kernels.fitting._scale import Scale
-from npu_kernels.fitting._search import Search
 from npu_kernels.fitting._stages import (
     Refining,
     Searching,
@@ -34,6 +30,7 @@ from npu_kernels.fitting._stages import (
     refining_rows,
     rounds_of,
 )
+from npu_kernels.fitting._training import Refinement, Search
 from npu_kernels.layers import Unit
 
 STATE_FORMAT = 2  # of a saved state; its number changes with the entries or their meaning

@@ -266,7 +266,7 @@ FORMULA = [
         "simplify-restores": ("            self.set(entry, before)\n            ranked.append", "            ranked.append"),
         "simplify-fixed-entries": ("                        self.fix(entry)\n                    else:", "                        pass\n                    else:"),
     }),
-    *mutants(PACKAGE + "formula/_weights.py", "tests/formula/test_formula_simplify.py", {
+    *mutants(PACKAGE + "formula/_models.py", "tests/formula/test_formula_simplify.py", {
         "simplify-behind-closed-gates": ("                dead[:, layer.gate == 0] = True\n", "                pass\n"),
         "simplify-unread-rows": ("                dead[~used] = True\n", "                pass\n"),
         "simplify-gates-of-a-reader": ("        read = read & (layer.gate != 0)\n", "        pass\n"),
@@ -293,17 +293,15 @@ FITTING = [
         "fit-held-out-rows": ("stream(\"split\", seed))", "stream(\"split\", 0))"),
         "fit-too-many-rows": ("torch.cat(xs)[:rows],", "torch.cat(xs),"),
     }),
-    *mutants(PACKAGE + "fitting/_refine.py", FITS, {
+    *mutants(PACKAGE + "fitting/_training.py", FITS, {
         "fit-held-entries": ("return loss, flat.masked_fill(self.held[active], 0.0)", "return loss, flat"),
         "fit-weights-of-other-problems": ("self.models.problem[active]", "self.models.problem[active] * 0"),
-    }),
-    *mutants(PACKAGE + "fitting/_search.py", FITS, {
         "fit-rate-of-a-rung": ("self.recipe.rate * 0.5**rung * falling", "self.recipe.rate * falling"),
         "fit-steps-that-are-not-finite": ("finite=True,", "finite=False,"),
         "fit-rows-of-the-problems": ("x, y, weight = (t[:, drawn.flatten()][self.problem] for t in tensors)", "x, y, weight = (t[:, drawn.flatten()][0 * self.problem] for t in tensors)"),
         "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
     }),
-    *mutants(PACKAGE + "fitting/_pool.py", FITS, {
+    *mutants(PACKAGE + "fitting/_choice.py", FITS, {
         "fit-standard-errors": ("limit[part] = torch.maximum(limit[part], close)", "pass"),
         "fit-slack": ("torch.clamp(best_score * (1 + slack), min=tolerance)", "torch.clamp(best_score, min=tolerance)"),
         "fit-simplest-of-the-good": ("order = order[level[order].argsort(stable=True)]", "order = order[level.argsort(stable=True)]"),
