@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 
 from torch import nn
@@ -56,8 +57,11 @@ def chain(
         return [(path, model)]
     parts: list[tuple[str, nn.Module]] = []
     for name, part in model._modules.items():
-        if part is not None:
-            parts += chain(part, f"{path}.{name}" if path else name, any_call=any_call)
+        inner = f"{path}.{name}" if path else name
+        if isinstance(part, nn.Sequential):
+            parts += chain(part, inner, any_call=any_call)
+        elif part is not None:
+            parts.append((inner, part))
     return parts
 
 
@@ -72,9 +76,12 @@ def units_of(model: nn.Module) -> list[tuple[str, Unit]]:
     return units if len(parts) == len({id(unit) for _, unit in units}) else []
 
 
-def num_models_of(function: str, model: nn.Module) -> int | None:
-    """Return the num_models of a model's units, None for none; ValueError for several."""
-    counts = {unit.num_models for unit in model.modules() if isinstance(unit, Unit)}
+def num_models_of(function: str, modules: Iterable[nn.Module]) -> int | None:
+    """Return the num_models of a model's units, None for none; ValueError for several.
+
+    modules: all of the model, as `nn.Module.modules` gives them.
+    """
+    counts = {unit.num_models for unit in modules if isinstance(unit, Unit)}
     if len(counts) > 1:
         rule, got = "the units of one model must have one num_models", sorted(counts, key=str)
         raise ValueError(f"{function}: {rule}, got {got}")

@@ -79,7 +79,8 @@ def drive(
             steps = min(steps, job.total - job.done, job.total if limit is None else limit())
             begin = time.monotonic()
             job.advance(steps)
-            bar.update(job.done, note(), before)
+            if shown:
+                bar.update(job.done, note(), before)
             if ended():
                 break
             if file is not None:

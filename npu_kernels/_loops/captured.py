@@ -40,7 +40,7 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return "of torch.compile, autocast or inference mode"
     if torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured already"
-    problem = plan.call_obstacle(model)
+    problem = plan.call_obstacle(model.modules())
     if problem is not None:
         return problem
     for _, layer in chain(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,19 +52,21 @@ def clamped(
                 yield parameter, low, high
 
 
-def check_memory(model: nn.Module, **tensors: Any) -> None:
+def check_memory(modules: Iterable[nn.Module], **tensors: Any) -> None:
     """Raise ValueError for a parameter or tensor whose storage was freed or made smaller."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor):
-            _check_storage(name, tensor)
-    for parameter in model.parameters():
-        _check_storage("a parameter of model", parameter)
+        _check_storage(name, tensor)
+    for part in modules:
+        for parameter in part._parameters.values():
+            _check_storage("a parameter of model", parameter)
 
 
-def _check_storage(name: str, tensor: Tensor) -> None:
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.numel() == 0:
+def _check_storage(name: str, tensor: Any) -> None:
+    if type(tensor) not in (Tensor, nn.Parameter):
         return
     last = tensor.numel()
+    if last == 0:
+        return
     if not tensor.is_contiguous():
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
         last = 1 + sum((size - 1) * stride for size, stride in pairs)
@@ -89,19 +91,20 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return f"{x.dtype} is neither float32 nor float64"
     if is_compiling() or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
         return "of torch.compile, autocast or inference mode"
+    modules = list(model.modules())
     return (
-        call_obstacle(model)
-        or _layers_obstacle(model, [layer for _, layer in chain(model)], x)
+        call_obstacle(modules)
+        or _layers_obstacle(modules, [layer for _, layer in chain(model)], x)
         or optimizer_obstacle(optimizer)
         or _state_obstacle(optimizer)
     )
 
 
-def call_obstacle(model: nn.Module) -> str | None:
+def call_obstacle(modules: Iterable[nn.Module]) -> str | None:
     """Return the reason why a call may do something else than the layers' classes say, or None."""
     if torch_module._has_any_global_hook():
         return "a module has hooks"
-    for part in model.modules():
+    for part in modules:
         attributes = part.__dict__
         for name in _HOOKS:
             if attributes[name]:
@@ -114,7 +117,9 @@ def call_obstacle(model: nn.Module) -> str | None:
     return None
 
 
-def _layers_obstacle(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -> str | None:
+def _layers_obstacle(
+    modules: Sequence[nn.Module], layers: Sequence[nn.Module], x: Tensor
+) -> str | None:
     if not layers:
         return "the model is empty"
     seen: set[int] = set()
@@ -138,7 +143,7 @@ def _layers_obstacle(model: nn.Module, layers: Sequence[nn.Module], x: Tensor) -
                 if problem is not None:
                     return f"a parameter of {title} {problem}"
     nested = any(layer._modules for layer in layers)
-    if nested or any(part._parameters for part in model.modules() if not isinstance(part, Unit)):
+    if nested or any(part._parameters for part in modules if not isinstance(part, Unit)):
         return "a parameter belongs to no layer of the chain"
     return None
 

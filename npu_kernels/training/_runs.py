@@ -149,10 +149,12 @@ def run(
     steps = check_whole("run", "steps", steps)
     if loss != "mse":
         raise ValueError(f"run: loss must be 'mse', got {loss!r}")
-    models = num_models_of("run", model)
-    _check_data(model, x, y, models)
+    modules = list(model.modules())
+    models = num_models_of("run", modules)
+    parameters = (p for part in modules for p in part._parameters.values() if p is not None)
+    _check_data(model, next(parameters, None), x, y, models)
     _check_weight(sample_weight, y)
-    plan.check_memory(model, x=x, y=y, sample_weight=sample_weight, rows=rows)
+    plan.check_memory(modules, x=x, y=y, sample_weight=sample_weight, rows=rows)
     if nonfinite not in ("keep", "zero"):
         raise ValueError(f"run: nonfinite must be 'keep' or 'zero', got {nonfinite!r}")
     drawn = _Rows(x.shape[-2], steps, batch_size, rows, generator)
@@ -203,8 +205,9 @@ def run(
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def _check_data(model: nn.Module, x: Any, y: Any, models: int | None) -> None:
-    parameter = next(model.parameters(), None)
+def _check_data(
+    model: nn.Module, parameter: Tensor | None, x: Any, y: Any, models: int | None
+) -> None:
     if parameter is None:
         raise ValueError(f"run: model must have parameters, got {type(model).__name__} without any")
     for name, tensor in (("x", x), ("y", y)):
