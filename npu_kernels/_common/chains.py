@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
+from typing import Any
 
 from torch import nn
 
@@ -19,7 +20,7 @@ STEADY: tuple[type[nn.Module], ...] = (
 # replace them later. A Sequential calls its parts in the order of __iter__.
 _CALLS = ("forward", "_call_impl", "__call__")
 _methods_of, _methods_of_sequential = attrgetter(*_CALLS), attrgetter(*_CALLS, "__iter__")
-_DEFINED = {kind: _methods_of(kind) for kind in (*STEADY, PowerUnit)}
+_DEFINED: dict[type, tuple[Any, ...]] = {kind: _methods_of(kind) for kind in (*STEADY, PowerUnit)}
 _DEFINED[nn.Sequential] = _methods_of_sequential(nn.Sequential)
 
 

@@ -82,8 +82,9 @@ def tensor(
     """
     sizes_text = ", ".join("any" if n is None else str(n) for n in shape)
     rule = f"a tensor of {dtype} and shape ({sizes_text})"
-    dense = isinstance(value, Tensor) and value.layout is torch.strided
-    if not dense or value.is_nested or value.is_meta:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        raise _wrong(name, rule, value)
+    if value.is_nested or value.is_meta:
         raise _wrong(name, rule, value)
     pairs = zip(shape, value.shape)  # noqa: B905  # of tensors with other dimensions too
     sizes = len(value.shape) == len(shape) and all(n in (None, m) for n, m in pairs)

@@ -109,8 +109,8 @@ def from_parameters(
         raise ValueError(f"from_parameters: layout must be {rule}, got {layout!r}")
     layout = layout or _layout_of(set(parameters))
     if layout is None:
-        got = sorted(map(str, parameters))
-        raise ValueError(f"from_parameters: no layout has the parameters {got}")
+        parameter_names = sorted(map(str, parameters))
+        raise ValueError(f"from_parameters: no layout has the parameters {parameter_names}")
     names, transposed = LAYOUTS[layout]
     values = [parameters.get(name) for name in names]
     layer_parameters = [
@@ -119,8 +119,8 @@ def from_parameters(
     ]
     weight_re, weight_im, gate = layer_parameters
     if weight_re is None:
-        got = sorted(parameters)
-        raise ValueError(f"from_parameters: layout {layout!r} needs {names[0]}, got {got}")
+        rule = f"layout {layout!r} needs {names[0]}"
+        raise ValueError(f"from_parameters: {rule}, got {sorted(parameters)}")
     shape = tuple(weight_re.shape)
     fits = len(shape) == 2 and (weight_im is None or weight_im.shape == shape)
     if not fits or (gate is not None and tuple(gate.shape) != (shape[1],)):

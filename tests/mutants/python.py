@@ -102,6 +102,11 @@ TRAINING = [
         "run-freed-storages": ("    if storage < needed:", "    if False:"),
         "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
     }),
+    *mutants(PACKAGE + "_common/chains.py", "tests/common/test_chains.py tests/training/test_training_loops.py", {
+        "chains-methods-of-a-class": ("    if methods == defined:", "    if True:"),
+        "chains-of-another-call": ("not (any_call or replaced_method(model) is None)", "False"),
+        "chains-units-of-another-call": ("isinstance(layer, Unit) and replaced_method(layer) is None", "isinstance(layer, Unit)"),
+    }),
     *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
         "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
         "plan-order-of-the-kinds": ("= (Npu, Nmu, Nmru, Nau)", "= (Npu, Nmru, Nmu, Nau)"),
@@ -175,6 +180,7 @@ TRAINING = [
     }),
     *mutants(PACKAGE + "optim/__init__.py", "tests/training/test_optim.py", {
         "optim-hooks-behind-a-step": ("            and not self._optimizer_step_post_hooks\n", ""),
+        "optim-hooks-of-the-first-step": ("            _TorchAdam([torch.empty(0)])  #", "            pass  #"),
         "optim-global-hooks": ("            and not _global_optimizer_pre_hooks\n", ""),
         "optim-found-inf": ('            and getattr(self, "found_inf", None) is None\n', ""),
         "optim-zero-grad": ("if not set_to_none:\n            super().zero_grad(set_to_none=False)", "if not set_to_none:\n            super().zero_grad(set_to_none=True)"),
