@@ -24,11 +24,16 @@ _DEFINED: dict[type, tuple[Any, ...]] = {kind: _methods_of(kind) for kind in (*S
 _DEFINED[nn.Sequential] = _methods_of_sequential(nn.Sequential)
 
 
+def note_methods(kind: type[nn.Module]) -> None:
+    """Take the methods that a class of layers has now as its own: it computes what its bases do."""
+    _DEFINED[kind] = _methods_of(kind)
+
+
 def replaced_method(part: nn.Module) -> str | None:
     """Return a method by which a call of a layer does something else than the layer's class says.
 
     It was replaced on the module, on its class, or by a class that is derived from it. None if
-    there is none. Only of Sequentials and the kinds of layers in `STEADY` is the class known.
+    there is none. Noted are the methods of Sequential, of `STEADY`, and by `note_methods`.
     """
     attributes, kind = part.__dict__, type(part)
     if "forward" in attributes or "_call_impl" in attributes:

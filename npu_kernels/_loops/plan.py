@@ -73,10 +73,8 @@ def _check_storage(name: str, tensor: Any) -> None:
     needed = (tensor.storage_offset() + last) * tensor.itemsize
     storage = tensor.untyped_storage().nbytes()
     if storage < needed:
-        raise ValueError(
-            f"run: {name} must have memory for its shape {tuple(tensor.shape)}, {needed} bytes, "
-            f"got a storage of {storage} bytes"
-        )
+        rule = f"memory for its shape {tuple(tensor.shape)}, {needed} bytes"
+        raise ValueError(f"run: {name} must have {rule}, got a storage of {storage} bytes")
 
 
 # ---- what is possible ----------------------------------------------------------------------------
@@ -91,13 +89,9 @@ def obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> s
         return f"{x.dtype} is neither float32 nor float64"
     if is_compiling() or torch.is_autocast_enabled("cpu") or torch.is_inference_mode_enabled():
         return "of torch.compile, autocast or inference mode"
-    modules = list(model.modules())
-    return (
-        call_obstacle(modules)
-        or _layers_obstacle(modules, [layer for _, layer in chain(model)], x)
-        or optimizer_obstacle(optimizer)
-        or _state_obstacle(optimizer)
-    )
+    modules, layers = list(model.modules()), [layer for _, layer in chain(model)]
+    problem = call_obstacle(modules) or _layers_obstacle(modules, layers, x)
+    return problem or optimizer_obstacle(optimizer) or _state_obstacle(optimizer)
 
 
 def call_obstacle(modules: Iterable[nn.Module]) -> str | None:
@@ -181,12 +175,8 @@ def optimizer_obstacle(optimizer: torch.optim.Optimizer) -> str | None:
     """
     if type(optimizer) not in (*ADAMS, torch.optim.RMSprop):
         return f"{type(optimizer).__name__} is neither torch's Adam, AdamW nor RMSprop"
-    if (
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-    ):
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return "the optimiser has hooks"
     for group in optimizer.param_groups:
         if group.get("amsgrad") or group.get("capturable") or group.get("differentiable"):
@@ -248,14 +238,12 @@ class Fused(Loop):
         plan.add(self._call(done, steps, len(layers)))
         index = {id(p): n for n, p in enumerate(parameters)}
         for layer in layers:
-            plan.add(
-                records.Layer(_KIND_NUMBERS[type(layer)], layer.in_features, layer.out_features)
-            )
+            kind = _KIND_NUMBERS[type(layer)]
+            plan.add(records.Layer(kind, layer.in_features, layer.out_features))
             plan.add(_formula(layer, index, self.x.dtype))
         intervals = self._intervals(layers)
-        whole = {
-            id(p) for layer in layers if layer.whole_weights for p in layer._parameters.values()
-        }
+        summed = [layer for layer in layers if layer.whole_weights]
+        whole = {id(p) for layer in summed for p in layer._parameters.values()}
         groups = {id(p): n for n, g in enumerate(optimizer.param_groups) for p in g["params"]}
         updates: dict[tuple[int, bool], _Update] = {}
         states: list[dict[str, Tensor]] = []
@@ -279,17 +267,11 @@ class Fused(Loop):
                 plan.add(records.Update(group, update.penalties, float(state["step"])))
                 plan.extend(update.settings)
                 moments += [state[name] for name in update.names]
+        weight = self._no_weight if self.weight is None else self.weight
+        data = self.losses, self.x, self.y, weight, _NO_ROWS if rows is None else rows
+        detached = [p.detach() for p in parameters]
         torch.ops.npu_kernels.train(
-            [p.detach() for p in parameters],
-            moments,
-            self.losses,
-            self.x,
-            self.y,
-            self._no_weight if self.weight is None else self.weight,
-            _NO_ROWS if rows is None else rows,
-            schedules,
-            plan.integers,
-            plan.numbers,
+            detached, moments, *data, schedules, plan.integers, plan.numbers
         )
         for state in states:
             state["step"] += steps
@@ -343,14 +325,9 @@ def _settings(
     if isinstance(optimizer, torch.optim.RMSprop):
         return records.RMSprop(**{name: group[name] for name in records.RMSprop._fields})
     beta1, beta2 = group["betas"]
-    return records.Adam(
-        maximize=group["maximize"],
-        decoupled=group.get("decoupled_weight_decay", False),
-        beta1=beta1,
-        beta2=beta2,
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-    )
+    decoupled = group.get("decoupled_weight_decay", False)
+    settings = {name: group[name] for name in ("maximize", "eps", "weight_decay")}
+    return records.Adam(decoupled=decoupled, beta1=beta1, beta2=beta2, **settings)
 
 
 def _formula(layer: Unit, index: Mapping[int, int], dtype: torch.dtype) -> tuple[Any, ...]:

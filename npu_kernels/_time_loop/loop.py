@@ -66,7 +66,8 @@ def layers_of(
         raise TypeError(f"{rule}, got {type(model).__name__}{names}{advice}")
     power, nau = model
     for layer, base in ((power, PowerUnit), (nau, NAU)):
-        if not isinstance(layer, base) or replaced_method(layer) is not None:
+        fits = isinstance(layer, base) and type(layer).forward is base.forward
+        if not fits or replaced_method(layer) is not None:
             raise TypeError(f"{rule} with their own forward, got Sequential{names}{advice}")
     hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
     for part in (model, power, nau):

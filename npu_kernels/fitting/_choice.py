@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels._jobs import saved
-from npu_kernels.fitting._batch import (
-    COEFFICIENT,
-    FREE,
-    GATE,
-    LINEAR,
-    POWER,
-    Population,
-    Template,
-)
+from npu_kernels.fitting._batch import COEFFICIENT, FREE, GATE, LINEAR, POWER, Population, Template
 from npu_kernels.fitting._data import Data
 from npu_kernels.fitting._records import Candidate, Recipe
 from npu_kernels.fitting._scale import LastSum, Scale

@@ -207,10 +207,8 @@ def _warn_of_score(run: Run, score: float, folds: int) -> None:
     held = run.data.held_out.y.shape[1]
     if held < FEW_HELD_OUT and not folds:
         rows = f"{held} held-out row{'' if held == 1 else 's'}"
-        warn(
-            f"{run.function}: the score is that of {rows}, which the model was chosen by: it may "
-            f"be far too small; from {FEW_HELD_OUT} on it says more",
-        )
+        problem = f"{rows}, which the model was chosen by: it may be far too small"
+        warn(f"{run.function}: the score is that of {problem}; from {FEW_HELD_OUT} on it says more")
     elif held < FEW_HELD_OUT:
         warn(
             f"{run.function}: {run.data.training.y.shape[1] + held} rows are few: the model was "

@@ -273,17 +273,17 @@ class Run:
         seconds = saved.number(state["seconds"], "seconds", 0.0)
         entries = saved.sequence(state["history"], "history", number)
         history = [_history_entry(entry) for entry in entries]
+        targets = self._tensors()
         tensors = {
-            name: saved.tensor(state[name], name, like.shape, like.dtype, device)
-            for name, like in self._tensors().items()
+            n: saved.tensor(state[n], n, t.shape, t.dtype, device) for n, t in targets.items()
         }
         limits = judge.problems, judge.starts
         pool = Pool.restored(self.template, state["pool"], *limits, judge.denominators)
         stage = self._restored_stage(state, number, done)
         self.stage, self._stage_done, self.done, self.seconds = stage, stage_done, done, seconds
         self.history, judge.pool = history, pool
-        for name, tensor in self._tensors().items():
-            tensor.copy_(tensors[name])
+        for name, target in targets.items():
+            target.copy_(tensors[name])
 
     def _restored_stage(self, state: dict[str, Any], number: int, done: int) -> Stage | None:
         judge, template, rungs = self.judge, self.template, len(self.recipe.rungs)
@@ -293,12 +293,10 @@ class Run:
             if absent and state[name] is not None:
                 got = type(state[name]).__name__
                 raise ValueError(f"its {name} must be None in stage {number}, got {got}")
+        highest = {"origin": judge.starts - 1, "rounding": max(judge.denominators, default=0)}
         start, rounding = (
-            saved.tensor(state[name], name, (None,), torch.long, template.device, 0, highest)
-            for name, highest in (
-                ("origin", judge.starts - 1),
-                ("rounding", max(judge.denominators, default=0)),
-            )
+            saved.tensor(state[name], name, (None,), torch.long, template.device, 0, limit)
+            for name, limit in highest.items()
         )
         if len(start) != len(rounding):
             raise ValueError(f"its rounding must have {len(start)} numbers, got {len(rounding)}")
@@ -306,9 +304,8 @@ class Run:
             return None
         if searching:
             restored = (template, self.recipe, self.data.training, state["search"])
-            return Searching(
-                judge, number, Search.restored(*restored, judge.problems, judge.starts, done)
-            )
+            search = Search.restored(*restored, judge.problems, judge.starts, done)
+            return Searching(judge, number, search)
         rows = refining_rows(judge, number, moved)
         parts = (state["refinement"], judge.problems, start, rounding)
         kind = Settling if number > rungs else Refining

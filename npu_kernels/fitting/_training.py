@@ -164,9 +164,7 @@ class Search:
         return result
 
 
-LOSS_SCALE = (
-    1e8  # L-BFGS drops pairs with y s below 1e-10, which come early when the loss goes to 0
-)
+LOSS_SCALE = 1e8  # L-BFGS drops pairs with y s below 1e-10, which a loss near 0 would have early
 HISTORY = 20  # pairs of L-BFGS
 
 
@@ -186,14 +184,9 @@ class Refinement:
         self.template, self.rows, self.held, self.rounding = template, rows, held, rounding
         # Clamped weights have no gradient outside of their interval: start inside.
         self.models = models.projected(template)
-        self.solver = LBFGS(
-            self._closure,
-            self.models.flat,
-            history=HISTORY,
-            max_iterations=2**31,
-            gradient_tolerance=1e-6,
-            max_line_search=15,
-        )
+        options: dict[str, Any] = {"history": HISTORY, "max_iterations": 2**31}
+        options |= {"gradient_tolerance": 1e-6, "max_line_search": 15}
+        self.solver = LBFGS(self._closure, self.models.flat, **options)
 
     def _closure(self, points: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         rows, problem = self.rows, self.models.problem[active]

@@ -13,14 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import optim
+from npu_kernels._common import checks
 from npu_kernels._common.chains import chain, num_models_of
-from npu_kernels._common.checks import (
-    check_module,
-    check_number,
-    check_tensor,
-    check_whole,
-    is_number,
-)
+from npu_kernels._common.checks import check_module, check_number, check_tensor, check_whole
 from npu_kernels._common.notices import warn
 from npu_kernels._jobs import saved
 from npu_kernels._jobs.driver import drive
@@ -231,10 +226,8 @@ def _check_data(
     sides = (("x", x, layers[0], "in_features"), ("y", y, layers[-1], "out_features"))
     for name, tensor, layer, size in sides:
         if isinstance(layer, Unit) and tensor.shape[-1] != getattr(layer, size):
-            raise ValueError(
-                f"run: {name} must have last dimension {getattr(layer, size)} ({size} of model), "
-                f"got shape {tuple(tensor.shape)}"
-            )
+            rule = f"last dimension {getattr(layer, size)} ({size} of model)"
+            raise ValueError(f"run: {name} must have {rule}, got shape {tuple(tensor.shape)}")
 
 
 def _check_weight(weight: Any, y: Tensor) -> None:
@@ -243,10 +236,8 @@ def _check_weight(weight: Any, y: Tensor) -> None:
     check_tensor("run", "sample_weight", weight)
     got, rule = ((tuple(t.shape), t.dtype, t.device) for t in (weight, y))
     if got != rule or weight.requires_grad:
-        raise ValueError(
-            f"run: sample_weight must have shape, dtype and device of y, {_listed(rule)}, and "
-            f"no gradient, got {_listed(got)}"
-        )
+        facts = f"shape, dtype and device of y, {_listed(rule)}, and no gradient"
+        raise ValueError(f"run: sample_weight must have {facts}, got {_listed(got)}")
 
 
 def _listed(values: Iterable[Any]) -> str:
@@ -263,11 +254,12 @@ def _penalties(model: nn.Module, penalties: Any) -> dict[str, Schedule]:
         if name not in plan.PENALTIES:
             names = _listed(map(repr, plan.PENALTIES))
             raise ValueError(f"run: penalties must be of {names}, got {name!r}")
-        if not (is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)):
-            raise TypeError(
-                f"run: the weight of penalty {name!r} must be a number, a SteppedSchedule or a "
-                f"function of the step, got {type(weight).__name__}"
-            )
+        if not (
+            checks.is_number(weight) or isinstance(weight, SteppedSchedule) or callable(weight)
+        ):
+            rule = "must be a number, a SteppedSchedule or a function of the step"
+            got = type(weight).__name__
+            raise TypeError(f"run: the weight of penalty {name!r} {rule}, got {got}")
         if name in plan.ONLY_WHOLE:
             regularizer(model)  # raises if there are none of its units
     return dict(penalties)
@@ -308,12 +300,8 @@ class _Rows:
             if batch is not None:
                 raise ValueError("run: batch_size must be None where rows are given")
             shape = tuple(rows.shape)
-            if (
-                rows.dtype is not torch.int64
-                or len(shape) != 2
-                or shape[0] != steps
-                or not shape[1]
-            ):
+            fits = len(shape) == 2 and shape[0] == steps and shape[1] > 0
+            if rows.dtype is not torch.int64 or not fits:
                 rule = f"int64 of shape (steps, batch), steps {steps}"
                 raise ValueError(f"run: rows must be {rule}, got {rows.dtype} of shape {shape}")
             if rows.min() < 0 or rows.max() >= count:
@@ -415,7 +403,8 @@ class _Task:
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, in tensors and numbers."""
-        loop, generator, weights = self.loop, self.rows.generator, self.penalties
+        loop, generator = self.loop, self.rows.generator
+        stateful = {n: w for n, w in self.penalties.items() if hasattr(w, "state_dict")}
         return {
             "fingerprint": self.fingerprint,
             "done": self.done,
@@ -424,9 +413,7 @@ class _Task:
             "optimizer": loop.optimizer.state_dict(),
             "losses": loop.losses,
             "generator": None if generator is None else generator.get_state(),
-            "schedules": {
-                n: w.state_dict() for n, w in weights.items() if hasattr(w, "state_dict")
-            },
+            "schedules": {name: weight.state_dict() for name, weight in stateful.items()},
         }
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from npu_kernels import NAU, NPU, RealNPU, fit, formula, ode
+from npu_kernels import NAU, NPU, RealNPU, fit, formula, ode, reference_layers
 from npu_kernels._common.chains import chain, replaced_method, units_of
 from tests.support.fits import QUICK, rows
 
@@ -68,6 +68,15 @@ def test_methods_of_derived_classes() -> None:
     assert [replaced_method(part) for part in (Doubled(2, 3), Chain())] == ["forward"] * 2
     assert units_of(model_of(Doubled)) == []
     assert replaced_method(nn.Dropout()) is None
+
+
+def test_eager_layers_compute_what_their_classes_say() -> None:
+    """Their forward is another one, of the same formula."""
+    model = nn.Sequential(reference_layers.RealNPU(2, 3), NAU(3, 1))
+    assert len(units_of(model)) == 2
+    assert "cos" in str(formula.read(model))
+    with pytest.raises(TypeError, match=r"^rollout: .* with their own forward"):
+        ode.rollout(nn.Sequential(model[0], NAU(3, 2)), torch.ones(2), steps=2, dt=0.1)
 
 
 def test_formulas_of_other_calls() -> None:
