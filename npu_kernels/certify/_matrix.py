@@ -104,9 +104,8 @@ def columns(quick: bool = False) -> list[Column]:
     """What can run here; quick: every backend, the CPU's with the instruction set in use."""
     available = [Column("reference")]
     if cpu.available()[0]:
-        available += [
-            Column("cpu", isa=isa) for isa in ([cpu.isa()] if quick else cpu.supported_isas())
-        ]
+        isas = [cpu.isa()] if quick else cpu.supported_isas()
+        available += [Column("cpu", isa=isa) for isa in isas]
     if not _interpreter_problem():
         available.append(Column("triton"))
     if torch.cuda.is_available():
@@ -177,19 +176,12 @@ def measure(
     titles: list[str], where: list[Column], progress: Callable[[Result], None] = lambda result: None
 ) -> list[Result]:
     """Return the matrix, column by column; Triton interprets at the same time in a process."""
-    apart = [
-        column
-        for column in where
-        if column.interpreted and not dispatch.reasons("cpu")["triton"][0]
-    ]
+    interprets = dispatch.reasons("cpu")["triton"][0]
+    apart = [column for column in where if column.interpreted and not interprets]
     results: dict[Column, list[Result]] = {column: [] for column in where}
     with _interpreting_process() if apart else contextlib.nullcontext() as pool:
-        waiting = [
-            (pool.submit(run, title, column), title, column)
-            for column in apart
-            for title in column.of(titles)
-            if pool
-        ]
+        pairs = [(title, column) for column in apart for title in column.of(titles)]
+        waiting = [(pool.submit(run, *pair), *pair) for pair in pairs if pool]
         for column in where:
             for title in column.of(titles) if column not in apart else ():
                 results[column].append(run(title, column))

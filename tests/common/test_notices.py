@@ -14,7 +14,7 @@ import pytest
 
 from npu_kernels._backends import cpu, fast_path
 from npu_kernels._common import notices
-from npu_kernels._jobs import checkpoints, files
+from npu_kernels._jobs import checkpoint, files
 from npu_kernels._operators import dispatch
 from tests.project.test_structure import modules
 
@@ -274,7 +274,7 @@ def test_of_checkpoints(
     def refuse(path: Path, state: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(files, "save", refuse)
     _points(user, name, LOST, tmp_path / "state")
 

@@ -165,7 +165,7 @@ def test_a_folder_that_vanishes_costs_the_checkpoint_alone(
 
     monkeypatch.setattr(Run, "advance", vanishing)
     monkeypatch.setattr(
-        "npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0
+        "npu_kernels._jobs.checkpoint.CHECKPOINT_SECONDS", 0.0
     )  # saved after every slice, in vain
     with pytest.warns(
         RuntimeWarning, match=r"^fit: checkpoint '.*' could not be written \(No such file"

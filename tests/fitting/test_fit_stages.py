@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from npu_kernels import NALU, NAU, NPU, RealNPU, fit
 from npu_kernels.fitting import Run
-from npu_kernels.fitting import _search as search
+from npu_kernels.fitting import _training as search
 from npu_kernels.fitting._batch import FREE, LINEAR, POWER, Population
+from npu_kernels.fitting._choice import Pool, ranks
 from npu_kernels.fitting._data import Data
-from npu_kernels.fitting._pool import Pool, ranks
-from npu_kernels.fitting._refine import Refinement
 from npu_kernels.fitting._stages import Refining, Searching
+from npu_kernels.fitting._training import Refinement
 from npu_kernels.optim.lbfgs import Status
 from tests.support.fits import SHORT, hard, parameters, rows
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from npu_kernels import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, formula, iNALU
 from npu_kernels.formula import simplify
-from npu_kernels.formula._weights import without_effect
+from npu_kernels.formula._models import without_effect
 
 UNITS = (NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU, nn.Linear)
 
@@ -97,7 +97,7 @@ def test_every_cost_is_what_was_measured(tolerance, refit):
     assert result.steps[-1].after == pytest.approx(error(result.module, x, y), rel=1e-9)
     last = result.error
     replay = formula.select(given_model)
-    formula._weights.clip_(replay)
+    formula._models.clip_(replay)
     for step in result.steps:
         assert step.before == last
         for change in step.changes:
@@ -132,7 +132,7 @@ def test_cost_of_one_change_alone():
     assert len(step.changes) > 5
     for change in step.changes:
         one = copy.deepcopy(model)
-        formula._weights.clip_(one)
+        formula._models.clip_(one)
         with torch.no_grad():
             one.get_parameter(change.parameter)[change.index] = change.after
         assert change.alone == pytest.approx(error(one, x, y), rel=1e-9)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NMRU, NPU, RealNPU, fit, fitting, ode
-from npu_kernels._jobs import checkpoints, files, saved
-from npu_kernels._jobs.checkpoints import described, digest
+from npu_kernels._jobs import checkpoint, driver, files, fingerprint, saved
+from npu_kernels._jobs.fingerprint import described, digest
 from npu_kernels._jobs.progress import Progress
 from npu_kernels.fitting._scale import with_coefficient
 from npu_kernels.layers import Unit
@@ -78,7 +78,7 @@ def test_digest_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for every size of the pieces, and every piece counts."""
     x = torch.randn(10)
     expected = digest(x)
-    monkeypatch.setattr(checkpoints, "PIECE", 3)
+    monkeypatch.setattr(fingerprint, "PIECE", 3)
     assert digest(x) == expected
     for place in range(10):
         other = x.clone()
@@ -567,7 +567,7 @@ def test_the_data_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "npu_kernels.training._runs.digest", lambda *parts: calls.append(1) or digest(*parts)
     )
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 0.0)
     trained(tmp_path / "run", 20)
     assert len(calls) == 1
     trained(tmp_path / "run")
@@ -579,7 +579,7 @@ import sys
 sys.modules["numpy"] = None
 import torch
 from npu_kernels import NAU, NPU
-from npu_kernels._jobs.checkpoints import digest
+from npu_kernels._jobs.fingerprint import digest
 from npu_kernels.training import run
 path = sys.argv[1]
 x = torch.rand(20, 2)
@@ -1010,7 +1010,7 @@ class Counting:
         return {"fingerprint": self.fingerprint, "done": self.done}
 
     def restore(self, state: dict[str, Any]) -> None:
-        checkpoints.check_same(state["fingerprint"], self.fingerprint, "count")
+        fingerprint.check_same(state["fingerprint"], self.fingerprint, "count")
         self.done = state["done"]
 
 
@@ -1021,40 +1021,40 @@ def test_how_often_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         files, "save", lambda path, state: (counts.append(state["done"]), write(path, state))
     )
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_SECONDS", 3.0)
-    checkpoints.drive(Counting(monkeypatch), False, tmp_path / "file")
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_SECONDS", 3.0)
+    driver.drive(Counting(monkeypatch), False, tmp_path / "file")
     assert counts == [4, 8, 10]
     counts.clear()
-    checkpoints.drive(Counting(monkeypatch), False, tmp_path / "file")
+    driver.drive(Counting(monkeypatch), False, tmp_path / "file")
     assert counts == [10]
     counts.clear()
-    checkpoints.drive(Counting(monkeypatch), False, tmp_path / "other", ended=lambda: True)
+    driver.drive(Counting(monkeypatch), False, tmp_path / "other", ended=lambda: True)
     assert counts == [1]
 
 
 def test_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """They grow eightfold at most, to what takes that long, and a limit holds."""
-    monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 3.0)
+    monkeypatch.setattr(driver, "SLICE_SECONDS", 3.0)
     work = Counting(monkeypatch)
-    checkpoints.drive(work, False, None)
+    driver.drive(work, False, None)
     assert work.sizes == [1, 3, 3, 3]
-    monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 100.0)
+    monkeypatch.setattr(driver, "SLICE_SECONDS", 100.0)
     work = Counting(monkeypatch)
-    checkpoints.drive(work, False, None)
+    driver.drive(work, False, None)
     assert work.sizes == [1, 8, 1]
     work = Counting(monkeypatch)
-    checkpoints.drive(work, False, None, limit=lambda: 4)
+    driver.drive(work, False, None, limit=lambda: 4)
     assert work.sizes == [1, 4, 4, 1]
 
 
 def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "SLICE_SECONDS", 0.0)
     work = Counting(monkeypatch, press_at=4)
-    checkpoints.drive(work, False, tmp_path / "file")
+    driver.drive(work, False, tmp_path / "file")
     assert work.done == 4
     assert files.load(tmp_path / "file", ["done"])["done"] == 4
     before = signal.getsignal(signal.SIGINT)
-    with checkpoints.interruptible() as pressed:
+    with driver.interruptible() as pressed:
         assert not pressed
         signal.raise_signal(signal.SIGINT)
         assert pressed
@@ -1066,7 +1066,7 @@ def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_handler_that_is_not_pythons_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
     monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it was replaced"))
-    with checkpoints.interruptible() as pressed:
+    with driver.interruptible() as pressed:
         assert not pressed
 
 
@@ -1092,17 +1092,18 @@ def test_whether_progress_is_shown(
         def update(self, done: float, note: str, before: float) -> None:
             seen.append((done, note, before))
 
-    monkeypatch.setattr(checkpoints, "Progress", Bar)
+    monkeypatch.setattr(driver, "Progress", Bar)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     work = Counting(monkeypatch)
     work.done = 7
-    checkpoints.drive(work, asked, None, note=lambda: "note", limit=lambda: 1)
-    assert seen == ["counting", 10, shown, (8, "note", 7), (9, "note", 7), (10, "note", 7)]
+    driver.drive(work, asked, None, note=lambda: "note", limit=lambda: 1)
+    updates = [(8, "note", 7), (9, "note", 7), (10, "note", 7)] if shown else []
+    assert seen == ["counting", 10, shown, *updates]
 
 
 def test_what_differs_is_said() -> None:
     """Values where they are short; of model and data only that they differ."""
-    check = checkpoints.check_same
+    check = fingerprint.check_same
     own = {"model": "a", "data": "b", "x": "1", "long": "c"}
     check(dict(own), own)
     for change, said in (
@@ -1123,18 +1124,18 @@ def test_what_differs_is_said() -> None:
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Counting(monkeypatch)
     with pytest.raises(TypeError, match=r"^counting: checkpoint must be a path, got int$"):
-        checkpoints.Checkpoint(work, 3)  # type: ignore[arg-type]
+        checkpoint.Checkpoint(work, 3)  # type: ignore[arg-type]
     with pytest.raises(
         ValueError, match=r"^counting: checkpoint must be a file that can be written, got .*udcff"
     ):
-        checkpoints.Checkpoint(work, str(tmp_path / "\udcff\ud800"))
-    checkpoints.Checkpoint(work, str(tmp_path / "new")).save()
+        checkpoint.Checkpoint(work, str(tmp_path / "\udcff\ud800"))
+    checkpoint.Checkpoint(work, str(tmp_path / "new")).save()
     assert files.load(tmp_path / "new", ["done"])["done"] == 0
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Counting(monkeypatch)
-    checkpoints.Checkpoint(work, tmp_path / "file").save()
+    checkpoint.Checkpoint(work, tmp_path / "file").save()
 
     def failing(*_: Any) -> Any:
         raise PermissionError("no")
@@ -1144,4 +1145,4 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         PermissionError,
         match=r"^counting: checkpoint must be a new file or one of this same counting",
     ):
-        checkpoints.Checkpoint(work, tmp_path / "file")
+        checkpoint.Checkpoint(work, tmp_path / "file")

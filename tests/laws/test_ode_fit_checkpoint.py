@@ -99,7 +99,7 @@ def test_a_killed_fit_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Ctrl-C: the file is written while the fit runs."""
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("npu_kernels._jobs.checkpoint.CHECKPOINT_SECONDS", 0.0)
     path, earlier = tmp_path / "law.pt", tmp_path / "earlier.pt"
     counted = Counted(monkeypatch)
     counted.at, counted.call = 15, lambda: shutil.copyfile(path, earlier)

@@ -83,7 +83,7 @@ TRAINING = [
     *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_loops.py", {
         "run-frozen-weights-are-trained": ("if parameter.requires_grad else None", ""),
         "run-hooks-of-all-modules": ("if torch_module._has_any_global_hook():", "if False:"),
-        "run-calls-that-are-replaced": ("        if not _METHODS.isdisjoint(attributes):", "        if False:"),
+        "run-calls-that-are-replaced": ("        if method is not None:", "        if False:"),
         "run-compiled-modules": ("if part._compiled_call_impl is not None:", "if False:"),
         "run-shape-of-a-parameter": ("if parameter.shape != shape:", "if False:"),
         "run-memory-of-two-parameters": ("if parameter.data_ptr() in seen:", "if False:"),
@@ -101,6 +101,11 @@ TRAINING = [
     *mutants(PACKAGE + "_loops/plan.py", "tests/training/test_training_run_errors.py -k storage", {
         "run-freed-storages": ("    if storage < needed:", "    if False:"),
         "run-offset-in-a-storage": ("(tensor.storage_offset() + last)", "(2 * tensor.storage_offset() + last)"),
+    }),
+    *mutants(PACKAGE + "_common/chains.py", "tests/common/test_chains.py tests/training/test_training_loops.py", {
+        "chains-methods-of-a-class": ("    if methods == defined:", "    if True:"),
+        "chains-of-another-call": ("not (any_call or replaced_method(model) is None)", "False"),
+        "chains-units-of-another-call": ("isinstance(layer, Unit) and replaced_method(layer) is None", "isinstance(layer, Unit)"),
     }),
     *mutants(PACKAGE + "_loops/records.py", "tests/training/test_training_plan.py -k fields", {
         "plan-fields-not-compared": ("    if theirs != fields():", "    if not theirs:"),
@@ -152,15 +157,19 @@ TRAINING = [
         "run-checkpoint-growth": (", setting.growth)", ",)"),
         "run-checkpoint-trained-parameters": ("\"optimizer.params\": str(trained)", "\"optimizer.params\": \"\""),
     }),
-    *mutants(PACKAGE + "_jobs/checkpoints.py", ("tests/jobs/test_checkpoints.py -k 'digest or description or how or slices or ctrl or said or before'",), {
+    *mutants(PACKAGE + "_jobs/fingerprint.py", "tests/jobs/test_checkpoints.py -k 'digest or description or said'", {
         "checkpoint-negative-bit": (".resolve_neg()", ""),
         "checkpoint-strides": (".contiguous().view", ".view"),
         "checkpoint-parts-of-a-digest": ("f\"{len(text)} \".encode() + text", "text"),
         "checkpoint-options-of-a-unit": ("part.training, _options(part, units)", "part.training"),
+        "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
+    }),
+    *mutants(PACKAGE + "_jobs/checkpoint.py", "tests/jobs/test_checkpoints.py -k 'how or before'", {
         "checkpoint-before-any-step": ("        job.fingerprint  #", "        pass  #"),
         "checkpoint-clock": ("        self._saved = time.monotonic()\n", "        pass\n"),
+    }),
+    *mutants(PACKAGE + "_jobs/driver.py", "tests/jobs/test_checkpoints.py -k 'how or slices or ctrl'", {
         "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
-        "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
     }),
     *mutants(PACKAGE + "_jobs/saved.py", "tests/jobs/test_checkpoints.py -k 'numbers or memory or Training'", {
         "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),
@@ -171,6 +180,7 @@ TRAINING = [
     }),
     *mutants(PACKAGE + "optim/__init__.py", "tests/training/test_optim.py", {
         "optim-hooks-behind-a-step": ("            and not self._optimizer_step_post_hooks\n", ""),
+        "optim-hooks-of-the-first-step": ("            _TorchAdam([torch.empty(0)])  #", "            pass  #"),
         "optim-global-hooks": ("            and not _global_optimizer_pre_hooks\n", ""),
         "optim-found-inf": ('            and getattr(self, "found_inf", None) is None\n', ""),
         "optim-zero-grad": ("if not set_to_none:\n            super().zero_grad(set_to_none=False)", "if not set_to_none:\n            super().zero_grad(set_to_none=True)"),
@@ -262,7 +272,7 @@ FORMULA = [
         "simplify-restores": ("            self.set(entry, before)\n            ranked.append", "            ranked.append"),
         "simplify-fixed-entries": ("                        self.fix(entry)\n                    else:", "                        pass\n                    else:"),
     }),
-    *mutants(PACKAGE + "formula/_weights.py", "tests/formula/test_formula_simplify.py", {
+    *mutants(PACKAGE + "formula/_models.py", "tests/formula/test_formula_simplify.py", {
         "simplify-behind-closed-gates": ("                dead[:, layer.gate == 0] = True\n", "                pass\n"),
         "simplify-unread-rows": ("                dead[~used] = True\n", "                pass\n"),
         "simplify-gates-of-a-reader": ("        read = read & (layer.gate != 0)\n", "        pass\n"),
@@ -289,17 +299,15 @@ FITTING = [
         "fit-held-out-rows": ("stream(\"split\", seed))", "stream(\"split\", 0))"),
         "fit-too-many-rows": ("torch.cat(xs)[:rows],", "torch.cat(xs),"),
     }),
-    *mutants(PACKAGE + "fitting/_refine.py", FITS, {
+    *mutants(PACKAGE + "fitting/_training.py", FITS, {
         "fit-held-entries": ("return loss, flat.masked_fill(self.held[active], 0.0)", "return loss, flat"),
         "fit-weights-of-other-problems": ("self.models.problem[active]", "self.models.problem[active] * 0"),
-    }),
-    *mutants(PACKAGE + "fitting/_search.py", FITS, {
         "fit-rate-of-a-rung": ("self.recipe.rate * 0.5**rung * falling", "self.recipe.rate * falling"),
         "fit-steps-that-are-not-finite": ("finite=True,", "finite=False,"),
         "fit-rows-of-the-problems": ("x, y, weight = (t[:, drawn.flatten()][self.problem] for t in tensors)", "x, y, weight = (t[:, drawn.flatten()][0 * self.problem] for t in tensors)"),
         "fit-kept-moments": ("for tensors in (self.tensors, self.moments, self.squares):", "for tensors in (self.tensors, self.moments):"),
     }),
-    *mutants(PACKAGE + "fitting/_pool.py", FITS, {
+    *mutants(PACKAGE + "fitting/_choice.py", FITS, {
         "fit-standard-errors": ("limit[part] = torch.maximum(limit[part], close)", "pass"),
         "fit-slack": ("torch.clamp(best_score * (1 + slack), min=tolerance)", "torch.clamp(best_score, min=tolerance)"),
         "fit-simplest-of-the-good": ("order = order[level[order].argsort(stable=True)]", "order = order[level.argsort(stable=True)]"),

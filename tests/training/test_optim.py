@@ -143,6 +143,22 @@ def test_general_steps(counting: Counting) -> None:
     assert counting.taken == 2
 
 
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+def test_hooks_where_torch_has_made_no_adam(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hook runs once, also where torch's name means another class."""
+    theirs: Any = torch.optim.Adam
+    monkeypatch.setattr(theirs, "step", getattr(theirs.step, "__wrapped__", theirs.step))
+    assert not hasattr(theirs.step, "hooked")
+    monkeypatch.setattr(torch.optim, "Adam", {"Adam": Adam, "SGD": torch.optim.SGD}[name])
+    weights = parameters()
+    optimizer, calls = Adam(weights, lr=1e-2), list[str]()
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    for _ in range(2):
+        train(optimizer, weights, 1)
+    assert calls == ["before", "after"] * 2
+
+
 @needs_library
 def test_global_hooks_and_gradient_scalers(counting: Counting) -> None:
     own = parameters()

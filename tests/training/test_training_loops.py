@@ -163,6 +163,16 @@ def _compiled(part: nn.Module) -> None:
     part._compiled_call_impl = _doubled(part)
 
 
+def _forward_of_its_class(part: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = type(part).forward
+    monkeypatch.setattr(type(part), "forward", lambda self, x: 2 * forward(self, x))
+
+
+def _call_of_its_class(part: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = type(part).__call__
+    monkeypatch.setattr(type(part), "__call__", lambda self, x: 2 * call(self, x))
+
+
 REPLACED = {
     "forward": (_forward, "forward of {} is replaced"),
     "call": (_call, "_call_impl of {} is replaced"),
@@ -194,6 +204,27 @@ def test_calls_that_are_replaced(name: str, path: str, monkeypatch: pytest.Monke
     torch.testing.assert_close(result.losses[0], expected)
 
 
+@pytest.mark.parametrize("change", [_forward_of_its_class, _call_of_its_class])
+@pytest.mark.parametrize("path", ["", "0", "1.0"])
+def test_calls_that_are_replaced_on_the_class(
+    path: str, change: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's own losses, as where its instance has another forward."""
+    model = nn.Sequential(NPU(2, 4, dtype=NUMBERS), nn.Sequential(NAU(4, 3, dtype=NUMBERS)))
+    x, y = data(None, NUMBERS)
+    part = model.get_submodule(path)
+    change(part, monkeypatch)
+    expected = nn.functional.mse_loss(model(x), y)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    reason = captured.obstacle(model, torch.optim.Adam(model.parameters()), CUDA)
+    assert f"of {type(part).__name__} is replaced" in str(reason)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*{NOTICE}")
+        result = run(model, x, y, steps=1, lr=0.01)
+    assert not result.fused
+    torch.testing.assert_close(result.losses[0], expected)
+
+
 class _Cuda:
     is_cuda, device = True, torch.device("cuda")
 
@@ -214,7 +245,7 @@ def test_subclasses_call_their_own() -> None:
     x, y = data(None, torch.float32)
     for model in (Chain(NAU(2, 3)), nn.Sequential(Layer(2, 3))):
         expected = nn.functional.mse_loss(model(x), y)
-        with pytest.warns(UserWarning, match="(Chain|Layer) has no place in a chain"):
+        with pytest.warns(UserWarning, match="(forward of Chain|__call__ of Layer) is replaced"):
             result = run(model, x, y, steps=1, lr=0.01)
         assert not result.fused
         torch.testing.assert_close(result.losses[0], expected)

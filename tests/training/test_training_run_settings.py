@@ -222,11 +222,11 @@ def test_a_run_without_callbacks_is_few_calls(monkeypatch: pytest.MonkeyPatch) -
         advance(self, done, rows, schedules)
 
     monkeypatch.setattr(Ordinary, "advance", spied)
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.SLICE_SECONDS", 1e6)
+    monkeypatch.setattr("npu_kernels._jobs.driver.SLICE_SECONDS", 1e6)
     losses(model=model(fused=False), steps=200)
     assert sizes == [16, 128, 56]
     sizes.clear()
-    monkeypatch.setattr("npu_kernels._jobs.checkpoints.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("npu_kernels._jobs.driver.SLICE_SECONDS", 0.0)
     losses(model=model(fused=False), steps=20)
     assert sizes == [16, 1, 1, 1, 1]
 
@@ -418,3 +418,21 @@ def test_what_lies_on_the_border_is_taken() -> None:
     ):
         assert len(losses(steps=1, **change)) == 1
     assert losses(steps=1, model=model(k=2), batch_size=3).shape == (1, 2)
+
+
+@needs_library
+def test_a_call_walks_through_the_modules_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the checks, once for the obstacles: a walk takes as long as a step's kernels."""
+    model, x = nn.Sequential(NPU(2, 3), NAU(3, 1)), torch.rand(20, 2)
+    optimizer, calls = torch.optim.Adam(model.parameters()), list[nn.Module]()
+    walk = nn.Module.named_modules
+
+    def counted(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        if module is model:
+            calls.append(module)
+        return walk(module, *arguments, **options)
+
+    monkeypatch.setattr(nn.Module, "named_modules", counted)
+    result = run(model, x, x[:, :1], steps=1, optimizer=optimizer, penalties={"l1": 1e-5})
+    assert result.fused
+    assert len(calls) == 2
