@@ -153,9 +153,9 @@ def trainings() -> Iterator[Case]:
 
             def call() -> Any:
                 model = copy.deepcopy(start)
-                found = run_steps(model, x, y, steps=steps, every=steps, lr=0.1, progress=False)
-                assert found.fused
-                return found.losses, [p.detach() for p in model.parameters()]
+                result = run_steps(model, x, y, steps=steps, every=steps, lr=0.1, progress=False)
+                assert result.fused
+                return result.losses, [p.detach() for p in model.parameters()]
 
             return call
 
@@ -180,15 +180,15 @@ class Malloc:
             [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_bool],
             ctypes.c_bool,
         )
-        found = set()
+        names = set()
         for line in Path("/proc/self/maps").read_text().splitlines():
             addresses, rights, *_, path = line.split()
             name = Path(path).name
             if "x" in rights and (OURS.match(name) or TORCHS.match(name)):
                 begin, end = (int(address, 16) for address in addresses.split("-"))
                 assert watch(begin, end, bool(OURS.match(name)))
-                found.add(name)
-        assert len(found) == 3, found
+                names.add(name)
+        assert len(names) == 3, names
 
 
 def run(case: Case, malloc: Malloc) -> dict[str, Any]:

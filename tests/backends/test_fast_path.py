@@ -61,14 +61,14 @@ def test_it_is_built() -> None:
 
 @pytest.mark.parametrize("sample", samples(), ids=lambda sample: f"{sample.name}-{sample.x.dtype}")
 def test_same_bits_as_the_operators(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = outcome(sample)
+    actuals = outcome(sample)
     with torch.no_grad():
         inference = sample.call(functional.npu)
     monkeypatch.setattr(fast_path, "npu", None)
     expected = outcome(sample)
     assert torch.equal(inference, expected[0])
     assert all(
-        torch.equal(a, b) and a.shape == b.shape for a, b in zip(found, expected, strict=True)
+        torch.equal(a, b) and a.shape == b.shape for a, b in zip(actuals, expected, strict=True)
     )
 
 
@@ -79,7 +79,7 @@ def test_gradients_that_nobody_needs_are_not_made(name: str) -> None:
     leaves = sample.leaves()
     for needed in (leaves, *([leaf] for leaf in leaves)):
         for leaf in leaves:
-            leaf.requires_grad_(any(leaf is one for one in needed))
+            leaf.requires_grad_(any(leaf is tensor for tensor in needed))
         y = sample.call(RECORDS[name].function)
         upstream = torch.ones_like(y)
         with torch.autograd.profiler.profile() as profile:
@@ -274,12 +274,12 @@ def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[in
     y = layer(x)
     assert "FastPath<npu::N" in y.grad_fn.name()
     grad_y = torch.randn_like(y)
-    found = torch.autograd.grad(y, (x, layer.weight), grad_y)
+    grads = torch.autograd.grad(y, (x, layer.weight), grad_y)
     with npu_kernels.use_backend("reference"):
         want = layer(x)
         expected = torch.autograd.grad(want, (x, layer.weight), grad_y)
     torch.testing.assert_close(y, want)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grads, expected)
     with torch.no_grad():
         assert torch.equal(layer(x), y)
 
@@ -337,9 +337,9 @@ def test_inalu_has_the_bits_of_the_operators(
         y = leaves.call(functional.inalu)
         return [inference, y, *torch.autograd.grad(y, leaves.leaves(), torch.ones_like(y))]
 
-    found = results()
+    actuals = results()
     monkeypatch.setattr(fast_path, "inalu", None)
-    assert all(torch.equal(a, b) for a, b in zip(found, results(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actuals, results(), strict=True))
 
 
 @pytest.mark.parametrize("models", [None, 2])
@@ -415,7 +415,7 @@ def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "wanted"),
+    ("version", "versions"),
     [
         ("2.13.0", ["2.13.0"]),
         ("2.13.0+cpu", ["2.13.0+cpu", "2.13.0"]),
@@ -424,7 +424,7 @@ def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
         ("2.14.0.dev20260901+cpu", ["2.14.0.dev20260901+cpu"]),
     ],
 )
-def test_it_serves_a_release_whatever_its_local_version(version: str, wanted: list[str]) -> None:
+def test_it_serves_a_release_whatever_its_local_version(version: str, versions: list[str]) -> None:
     assert fast_path.file_names(version, "cpython-312") == [
-        f"fast_path-torch{name}-cpython-312.so" for name in wanted
+        f"fast_path-torch{name}-cpython-312.so" for name in versions
     ]

@@ -59,12 +59,12 @@ def test_zero_inputs_and_factors(isa: str, num_models: int | None, shared: bool)
         assert normwise_error(actual, expected) < 5e-14
 
 
-@pytest.mark.parametrize("at", [0, 300, -1])
-def test_a_single_zero_input_of_inalu(isa: str, at: int) -> None:
+@pytest.mark.parametrize("index", [0, 300, -1])
+def test_a_single_zero_input_of_inalu(isa: str, index: int) -> None:
     """Wherever it is, also among the last values, which fill no register."""
     sample = RECORDS["inalu"].sample(61, 5, 3)
     assert (sample.x != 0).all()
-    sample.x.view(-1)[at] = 0
+    sample.x.view(-1)[index] = 0
     grad_y = torch.randn_like(forward(sample, reference)[0])
     for actual, expected in zip(
         outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
@@ -83,8 +83,8 @@ def test_special_input_of_inalu(isa: str, dtype: torch.dtype) -> None:
     sample = RECORDS["inalu"].sample(len(special), 5, 3, dtype=dtype)
     sample.x[:, 1] = special
     grad_y = torch.ones_like(forward(sample, reference)[0])
-    found, want = outputs(sample, ops, grad_y)[:6], outputs(sample, reference, grad_y)[:6]
-    for actual, expected in zip(found, want, strict=True):
+    actuals, want = outputs(sample, ops, grad_y)[:6], outputs(sample, reference, grad_y)[:6]
+    for actual, expected in zip(actuals, want, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 

@@ -114,8 +114,8 @@ def test_set_num_threads_while_others_compute() -> None:
     changer.start()
     try:
         with ThreadPoolExecutor(4) as pool:
-            for found in pool.map(lambda _: _everything("npu", sample), range(12)):
-                assert all(torch.equal(a, e) for a, e in zip(found, expected, strict=True))
+            for outcome in pool.map(lambda _: _everything("npu", sample), range(12)):
+                assert all(torch.equal(a, e) for a, e in zip(outcome, expected, strict=True))
     finally:
         stop.set()
         changer.join()
@@ -145,11 +145,11 @@ def test_fork_after_use() -> None:
         child.start()
         sender.close()
         assert receiver.poll(60), "the child hangs"
-        found = receiver.recv()
+        outcome = receiver.recv()
         child.join(60)
         assert child.exitcode == 0
         assert all(
-            torch.equal(torch.from_numpy(a), e) for a, e in zip(found, expected, strict=True)
+            torch.equal(torch.from_numpy(a), e) for a, e in zip(outcome, expected, strict=True)
         )
 
 
@@ -179,11 +179,11 @@ def test_data_loader_workers(method: str) -> None:
     loader = DataLoader(
         _Rows(layer, x), batch_size=8, num_workers=2, multiprocessing_context=method
     )
-    found = []
+    batches = []
     for batch in loader:
-        found.append(batch)
+        batches.append(batch)
         layer(x).sum().backward()
-    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(torch.cat(batches), expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
@@ -200,18 +200,18 @@ def test_busy_cores_do_not_make_it_collapse() -> None:
         time.sleep(0.5)  # until they compute
         with torch.no_grad():
             for _ in range(80):
-                for threads, found in seconds.items():
+                for threads, times in seconds.items():
                     torch.set_num_threads(threads)
                     for _ in range(10):
                         begin = time.perf_counter()
                         layer(x)
-                        found.append(time.perf_counter() - begin)
+                        times.append(time.perf_counter() - begin)
     finally:
         for process in busy:
             process.kill()
             process.wait()
-    alone, together = (sum(found) for found in seconds.values())
-    assert together < 3 * alone + 0.1
+    idle, together = (sum(times) for times in seconds.values())
+    assert together < 3 * idle + 0.1
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")

@@ -192,7 +192,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 
 def _points(
-    user: ModuleType, name: str, message: str, *arguments: Any, place: str | None = None
+    user: ModuleType, name: str, message: str, *arguments: Any, definition: str | None = None
 ) -> None:
     """Call a function of the user's, all of whose warnings with this message must point to its
     line, or to another's.
@@ -202,7 +202,7 @@ def _points(
     assert user.__file__ is not None
     lines = Path(user.__file__).read_text().splitlines()
     first = next(
-        i for i, line in enumerate(lines) if re.match(rf"(def|class) {place or name}\b", line)
+        i for i, line in enumerate(lines) if re.match(rf"(def|class) {definition or name}\b", line)
     )
     line = next(i for i in range(first, len(lines)) if lines[i].endswith("# here")) + 1
     with warnings.catch_warnings(record=True) as seen:
@@ -282,7 +282,7 @@ def test_of_checkpoints(
 @pytest.mark.usefixtures("_without_library")
 def test_a_users_module_that_torch_calls(user: ModuleType) -> None:
     """The user's innermost line counts."""
-    _points(user, "in_a_users_module", SLOW, place="Mine")
+    _points(user, "in_a_users_module", SLOW, definition="Mine")
 
 
 def test_each_line_is_warned_of_by_the_users_filters(user: ModuleType) -> None:

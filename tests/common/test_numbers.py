@@ -294,11 +294,11 @@ def test_losses_of_models(count: Any) -> None:
 def test_integers_within_bounds() -> None:
     assert checks.check_whole("f", "n", np.int64(3), 3) == 3
     assert type(checks.check_whole("f", "n", np.int64(3))) is int
-    for value, least in ((2, 3), (0, 1), (-1, 0)):
+    for value, minimum in ((2, 3), (0, 1), (-1, 0)):
         with pytest.raises(
-            ValueError, match=rf"^f: n must be an integer of at least {least}, got {value}$"
+            ValueError, match=rf"^f: n must be an integer of at least {minimum}, got {value}$"
         ):
-            checks.check_whole("f", "n", value, least)
+            checks.check_whole("f", "n", value, minimum)
     with pytest.raises(
         ValueError, match=r"^f: n must be None, or an integer of at least 1, got 0$"
     ):

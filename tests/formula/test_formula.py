@@ -104,8 +104,8 @@ def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
     fill(layer, generator)
     layer.train(eps)  # an NMRU has its eps in training mode only
     x = inputs(30, width, generator, eps, dtype)
-    found = read(layer, eps=eps)
-    y = found(x)
+    formula_of_layer = read(layer, eps=eps)
+    y = formula_of_layer(x)
     assert y.dtype == dtype
     scale = in_float64(layer, x).abs() + amplitude(layer, x)
     left_out = (
@@ -117,19 +117,19 @@ def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
 def amplitude(layer: nn.Module, x: Tensor) -> Tensor:
     """The factor before a power unit's cosine, the sums' absolute terms otherwise: what rounding is
     relative to."""
-    one = copy.deepcopy(layer).double()
+    double = copy.deepcopy(layer).double()
     if isinstance(layer, (NPU, RealNPU, NaiveNPU)):
         from npu_kernels.reference import npu_forward
 
         eps = layer.eps or torch.finfo(x.dtype).eps
-        y, s = npu_forward(x.double(), one.weight_re, one.weight_im, one.gate, eps, True)
+        y, s = npu_forward(x.double(), double.weight_re, double.weight_im, double.gate, eps, True)
         return torch.hypot(y, s).detach()
     if isinstance(layer, NMRU):
         from npu_kernels.reference import nmu
 
         x = x.double()
         return (
-            nmu(torch.cat([x, 1 / (x + layer.eps * layer.training)], -1).abs(), one.weight)
+            nmu(torch.cat([x, 1 / (x + layer.eps * layer.training)], -1).abs(), double.weight)
             .clamp(min=1e-30)
             .detach()
         )
@@ -162,11 +162,11 @@ def test_sequentials_are_their_formulas(units, seed, nested, models):
     x = x[(smallest(single, x) > 1e-9) & (largest(single, x) < 1e9)]
     if len(x) == 0:
         return
-    found = read(module, ["a", "b"], model=index, eps=True)
+    expression = read(module, ["a", "b"], model=index, eps=True)
     expected = in_float64(single, x)
     with torch.no_grad():
         torch.testing.assert_close(single(x), expected, rtol=1e-9, atol=1e-9)  # select
-    error = (found(x) - expected).abs() / (1 + largest(single, x)[:, None])
+    error = (expression(x) - expected).abs() / (1 + largest(single, x)[:, None])
     assert error.max() < 1e-9
 
 
@@ -185,11 +185,11 @@ def _refuse(*_):
 
 def steps(module: nn.Module, x: Tensor) -> list[Tensor]:
     """The values after each layer."""
-    found = []
+    states = []
     for layer in formula._models.layers_of("test", module).values():
         x = in_float64(layer, x)
-        found.append(x)
-    return found
+        states.append(x)
+    return states
 
 
 def smallest(module: nn.Module, x: Tensor) -> Tensor:
@@ -210,9 +210,9 @@ def test_the_expression_itself_is_the_layer_in_50_digits(unit, seed):
     generator = torch.Generator().manual_seed(seed)
     layer = unit(3, 1, dtype=torch.float64)
     fill(layer, generator)
-    found = read(layer, eps=True)
+    expression = read(layer, eps=True)
     modules = [{"Heaviside": lambda x, at_zero: at_zero if x == 0 else x > 0}, "mpmath"]
-    function = sympy.lambdify(found.symbols, found.expressions[0], modules)
+    function = sympy.lambdify(expression.symbols, expression.expressions[0], modules)
     parameters = {name: p.detach().squeeze(0).tolist() for name, p in layer.named_parameters()}
     for row in inputs(10, 3, generator, True, torch.float64).tolist():
         eps = torch.finfo(torch.float64).eps
@@ -254,10 +254,10 @@ def power(weights: list[float], gate: float = 1.0, **options: object) -> RealNPU
 )
 def test_powers_are_read_as_powers(weights, gate, text):
     layer = power(weights, gate)
-    found = read(layer, ["x", "z"])
-    assert str(found) == text
+    expression = read(layer, ["x", "z"])
+    assert str(expression) == text
     x = inputs(40, 2, torch.Generator().manual_seed(1), False, torch.float64)
-    torch.testing.assert_close(found(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(expression(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -275,17 +275,17 @@ def test_powers_are_read_as_powers(weights, gate, text):
 def test_reciprocals_are_read_as_quotients(sign, weights, text):
     layer = NMRU(2, 1, sign=sign, dtype=torch.float64).eval()
     layer.weight.data = torch.tensor([weights], dtype=torch.float64)
-    found = read(layer, ["x", "z"])
-    assert str(found) == text
+    expression = read(layer, ["x", "z"])
+    assert str(expression) == text
     x = inputs(40, 2, torch.Generator().manual_seed(1), False, torch.float64)
-    torch.testing.assert_close(found(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(expression(x), in_float64(layer, x), rtol=1e-12, atol=1e-12)
 
 
 def test_eps_is_kept_on_request_and_its_effect_is_said():
     layer = power([2.0, -1.0], eps=1e-3)
-    kept = read(layer, ["x", "z"], eps=True)
-    assert str(kept) == "y = (1 - 2*[z < 0])*(|x| + 0.001)**2/(|z| + 0.001)"
-    assert kept.note == ""
+    with_eps = read(layer, ["x", "z"], eps=True)
+    assert str(with_eps) == "y = (1 - 2*[z < 0])*(|x| + 0.001)**2/(|z| + 0.001)"
+    assert with_eps.note == ""
     left_out = read(layer, ["x", "z"])
     assert "RealNPU computes with |x| + 0.001" in left_out.note
     x = torch.tensor([[1e-2, 1.0], [1.0, 1e-2]], dtype=torch.float64)
@@ -303,10 +303,10 @@ def test_inputs_that_are_never_negative():
     layer = power([0.5, 1.5])
     assert str(read(layer, ["x", "z"], positive=True)) == "y = sqrt(x)*z**(3/2)"
     assert str(read(layer, ["x", "z"], positive=["x"])) == "y = sqrt(x)*|z|**(3/2)*[z >= 0]"
-    own = sympy.Symbol("k", positive=True), sympy.Symbol("m", real=True)
-    found = read(layer, own)
-    assert found.symbols == own
-    assert found.expressions[0].subs({own[0]: 4, own[1]: 4}) == 16
+    symbols = sympy.Symbol("k", positive=True), sympy.Symbol("m", real=True)
+    expression = read(layer, symbols)
+    assert expression.symbols == symbols
+    assert expression.expressions[0].subs({symbols[0]: 4, symbols[1]: 4}) == 16
 
 
 def test_a_fraction_only_where_it_is_one():
@@ -320,9 +320,9 @@ def test_a_fraction_only_where_it_is_one():
 def test_kepler():
     model = nn.Sequential(power([1.5]), NAU(1, 1, dtype=torch.float64))
     model[1].weight.data.fill_(1.0)
-    found = read(model, ["R"], outputs=["T"], positive=True)
-    assert str(found) == "T = R**(3/2)"
-    assert found.latex() == [r"T = R^{\frac{3}{2}}"]
+    law = read(model, ["R"], outputs=["T"], positive=True)
+    assert str(law) == "T = R**(3/2)"
+    assert law.latex() == [r"T = R^{\frac{3}{2}}"]
 
 
 def sir() -> nn.Sequential:
@@ -336,17 +336,15 @@ def sir() -> nn.Sequential:
 
 
 def test_fractional_sir():
-    found = read(
-        sir(), ["S", "I", "R"], outputs=["dS", "dI", "dR"], positive=True, max_denominator=4
-    )
-    assert str(found).splitlines() == [
+    law = read(sir(), ["S", "I", "R"], outputs=["dS", "dI", "dR"], positive=True, max_denominator=4)
+    assert str(law).splitlines() == [
         "dS = -0.1*sqrt(I)*sqrt(S) + 0.05*R",
         "dI = 0.1*sqrt(I)*sqrt(S) - 0.01*I",
         "dR = 0.01*I - 0.05*R",
     ]
-    assert found.latex()[0] == r"dS = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
+    assert law.latex()[0] == r"dS = - 0.1 \sqrt{I} \sqrt{S} + 0.05 R"
     x = torch.rand(20, 3, dtype=torch.float64) * 100
-    torch.testing.assert_close(found(x), in_float64(sir(), x), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(law(x), in_float64(sir(), x), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -363,17 +361,17 @@ def test_latex_is_understood(unit):
 
 
 def test_a_call_writes_no_text(monkeypatch):
-    found = read(RealNPU(2, 1))
+    expression = read(RealNPU(2, 1))
     monkeypatch.setattr(
         "npu_kernels.formula._printing.text", lambda *_: pytest.fail("sympy takes long to write it")
     )
-    assert found(torch.rand(5, 2)).shape == (5, 1)
+    assert expression(torch.rand(5, 2)).shape == (5, 1)
     monkeypatch.undo()
-    first, second = str(found.torch_function).splitlines()[:2]
+    first, second = str(expression.torch_function).splitlines()[:2]
     assert first.startswith("def formula(")
-    assert second == f"    # {found}"
+    assert second == f"    # {expression}"
     x = torch.rand(5, 2)
-    assert torch.equal(found.torch_function(x), found(x))
+    assert torch.equal(expression.torch_function(x), expression(x))
 
 
 def test_torch_function_stands_alone(tmp_path):
@@ -382,9 +380,9 @@ def test_torch_function_stands_alone(tmp_path):
     x = inputs(50, 3, torch.Generator().manual_seed(6), False, torch.float64)
     # Names that Python does not take, one like our own variables, one that has a backslash.
     function = read(model, ["lambda", "t0", r"\beta"]).torch_function
-    again = pickle.loads(pickle.dumps(function))
-    assert torch.equal(again(x), function(x))
-    assert torch.equal(again(x.reshape(5, 10, 3)), function(x).reshape(5, 10, 2))
+    unpickled = pickle.loads(pickle.dumps(function))
+    assert torch.equal(unpickled(x), function(x))
+    assert torch.equal(unpickled(x.reshape(5, 10, 3)), function(x).reshape(5, 10, 2))
     torch.save(x, tmp_path / "x.pt")
     (tmp_path / "alone.py").write_text(
         f"import sys\nimport torch\n{function}\nx = torch.load('x.pt')\n"
@@ -407,10 +405,10 @@ def test_torch_function_stands_alone(tmp_path):
 def test_names_that_are_one_or_none_to_python(names):
     model = NAU(2, 1, dtype=torch.float64)
     model.weight.data = torch.tensor([[1.0, -0.5]], dtype=torch.float64)
-    found = read(model, names)
-    assert [str(symbol) for symbol in found.symbols] == names
+    expression = read(model, names)
+    assert [str(symbol) for symbol in expression.symbols] == names
     x = torch.randn(5, 2, dtype=torch.float64)
-    torch.testing.assert_close(found(x), model(x).detach())
+    torch.testing.assert_close(expression(x), model(x).detach())
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -421,10 +419,10 @@ def test_derivatives_are_the_models(unit):
     x = inputs(30, 2, generator, False, torch.float64).requires_grad_()
     grad_y = torch.randn(30, 2, dtype=torch.float64)
     function = read(module, eps=True).torch_function
-    (found,) = torch.autograd.grad(function(x), x, grad_y)
+    (grad,) = torch.autograd.grad(function(x), x, grad_y)
     with use_backend("reference"):
         (expected,) = torch.autograd.grad(module(x), x, grad_y)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(grad, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_a_gates_saturation_has_a_gradient():

@@ -26,7 +26,7 @@ def fuzz(
     check: Callable[[_Case], None],
     drawn: SearchStrategy[_Case],
     seconds: float,
-    found: Iterable[_Case],
+    regressions: Iterable[_Case],
     at_once: int = 20,
 ) -> int:
     """Check the cases found before, then drawn ones for about so many seconds; returns how many
@@ -34,7 +34,7 @@ def fuzz(
 
     at_once: how many are drawn before the time is looked at.
     """
-    for case in found:
+    for case in regressions:
         check(case)
     long = os.environ.get(LONG)
     first = time.time_ns() // 10**6 if long else 0

@@ -36,7 +36,7 @@ CALLS: list[Call] = [
 ]  # fmt: skip
 TURNS: list[list[Call]] = []
 LOSSES: list[Loss] = [
-    Loss(shape=(0,), models=True, way="operators"),  # no models at all
+    Loss(shape=(0,), models=True, route="operators"),  # no models at all
     Loss(shape=(0, 3), models=True, shared=True),
 ]
 _PLAIN, _INFINITE = (0, "plain", "none"), (0, "infinite", "none")
@@ -54,9 +54,9 @@ HISTORIES: list[History] = [
 ROLLOUTS: list[Rollout] = []
 INTERPRETED: list[Call] = [
     # A gradient from results that were rounded to float16.
-    Call("npu", out_features=2, dtype="float16", way="triton"),
+    Call("npu", out_features=2, dtype="float16", route="triton"),
     # A weight whose bfloat16 is subnormal, and below 0: Triton's interpreter read -0.
-    Call("nmru", (3,), 3, 4, dtype="bfloat16", special=(("weight", "tiny"),), way="triton"),
+    Call("nmru", (3,), 3, 4, dtype="bfloat16", special=(("weight", "tiny"),), route="triton"),
     # A gate of -0 in bfloat16: Triton's interpreter found it less than 0.
     Call(
         "npu",
@@ -64,7 +64,7 @@ INTERPRETED: list[Call] = [
         dtype="bfloat16",
         layouts=("offset", "contiguous", "contiguous"),
         special=(("gate", "whole"),),
-        way="triton",
+        route="triton",
     ),
     # Terms of 2.3 in all whose changes cancelled in both draws: the oracle's fault.
     Call(
@@ -77,7 +77,7 @@ INTERPRETED: list[Call] = [
         dtype="bfloat16",
         layouts=("overlapping", "contiguous", "stepped"),
         special=(("gate", "whole"),),
-        way="triton",
+        route="triton",
         seed=1557,
     ),
 ]

@@ -156,7 +156,7 @@ class Call(Printed):
     ) * 3  # of x, the layer's tensors, the upstream gradient
     special: tuple[tuple[str, str], ...] = ()
     needs: int = 63
-    way: str = "fast"
+    route: str = "fast"
     isa: str | None = None
     threads: int = 1
     seed: int = 0
@@ -177,8 +177,8 @@ class Call(Printed):
                 min(1.0, 3 / max(1, self.in_features) ** 0.5) if low < 0 and name != "gate" else 1.0
             )
             shape = (*models, *(size[letter] for letter in letters))
-            found = memory.tensor(name, shape, layout_weights, low * scale, high * scale)
-            tensors[name] = None if name in self.without else found
+            drawn = memory.tensor(name, shape, layout_weights, low * scale, high * scale)
+            tensors[name] = None if name in self.without else drawn
         upstream = memory.tensor(
             "upstream", (*models, *self.batch, self.out_features), layout_upstream, -1, 1
         )
@@ -217,7 +217,7 @@ class Call(Printed):
         overflows = self.layer in PRODUCTS and _overflow(
             *self._factors(flat(present["x"]), present["weight"]), upstream, dtype
         )
-        run = (self.layer in FUSED, self.way, self.isa, self.threads, overflows)
+        run = (self.layer in FUSED, self.route, self.isa, self.threads, overflows)
         inexact = exact if self.layer in PRODUCTS else None
         return Problem(
             function,
@@ -262,11 +262,11 @@ def size_table(greatest: int) -> list[int]:
 
 def pick(number: int, *choices: Sequence[Any]) -> list[Any]:
     """One of each from one number below the product of their lengths; the first ones for 0."""
-    found = []
+    chosen = []
     for choice in choices:
-        number, at = divmod(number, len(choice))
-        found.append(choice[at])
-    return found
+        number, index = divmod(number, len(choice))
+        chosen.append(choice[index])
+    return chosen
 
 
 def below(*choices: Sequence[Any]) -> st.SearchStrategy[int]:
@@ -286,11 +286,11 @@ SEEDS = st.integers(0, 2**16)
 def calls(
     layers: tuple[str, ...] = tuple(OPTIONS),
     *,
-    ways: tuple[str, ...] = ("fast", "operators"),
+    routes: tuple[str, ...] = ("fast", "operators"),
     isas: tuple[str | None, ...] = ISAS,
     threads: tuple[int, ...] = (1, 2, 3, 4),
     greatest: int = 300,
-    work: int = 200_000,
+    max_work: int = 200_000,
 ) -> st.SearchStrategy[Call]:
     """Calls whose sizes are at most `greatest` and have a product of at most about `work`."""
     table = size_table(greatest)
@@ -299,7 +299,7 @@ def calls(
     kinds = [
         (name, w, o) for name in layers for w in RECORDS[name].variants() for o in OPTIONS[name]
     ]
-    runs = (ways, threads, isas)
+    runs = (routes, threads, isas)
 
     def make(
         kind: int, dtype: str, form: int, sizes: list[int], layout: int, special: tuple[int, ...], needs: int, run: int,
@@ -308,19 +308,19 @@ def calls(
         layer, without, options = kinds[kind]
         (k, shared), batch = pick(form, models, forms)
         rows, in_features, out_features = (table[size] for size in sizes)
-        room = max(1, work // max(1, k or 1))
+        room = max(1, max_work // max(1, k or 1))
         out_features = min(out_features, room)
         in_features = min(in_features, max(1, room // max(1, out_features)))
         rows = min(rows, max(1, room // max(1, out_features * in_features)))
         if shared or (k is not None and not batch):
             batch = (-1,)
         batch = tuple(rows if size < 0 else size for size in batch)
-        way, number, isa = pick(run, *runs)
+        route, number, isa = pick(run, *runs)
         values = special_in(("x", "upstream", *RECORDS[layer].shapes), special)
         layouts = tuple(pick(layout, *[LAYOUTS] * 3))
         return Call(
             layer, batch, in_features, out_features, k, shared, without, options, dtype, layouts, values, 63 - needs,
-            way, isa, number, seed,
+            route, isa, number, seed,
         )  # fmt: skip
 
     size = st.integers(0, len(table) - 1)

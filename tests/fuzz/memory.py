@@ -32,7 +32,7 @@ def special_values(name: str, kind: str, dtype: torch.dtype) -> list[float]:
         "infinite": [math.inf, -math.inf],
         "nan": [math.nan],
     }
-    return [v for found in values.values() for v in found] if kind == "any" else values[kind]
+    return [v for numbers in values.values() for v in numbers] if kind == "any" else values[kind]
 
 
 class Memory:
@@ -60,8 +60,10 @@ class Memory:
         )
         for kind in (kind for where, kind in self.special if where == name):
             special = torch.tensor(special_values(name, kind, self.dtype), dtype=torch.float64)
-            at = torch.randint(size, (max(1, size // 10),), generator=self.generator)
-            values[at] = special[torch.randint(len(special), at.shape, generator=self.generator)]
+            positions = torch.randint(size, (max(1, size // 10),), generator=self.generator)
+            values[positions] = special[
+                torch.randint(len(special), positions.shape, generator=self.generator)
+            ]
         storage = values.to(self.dtype)
         self.storages.append(storage)
         view = storage.as_strided(shape, strides, offset)
@@ -95,5 +97,5 @@ def changed(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 def bits(tensor: Tensor) -> Tensor:
     """Whole numbers that tell 0 from -0, and no nan from another."""
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.masked_fill(tensor.isnan(), torch.nan).resolve_neg().contiguous().view(whole)
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.masked_fill(tensor.isnan(), torch.nan).resolve_neg().contiguous().view(integer)

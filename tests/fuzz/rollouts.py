@@ -39,7 +39,7 @@ class Rollout(Printed):
     layouts: tuple[str, ...] = ("contiguous",) * 3
     special: tuple[tuple[str, str], ...] = ()
     needs: int = 31
-    way: str = "fast"
+    route: str = "fast"
     isa: str | None = None
     threads: int = 1
     seed: int = 0
@@ -62,8 +62,8 @@ class Rollout(Printed):
             ("gate", (self.d,), -0.2, 1.2),
             ("weight", (self.d, self.h), -1.3 / self.h**0.5, 1.3 / self.h**0.5),
         ):
-            found = memory.tensor(name, (*models, *shape), layout_weights, low, high)
-            tensors[name] = None if name in self.without else found
+            drawn = memory.tensor(name, (*models, *shape), layout_weights, low, high)
+            tensors[name] = None if name in self.without else drawn
         shape = (*models, *starts, self.steps + 1, self.d)
         upstream = [
             memory.tensor("upstream", shape, layout_upstream, -1, 1)
@@ -103,23 +103,23 @@ class Rollout(Printed):
                 f, rows, tableau, self.steps, self.dt, self.derivatives
             )
             out = [
-                torch.stack(found, -2).reshape(shape)
-                for found in ([states, slopes] if self.derivatives else [states])
+                torch.stack(drawn, -2).reshape(shape)
+                for drawn in ([states, slopes] if self.derivatives else [states])
             ]
             return tuple(out)
 
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         needs = tuple(name for bit, name in enumerate(present) if self.needs >> bit & 1)
-        run = (True, self.way, self.isa, self.threads)
+        run = (True, self.route, self.isa, self.threads)
         return Problem(
             function, formula, formula, present, upstream, memory.storages, needs, dtype, *run
         )
 
 
 def rollouts(
-    ways: tuple[str, ...] = ("fast", "operators"),
+    routes: tuple[str, ...] = ("fast", "operators"),
     isas: tuple[str | None, ...] = ISAS,
-    most: int = 9,
+    max_steps: int = 9,
 ) -> st.SearchStrategy[Rollout]:
     """most: steps."""
     models, starts = (None, 1, 2, 5, 19, 0), (None, 1, 2, 9, 40, 0)
@@ -132,8 +132,8 @@ def rollouts(
         (True, False),
         absent,
     )
-    grids = (range(1, most + 1), (0.01, -0.01, 0.1))
-    runs = (ways, isas, (1, 2, 3, 4))
+    grids = (range(1, max_steps + 1), (0.01, -0.01, 0.1))
+    runs = (routes, isas, (1, 2, 3, 4))
     yes_no = (False, True)
 
     def make(
@@ -143,11 +143,11 @@ def rollouts(
         d, h, k, b, of_each = pick(size, D, H, models, starts, yes_no)
         steps, dt = pick(grid, *grids)
         method, memory, derivatives, straight, clip, without = pick(switch, *switches)
-        way, isa, threads = pick(run, *runs)
+        route, isa, threads = pick(run, *runs)
         names = ("u0", "upstream", "weight_re", "weight_im", "gate", "weight")
         return Rollout(
             d, h, k, b, of_each, without, steps, dt, method, memory, derivatives, straight, clip, dtype,
-            tuple(pick(layout, *[LAYOUTS] * 3)), special_in(names, special), 31 - needs, way, isa, threads, seed,
+            tuple(pick(layout, *[LAYOUTS] * 3)), special_in(names, special), 31 - needs, route, isa, threads, seed,
         )  # fmt: skip
 
     return st.builds(

@@ -80,9 +80,9 @@ def test_digest_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = digest(x)
     monkeypatch.setattr(checkpoints, "PIECE", 3)
     assert digest(x) == expected
-    for place in range(10):
+    for index in range(10):
         other = x.clone()
-        other[place] += 1
+        other[index] += 1
         assert digest(other) != expected
 
 
@@ -93,7 +93,7 @@ def test_digest_tells_parts_apart() -> None:
         b: Any
 
     parts = [(1, 23), (12, 3), ("1", 23), (123,), (One(1, 23),), (One(12, 3),), (None,), ()]
-    assert len({digest(*each) for each in parts}) == len(parts)
+    assert len({digest(*values) for values in parts}) == len(parts)
     assert digest(One(torch.ones(2), 1)) == digest(One(torch.ones(2), 1))
 
 
@@ -338,7 +338,7 @@ def test_what_moves_comes_from_the_file(name: str, fused: bool, tmp_path: Path) 
 
     first, change = SAME[name]
     torch.manual_seed(1)
-    whole = trained(None, model=model(), **copy.deepcopy(first))
+    undisturbed = trained(None, model=model(), **copy.deepcopy(first))
     path = tmp_path / "run"
     torch.manual_seed(1)
     trained(path, 20, model=model(), **copy.deepcopy(first))
@@ -354,9 +354,9 @@ def test_what_moves_comes_from_the_file(name: str, fused: bool, tmp_path: Path) 
     torch.manual_seed(2)
     rest = trained(path, model=model(), **{**copy.deepcopy(first), **change})
     assert rest.fused is (fused and name != "a tensor as rate")
-    assert torch.equal(whole.losses, rest.losses)
-    assert all(map(torch.equal, whole.model.parameters(), rest.model.parameters()))
-    assert whole.optimizer.param_groups[0]["lr"] == rest.optimizer.param_groups[0]["lr"]
+    assert torch.equal(undisturbed.losses, rest.losses)
+    assert all(map(torch.equal, undisturbed.model.parameters(), rest.model.parameters()))
+    assert undisturbed.optimizer.param_groups[0]["lr"] == rest.optimizer.param_groups[0]["lr"]
 
 
 def test_settings_that_callbacks_change_continue(tmp_path: Path) -> None:
@@ -372,12 +372,12 @@ def test_settings_that_callbacks_change_continue(tmp_path: Path) -> None:
         )
 
     settings = {"callbacks": [slower], "lr": None, "make": lambda p: ADAM(p, 0.01, foreach=False)}
-    whole = trained(None, **settings)
+    undisturbed = trained(None, **settings)
     trained(tmp_path / "run", 20, **settings)
     rest = trained(tmp_path / "run", **settings)
-    assert torch.equal(whole.losses, rest.losses)
-    assert whole.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
-    for name, value in whole.optimizer.param_groups[0].items():
+    assert torch.equal(undisturbed.losses, rest.losses)
+    assert undisturbed.optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+    for name, value in undisturbed.optimizer.param_groups[0].items():
         assert name == "params" or rest.optimizer.param_groups[0][name] == value
 
 
@@ -415,10 +415,10 @@ class Own(Noted):
 @pytest.mark.parametrize("make", [Noted, Own])
 def test_an_own_optimiser(make: Any, tmp_path: Path) -> None:
     path, settings = tmp_path / "run", {"make": make, "lr": None}
-    whole = trained(None, **settings)
+    undisturbed = trained(None, **settings)
     trained(path, 20, **settings)
     content = path.read_bytes()
-    assert torch.equal(trained(path, **settings).losses, whole.losses)
+    assert torch.equal(trained(path, **settings).losses, undisturbed.losses)
     for key, value in (("note", 3), ("count", "x"), ("count", True), ("sum", torch.zeros(1))):
         path.write_bytes(content)
         state = files.load(path, [])
@@ -441,7 +441,7 @@ def test_ended_at_the_beginning(
 ) -> None:
     """By Ctrl-C before the first step: the optimiser has no state yet."""
     models = [chain() if fused else chain().append(nn.Identity()) for _ in range(3)]
-    whole, enter = trained(None, model=models[0]), Progress.__enter__
+    undisturbed, enter = trained(None, model=models[0]), Progress.__enter__
 
     def press(bar: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
@@ -450,7 +450,7 @@ def test_ended_at_the_beginning(
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "__enter__", press)
         assert trained(tmp_path / "run", model=models[1]).steps == 0
-    assert torch.equal(trained(tmp_path / "run", model=models[2]).losses, whole.losses)
+    assert torch.equal(trained(tmp_path / "run", model=models[2]).losses, undisturbed.losses)
 
 
 def test_a_generator_where_no_rows_are_drawn(tmp_path: Path) -> None:
@@ -527,15 +527,15 @@ def test_a_run_of_any_data_is_saved_and_continued(kind: str, tmp_path: Path) -> 
     else:
         x, y, more = torch.complex(X, -X).conj().imag, Y, {"model": chain()}
         assert x.is_neg()
-    whole, part, rest = (
+    undisturbed, part, rest = (
         trained(path, end, x=x, y=y, **{**more, "model": copy.deepcopy(more["model"])})
         for path, end in ((None, None), (tmp_path / "run", 20), (tmp_path / "run", None))
     )
     assert part.steps == 20
-    assert torch.equal(whole.losses, rest.losses)
-    assert all(map(torch.equal, whole.model.parameters(), rest.model.parameters()))
+    assert torch.equal(undisturbed.losses, rest.losses)
+    assert all(map(torch.equal, undisturbed.model.parameters(), rest.model.parameters()))
     if kind != "bfloat16":
-        assert torch.equal(whole.losses, trained(None).losses)
+        assert torch.equal(undisturbed.losses, trained(None).losses)
 
 
 def test_what_cannot_be_saved_fails_before_any_step(
@@ -950,9 +950,9 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[Work]], Wo
                 warnings.simplefilter("ignore")
                 first = kind(tmp_path_factory.mktemp(kind.__name__) / "the.file")
             begun[kind] = first, first.path.read_bytes()
-        one, content = begun[kind]
-        one.path.write_bytes(content)
-        return one
+        job, content = begun[kind]
+        job.path.write_bytes(content)
+        return job
 
     return work
 
@@ -966,25 +966,25 @@ def test_a_crafted_file_is_an_error(
     kind: type[Work], name: str, works: Callable[[type[Work]], Work]
 ) -> None:
     """It names the file, and nothing is touched: model, optimiser, generator, schedules, file."""
-    work = works(kind)
-    state = files.load(work.path, [])
+    job = works(kind)
+    state = files.load(job.path, [])
     CRAFTED[kind][name](state)
-    files.save(work.path, state)
-    content, before = work.path.read_bytes(), work.moved()
+    files.save(job.path, state)
+    content, before = job.path.read_bytes(), job.moved()
     with pytest.raises(
         ValueError, match=r"(run|fit): checkpoint must be .*the\.file': (lbfgs: )?it.*"
     ):
-        work.go_on()
-    for old, new in zip(before, work.moved(), strict=True):
+        job.go_on()
+    for old, new in zip(before, job.moved(), strict=True):
         assert torch.equal(old, new) if isinstance(old, Tensor) else old == new
-    assert work.path.read_bytes() == content
+    assert job.path.read_bytes() == content
 
 
 @pytest.mark.parametrize("kind", CRAFTED)
 def test_an_unchanged_file_is_none(kind: type[Work], works: Callable[[type[Work]], Work]) -> None:
-    work = works(kind)
-    files.save(work.path, files.load(work.path, []))
-    copy.copy(work).go_on()
+    job = works(kind)
+    files.save(job.path, files.load(job.path, []))
+    copy.copy(job).go_on()
 
 
 # ---- the driver ----------------------------------------------------------------------------------
@@ -1035,23 +1035,23 @@ def test_how_often_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """They grow eightfold at most, to what takes that long, and a limit holds."""
     monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 3.0)
-    work = Counting(monkeypatch)
-    checkpoints.drive(work, False, None)
-    assert work.sizes == [1, 3, 3, 3]
+    job = Counting(monkeypatch)
+    checkpoints.drive(job, False, None)
+    assert job.sizes == [1, 3, 3, 3]
     monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 100.0)
-    work = Counting(monkeypatch)
-    checkpoints.drive(work, False, None)
-    assert work.sizes == [1, 8, 1]
-    work = Counting(monkeypatch)
-    checkpoints.drive(work, False, None, limit=lambda: 4)
-    assert work.sizes == [1, 4, 4, 1]
+    job = Counting(monkeypatch)
+    checkpoints.drive(job, False, None)
+    assert job.sizes == [1, 8, 1]
+    job = Counting(monkeypatch)
+    checkpoints.drive(job, False, None, limit=lambda: 4)
+    assert job.sizes == [1, 4, 4, 1]
 
 
 def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "SLICE_SECONDS", 0.0)
-    work = Counting(monkeypatch, press_at=4)
-    checkpoints.drive(work, False, tmp_path / "file")
-    assert work.done == 4
+    job = Counting(monkeypatch, press_at=4)
+    checkpoints.drive(job, False, tmp_path / "file")
+    assert job.done == 4
     assert files.load(tmp_path / "file", ["done"])["done"] == 4
     before = signal.getsignal(signal.SIGINT)
     with checkpoints.interruptible() as pressed:
@@ -1094,17 +1094,17 @@ def test_whether_progress_is_shown(
 
     monkeypatch.setattr(checkpoints, "Progress", Bar)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    work = Counting(monkeypatch)
-    work.done = 7
-    checkpoints.drive(work, asked, None, note=lambda: "note", limit=lambda: 1)
+    job = Counting(monkeypatch)
+    job.done = 7
+    checkpoints.drive(job, asked, None, note=lambda: "note", limit=lambda: 1)
     assert seen == ["counting", 10, shown, (8, "note", 7), (9, "note", 7), (10, "note", 7)]
 
 
 def test_what_differs_is_said() -> None:
     """Values where they are short; of model and data only that they differ."""
     check = checkpoints.check_same
-    own = {"model": "a", "data": "b", "x": "1", "long": "c"}
-    check(dict(own), own)
+    fingerprint = {"model": "a", "data": "b", "x": "1", "long": "c"}
+    check(dict(fingerprint), fingerprint)
     for change, said in (
         ({"x": "2"}, r"^it is of another fit: other x \(2, here 1\)$"),
         ({"model": "2", "data": "3"}, "^it is of another fit: other model, data$"),
@@ -1112,29 +1112,29 @@ def test_what_differs_is_said() -> None:
         ({"more": "4"}, r"^it is of another fit: other more \(4, here None\)$"),
     ):
         with pytest.raises(ValueError, match=said):
-            check({**own, **change}, own)
+            check({**fingerprint, **change}, fingerprint)
     with pytest.raises(ValueError, match=r"^it is of another run: other x \(None, here 1\)$"):
-        check({name: own[name] for name in ("model", "data", "long")}, own, "run")
+        check({name: fingerprint[name] for name in ("model", "data", "long")}, fingerprint, "run")
     for nothing in (None, "x", []):
         with pytest.raises(ValueError, match=r"^it is of an earlier version of npu_kernels$"):
-            check(nothing, own)
+            check(nothing, fingerprint)
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Counting(monkeypatch)
+    job = Counting(monkeypatch)
     with pytest.raises(TypeError, match=r"^counting: checkpoint must be a path, got int$"):
-        checkpoints.Checkpoint(work, 3)  # type: ignore[arg-type]
+        checkpoints.Checkpoint(job, 3)  # type: ignore[arg-type]
     with pytest.raises(
         ValueError, match=r"^counting: checkpoint must be a file that can be written, got .*udcff"
     ):
-        checkpoints.Checkpoint(work, str(tmp_path / "\udcff\ud800"))
-    checkpoints.Checkpoint(work, str(tmp_path / "new")).save()
+        checkpoints.Checkpoint(job, str(tmp_path / "\udcff\ud800"))
+    checkpoints.Checkpoint(job, str(tmp_path / "new")).save()
     assert files.load(tmp_path / "new", ["done"])["done"] == 0
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Counting(monkeypatch)
-    checkpoints.Checkpoint(work, tmp_path / "file").save()
+    job = Counting(monkeypatch)
+    checkpoints.Checkpoint(job, tmp_path / "file").save()
 
     def failing(*_: Any) -> Any:
         raise PermissionError("no")
@@ -1144,4 +1144,4 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         PermissionError,
         match=r"^counting: checkpoint must be a new file or one of this same counting",
     ):
-        checkpoints.Checkpoint(work, tmp_path / "file")
+        checkpoints.Checkpoint(job, tmp_path / "file")

@@ -144,13 +144,13 @@ def test_integers_with_zeros():
 def test_four_terms():
     X = uniform(5)
     y = 3 * X[:, 0] * X[:, 1] + 2 * X[:, 2] ** 2 - X[:, 3] / X[:, 0] + 1.5 * X[:, 4]
-    wanted = {
+    expected_terms = {
         (1, 1, 0, 0, 0): 3.0,
         (0, 0, 2, 0, 0): 2.0,
         (-1, 0, 0, 1, 0): -1.0,
         (0, 0, 0, 0, 1): 1.5,
     }
-    check(NPURegressor(random_state=0).fit(X, y), wanted, rel=1e-7)
+    check(NPURegressor(random_state=0).fit(X, y), expected_terms, rel=1e-7)
 
 
 @pytest.mark.parametrize("powers", [(3, 1, 0), (3, -2, 0), (2, 2, 2)])
@@ -253,10 +253,10 @@ def test_output_powers_need_a_y_whose_other_sign_errors_explain():
         assert all_rows(columns, y, np.ones(50), power, free, None) is None
         assert all_rows(columns, y, np.ones(50), power, free, None, error=0.01) is None
         crossed = all_rows(columns, y, np.ones(50), power, free, None, error=0.05)
-        known = all_rows(columns, y, np.ones(50), power, free, 0.05)
+        with_sigma = all_rows(columns, y, np.ones(50), power, free, 0.05)
         assert crossed is not None
-        assert known is not None
-        for rows in (crossed, known):
+        assert with_sigma is not None
+        for rows in (crossed, with_sigma):
             z, weight = rows.take(slice(None)).linear()
             assert np.isfinite(z * weight).all()
             assert ((weight > 0) == (y > (0 if power < 0 else -1))).all()

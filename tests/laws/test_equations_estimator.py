@@ -33,9 +33,11 @@ def noisy():
 def test_check_estimator():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = check_estimator(NPURegressor(1, (1,), starts=4, noise="constant"), on_skip=None)
-    assert len(found) > 40
-    assert {r["check_name"] for r in found if r["status"] != "passed"} <= {"check_array_api_input"}
+        results = check_estimator(NPURegressor(1, (1,), starts=4, noise="constant"), on_skip=None)
+    assert len(results) > 40
+    assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
+        "check_array_api_input"
+    }
 
 
 @pytest.mark.skipif(
@@ -44,8 +46,10 @@ def test_check_estimator():
 def test_check_estimator_with_default_parameters():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = check_estimator(NPURegressor(), on_skip=None)
-    assert {r["check_name"] for r in found if r["status"] != "passed"} <= {"check_array_api_input"}
+        results = check_estimator(NPURegressor(), on_skip=None)
+    assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
+        "check_array_api_input"
+    }
 
 
 @few_rows
@@ -80,15 +84,15 @@ def test_two_outputs_at_once():
     np.testing.assert_allclose(model.predict(X), y, rtol=1e-9)
     assert len(model.coef_) == len(model.latex()) == len(model.intervals()) == 2
     with joblib.parallel_config("threading"):
-        again = NPURegressor(random_state=0, n_jobs=2).fit(X, y)
-    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+        parallel = NPURegressor(random_state=0, n_jobs=2).fit(X, y)
+    np.testing.assert_array_equal(parallel.predict(X), model.predict(X))
 
 
 def test_same_seed_same_numbers_whatever_the_order_of_rows(noisy):
     X, y, model = noisy
     order = RNG(3).permutation(len(y))
-    again = NPURegressor(random_state=0, output_powers=(1,)).fit(X[order], y[order])
-    np.testing.assert_array_equal(again.coef_, model.coef_)
+    reordered = NPURegressor(random_state=0, output_powers=(1,)).fit(X[order], y[order])
+    np.testing.assert_array_equal(reordered.coef_, model.coef_)
 
 
 def test_weights_are_repetitions():
@@ -96,9 +100,9 @@ def test_weights_are_repetitions():
     y = X[:, 0] / X[:, 1] + 0.1 * noise(50)
     weight = RNG(0).integers(0, 4, 50)
     quick = {"random_state": 0, "starts": 8, "max_terms": 2, "output_powers": (1,)}
-    one = NPURegressor(**quick).fit(X, y, weight)
-    two = NPURegressor(**quick).fit(X.repeat(weight, 0), y.repeat(weight))
-    np.testing.assert_array_equal(one.coef_, two.coef_)
+    weighted = NPURegressor(**quick).fit(X, y, weight)
+    repeated = NPURegressor(**quick).fit(X.repeat(weight, 0), y.repeat(weight))
+    np.testing.assert_array_equal(weighted.coef_, repeated.coef_)
 
 
 # ---- bad data, bad parameters --------------------------------------------------------------------

@@ -98,8 +98,8 @@ def test_standard_errors_are_those_of_linear_regression(noisy):
     A = np.c_[X[:, 0] ** 2 / X[:, 1], X[:, 2]]
     c, rss, *_ = np.linalg.lstsq(A, y, rcond=None)
     error = np.sqrt(np.diag(np.linalg.inv(A.T @ A)) * rss[0] / (len(y) - 2))
-    found = terms(model.best_)
-    assert [found[2, -1, 0], found[0, 0, 1]] == pytest.approx(c.tolist(), rel=1e-9)
+    coefficients = terms(model.best_)
+    assert [coefficients[2, -1, 0], coefficients[0, 0, 1]] == pytest.approx(c.tolist(), rel=1e-9)
     order = [tuple(w) for w in model.exponents_.tolist()].index((2, -1, 0))
     assert model.coef_std_[[order, 1 - order]] == pytest.approx(error, rel=1e-6)
     assert not model.exponents_std_.any()
@@ -138,8 +138,8 @@ def test_coverage_of_the_intervals():
 
 def test_known_noise_sets_the_errors(noisy):
     X, y, model = noisy
-    known = NPURegressor(random_state=0, output_powers=(1,), noise=0.4).fit(X, y)
-    assert known.coef_std_ == pytest.approx(2 * model.coef_std_, rel=0.15)
+    with_noise = NPURegressor(random_state=0, output_powers=(1,), noise=0.4).fit(X, y)
+    assert with_noise.coef_std_ == pytest.approx(2 * model.coef_std_, rel=0.15)
 
 
 def test_plot(noisy, tmp_path):

@@ -81,11 +81,11 @@ def _data_parallel(rank: int, ranks: int) -> None:
 
     x = torch.randn(8 * ranks, 3, dtype=torch.float64)
     expected = _single(x)
-    own = x.chunk(ranks)[rank]
+    local_rows = x.chunk(ranks)[rank]
 
     torch.manual_seed(1)
     replicated = nn.parallel.DistributedDataParallel(_model())
-    replicated(own).square().mean().backward()
+    replicated(local_rows).square().mean().backward()
     for parameter, want in zip(replicated.parameters(), expected, strict=True):
         assert normwise_error(parameter.grad, want) < ROUNDING
 
@@ -95,7 +95,7 @@ def _data_parallel(rank: int, ranks: int) -> None:
     for layer in sharded.children():
         fully_shard(layer, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
-    sharded(own).square().mean().backward()
+    sharded(local_rows).square().mean().backward()
     for parameter, want in zip(sharded.parameters(), expected, strict=True):
         assert isinstance(parameter.grad, DTensor)
         assert normwise_error(parameter.grad.full_tensor(), want) < ROUNDING
@@ -144,37 +144,39 @@ def _operators(
                 choices = [("rows", "outputs"), ("outputs", "rows"), ("replicated", "outputs")]
                 choices += [("models", "rows"), ("outputs", "models")] if num_models else []
             for choice in choices:
-                of_x, of_weight = ([ways[way][i] for way in choice] for i in (0, 1))
+                of_x, of_weight = ([ways[sharding][i] for sharding in choice] for i in (0, 1))
                 leaves = [distribute_tensor(sample.x.detach(), mesh, of_x).requires_grad_()]
                 for tensor in list(sample.tensors.values()):
                     assert tensor is not None
                     matrix = tensor.dim() == k + 2
-                    here = [
+                    placements = [
                         p if matrix or (p == Shard(0) and k) else Replicate() for p in of_weight
                     ]
-                    leaves.append(distribute_tensor(tensor.detach(), mesh, here).requires_grad_())
+                    leaves.append(
+                        distribute_tensor(tensor.detach(), mesh, placements).requires_grad_()
+                    )
                 function: Any = getattr(functional, name)
-                found = function(*leaves, **sample.options)
-                assert isinstance(found, DTensor)
+                output = function(*leaves, **sample.options)
+                assert isinstance(output, DTensor)
                 if choice == ("rows",):
-                    assert found.placements == (Shard(k),)
+                    assert output.placements == (Shard(k),)
                 elif choice == ("outputs",):
-                    assert found.placements == (Shard(k + 1),)
+                    assert output.placements == (Shard(k + 1),)
                 elif choice == ("models",):
-                    assert found.placements == (Shard(0),)
+                    assert output.placements == (Shard(0),)
                 elif choice == ("rows", "outputs"):
-                    assert found.placements == (Shard(k), Shard(k + 1))
+                    assert output.placements == (Shard(k), Shard(k + 1))
                 upstream = distribute_tensor(grad_y, mesh, [Replicate()] * len(mesh_shape))
-                slopes = torch.autograd.grad(found, leaves, upstream)
-                for actual, want in zip((found, *slopes), expected, strict=True):
-                    whole = actual.full_tensor()  # type: ignore[attr-defined]
-                    assert normwise_error(whole, want) < ROUNDING, (
+                slopes = torch.autograd.grad(output, leaves, upstream)
+                for actual, want in zip((output, *slopes), expected, strict=True):
+                    full = actual.full_tensor()  # type: ignore[attr-defined]
+                    assert normwise_error(full, want) < ROUNDING, (
                         f"{name} {num_models} {shared} {choice}"
                     )
                 if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
                     *frozen, last = (leaf.detach() for leaf in leaves)
-                    found = function(*frozen, last.requires_grad_(), **sample.options)
-                    (slope,) = torch.autograd.grad(found, [last], upstream)
+                    output = function(*frozen, last.requires_grad_(), **sample.options)
+                    (slope,) = torch.autograd.grad(output, [last], upstream)
                     gathered = slope.full_tensor()  # type: ignore[attr-defined]
                     assert normwise_error(gathered, expected[-1]) < ROUNDING, f"{name} {choice}"
 
@@ -206,26 +208,26 @@ def _models(rank: int, ranks: int) -> None:
     from npu_kernels.sharding import shard_models
 
     options: Any = {"num_models": 4, "dtype": torch.float64}
-    whole = nn.Sequential(
+    unsharded = nn.Sequential(
         NPU(3, 5, init_im=0.3, **options), NAU(5, 4, **options), NMU(4, 2, **options)
     )
     spread = nn.Sequential(NPU(3, 5, **options), NAU(5, 4, **options), NMU(4, 2, **options))
-    spread.load_state_dict(whole.state_dict())
-    for model in (whole, spread):
+    spread.load_state_dict(unsharded.state_dict())
+    for model in (unsharded, spread):
         model[0].gate.requires_grad_(False)
     spread = shard_models(spread, init_device_mesh("cpu", (ranks,)))
     assert all(p.to_local().shape[0] == 4 // ranks for p in spread.parameters())  # type: ignore[attr-defined]
     assert [name for name, p in spread.named_parameters() if not p.requires_grad] == ["0.gate"]
-    optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in (whole, spread)]
+    optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in (unsharded, spread)]
     for shape in ((9, 3), (4, 9, 3), (9, 3)):
         x = torch.randn(shape, dtype=torch.float64)
-        for model, optimizer in zip((whole, spread), optimizers, strict=True):
+        for model, optimizer in zip((unsharded, spread), optimizers, strict=True):
             optimizer.zero_grad()
             y = model(x)
-            y = y if model is whole else y.to_local()
+            y = y if model is unsharded else y.to_local()
             y.square().mean((1, 2)).sum().backward()
             optimizer.step()
-    for parameter, want in zip(spread.parameters(), whole.parameters(), strict=True):
+    for parameter, want in zip(spread.parameters(), unsharded.parameters(), strict=True):
         assert normwise_error(parameter.full_tensor(), want) < 1e-10  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"units with one num_models, got \['None'\]"):
         shard_models(_model(), init_device_mesh("cpu", (ranks,)))

@@ -76,8 +76,8 @@ def test_special_inputs_in_every_lane(dtype: torch.dtype) -> None:
             spoiled = x.clone()
             spoiled[row, row % in_features] = SPECIAL[row % len(SPECIAL)]
             y = functional.npu(spoiled, weight, weight.flip(0))
-            others = torch.arange(23) != row
-            assert torch.equal(y[others], clean[others])
+            other_rows = torch.arange(23) != row
+            assert torch.equal(y[other_rows], clean[other_rows])
             _same(
                 y,
                 reference.npu(spoiled, weight, weight.flip(0)),

@@ -55,9 +55,9 @@ class Counting:
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Counting]:
     def count(name: str) -> Counting:
-        found = Counting(name)
-        monkeypatch.setattr(fast_path, name, found)
-        return found
+        counter = Counting(name)
+        monkeypatch.setattr(fast_path, name, counter)
+        return counter
 
     return count
 
@@ -168,7 +168,7 @@ print(layer(x).grad_fn.name())
 
 def test_adam(counting: Callable[[str], Counting]) -> None:
     """Parameters change to the same bits, and their version with them."""
-    found = []
+    updated = []
     for mode in (torch.no_grad, torch.inference_mode):
         parameter = torch.linspace(-1, 1, 5).requires_grad_()
         optimizer = Adam([parameter], lr=0.1)
@@ -179,8 +179,8 @@ def test_adam(counting: Callable[[str], Counting]) -> None:
             optimizer.step()
         assert (count.taken, count.left) == (1, 0)
         assert parameter._version == version + 1
-        found.append(parameter.detach())
-    assert torch.equal(*found)
+        updated.append(parameter.detach())
+    assert torch.equal(*updated)
 
 
 def test_adam_refuses_what_torch_refuses() -> None:

@@ -96,9 +96,9 @@ def test_published_layouts(
     }
     assert all(torch.equal(p, old[name]) for name, p in back.named_parameters())
     assert normwise_error(back(x), theirs) < tolerance
-    again = interop.swap(copy.deepcopy(back))
-    assert type(again) is unit
-    assert normwise_error(again(x), theirs) < tolerance
+    swapped = interop.swap(copy.deepcopy(back))
+    assert type(swapped) is unit
+    assert normwise_error(swapped(x), theirs) < tolerance
 
 
 def test_from_arrays() -> None:
@@ -263,9 +263,9 @@ def test_subclasses_buffers_and_changed_methods_count() -> None:
     class Own(NPU):
         """Of ours: stays as it is, as documented."""
 
-    own = Own(2, 2)
-    assert interop.swap(own) is own
-    assert interop.to_reference(own) is own
+    subclass = Own(2, 2)
+    assert interop.swap(subclass) is subclass
+    assert interop.to_reference(subclass) is subclass
 
 
 def test_transposed_weights_do_not_lose_hooks_or_sharing() -> None:

@@ -173,13 +173,13 @@ def test_phase_of_many_terms(isa: str, weight: float) -> None:
     x = torch.full((5, 250), -1.0, requires_grad=True)
     w = torch.full((3, 500), weight, requires_grad=True)
     y = functional.nmru(x, w, sign="separate", clip=True)
-    found = [y.detach(), *torch.autograd.grad(y.sum(), (x, w))]
+    actuals = [y.detach(), *torch.autograd.grad(y.sum(), (x, w))]
     x64, w64 = (t.detach().double() for t in (x, w))
     want = reference.nmru(x64, w64, sign="separate")
     exact = reference.nmru_backward(torch.ones_like(want), x64, w64, 0.0, True, True)
     # The cosine is 1 or -1, where a wrong phase shows least; the weights' gradients are sums of 5
     # pi times the sine.
-    for actual, expected, error in zip(found, (want, *exact), (1e-6, 1e-6, 2e-3), strict=True):
+    for actual, expected, error in zip(actuals, (want, *exact), (1e-6, 1e-6, 2e-3), strict=True):
         assert (actual - expected).abs().max() <= error
 
 

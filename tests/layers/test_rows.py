@@ -48,14 +48,14 @@ def _outcome(sample: Sample, function: Callable[..., Tensor]) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y.sum(), leaves.leaves())]
 
 
-def _same(found: list[Tensor], expected: list[Tensor]) -> None:
-    for actual, want in zip(found, expected, strict=True):
+def _same(actuals: list[Tensor], expected: list[Tensor]) -> None:
+    for actual, want in zip(actuals, expected, strict=True):
         torch.testing.assert_close(actual, want, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[Sample]:
     """Every combination with a size 0: of rows, inputs, outputs and models."""
-    record, found = RECORDS[name], []
+    record, cases = RECORDS[name], []
     for batch, in_features, out_features, models in itertools.product(
         sizes, sizes, sizes, (None, 0, 2)
     ):
@@ -63,7 +63,7 @@ def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[S
             continue
         for shared in (False, True) if models is not None else (False,):
             for without in record.variants():
-                found.append(
+                cases.append(
                     record.sample(
                         batch,
                         in_features,
@@ -74,7 +74,7 @@ def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[S
                         dtype=dtype,
                     )
                 )
-    return found
+    return cases
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
@@ -83,8 +83,8 @@ def test_sizes_of_zero(name: str, backend: str) -> None:
     memory."""
     for sample in _zero_sizes(name, torch.float64, (0, 3)):
         with fill_uninitialized_with_nan():
-            found = _outcome(sample, RECORDS[name].function)
-        _same(found, _outcome(sample, RECORDS[name].reference))
+            outcome = _outcome(sample, RECORDS[name].function)
+        _same(outcome, _outcome(sample, RECORDS[name].reference))
 
 
 @needs_library
@@ -108,7 +108,7 @@ def test_time_loop_of_sizes_of_zero(
         (hidden, features),
         (hidden, features),
     )
-    given = [torch.rand(*k, *shape) for shape in (*shapes, (features,), (features, hidden))]
+    operands = [torch.rand(*k, *shape) for shape in (*shapes, (features,), (features, hidden))]
 
     def fused(u0: Tensor, re: Tensor, im: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
         path = ode.integrate(u0, re, im, gate, weight, steps=2, dt=0.1, method="midpoint")
@@ -125,7 +125,7 @@ def test_time_loop_of_sizes_of_zero(
         return path.squeeze(-3) if starts is None else path
 
     def run(function: Callable[..., Tensor]) -> list[Tensor]:
-        leaves = [t.clone().requires_grad_() for t in given]
+        leaves = [t.clone().requires_grad_() for t in operands]
         path = function(*leaves)
         return [path.detach(), *torch.autograd.grad(path.sum(), leaves, materialize_grads=True)]
 
@@ -186,11 +186,14 @@ def test_overflowing_phase_sum(isa: str, in_features: int, imaginary: bool) -> N
         # y is 0 but for rounding: dP is none of what overflows.
         return list(torch.autograd.grad(y, leaves.leaves(), torch.full_like(y, 5e37)))
 
-    found, expected = gradients(functional.npu), gradients(reference.npu)
-    for actual, want in zip(found[1:], expected[1:], strict=True):
-        here, there = actual[..., :-1], want[..., :-1]  # of the inputs that the gate leaves out
-        assert torch.equal(there, torch.zeros_like(there))
-        assert torch.equal(here, there)
+    actuals, expected = gradients(functional.npu), gradients(reference.npu)
+    for actual, want in zip(actuals[1:], expected[1:], strict=True):
+        actual_closed, want_closed = (
+            actual[..., :-1],
+            want[..., :-1],
+        )  # of the inputs that the gate leaves out
+        assert torch.equal(want_closed, torch.zeros_like(want_closed))
+        assert torch.equal(actual_closed, want_closed)
 
 
 def _row_sums(sample: Sample, function: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -204,8 +207,8 @@ def _row_sums(sample: Sample, function: Callable[..., Tensor], dtype: torch.dtyp
     )
 
 
-def _error(found: Tensor, want: Tensor) -> float:
-    return ((found.double() - want).norm() / want.norm()).nan_to_num().item()
+def _error(actual: Tensor, want: Tensor) -> float:
+    return ((actual.double() - want).norm() / want.norm()).nan_to_num().item()
 
 
 @functools.cache
@@ -229,8 +232,8 @@ def _many_rows(
             *(_row_sums(part, record.reference, torch.float64) for part in parts), strict=True
         )
         exact = [torch.stack(grads).sum(0) for grads in sums]
-    found = _row_sums(sample, record.reference, torch.float32)
-    return sample, exact, [_error(*pair) for pair in zip(found, exact, strict=True)]
+    actual_sums = _row_sums(sample, record.reference, torch.float32)
+    return sample, exact, [_error(*pair) for pair in zip(actual_sums, exact, strict=True)]
 
 
 @needs_library
@@ -247,6 +250,6 @@ def test_error_of_many_rows(
     none.
     """
     sample, exact, eager = _many_rows(layer, rows, size, equal)
-    found = _row_sums(sample, RECORDS[LAYERS[layer][0]].function, torch.float32)
-    for actual, want, other in zip(found, exact, eager, strict=True):
+    sums = _row_sums(sample, RECORDS[LAYERS[layer][0]].function, torch.float32)
+    for actual, want, other in zip(sums, exact, eager, strict=True):
         assert _error(actual, want) <= max(2 * other, LEAST_ERROR * EPS)

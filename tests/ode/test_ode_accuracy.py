@@ -51,17 +51,17 @@ def test_it_changes_nothing_else(models: int | None, starts: tuple[int, ...]) ->
     model, u0 = make(models=models), away_from_zero(*starts)
     options: dict[str, Any] = {"steps": 5, "dt": 0.02, "method": "rk4", "derivatives": True}
     plain = ode.rollout(model, u0, **options)
-    found = ode.rollout(model, u0, error=True, **options)
-    assert len(found) == 3
-    assert found[2].shape == found[0].shape
+    results = ode.rollout(model, u0, error=True, **options)
+    assert len(results) == 3
+    assert results[2].shape == results[0].shape
 
     def gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return torch.autograd.grad([t.sum() for t in outputs[:2]], list(model.parameters()))
 
-    for one, other in zip(
-        (*found[:2], *gradients(found)), (*plain, *gradients(plain)), strict=True
+    for actual, want in zip(
+        (*results[:2], *gradients(results)), (*plain, *gradients(plain)), strict=True
     ):
-        assert torch.equal(one, other)
+        assert torch.equal(actual, want)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,10 @@ def test_options_reach_every_backend(name: str, options: dict[str, Any], backend
     expected = getattr(reference, name)(*inputs, **options)
     assert normwise_error(getattr(functional, name)(*inputs, **options), expected) < 1e-13
     for option in options:  # each of them matters here
-        others = {other: value for other, value in options.items() if other != option}
-        assert normwise_error(getattr(reference, name)(*inputs, **others), expected) > 1e-3, option
+        other_options = {other: value for other, value in options.items() if other != option}
+        assert (
+            normwise_error(getattr(reference, name)(*inputs, **other_options), expected) > 1e-3
+        ), option
 
 
 def test_two_dimensional_rows_are_shared_even_when_their_number_is_k(backend: str) -> None:
@@ -230,15 +232,15 @@ def test_use_backend_forces_for_its_thread_only() -> None:
     """Another thread makes its own choice, and blocks that overlap in time do not touch each
     other."""
     x, shared = torch.ones(1), use_backend("reference")
-    entered, left = threading.Event(), threading.Event()
+    entered, finished = threading.Event(), threading.Event()
 
     def other() -> list[str]:
-        found = [backend_for(x)]
+        backends = [backend_for(x)]
         with shared:  # the same object as in the main thread
             entered.set()
-            left.wait(10)
-            found.append(backend_for(x))
-        return [*found, backend_for(x)]
+            finished.wait(10)
+            backends.append(backend_for(x))
+        return [*backends, backend_for(x)]
 
     with ThreadPoolExecutor(1) as pool:
         with use_backend("cpu"), shared:
@@ -246,7 +248,7 @@ def test_use_backend_forces_for_its_thread_only() -> None:
             entered.wait(10)
             assert backend_for(x) == "reference"
         assert backend_for(x) == "cpu"
-        left.set()
+        finished.set()
         assert answer.result() == ["cpu", "reference", "cpu"]
 
 
@@ -256,13 +258,13 @@ def test_use_backend_forces_for_its_task_and_those_that_it_starts() -> None:
 
     async def ask(name: str | None) -> list[str]:
         with use_backend(name) if name else contextlib.nullcontext():
-            found = []
+            backends = []
             for _ in range(3):
-                found.append(backend_for(x))
+                backends.append(backend_for(x))
                 await asyncio.sleep(0)
             if name:
-                found += await asyncio.create_task(ask(None))
-        return [*found, backend_for(x)]
+                backends += await asyncio.create_task(ask(None))
+        return [*backends, backend_for(x)]
 
     async def everybody() -> list[list[str]]:
         return await asyncio.gather(ask("reference"), ask(None), ask("cpu"))
@@ -357,11 +359,12 @@ def test_the_short_check_knows_devices() -> None:
     """Plain operands of one GPU need no more than those of the CPU; everything else goes to the
     whole check."""
 
-    def operands(device: str, *others: str) -> tuple[Tensor, list[Tensor]]:
-        places = [device, *others, *([device] * (3 - len(others)))]
+    def operands(device: str, *other_devices: str) -> tuple[Tensor, list[Tensor]]:
+        devices = [device, *other_devices, *([device] * (3 - len(other_devices)))]
         shapes = [(5, 3), (2, 3), (2, 3), (3,)]
         x, *weights = [
-            torch.empty(shape, device=place) for shape, place in zip(shapes, places, strict=True)
+            torch.empty(shape, device=each_device)
+            for shape, each_device in zip(shapes, devices, strict=True)
         ]
         return x, weights
 

@@ -199,8 +199,10 @@ def test_second_derivative_of_any_rows(
         return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())]
 
     expected = second(record.reference, sample.x)
-    for found, want in zip(second(record.function, sample.x.reshape(shape)), expected, strict=True):
-        assert normwise_error(found, want) < ROUNDING
+    for actual, want in zip(
+        second(record.function, sample.x.reshape(shape)), expected, strict=True
+    ):
+        assert normwise_error(actual, want) < ROUNDING
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu"])

@@ -70,8 +70,8 @@ def test_a_trace_is_the_layer(name: str, grad: bool, backend: str) -> None:
         x = torch.randn(rows, 3, dtype=torch.float64)
         expected = results(layer, layer.parameters(), x)
         for other in (traced, loaded):
-            for found, want in zip(results(other, other.parameters(), x), expected, strict=True):
-                assert normwise_error(found, want) < 1e-12
+            for actual, want in zip(results(other, other.parameters(), x), expected, strict=True):
+                assert normwise_error(actual, want) < 1e-12
 
 
 def test_the_backend_says_so() -> None:

@@ -43,9 +43,9 @@ def test_float32_error(name: str) -> None:
     for samples in zip(
         *(RECORDS[name].samples(torch.float32, seed=seed) for seed in range(4)), strict=True
     ):
-        alone = torch.tensor([errors(sample) for sample in samples]).square().mean(0)
-        pooled.append(alone)
-        for which, (error, eager) in enumerate(alone.sqrt().tolist()):
+        layer_errors = torch.tensor([errors(sample) for sample in samples]).square().mean(0)
+        pooled.append(layer_errors)
+        for which, (error, eager) in enumerate(layer_errors.sqrt().tolist()):
             assert error <= error_bound(eager, torch.float32, ulps=24), (
                 f"{samples[0].name}, output {which}"
             )
@@ -136,8 +136,8 @@ def test_sine_is_saved_on_request() -> None:
     sample = RECORDS["npu"].sample(5, 3, 2)
     tensors = sample.tensors.values()
     y, s = ops.npu_forward(sample.x, *tensors, 1e-3, True)
-    alone, empty = ops.npu_forward(sample.x, *tensors, 1e-3, False)
-    assert torch.equal(y, alone)
+    unsaved_y, empty = ops.npu_forward(sample.x, *tensors, 1e-3, False)
+    assert torch.equal(y, unsaved_y)
     assert s.shape == y.shape
     assert empty.shape == (0,)
 
@@ -235,6 +235,6 @@ def test_uninitialized_memory_of_the_library_is_filled(size: int) -> None:
 def test_meta_tensors_have_shapes() -> None:
     for name in OPERATORS:
         for sample in (RECORDS[name].sample(4, 3, 2, num_models=k) for k in (None, 2)):
-            found = forward(sample.map(lambda t: t.to("meta")), ops)
-            assert [o.shape for o in found] == [o.shape for o in forward(sample, reference)]
-            assert all(o.device.type == "meta" for o in found)
+            outputs = forward(sample.map(lambda t: t.to("meta")), ops)
+            assert [o.shape for o in outputs] == [o.shape for o in forward(sample, reference)]
+            assert all(o.device.type == "meta" for o in outputs)

@@ -178,10 +178,10 @@ def test_explicit_nalu_gradients(name: str, num_models: int | None, shared: bool
         y = record.reference(sample.x, *sample.tensors.values(), **options)
         grad_y = torch.randn_like(y)
         expected = torch.autograd.grad(y, sample.leaves(), grad_y)
-        found, *saved = getattr(reference, f"{name}_forward")(
+        output, *saved = getattr(reference, f"{name}_forward")(
             sample.x, *sample.tensors.values(), *options.values(), True
         )
-        assert normwise_error(found, y) < ROUNDING
+        assert normwise_error(output, y) < ROUNDING
         if name == "inalu":
             assert set(saved[3].flatten().tolist()) == {0, 1, 2, 3, 4, 5}
         actual = getattr(reference, f"{name}_backward")(
@@ -204,10 +204,10 @@ def test_models_are_independent(name: str) -> None:
                 together = sample.call(formula)
                 for k in range(3):
                     tensors = {n: None if t is None else t[k] for n, t in sample.tensors.items()}
-                    alone = Sample(
+                    single = Sample(
                         "", sample.x if shared else sample.x[k], tensors, sample.options
                     ).call(formula)
-                    assert normwise_error(together[k], alone) < ROUNDING
+                    assert normwise_error(together[k], single) < ROUNDING
 
 
 def test_nau_is_a_clipped_product(backend: str) -> None:
@@ -221,9 +221,11 @@ def test_nau_gradient_at_the_bounds() -> None:
     weight = torch.tensor([[-1.5, -1.0, 0.5, 1.0, 1.5]], requires_grad=True)
     y = reference.nau(torch.ones(1, 5), weight)
     (expected,) = torch.autograd.grad(y, weight)
-    _, found = reference.nau_backward(torch.ones(1, 1), torch.ones(1, 5), weight.detach(), True, 2)
-    assert found is not None
-    assert found.tolist() == expected.tolist() == [[0, 1, 1, 1, 0]]
+    _, grad_weight = reference.nau_backward(
+        torch.ones(1, 1), torch.ones(1, 5), weight.detach(), True, 2
+    )
+    assert grad_weight is not None
+    assert grad_weight.tolist() == expected.tolist() == [[0, 1, 1, 1, 0]]
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "nalu", "inalu"])

@@ -100,8 +100,8 @@ def test_grad_and_vjp(name: str, backend: str) -> None:
     arguments = _arguments(name)
     leaves = [a.clone().requires_grad_() for a in arguments]
     expected = torch.autograd.grad(_loss(RECORDS[name].reference, *leaves), leaves)
-    every = tuple(range(len(arguments)))
-    actual = grad(lambda *a: _loss(RECORDS[name].function, *a), argnums=every)(*arguments)
+    positions = tuple(range(len(arguments)))
+    actual = grad(lambda *a: _loss(RECORDS[name].function, *a), argnums=positions)(*arguments)
     _, pull = vjp(lambda *a: _loss(RECORDS[name].function, *a), *arguments)
     for a, b, e in zip(actual, pull(torch.ones((), dtype=torch.float64)), expected, strict=True):
         assert normwise_error(a, e) < ROUNDING
@@ -114,10 +114,10 @@ def test_jvp_and_jacobians(name: str, backend: str) -> None:
     tangents = tuple(torch.randn_like(a) for a in arguments)
     function = RECORDS[name].function
     _, tangent = jvp(function, arguments, tangents)
-    every = tuple(range(len(arguments)))
+    positions = tuple(range(len(arguments)))
     reverse, forward = (
-        jacrev(function, argnums=every)(*arguments),
-        jacfwd(function, argnums=every)(*arguments),
+        jacrev(function, argnums=positions)(*arguments),
+        jacfwd(function, argnums=positions)(*arguments),
     )
     expected = sum(torch.tensordot(j, t, t.dim()) for j, t in zip(reverse, tangents, strict=True))
     assert normwise_error(tangent, expected) < ROUNDING
@@ -179,30 +179,30 @@ def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
         torch.autograd.grad(loss, list(m.parameters()))
         for loss, m in zip(losses, modules, strict=True)
     ]
-    wanted = [torch.stack(slope) for slope in zip(*slopes, strict=True)]
+    expected_grads = [torch.stack(slope) for slope in zip(*slopes, strict=True)]
 
     def together(state: dict[str, Tensor]) -> Tensor:
         return vmap(lambda s, r: functional_call(module, s, r), dims)(state, x)
 
     frozen = {name: value.detach() for name, value in state.items()}
-    found: dict[str, tuple[Counter[str], Any]] = {}
+    outcomes: dict[str, tuple[Counter[str], Any]] = {}
     with CountCalls() as count:
         y = together(frozen)
     assert normwise_error(y, expected) < ROUNDING
-    found["forward"] = (count.calls, None)
+    outcomes["forward"] = (count.calls, None)
     with CountCalls() as count:
         inside = vmap(grad(lambda s, r: _square(module, s, r)), dims)(frozen, x)
-    found["inside"] = (count.calls, inside)
+    outcomes["inside"] = (count.calls, inside)
     with CountCalls() as count:
         outside = grad(lambda s: together(s).square().sum())(frozen)
-    found["outside"] = (count.calls, outside)
+    outcomes["outside"] = (count.calls, outside)
     with CountCalls() as count:
         together(state).square().sum().backward()
-    found["autograd"] = (count.calls, {name: value.grad for name, value in state.items()})
-    for where, (calls, grads) in found.items():
+    outcomes["autograd"] = (count.calls, {name: value.grad for name, value in state.items()})
+    for where, (calls, grads) in outcomes.items():
         if backend == "cpu":
             assert calls == (ONE_CALL if where == "forward" else ONE_STEP), where
-        for actual, want in zip((grads or {}).values(), wanted, strict=grads is not None):
+        for actual, want in zip((grads or {}).values(), expected_grads, strict=grads is not None):
             assert normwise_error(actual, want) < ROUNDING, where
 
 

@@ -61,7 +61,7 @@ def unpack(wheel: Path, to: Path) -> Path:
     return to
 
 
-def pack_wheel(kept: Path, to: Path) -> None:
+def pack_wheel(build_folder: Path, to: Path) -> None:
     """The wheel of this tree with what `make install` has compiled in `kept`: nothing is compiled
     again."""
     command = [
@@ -81,8 +81,8 @@ def pack_wheel(kept: Path, to: Path) -> None:
         "--dist-dir",
         str(to / "wheels"),
     ]
-    with one_process_at_a_time(kept):
-        run = run_python(*command, env={"NPU_KERNELS_BUILD": str(kept)})
+    with one_process_at_a_time(build_folder):
+        run = run_python(*command, env={"NPU_KERNELS_BUILD": str(build_folder)})
     assert run.returncode == 0, run.stderr
     assert "csrc/" not in run.stdout  # paths of objects
 
@@ -95,8 +95,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ) / "wheel"  # built once for all processes
     with one_process_at_a_time(folder):
         if not list(folder.glob("wheels/*.whl")):
-            if kept := os.environ.get("NPU_KERNELS_BUILD"):
-                pack_wheel(Path(kept), folder)
+            if build_folder := os.environ.get("NPU_KERNELS_BUILD"):
+                pack_wheel(Path(build_folder), folder)
             else:
                 # What is packed is tested here, not how fast it is: this compiles in a fifth of the
                 # time.

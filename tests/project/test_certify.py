@@ -136,12 +136,12 @@ def test_interpreted_kernels_in_a_process_of_their_own() -> None:
     pytest.importorskip("triton")
     column = certify.Column("triton")
     assert column in certify.columns()
-    found = certify.measure(["an empty batch", "no such check"], [column])
-    assert [(result.column, result.status) for result in found] == [
+    results = certify.measure(["an empty batch", "no such check"], [column])
+    assert [(result.column, result.status) for result in results] == [
         ("triton interpreted", "ok"),
         ("triton interpreted", "fail"),
     ]
-    assert found[1].detail.startswith("KeyError")
+    assert results[1].detail.startswith("KeyError")
     assert "TRITON_INTERPRET" not in os.environ
 
 

@@ -76,12 +76,12 @@ extern "C" long references(long number) {
 
 
 def library(folder: Path) -> Path:
-    source, made = folder / "use.cpp", folder / "use.so"
+    source, built = folder / "use.cpp", folder / "use.so"
     source.write_text(USES_NEW_SYMBOLS)
     (wrapped,) = re.findall(r"-Wl,--wrap=[^)\s]+", (ROOT / "CMakeLists.txt").read_text())
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", wrapped, "-o", made, source]
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", wrapped, "-o", built, source]
     subprocess.run([str(word) for word in (*command, ROOT / "csrc" / "old_glibc.cpp")], check=True)
-    return made
+    return built
 
 
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}  # manylinux_2_28's
@@ -109,25 +109,27 @@ needs_readelf = pytest.mark.skipif(not shutil.which("readelf"), reason="needs re
 @needs_readelf
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 def test_replaced_functions_do_what_those_of_glibc_and_libstdcxx_do(tmp_path: Path) -> None:
-    made = library(tmp_path)
-    assert newer(made) == []
-    use = ctypes.CDLL(str(made))
+    built = library(tmp_path)
+    assert newer(built) == []
+    use = ctypes.CDLL(str(built))
     use.power.restype, use.power.argtypes = ctypes.c_double, [ctypes.c_double, ctypes.c_double]
     assert use.power(2.0, 0.5) == 2**0.5
     assert use.add(2, 3) == 5
     assert use.pass_on(1) == 1
     assert use.pass_on(-1) == 101
     assert use.references(1) == 3
-    ends = ctypes.c_int(0)
-    thread = threading.Thread(target=use.count_the_end_of_a_thread, args=(ctypes.byref(ends),))
+    ended_threads = ctypes.c_int(0)
+    thread = threading.Thread(
+        target=use.count_the_end_of_a_thread, args=(ctypes.byref(ended_threads),)
+    )
     thread.start()
     thread.join()
     deadline = time.monotonic() + 10
     while (
-        ends.value == 0 and time.monotonic() < deadline
+        ended_threads.value == 0 and time.monotonic() < deadline
     ):  # the thread ends after Python has left it
         time.sleep(0.01)
-    assert ends.value == 1
+    assert ended_threads.value == 1
 
 
 @pytest.fixture(scope="module")
@@ -236,9 +238,9 @@ def test_a_python_that_cannot_be_run_is_not_here(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert pairs.interpreter("3.99") is None
     command.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    found = pairs.interpreter("3.99")
-    assert found is not None
-    assert (found[1] / "Python.h").exists()
+    python = pairs.interpreter("3.99")
+    assert python is not None
+    assert (python[1] / "Python.h").exists()
 
 
 def test_the_table_of_the_page_is_made_from_the_runs() -> None:

@@ -53,5 +53,5 @@ def test_it_holds_what_git_holds(tmp_path: Path) -> None:
     with tarfile.open(archive) as files:
         held = {member.name.partition("/")[2] for member in files.getmembers() if member.isfile()}
     assert {name for name in tracked if not name.startswith(LEFT_OUT)} - held == set()
-    made = {name for name in held if name in MADE_BY_SETUPTOOLS or ".egg-info/" in name}
-    assert held - made - tracked - new == set()
+    generated = {name for name in held if name in MADE_BY_SETUPTOOLS or ".egg-info/" in name}
+    assert held - generated - tracked - new == set()

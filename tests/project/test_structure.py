@@ -215,25 +215,25 @@ def private_imports(importer: str, tree: ast.Module) -> list[str]:
 
 
 def test_private_modules_stay_in_their_room() -> None:
-    taken = {
+    pairs = {
         f"{importer} <- {name}"
         for importer, (_, tree) in modules().items()
         if importer.split(".")[0] == "npu_kernels"
         and not importer.startswith("npu_kernels.certify")
         for name in private_imports(importer, tree)
     }
-    assert taken == IMPORTED_ELSEWHERE.keys()
+    assert pairs == IMPORTED_ELSEWHERE.keys()
 
 
 def test_benchmarks_and_tools_import_few_private_modules() -> None:
-    taken = {
+    names = {
         name
         for importer, (_, tree) in modules().items()
         if importer.split(".")[0] in ("benchmarks", "tools", "examples")
         for name in private_imports(importer, tree)
     }
     rooms = {
-        name: [room for room in MEASURED if f"{name}.".startswith(f"{room}.")] for name in taken
+        name: [room for room in MEASURED if f"{name}.".startswith(f"{room}.")] for name in names
     }
     assert [name for name, listed in rooms.items() if not listed] == []
     assert {room for listed in rooms.values() for room in listed} == MEASURED.keys()

@@ -26,9 +26,9 @@ def layer(sample: Sample) -> str:
 
 def options(sample: Sample) -> tuple[Any, ...]:
     """The names of both operators."""
-    name, given = layer(sample), sample.options
+    name, values = layer(sample), sample.options
     if name == "nmru":
-        return given.get("eps", 0.0), given.get("clip", True), given.get("sign") == "separate"
+        return values.get("eps", 0.0), values.get("clip", True), values.get("sign") == "separate"
     return {NMU: (), INALU: (EPS, OMEGA)}.get(name, (EPS,))
 
 
@@ -41,10 +41,10 @@ def forward(sample: Sample, kernels: Any) -> tuple[Tensor, ...]:
     """y and what is saved for the backward: s of the NPU; h, a and t of the NALU, and flags of the
     iNALU."""
     name = layer(sample)
-    found = getattr(kernels, f"{name}_forward")(
+    outputs = getattr(kernels, f"{name}_forward")(
         sample.x, *sample.tensors.values(), *options(sample), *ops.LAYERS[name].keep
     )
-    return (found,) if isinstance(found, Tensor) else found
+    return (outputs,) if isinstance(outputs, Tensor) else outputs
 
 
 def backward(
@@ -81,15 +81,15 @@ def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
     scale = torch.hypot(*exact_forward) if is_npu else exact_forward[0].abs().clamp(min=1e-3)
     grad_y = (torch.randn_like(scale) / scale).expand_as(exact_forward[0]).float()
     kernel, eager = outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y)
-    found = []
+    pairs = []
     for i, (a, e, x) in enumerate(
         zip(kernel, eager, outputs(exact, reference, grad_y.double()), strict=True)
     ):
         assert a.dtype == (torch.int32 if e.dtype == torch.int32 else torch.float32)
         assert a.is_contiguous()
-        at = scale if is_npu and i < 2 else None
-        found.append((rms_error(a, x, at), rms_error(e, x, at)))
-    return found
+        scale_of_part = scale if is_npu and i < 2 else None
+        pairs.append((rms_error(a, x, scale_of_part), rms_error(e, x, scale_of_part)))
+    return pairs
 
 
 def with_zero_factors(sample: Sample) -> Sample:

@@ -18,9 +18,9 @@ class Wrapped(Tensor):
 
 def negated(*shape: int) -> Tensor:
     """A tensor whose sign bit is turned when it is read."""
-    found = torch.full(shape, 1j, dtype=torch.complex64).conj().imag
-    assert found.is_neg()
-    return found
+    tensor = torch.full(shape, 1j, dtype=torch.complex64).conj().imag
+    assert tensor.is_neg()
+    return tensor
 
 
 def changed(arguments: list[Any], index: int, value: Any) -> list[Any]:

@@ -26,7 +26,7 @@ def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
         for letters in RECORDS[name].shapes.values()
     ]
     n = len(shapes)
-    none, every = (None,) * n, (0,) * n
+    none, all_first = (None,) * n, (0,) * n
 
     def draw(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
@@ -35,10 +35,10 @@ def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
         """All weights with these leading dimensions, and with the vmap's where it has one."""
         tensors = []
         for shape, dim in zip(shapes, dims, strict=True):
-            whole = [*lead, *shape]
+            full_shape = [*lead, *shape]
             if dim is not None:
-                whole.insert(dim, calls)
-            tensors.append(draw(*whole))
+                full_shape.insert(dim, calls)
+            tensors.append(draw(*full_shape))
         return tuple(tensors)
 
     # rows alone, first and not first, and single rows
@@ -51,15 +51,15 @@ def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
     # modules that have 4 models, with their own rows or one x for all
     yield (0, *none), None, (draw(5, 4, 6, 3), *weights(4))
     yield (0, *none), None, (draw(5, 6, 3), *weights(4))
-    yield (None, *every), None, (draw(6, 3), *weights(4, dims=every))
-    yield (0, *every), None, (draw(5, 6, 3), *weights(4, dims=every))
-    yield (None, *every), None, (draw(4, 6, 3), *weights(4, dims=every))
+    yield (None, *all_first), None, (draw(6, 3), *weights(4, dims=all_first))
+    yield (0, *all_first), None, (draw(5, 6, 3), *weights(4, dims=all_first))
+    yield (None, *all_first), None, (draw(4, 6, 3), *weights(4, dims=all_first))
     # two levels
-    yield (0, *none), (None, *every), (draw(7, 6, 3), *weights(dims=every))
+    yield (0, *none), (None, *all_first), (draw(7, 6, 3), *weights(dims=all_first))
     dims = (0, *none[2:], 0)
     first, *_, last = weights(dims=dims)
-    between = weights(calls=7, dims=every)[1 : n - 1]
-    outer, inner = (None, 0, *none[2:], 0), (0, None, *every[2:], None)
+    between = weights(calls=7, dims=all_first)[1 : n - 1]
+    outer, inner = (None, 0, *none[2:], 0), (0, None, *all_first[2:], None)
     yield outer, inner, (draw(7, 6, 3), first, *between, last)
 
 

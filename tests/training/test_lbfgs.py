@@ -37,7 +37,7 @@ def starts(models: int = 12, size: int = 6) -> Tensor:
 def with_torch(
     function: Callable[[Tensor], Tensor], x0: Tensor, iterations: int, evaluations: int = 10_000
 ) -> Tensor:
-    found = []
+    results = []
     for row in x0:
         parameter = torch.nn.Parameter(row.clone().unsqueeze(0))
         optimizer = torch.optim.LBFGS(
@@ -57,8 +57,8 @@ def with_torch(
             return value.detach()
 
         optimizer.step(closure)
-        found.append(parameter.detach()[0])
-    return torch.stack(found)
+        results.append(parameter.detach()[0])
+    return torch.stack(results)
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 5, 12, 20])
@@ -119,8 +119,8 @@ def test_no_model_depends_on_the_others(size: int, compact: bool) -> None:
     together = lbfgs(differentiated(function), x0, max_iterations=60, compact=compact)
     assert len(set(together.evaluations.tolist())) > 1
     for k in range(9):
-        alone = lbfgs(differentiated(function), x0[k : k + 1], max_iterations=60)
-        for ours, theirs in zip(together, alone, strict=True):
+        single = lbfgs(differentiated(function), x0[k : k + 1], max_iterations=60)
+        for ours, theirs in zip(together, single, strict=True):
             assert torch.equal(ours[k], theirs[0])
 
 
@@ -248,8 +248,8 @@ def test_f_never_increases() -> None:
 
 def test_resumed_as_uninterrupted() -> None:
     x0 = starts()
-    whole = LBFGS(differentiated(rosenbrock), x0)
-    while whole.round():
+    uninterrupted = LBFGS(differentiated(rosenbrock), x0)
+    while uninterrupted.round():
         pass
     first = LBFGS(differentiated(rosenbrock), x0)
     for _ in range(37):
@@ -259,12 +259,12 @@ def test_resumed_as_uninterrupted() -> None:
     first.round()  # the state is a copy
     while second.round():
         pass
-    for ours, theirs in zip(second.result(), whole.result(), strict=True):
+    for ours, theirs in zip(second.result(), uninterrupted.result(), strict=True):
         assert torch.equal(ours, theirs)
     with pytest.raises(
         ValueError, match=r"lbfgs: its x must be .*shape \(3, 6\), got .*shape \(12, 6\)"
     ):
-        LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(whole.state_dict())
+        LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(uninterrupted.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -324,9 +324,9 @@ def test_wrong_closures_are_named() -> None:
 def test_empty_batch_and_unchanged_start() -> None:
     assert lbfgs(differentiated(rosenbrock), torch.zeros(0, 4)).x.shape == (0, 4)
     x0 = starts()
-    kept = x0.clone()
+    before = x0.clone()
     lbfgs(differentiated(rosenbrock), x0, max_iterations=3)
-    assert torch.equal(x0, kept)
+    assert torch.equal(x0, before)
 
 
 def kinked(x: Tensor) -> Tensor:
@@ -344,5 +344,5 @@ def test_restarts_go_on_from_kinks() -> None:
     assert (restarted.f <= stopped.f).all()
     assert (restarted.f < stopped.f).sum() >= 10
     assert not (restarted.status == Status.RUNNING).any()
-    alone = lbfgs(differentiated(kinked), x0[3:4], restart=True, **options)
-    assert torch.equal(alone.x[0], restarted.x[3])
+    single = lbfgs(differentiated(kinked), x0[3:4], restart=True, **options)
+    assert torch.equal(single.x[0], restarted.x[3])

@@ -286,8 +286,8 @@ def test_mse_loss(shape: tuple[int, ...], dtype: torch.dtype, backend: str | Non
             assert backend is None or "FastPath" not in loss.grad_fn.name()
             torch.testing.assert_close(loss, expected)
             weights = torch.linspace(-1, 2, loss.numel(), dtype=dtype).reshape(loss.shape)
-            found, want = (torch.autograd.grad(value, y, weights)[0] for value in (loss, expected))
-            torch.testing.assert_close(found, want)
+            grad, want = (torch.autograd.grad(value, y, weights)[0] for value in (loss, expected))
+            torch.testing.assert_close(grad, want)
 
 
 @needs_library

@@ -65,11 +65,11 @@ def right(rmsprop: bool = False) -> dict[str, Any]:
     def draw(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator)
 
-    kept = 3 if rmsprop else 2
+    moments = 3 if rmsprop else 2
     return {
         "records": dict(listed),
         "parameters": [draw(K, size) for size in SIZES],
-        "state": [torch.full((K, SIZES[n]), 0.1) for n in (0, 1, 3) for _ in range(kept)],
+        "state": [torch.full((K, SIZES[n]), 0.1) for n in (0, 1, 3) for _ in range(moments)],
         "losses": torch.zeros(3, K),
         "x": draw(COUNT, IN) + 0.5,
         "y": draw(K, COUNT, OUT),
@@ -492,9 +492,9 @@ def test_wrong_plans_are_errors() -> None:
 
 
 def test_drawn_plans_do_not_crash() -> None:
-    found = re.search(r"(\d+) of 400 raised", in_a_process("call_drawn_plans", "400"))
-    assert found
-    assert 200 < int(found[1]) < 400
+    raised = re.search(r"(\d+) of 400 raised", in_a_process("call_drawn_plans", "400"))
+    assert raised
+    assert 200 < int(raised[1]) < 400
 
 
 # ---- names ---------------------------------------------------------------------------------------

@@ -94,13 +94,13 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "error", "message"), ERRORS)
-def test_errors(given: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("arguments", "error", "message"), ERRORS)
+def test_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     settings = {
         "model": MODELS["npu nau"](None, torch.float32), "x": torch.rand(5, 2), "y": torch.rand(5, 3), "steps": 1,
         "lr": 0.1,
     }  # fmt: skip
-    settings |= given
+    settings |= arguments
     with pytest.raises(error, match=message):
         run(settings.pop("model"), settings.pop("x"), settings.pop("y"), **settings)
 

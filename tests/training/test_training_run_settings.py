@@ -43,11 +43,11 @@ both = pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library)
 def test_rows_are_drawn_by_the_generator(fused: bool) -> None:
     """Uniformly with replacement, all from the one that was given, or from one that torch's
     seeds."""
-    generator, same = (torch.Generator().manual_seed(7) for _ in range(2))
+    generator, twin = (torch.Generator().manual_seed(7) for _ in range(2))
     drawn = losses(model=model(fused), batch_size=4, generator=generator)
-    expected = losses(model=model(fused), rows=torch.randint(21, (30, 4), generator=same))
+    expected = losses(model=model(fused), rows=torch.randint(21, (30, 4), generator=twin))
     assert torch.equal(drawn, expected)
-    assert torch.equal(generator.get_state(), same.get_state())
+    assert torch.equal(generator.get_state(), twin.get_state())
     seeded = []
     for seed in (1, 1, 2):
         started = model(fused)
@@ -78,11 +78,11 @@ def test_data_of_any_strides(fused: bool) -> None:
         torch.rand(2, 21, generator=torch.Generator().manual_seed(n)).T + 0.5 for n in range(3)
     )
     settings: dict[str, Any] = {"steps": 30, "lr": 0.01, "progress": False}
-    found = run(model(fused), x, y, sample_weight=weight, **settings)
+    result = run(model(fused), x, y, sample_weight=weight, **settings)
     plain = run(
         model(fused), x.contiguous(), y.contiguous(), sample_weight=weight.contiguous(), **settings
     )
-    assert torch.equal(found.losses, plain.losses)
+    assert torch.equal(result.losses, plain.losses)
 
 
 def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +95,8 @@ def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return draw(high, size, **options)
 
     monkeypatch.setattr(torch, "randint", spied)
-    found = losses(batch_size=4, generator=torch.Generator().manual_seed(1), steps=60)
-    assert torch.equal(found, expected)
+    actual = losses(batch_size=4, generator=torch.Generator().manual_seed(1), steps=60)
+    assert torch.equal(actual, expected)
     assert max(size[0] for size in sizes) == 8
     sizes.clear()
     losses(batch_size=40, generator=torch.Generator().manual_seed(1), steps=3)
@@ -110,12 +110,12 @@ def test_few_rows_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lr_beside_an_optimiser(fused: bool) -> None:
     """A number is its rate from now on, a function gives it at each step, None leaves it."""
     expected = losses(model=model(fused), lr=0.01)
-    for lr, own in ((0.01, 0.5), (lambda step: 0.01, 0.5), (None, 0.01)):
+    for lr, optimiser_lr in ((0.01, 0.5), (lambda step: 0.01, 0.5), (None, 0.01)):
         trained = model(fused)
-        optimizer = torch.optim.Adam(trained.parameters(), own)
-        found = run(trained, X, Y, steps=30, optimizer=optimizer, lr=lr, progress=False)
-        torch.testing.assert_close(found.losses, expected)
-        assert found.fused is fused
+        optimizer = torch.optim.Adam(trained.parameters(), optimiser_lr)
+        result = run(trained, X, Y, steps=30, optimizer=optimizer, lr=lr, progress=False)
+        torch.testing.assert_close(result.losses, expected)
+        assert result.fused is fused
         assert optimizer.param_groups[0]["lr"] == 0.01
 
 
@@ -123,8 +123,10 @@ def test_lr_beside_an_optimiser(fused: bool) -> None:
 def test_groups_have_their_own_rates(fused: bool) -> None:
     trained = model(fused)
     before = [p.detach().clone() for p in trained.parameters()]
-    first, *others = trained.parameters()
-    optimizer = torch.optim.Adam([{"params": [first], "lr": 0.0}, {"params": others}], 0.01)
+    first, *trained_parameters = trained.parameters()
+    optimizer = torch.optim.Adam(
+        [{"params": [first], "lr": 0.0}, {"params": trained_parameters}], 0.01
+    )
     losses(model=trained, optimizer=optimizer, lr=None)
     assert [torch.equal(p, old) for p, old in zip(trained.parameters(), before, strict=True)] == [
         True,
@@ -148,10 +150,10 @@ def test_functions_get_every_step_from_1(fused: bool) -> None:
         return step / 1000
 
     trained = model(fused)
-    found = run(trained, X, Y, steps=30, lr=rate, penalties={"l1": weight}, progress=False)
+    result = run(trained, X, Y, steps=30, lr=rate, penalties={"l1": weight}, progress=False)
     assert rates == [1, *range(1, 31)]  # the first one makes the optimiser
     assert weights == list(range(1, 31))
-    assert found.optimizer.param_groups[0]["lr"] == 0.1 / 30
+    assert result.optimizer.param_groups[0]["lr"] == 0.1 / 30
 
 
 def test_schedules_step_once_a_step() -> None:
@@ -167,9 +169,9 @@ def test_schedules_step_once_a_step() -> None:
 )
 def test_named_optimisers_are_torchs(name: str, kind: Any) -> None:
     trained, twin = model(), model()
-    found = losses(model=trained, optimizer=name)
+    actual = losses(model=trained, optimizer=name)
     expected = losses(model=twin, optimizer=kind(twin.parameters(), lr=0.01))
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
 
 
 # ---- records and callbacks -----------------------------------------------------------------------
@@ -177,12 +179,12 @@ def test_named_optimisers_are_torchs(name: str, kind: Any) -> None:
 
 def test_records_of_a_long_run() -> None:
     """At most a thousand unless `every` says otherwise: of every n-th step from the first on."""
-    every_step, found = (
+    every_step, result = (
         losses(steps=1001, every=1),
         run(model(), X, Y, steps=1001, lr=0.01, progress=False),
     )
-    assert found.every == 2
-    assert torch.equal(found.losses, every_step[::2])
+    assert result.every == 2
+    assert torch.equal(result.losses, every_step[::2])
     assert len(losses(steps=1000)) == 1000
     assert losses(steps=7, every=3, model=model(k=2)).shape == (3, 2)
 
@@ -201,16 +203,16 @@ def test_callbacks() -> None:
         assert len(part.losses) == part.steps
         return 1
 
-    found = run(
+    result = run(
         model(), X, Y, steps=30, lr=0.01, callbacks=(first, second), progress=False, stretch=3
     )
-    assert (found.steps, found.complete) == (9, False)
+    assert (result.steps, result.complete) == (9, False)
     assert calls == [(name, step, False) for step in (3, 6, 9) for name in ("first", "second")]
     calls.clear()
-    found = run(model(), X, Y, steps=250, lr=0.01, callbacks=second, progress=False)
+    result = run(model(), X, Y, steps=250, lr=0.01, callbacks=second, progress=False)
     assert [step for _, step, _ in calls] == [*range(3, 250, 3), 250]
     assert [done for *_, done in calls] == [False] * 83 + [True]
-    assert found.complete
+    assert result.complete
 
 
 def test_a_run_without_callbacks_is_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,18 +235,18 @@ def test_a_run_without_callbacks_is_few_calls(monkeypatch: pytest.MonkeyPatch) -
 
 def test_in_another_thread() -> None:
     """Where no signal can be handled."""
-    found: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(losses()))
+    results: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(losses()))
     thread.start()
     thread.join()
-    assert torch.equal(found[0], losses())
+    assert torch.equal(results[0], losses())
 
 
 def test_how_steps_are_made_is_told() -> None:
     assert not run(model(fused=False), X, Y, steps=1, lr=0.1, progress=False).fused
-    found = run(model(), X, Y, steps=1, lr=0.1, progress=False)
-    assert found.fused is (plan.obstacle(model(), found.optimizer, X) is None)
-    assert not found.captured
+    result = run(model(), X, Y, steps=1, lr=0.1, progress=False)
+    assert result.fused is (plan.obstacle(model(), result.optimizer, X) is None)
+    assert not result.captured
 
 
 # ---- errors --------------------------------------------------------------------------------------

@@ -111,10 +111,10 @@ def mock() -> None:
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         for name, launcher in backend.repeated().items():
             library.impl(name, launcher, allow_override=True)
-    _kept.append(library)
+    _alive.append(library)
 
 
-_kept: list[Any] = []
+_alive: list[Any] = []
 
 
 # ---- processor time ------------------------------------------------------------------------------
@@ -149,12 +149,12 @@ def _without_tapes(step: Callable[[], object]) -> Callable[[], object]:
     """The same with Triton's own `run` and torch's dispatcher."""
 
     def run() -> object:
-        kept, dispatch.launcher = dispatch.launcher, lambda name, tensors: None
+        launcher, dispatch.launcher = dispatch.launcher, lambda name, tensors: None
         undisturbed, tape._undisturbed = tape._undisturbed, lambda: False
         try:
             return step()
         finally:
-            dispatch.launcher, tape._undisturbed = kept, undisturbed
+            dispatch.launcher, tape._undisturbed = launcher, undisturbed
 
     return run
 
@@ -167,15 +167,15 @@ def processor_times(rounds: int = 30, calls: int = 40) -> dict[str, float]:
     small, tiled = _step(6, 2), _step(100, 100)
     steps = {"least": _least(), "small": small, "tiled": tiled}
     steps |= {"small before": _without_tapes(small), "tiled before": _without_tapes(tiled)}
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    times_of: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
             step()
             begin = time.process_time_ns()
             for _ in range(calls):
                 step()
-            found[name].append((time.process_time_ns() - begin) / calls / 1e3)
-    return {name: round(statistics.median(times), 1) for name, times in found.items()}
+            times_of[name].append((time.process_time_ns() - begin) / calls / 1e3)
+    return {name: round(statistics.median(times), 1) for name, times in times_of.items()}
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -201,15 +201,15 @@ def _count_ordinary() -> None:
                 value.run = types.MethodType(run, value)
 
 
-def _places(call: tuple[Any, ...], known: list[Tensor | None]) -> tuple[Any, ...]:
+def _places(call: tuple[Any, ...], tensors: list[Tensor | None]) -> tuple[Any, ...]:
     """A launch with addresses replaced by what lies there: the place of a known tensor, or
     "new"."""
-    places = {
-        t.data_ptr(): f"tensor {n}" for n, t in enumerate(known) if t is not None and t.numel()
+    names = {
+        t.data_ptr(): f"tensor {n}" for n, t in enumerate(tensors) if t is not None and t.numel()
     }
-    least = 2**20  # sizes and strides are below; the heap may begin soon above
+    smallest_pointer = 2**20  # sizes and strides are below; the heap may begin soon above
     return tuple(
-        places.get(a, "new" if isinstance(a, int) and a >= least else a) if n > 2 else a
+        names.get(a, "new" if isinstance(a, int) and a >= smallest_pointer else a) if n > 2 else a
         for n, a in enumerate(call)
     )
 
@@ -222,14 +222,14 @@ def _calls(
     sample = RECORDS[name].sample(*sizes, num_models=models, dtype=torch.float64)
     operands = [None if t is None else t.to(dtype) for t in (sample.x, *sample.tensors.values())]
     x, weight = operands[0], operands[1]
-    own = options(sample)
+    own_options = options(sample)
     shape = (*weight.shape[:-2], sizes[0], weight.shape[-2])
-    kept = [torch.empty(shape, dtype=own_type or dtype) for own_type in layer.kept.values()]
+    kept_tensors = [torch.empty(shape, dtype=own_type or dtype) for own_type in layer.kept.values()]
     grad_y, y = torch.ones(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
-    saved = [*([y] if layer.takes_y else []), *kept]
+    saved = [*([y] if layer.takes_y else []), *kept_tensors]
     more = (False,) * len(layer.backward_options)
-    forward = [*operands], (*own, *layer.keep)
-    backward = [grad_y, *operands, *saved], (*own, *more, (1 << layer.operands) - 1)
+    forward = [*operands], (*own_options, *layer.keep)
+    backward = [grad_y, *operands, *saved], (*own_options, *more, (1 << layer.operands) - 1)
     assert x is not None
     return {f"{name}_forward": forward, f"{name}_backward": backward}
 
@@ -248,11 +248,13 @@ def check_the_same_launches() -> None:
                 for call in (backend.launchers()[operator], repeated, repeated, repeated):
                     launched.clear()
                     ordinary.clear()
-                    found = call(*tensors, *rest)
-                    outputs = [found] if isinstance(found, Tensor) else list(found)
-                    known = [*tensors, *outputs]
+                    result = call(*tensors, *rest)
+                    outputs = [result] if isinstance(result, Tensor) else list(result)
+                    all_tensors = [*tensors, *outputs]
                     facts = [(t.shape, t.dtype, t.is_contiguous()) for t in outputs]
-                    seen.append(([_places(call, known) for call in launched], facts, type(found)))
+                    seen.append(
+                        ([_places(call, all_tensors) for call in launched], facts, type(result))
+                    )
                 assert not ordinary, (
                     operator,
                     shape,
@@ -260,7 +262,7 @@ def check_the_same_launches() -> None:
                     ordinary,
                 )  # the last call was a replay
                 assert seen[0][0], (operator, shape, dtype)
-                assert all(one == seen[0] for one in seen), (operator, shape, dtype, seen)
+                assert all(entry == seen[0] for entry in seen), (operator, shape, dtype, seen)
 
 
 def check_what_must_not_be_repeated() -> None:
@@ -269,9 +271,9 @@ def check_what_must_not_be_repeated() -> None:
     tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
 
-    def is_ordinary(*given: Any) -> bool:
+    def is_ordinary(*operands: Any) -> bool:
         ordinary.clear()
-        repeated(*(given or tensors), *rest)
+        repeated(*(operands or tensors), *rest)
         return bool(ordinary)
 
     assert [is_ordinary() for _ in range(4)] == [True, True, False, False]
@@ -324,11 +326,11 @@ def check_what_makes_another_call() -> None:
     large, large_rest = _calls("npu", (64, 256, 256), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
 
-    def launch(given: Any = tensors, options: Any = rest) -> tuple[Any, ...]:
+    def launch(operands: Any = tensors, options: Any = rest) -> tuple[Any, ...]:
         for _ in range(3):
             launched.clear()
             ordinary.clear()
-            repeated(*given, *options)
+            repeated(*operands, *options)
         assert not ordinary
         return launched[-1]
 

@@ -79,9 +79,9 @@ def test_budgets(target: str, tmp_path: Path) -> None:
         "npu_upstream_planes",
     }
     kernels |= {"npu_large_forward", "npu_large_backward_x", "npu_large_backward_w"}
-    found = {row["kernel"] for row in rows}
+    compiled = {row["kernel"] for row in rows}
     few = {"npu_forward", "npu_small_backward", "nalu_backward_w"}
-    assert found == kernels if target == "sm_90" else few <= found
+    assert compiled == kernels if target == "sm_90" else few <= compiled
 
 
 def test_a_configuration_that_no_call_reaches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +111,8 @@ def test_a_configuration_that_no_call_reaches_is_found(monkeypatch: pytest.Monke
     ],
 )
 def test_faults_are_found(change: dict[str, Any], fault: str | None) -> None:
-    found = aot.faults(ROW | {"tensor_core": {"HMMA": 1, "HGMMA": 1}} | change)
-    assert found == ([] if fault is None else [fault])
+    faults = aot.faults(ROW | {"tensor_core": {"HMMA": 1, "HGMMA": 1}} | change)
+    assert faults == ([] if fault is None else [fault])
 
 
 def test_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

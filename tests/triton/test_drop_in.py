@@ -86,13 +86,13 @@ def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
     expected = _step(model, x)
     with use_backend("triton"):
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        found = _step(compiled, x)
+        results = _step(compiled, x)
         assert launches == ONE_STEP
         program = torch.export.export(model, (x,), strict=False).module()
         launches.clear()
         y = program(x)
         assert launches == {"npu_forward": 1, "nmu_forward": 1}
-    assert all(normwise_error(a, b) < 1e-11 for a, b in zip(found, expected, strict=True))
+    assert all(normwise_error(a, b) < 1e-11 for a, b in zip(results, expected, strict=True))
     assert normwise_error(y, model(x)) < 1e-11
 
 
@@ -123,9 +123,10 @@ def test_vmap_over_stacked_modules_is_one_launch(
         torch.func.vmap(loss)(state).sum().backward()
         return {key: value.grad for key, value in state.items() if value.grad is not None}
 
-    each = [torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in modules]
+    single_grads = [torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in modules]
     expected = {
-        key: torch.stack(grads) for key, grads in zip(state, zip(*each, strict=True), strict=True)
+        key: torch.stack(grads)
+        for key, grads in zip(state, zip(*single_grads, strict=True), strict=True)
     }
     calls: tuple[Callable[[], dict[str, Tensor]], ...] = (
         plain,
@@ -135,10 +136,10 @@ def test_vmap_over_stacked_modules_is_one_launch(
     for call in calls:
         launches.clear()
         with use_backend("triton"):
-            found = call()
+            actual = call()
         assert launches == {f"{name}_forward": 1, f"{name}_backward": 1}
-        assert found.keys() == expected.keys()
-        assert all(normwise_error(found[key], expected[key]) < 1e-11 for key in expected)
+        assert actual.keys() == expected.keys()
+        assert all(normwise_error(actual[key], expected[key]) < 1e-11 for key in expected)
 
 
 def test_vmap_over_anything_is_one_call() -> None:

@@ -18,5 +18,7 @@ def check_interpreted(call: Call) -> None:
 def test_calls() -> None:
     _skip_unless_available("cpu")
     layers = tuple(name for name in OPTIONS if name not in ("nau", "nac"))  # which are plain torch
-    small = calls(layers, ways=("triton",), isas=(None,), threads=(1,), greatest=20, work=1500)
+    small = calls(
+        layers, routes=("triton",), isas=(None,), threads=(1,), greatest=20, max_work=1500
+    )
     fuzz(check_interpreted, small, 5, found.INTERPRETED, at_once=5)

@@ -87,14 +87,14 @@ def test_zero_inputs_and_factors(
 
 def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: ModuleType) -> None:
     sample, omega = RECORDS["inalu"].sample(19, 5, 18, device=device), 0.1
-    tensors, found = list(sample.tensors.values()), []
+    tensors, runs = list(sample.tensors.values()), []
     for of in (kernels, reference):
         y, *saved = of.inalu_forward(sample.x, *tensors, EPS, omega, True)
         grads = of.inalu_backward(torch.ones_like(y), sample.x, *tensors, *saved, EPS, omega, ALL)
-        found.append([y, *saved, *grads])
-    bounded = found[1][4] & 1
+        runs.append([y, *saved, *grads])
+    bounded = runs[1][4] & 1
     assert 0.1 < bounded.double().mean() < 0.9
-    for actual, expected in zip(*found, strict=True):
+    for actual, expected in zip(*runs, strict=True):
         assert normwise_error(actual, expected) < 5e-14
 
 
@@ -197,11 +197,11 @@ def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: Mod
         for kernel, config in splits.items():
             stack.enter_context(tuning.use_config(kernel, config))
         first, second = (outputs(sample, kernels, grad_y) for _ in range(2))
-    for one, two, want in zip(
+    for one_run, other_run, want in zip(
         first, second, outputs(exact, reference, grad_y.double()), strict=True
     ):
-        assert torch.equal(one, two)
-        assert normwise_error(one, want) < 1e-5
+        assert torch.equal(one_run, other_run)
+        assert normwise_error(one_run, want) < 1e-5
 
 
 @both_routes
@@ -276,12 +276,12 @@ def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> 
     sample = Sample(sample.name, sample.x, {**sample.tensors, "gate": gate})
     grad_y = torch.randn_like(forward(sample, reference)[0])
     for straight_through in (False, True):
-        found = backward(sample, kernels, grad_y, 8, straight_through)[3]
+        grad_gate = backward(sample, kernels, grad_y, 8, straight_through)[3]
         assert (
-            normwise_error(found, backward(sample, reference, grad_y, 8, straight_through)[3])
+            normwise_error(grad_gate, backward(sample, reference, grad_y, 8, straight_through)[3])
             < 1e-13
         )
-        assert (found == 0).tolist() == (
+        assert (grad_gate == 0).tolist() == (
             [False] * 5 if straight_through else [True, False, False, False, True]
         )
 
@@ -298,9 +298,9 @@ def test_half_precision_storage(
     grad_y = torch.randn_like(forward(sample, reference)[0])
     actual = outputs(sample, kernels, grad_y)
     assert {t.dtype for t in actual} - {torch.int32} == {dtype}
-    for found, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
+    for part, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
         # y and s are rounded before the backward uses them
-        assert normwise_error(found, want) < 4 * torch.finfo(dtype).eps
+        assert normwise_error(part, want) < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("sizes", [(0, 3, 2), (4, 0, 2), (4, 3, 0), (0, 20, 17), (4, 20, 0)])
@@ -365,16 +365,16 @@ def test_special_input(
         actual = functional.npu(leaves[0], *tensors)
         grads = torch.autograd.grad(actual.sum(), leaves)
     expected = reference.npu(leaves[0], *tensors)
-    wanted = torch.autograd.grad(expected.sum(), leaves)
+    exact_grads = torch.autograd.grad(expected.sum(), leaves)
     for row, value in enumerate(SPECIAL):
         assert normwise_error(actual[row], expected[row]) < tolerance, value
-        for grad, want in zip(grads, wanted, strict=True):
-            found = grad[row]
+        for grad, want in zip(grads, exact_grads, strict=True):
+            in_row = grad[row]
             if (
                 expected[row].isinf().any()
             ):  # the formula's nan of 0 * inf may be inf, see functional.npu
-                found = torch.where(want[row].isnan() & found.isinf(), want[row], found)
-            assert normwise_error(found, want[row]) < tolerance, value
+                in_row = torch.where(want[row].isnan() & in_row.isinf(), want[row], in_row)
+            assert normwise_error(in_row, want[row]) < tolerance, value
 
 
 @pytest.mark.parametrize("passes", [6, 3, 1])
@@ -401,8 +401,8 @@ def test_infinite_input_in_split_products(passes: int, device: str, kernels: Mod
             want_y, want_s = reference.npu_forward(x, weight_re, w_im, None, 1e-7, True)
             tolerance = {6: 1e-5, 3: 1e-2, 1: math.inf}[passes]
             for row in range(len(SPECIAL)):
-                for found, want in ((y, want_y), (s, want_s)):
-                    error = normwise_error(found[row], want[row])
+                for actual, want in ((y, want_y), (s, want_s)):
+                    error = normwise_error(actual[row], want[row])
                     assert error < tolerance or (passes == 1 and error < 10), (SPECIAL[row], error)
 
 
@@ -425,10 +425,10 @@ def test_special_input_of_the_nalus(
         "num_stages": 1,
     }
     with tuning.use_config("nalu_forward", config):
-        found = forward(sample, kernels)[0]
+        output = forward(sample, kernels)[0]
     want = forward(sample, reference)[0]
     for row, value in enumerate(SPECIAL):
-        assert normwise_error(found[row], want[row]) < 1e-5, value
+        assert normwise_error(output[row], want[row]) < 1e-5, value
 
 
 def test_extreme_products(device: str, kernels: ModuleType) -> None:
@@ -462,16 +462,16 @@ def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleTyp
     weight = torch.ones(1, 4, dtype=dtype, device=device)
     grad_y = torch.ones(len(rows), 1, dtype=dtype, device=device)
     assert torch.equal(kernels.nmu_forward(x, weight), reference.nmu_forward(x, weight))
-    found = kernels.nmu_backward(grad_y, x, weight, 1)[0]
+    grad_x = kernels.nmu_backward(grad_y, x, weight, 1)[0]
     eps, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
     for row, factors in enumerate(x.tolist()):
-        for i, value in enumerate(found[row].tolist()):
-            others = math.prod(Fraction(f) for j, f in enumerate(factors) if j != i)
-            if others > Fraction(torch.finfo(dtype).max):
+        for i, value in enumerate(grad_x[row].tolist()):
+            other_factors = math.prod(Fraction(f) for j, f in enumerate(factors) if j != i)
+            if other_factors > Fraction(torch.finfo(dtype).max):
                 assert value == math.inf
             else:
                 assert math.isclose(
-                    value, float(others), rel_tol=8 * eps, abs_tol=eps * smallest
+                    value, float(other_factors), rel_tol=8 * eps, abs_tol=eps * smallest
                 ), (row, i)
 
 
@@ -494,16 +494,16 @@ def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: Modul
         torch.tensor(values, dtype=torch.float64, device=device) for values in (rows, columns)
     )
     grad_y = torch.rand(6, 3, dtype=torch.float64, device=device) + 0.5
-    found, wanted = (
+    actuals, expected_all = (
         (
             of.nmru_forward(x, weight, eps, True, separate),
             *of.nmru_backward(grad_y, x, weight, eps, True, separate, 3),
         )
         for of in (kernels, reference)
     )
-    for actual, expected in zip(found, wanted, strict=True):
+    for actual, expected in zip(actuals, expected_all, strict=True):
         assert normwise_error(actual, expected) < 5e-14
-    assert (wanted[0] == 0).any()
+    assert (expected_all[0] == 0).any()
 
 
 def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:

@@ -30,10 +30,10 @@ POINTERS = PLANS["sm_80"]._replace(programs=3)
 def _on(device: str, plan: Any = PLAN) -> Any:
     """The plan for tests; on a GPU the one of its kind."""
     if device == "cuda":
-        own = PLANS.get(tuning.architecture_of(torch.device("cuda", 0)))
-        if own is None:
+        plan_of_gpu = PLANS.get(tuning.architecture_of(torch.device("cuda", 0)))
+        if plan_of_gpu is None:
             pytest.skip("no plan for this GPU")
-        return own._replace(products=plan.products, programs=3)
+        return plan_of_gpu._replace(products=plan.products, programs=3)
     return plan
 
 
@@ -97,14 +97,16 @@ def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> Non
     sample = RECORDS["npu"].sample(140, 200, 17, device=device, dtype=torch.float32)
     sample.x.abs_().add_(0.1)
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for at in ((), ((129, 3),), ((5, 70), (139, 199))):
-        for place in at:
-            sample.x[place] *= -1
+    for indices in ((), ((129, 3),), ((5, 70), (139, 199))):
+        for index in indices:
+            sample.x[index] *= -1
         sample.x[7, 100] = -0.0
         exact = sample.map(Tensor.double)
         with use_plan(_on(device)):
-            found = outputs(sample, kernels, grad_y)
-        for actual, expected in zip(found, outputs(exact, reference, grad_y.double()), strict=True):
+            actuals = outputs(sample, kernels, grad_y)
+        for actual, expected in zip(
+            actuals, outputs(exact, reference, grad_y.double()), strict=True
+        ):
             assert normwise_error(actual, expected) < 3e-5
 
 
@@ -123,10 +125,10 @@ def test_gates_at_their_ends_and_zero_inputs(
     grad_y = torch.randn_like(forward(sample, reference)[0])
     exact = sample.map(Tensor.double)
     with use_plan(_on(device)):
-        found = outputs(sample, kernels, grad_y)
-    for actual, expected in zip(found, outputs(exact, reference, grad_y.double()), strict=True):
+        actuals = outputs(sample, kernels, grad_y)
+    for actual, expected in zip(actuals, outputs(exact, reference, grad_y.double()), strict=True):
         assert normwise_error(actual, expected) < 3e-5
-    assert (found[-1] == 0).tolist() == [True, False, False, False, True, False, False, False]
+    assert (actuals[-1] == 0).tolist() == [True, False, False, False, True, False, False, False]
     formula = cast(Any, reference)
     with use_plan(_on(device)):  # the gradient of the gate as if it were not clipped
         straight = kernels.npu_backward(grad_y, *_saved(sample, kernels), EPS, True, 15)[-1]
@@ -150,7 +152,7 @@ def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: Modul
     )
     exact, formula = sample.map(Tensor.double), cast(Any, reference)
     with use_plan(_on(device)):
-        found = kernels.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
+        grads = kernels.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
         y = kernels.npu_forward(sample.x, *sample.tensors.values(), EPS, True)[0]
     eager = formula.npu_backward(grad_y, *_saved(sample, formula), EPS, True, 15)
     want = formula.npu_backward(grad_y.double(), *_saved(exact, formula), EPS, True, 15)
@@ -158,7 +160,7 @@ def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: Modul
         normwise_error(y, formula.npu_forward(exact.x, *exact.tensors.values(), EPS, True)[0])
         < 1e-3
     )
-    for actual, plain, expected in zip(found[:3], eager[:3], want[:3], strict=True):
+    for actual, plain, expected in zip(grads[:3], eager[:3], want[:3], strict=True):
         norm = expected.norm(dim=1)
         error, usual = (((t - expected).norm(dim=1) / norm).max().item() for t in (actual, plain))
         assert error <= 2 * usual + 1e-6
@@ -192,8 +194,8 @@ def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: Modul
     want = reference.npu_forward(x, weight_re, w_im, None, EPS, True)
     finite = [output for output in range(9) if output not in (4, 5, 6)]
     for row, value in enumerate(SPECIAL):
-        for found, expected in zip((y, s), want, strict=True):
-            assert normwise_error(found[row, finite], expected[row, finite]) < 1e-4, value
+        for computed, expected in zip((y, s), want, strict=True):
+            assert normwise_error(computed[row, finite], expected[row, finite]) < 1e-4, value
     # An infinite weight meets a mask that is 0; the formula's product with it is NaN.
     positive = 7
     assert y[positive, 4].item() == math.inf or not imaginary or y[positive, 4].isnan()
@@ -223,9 +225,9 @@ def test_half_precision_storage(dtype: torch.dtype, device: str, kernels: Module
     grad_y = torch.randn_like(forward(sample, reference)[0])
     with use_plan(_on(device)):
         actual = outputs(sample, kernels, grad_y)
-    for found, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
-        assert found.dtype is dtype
-        assert normwise_error(found, want) < 6 * torch.finfo(dtype).eps
+    for stored, want in zip(actual, outputs(exact, reference, grad_y.double()), strict=True):
+        assert stored.dtype is dtype
+        assert normwise_error(stored, want) < 6 * torch.finfo(dtype).eps
 
 
 # ---- which layers take them -----------------------------------------------------------------

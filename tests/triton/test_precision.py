@@ -48,13 +48,13 @@ def _evaluate(values: Tensor) -> list[Tensor]:
     return [result[: len(values)].double() for result in results]
 
 
-def _ulps(found: Tensor, exact: Tensor) -> float:
+def _ulps(actual: Tensor, exact: Tensor) -> float:
     """The greatest error in units in the last place of float32."""
     rounded = exact.float().abs()
     ulp = (
         torch.nextafter(rounded, torch.full_like(rounded, float("inf"))).double() - rounded.double()
     )
-    return ((found - exact).abs() / ulp).max().item()
+    return ((actual - exact).abs() / ulp).max().item()
 
 
 def test_exp(device: str) -> None:
@@ -158,28 +158,28 @@ def test_schemes_of_the_nalus(
         tuning.use_config("nalu_backward_x", config),
         tuning.use_config("nalu_backward_w", config | {"programs": 1}),
     ):
-        found = errors(
+        pairs = errors(
             RECORDS[name].sample(40, 50, 20, dtype=torch.float32, device=device), kernels
         )
-    for error, eager in found:
+    for error, eager in pairs:
         assert error <= (error_bound(eager, torch.float32) if bound is None else bound), (
             f"{error:.1e}, {eager:.1e}"
         )
     if bound is not None:
-        assert found[0][0] > 2 * found[0][1]  # or the scheme is not what it says
+        assert pairs[0][0] > 2 * pairs[0][1]  # or the scheme is not what it says
 
 
 def test_precision_setting_is_obeyed(device: str, kernels: ModuleType) -> None:
     """`torch.set_float32_matmul_precision` decides which products a large layer uses."""
     x = torch.rand(1, device=device)
     for kernel in tuning.PRODUCTS:
-        found = []
+        passes = []
         for precision in ("highest", "high", "medium"):
             torch.set_float32_matmul_precision(precision)
-            found.append(tuning.lookup(kernel, x, 256, 256, 1).options["PASSES"])
+            passes.append(tuning.lookup(kernel, x, 256, 256, 1).options["PASSES"])
             assert tuning.lookup(kernel, x.double(), 256, 256, 1).options["PASSES"] == 0
-        assert found[0] in (0, 6)
-        assert found[1:] == [3, 1]
+        assert passes[0] in (0, 6)
+        assert passes[1:] == [3, 1]
 
 
 @pytest.mark.parametrize(

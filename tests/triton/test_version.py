@@ -24,9 +24,9 @@ def test_version() -> None:
         pytest.skip(
             f"no other Triton in PYTHONPATH: these tests run with the installed one, {triton.__version__}"
         )
-    wanted = folders[0].name.removeprefix("triton-")
+    expected = folders[0].name.removeprefix("triton-")
     code = "import triton; print(triton.__version__)"
     child = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()
-    assert (triton.__version__, child) == (wanted, wanted)
+    assert (triton.__version__, child) == (expected, expected)
