@@ -310,7 +310,7 @@ def call():
 
 
 def test_without_a_user_the_outermost_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a thread of torch, which no Python code has begun."""
+    """A thread of torch is one that no Python code has begun."""
     monkeypatch.setattr(notices, "_is_between", lambda frame: True)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -61,7 +61,7 @@ def test_noise_and_a_root() -> None:
 
 
 def test_the_score_is_that_of_the_model_that_is_returned() -> None:
-    """In float32, products of 1e-30 are 0: the score says so, and a warning why."""
+    """Products of 1e-30 are 0 in float32: the score says so, and a warning why."""
     x = rows(0.5, 3, 300).double() * 1e-30
     y = x[:, :1] * x[:, 1:] * 1e60
     with pytest.warns(

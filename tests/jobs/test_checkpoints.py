@@ -439,7 +439,7 @@ def test_an_own_optimiser(make: Any, tmp_path: Path) -> None:
 def test_ended_at_the_beginning(
     fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Ctrl-C before the first step: the optimiser has no state yet."""
+    """Ctrl-C before the first step: the optimiser has no state yet."""
     models = [chain() if fused else chain().append(nn.Identity()) for _ in range(3)]
     undisturbed, enter = trained(None, model=models[0]), Progress.__enter__
 

@@ -167,7 +167,7 @@ def test_leftovers_are_removed_whatever_the_name(path: str, tmp_path: Path) -> N
 def test_a_file_that_another_process_writes_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in two containers of one host name, where neither sees the other's processes."""
+    """Two containers of one host name do not see each other's processes."""
     monkeypatch.setattr(os, "kill", _no_process)
     path, script = (
         tmp_path / "state",

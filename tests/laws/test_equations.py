@@ -162,8 +162,7 @@ def test_high_powers_of_inputs_of_both_signs(powers):
 
 
 def test_real_exponents_are_whole_for_inputs_of_both_signs():
-    """Of a negative number there is no other power, also where noise would move the exponent and
-    none is simplified."""
+    """Noise would move the exponent, but a negative number has no power that is not whole."""
     X = np.c_[uniform(1, 200, low=-2, high=2), uniform(1, 200, seed=2)]
     options = {
         "random_state": 0,

@@ -120,7 +120,7 @@ def test_the_generator_of_a_step_that_was_kept_is_as_after_it():
 
 
 def test_a_killed_fit_continues_and_several_outputs_do(tmp_path, monkeypatch):
-    """Without Ctrl-C: the file is written while the fit runs."""
+    """The file is written while the fit runs, also without Ctrl-C."""
     monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)
     counted, path, earlier = Counted(monkeypatch), tmp_path / "law.pt", tmp_path / "earlier.pt"
     y = np.column_stack([Y, 3 * X[:, 0]])

@@ -175,7 +175,7 @@ def test_constant_and_zero_targets():
 
 @pytest.mark.parametrize("call", [3, 4])
 def test_interrupt_gives_what_was_found(call, monkeypatch, capsys, request):
-    """In the first search, and when the search for errors in proportion to y has begun."""
+    """Ctrl-C in the first search, and in the second one, for errors in proportion to y."""
     from npu_kernels._laws.table import search
 
     before = signal.signal(

@@ -64,7 +64,7 @@ def test_processes_give_the_same():
 
 
 def test_a_folder_of_checkpoints(tmp_path, monkeypatch):
-    """Only what is new is searched, in whatever order."""
+    """New problems alone are searched, in whatever order."""
     folder = tmp_path / "laws"
     assert same(fit_many(PROBLEMS, MODEL, checkpoint=folder))
     assert len(list(folder.iterdir())) == 2
@@ -90,7 +90,7 @@ def test_a_checkpoint_is_found_by_the_data_of_its_problem(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("call_index", [1, 2])
 def test_interrupt_gives_what_was_found(call_index, monkeypatch, capsys, request):
-    """Before anything of a problem was found, and within its search."""
+    """Ctrl-C before a problem has any equation, and within its search."""
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a process in the background ignores it
@@ -130,7 +130,7 @@ print(len(found), found.complete, all(one.error is None for one in found))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
 def test_interrupted_processes_give_what_was_found(tmp_path):
-    """As Ctrl-C in a terminal: to all processes at once."""
+    """Ctrl-C in a terminal reaches all processes at once."""
     folder = tmp_path / "laws"
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(folder)],
@@ -263,7 +263,7 @@ def test_results_survive_slow_and_lost_ranks():
 
 
 class _Lists(joblib.parallel.ThreadingBackend):
-    """As ray's backend: no generators."""
+    """A backend without generators, such as ray's."""
 
     supports_return_generator = False
 

@@ -76,7 +76,7 @@ def test_held_out_rows_of_pure_noise_are_predicted_worse_than_by_zero():
 
 
 def test_no_equation_has_a_negative_power_of_a_zero():
-    """Also where y is largest at the zeros, so that a negative power seems to fit."""
+    """Where y is largest at the zeros, a negative power seems to fit."""
     X = uniform(2, 60, seed=1)
     X[::6, 0] = 0
     y = X[:, 1] ** 2 / (X[:, 0] + 0.02)

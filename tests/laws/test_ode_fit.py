@@ -284,8 +284,7 @@ def test_smoothing_of_a_noisy_column_beside_a_clear_one() -> None:
 
 
 def test_the_true_products_are_among_the_starts() -> None:
-    """At 1 % noise their slopes leave no less than those of other products, but their integrals
-    do."""
+    """Slopes at 1 % noise do not tell the true products from others; integrals do."""
     case = CASES["fsir"]
     exponents, _, u0 = case.parts()
     true_exponents = sorted(exponents.tolist())
@@ -349,7 +348,7 @@ def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
 
 
 def test_alternatives_of_a_known_form_keep_its_exponents() -> None:
-    """Only coefficients may go."""
+    """Coefficients alone may go."""
     result = ode.fit(
         known(), T[:8], noise(predators(T), 0.2, 3)[:8], start="model", names=["x", "y"]
     )

@@ -98,7 +98,7 @@ def test_a_checkpoint_loses_nothing(
 def test_a_killed_fit_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without Ctrl-C: the file is written while the fit runs."""
+    """The file is written while the fit runs, also without Ctrl-C."""
     monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)
     path, earlier = tmp_path / "law.pt", tmp_path / "earlier.pt"
     counted = Counted(monkeypatch)

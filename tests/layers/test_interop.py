@@ -261,7 +261,7 @@ def test_subclasses_buffers_and_changed_methods_count() -> None:
     assert type(interop.swap(layer, allow=["penalty", "mask"])) is NPU
 
     class Own(NPU):
-        """Of ours: stays as it is, as documented."""
+        """A subclass of our layer stays as it is, as documented."""
 
     subclass = Own(2, 2)
     assert interop.swap(subclass) is subclass

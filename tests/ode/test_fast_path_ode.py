@@ -86,7 +86,7 @@ def test_strided_operands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gradients_of_a_part_of_the_results() -> None:
-    """Of the derivatives alone, of nothing, and for some of the parameters only."""
+    """Gradients of the derivatives alone, of nothing, and for some of the parameters only."""
     model, u0 = make(models=2), starts(2, D)
     _, slopes = ode.rollout(model, u0, steps=3, dt=0.1, derivatives=True)
     (grad,) = torch.autograd.grad(slopes.sum(), [model[0].weight_re], retain_graph=True)

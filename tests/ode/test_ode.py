@@ -49,7 +49,7 @@ def starts(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def away_from_zero(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Of both signs, where the right side is smooth: rounding errors then stay what they are."""
+    """Starts of both signs where the right side is smooth, so that rounding errors do not grow."""
     signs = torch.randint(0, 2, shape) * 2 - 1
     return ((torch.rand(*shape, dtype=torch.float64) + 1) * signs).to(dtype)
 

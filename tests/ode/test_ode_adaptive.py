@@ -99,7 +99,7 @@ def test_coefficients(pair: Any) -> None:
 @pytest.mark.parametrize("problem", range(3))
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 1e-8])
 def test_equals_scipy(problem: int, tolerance: float) -> None:
-    """To the tolerance, with at most 1.3 times its evaluations."""
+    """The error is within the tolerance, with at most 1.3 times scipy's evaluations."""
     model, u0, end = PROBLEMS[problem]
     t = np.linspace(0, end, 23)
     theirs, best = scipy_path(model, u0, t, tolerance), scipy_path(model, u0, t, 1e-12).y.T
@@ -218,7 +218,7 @@ def gradients(model: nn.Sequential, u0: Tensor, t: Tensor, **options: Any) -> li
 
 @pytest.mark.parametrize(("layer", "method"), [("NPU", "dopri5"), ("NaiveNPU", "tsit5")])
 def test_gradcheck(layer: str, method: str) -> None:
-    """With a tolerance so small that steps of other sizes give the same."""
+    """The tolerance is so small that steps of other sizes give the same."""
     torch.manual_seed(4)
     model = make(layer, h=2, d=2)
     with torch.no_grad():

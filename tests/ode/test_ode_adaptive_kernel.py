@@ -163,8 +163,7 @@ def test_other_instruction_sets() -> None:
 
 
 def test_some_gradients_alone() -> None:
-    """Only what requires a gradient gets one, and the same one; strides of the caller's do not
-    matter."""
+    """A tensor that requires a gradient gets the same one alone, with any strides."""
     model, u0 = smooth("NPU", 2, 5, 3), away_from_zero(2, 3)
     _, of_u0, of_times, *expected = gradients(model, u0, TIMES, method="dopri5")
     generator = torch.Generator().manual_seed(1)
@@ -182,7 +181,7 @@ def test_some_gradients_alone() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    """Of every accepted step its time, and its state or one of 32; nothing without a gradient."""
+    """Each accepted step keeps its time, and its state or one of 32; none without a gradient."""
     model, u0 = power_law(*PREDATOR), torch.tensor([10.0, 5.0]).double().requires_grad_()
     for memory, stride in (("full", 1), ("checkpointed", 32)):
         path, statistics = ode.rollout(

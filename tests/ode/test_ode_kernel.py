@@ -286,7 +286,7 @@ def test_no_starts_at_all() -> None:
 
 
 def test_some_gradients_alone(backend: str) -> None:
-    """Only what requires a gradient gets one, and the same one."""
+    """A tensor that requires a gradient gets the same one alone."""
     model, u0 = make("NPU", 2), away_from_zero(2, D)
     expected = outputs_and_gradients(model, u0, steps=4, dt=0.01)[3:]
     for index, parameter in enumerate(model.parameters()):

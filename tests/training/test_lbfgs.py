@@ -73,8 +73,7 @@ def test_iterates_are_torchs(iterations: int) -> None:
 
 
 def test_the_first_step_is_at_most_the_gradient() -> None:
-    """As torch's: where the gradient's absolute values add up to less than 1, the first trial is
-    not longer."""
+    """The first trial is as short as torch's where the gradient's absolute values add up to < 1."""
 
     def flat(x: Tensor) -> Tensor:
         return 1e-3 * rosenbrock(x)
@@ -143,7 +142,7 @@ def test_only_running_models_are_evaluated() -> None:
 
 
 def test_finished_models_stay_where_they_are() -> None:
-    """Without `compact` the closure sees all models; those that have finished, at their result."""
+    """The closure without `compact` sees finished models too, at their result."""
     seen = []
 
     def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:

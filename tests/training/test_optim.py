@@ -252,7 +252,7 @@ def test_in_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torchs_hooks_and_closures_are_called() -> None:
-    """On the general way."""
+    """Hooks and closures take the general route."""
     leaves, seen = parameters(), []
     optimizer = Adam(leaves, lr=1e-2)
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))

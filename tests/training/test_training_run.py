@@ -152,7 +152,7 @@ def test_penalties_and_projection(penalty: str, project: bool | float) -> None:
 @needs_library
 @pytest.mark.parametrize("size", [1.0, 0.0])
 def test_penalties_at_their_kinks(size: float) -> None:
-    """At 0, 1/2 and 1 the derivatives are torch's, and where all is 0, which has no direction."""
+    """The derivatives are torch's at 0, 1/2 and 1, and where all is 0, which has no direction."""
     weight = size * torch.tensor(
         [[-1.5, -1, -0.5], [-0.2, 0, 0.2], [0.5, 1, 1.5]], dtype=torch.float64
     )
@@ -224,8 +224,7 @@ def test_rows() -> None:
 @pytest.mark.parametrize("per_model", [False, True])
 @pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
 def test_rows_that_follow_one_another(k: int | None, per_model: bool, name: str) -> None:
-    """As fresh rows do; those of every third step do not, and of those some follow one another up
-    to the last."""
+    """Fresh rows follow one another; every third step's do not, some of them up to the last."""
     rows = torch.stack([(5 * step) % (ROWS - 8) + torch.arange(8) for step in range(STEPS)])
     rows[::3] = torch.randint(ROWS, rows[::3].shape, generator=torch.Generator().manual_seed(2))
     rows[3::6] = torch.arange(8)
@@ -287,7 +286,7 @@ def test_small_power_units_alone(name: str, batch: int, per_model: bool, isa: st
 @pytest.mark.parametrize("per_model", [False, True])
 @pytest.mark.parametrize("name", ["npu nau", "real npu alone"])
 def test_weights_of_errors(name: str, k: int | None, per_model: bool) -> None:
-    """Those of the rows that a step takes; losses are weighted too."""
+    """Weights are those of the rows that a step takes; losses are weighted too."""
     _, y = data(k, torch.float64, per_model)
     rows = torch.randint(ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(2))
     for settings in ({}, {"rows": rows}):
@@ -298,7 +297,7 @@ def test_weights_of_errors(name: str, k: int | None, per_model: bool) -> None:
 
 @needs_library
 def test_gradients_that_are_not_finite() -> None:
-    """Such a model stays where it is, or not; the others are trained."""
+    """The model with a bad gradient stays where it is, or not; the others are trained."""
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.rand(2, ROWS, size, generator=generator, dtype=torch.float64) for size in (2, 3))
     y[0] = math.inf

@@ -178,7 +178,7 @@ def test_named_optimisers_are_torchs(name: str, kind: Any) -> None:
 
 
 def test_records_of_a_long_run() -> None:
-    """At most a thousand unless `every` says otherwise: of every n-th step from the first on."""
+    """A run keeps at most a thousand losses, of every n-th step, unless `every` is set."""
     every_step, result = (
         losses(steps=1001, every=1),
         run(model(), X, Y, steps=1001, lr=0.01, progress=False),

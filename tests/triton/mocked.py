@@ -97,7 +97,7 @@ driver = _Driver()
 
 
 def mock() -> None:
-    """From now on layers of this process launch Triton's kernels, and none runs."""
+    """Make the layers of this process launch Triton's kernels from now on, of which none runs."""
     triton.runtime.driver.set_active(driver)
     # JITFunction takes it from here for every device.
     triton.compiler.compile = lambda src, **_: _Kernel(src)
@@ -474,7 +474,7 @@ def check_a_launch_in_another_way() -> None:
 
 
 def check_another_triton() -> None:
-    """Without an attribute that is used here, every launch is Triton's own."""
+    """Every launch is Triton's own where an attribute that our launcher uses is missing."""
     tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
     original = tape._Recorder.launch
