@@ -61,14 +61,9 @@ def layers() -> Iterator[Case]:
                 SIZES if dtype == torch.float32 else (SIZES[0], SIZES[-1])
             ):
                 sample = RECORDS[name].sample(
-                    batch,
-                    ins,
-                    outs,
-                    num_models=models,
-                    shared=models is not None,
-                    layout="transposed",
-                    dtype=dtype,
-                )
+                    batch, ins, outs, num_models=models, shared=models is not None,
+                    layout="transposed", dtype=dtype,
+                )  # fmt: skip
 
                 def prepare(name: str = name, sample: Any = sample) -> Callable[[], Any]:
                     leaves = sample.requires_grad()

@@ -29,15 +29,9 @@ def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("c++") or shutil.which("g++")
     assert compiler
     flags = [
-        "-std=c++17",
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-fPIC",
-        "-shared",
+        "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",
         "-ftls-model=initial-exec",
-    ]
+    ]  # fmt: skip
     subprocess.run(
         [compiler, *flags, str(ROOT / "csrc/tests/failing_malloc.cpp"), "-o", str(library)],
         check=True,

@@ -104,30 +104,11 @@ LAYER_CASES: dict[str, list[tuple[int, Any]]] = {
         (2, "True"),
     ],
     "nmu": [(1, None), (2, None), (2, 1), (2, 0.0)],
-    "inalu": [
-        (2, None),
-        (2, torch.ones(O, I - 1)),
-        (3, torch.ones(O + 1, I)),
-        (5, torch.ones(1, O, I)),
-        (6, None),
-        (6, 0.0),
-        (7, None),
-        (7, float("inf")),
-        (7, 20),
-    ],
-    "nmru": [
-        (1, torch.ones(O, I)),
-        (1, torch.ones(O, 2 * I + 1)),
-        (1, torch.ones(O, 2 * I - 1)),
-        (2, None),
-        (2, 0),
-        (2, -1e-7),
-        (2, "0.0"),
-        (2, False),
-        (3, 1),
-        (4, "products"),
-    ],
-}
+    "inalu": [(2, None), (2, torch.ones(O, I - 1)), (3, torch.ones(O + 1, I)),
+              (5, torch.ones(1, O, I)), (6, None), (6, 0.0), (7, None), (7, float("inf")), (7, 20)],
+    "nmru": [(1, torch.ones(O, I)), (1, torch.ones(O, 2 * I + 1)), (1, torch.ones(O, 2 * I - 1)),
+             (2, None), (2, 0), (2, -1e-7), (2, "0.0"), (2, False), (3, 1), (4, "products")],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -148,20 +129,11 @@ def test_a_layer_refuses_another_number_of_arguments(name: str) -> None:
         assert of_layer(name, wrong) is NotImplemented
 
 
-@pytest.mark.parametrize(
-    ("index", "value"),
-    [
-        (0, torch.ones(K - 1, B, I)),
-        (0, torch.ones(I)),
-        (0, torch.ones(1, B, I)),
-        (2, torch.ones(O, I)),
-        (2, torch.ones(K - 1, O, I)),
-        (3, torch.ones(I)),
-        (3, torch.ones(K - 1, I)),
-        (3, torch.ones(K, I - 1)),
-        (3, torch.ones(K, 1, I)),
-    ],
-)
+@pytest.mark.parametrize(("index", "value"), [
+    (0, torch.ones(K - 1, B, I)), (0, torch.ones(I)), (0, torch.ones(1, B, I)),
+    (2, torch.ones(O, I)), (2, torch.ones(K - 1, O, I)), (3, torch.ones(I)),
+    (3, torch.ones(K - 1, I)), (3, torch.ones(K, I - 1)), (3, torch.ones(K, 1, I)),
+])  # fmt: skip
 def test_an_ensemble_refuses(index: int, value: Tensor) -> None:
     arguments = plain_layer("npu", K)
     assert of_layer("npu", arguments).shape == (K, B, O)

@@ -44,15 +44,9 @@ def _everything(name: str, sample: Sample) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("batch", "in_features", "out_features", "num_models", "shared"),
-    [
-        (1000, 33, 35, None, False),
-        (3000, 6, 70, None, False),
-        (70, 130, 300, None, False),
-        (50, 20, 17, 40, False),
-        (50, 20, 17, 40, True),
-        (20000, 9, 5, 1, False),
-    ],
-)
+    [(1000, 33, 35, None, False), (3000, 6, 70, None, False), (70, 130, 300, None, False),
+     (50, 20, 17, 40, False), (50, 20, 17, 40, True), (20000, 9, 5, 1, False)],
+)  # fmt: skip
 def test_same_bits_at_any_number(
     name: str,
     dtype: torch.dtype,

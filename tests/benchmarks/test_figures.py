@@ -181,23 +181,12 @@ def test_every_generated_block_has_a_test() -> None:
     assert names == BLOCKS
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "It takes 1/502 of eager's time.",
-        "A step is 5.1 times as fast, with 16 MiB.",
-        "8 to 12 % less time",
-        "3.1 ms for one model",
-        "some 35 µs more",
-        "100 to 211 us",
-        "about 2.2x",
-        "A step takes a seventh of eager's time.",
-        "a fifth of that of JAX",
-        "Both are twice as fast.",
-        "three times as long",
-        "which takes half a millisecond",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "It takes 1/502 of eager's time.", "A step is 5.1 times as fast, with 16 MiB.",
+    "8 to 12 % less time", "3.1 ms for one model", "some 35 µs more", "100 to 211 us", "about 2.2x",
+    "A step takes a seventh of eager's time.", "a fifth of that of JAX", "Both are twice as fast.",
+    "three times as long", "which takes half a millisecond",
+])  # fmt: skip
 def test_measured_figures_are_noticed(text: str) -> None:
     assert figures(f"Words.\n{text}\n", []) == [f"2: {text}"]
     block = f"<!-- throughput:begin -->\n{text}\n<!-- throughput:end -->\n"

@@ -17,30 +17,17 @@ from benchmarks.paper.large import task as large
 from benchmarks.paper.simple import task as simple
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["medium"], "invalid choice: 'medium'"),
-        (
-            ["simple", "--seeds", "0"],
-            "argument --seeds: must be a whole number of at least 1, got '0'",
-        ),
-        (
-            ["simple", "--seeds", "many"],
-            "argument --seeds: must be a whole number of at least 1, got 'many'",
-        ),
-        (
-            ["simple", "--jobs", "-1"],
-            "argument --jobs: must be a whole number of at least 1, got '-1'",
-        ),
-        (["simple", "--device", "nowhere"], "argument --device: 'nowhere' does not work here"),
-        (["simple", "--variant", "draft"], "invalid choice: 'draft'"),
-        (
-            ["simple", "--insert", "README.md"],
-            "argument --insert: must be existing files, and the experiment report",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["medium"], "invalid choice: 'medium'"),
+    (["simple", "--seeds", "0"], "argument --seeds: must be a whole number of at least 1, got '0'"),
+    (["simple", "--seeds", "many"],
+     "argument --seeds: must be a whole number of at least 1, got 'many'"),
+    (["simple", "--jobs", "-1"], "argument --jobs: must be a whole number of at least 1, got '-1'"),
+    (["simple", "--device", "nowhere"], "argument --device: 'nowhere' does not work here"),
+    (["simple", "--variant", "draft"], "invalid choice: 'draft'"),
+    (["simple", "--insert", "README.md"],
+     "argument --insert: must be existing files, and the experiment report"),
+])  # fmt: skip
 def test_bad_arguments_are_named(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

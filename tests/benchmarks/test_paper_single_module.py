@@ -370,36 +370,22 @@ def test_report_from_a_table(tmp_path: Path) -> None:
 # ---- command line --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["simple", "--recipe", "plain"], "argument --recipe: only for single-module, got simple"),
-        (
-            ["simple", "--units", "NaiveNPU"],
-            "argument --units: simple has no NaiveNPU, only NPU, RealNPU, NMU",
-        ),
-        (
-            ["simple", "--operations", "sub"],
-            "argument --operations: simple has no sub, only add, mul, div, sqrt",
-        ),
-        (["all", "--units", "NPU"], "argument --units: only for simple, single-module, got all"),
-        (["large", "--integrator", "rk4"], "argument --integrator: only for fsir, got large"),
-        (
-            ["large", "--units", "NPU"],
-            "argument --units: only for simple, single-module, got large",
-        ),
-        (["single-module", "--recipe", "wild"], "invalid choice: 'wild'"),
-        (["single-module", "--units", "NAC"], "invalid choice: 'NAC'"),
-        (
-            ["single-module", "--recipe", "fixed", "--units", "NAU"],
-            "argument --units: recipe fixed has no NAU",
-        ),
-        (
-            ["single-module", "--variant", "paper"],
-            "argument --variant: single-module has one variant only",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["simple", "--recipe", "plain"], "argument --recipe: only for single-module, got simple"),
+    (["simple", "--units", "NaiveNPU"],
+     "argument --units: simple has no NaiveNPU, only NPU, RealNPU, NMU"),
+    (["simple", "--operations", "sub"],
+     "argument --operations: simple has no sub, only add, mul, div, sqrt"),
+    (["all", "--units", "NPU"], "argument --units: only for simple, single-module, got all"),
+    (["large", "--integrator", "rk4"], "argument --integrator: only for fsir, got large"),
+    (["large", "--units", "NPU"], "argument --units: only for simple, single-module, got large"),
+    (["single-module", "--recipe", "wild"], "invalid choice: 'wild'"),
+    (["single-module", "--units", "NAC"], "invalid choice: 'NAC'"),
+    (["single-module", "--recipe", "fixed", "--units", "NAU"],
+     "argument --units: recipe fixed has no NAU"),
+    (["single-module", "--variant", "paper"],
+     "argument --variant: single-module has one variant only"),
+])  # fmt: skip
 def test_bad_arguments_are_named(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,16 +404,8 @@ def test_plan_is_the_fields(tmp_path: Path) -> None:
 def test_recipes_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_module, "QUICK_STEPS", 20)
     common = [
-        "--quick",
-        "--seeds",
-        "1",
-        "--units",
-        "RealNPU",
-        "--jobs",
-        "1",
-        "--out",
-        str(tmp_path),
-    ]
+        "--quick", "--seeds", "1", "--units", "RealNPU", "--jobs", "1", "--out", str(tmp_path),
+    ]  # fmt: skip
     assert main(["single-module", *common, "--operations", "mul"]) == 0
     assert main(["single-module", "--recipe", "fixed", *common]) == 0
     comments, rows = tables.read(tmp_path / "single_module.csv")

@@ -137,14 +137,9 @@ def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idl
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("processor", "Slide rule"),
-        ("commit", "c0ffee"),
-        ("changes", "other changes"),
-        ("torch", "1.0"),
-        ("instruction_set", "beads"),
-    ],
-)
+    [("processor", "Slide rule"), ("commit", "c0ffee"), ("changes", "other changes"),
+     ("torch", "1.0"), ("instruction_set", "beads")],
+)  # fmt: skip
 def test_rows_of_another_machine_or_version_are_measured_anew(
     field, value, tmp_path, monkeypatch, idle, calls
 ):
@@ -167,15 +162,8 @@ def test_other_settings_and_doubtful_rows_are_measured_anew(tmp_path, monkeypatc
         assert len(calls) == expected
     calls.clear()
     arguments = [
-        "--sizes",
-        "5x3x2",
-        "--threads",
-        "1",
-        "--rivals",
-        "eager,linear",
-        "--seconds",
-        "0.02",
-    ]
+        "--sizes", "5x3x2", "--threads", "1", "--rivals", "eager,linear", "--seconds", "0.02",
+    ]  # fmt: skip
     assert suite_main.main([*arguments, "--json", str(path)]) == 0
     assert len(calls) == 6
 

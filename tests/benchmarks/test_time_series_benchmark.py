@@ -87,14 +87,9 @@ def test_the_table_is_that_of_the_rows():
 
 def test_the_draws_whose_form_is_wrong():
     row = {
-        "case": "bromine",
-        "noise": 0.01,
-        "seed": 3,
-        "form": False,
-        "law": "a; b",
-        "laws": 2,
+        "case": "bromine", "noise": 0.01, "seed": 3, "form": False, "law": "a; b", "laws": 2,
         "behind": 3.14,
-    }
+    }  # fmt: skip
     lines = benchmark.table_of_wrong(
         [{**row, "behind": None}, {**row, "seed": 1}, {**row, "form": True}]
     )

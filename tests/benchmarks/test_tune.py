@@ -93,13 +93,8 @@ def test_a_written_table_has_the_new_entries_and_the_shipped_ones(tmp_path: Path
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
     entry = {
-        "BLOCK_B": 32,
-        "BLOCK_O": 32,
-        "BLOCK_I": 16,
-        "PASSES": 0,
-        "num_warps": 4,
-        "num_stages": 1,
-    }
+        "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1,
+    }  # fmt: skip
     shipped = tuning.TABLES.read_bytes()
     path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
     tables = json.loads(path.read_text())
@@ -326,13 +321,8 @@ def test_launches_read_another_table(tmp_path: Path) -> None:
     tuning = pytest.importorskip("npu_kernels._backends.triton.tuning")
     key = tuning.exact_key("npu_forward", torch.float32, "highest", (256, 256, 1))
     entry = {
-        "BLOCK_B": 32,
-        "BLOCK_O": 32,
-        "BLOCK_I": 16,
-        "PASSES": 0,
-        "num_warps": 4,
-        "num_stages": 1,
-    }
+        "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4, "num_stages": 1,
+    }  # fmt: skip
     path = tune.write({key: entry}, "sm_90", tmp_path / "table.json")
     try:
         tuning.use_tables(path)

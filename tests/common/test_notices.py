@@ -225,19 +225,10 @@ def _without_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_without_library")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "layer",
-        "function",
-        "sequential",
-        "without_gradients",
-        "decorated_layer",
-        "compiled",
-        "graph",
-        "by_joblib",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "layer", "function", "sequential", "without_gradients", "decorated_layer", "compiled", "graph",
+    "by_joblib",
+])  # fmt: skip
 def test_of_the_backend(name: str, user: ModuleType) -> None:
     if name == "by_joblib":
         pytest.importorskip("joblib")

@@ -305,22 +305,15 @@ def test_integers_within_bounds() -> None:
         checks.check_whole("f", "n", 0, other="None")
 
 
-@pytest.mark.parametrize(
-    ("limits", "valid", "wrong", "rule"),
-    [
-        ({}, [-1e300, 0, 5], [math.inf, -math.inf, 10**400, np.longdouble(10) ** 4000], "finite"),
-        ({"minimum": 0}, [0, -0.0, 1e300], [-1e-300, math.inf], "finite and at least 0"),
-        ({"above": 0}, [1e-300, 1e300], [0, -0.0, -1, math.inf], "finite and greater than 0"),
-        ({"above": 0, "finite": False}, [1e-300, math.inf], [0, -math.inf], "greater than 0"),
-        (
-            {"minimum": 0, "finite": False, "other": "None"},
-            [0, math.inf],
-            [-1, -math.inf],
-            "None, or at least 0",
-        ),
-        ({"other": "a tensor"}, [0], [math.inf], "a tensor, or finite"),
-    ],
-)
+@pytest.mark.parametrize(("limits", "valid", "wrong", "rule"), [
+    ({}, [-1e300, 0, 5], [math.inf, -math.inf, 10**400, np.longdouble(10) ** 4000], "finite"),
+    ({"minimum": 0}, [0, -0.0, 1e300], [-1e-300, math.inf], "finite and at least 0"),
+    ({"above": 0}, [1e-300, 1e300], [0, -0.0, -1, math.inf], "finite and greater than 0"),
+    ({"above": 0, "finite": False}, [1e-300, math.inf], [0, -math.inf], "greater than 0"),
+    ({"minimum": 0, "finite": False, "other": "None"}, [0, math.inf], [-1, -math.inf],
+     "None, or at least 0"),
+    ({"other": "a tensor"}, [0], [math.inf], "a tensor, or finite"),
+])  # fmt: skip
 def test_real_numbers_within_bounds(
     limits: Any, valid: list[Any], wrong: list[Any], rule: str
 ) -> None:

@@ -71,22 +71,16 @@ def test_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert finished.seconds == continued.seconds
 
 
-@pytest.mark.parametrize(
-    ("change", "difference"),
-    [
-        ({"seed": 1}, r"other seeds \(\[0\], here \[1\]\)"),
-        ({"recipe": replace(SHORT, rate=0.1)}, r"other recipe.rate \(0.05, here 0.1\)$"),
-        (
-            {"y": "double"},
-            r"other dtypes \(x torch.float32, y torch.float32, .* here x torch.float32, y torch.float64",
-        ),
-        ({"model": NPU(2, 1, num_models=6)}, r"other model$"),
-        ({"model": RealNPU(2, 1, num_models=6).double()}, r"other dtypes \("),
-        ({"torch": "1.0"}, r"other torch \(.*, here 1.0\)$"),
-        ({"npu_kernels": "9"}, r"other npu_kernels \(.*, here 9\)$"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("change", "difference"), [
+    ({"seed": 1}, r"other seeds \(\[0\], here \[1\]\)"),
+    ({"recipe": replace(SHORT, rate=0.1)}, r"other recipe.rate \(0.05, here 0.1\)$"),
+    ({"y": "double"},
+     r"other dtypes \(x torch.float32, y torch.float32, .* here x torch.float32, y torch.float64"),
+    ({"model": NPU(2, 1, num_models=6)}, r"other model$"),
+    ({"model": RealNPU(2, 1, num_models=6).double()}, r"other dtypes \("),
+    ({"torch": "1.0"}, r"other torch \(.*, here 1.0\)$"),
+    ({"npu_kernels": "9"}, r"other npu_kernels \(.*, here 9\)$"),
+], ids=str)  # fmt: skip
 def test_a_checkpoint_of_another_fit(
     change: dict[str, Any], difference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

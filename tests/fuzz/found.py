@@ -58,26 +58,10 @@ INTERPRETED: list[Call] = [
     # A weight whose bfloat16 is subnormal, and below 0: Triton's interpreter read -0.
     Call("nmru", (3,), 3, 4, dtype="bfloat16", special=(("weight", "tiny"),), route="triton"),
     # A gate of -0 in bfloat16: Triton's interpreter found it less than 0.
-    Call(
-        "npu",
-        (13,),
-        dtype="bfloat16",
-        layouts=("offset", "contiguous", "contiguous"),
-        special=(("gate", "whole"),),
-        route="triton",
-    ),
+    Call("npu", (13,), dtype="bfloat16", layouts=("offset", "contiguous", "contiguous"),
+         special=(("gate", "whole"),), route="triton"),
     # Terms of 2.3 in all whose changes cancelled in both draws: the oracle's fault.
-    Call(
-        "npu",
-        (13,),
-        3,
-        9,
-        models=1,
-        shared=True,
-        dtype="bfloat16",
-        layouts=("overlapping", "contiguous", "stepped"),
-        special=(("gate", "whole"),),
-        route="triton",
-        seed=1557,
-    ),
-]
+    Call("npu", (13,), 3, 9, models=1, shared=True, dtype="bfloat16",
+         layouts=("overlapping", "contiguous", "stepped"), special=(("gate", "whole"),),
+         route="triton", seed=1557),
+]  # fmt: skip

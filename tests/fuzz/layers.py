@@ -22,51 +22,20 @@ from tests.fuzz.problem import ISAS, Change, Problem, Tensors
 
 # Around the widths of vectors, panels and tiles.
 EDGES = (
-    7,
-    8,
-    9,
-    15,
-    16,
-    17,
-    31,
-    32,
-    33,
-    47,
-    48,
-    49,
-    63,
-    64,
-    65,
-    100,
-    127,
-    128,
-    129,
-    255,
-    256,
-    257,
-    299,
+    7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 299,
     300,
-)
+)  # fmt: skip
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
-    "npu": (
-        {},
-        {"gate_gradient": "straight_through"},
-        {"eps": 1e-3},
-        {"eps": 1e-12, "gate_gradient": "straight_through"},
-        {"eps": 0.5},
-    ),
+    "npu": ({}, {"gate_gradient": "straight_through"}, {"eps": 1e-3},
+            {"eps": 1e-12, "gate_gradient": "straight_through"}, {"eps": 0.5}),
     "nmu": ({}, {"clip": False}),
-    "nmru": (
-        {},
-        {"clip": False, "eps": 1e-3},
-        {"sign": "separate"},
-        {"sign": "separate", "clip": False},
-    ),
+    "nmru": ({}, {"clip": False, "eps": 1e-3}, {"sign": "separate"},
+             {"sign": "separate", "clip": False}),
     "nau": ({}, {"clip": False}),
     "nac": ({},),
     "nalu": ({}, {"eps": 1e-3}),
     "inalu": ({}, {"eps": 1e-3, "omega": 1.5}, {"omega": 80.0}),
-}
+}  # fmt: skip
 FUSED = ("npu", "nmu", "nmru", "inalu")  # by the C++ library, at all sizes
 PRODUCTS = ("nmu", "nmru")
 
@@ -220,17 +189,9 @@ class Call(Printed):
         run = (self.layer in FUSED, self.route, self.isa, self.threads, overflows)
         inexact = exact if self.layer in PRODUCTS else None
         return Problem(
-            function,
-            exact,
-            formula,
-            present,
-            [upstream],
-            memory.storages,
-            needs,
-            dtype,
-            *run,
+            function, exact, formula, present, [upstream], memory.storages, needs, dtype, *run,
             inexact,
-        )
+        )  # fmt: skip
 
     def _factors(self, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the products of NMU and NMRU are of: `_Product`'s operands."""
@@ -325,14 +286,7 @@ def calls(
 
     size = st.integers(0, len(table) - 1)
     return st.builds(
-        make,
-        below(kinds),
-        st.sampled_from(DTYPES),
-        below(models, forms),
-        st.tuples(size, size, size),
-        below(*[LAYOUTS] * 3),
-        SPECIAL,
-        st.just(0) | st.integers(0, 63),
-        below(*runs),
-        SEEDS,
-    )
+        make, below(kinds), st.sampled_from(DTYPES), below(models, forms),
+        st.tuples(size, size, size), below(*[LAYOUTS] * 3), SPECIAL,
+        st.just(0) | st.integers(0, 63), below(*runs), SEEDS,
+    )  # fmt: skip

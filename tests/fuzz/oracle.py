@@ -88,16 +88,10 @@ def expect(problem: Problem) -> dict[str, Expected]:
     huge = any((t.abs().nan_to_num(0, 0, 0) > HUGE).any() for t in problem.tensors.values())
     parts = (1 / 2, 2.0**-12) if huge else (1 / 2,)
     smaller = [(part, near(part * CHANGE, 1)) for part in parts]
-    magnified = max(
-        [
-            1e9,
-            *(
-                t.double().abs().nan_to_num(0, 0).max().item()
-                for t in problem.upstream
-                if t.numel()
-            ),
-        ]
-    )
+    magnified = max([
+        1e9,
+        *(t.double().abs().nan_to_num(0, 0).max().item() for t in problem.upstream if t.numel()),
+    ])  # fmt: skip
     expected = {}
     for name, want in exact.items():
         moved = torch.stack([(draw[name] - want).abs() for draw in (once, *other_draws)]).amax(0)

@@ -75,16 +75,10 @@ class Rollout(Printed):
 
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
             out = ode.integrate(
-                *(leaves.get(name) for name in tensors),
-                steps=self.steps,
-                dt=self.dt,
-                method=self.method,
-                memory=self.memory,
-                nonfinite="keep",
-                derivatives=self.derivatives,
-                gate_gradient=gate_gradient,
-                clip=self.clip,
-            )
+                *(leaves.get(name) for name in tensors), steps=self.steps, dt=self.dt,
+                method=self.method, memory=self.memory, nonfinite="keep",
+                derivatives=self.derivatives, gate_gradient=gate_gradient, clip=self.clip,
+            )  # fmt: skip
             return out if isinstance(out, tuple) else (out,)
 
         def formula(leaves: Tensors) -> tuple[Tensor, ...]:
@@ -151,14 +145,7 @@ def rollouts(
         )  # fmt: skip
 
     return st.builds(
-        make,
-        below(D, H, models, starts, yes_no),
-        below(*grids),
-        below(*switches),
-        st.sampled_from(("float64", "float32")),
-        below(*[LAYOUTS] * 3),
-        SPECIAL,
-        st.just(0) | st.integers(0, 31),
-        below(*runs),
-        SEEDS,
-    )
+        make, below(D, H, models, starts, yes_no), below(*grids), below(*switches),
+        st.sampled_from(("float64", "float32")), below(*[LAYOUTS] * 3), SPECIAL,
+        st.just(0) | st.integers(0, 31), below(*runs), SEEDS,
+    )  # fmt: skip

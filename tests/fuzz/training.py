@@ -56,16 +56,9 @@ class Loss(Printed):
         tensors = {"y": y, "target": target}
         run = (False, self.route, None, self.threads)
         return Problem(
-            function,
-            formula,
-            formula,
-            tensors,
-            [upstream],
-            memory.storages,
-            self.needs,
-            y.dtype,
+            function, formula, formula, tensors, [upstream], memory.storages, self.needs, y.dtype,
             *run,
-        )
+        )  # fmt: skip
 
 
 def losses() -> st.SearchStrategy[Loss]:
@@ -92,17 +85,9 @@ def losses() -> st.SearchStrategy[Loss]:
         route, threads = pick(run, *runs)
         values = special_in(("y", "target", "upstream"), special)
         return Loss(
-            shape,
-            models,
-            shared,
-            dtype,
-            tuple(pick(layout, LAYOUTS, LAYOUTS)),
-            values,
-            need,
-            route,
-            threads,
-            seed,
-        )
+            shape, models, shared, dtype, tuple(pick(layout, LAYOUTS, LAYOUTS)), values, need,
+            route, threads, seed,
+        )  # fmt: skip
 
     return st.builds(
         make,
@@ -119,44 +104,20 @@ def losses() -> st.SearchStrategy[Loss]:
 # ---- Adam -----------------------------------------------------------------------------------
 
 OPTIONS: tuple[dict[str, Any], ...] = (
-    {},
-    {"betas": (0.5, 0.9), "eps": 1e-6},
-    {"weight_decay": 0.1},
-    {"weight_decay": 0.1, "decoupled_weight_decay": True},
-    {"maximize": True},
-    {"maximize": 1},
-    {"amsgrad": True},
-    {"amsgrad": 1},
-    {"lr": 1},
-    {"lr": 0.0},
-    {"betas": (0.0, 0.0)},
+    {}, {"betas": (0.5, 0.9), "eps": 1e-6}, {"weight_decay": 0.1},
+    {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True}, {"maximize": 1},
+    {"amsgrad": True}, {"amsgrad": 1}, {"lr": 1}, {"lr": 0.0}, {"betas": (0.0, 0.0)},
     {"foreach": False},
-)
+)  # fmt: skip
 # What happens at a step: gradients of some kind, or something else.
 GRADIENTS = (
-    "plain",
-    "missing",
-    "permuted",
-    "expanded",
-    "negated",
-    "zero",
-    "tiny",
-    "huge",
-    "infinite",
+    "plain", "missing", "permuted", "expanded", "negated", "zero", "tiny", "huge", "infinite",
     "nan",
-)
+)  # fmt: skip
 EVENTS = (
-    "exchange",
-    "copy",
-    "rate",
-    "hook",
-    "closure",
-    "operators",
-    "reference",
-    "zero_grad",
-    "threads",
+    "exchange", "copy", "rate", "hook", "closure", "operators", "reference", "zero_grad", "threads",
     "freeze",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)

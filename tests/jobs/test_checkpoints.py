@@ -159,122 +159,61 @@ ADAM, RMS = torch.optim.Adam, torch.optim.RMSprop
 OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     # name: settings of the first call, what the second one changes, what is said
     "lr": ({}, {"lr": 0.1}, r"other optimizer.lr \(0.01, here 0.1\)$"),
-    "lr, a function": (
-        {},
-        {"lr": lambda step: 0.01},
-        r"other optimizer.lr \(0.01, here a function\)$",
-    ),
-    "lr of an optimiser": (
-        {"lr": None, "make": lambda p: ADAM(p, 0.01)},
-        {"make": lambda p: ADAM(p, 0.1)},
-        r"other optimizer.lr",
-    ),
-    "lr, a tensor": (
-        {"make": lambda p: ADAM(p, torch.tensor(0.01))},
-        {"make": lambda p: ADAM(p, torch.tensor(0.1))},
-        r"other optimizer.lr \(0.0\d+, here 0.1\d*\)$",
-    ),
+    "lr, a function": ({}, {"lr": lambda step: 0.01},
+                       r"other optimizer.lr \(0.01, here a function\)$"),
+    "lr of an optimiser": ({"lr": None, "make": lambda p: ADAM(p, 0.01)},
+                           {"make": lambda p: ADAM(p, 0.1)}, r"other optimizer.lr"),
+    "lr, a tensor": ({"make": lambda p: ADAM(p, torch.tensor(0.01))},
+                     {"make": lambda p: ADAM(p, torch.tensor(0.1))},
+                     r"other optimizer.lr \(0.0\d+, here 0.1\d*\)$"),
     "optimiser": ({}, {"optimizer": "rmsprop"}, "other optimizer"),
-    "betas": (
-        {"make": ADAM},
-        {"make": lambda p: ADAM(p, betas=(0.5, 0.9))},
-        r"other optimizer.betas \(\(0.9, 0.999\), here \(0.5, 0.9\)\)$",
-    ),
-    "eps": (
-        {"make": ADAM},
-        {"make": lambda p: ADAM(p, eps=0.1)},
-        r"other optimizer.eps \(1e-08, here 0.1\)$",
-    ),
-    "weight decay": (
-        {"make": ADAM},
-        {"make": lambda p: ADAM(p, weight_decay=1)},
-        r"other optimizer.weight_decay \(0.0, here 1.0\)$",
-    ),
-    "maximize": (
-        {"make": ADAM},
-        {"make": lambda p: ADAM(p, maximize=True)},
-        r"other optimizer.maximize \(False, here True\)$",
-    ),
-    "alpha": (
-        {"make": RMS},
-        {"make": lambda p: RMS(p, alpha=0.5)},
-        r"other optimizer.alpha \(0.99, here 0.5\)$",
-    ),
-    "momentum": (
-        {"make": RMS},
-        {"make": lambda p: RMS(p, momentum=0.5)},
-        r"other optimizer.momentum \(0.0, here 0.5\)$",
-    ),
-    "centered": (
-        {"make": RMS},
-        {"make": lambda p: RMS(p, centered=True)},
-        r"other optimizer.centered \(False, here True\)$",
-    ),
-    "parameters": (
-        {"make": ADAM},
-        {"make": lambda p: ADAM(list(p)[1:])},
-        r"other optimizer.params",
-    ),
-    "groups": (
-        {"make": ADAM},
-        {"make": lambda p: ADAM([{"params": [q]} for q in p])},
-        r"other optimizer.params.*, optimizer.betas",
-    ),
-    "penalty": (
-        {},
-        {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=15), "madsen": 0.2}},
-        r"other penalties \(.*'madsen': '0.1'",
-    ),
+    "betas": ({"make": ADAM}, {"make": lambda p: ADAM(p, betas=(0.5, 0.9))},
+              r"other optimizer.betas \(\(0.9, 0.999\), here \(0.5, 0.9\)\)$"),
+    "eps": ({"make": ADAM}, {"make": lambda p: ADAM(p, eps=0.1)},
+            r"other optimizer.eps \(1e-08, here 0.1\)$"),
+    "weight decay": ({"make": ADAM}, {"make": lambda p: ADAM(p, weight_decay=1)},
+                     r"other optimizer.weight_decay \(0.0, here 1.0\)$"),
+    "maximize": ({"make": ADAM}, {"make": lambda p: ADAM(p, maximize=True)},
+                 r"other optimizer.maximize \(False, here True\)$"),
+    "alpha": ({"make": RMS}, {"make": lambda p: RMS(p, alpha=0.5)},
+              r"other optimizer.alpha \(0.99, here 0.5\)$"),
+    "momentum": ({"make": RMS}, {"make": lambda p: RMS(p, momentum=0.5)},
+                 r"other optimizer.momentum \(0.0, here 0.5\)$"),
+    "centered": ({"make": RMS}, {"make": lambda p: RMS(p, centered=True)},
+                 r"other optimizer.centered \(False, here True\)$"),
+    "parameters": ({"make": ADAM}, {"make": lambda p: ADAM(list(p)[1:])},
+                   r"other optimizer.params"),
+    "groups": ({"make": ADAM}, {"make": lambda p: ADAM([{"params": [q]} for q in p])},
+               r"other optimizer.params.*, optimizer.betas"),
+    "penalty": ({}, {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=15), "madsen": 0.2}},
+                r"other penalties \(.*'madsen': '0.1'"),
     "penalties": ({}, {"penalties": {}}, r"other penalties"),
-    "schedule's start": (
-        {},
-        {"penalties": {"l1": SteppedSchedule(1e-4, 1.0, step=15), "madsen": 0.1}},
-        r"other penalties",
-    ),
-    "schedule's end": (
-        {},
-        {"penalties": {"l1": SteppedSchedule(1e-3, 2.0, step=15), "madsen": 0.1}},
-        r"other penalties",
-    ),
-    "schedule's step": (
-        {},
-        {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=16), "madsen": 0.1}},
-        r"other penalties",
-    ),
-    "schedule's growth": (
-        {},
-        {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, 15, 9.0), "madsen": 0.1}},
-        r"other penalties",
-    ),
-    "frozen": (
-        {},
-        {"model": frozen},
-        r"other requires_grad \(.*, here \['0.weight_re', '0.weight_im', '0.gate'\]\)$",
-    ),
+    "schedule's start": ({},
+                         {"penalties": {"l1": SteppedSchedule(1e-4, 1.0, step=15), "madsen": 0.1}},
+                         r"other penalties"),
+    "schedule's end": ({},
+                       {"penalties": {"l1": SteppedSchedule(1e-3, 2.0, step=15), "madsen": 0.1}},
+                       r"other penalties"),
+    "schedule's step": ({},
+                        {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, step=16), "madsen": 0.1}},
+                        r"other penalties"),
+    "schedule's growth": ({},
+                          {"penalties": {"l1": SteppedSchedule(1e-3, 1.0, 15, 9.0), "madsen": 0.1}},
+                          r"other penalties"),
+    "frozen": ({}, {"model": frozen},
+               r"other requires_grad \(.*, here \['0.weight_re', '0.weight_im', '0.gate'\]\)$"),
     "model": ({}, {"model": lambda: chain(eps=1e-3)}, "other model$"),
-    "dtype": (
-        {},
-        {"model": lambda: chain().double(), "x": X.double(), "y": Y.double()},
-        r"other dtype \(torch.float32, here torch.float64\), data$",
-    ),
+    "dtype": ({}, {"model": lambda: chain().double(), "x": X.double(), "y": Y.double()},
+              r"other dtype \(torch.float32, here torch.float64\), data$"),
     "steps": ({}, {"steps": 61}, r"other steps \(60, here 61\)$"),
     "every": ({}, {"every": 2}, r"other every \(1, here 2\)$"),
     "batch": ({}, {"batch_size": 9}, r"other batch_size \(8, here 9\)$"),
-    "rows": (
-        {},
-        {"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)},
-        r"other batch_size \(8, here None\), generator",
-    ),
-    "other rows": (
-        {"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)},
-        {"rows": torch.ones(60, 8, dtype=torch.long)},
-        r"other data$",
-    ),
-    "generator's seed": (
-        {},
-        {"generator": torch.Generator().manual_seed(4)},
-        r"other generator \(cpu, seed 3, here cpu, seed 4\)$",
-    ),
+    "rows": ({}, {"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)},
+             r"other batch_size \(8, here None\), generator"),
+    "other rows": ({"batch_size": None, "rows": torch.zeros(60, 8, dtype=torch.long)},
+                   {"rows": torch.ones(60, 8, dtype=torch.long)}, r"other data$"),
+    "generator's seed": ({}, {"generator": torch.Generator().manual_seed(4)},
+                         r"other generator \(cpu, seed 3, here cpu, seed 4\)$"),
     "no generator": ({}, {"generator": None}, r"other generator \(cpu, seed 3, here None\)$"),
     "gates": ({}, {"project": False}, r"other project \(\(True, None\), here \(False, None\)\)$"),
     "bound": ({}, {"project": 2.0}, r"other project \(\(True, None\), here \(True, 2.0\)\)$"),
@@ -282,7 +221,7 @@ OTHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "x": ({}, {"x": X + 1e-6}, r"other data$"),
     "y": ({}, {"y": Y + 1e-6}, r"other data$"),
     "sample weight": ({}, {"sample_weight": torch.ones_like(Y)}, r"other data$"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -308,24 +247,18 @@ def test_a_run_of_other_settings_is_refused(name: str, tmp_path: Path) -> None:
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
     "stretch": ({}, {"stretch": 7}),
-    "how the optimiser computes": (
-        {"lr": None, "make": ADAM},
-        {"make": lambda p: ADAM(p, foreach=False)},
-    ),
-    "numbers of other types": (
-        {"make": lambda p: ADAM(p, weight_decay=1), "lr": 1},
-        {"make": lambda p: ADAM(p, weight_decay=1.0), "lr": 1.0},
-    ),
+    "how the optimiser computes": ({"lr": None, "make": ADAM},
+                                   {"make": lambda p: ADAM(p, foreach=False)}),
+    "numbers of other types": ({"make": lambda p: ADAM(p, weight_decay=1), "lr": 1},
+                               {"make": lambda p: ADAM(p, weight_decay=1.0), "lr": 1.0}),
     "a tensor as rate": ({"lr": None, "make": lambda p: ADAM(p, torch.tensor(0.01))}, {}),
     "all rows": ({"batch_size": None}, {"generator": None}),
     "torch's generator": ({"generator": None}, {}),
-    "functions": (
-        {"lr": lambda step: 0.01 / step, "penalties": {"l1": lambda step: step / 100}},
-        {},
-    ),
+    "functions": ({"lr": lambda step: 0.01 / step, "penalties": {"l1": lambda step: step / 100}},
+                  {}),
     "a generator that was used": ({}, {"generator": "used"}),
     "a schedule that was used": ({}, {"penalties": "used"}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
@@ -756,13 +689,8 @@ def beyond(tensor: Tensor) -> Tensor:
 
 
 COUNTS = {
-    "huge": 10**12,
-    "negative": -1,
-    "a bool": True,
-    "a float": 3.0,
-    "text": "3",
-    "nothing": None,
-}
+    "huge": 10**12, "negative": -1, "a bool": True, "a float": 3.0, "text": "3", "nothing": None,
+}  # fmt: skip
 CRAFTED: dict[type[Work], dict[str, Change]] = {
     Training: {
         **{f"done is {name}": of("done", to=value) for name, value in COUNTS.items()},
@@ -784,23 +712,20 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "the optimiser has no groups": without("optimizer", "param_groups"),
         "a group more": of("optimizer", "param_groups", to=lambda old: old * 2),
         "a group without lr": without("optimizer", "param_groups", 0, "lr"),
-        "a group of other parameters": of(
-            "optimizer", "param_groups", 0, "params", to=[0, 1, 2, 7]
-        ),
+        "a group of other parameters": of("optimizer", "param_groups", 0, "params",
+                                          to=[0, 1, 2, 7]),
         "lr is text": of("optimizer", "param_groups", 0, "lr", to="0.01"),
         "lr is infinite": of("optimizer", "param_groups", 0, "lr", to=math.inf),
         "three betas": of("optimizer", "param_groups", 0, "betas", to=(0.9, 0.9, 0.9)),
         "betas are a number": of("optimizer", "param_groups", 0, "betas", to=0.9),
         "the optimiser's state is a list": of("optimizer", "state", to=[]),
-        "a state of a parameter that is not there": of(
-            "optimizer", "state", to=lambda old: {**old, 9: old[0]}
-        ),
+        "a state of a parameter that is not there": of("optimizer", "state",
+                                                       to=lambda old: {**old, 9: old[0]}),
         "a state without a moment": without("optimizer", "state", 0, "exp_avg"),
         "a state with something more": lambda state: state["optimizer"]["state"][0].update(more=1),
         "a moment of another size": of("optimizer", "state", 0, "exp_avg", to=lambda old: old[:1]),
-        "a moment of another dtype": of(
-            "optimizer", "state", 3, "exp_avg_sq", to=torch.Tensor.double
-        ),
+        "a moment of another dtype": of("optimizer", "state", 3, "exp_avg_sq",
+                                        to=torch.Tensor.double),
         "a moment is a number": of("optimizer", "state", 0, "exp_avg", to=0.0),
         "a step of several numbers": of("optimizer", "state", 0, "step", to=torch.zeros(2)),
         "a negative step": of("optimizer", "state", 0, "step", to=torch.tensor(-3.0)),
@@ -837,9 +762,8 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "no search": of("search", to=None),
         "a search without its moments": without("search", "moments"),
         "a search of a tensor less": of("search", "tensors", to=lambda old: old[:-1]),
-        "a search's tensor of another size": of(
-            "search", "tensors", to=item(-1, lambda old: old[..., :-1])
-        ),
+        "a search's tensor of another size": of("search", "tensors",
+                                                to=item(-1, lambda old: old[..., :-1])),
         "a search's moments of other models": of("search", "moments", to=item(-1, longer)),
         "a search of another dtype": of("search", "squares", to=item(0, torch.Tensor.double)),
         "a search of another problem": of("search", "problem", to=beyond),
@@ -854,9 +778,8 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "a search in the refinement": of("search", to={}),
         "no refinement": of("refinement", to=None),
         "a refinement without start": without("refinement", "start"),
-        "a refinement of wider models": of(
-            "refinement", "start", to=lambda old: torch.cat([old, old], 1)
-        ),
+        "a refinement of wider models": of("refinement", "start",
+                                           to=lambda old: torch.cat([old, old], 1)),
         "a refinement that holds others": of("refinement", "held", to=longer),
         "a refinement of other problems": of("refinement", "problem", to=beyond),
         "a refinement of float32": of("refinement", "start", to=torch.Tensor.float),
@@ -888,28 +811,25 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
         "points of a part less": of("kept", "0.0", to=item(0, lambda old: old[:-1])),
         "points of another dtype": of("kept", "0.0", to=item(0, item(0, torch.Tensor.float))),
         "points of other coefficients": of("kept", "0.0", to=item(0, item(2, longer))),
-        "points of other inputs": of(
-            "kept", "0.0", to=item(0, lambda old: [*(t[..., :1] for t in old[:2]), *old[2:]])
-        ),
-        "points of other terms": of(
-            "kept",
-            "0.0",
-            to=item(
-                0, lambda old: [*(t.repeat(1, 2, 1) for t in old[:2]), old[2].repeat(1, 2), old[3]]
-            ),
-        ),
+        "points of other inputs": of("kept", "0.0",
+                                     to=item(0,
+                                             lambda old: [*(t[..., :1] for t in old[:2]),
+                                                          *old[2:]])),
+        "points of other terms": of("kept", "0.0",
+                                    to=item(0,
+                                            lambda old: [*(t.repeat(1, 2, 1) for t in old[:2]),
+                                                         old[2].repeat(1, 2), old[3]])),
         "no state of a generator": of("kept", "0.0", to=item(1, "{}")),
         "a generator's state that is no JSON": of("kept", "0.0", to=item(1, "{")),
         "sums instead of points": lambda state: state["kept"].update({"0.0": state["kept"]["0.1"]}),
         "points instead of sums": lambda state: state["kept"].update({"0.1": state["kept"]["0.0"]}),
         "a sum of a part less": of("kept", "0.1", to=item(0, lambda old: old[:-1])),
-        "a sum of other inputs": of(
-            "kept", "0.1", to=item(0, lambda old: [*(t[:, :1] for t in old[:3]), *old[3:]])
-        ),
+        "a sum of other inputs": of("kept", "0.1",
+                                    to=item(0,
+                                            lambda old: [*(t[:, :1] for t in old[:3]), *old[3:]])),
         "a sum of other coefficients": of("kept", "0.1", to=item(0, item(3, longer))),
-        "a sum's exponents are nan": of(
-            "kept", "0.1", to=item(0, item(0, lambda old: old * math.nan))
-        ),
+        "a sum's exponents are nan": of("kept", "0.1",
+                                        to=item(0, item(0, lambda old: old * math.nan))),
         "a sum's flags are numbers": of("kept", "0.1", to=item(0, item(2, torch.Tensor.double))),
         "a sum's cost is text": of("kept", "0.1", to=item(0, item(-1, "0"))),
         "two sums where one is expected": of("kept", -1, to=lambda old: old * 2),
@@ -936,7 +856,7 @@ CRAFTED: dict[type[Work], dict[str, Change]] = {
             for name, value in COUNTS.items()
         },
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -95,21 +95,15 @@ def test_every_changed_or_missing_byte_is_found(tmp_path: Path) -> None:
                 files.load(path, STATE)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"hello", r"^it is no file that npu_kernels saved$"),
-        (b"PK\x03\x04 a zip file", r"^it is damaged or no file that npu_kernels saved$"),
-        (
-            torch.nn.Linear(1, 1),
-            r"^it is damaged or no file that npu_kernels saved$",
-        ),  # no advice to unpickle it
-        ([1, 2], r"^it holds something else: list$"),
-        (torch.ones(2), r"^it holds something else: Tensor$"),
-        ({"a": 1, "x": 2}, r"^it holds something else: a dict without b, c$"),
-    ],
-    ids=["text", "zip", "module", "list", "tensor", "dict"],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (b"hello", r"^it is no file that npu_kernels saved$"),
+    (b"PK\x03\x04 a zip file", r"^it is damaged or no file that npu_kernels saved$"),
+    # no advice to unpickle it
+    (torch.nn.Linear(1, 1), r"^it is damaged or no file that npu_kernels saved$"),
+    ([1, 2], r"^it holds something else: list$"),
+    (torch.ones(2), r"^it holds something else: Tensor$"),
+    ({"a": 1, "x": 2}, r"^it holds something else: a dict without b, c$"),
+], ids=["text", "zip", "module", "list", "tensor", "dict"])  # fmt: skip
 def test_other_files_are_named(content: object, message: str, tmp_path: Path) -> None:
     path = tmp_path / "state"
     if isinstance(content, bytes):

@@ -119,21 +119,14 @@ def test_data_that_cannot_be_used():
         NPURegressor(output_powers=(2,)).fit(X, y - 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("max_terms", 0, "max_terms must be an integer of at least 1, got 0"),
-        ("starts", 2.5, "starts must be an integer"),
-        ("exponents", "reals", "exponents must be one of fractions, integers, real, got 'reals'"),
-        ("loss", "l1", "loss must be one of squared"),
-        (
-            "noise",
-            -1,
-            "noise must be None, 'constant', 'relative' or a number greater than 0, got -1",
-        ),
-        ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "rule"), [
+    ("max_terms", 0, "max_terms must be an integer of at least 1, got 0"),
+    ("starts", 2.5, "starts must be an integer"),
+    ("exponents", "reals", "exponents must be one of fractions, integers, real, got 'reals'"),
+    ("loss", "l1", "loss must be one of squared"),
+    ("noise", -1, "noise must be None, 'constant', 'relative' or a number greater than 0, got -1"),
+    ("output_powers", (0,), "output_powers must be 'auto' or numbers other than 0"),
+])  # fmt: skip
 def test_bad_parameters_are_named(name, value, rule):
     with pytest.raises(ValueError, match=rule):
         NPURegressor(**{name: value}).fit(uniform(2, 60), uniform(2, 60)[:, 0])

@@ -130,26 +130,16 @@ def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
     together."""
     u = predators(T)[:, :1]
     result = ode.fit(
-        known((1.0, -0.5, 0.4, -1.0)),
-        T,
-        u,
-        observed=[0],
-        names=["x", "y"],
-        u0=[math.nan, 1.0],
+        known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], u0=[math.nan, 1.0],
         start="model",
-    )
+    )  # fmt: skip
     assert str(result.equation) == "x' = -0.6*x*y + 1.2*x\ny' = 0.5*x*y - 0.8*y"
     assert result.unidentified == ()
     assert "Not measured: y." in result.report()
     free = ode.fit(
-        known((1.0, -0.5, 0.4, -1.0)),
-        T,
-        u,
-        observed=[0],
-        names=["x", "y"],
-        start="model",
+        known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], start="model",
         simplify=False,
-    )
+    )  # fmt: skip
     (said,) = free.unidentified
     assert "first y" in said
     assert "coefficient of x*y in x'" in said
@@ -416,80 +406,40 @@ def test_blind_directions_have_infinite_errors() -> None:
 U = torch.rand(25, 2, dtype=torch.float64) + 0.5
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "said"),
-    [
-        (
-            {"model": nn.Linear(2, 2)},
-            TypeError,
-            "ode.fit: model must be an nn.Sequential of RealNPU and NAU, got Linear",
-        ),
-        (
-            {"model": nn.Sequential(NPU(2, 2), NAU(2, 2))},
-            TypeError,
-            "model must be an nn.Sequential of RealNPU and NAU, since the exponents of a law are real, got "
-            "Sequential(NPU, NAU)",
-        ),
-        (
-            {"model": nn.Sequential(NaiveNPU(2, 2), NAU(2, 2)), "start": "model"},
-            TypeError,
-            "got Sequential(NaiveNPU, NAU)",
-        ),
-        ({"t": T[:-1]}, ValueError, "t must have a time for each row of u, 25 in series 0, got 24"),
-        ({"t": T * math.nan}, ValueError, "t must be finite, got nan"),
-        ({"t": torch.zeros(25)}, ValueError, "t must have at least two different times, got [0.0]"),
-        ({"t": [T, T]}, ValueError, "t must have one entry for each series of u, 1, got 2"),
-        ({"t": ["now"] * 25}, TypeError, "t must be numbers, got list"),
-        (
-            {"u": U[:, :1]},
-            ValueError,
-            "u must have 2 columns (the model's features), got shape (25, 1) in series 0",
-        ),
-        ({"u": U / 0}, ValueError, "u must be finite or nan (missing), got inf in series 0"),
-        ({"u": U * math.nan}, ValueError, "u must have at least one value that is not nan"),
-        (
-            {"u0": "guess"},
-            ValueError,
-            "u0 must be 'fit' or numbers (nan where unknown), got 'guess'",
-        ),
-        ({"u0": [1.0]}, ValueError, "u0 must have shape (2,) or (1, 2) (series, D), finite or nan"),
-        ({"sigma": -1.0}, ValueError, "sigma must be greater than 0 and finite, got -1.0"),
-        (
-            {"sigma": "absolute"},
-            ValueError,
-            "sigma must be None, 'relative' or numbers, got 'absolute'",
-        ),
-        (
-            {"sigma": [1.0, 2.0, 3.0]},
-            ValueError,
-            "sigma must be a number, one for each column, or have the shape of u",
-        ),
-        (
-            {"sigma": "relative", "u": U - 1},
-            ValueError,
-            "fits logarithms, for which u must be greater than 0",
-        ),
-        (
-            {"observed": [0, 2]},
-            ValueError,
-            "observed must be numbers of states, 0 to 1, got [0, 2]",
-        ),
-        ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
-        (
-            {"names": ["a"]},
-            ValueError,
-            "names must be 2 different names (of the states), got ['a']",
-        ),
-        ({"start": "middle"}, ValueError, "start must be 'search' or 'model', got 'middle'"),
-        ({"simplify": 1}, TypeError, "simplify must be True or False, got 1"),
-        ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1"),
-        (
-            {"max_denominator": 0},
-            ValueError,
-            "max_denominator must be an integer of at least 1, got 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "error", "said"), [
+    ({"model": nn.Linear(2, 2)}, TypeError,
+     "ode.fit: model must be an nn.Sequential of RealNPU and NAU, got Linear"),
+    ({"model": nn.Sequential(NPU(2, 2), NAU(2, 2))}, TypeError,
+     "model must be an nn.Sequential of RealNPU and NAU, since the exponents of a law are real, "
+     "got Sequential(NPU, NAU)"),
+    ({"model": nn.Sequential(NaiveNPU(2, 2), NAU(2, 2)), "start": "model"}, TypeError,
+     "got Sequential(NaiveNPU, NAU)"),
+    ({"t": T[:-1]}, ValueError, "t must have a time for each row of u, 25 in series 0, got 24"),
+    ({"t": T * math.nan}, ValueError, "t must be finite, got nan"),
+    ({"t": torch.zeros(25)}, ValueError, "t must have at least two different times, got [0.0]"),
+    ({"t": [T, T]}, ValueError, "t must have one entry for each series of u, 1, got 2"),
+    ({"t": ["now"] * 25}, TypeError, "t must be numbers, got list"),
+    ({"u": U[:, :1]}, ValueError,
+     "u must have 2 columns (the model's features), got shape (25, 1) in series 0"),
+    ({"u": U / 0}, ValueError, "u must be finite or nan (missing), got inf in series 0"),
+    ({"u": U * math.nan}, ValueError, "u must have at least one value that is not nan"),
+    ({"u0": "guess"}, ValueError, "u0 must be 'fit' or numbers (nan where unknown), got 'guess'"),
+    ({"u0": [1.0]}, ValueError, "u0 must have shape (2,) or (1, 2) (series, D), finite or nan"),
+    ({"sigma": -1.0}, ValueError, "sigma must be greater than 0 and finite, got -1.0"),
+    ({"sigma": "absolute"}, ValueError,
+     "sigma must be None, 'relative' or numbers, got 'absolute'"),
+    ({"sigma": [1.0, 2.0, 3.0]}, ValueError,
+     "sigma must be a number, one for each column, or have the shape of u"),
+    ({"sigma": "relative", "u": U - 1}, ValueError,
+     "fits logarithms, for which u must be greater than 0"),
+    ({"observed": [0, 2]}, ValueError, "observed must be numbers of states, 0 to 1, got [0, 2]"),
+    ({"observed": [1, 1]}, ValueError, "observed must name every state once, got [1, 1]"),
+    ({"names": ["a"]}, ValueError, "names must be 2 different names (of the states), got ['a']"),
+    ({"start": "middle"}, ValueError, "start must be 'search' or 'model', got 'middle'"),
+    ({"simplify": 1}, TypeError, "simplify must be True or False, got 1"),
+    ({"seed": -1}, ValueError, "seed must be an integer of at least 0, got -1"),
+    ({"max_denominator": 0}, ValueError, "max_denominator must be an integer of at least 1, got 0"),
+])  # fmt: skip
 def test_bad_input(change: dict[str, Any], error: type[Exception], said: str) -> None:
     arguments = {"model": model(2, 2, 2), "t": T, "u": U, **change}
     with pytest.raises(error) as caught:

@@ -13,22 +13,9 @@ from npu_kernels._testing.samples import RECORDS, normwise_error
 from tests.conftest import needs_library
 
 SPECIAL = [
-    0.0,
-    -0.0,
-    1e-45,
-    -1e-45,
-    1e-40,
-    -1e-40,
-    1e-38,
-    -1e-38,
-    1e38,
-    -1e38,
-    1.0,
-    -1.0,
-    math.inf,
-    -math.inf,
-    math.nan,
-]
+    0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, 1e-38, -1e-38, 1e38, -1e38, 1.0, -1.0, math.inf,
+    -math.inf, math.nan,
+]  # fmt: skip
 
 
 def _same(actual: Tensor, expected: Tensor, tolerance: float) -> None:

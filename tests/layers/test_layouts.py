@@ -40,15 +40,10 @@ def samples(draw: st.DrawFn, record: OperatorRecord) -> Sample:
     shared = num_models is not None and draw(st.booleans())
     batch = draw(st.integers(0, 70))
     sample = record.sample(
-        batch,
-        draw(sizes),
-        draw(sizes),
-        num_models=num_models,
-        shared=shared,
+        batch, draw(sizes), draw(sizes), num_models=num_models, shared=shared,
         without=draw(st.sampled_from(record.variants())),
-        options=draw(st.sampled_from(record.option_sets)),
-        seed=draw(st.integers(0, 2**16)),
-    )
+        options=draw(st.sampled_from(record.option_sets)), seed=draw(st.integers(0, 2**16)),
+    )  # fmt: skip
     tensors = {name: None if t is None else draw(strided(t)) for name, t in sample.tensors.items()}
     x = draw(strided(sample.x))
     if not shared and draw(

@@ -63,17 +63,10 @@ def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[S
             continue
         for shared in (False, True) if models is not None else (False,):
             for without in record.variants():
-                cases.append(
-                    record.sample(
-                        batch,
-                        in_features,
-                        out_features,
-                        num_models=models,
-                        shared=shared,
-                        without=without,
-                        dtype=dtype,
-                    )
-                )
+                cases.append(record.sample(
+                    batch, in_features, out_features, num_models=models, shared=shared,
+                    without=without, dtype=dtype,
+                ))  # fmt: skip
     return cases
 
 

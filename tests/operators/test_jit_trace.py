@@ -30,16 +30,11 @@ from npu_kernels.training import mse_loss
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 UNITS: dict[str, Callable[[], nn.Module]] = {
-    "NPU": lambda: NPU(3, 2, init_im=0.3),
-    "RealNPU": lambda: RealNPU(3, 2, num_models=4),
-    "NaiveNPU": lambda: NaiveNPU(3, 2),
-    "NAU": lambda: NAU(3, 2),
-    "NMU": lambda: NMU(3, 2),
-    "NMRU": lambda: NMRU(3, 2, sign="separate"),
-    "NAC": lambda: NAC(3, 2),
-    "NALU": lambda: NALU(3, 2),
-    "iNALU": lambda: iNALU(3, 2, num_models=4),
-}
+    "NPU": lambda: NPU(3, 2, init_im=0.3), "RealNPU": lambda: RealNPU(3, 2, num_models=4),
+    "NaiveNPU": lambda: NaiveNPU(3, 2), "NAU": lambda: NAU(3, 2), "NMU": lambda: NMU(3, 2),
+    "NMRU": lambda: NMRU(3, 2, sign="separate"), "NAC": lambda: NAC(3, 2),
+    "NALU": lambda: NALU(3, 2), "iNALU": lambda: iNALU(3, 2, num_models=4),
+}  # fmt: skip
 
 
 def results(

@@ -40,15 +40,9 @@ def copy_of_the_tree(tmp_path: Path) -> Path:
 def build_wheel(tmp_path: Path, **env: str) -> Path:
     tree = copy_of_the_tree(tmp_path)
     command = [
-        "-m",
-        "pip",
-        "wheel",
-        "--no-build-isolation",
-        "--no-deps",
-        "-w",
-        str(tmp_path / "wheels"),
+        "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(tmp_path / "wheels"),
         str(tree),
-    ]
+    ]  # fmt: skip
     run = run_python(*command, env=env)
     assert run.returncode == 0, run.stderr
     (wheel,) = (tmp_path / "wheels").iterdir()
@@ -65,15 +59,9 @@ def pack_wheel(build_folder: Path, to: Path) -> None:
     """The wheel of this tree with what `make install` has compiled in `kept`: nothing is compiled
     again."""
     command = [
-        "setup.py",
-        "-q",
-        "egg_info",
-        "--egg-base",
-        str(to),
-        "build",
-        "--build-base",
+        "setup.py", "-q", "egg_info", "--egg-base", str(to), "build", "--build-base",
         str(to / "build"),
-    ]
+    ]  # fmt: skip
     command += [
         "bdist_wheel",
         "--bdist-dir",

@@ -21,15 +21,9 @@ from tests.support.building import ROOT, run_python
 TABLE = ROOT / "docs" / "compatibility.md"
 # These take seconds, and tests of their own measure the same.
 SLOW = (
-    "torch.compile",
-    "torch.export",
-    "ONNX",
-    "AOTInductor",
-    "two processes",
-    "fork",
-    "double backward",
-    "all sizes",
-)
+    "torch.compile", "torch.export", "ONNX", "AOTInductor", "two processes", "fork",
+    "double backward", "all sizes",
+)  # fmt: skip
 
 
 @needs_library
@@ -148,19 +142,9 @@ def test_interpreted_kernels_in_a_process_of_their_own() -> None:
 def test_command(tmp_path: Path) -> None:
     """The command as a user calls it; no warnings, no path of this machine in the report."""
     child = run_python(
-        "-m",
-        "npu_kernels.certify",
-        "--only",
-        "empty",
-        "--column",
-        "reference",
-        "--json",
-        "part.json",
-        "--markdown",
-        "part.md",
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
-    )
+        "-m", "npu_kernels.certify", "--only", "empty", "--column", "reference", "--json",
+        "part.json", "--markdown", "part.md", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert child.returncode == 0, child.stderr
     assert "1 cells, 0 failed" in child.stdout
     assert not child.stderr

@@ -38,15 +38,8 @@ def test_it_holds_what_git_holds(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(hidden.parent), "PATH": "/nowhere"}  # no compiler either
     tracked, new = git_files(), git_files("--others", "--exclude-standard")
     command = [
-        "setup.py",
-        "-q",
-        "egg_info",
-        "--egg-base",
-        str(tmp_path),
-        "sdist",
-        "-d",
-        str(tmp_path),
-    ]
+        "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "sdist", "-d", str(tmp_path),
+    ]  # fmt: skip
     run = run_python(*command, env=environment)
     assert run.returncode == 0, run.stderr
     (archive,) = tmp_path.glob("*.tar.gz")

@@ -36,16 +36,10 @@ COMMANDS = [
     Entry("make test", ("make test",), WHOLE),
     Entry("make test-setup", ("make -j2 lint test-setup",), WHOLE),
     Entry("make version", ("tests/project/test_what_users_run.py::test_version",), WHOLE),
-    Entry(
-        "make allocations",
-        ("tests/backends/test_allocations.py::test_every_allocation_fails_in_turn",),
-        WHOLE,
-    ),
-    Entry(
-        "make demo",
-        ("tests/benchmarks/test_demo.py::test_the_whole_demonstration_runs",),
-        NO_RECORD,
-    ),
+    Entry("make allocations",
+          ("tests/backends/test_allocations.py::test_every_allocation_fails_in_turn",), WHOLE),
+    Entry("make demo", ("tests/benchmarks/test_demo.py::test_the_whole_demonstration_runs",),
+          NO_RECORD),
     Entry(
         "make bench",
         (
@@ -53,19 +47,12 @@ COMMANDS = [
         ),
         "2026-11-24 15b4716",
     ),
-    Entry(
-        "make fuzz",
-        ("tests/fuzz/test_layers.py::test_calls", "tests/triton/test_fuzz.py::test_calls"),
-        NO_RECORD,
-    ),
-    Entry(
-        "make sanitize",
-        (
-            "tests/backends/test_sanitized.py::test_core",
-            "tests/backends/test_sanitized.py::test_extension",
-        ),
-        NO_RECORD,
-    ),
+    Entry("make fuzz",
+          ("tests/fuzz/test_layers.py::test_calls", "tests/triton/test_fuzz.py::test_calls"),
+          NO_RECORD),
+    Entry("make sanitize",
+          ("tests/backends/test_sanitized.py::test_core",
+           "tests/backends/test_sanitized.py::test_extension"), NO_RECORD),
     Entry("make tsan", ("tests/backends/test_core.py::test_threads_do_not_race",), NO_RECORD),
     Entry("make gpu", ("tests/benchmarks/test_gpu_run.py::test_rehearsal",), NO_RECORD),
     Entry("benchmarks/gpu.sh", ("tests/benchmarks/test_gpu_run.py::test_rehearsal",), NO_RECORD),
@@ -82,11 +69,9 @@ COMMANDS = [
         ),
         "2026-11-24 15b4716",
     ),
-    Entry(
-        "make support",
-        ("tests/project/test_release.py::test_the_table_of_the_page_is_made_from_the_runs",),
-        WHOLE,
-    ),
+    Entry("make support",
+          ("tests/project/test_release.py::test_the_table_of_the_page_is_made_from_the_runs",),
+          WHOLE),
     Entry(
         "make wheels",
         (
@@ -95,57 +80,31 @@ COMMANDS = [
         ),
         "2026-11-24 36a7032",
     ),
-    Entry(
-        "make test-wheels",
-        (
-            "tests/project/test_build.py::test_check_of_an_installation_passes_on_the_wheel",
-            "tests/project/test_release.py::test_an_interrupted_matrix_goes_on_where_it_stopped",
-        ),
-        "2026-11-23 ecf339e",
-    ),
-    Entry(
-        "make test-arm-wheel",
-        ("tests/project/test_what_users_run.py::test_help",),
-        "2026-11-22 6e29343",
-    ),
-    Entry(
-        "make test-sdist",
-        ("tests/project/test_sdist.py::test_it_holds_what_git_holds",),
-        "2026-11-23 ecf339e",
-    ),
+    Entry("make test-wheels",
+          ("tests/project/test_build.py::test_check_of_an_installation_passes_on_the_wheel",
+           "tests/project/test_release.py::test_an_interrupted_matrix_goes_on_where_it_stopped"),
+          "2026-11-23 ecf339e"),
+    Entry("make test-arm-wheel", ("tests/project/test_what_users_run.py::test_help",),
+          "2026-11-22 6e29343"),
+    Entry("make test-sdist", ("tests/project/test_sdist.py::test_it_holds_what_git_holds",),
+          "2026-11-23 ecf339e"),
     # ---- python -m
     Entry("python -m npu_kernels.env", ("tests/project/test_env.py::test_command",), WHOLE),
-    Entry(
-        "python -m npu_kernels.certify",
-        (
-            "tests/project/test_certify.py::test_quick_checks_pass",
-            "tests/project/test_certify.py::test_command",
-        ),
-        "2026-11-22 fe15b66",
-    ),
+    Entry("python -m npu_kernels.certify",
+          ("tests/project/test_certify.py::test_quick_checks_pass",
+           "tests/project/test_certify.py::test_command"), "2026-11-22 fe15b66"),
     Entry("python -m pytest", ("make test",), WHOLE),
-    Entry(
-        "python -m benchmarks.demo",
-        (
-            "tests/benchmarks/test_demo.py::test_the_whole_demonstration_runs",
-            "tests/project/test_what_users_run.py::test_help",
-        ),
-        NO_RECORD,
-    ),
-    Entry(
-        "python -m benchmarks.equations",
-        ("tests/benchmarks/test_equations_benchmark.py::test_a_run_adds_what_the_file_lacks",),
-        "2026-11-23 6a59952",
-    ),
-    Entry(
-        "python -m benchmarks.paper",
-        (
-            "tests/benchmarks/test_paper_cli.py::test_simple_quick_from_end_to_end",
-            "tests/benchmarks/test_paper_cli.py::test_large_quick_from_end_to_end",
-            "tests/benchmarks/test_paper_cli.py::test_gradient_surface_from_end_to_end",
-        ),
-        "2026-11-22 bdc0839",
-    ),
+    Entry("python -m benchmarks.demo",
+          ("tests/benchmarks/test_demo.py::test_the_whole_demonstration_runs",
+           "tests/project/test_what_users_run.py::test_help"), NO_RECORD),
+    Entry("python -m benchmarks.equations",
+          ("tests/benchmarks/test_equations_benchmark.py::test_a_run_adds_what_the_file_lacks",),
+          "2026-11-23 6a59952"),
+    Entry("python -m benchmarks.paper",
+          ("tests/benchmarks/test_paper_cli.py::test_simple_quick_from_end_to_end",
+           "tests/benchmarks/test_paper_cli.py::test_large_quick_from_end_to_end",
+           "tests/benchmarks/test_paper_cli.py::test_gradient_surface_from_end_to_end"),
+          "2026-11-22 bdc0839"),
     Entry(
         "python -m benchmarks.throughput",
         (
@@ -153,79 +112,41 @@ COMMANDS = [
         ),
         "2026-11-24 15b4716",
     ),
-    Entry(
-        "python -m benchmarks.throughput.report",
-        ("tests/benchmarks/test_throughput_report.py::test_report_prints_by_default",),
-        "2026-11-24 15b4716",
-    ),
-    Entry(
-        "python -m benchmarks.time_series",
-        ("tests/benchmarks/test_time_series_benchmark.py::test_a_run_adds_what_the_file_lacks",),
-        "2026-11-23 f74aa68",
-    ),
-    Entry(
-        "python -m tests.triton.mocked",
-        ("tests/triton/test_tape.py::test_processor_time_of_a_step",),
-        WHOLE,
-    ),
+    Entry("python -m benchmarks.throughput.report",
+          ("tests/benchmarks/test_throughput_report.py::test_report_prints_by_default",),
+          "2026-11-24 15b4716"),
+    Entry("python -m benchmarks.time_series",
+          ("tests/benchmarks/test_time_series_benchmark.py::test_a_run_adds_what_the_file_lacks",),
+          "2026-11-23 f74aa68"),
+    Entry("python -m tests.triton.mocked",
+          ("tests/triton/test_tape.py::test_processor_time_of_a_step",), WHOLE),
     Entry("python -m tools.aot", ("tests/triton/test_aot.py::test_budgets",), "2026-11-23 96eb002"),
     # ---- examples
-    Entry(
-        "python examples/equation_from_csv.py",
-        ("tests/project/test_examples.py::test_equation_of_the_planets",),
-        WHOLE,
-    ),
-    Entry(
-        "python examples/law_of_a_time_series.py",
-        ("tests/project/test_examples.py::test_law_of_a_time_series",),
-        WHOLE,
-    ),
-    Entry(
-        "python examples/neural_ode.py", ("tests/project/test_examples.py::test_neural_ode",), WHOLE
-    ),
-    Entry(
-        "python examples/train_drop_in.py",
-        ("tests/project/test_examples.py::test_drop_in_goes_on_from_its_checkpoint",),
-        WHOLE,
-    ),
+    Entry("python examples/equation_from_csv.py",
+          ("tests/project/test_examples.py::test_equation_of_the_planets",), WHOLE),
+    Entry("python examples/law_of_a_time_series.py",
+          ("tests/project/test_examples.py::test_law_of_a_time_series",), WHOLE),
+    Entry("python examples/neural_ode.py", ("tests/project/test_examples.py::test_neural_ode",),
+          WHOLE),
+    Entry("python examples/train_drop_in.py",
+          ("tests/project/test_examples.py::test_drop_in_goes_on_from_its_checkpoint",), WHOLE),
     Entry("torchrun", ("tests/layers/test_distributed.py::test_example",), WHOLE),
     # ---- installations
-    Entry(
-        "pip install .",
-        ("tests/project/test_build.py::test_wheel_works_outside_the_tree",),
-        "2026-11-23 ecf339e",
-    ),
-    Entry(
-        "pip install npu_kernels[formula]",
-        ("tests/project/test_what_users_run.py::test_extras",),
-        NO_RECORD,
-    ),
-    Entry(
-        "pip install npu_kernels[ode]",
-        ("tests/project/test_what_users_run.py::test_extras",),
-        NO_RECORD,
-    ),
-    Entry(
-        "pip install npu_kernels[sklearn]",
-        ("tests/project/test_what_users_run.py::test_extras",),
-        NO_RECORD,
-    ),
-    Entry(
-        "pip install npu_kernels[triton]",
-        ("tests/project/test_what_users_run.py::test_extras",),
-        NO_RECORD,
-    ),
-    Entry(
-        "pip install npu_kernels[units]",
-        ("tests/project/test_what_users_run.py::test_extras",),
-        NO_RECORD,
-    ),
+    Entry("pip install .", ("tests/project/test_build.py::test_wheel_works_outside_the_tree",),
+          "2026-11-23 ecf339e"),
+    Entry("pip install npu_kernels[formula]",
+          ("tests/project/test_what_users_run.py::test_extras",), NO_RECORD),
+    Entry("pip install npu_kernels[ode]", ("tests/project/test_what_users_run.py::test_extras",),
+          NO_RECORD),
+    Entry("pip install npu_kernels[sklearn]",
+          ("tests/project/test_what_users_run.py::test_extras",), NO_RECORD),
+    Entry("pip install npu_kernels[triton]", ("tests/project/test_what_users_run.py::test_extras",),
+          NO_RECORD),
+    Entry("pip install npu_kernels[units]", ("tests/project/test_what_users_run.py::test_extras",),
+          NO_RECORD),
     # ---- variables
-    Entry(
-        "NPU_KERNELS_NO_CPP",
-        ("tests/project/test_build.py::test_without_the_kernels_says_so_once",),
-        WHOLE,
-    ),
+    Entry("NPU_KERNELS_NO_CPP",
+          ("tests/project/test_build.py::test_without_the_kernels_says_so_once",), WHOLE),
     Entry(
         "NPU_KERNELS_NO_FAST_PATH",
         (
@@ -233,26 +154,19 @@ COMMANDS = [
         ),
         NO_RECORD,
     ),
-    Entry(
-        "NPU_KERNELS_TORCH",
-        ("tests/project/test_build.py::test_without_torch_the_build_names_the_commands",),
-        "2026-11-24 36a7032",
-    ),
+    Entry("NPU_KERNELS_TORCH",
+          ("tests/project/test_build.py::test_without_torch_the_build_names_the_commands",),
+          "2026-11-24 36a7032"),
     Entry("NPU_KERNELS_FETCH_TORCH", (), NO_RECORD, "downloads a torch of several gigabytes"),
     Entry("NPU_KERNELS_CPU_ISA", ("tests/backends/test_isa.py::test_environment_variable",), WHOLE),
-    Entry(
-        "NPU_KERNELS_TEST_ROWS", ("tests/layers/test_rows.py::test_error_of_many_rows",), NO_RECORD
-    ),
-    Entry(
-        "NPU_KERNELS_LONG",
-        (),
-        NO_RECORD,
-        "scikit-learn's checks with default parameters take minutes",
-    ),
+    Entry("NPU_KERNELS_TEST_ROWS", ("tests/layers/test_rows.py::test_error_of_many_rows",),
+          NO_RECORD),
+    Entry("NPU_KERNELS_LONG", (), NO_RECORD,
+          "scikit-learn's checks with default parameters take minutes"),
     # ---- tools of others
     Entry("ctest", ("tests/backends/test_core.py::test_core",), WHOLE),
     Entry("compute-sanitizer", (), NO_RECORD, "needs a GPU"),
-]
+]  # fmt: skip
 
 # Promises that no command names.
 INSTALLATIONS = [
@@ -263,17 +177,10 @@ INSTALLATIONS = [
         ),
         "2026-11-24 36a7032",
     ),
-    Entry(
-        "a wheel runs with glibc 2.28",
-        (),
-        NO_RECORD,
-        "needs another system: .github/workflows/release.yml",
-    ),
-    Entry(
-        "the source distribution is complete",
-        ("tests/project/test_sdist.py::test_it_holds_what_git_holds",),
-        WHOLE,
-    ),
+    Entry("a wheel runs with glibc 2.28", (), NO_RECORD,
+          "needs another system: .github/workflows/release.yml"),
+    Entry("the source distribution is complete",
+          ("tests/project/test_sdist.py::test_it_holds_what_git_holds",), WHOLE),
     Entry("the pages build without a warning", ("make docs",), WHOLE),
     Entry(
         "without NumPy",
@@ -284,19 +191,10 @@ INSTALLATIONS = [
         ),
         WHOLE,
     ),
-    Entry(
-        "without a compiler",
-        ("tests/project/test_build.py::test_without_the_kernels_says_so_once",),
-        WHOLE,
-    ),
-    Entry(
-        "an editable install is seen by type checkers",
-        ("tests/project/test_typing.py::test_a_users_file_outside_of_the_tree",),
-        WHOLE,
-    ),
-    Entry(
-        "the blocks of the README and of the pages",
-        ("tests/project/test_docs.py::test_example",),
-        WHOLE,
-    ),
-]
+    Entry("without a compiler",
+          ("tests/project/test_build.py::test_without_the_kernels_says_so_once",), WHOLE),
+    Entry("an editable install is seen by type checkers",
+          ("tests/project/test_typing.py::test_a_users_file_outside_of_the_tree",), WHOLE),
+    Entry("the blocks of the README and of the pages",
+          ("tests/project/test_docs.py::test_example",), WHOLE),
+]  # fmt: skip

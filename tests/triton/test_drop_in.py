@@ -98,15 +98,10 @@ def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
 
 @pytest.mark.parametrize(
     ("layer", "name"),
-    [
-        (NPU, "npu"),
-        (NMU, "nmu"),
-        (NALU, "nalu"),
-        (functools.partial(NALU, bias=True), "nalu"),
-        (iNALU, "inalu"),
-    ],
+    [(NPU, "npu"), (NMU, "nmu"), (NALU, "nalu"), (functools.partial(NALU, bias=True), "nalu"),
+     (iNALU, "inalu")],
     ids=["NPU", "NMU", "NALU", "NALU with bias", "iNALU"],
-)
+)  # fmt: skip
 def test_vmap_over_stacked_modules_is_one_launch(
     layer: Callable[..., nn.Module], name: str, launches: Counter[str]
 ) -> None:

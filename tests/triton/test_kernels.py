@@ -30,16 +30,10 @@ FUSED = ("npu", "nmu", "nmru", "nalu", "inalu")
 # All but the NPU have one set of kernels for all sizes.
 both_routes = pytest.mark.parametrize(
     ("name", "route"),
-    [
-        ("npu", "small"),
-        ("npu", "tiles"),
-        ("nmu", "small"),
-        ("nmru", "small"),
-        ("nalu", "small"),
-        ("inalu", "small"),
-    ],
+    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nmru", "small"), ("nalu", "small"),
+     ("inalu", "small")],
     indirect=["route"],
-)
+)  # fmt: skip
 
 # Rows, inputs, outputs: around the tiles of the table's "narrow" and "medium" configurations.
 TILE_SIZES = ((1, 16, 1), (63, 17, 16), (65, 15, 33), (3, 33, 17))
@@ -149,16 +143,10 @@ def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleTy
 
 @pytest.mark.parametrize(
     ("name", "route", "shared"),
-    [
-        ("npu", "small", False),
-        ("npu", "tiles", True),
-        ("nmu", "small", True),
-        ("nmru", "small", True),
-        ("nalu", "small", False),
-        ("inalu", "small", True),
-    ],
+    [("npu", "small", False), ("npu", "tiles", True), ("nmu", "small", True),
+     ("nmru", "small", True), ("nalu", "small", False), ("inalu", "small", True)],
     indirect=["route"],
-)
+)  # fmt: skip
 def test_needs(name: str, shared: bool, route: str, device: str, kernels: ModuleType) -> None:
     """Every subset gives the bits of the full set, and empty tensors for the rest."""
     sample = RECORDS[name].sample(17, 5, 3, num_models=2, shared=shared, device=device)
@@ -218,16 +206,10 @@ def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: Modul
 
 @pytest.mark.parametrize(
     ("name", "route"),
-    [
-        ("npu", "small"),
-        ("npu", "tiles"),
-        ("nmu", "small"),
-        ("nmru", "small"),
-        ("nalu", "small"),
-        ("inalu", "small"),
-    ],
+    [("npu", "small"), ("npu", "tiles"), ("nmu", "small"), ("nmru", "small"), ("nalu", "small"),
+     ("inalu", "small")],
     indirect=["route"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
 def test_gradcheck(
     name: str, num_models: int | None, shared: bool, route: str, device: str
@@ -481,13 +463,8 @@ def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: Modul
     -eps and 0."""
     eps = 0.25
     rows = [
-        [-1.0, 2, 3],
-        [-1.25, 2, 3],
-        [-1.0, -1.25, 3],
-        [-0.1, 2, 3],
-        [-0.1, -1, -2],
-        [0.0, 2, 3],
-    ]
+        [-1.0, 2, 3], [-1.25, 2, 3], [-1.0, -1.25, 3], [-0.1, 2, 3], [-0.1, -1, -2], [0.0, 2, 3],
+    ]  # fmt: skip
     # 1/2 of -1, or of the reciprocal of -1.25, and 1/2 of 1 are 0; so is all of 0.
     columns = [[0.5] * 6, [0.25, 0.5, 1.0, 0.5, 0.75, 0.1], [1.0, 0.0, 0.5, 0.0, 1.0, 0.25]]
     x, weight = (

@@ -42,18 +42,12 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
     "NPU": ((130, 70, 65), {}, PLAN),
     "NPU by pointers": ((130, 33, 65), {}, POINTERS),
     "RealNPU": ((33, 150, 130), {"without": ("weight_im",)}, PLAN),
-    "NaiveNPU of models, shared x": (
-        (33, 130, 17),
-        {"without": ("gate",), "num_models": 2, "shared": True},
-        PLAN,
-    ),
+    "NaiveNPU of models, shared x": ((33, 130, 17),
+                                     {"without": ("gate",), "num_models": 2, "shared": True}, PLAN),
     "NPU of models, shared x": ((17, 33, 17), {"num_models": 2, "shared": True}, PLAN),
-    "RealNPU of models by pointers": (
-        (129, 20, 17),
-        {"without": ("weight_im",), "num_models": 2},
-        POINTERS,
-    ),
-}
+    "RealNPU of models by pointers": ((129, 20, 17), {"without": ("weight_im",), "num_models": 2},
+                                      POINTERS),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -261,16 +261,9 @@ def test_gradcheck(device: str) -> None:
         u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor
     ) -> Any:
         return ode.integrate(
-            u0,
-            weight_re,
-            weight_im,
-            gate,
-            weight,
-            steps=2,
-            dt=0.05,
-            method="midpoint",
+            u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint",
             derivatives=True,
-        )
+        )  # fmt: skip
 
     operands = (
         u0.requires_grad_(),

@@ -38,15 +38,9 @@ def test_tables_are_well_formed(architecture: str) -> None:
         assert match[1] in tuning.KERNELS
         for name, value in entry.items():
             keys = (
-                "BLOCK_B",
-                "BLOCK_O",
-                "BLOCK_I",
-                "PASSES",
-                "num_warps",
-                "num_stages",
-                "maxnreg",
+                "BLOCK_B", "BLOCK_O", "BLOCK_I", "PASSES", "num_warps", "num_stages", "maxnreg",
                 "programs",
-            )
+            )  # fmt: skip
             assert name in keys, key
             if name.startswith("BLOCK") or name == "num_warps":
                 assert value & (value - 1) == 0, key
@@ -91,14 +85,9 @@ def test_every_shape_has_a_configuration(
 
 def test_architectures() -> None:
     names = {
-        80: "sm_80",
-        86: "sm_80",
-        89: "sm_80",
-        90: "sm_90",
-        100: "sm_100",
-        103: "sm_100",
+        80: "sm_80", 86: "sm_80", 89: "sm_80", 90: "sm_90", 100: "sm_100", 103: "sm_100",
         120: "sm_80",
-    }
+    }  # fmt: skip
     for capability, name in names.items():
         assert tuning.architecture(GPUTarget("cuda", capability, 32)) == name
     assert tuning.architecture(GPUTarget("hip", "gfx950", 64)) == "gfx942"
@@ -126,13 +115,8 @@ def test_measured_entries_win(monkeypatch: pytest.MonkeyPatch) -> None:
         "k4",
     ]
     entry = {
-        "BLOCK_B": 16,
-        "BLOCK_O": 16,
-        "BLOCK_I": 16,
-        "PASSES": 0,
-        "num_warps": 1,
-        "num_stages": 1,
-    }
+        "BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": 0, "num_warps": 1, "num_stages": 1,
+    }  # fmt: skip
     table: dict[str, Any] = dict(tuning.load_table()["sm_90"])
     monkeypatch.setattr(tuning, "tables_in_use", lambda: {"sm_90": table | {key: entry}})
     monkeypatch.setattr(tuning, "architecture_of", lambda device: "sm_90")
@@ -264,22 +248,14 @@ def test_unknown_kernel() -> None:
         tuning.use_config("fast", {})
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "num_models", "shared", "limit"),
-    [
-        ("npu", (100, 6, 2), None, False, 2),
-        ("npu", (100, 6, 2), 5, False, 2),
-        ("npu", (100, 6, 2), 5, True, 3),
-        ("npu", (50, 17, 16), None, False, 4),
-        ("npu", (20, 17, 16), 2, True, 4),
-        ("nmu", (20, 6, 2), None, False, 2),
-        ("nmu", (50, 6, 2), 2, True, 3),
-        ("nalu", (16, 6, 2), None, False, 3),
-        ("nalu", (20, 6, 2), 2, True, 4),
-        ("inalu", (100, 6, 2), None, False, 4),
-        ("inalu", (20, 17, 16), 2, True, 4),
-    ],
-)
+@pytest.mark.parametrize(("name", "sizes", "num_models", "shared", "limit"), [
+    ("npu", (100, 6, 2), None, False, 2), ("npu", (100, 6, 2), 5, False, 2),
+    ("npu", (100, 6, 2), 5, True, 3), ("npu", (50, 17, 16), None, False, 4),
+    ("npu", (20, 17, 16), 2, True, 4), ("nmu", (20, 6, 2), None, False, 2),
+    ("nmu", (50, 6, 2), 2, True, 3), ("nalu", (16, 6, 2), None, False, 3),
+    ("nalu", (20, 6, 2), 2, True, 4), ("inalu", (100, 6, 2), None, False, 4),
+    ("inalu", (20, 17, 16), 2, True, 4),
+])  # fmt: skip
 def test_launches_of_a_step(
     name: str,
     sizes: tuple[int, int, int],
