@@ -28,6 +28,7 @@ from npu_kernels._backends import cpu, fast_path
 from npu_kernels._testing.samples import RECORDS, Sample
 from tests.conftest import needs_library
 from tests.support.building import run_python
+from tests.support.compare import assert_equal
 
 pytestmark = needs_library
 
@@ -339,7 +340,7 @@ def test_inalu_has_the_bits_of_the_operators(
 
     actuals = results()
     monkeypatch.setattr(fast_path, "inalu", None)
-    assert all(torch.equal(a, b) for a, b in zip(actuals, results(), strict=True))
+    assert_equal(actuals, results())
 
 
 @pytest.mark.parametrize("models", [None, 2])

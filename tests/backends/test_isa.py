@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves
 from npu_kernels import functional, reference
 from npu_kernels._backends import cpu
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import RECORDS, error_bound, normwise_error
+from npu_kernels._testing.samples import RECORDS, error_bound
 from tests.conftest import ISAS, needs_library
+from tests.support.compare import assert_near
 from tests.support.kernels import errors, forward, outputs, with_zero_factors
 
 pytestmark = needs_library
@@ -30,10 +31,9 @@ def test_float64_parity(isa: str, name: str) -> None:
     assert cpu.isa() == isa
     for sample in RECORDS[name].samples(torch.float64):
         grad_y = torch.ones_like(forward(sample, reference)[0])
-        for actual, expected in zip(
-            outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
-        ):
-            assert normwise_error(actual, expected) < 5e-14, sample.name
+        assert_near(
+            outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), 5e-14, sample.name
+        )
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
@@ -53,10 +53,7 @@ def test_zero_inputs_and_factors(isa: str, num_models: int | None, shared: bool)
         RECORDS["inalu"].sample(83, 5, 18, num_models=num_models, shared=shared)
     )
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert normwise_error(actual, expected) < 5e-14
+    assert_near(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), 5e-14)
 
 
 @pytest.mark.parametrize("index", [0, 300, -1])
@@ -66,10 +63,7 @@ def test_a_single_zero_input_of_inalu(isa: str, index: int) -> None:
     assert (sample.x != 0).all()
     sample.x.view(-1)[index] = 0
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert normwise_error(actual, expected) < 5e-14
+    assert_near(outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), 5e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

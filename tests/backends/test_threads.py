@@ -23,6 +23,7 @@ from npu_kernels._backends import cpu
 from npu_kernels._testing.samples import RECORDS, Sample
 from tests.conftest import needs_library
 from tests.support.building import run_python
+from tests.support.compare import assert_equal
 
 pytestmark = needs_library
 
@@ -63,17 +64,14 @@ def test_same_bits_at_any_number(
     expected = _everything(name, sample)
     for threads in (2, 3, 8):
         torch.set_num_threads(threads)
-        for actual, want in zip(_everything(name, sample), expected, strict=True):
-            assert torch.equal(actual, want)
+        assert_equal(_everything(name, sample), expected)
 
 
 def test_same_bits_every_time() -> None:
     sample = RECORDS["npu"].sample(2000, 33, 35, dtype=torch.float32)
     expected = _everything("npu", sample)
     for _ in range(10):
-        assert all(
-            torch.equal(a, e) for a, e in zip(_everything("npu", sample), expected, strict=True)
-        )
+        assert_equal(_everything("npu", sample), expected)
 
 
 def test_python_threads_share_a_module() -> None:
@@ -90,7 +88,7 @@ def test_python_threads_share_a_module() -> None:
     with ThreadPoolExecutor(8) as pool:
         for _ in range(5):
             for actual, want in zip(pool.map(step, inputs), expected, strict=True):
-                assert all(torch.equal(a, w) for a, w in zip(actual, want, strict=True))
+                assert_equal(actual, want)
 
 
 def test_set_num_threads_while_others_compute() -> None:
@@ -109,7 +107,7 @@ def test_set_num_threads_while_others_compute() -> None:
     try:
         with ThreadPoolExecutor(4) as pool:
             for outcome in pool.map(lambda _: _everything("npu", sample), range(12)):
-                assert all(torch.equal(a, e) for a, e in zip(outcome, expected, strict=True))
+                assert_equal(outcome, expected)
     finally:
         stop.set()
         changer.join()

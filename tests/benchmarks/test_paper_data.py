@@ -26,6 +26,7 @@ from benchmarks.paper.summary import (
 )
 from benchmarks.paper.training import Buffer, frobenius, l1
 from npu_kernels import training
+from tests.support.compare import assert_equal
 
 # ---- the exact checks ----------------------------------------------------------------------------
 
@@ -151,8 +152,7 @@ def test_buffer_gives_each_model_its_parameters() -> None:
     layer = npu_kernels.NPU(3, 2, num_models=4)
     before = [parameter.detach().clone() for parameter in layer.parameters()]
     buffer = Buffer(layer)
-    for parameter, saved in zip(layer.parameters(), before, strict=True):
-        assert torch.equal(parameter, saved)
+    assert_equal(layer.parameters(), before)
     per_model = buffer.per_model()
     assert per_model.shape == (4, 15)
     values = torch.arange(4.0)
@@ -160,8 +160,7 @@ def test_buffer_gives_each_model_its_parameters() -> None:
     buffer.flat.copy_(spread)
     assert torch.equal(buffer.per_model(), values.unsqueeze(1).expand(4, 15))
     buffer.load_per_model(per_model)
-    for parameter, saved in zip(layer.parameters(), before, strict=True):
-        assert torch.equal(parameter, saved)
+    assert_equal(layer.parameters(), before)
 
 
 # ---- the paper's numbers -------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from npu_kernels.fitting._scale import with_coefficient
 from npu_kernels.layers import Unit
 from npu_kernels.training import SteppedSchedule, run
 from tests.conftest import needs_library
+from tests.support.compare import assert_equal
 from tests.support.fits import SHORT, hard
 from tests.support.time_series import T, known, predators
 
@@ -240,7 +241,7 @@ def test_a_run_of_other_settings_is_refused(name: str, tmp_path: Path) -> None:
         match=rf"^run: checkpoint must be .*{path.name}': it is of another run: .*{said}",
     ):
         trained(path, **{**lr, **first, **change})
-    assert all(map(torch.equal, before, model.parameters()))
+    assert_equal(before, model.parameters())
     assert path.read_bytes() == content
 
 
@@ -288,7 +289,7 @@ def test_what_moves_comes_from_the_file(name: str, fused: bool, tmp_path: Path) 
     rest = trained(path, model=model(), **{**copy.deepcopy(first), **change})
     assert rest.fused is (fused and name != "a tensor as rate")
     assert torch.equal(undisturbed.losses, rest.losses)
-    assert all(map(torch.equal, undisturbed.model.parameters(), rest.model.parameters()))
+    assert_equal(undisturbed.model.parameters(), rest.model.parameters())
     assert undisturbed.optimizer.param_groups[0]["lr"] == rest.optimizer.param_groups[0]["lr"]
 
 
@@ -466,7 +467,7 @@ def test_a_run_of_any_data_is_saved_and_continued(kind: str, tmp_path: Path) -> 
     )
     assert part.steps == 20
     assert torch.equal(undisturbed.losses, rest.losses)
-    assert all(map(torch.equal, undisturbed.model.parameters(), rest.model.parameters()))
+    assert_equal(undisturbed.model.parameters(), rest.model.parameters())
     if kind != "bfloat16":
         assert torch.equal(undisturbed.losses, trained(None).losses)
 
@@ -487,7 +488,7 @@ def test_what_cannot_be_saved_fails_before_any_step(
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(RuntimeError, match=r"no digest"):
         trained(tmp_path / "run", model=model)
-    assert all(map(torch.equal, before, model.parameters()))
+    assert_equal(before, model.parameters())
     monkeypatch.setattr(fitting.Run, "advance", lambda *_: pytest.fail("work was done"))
     x, y = hard()
     with pytest.raises(RuntimeError, match=r"no digest"):

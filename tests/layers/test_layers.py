@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize, prune
 import npu_kernels
 from npu_kernels import functional, layers
 from npu_kernels.layers import NAC, NALU, NAU, NMRU, NMU, NPU, NaiveNPU, RealNPU, Unit, iNALU
+from tests.support.compare import assert_equal
 
 UNITS: list[type[Unit]] = [NPU, RealNPU, NaiveNPU, NAU, NMU, NMRU, NAC, NALU, iNALU]
 PARAMETERS = {
@@ -115,9 +116,7 @@ def test_seed(unit: type[Unit]) -> None:
     for _ in range(2):
         torch.manual_seed(7)
         layers.append(unit(4, 3))
-    assert all(
-        torch.equal(a, b) for a, b in zip(*(layer.parameters() for layer in layers), strict=True)
-    )
+    assert_equal(*(layer.parameters() for layer in layers))
 
 
 @every_unit

@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from npu_kernels import functional, reference
 from npu_kernels._testing.samples import LAYOUTS, RECORDS, Sample, normwise_error, with_layout
 from tests.conftest import needs_library
+from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_batched_gradients
 
 SETTINGS = [(None, False), (2, False), (2, True)]  # models, whether they share x
@@ -199,10 +200,7 @@ def test_second_derivative_of_any_rows(
         return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())]
 
     expected = second(record.reference, sample.x)
-    for actual, want in zip(
-        second(record.function, sample.x.reshape(shape)), expected, strict=True
-    ):
-        assert normwise_error(actual, want) < ROUNDING
+    assert_near(second(record.function, sample.x.reshape(shape)), expected, ROUNDING)
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu"])
@@ -218,8 +216,7 @@ def test_third_derivative(name: str) -> None:
             value = sum((g.square().sum() for g in grads), torch.zeros(()))
         return list(torch.autograd.grad(value, sample.leaves()))
 
-    for actual, expected in zip(third(record.function), third(record.reference), strict=True):
-        assert normwise_error(actual, expected) < 1e-11
+    assert_near(third(record.function), third(record.reference), 1e-11)
 
 
 def test_second_derivative_with_dependent_inputs(backend: str) -> None:
@@ -244,8 +241,7 @@ def test_second_derivative_in_training(backend: str) -> None:
         (slope,) = torch.autograd.grad(leaves.call(function).sum(), leaves.x, create_graph=True)
         (slope.square().sum() + leaves.call(function).square().sum()).backward()
         grads[function] = [leaf.grad for leaf in leaves.leaves()]
-    for actual, expected in zip(grads[functional.npu], grads[reference.npu], strict=True):
-        assert normwise_error(actual, expected) < ROUNDING
+    assert_near(grads[functional.npu], grads[reference.npu], ROUNDING)
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -280,4 +276,4 @@ def test_retained_graph(backend: str) -> None:
         loss = sample.call(RECORDS[name].function).square().sum()
         first = torch.autograd.grad(loss, sample.leaves(), retain_graph=True)
         second = torch.autograd.grad(loss, sample.leaves())
-        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        assert_equal(first, second)

@@ -18,10 +18,10 @@ from npu_kernels._testing.samples import (
     RECORDS,
     error_bound,
     fill_uninitialized_with_nan,
-    normwise_error,
     with_layout,
 )
 from tests.conftest import needs_library
+from tests.support.compare import assert_equal, assert_near
 from tests.support.kernels import ALL, backward, errors, forward, outputs
 from tests.support.kernels import options as options_of
 
@@ -85,10 +85,9 @@ def test_float32_error_of_many_rows() -> None:
 def test_float64_parity(name: str) -> None:
     for sample in RECORDS[name].samples(torch.float64):
         grad_y = torch.randn_like(forward(sample, reference)[0])
-        for actual, expected in zip(
-            outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), strict=True
-        ):
-            assert normwise_error(actual, expected) < 5e-14, sample.name
+        assert_near(
+            outputs(sample, ops, grad_y), outputs(sample, reference, grad_y), 5e-14, sample.name
+        )
 
 
 @needs_library
@@ -103,8 +102,7 @@ def test_upstream_layouts(name: str, layout: str) -> None:
             )
             grad_y = with_layout(torch.randn_like(forward(sample, ops)[0]), layout)
             expected = backward(sample, ops, grad_y.contiguous(), ALL)
-            for grad, want in zip(backward(sample, ops, grad_y, ALL), expected, strict=True):
-                assert torch.equal(grad, want)
+            assert_equal(backward(sample, ops, grad_y, ALL), expected)
 
 
 @needs_library
@@ -152,7 +150,7 @@ def test_inputs_are_unchanged(name: str) -> None:
         grad_y = torch.randn_like(y)
         before, grad_copy = y.clone(), grad_y.clone()
         backward(sample, ops, grad_y, ALL)
-        assert all(torch.equal(t, copy) for t, copy in zip(sample.leaves(), copies, strict=True))
+        assert_equal(sample.leaves(), copies)
         assert torch.equal(y, before)
         assert torch.equal(grad_y, grad_copy)
 

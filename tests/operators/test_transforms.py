@@ -32,6 +32,7 @@ from npu_kernels import NAU, NMU, NPU, backend_for, functional, iNALU, reference
 from npu_kernels._operators import autograd
 from npu_kernels._testing.samples import RECORDS, CountCalls, normwise_error
 from tests.conftest import needs_library
+from tests.support.compare import assert_near
 from tests.support.vmapped import ROUNDING, check_one_call
 
 fused = pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
@@ -122,8 +123,7 @@ def test_jvp_and_jacobians(name: str, backend: str) -> None:
     expected = sum(torch.tensordot(j, t, t.dim()) for j, t in zip(reverse, tangents, strict=True))
     assert normwise_error(tangent, expected) < ROUNDING
     assert tangent.any()
-    for f, r in zip(forward, reverse, strict=True):
-        assert normwise_error(f, r) < ROUNDING
+    assert_near(forward, reverse, ROUNDING)
 
 
 @fused
@@ -379,12 +379,11 @@ def test_compiled_models(backend: str) -> None:
     model = nn.Sequential(NPU(3, 6, num_models=4), NAU(6, 2, num_models=4))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     for x in (torch.randn(9, 3), torch.randn(4, 7, 3)):
-        for actual, expected in zip(
+        assert_near(
             _step(compiled, list(model.parameters()), x),
             _step(model, list(model.parameters()), x),
-            strict=True,
-        ):
-            assert normwise_error(actual, expected) < 1e-6
+            1e-6,
+        )
 
 
 @compiles
@@ -462,10 +461,7 @@ def test_inductor(dynamic: bool) -> None:
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows in (9, 21) if dynamic else (9,):
             x = torch.randn(rows, 3)
-            for actual, expected in zip(
-                _step(compiled, parameters, x), _step(model, parameters, x), strict=True
-            ):
-                assert normwise_error(actual, expected) < 5e-5
+            assert_near(_step(compiled, parameters, x), _step(model, parameters, x), 5e-5)
 
 
 # ---- torch.export ---------------------------------------------------------------------------

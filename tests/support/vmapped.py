@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from npu_kernels._testing.samples import RECORDS, CountCalls, normwise_error
+from tests.support.compare import assert_near
 
 ROUNDING = 1e-11
 
@@ -92,10 +93,11 @@ def check_one_call(name: str) -> None:
             over_weights = any(dim is not None for dim in (*outer[1:], *(inner or ())[1:]))
             assert count.calls[f"{name}_forward"] == (over_weights or not gradient)
             assert count.calls[f"{name}_backward"] == (over_weights and gradient)
-            for a, e in zip(
-                *(v if isinstance(v, tuple) else (v,) for v in (actual, expected)), strict=True
-            ):
-                assert normwise_error(a, e) < ROUNDING, (outer, inner)
+            assert_near(
+                *(v if isinstance(v, tuple) else (v,) for v in (actual, expected)),
+                ROUNDING,
+                (outer, inner),
+            )
 
 
 def check_batched_gradients(call: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:

@@ -15,6 +15,7 @@ from npu_kernels import NALU, NMU, NPU, functional, iNALU, use_backend
 from npu_kernels._backends import triton as backend
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import normwise_error
+from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_one_call
 
 
@@ -74,7 +75,7 @@ def test_only_inside_use_backend(launches: Counter[str]) -> None:
     outside = _step(model, x)
     assert normwise_error(ops.nmu_forward(x, x[:2].abs()), direct) < 1e-12
     assert not launches
-    assert all(normwise_error(a, b) < 1e-11 for a, b in zip(inside, outside, strict=True))
+    assert_near(inside, outside, 1e-11)
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
@@ -92,7 +93,7 @@ def test_compiled_graphs_and_exported_programs(launches: Counter[str]) -> None:
         launches.clear()
         y = program(x)
         assert launches == {"npu_forward": 1, "nmu_forward": 1}
-    assert all(normwise_error(a, b) < 1e-11 for a, b in zip(results, expected, strict=True))
+    assert_near(results, expected, 1e-11)
     assert normwise_error(y, model(x)) < 1e-11
 
 
@@ -156,5 +157,4 @@ def test_python_threads() -> None:
     expected = [call(x) for x in inputs]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(3):
-            for actual, want in zip(pool.map(call, inputs), expected, strict=True):
-                assert torch.equal(actual, want)
+            assert_equal(pool.map(call, inputs), expected)

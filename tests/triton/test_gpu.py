@@ -11,6 +11,7 @@ from torch import Tensor
 import npu_kernels
 from npu_kernels import reference
 from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
+from tests.support.compare import assert_equal, assert_near
 from tests.support.kernels import ALL, backward, forward, outputs
 
 pytestmark = pytest.mark.gpu
@@ -111,8 +112,7 @@ def test_repeated_calls(layer: str, sizes: tuple[int, int, int], gpu: str) -> No
         calls.append(step(late))
     stream.synchronize()
     for call in calls[1:]:
-        for actual, first in zip(call, calls[0], strict=True):
-            assert torch.equal(actual, first)
+        assert_equal(call, calls[0])
     for actual, first in zip(
         step(shifted), calls[0], strict=True
     ):  # other instructions, which may add in another order
@@ -152,8 +152,7 @@ def test_other_stream(name: str, gpu: str, kernels: ModuleType) -> None:
             copy.copy_(source)
         actual = [*forward(copies, kernels), *backward(copies, kernels, grad_y, ALL)]
     stream.synchronize()
-    for result, want in zip(actual, expected, strict=True):
-        assert torch.equal(result, want)
+    assert_equal(actual, expected)
 
 
 def test_other_device(gpu: str, kernels: ModuleType) -> None:
@@ -191,8 +190,7 @@ def test_more_than_2_31_elements(
         grad_y[tail], x[tail], weight_re, weight_im, gate, *want, 1e-7, False, 15
     )
     assert normwise_error(actuals[0][tail], tail_expected[0]) < 1e-4
-    for grad, expected in zip(actuals[1:], tail_expected[1:], strict=True):
-        assert normwise_error(grad, expected) < 1e-3
+    assert_near(actuals[1:], tail_expected[1:], 1e-3)
 
 
 @pytest.mark.parametrize("name", ["nmu", "nalu", "inalu"])

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from npu_kernels import use_backend
 from npu_kernels._testing.samples import RECORDS, Sample, normwise_error
 from npu_kernels.interop import reference_layers
+from tests.support.compare import assert_near
 
 pytest.importorskip("triton")
 LAYERS = ("npu", "nmu", "nmru", "nalu", "inalu")
@@ -60,8 +61,7 @@ def test_no_casts(name: str, dtype: torch.dtype, device: str) -> None:
     exact = sample.map(Tensor.double).requires_grad()
     y = exact.call(RECORDS[name].reference)
     exact_results = [y.detach(), *torch.autograd.grad(y, exact.leaves(), torch.ones_like(y))]
-    for actual, want in zip(results, exact_results, strict=True):
-        assert normwise_error(actual, want) < 4 * torch.finfo(dtype).eps
+    assert_near(results, exact_results, 4 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

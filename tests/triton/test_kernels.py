@@ -23,6 +23,7 @@ from npu_kernels._testing.samples import (
     normwise_error,
     with_layout,
 )
+from tests.support.compare import assert_equal, assert_near
 from tests.support.kernels import ALL, EPS, backward, errors, forward, outputs, with_zero_factors
 from tests.support.vmapped import check_batched_gradients
 
@@ -73,10 +74,9 @@ def test_zero_inputs_and_factors(
     sample = RECORDS[name].sample(19, 5, 18, num_models=num_models, shared=shared, device=device)
     sample = with_zero_factors(sample)
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert normwise_error(actual, expected) < 5e-14, sample.name
+    assert_near(
+        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), 5e-14, sample.name
+    )
 
 
 def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: ModuleType) -> None:
@@ -88,8 +88,7 @@ def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: Module
         runs.append([y, *saved, *grads])
     bounded = runs[1][4] & 1
     assert 0.1 < bounded.double().mean() < 0.9
-    for actual, expected in zip(*runs, strict=True):
-        assert normwise_error(actual, expected) < 5e-14
+    assert_near(*runs, 5e-14)
 
 
 @pytest.mark.parametrize("sizes", TILE_SIZES)
@@ -106,10 +105,9 @@ def test_float64_parity_on_tiles(
             *sizes, num_models=num_models, shared=shared, without=without, device=device
         )
         grad_y = torch.randn_like(forward(sample, reference)[0])
-        for actual, expected in zip(
-            outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
-        ):
-            assert normwise_error(actual, expected) < 5e-14, sample.name
+        assert_near(
+            outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), 5e-14, sample.name
+        )
 
 
 @both_routes
@@ -137,8 +135,7 @@ def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleTy
         sample = RECORDS[name].sample(*sizes, num_models=2, device=device)
         grad_y = with_layout(torch.randn_like(forward(sample, reference)[0]), layout)
         expected = backward(sample, kernels, grad_y.contiguous(), ALL)
-        for grad, want in zip(backward(sample, kernels, grad_y, ALL), expected, strict=True):
-            assert torch.equal(grad, want)
+        assert_equal(backward(sample, kernels, grad_y, ALL), expected)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +197,7 @@ def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: Modul
         grad_y = torch.randn_like(forward(sample, reference)[0])
         grad_copy = grad_y.clone()
         backward(sample, kernels, grad_y, ALL)
-        assert all(torch.equal(t, copy) for t, copy in zip(sample.leaves(), copies, strict=True))
+        assert_equal(sample.leaves(), copies)
         assert torch.equal(grad_y, grad_copy)
 
 
@@ -296,10 +293,7 @@ def test_empty_tensors(
         columns = {1, 2} if name == "nmru" else {1}  # the NMRU's weights have two for each input
         sample = sample.map(lambda t: t[..., :0] if t.shape[-1] in columns else t)
     grad_y = torch.ones_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert torch.equal(actual, expected)
+    assert_equal(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y))
 
 
 def test_negative_inputs_in_a_few_tiles(device: str, kernels: ModuleType) -> None:
@@ -309,10 +303,7 @@ def test_negative_inputs_in_a_few_tiles(device: str, kernels: ModuleType) -> Non
     sample.x[66, 3] *= -1
     sample.x[5, 39] = -0.0
     grad_y = torch.randn_like(forward(sample, reference)[0])
-    for actual, expected in zip(
-        outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), strict=True
-    ):
-        assert normwise_error(actual, expected) < 5e-14
+    assert_near(outputs(sample, kernels, grad_y), outputs(sample, reference, grad_y), 5e-14)
 
 
 # ---- special values -------------------------------------------------------------------------
@@ -478,8 +469,7 @@ def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: Modul
         )
         for of in (kernels, reference)
     )
-    for actual, expected in zip(actuals, expected_all, strict=True):
-        assert normwise_error(actual, expected) < 5e-14
+    assert_near(actuals, expected_all, 5e-14)
     assert (expected_all[0] == 0).any()
 
 

@@ -20,6 +20,7 @@ from npu_kernels._testing.samples import (
 from npu_kernels._time_loop import reference as reference_ode
 from tests.ode.test_ode import LAYERS, D, away_from_zero, make
 from tests.ode.test_ode_kernel import outputs_and_gradients
+from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_batched_gradients
 
 pytest.importorskip("triton")
@@ -57,20 +58,14 @@ def test_parity(
     layer: str, method: str, models: int | None, batch: int | None, device: str
 ) -> None:
     model, u0 = case(device, layer, models, batch)
-    for actual, want in zip(
-        *(on(name, model, u0, method=method) for name in ("triton", "reference")), strict=True
-    ):
-        assert normwise_error(actual, want) < 5e-13
+    assert_near(*(on(name, model, u0, method=method) for name in ("triton", "reference")), 5e-13)
 
 
 @pytest.mark.parametrize(("d", "h"), [(1, 1), (2, 9), (4, 20), (5, 17), (9, 2), (16, 32)])
 @pytest.mark.parametrize("batch", [None, 9])
 def test_sizes(d: int, h: int, batch: int | None, device: str) -> None:
     model, u0 = case(device, batch=batch, d=d, h=h)
-    for actual, want in zip(
-        *(on(name, model, u0) for name in ("triton", "reference")), strict=True
-    ):
-        assert normwise_error(actual, want) < 5e-13
+    assert_near(*(on(name, model, u0) for name in ("triton", "reference")), 5e-13)
 
 
 @pytest.mark.parametrize("method", ["euler", "rk4"])
@@ -160,8 +155,7 @@ def test_some_programs_for_many_starts(device: str, monkeypatch: pytest.MonkeyPa
     for programs in (1, 4, 4096):
         monkeypatch.setattr(launcher, "PROGRAMS", programs)
         for memory in ("full", "checkpointed"):
-            for actual, expected in zip(on("triton", model, u0, memory=memory), want, strict=True):
-                assert normwise_error(actual, expected) < 5e-13
+            assert_near(on("triton", model, u0, memory=memory), want, 5e-13)
 
 
 def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +167,7 @@ def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.Monke
         model, u0 = case(device, models=None, h=h)
         actuals, want = (on(name, model, u0, steps=1) for name in ("triton", "reference"))
         assert len(calls) == expected
-        for actual, true in zip(actuals, want, strict=True):
-            assert normwise_error(actual, true) < 1e-12
+        assert_near(actuals, want, 1e-12)
     parameters = (model[0].weight_re, model[0].weight_im, model[0].gate, model[1].weight)
     arguments = (u0[None], *(p.detach() for p in parameters))
     options = ([1.0], 2, 0.1, 1e-16, True, False, False)
@@ -225,8 +218,7 @@ def test_every_output_is_written(device: str) -> None:
     expected = on("triton", model, u0)
     with fill_uninitialized_with_nan():
         actuals = on("triton", model, u0)
-    for actual, want in zip(actuals, expected, strict=True):
-        assert torch.equal(actual, want)
+    assert_equal(actuals, expected)
 
 
 def test_some_gradients_alone(device: str) -> None:
