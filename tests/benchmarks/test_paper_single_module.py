@@ -48,7 +48,7 @@ def test_rows_lie_in_their_range_and_answer_the_operation(op: str) -> None:
 
 def test_rows_depend_on_seed_and_step_alone() -> None:
     together, single = Data([0, 7], "mul", CPU), Data([7], "mul", CPU)
-    steps = 1, 2, single_module.BLOCK, single_module.BLOCK + 1
+    steps = 1, 2, single_module.DRAW_BLOCK, single_module.DRAW_BLOCK + 1
     expected = [together(step)[0][len(RANGES) :].clone() for step in steps]
     for step, x in reversed(
         list(zip(steps, expected, strict=True))

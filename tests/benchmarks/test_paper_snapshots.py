@@ -48,7 +48,7 @@ def planned(tmp_path: Path, *words: str) -> list[Batch]:
 
 def test_shared_points_are_the_sequence_in_each_tasks_range() -> None:
     data = large.Data(["div", "add"], torch.float32, torch.device("cpu"))
-    for step in (1, large.BLOCK + 2):
+    for step in (1, large.SOBOL_BLOCK + 2):
         x, y = data(step)
         for k, task in enumerate(("div", "add")):
             expected = large.training_points(

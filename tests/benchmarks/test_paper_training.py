@@ -100,7 +100,7 @@ def test_starts_are_the_authors() -> None:
 
 
 def test_plan_of_the_large_task() -> None:
-    batches = large.batches(list(large.MODELS), None, large.STEPS, "code", "cpu")
+    batches = large.batches(list(large.MODELS), None, large.TRAINING_STEPS, "code", "cpu")
     assert len({batch.name for batch in batches}) == len(batches)
     runs = [
         (batch.settings["model"], run["task"], run["seed"])

@@ -30,7 +30,7 @@ pytestmark = [
         sys.platform == "win32", reason="DTensor over gloo is tested on Linux and macOS"
     ),
 ]
-ROUNDING = 1e-12
+SHARDED_ROUNDING = 1e-12
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_distributed.py"
 
 
@@ -87,7 +87,7 @@ def _data_parallel(rank: int, ranks: int) -> None:
     replicated = nn.parallel.DistributedDataParallel(_model())
     replicated(local_rows).square().mean().backward()
     for parameter, want in zip(replicated.parameters(), expected, strict=True):
-        assert normwise_error(parameter.grad, want) < ROUNDING
+        assert normwise_error(parameter.grad, want) < SHARDED_ROUNDING
 
     torch.manual_seed(1)
     sharded = _model()
@@ -98,7 +98,7 @@ def _data_parallel(rank: int, ranks: int) -> None:
     sharded(local_rows).square().mean().backward()
     for parameter, want in zip(sharded.parameters(), expected, strict=True):
         assert isinstance(parameter.grad, DTensor)
-        assert normwise_error(parameter.grad.full_tensor(), want) < ROUNDING
+        assert normwise_error(parameter.grad.full_tensor(), want) < SHARDED_ROUNDING
 
 
 _TWO = ((None, False), (4, True))
@@ -170,7 +170,7 @@ def _operators(
                 slopes = torch.autograd.grad(output, leaves, upstream)
                 for actual, want in zip((output, *slopes), expected, strict=True):
                     full = actual.full_tensor()  # type: ignore[attr-defined]
-                    assert normwise_error(full, want) < ROUNDING, (
+                    assert normwise_error(full, want) < SHARDED_ROUNDING, (
                         f"{name} {num_models} {shared} {choice}"
                     )
                 if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
@@ -178,7 +178,9 @@ def _operators(
                     output = function(*frozen, last.requires_grad_(), **sample.options)
                     (slope,) = torch.autograd.grad(output, [last], upstream)
                     gathered = slope.full_tensor()  # type: ignore[attr-defined]
-                    assert normwise_error(gathered, expected[-1]) < ROUNDING, f"{name} {choice}"
+                    assert normwise_error(gathered, expected[-1]) < SHARDED_ROUNDING, (
+                        f"{name} {choice}"
+                    )
 
 
 def _on_a_line(rank: int, ranks: int) -> None:

@@ -17,7 +17,7 @@ from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_batched_gradients
 
 SETTINGS = [(None, False), (2, False), (2, True)]  # models, whether they share x
-ROUNDING = 5e-13
+GRADIENT_ROUNDING = 5e-13
 
 
 def _away_from_kinks(sample: Sample) -> Sample:
@@ -89,12 +89,14 @@ def test_straight_through_second_derivative(backend: str) -> None:
         return list(torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves()))
 
     for clip, straight in zip(second("clip"), second("straight_through"), strict=True):
-        assert normwise_error(straight, clip) < ROUNDING
+        assert normwise_error(straight, clip) < GRADIENT_ROUNDING
 
 
 @needs_library
 @pytest.mark.parametrize("name", ["npu", "nmu", "nmru", "inalu"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, ROUNDING), (torch.float32, 2e-4)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, GRADIENT_ROUNDING), (torch.float32, 2e-4)]
+)
 def test_parity_with_autograd_of_the_reference(
     name: str, dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -200,7 +202,7 @@ def test_second_derivative_of_any_rows(
         return [*grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), sample.leaves())]
 
     expected = second(record.reference, sample.x)
-    assert_near(second(record.function, sample.x.reshape(shape)), expected, ROUNDING)
+    assert_near(second(record.function, sample.x.reshape(shape)), expected, GRADIENT_ROUNDING)
 
 
 @pytest.mark.parametrize("name", ["npu", "nmu"])
@@ -228,8 +230,8 @@ def test_second_derivative_with_dependent_inputs(backend: str) -> None:
         (grad,) = torch.autograd.grad(function(x, weight).square().sum(), weight, create_graph=True)
         return torch.autograd.grad(grad.square().sum(), weight)[0]
 
-    assert normwise_error(penalty(functional.npu), penalty(reference.npu)) < ROUNDING
-    assert normwise_error(penalty(functional.nmu), penalty(reference.nmu)) < ROUNDING
+    assert normwise_error(penalty(functional.npu), penalty(reference.npu)) < GRADIENT_ROUNDING
+    assert normwise_error(penalty(functional.nmu), penalty(reference.nmu)) < GRADIENT_ROUNDING
 
 
 def test_second_derivative_in_training(backend: str) -> None:
@@ -241,7 +243,7 @@ def test_second_derivative_in_training(backend: str) -> None:
         (slope,) = torch.autograd.grad(leaves.call(function).sum(), leaves.x, create_graph=True)
         (slope.square().sum() + leaves.call(function).square().sum()).backward()
         grads[function] = [leaf.grad for leaf in leaves.leaves()]
-    assert_near(grads[functional.npu], grads[reference.npu], ROUNDING)
+    assert_near(grads[functional.npu], grads[reference.npu], GRADIENT_ROUNDING)
 
 
 @pytest.mark.parametrize("name", RECORDS)

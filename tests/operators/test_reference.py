@@ -13,7 +13,7 @@ from tests.support import exact, kernels
 from tests.support.compare import assert_near
 from tests.support.kernels import with_zero_factors
 
-ROUNDING = 1e-14
+FORMULA_ROUNDING = 1e-14
 VARIANTS = RECORDS["npu"].variants()
 
 
@@ -50,8 +50,12 @@ def test_50_digits(name: str, num_models: int | None, backend: str) -> None:
     record = RECORDS[name]
     for without in record.variants():
         sample = record.sample(6, 5, 3, num_models=num_models, without=without)
-        assert normwise_error(sample.call(record.function), _literal(name, sample)) < ROUNDING
-        assert normwise_error(sample.call(record.reference), _literal(name, sample)) < ROUNDING
+        assert (
+            normwise_error(sample.call(record.function), _literal(name, sample)) < FORMULA_ROUNDING
+        )
+        assert (
+            normwise_error(sample.call(record.reference), _literal(name, sample)) < FORMULA_ROUNDING
+        )
 
 
 def test_gradients_at_50_digits(backend: str) -> None:
@@ -82,7 +86,7 @@ def test_complex_arithmetic(backend: str) -> None:
     weight_re, weight_im = torch.randn(2, 5, 7, dtype=torch.float64) / 2
     z = torch.where(x < 0, x - eps, x + eps).to(torch.complex128)
     expected = (z.log() @ torch.complex(weight_re, weight_im).T).exp().real
-    assert normwise_error(functional.npu(x, weight_re, weight_im), expected) < ROUNDING
+    assert normwise_error(functional.npu(x, weight_re, weight_im), expected) < FORMULA_ROUNDING
 
 
 def test_whole_powers(backend: str) -> None:
@@ -143,7 +147,7 @@ def test_explicit_npu_gradient(
     actual = reference.npu_backward(
         grad_y, sample.x, *sample.tensors.values(), None, None, 1e-3, straight_through
     )  # type: ignore[call-arg]
-    assert_near([g for g in actual if g.numel()], expected, ROUNDING)
+    assert_near([g for g in actual if g.numel()], expected, FORMULA_ROUNDING)
 
 
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (3, False), (3, True)])
@@ -159,7 +163,7 @@ def test_explicit_nmu_gradient(num_models: int | None, shared: bool) -> None:
     y = reference.nmu(sample.x, weight, clip=False)
     grad_y = torch.randn_like(y)
     expected = torch.autograd.grad(y, (sample.x, weight), grad_y)
-    assert_near(reference.nmu_backward(grad_y, sample.x, weight), expected, ROUNDING)
+    assert_near(reference.nmu_backward(grad_y, sample.x, weight), expected, FORMULA_ROUNDING)
 
 
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
@@ -180,13 +184,13 @@ def test_explicit_nalu_gradients(name: str, num_models: int | None, shared: bool
         output, *saved = getattr(reference, f"{name}_forward")(
             sample.x, *sample.tensors.values(), *options.values(), True
         )
-        assert normwise_error(output, y) < ROUNDING
+        assert normwise_error(output, y) < FORMULA_ROUNDING
         if name == "inalu":
             assert set(saved[3].flatten().tolist()) == {0, 1, 2, 3, 4, 5}
         actual = getattr(reference, f"{name}_backward")(
             grad_y, sample.x, *sample.tensors.values(), *saved, *options.values()
         )
-        assert_near([g for g in actual if g.numel()], expected, ROUNDING)
+        assert_near([g for g in actual if g.numel()], expected, FORMULA_ROUNDING)
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
@@ -205,7 +209,7 @@ def test_models_are_independent(name: str) -> None:
                     single = Sample(
                         "", sample.x if shared else sample.x[k], tensors, sample.options
                     ).call(formula)
-                    assert normwise_error(together[k], single) < ROUNDING
+                    assert normwise_error(together[k], single) < FORMULA_ROUNDING
 
 
 def test_nau_is_a_clipped_product(backend: str) -> None:
