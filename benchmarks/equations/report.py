@@ -61,8 +61,8 @@ def table(rows: Sequence[Row]) -> str:
     seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
     methods = [m for m in METHODS if any(row["method"] == m for row in rows)]
     lines = [
-        f"{sizes} rows; seeds: {seeds}; one thread. Planned: the number of equations times {PLANNED_SEEDS} "
-        "seeds; a star marks",
+        f"{sizes} rows; seeds: {seeds}; one thread. Planned: the number of equations times "
+        f"{PLANNED_SEEDS} seeds; a star marks",
         "a cell that lacks equations of a seed. In brackets: median processor time in seconds; "
         "median size in terms,",
         "for gplearn and pyoperon in nodes of a tree. Not told apart: those not found whose "

@@ -214,7 +214,7 @@ class Data:
         return self._x[index][self._index], self._y[index][self._index]
 
     def _draw(self, block: int) -> None:
-        """The rows ``[SOBOL_BLOCK, tasks and seeds, ROWS, 100]`` and targets of a block of steps."""
+        """Rows ``[SOBOL_BLOCK, tasks and seeds, ROWS, 100]`` and targets of a block of steps."""
         base = self._points.points(block * SOBOL_BLOCK * ROWS + 1, SOBOL_BLOCK * ROWS)
         single = base.float()
         shifted = {seed: (single + vector).frac_() for seed, vector in self._shifts.items()}
