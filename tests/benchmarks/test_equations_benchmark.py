@@ -184,7 +184,7 @@ def test_a_program_that_is_installed_predicts(name):
     assert formula
 
 
-def test_the_tables_in_the_guide_are_those_of_the_rows():
+def test_tables_of_the_guide():
     page = (ROOT / "docs" / "equations.md").read_text()
     assert page == report.page(page, benchmark.read(benchmark.OUT))
 

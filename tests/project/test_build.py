@@ -220,7 +220,7 @@ for done in range(1, 21):
 """
 
 
-def test_a_build_whose_words_pip_hides_tells_the_terminal_how_far_it_is(tmp_path: Path) -> None:
+def test_a_build_within_pip_tells_the_terminal_how_far_it_is(tmp_path: Path) -> None:
     fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
     path = tools(tmp_path / "bin", cmake="", ninja=NINJA)
     ours, terminal = pty.openpty()

@@ -149,7 +149,7 @@ def build() -> Path:
 @on_glibc
 @needs_readelf
 @needs_compiler
-def test_the_libraries_of_a_wheel_need_no_newer_symbols_than_its_tag_says(build: Path) -> None:
+def test_libraries_of_a_wheel_need_no_newer_symbols(build: Path) -> None:
     libraries = sorted((build / "old_glibc").glob("*.so"))
     assert len(libraries) == 1 + len(list(build.glob("fast_path-*.so")))
     assert {library.name: newer(library) for library in libraries} == {
