@@ -450,80 +450,67 @@ def test_one_of_a_batch_of_models():
     assert (models[0].weight_re != 9.0).all()
 
 
-def test_errors():
-    def expect(error: type[Exception], message: str, *arguments: object, **options: object) -> None:
-        with pytest.raises(error, match=message):
-            read(*arguments, **options)
+ONE_OUTPUT = NAU(2, 1)
+THREE_MODELS = NAU(2, 1, num_models=3)
+UNEQUAL_MODELS = nn.Sequential(NAU(2, 2, num_models=2), NAU(2, 1, num_models=3))
 
-    expect(
-        TypeError,
-        r"read: module '1' must be a Sequential of NPU, .*, Linear, got ReLU",
-        nn.Sequential(NAU(2, 2), nn.ReLU()),
-    )
-    expect(TypeError, r"read: module must be a torch.nn.Module, got function", lambda x: x)
-    expect(ValueError, r"read: module must have at least one layer", nn.Sequential())
-    expect(
-        ValueError,
-        r"read: '1' must have in_features 3 .*, got 2",
-        nn.Sequential(NAU(2, 3), NAU(2, 1)),
-    )
-    expect(
-        ValueError,
-        r"read: inputs must be 2 different names \(in_features\), got \['x'\]",
-        NAU(2, 1),
-        ["x"],
-    )
-    expect(ValueError, r"read: inputs must be 2 different names", NAU(2, 1), ["x", "x"])
-    expect(ValueError, r"read: inputs must be 2 different names .* got 'xy'", NAU(2, 1), "xy")
-    expect(TypeError, r"read: inputs must be names or sympy symbols, got 1", NAU(2, 1), [1, 2])
-    expect(
-        ValueError, r"read: outputs must be 1 names \(out_features\)", NAU(2, 1), outputs=["a", "b"]
-    )
-    expect(
-        ValueError,
-        r"read: positive must name inputs, got \['z'\]",
-        NAU(2, 1),
-        ["x", "y"],
-        positive=["z"],
-    )
-    expect(
-        ValueError, r"model must be an index into the 3 models, got None", NAU(2, 1, num_models=3)
-    )
-    expect(
-        ValueError,
-        r"model must be an index into the 3 models, got 3",
-        NAU(2, 1, num_models=3),
-        model=3,
-    )
-    expect(
-        ValueError, r"model must be None where no layer has num_models, got 0", NAU(2, 1), model=0
-    )
-    expect(
-        ValueError,
-        r"read: max_denominator must be an integer of at least 1, got 0",
-        NAU(2, 1),
-        max_denominator=0,
-    )
+
+def power_of_zero() -> nn.Sequential:
+    """The constant 0 to the power of -1/2."""
+    zero = NAU(1, 1)
+    zero.weight.data.fill_(0.0)
+    return nn.Sequential(zero, power([-0.5]).float())
+
+
+def not_finite() -> NAU:
     layer = NAU(1, 1)
     layer.weight.data.fill_(torch.nan)
-    expect(ValueError, r"read: the parameters must be finite", layer)
-    layer.weight.data.fill_(0.0)
-    unit = power([-0.5]).float()
-    expect(
-        ValueError,
-        r"output y is infinite or undefined at all inputs; read with eps=True",
-        nn.Sequential(layer, unit),
-    )
-    assert read(nn.Sequential(layer, unit), eps=True)(torch.ones(1, 1)).item() == pytest.approx(
-        2.0**11.5
-    )
-    two = nn.Sequential(NAU(2, 2, num_models=2), NAU(2, 1, num_models=3))
-    expect(ValueError, r"read: the layers must have one num_models, got \[2, 3\]", two, model=0)
+    return layer
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), [
+    ((nn.Sequential(NAU(2, 2), nn.ReLU()),), {}, TypeError,
+     r"read: module '1' must be a Sequential of NPU, .*, Linear, got ReLU"),
+    ((lambda x: x,), {}, TypeError, r"read: module must be a torch.nn.Module, got function"),
+    ((nn.Sequential(),), {}, ValueError, r"read: module must have at least one layer"),
+    ((nn.Sequential(NAU(2, 3), NAU(2, 1)),), {}, ValueError,
+     r"read: '1' must have in_features 3 .*, got 2"),
+    ((ONE_OUTPUT, ["x"]), {}, ValueError,
+     r"read: inputs must be 2 different names \(in_features\), got \['x'\]"),
+    ((ONE_OUTPUT, ["x", "x"]), {}, ValueError, r"read: inputs must be 2 different names"),
+    ((ONE_OUTPUT, "xy"), {}, ValueError, r"read: inputs must be 2 different names .* got 'xy'"),
+    ((ONE_OUTPUT, [1, 2]), {}, TypeError, r"read: inputs must be names or sympy symbols, got 1"),
+    ((ONE_OUTPUT,), {"outputs": ["a", "b"]}, ValueError,
+     r"read: outputs must be 1 names \(out_features\)"),
+    ((ONE_OUTPUT, ["x", "y"]), {"positive": ["z"]}, ValueError,
+     r"read: positive must name inputs, got \['z'\]"),
+    ((THREE_MODELS,), {}, ValueError, r"model must be an index into the 3 models, got None"),
+    ((THREE_MODELS,), {"model": 3}, ValueError, r"model must be an index into the 3 models, got 3"),
+    ((ONE_OUTPUT,), {"model": 0}, ValueError,
+     r"model must be None where no layer has num_models, got 0"),
+    ((ONE_OUTPUT,), {"max_denominator": 0}, ValueError,
+     r"read: max_denominator must be an integer of at least 1, got 0"),
+    ((not_finite(),), {}, ValueError, r"read: the parameters must be finite"),
+    ((power_of_zero(),), {}, ValueError,
+     r"output y is infinite or undefined at all inputs; read with eps=True"),
+    ((UNEQUAL_MODELS,), {"model": 0}, ValueError,
+     r"read: the layers must have one num_models, got \[2, 3\]"),
+])  # fmt: skip
+def test_errors(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        read(*arguments, **options)
+
+
+def test_a_power_of_zero_has_a_formula_with_eps():
+    assert read(power_of_zero(), eps=True)(torch.ones(1, 1)).item() == pytest.approx(2.0**11.5)
+
+
+def test_errors_of_a_formula_and_of_select():
     with pytest.raises(
         ValueError,
         match=r"formula: x must be a floating-point tensor with last dimension 2 \(x0, x1\)",
     ):
-        read(NAU(2, 1))(torch.ones(3, 3))
+        read(ONE_OUTPUT)(torch.ones(3, 3))
     unit = power([0.5])
     nn.utils.parametrizations.weight_norm(unit, "weight_re")
     with pytest.raises(ValueError, match=r"select: layer '' must not be parametrized"):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from npu_kernels import reference
-from npu_kernels._testing.samples import RECORDS
+from npu_kernels._testing.samples import RECORDS, OperatorRecord
 from tests.fuzz.memory import DTYPES, KINDS, LAYOUTS, Memory
 from tests.fuzz.problem import ISAS, Change, Problem, Tensors
 
@@ -130,27 +130,30 @@ class Call(Printed):
     threads: int = 1
     seed: int = 0
 
+    def _tensors(self, record: OperatorRecord, memory: Memory) -> dict[str, Tensor | None]:
+        """The input and the layer's tensors; None for one that this call leaves out."""
+        models = () if self.models is None else (self.models,)
+        size = {"O": self.out_features, "I": self.in_features, "J": 2 * self.in_features}
+        layout_x, layout_weights, _ = self.layouts
+        shape = (*(() if self.shared else models), *self.batch, self.in_features)
+        tensors: dict[str, Tensor | None] = {"x": memory.tensor("x", shape, layout_x, -2, 2)}
+        # Exponents shrink with the number of inputs, as Glorot's do: results stay finite.
+        shrunk = min(1.0, 3 / max(1, self.in_features) ** 0.5)
+        for name, letters in record.shapes.items():
+            low, high = (-0.25, 1.25) if name == "gate" else record.weight_range
+            scale = shrunk if low < 0 and name != "gate" else 1.0
+            shape = (*models, *(size[letter] for letter in letters))
+            drawn = memory.tensor(name, shape, layout_weights, low * scale, high * scale)
+            tensors[name] = None if name in self.without else drawn
+        return tensors
+
     def problem(self) -> Problem:
         record, memory = RECORDS[self.layer], Memory(self.dtype, self.seed, self.special)
         dtype = torch.float64 if self.dtype == "float64" else torch.float32  # of the arithmetic
         models = () if self.models is None else (self.models,)
-        size = {"O": self.out_features, "I": self.in_features, "J": 2 * self.in_features}
-        layout_x, layout_weights, layout_upstream = self.layouts
-        shape = (*(() if self.shared else models), *self.batch, self.in_features)
-        tensors: dict[str, Tensor | None] = {"x": memory.tensor("x", shape, layout_x, -2, 2)}
-        for name, letters in record.shapes.items():
-            low, high = (-0.25, 1.25) if name == "gate" else record.weight_range
-            # Exponents shrink with the number of inputs, as Glorot's do, so that results stay
-            # finite.
-            scale = (
-                min(1.0, 3 / max(1, self.in_features) ** 0.5) if low < 0 and name != "gate" else 1.0
-            )
-            shape = (*models, *(size[letter] for letter in letters))
-            drawn = memory.tensor(name, shape, layout_weights, low * scale, high * scale)
-            tensors[name] = None if name in self.without else drawn
-        upstream = memory.tensor(
-            "upstream", (*models, *self.batch, self.out_features), layout_upstream, -1, 1
-        )
+        tensors = self._tensors(record, memory)
+        shape = (*models, *self.batch, self.out_features)
+        upstream = memory.tensor("upstream", shape, self.layouts[2], -1, 1)
 
         def function(leaves: Tensors) -> tuple[Tensor, ...]:
             return (record.function(*(leaves.get(name) for name in tensors), **self.options),)
@@ -172,11 +175,8 @@ class Call(Printed):
                 return (_by_products(*factors, self.options, change).reshape(upstream.shape),)
             more: dict[str, Any] = {"eps": torch.finfo(dtype).eps} if self.layer == "npu" else {}
             more |= {"product": product} if self.layer == "inalu" else {}
-            return (
-                record.reference(flat(x), *rest, **{**more, **self.options}).reshape(
-                    upstream.shape
-                ),
-            )
+            y = record.reference(flat(x), *rest, **{**more, **self.options})
+            return (y.reshape(upstream.shape),)
 
         def exact(leaves: Tensors, change: Change | None = None) -> tuple[Tensor, ...]:
             return formula(leaves, _Product.apply, change)

@@ -44,17 +44,15 @@ class Rollout(Printed):
     threads: int = 1
     seed: int = 0
 
-    def problem(self) -> Problem:
-        memory = Memory(self.dtype, self.seed, self.special)
+    def _tensors(self, memory: Memory) -> dict[str, Tensor | None]:
+        """The starts and the model's tensors; None for one that this call leaves out."""
         models = () if self.models is None else (self.models,)
         starts = () if self.starts is None else (self.starts,)
-        layout_u0, layout_weights, layout_upstream = self.layouts
         lead = (self.models if self.of_each else 1,) if self.models is not None and starts else ()
         if self.models is not None and not starts and self.of_each:
             lead = models
-        tensors: dict[str, Tensor | None] = {
-            "u0": memory.tensor("u0", (*lead, *starts, self.d), layout_u0, 0.5, 2)
-        }
+        start = memory.tensor("u0", (*lead, *starts, self.d), self.layouts[0], 0.5, 2)
+        tensors: dict[str, Tensor | None] = {"u0": start}
         bound = 0.6 / max(1.0, self.d / 3)
         for name, shape, low, high in (
             ("weight_re", (self.h, self.d), -bound, bound),
@@ -62,13 +60,18 @@ class Rollout(Printed):
             ("gate", (self.d,), -0.2, 1.2),
             ("weight", (self.d, self.h), -1.3 / self.h**0.5, 1.3 / self.h**0.5),
         ):
-            drawn = memory.tensor(name, (*models, *shape), layout_weights, low, high)
+            drawn = memory.tensor(name, (*models, *shape), self.layouts[1], low, high)
             tensors[name] = None if name in self.without else drawn
+        return tensors
+
+    def problem(self) -> Problem:
+        memory = Memory(self.dtype, self.seed, self.special)
+        models = () if self.models is None else (self.models,)
+        starts = () if self.starts is None else (self.starts,)
+        tensors = self._tensors(memory)
         shape = (*models, *starts, self.steps + 1, self.d)
-        upstream = [
-            memory.tensor("upstream", shape, layout_upstream, -1, 1)
-            for _ in range(1 + self.derivatives)
-        ]
+        count = 1 + self.derivatives
+        upstream = [memory.tensor("upstream", shape, self.layouts[2], -1, 1) for _ in range(count)]
         gate_gradient = reference.STRAIGHT_THROUGH if self.straight else reference.CLIP
         dtype = getattr(torch, self.dtype)
         eps = torch.finfo(dtype).eps
@@ -96,11 +99,8 @@ class Rollout(Printed):
             states, slopes = reference_ode.solve(
                 f, rows, tableau, self.steps, self.dt, self.derivatives
             )
-            out = [
-                torch.stack(drawn, -2).reshape(shape)
-                for drawn in ([states, slopes] if self.derivatives else [states])
-            ]
-            return tuple(out)
+            parts = [states, slopes] if self.derivatives else [states]
+            return tuple(torch.stack(part, -2).reshape(shape) for part in parts)
 
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         needs = tuple(name for bit, name in enumerate(present) if self.needs >> bit & 1)

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from npu_kernels import NAU, NMU, NPU, functional, use_backend
 from npu_kernels._operators import dispatch
-from npu_kernels._testing.samples import RECORDS, CountCalls, normwise_error
+from npu_kernels._testing.samples import RECORDS, CountCalls, Sample, normwise_error
 from tests.conftest import needs_library
+from tests.support.compare import assert_near
 
 pytestmark = [
     needs_library,
@@ -110,6 +111,34 @@ _SETTINGS = {
 }  # models, whether x is shared
 
 
+def _shardings(k: int, num_models: int | None, shared: bool) -> dict[str, tuple[Any, Any]]:
+    """Placements of x and of a weight matrix, by name; k is the dimension of the rows."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    shardings: dict[str, tuple[Any, Any]] = {
+        "replicated": (Replicate(), Replicate()),
+        "rows": (Shard(0 if shared else k), Replicate()),
+        "outputs": (Replicate(), Shard(k)),
+        "inputs": (Shard(0 if shared else k), Shard(k + 1)),  # not legal: gathered
+    }
+    if num_models is not None:
+        shardings["models"] = (Replicate() if shared else Shard(0), Shard(0))
+    return shardings
+
+
+def _sharded(sample: Sample, mesh: Any, of_x: list[Any], of_weight: list[Any], k: int) -> list[Any]:
+    """The sample's tensors as distributed leaves; a vector is split between models alone."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    leaves = [distribute_tensor(sample.x.detach(), mesh, of_x).requires_grad_()]
+    for tensor in sample.tensors.values():
+        assert tensor is not None
+        matrix = tensor.dim() == k + 2
+        placements = [p if matrix or (p == Shard(0) and k) else Replicate() for p in of_weight]
+        leaves.append(distribute_tensor(tensor.detach(), mesh, placements).requires_grad_())
+    return leaves
+
+
 def _operators(
     rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[str, Any] = _SETTINGS
 ) -> None:
@@ -121,66 +150,41 @@ def _operators(
     import npu_kernels.sharding  # noqa: F401
 
     mesh = init_device_mesh("cpu", mesh_shape)
-    for name, settings in sizes.items():
-        for num_models, shared in settings:
-            sample = (
-                RECORDS[name].sample(8, 4, 4, num_models=num_models, shared=shared).requires_grad()
-            )
-            y = sample.call(RECORDS[name].function)
-            grad_y = torch.randn_like(y)
-            expected = [y, *torch.autograd.grad(y, sample.leaves(), grad_y)]
-            k = 0 if num_models is None else 1
-            rows, outputs = (Shard(0 if shared else k), Replicate()), (Replicate(), Shard(k))
-            ways: dict[str, tuple[Any, Any]] = {
-                "replicated": (Replicate(), Replicate()),
-                "rows": rows,
-                "outputs": outputs,
-                "inputs": (Shard(0 if shared else k), Shard(k + 1)),  # not legal: gathered
-            }
-            if num_models is not None:
-                ways["models"] = (Replicate() if shared else Shard(0), Shard(0))
-            choices = list(itertools.product(ways, repeat=len(mesh_shape)))
-            if len(mesh_shape) == 2:  # a few of the many
-                choices = [("rows", "outputs"), ("outputs", "rows"), ("replicated", "outputs")]
-                choices += [("models", "rows"), ("outputs", "models")] if num_models else []
-            for choice in choices:
-                of_x, of_weight = ([ways[sharding][i] for sharding in choice] for i in (0, 1))
-                leaves = [distribute_tensor(sample.x.detach(), mesh, of_x).requires_grad_()]
-                for tensor in list(sample.tensors.values()):
-                    assert tensor is not None
-                    matrix = tensor.dim() == k + 2
-                    placements = [
-                        p if matrix or (p == Shard(0) and k) else Replicate() for p in of_weight
-                    ]
-                    leaves.append(
-                        distribute_tensor(tensor.detach(), mesh, placements).requires_grad_()
-                    )
-                function: Any = getattr(functional, name)
-                output = function(*leaves, **sample.options)
-                assert isinstance(output, DTensor)
-                if choice == ("rows",):
-                    assert output.placements == (Shard(k),)
-                elif choice == ("outputs",):
-                    assert output.placements == (Shard(k + 1),)
-                elif choice == ("models",):
-                    assert output.placements == (Shard(0),)
-                elif choice == ("rows", "outputs"):
-                    assert output.placements == (Shard(k), Shard(k + 1))
-                upstream = distribute_tensor(grad_y, mesh, [Replicate()] * len(mesh_shape))
-                slopes = torch.autograd.grad(output, leaves, upstream)
-                for actual, want in zip((output, *slopes), expected, strict=True):
-                    full = actual.full_tensor()  # type: ignore[attr-defined]
-                    assert normwise_error(full, want) < SHARDED_ROUNDING, (
-                        f"{name} {num_models} {shared} {choice}"
-                    )
-                if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
-                    *frozen, last = (leaf.detach() for leaf in leaves)
-                    output = function(*frozen, last.requires_grad_(), **sample.options)
-                    (slope,) = torch.autograd.grad(output, [last], upstream)
-                    gathered = slope.full_tensor()  # type: ignore[attr-defined]
-                    assert normwise_error(gathered, expected[-1]) < SHARDED_ROUNDING, (
-                        f"{name} {choice}"
-                    )
+    cases = [(name, *setting) for name, settings in sizes.items() for setting in settings]
+    for name, num_models, shared in cases:
+        sample = RECORDS[name].sample(8, 4, 4, num_models=num_models, shared=shared).requires_grad()
+        y = sample.call(RECORDS[name].function)
+        grad_y = torch.randn_like(y)
+        expected = [y, *torch.autograd.grad(y, sample.leaves(), grad_y)]
+        k = 0 if num_models is None else 1
+        shardings = _shardings(k, num_models, shared)
+        choices = list(itertools.product(shardings, repeat=len(mesh_shape)))
+        if len(mesh_shape) == 2:  # a few of the many
+            choices = [("rows", "outputs"), ("outputs", "rows"), ("replicated", "outputs")]
+            choices += [("models", "rows"), ("outputs", "models")] if num_models else []
+        results = {
+            ("rows",): (Shard(k),),
+            ("outputs",): (Shard(k + 1),),
+            ("models",): (Shard(0),),
+            ("rows", "outputs"): (Shard(k), Shard(k + 1)),
+        }
+        for choice in choices:
+            of_x, of_weight = ([shardings[word][i] for word in choice] for i in (0, 1))
+            leaves = _sharded(sample, mesh, of_x, of_weight, k)
+            function: Any = getattr(functional, name)
+            output = function(*leaves, **sample.options)
+            assert isinstance(output, DTensor)
+            assert output.placements == results.get(choice, output.placements)
+            upstream = distribute_tensor(grad_y, mesh, [Replicate()] * len(mesh_shape))
+            slopes = torch.autograd.grad(output, leaves, upstream)
+            gathered = [actual.full_tensor() for actual in (output, *slopes)]  # type: ignore[attr-defined]
+            case = f"{name} {num_models} {shared} {choice}"
+            assert_near(gathered, expected, SHARDED_ROUNDING, case)
+            if choice in (("inputs",), ("outputs",)):  # all but the last operand frozen
+                *frozen, last = (leaf.detach() for leaf in leaves)
+                output = function(*frozen, last.requires_grad_(), **sample.options)
+                (slope,) = torch.autograd.grad(output, [last], upstream)
+                assert_near([slope.full_tensor()], expected[-1:], SHARDED_ROUNDING, case)  # type: ignore[attr-defined]
 
 
 def _on_a_line(rank: int, ranks: int) -> None:
