@@ -114,9 +114,8 @@ def test_set_num_threads_while_others_compute() -> None:
 
 
 def _in_child(sample: Sample, connection: multiprocessing.connection.Connection) -> None:
-    torch.set_num_threads(
-        1
-    )  # torch asks for this in a child that forks from a process with threads
+    # torch asks for this in a child that forks from a process with threads
+    torch.set_num_threads(1)
     connection.send([t.numpy() for t in _everything("npu", sample)])
     connection.close()
 
@@ -221,9 +220,8 @@ def test_retreat_lasts_while_others_run() -> None:
     try:
         with torch.no_grad():
             end = time.monotonic() + 60
-            while (
-                debt() == 0 and time.monotonic() < end
-            ):  # the threads' number changes, torch's own operators run
+            # the threads' number changes, torch's own operators run
+            while debt() == 0 and time.monotonic() < end:
                 for threads in (1, 2):
                     torch.set_num_threads(threads)
                     other @ other

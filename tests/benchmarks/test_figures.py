@@ -96,9 +96,8 @@ def test_throughput_tables_are_those_of_the_results() -> None:
 def test_every_row_of_the_suite_is_on_a_page() -> None:
     rows = report.read(sorted(RESULTS.glob("throughput-*.jsonl")))
     groups = [group for machine in report.grouped(rows).values() for group in machine.values()]
-    assert sum(map(len, groups)) == len(
-        rows
-    )  # a later row of the same case would hide the earlier one
+    # a later row of the same case would hide the earlier one
+    assert sum(map(len, groups)) == len(rows)
     assert all("ours" in group for group in groups)  # a line of a table is one of ours
     assert {row["rival"] for row in rows} <= {
         "ours"

@@ -41,9 +41,8 @@ def test_zero_predictor_scores_as_on_the_published_test_set(row: dict[str, float
 
 def test_training_inputs_start_as_in_the_authors_stream() -> None:
     x = large.training_points(Sobol(100), 0, 3, -1.0, 1.0)
-    assert torch.equal(
-        x[0], torch.zeros(100)
-    )  # the middle of every range: the zero point is left out
+    # the middle of every range: the zero point is left out
+    assert torch.equal(x[0], torch.zeros(100))
     assert x[1, :5].tolist() == [0.5, -0.5, -0.5, -0.5, 0.5]
     assert x.dtype == torch.float32
 
@@ -187,9 +186,10 @@ def test_probability_of_a_published_mean() -> None:
         assert probability(runs, mean(runs) + far * error, error) == pytest.approx(chance, abs=0.03)
     assert probability(runs, mean(runs) + 9 * error, error) == 0
     spread = standard_error(runs)
+    # both count
     assert probability(runs, mean(runs) + 1.96 * 2**0.5 * spread, spread) == pytest.approx(
         0.05, abs=0.02
-    )  # both count
+    )
     assert math.isnan(probability([], 1.0, 0.1))
 
 
@@ -226,10 +226,8 @@ def test_summaries() -> None:
     assert median([3, 1, 2, infinite]) == 2.5
     assert mad([1.0, infinite, infinite]) == infinite
     assert standard_error([1.0, 3.0]) == 1.0
-    assert interval(median, [float(i) for i in range(1, 21)]) == (
-        6,
-        15,
-    )  # covers 95.9 %, the next pair 88.5 %
+    # covers 95.9 %, the next pair 88.5 %
+    assert interval(median, [float(i) for i in range(1, 21)]) == (6, 15)
     assert interval(median, [float(i) for i in range(1, 7)]) == (1, 6)
     low, high = interval(mean, [float(i) for i in range(100)])  # type: ignore[misc]
     error = standard_error([float(i) for i in range(100)])

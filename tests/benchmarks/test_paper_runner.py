@@ -235,9 +235,8 @@ def test_a_signal_loses_nothing(tmp_path: Path, folder: Folder, name: str, jobs:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), output
     assert "Traceback" not in output
-    time.sleep(
-        1.5 if jobs > 1 and number == signal.SIGKILL else 0
-    )  # orphans see that their parent is gone
+    # orphans see that their parent is gone
+    time.sleep(1.5 if jobs > 1 and number == signal.SIGKILL else 0)
     batches = plan(trace, 2, 0.05)
     assert not all(map(folder.is_done, batches))
     assert any(folder.checkpoint_path(batch).exists() for batch in batches)

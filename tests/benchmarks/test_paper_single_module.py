@@ -50,9 +50,8 @@ def test_rows_depend_on_seed_and_step_alone() -> None:
     together, single = Data([0, 7], "mul", CPU), Data([7], "mul", CPU)
     steps = 1, 2, single_module.DRAW_BLOCK, single_module.DRAW_BLOCK + 1
     expected = [together(step)[0][len(RANGES) :].clone() for step in steps]
-    for step, x in reversed(
-        list(zip(steps, expected, strict=True))
-    ):  # a resumed run starts anywhere
+    # a resumed run starts anywhere
+    for step, x in reversed(list(zip(steps, expected, strict=True))):
         assert torch.equal(single(step)[0], x)
     assert len({float(x.sum()) for x in expected}) == len(steps)
 
@@ -229,9 +228,8 @@ def test_the_solution_meets_every_threshold(op: str) -> None:
 def test_results_are_taken_where_the_validation_error_is_least() -> None:
     training = SingleModule(batch("plain", "RealNPU", "div", steps=50))
     training.noted.fill_(1.0)
-    training.noted[3] = torch.tensor(
-        [[1e-3], [1e-7], [0.25]]
-    )  # solves, but another step validates better
+    # solves, but another step validates better
+    training.noted[3] = torch.tensor([[1e-3], [1e-7], [0.25]])
     training.noted[5] = torch.tensor([[1e-4], [0.5], [0.125]])
     training.noted[7] = torch.nan
     row = training.results()[0][0]
@@ -282,9 +280,8 @@ def test_best_resumes_with_the_same_numbers(fitted: tuple[Batch, Work], tmp_path
 
 
 def test_wilson_interval() -> None:
-    assert wilson(5, 25) == pytest.approx(
-        (0.0886, 0.3913), abs=1e-4
-    )  # as R's binom.confint(5, 25, methods = "wilson")
+    # as R's binom.confint(5, 25, methods = "wilson")
+    assert wilson(5, 25) == pytest.approx((0.0886, 0.3913), abs=1e-4)
     assert wilson(0, 25) == pytest.approx((0, 0.1332), abs=1e-4)
     assert wilson(25, 25) == pytest.approx((0.8668, 1), abs=1e-4)
     assert wilson(0, 0) == (0, 1)
@@ -342,10 +339,8 @@ def test_best_is_asked_for_all_thresholds() -> None:
         single_module_report.checks(twice[2] + twice[3]),
     )
     assert [check.holds for check in loose] == [False, True]
-    assert [check.holds for check in exact] == [
-        True,
-        True,
-    ]  # 450 of 450 seeds, and few enough steps
+    # 450 of 450 seeds, and few enough steps
+    assert [check.holds for check in exact] == [True, True]
     assert single_module_report.checks(twice[2])[0].holds is None  # 225 of 225: 98.3 to 100 %
 
 
@@ -357,9 +352,8 @@ def test_report_from_a_table(tmp_path: Path) -> None:
     tables.write(tmp_path / "single_module.csv", ["single-module"], single_module.COLUMNS, failures)
     text = report.write(tmp_path).read_text()
     assert "| NPU | plain | 1.00 (0.87-1.00) | 1.00 (0.87-1.00) | - | - | - | - | 50000 |" in text
-    assert (
-        "| NPU | fixed | 0.20 (0.09-0.39) | 0.00 (0.00-0.13) | - |" in text
-    )  # 1e-6 is above what 1e-5 off gives
+    # 1e-6 is above what 1e-5 off gives
+    assert "| NPU | fixed | 0.20 (0.09-0.39) | 0.00 (0.00-0.13) | - |" in text
     assert (
         "| × | NPU | plain | - | - | - | - | - | - | 1.00 (0.87-1.00) | - | - | 1.00 (0.87-1.00) |"
         in text

@@ -65,9 +65,8 @@ def test_own_points_are_the_shared_ones_shifted_by_each_seeds_vector() -> None:
     for k in range(2):
         expected = 2 * ((shared + large.shift(seeds[k]).double()) % 1)
         off = (x[k] - expected).abs()
-        assert (
-            torch.minimum(off, 2 - off).max() < 1e-6
-        )  # of the circle: a point may round across its end
+        # of the circle: a point may round across its end
+        assert torch.minimum(off, 2 - off).max() < 1e-6
         torch.testing.assert_close(y[k, :, 0] ** 2, large.sums(x[k])[0])
     torch.testing.assert_close(x[2], x[0] - 1)  # the same seed's points, in the other range
     columns = [x[k].flatten() - x[k].mean() for k in range(2)]
@@ -145,9 +144,8 @@ def test_bootstrap_counts_runs_and_not_snapshots() -> None:
     assert drawn is not None
     low, high = quantiles(drawn.tolist())
     assert low < median([value for run in runs for value in run]) < high
-    assert (
-        0.3 < high - low < 1.3
-    )  # 2 * 1.96 * 1.25 / sqrt(40) = 0.77; by snapshots as if independent it would be 0.12
+    # 2 * 1.96 * 1.25 / sqrt(40) = 0.77; by snapshots as if independent it would be 0.12
+    assert 0.3 < high - low < 1.3
     assert (low, high) == pytest.approx(bootstrap(last_steps.pooled, runs), abs=0.05)
     assert last_steps.pooled_draws(runs[:5]) is None
     assert set(last_steps.pooled_draws([[1.0, math.inf]] * 6).tolist()) == {1.0}  # type: ignore[union-attr]

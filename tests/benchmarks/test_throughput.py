@@ -294,9 +294,8 @@ def test_environment():
     sys.platform != "linux", reason="the high-water mark is read from Linux's /proc"
 )
 def test_peak_memory():
-    case = Case(
-        "nmu", STEP, Size(128, 100, 100)
-    )  # eager builds [B, O, I] several times: 4.9 MiB each
+    # eager builds [B, O, I] several times: 4.9 MiB each
+    case = Case("nmu", STEP, Size(128, 100, 100))
     peak, why = memory.peak(rivals.EAGER, case.to_dict(), 1)
     if peak is None:
         pytest.skip(why)

@@ -121,9 +121,8 @@ def test_a_run_goes_on_where_it_was_interrupted(torn, tmp_path, monkeypatch, idl
     path = tmp_path / "rows.jsonl"
     assert run_tiny(path, monkeypatch) == 0
     lines, first = path.read_text().splitlines(keepends=True), list(calls)
-    path.write_text(
-        "".join(lines[:10]) + (lines[10][:50] if torn else "")
-    )  # three cases and a row of the fourth
+    # three cases and a row of the fourth
+    path.write_text("".join(lines[:10]) + (lines[10][:50] if torn else ""))
     calls.clear()
     assert run_tiny(path, monkeypatch) == 0
     assert calls == first[3:]

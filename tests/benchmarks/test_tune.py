@@ -171,9 +171,8 @@ def test_search_prepares_each_step_and_looks_elsewhere_once() -> None:
 
     def seconds(config: tune.Config) -> float:
         events.append(("time", 1))
-        far = (
-            config["BLOCK_B"] == 128 and config["num_warps"] == 8
-        )  # two numbers away, and one alone makes it slower
+        # two numbers away, and one alone makes it slower
+        far = config["BLOCK_B"] == 128 and config["num_warps"] == 8
         return 0.5 if far else 1.0 if config == start else 2.0
 
     start = {"BLOCK_B": 16, "num_warps": 1, "num_stages": 1}
@@ -295,9 +294,8 @@ def test_tuning_goes_on_where_it_ended(
 
     where = {"gpu": "H", "torch": "2", "triton": "3"}
     monkeypatch.setattr(tune, "place", lambda: (where, "sm_90", ("cuda", 90, 32)))
-    monkeypatch.setattr(
-        tune, "Pool", lambda jobs, target: contextlib.nullcontext()
-    )  # nothing is compiled
+    # nothing is compiled
+    monkeypatch.setattr(tune, "Pool", lambda jobs, target: contextlib.nullcontext())
     monkeypatch.setattr(tune.Tuner, "run", run)
     table, file = tmp_path / "t.json", tmp_path / "rows.jsonl"
     tasks = [str(task) for task in orders.tasks([Size(5, 3, 2)], "highest")]

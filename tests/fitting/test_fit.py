@@ -52,9 +52,8 @@ def test_noise_and_a_root() -> None:
     assert result.score > 1e-5  # the noise's
     kinds = {candidate.kind for candidate in result.candidates}
     assert kinds == {"raw", "refined", "powers", "rounded"}
-    assert result.candidates[0].score <= result.score * (
-        1 + 1e-5
-    )  # the score is that of the float32 model
+    # the score is that of the float32 model
+    assert result.candidates[0].score <= result.score * (1 + 1e-5)
     assert result.score <= 1.02 * result.candidates[0].score * (1 + 1e-5)
     scores = [candidate.score for candidate in result.candidates]
     assert scores == sorted(scores)

@@ -158,9 +158,8 @@ def test_a_folder_that_vanishes_costs_the_checkpoint_alone(
         shutil.rmtree(folder, ignore_errors=True)
 
     monkeypatch.setattr(Run, "advance", vanishing)
-    monkeypatch.setattr(
-        "npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0
-    )  # saved after every slice, in vain
+    # saved after every slice, in vain
+    monkeypatch.setattr("npu_kernels._jobs.checkpoints.CHECKPOINT_SECONDS", 0.0)
     with pytest.warns(
         RuntimeWarning, match=r"^fit: checkpoint '.*' could not be written \(No such file"
     ) as warned:

@@ -108,9 +108,8 @@ def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
     y = formula_of_layer(x)
     assert y.dtype == dtype
     scale = in_float64(layer, x).abs() + amplitude(layer, x)
-    left_out = (
-        1e-7 if isinstance(layer, NALU) and not eps else 0
-    )  # its eps is 1e-8 in float64 too, and |x| >= 0.2
+    # its eps is 1e-8 in float64 too, and |x| >= 0.2
+    left_out = 1e-7 if isinstance(layer, NALU) and not eps else 0
     assert ((y.double() - in_float64(layer, x)).abs() / scale).max() < TOLERANCE[dtype] + left_out
 
 

@@ -18,9 +18,8 @@ FAST = ("npu", "nmu", "nmru", "nau", "inalu", "mse", "adam", "ode")
 ISAS: tuple[str | None, ...] = tuple(cpu.supported_isas()) if cpu.available()[0] else (None,)
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensor], Tensor]
-Outcome = dict[
-    str, Tensor
-]  # the results, "y0", "y1", and the gradients, by the names of their tensors
+# the results, "y0", "y1", and the gradients, by the names of their tensors
+Outcome = dict[str, Tensor]
 
 
 @dataclass

@@ -171,9 +171,8 @@ def test_interrupt_gives_what_was_found(call, monkeypatch, capsys, request):
     """Ctrl-C in the first search, and in the second one, for errors in proportion to y."""
     from npu_kernels._laws.table import search
 
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a process in the background ignores it
+    # a process in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     X = uniform(3, 100)
     y = X[:, 0] * X[:, 1] + X[:, 2] + 0.1 * noise(100)

@@ -91,9 +91,8 @@ def test_a_checkpoint_is_found_by_the_data_of_its_problem(tmp_path, monkeypatch)
 @pytest.mark.parametrize("call_index", [1, 2])
 def test_interrupt_gives_what_was_found(call_index, monkeypatch, capsys, request):
     """Ctrl-C before a problem has any equation, and within its search."""
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a process in the background ignores it
+    # a process in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     model = NPURegressor(
         random_state=0, max_terms=2, starts=4, output_powers=(1,), noise="constant"

@@ -217,9 +217,8 @@ def test_intervals_where_the_trajectory_is_curved() -> None:
 
 def test_ends_that_are_not_reached() -> None:
     """Noise alone: the coefficient may be 0, and the exponent anything."""
-    generator = torch.Generator().manual_seed(
-        9
-    )  # with some others an end is a fit that rounding decides
+    # with some others an end is a fit that rounding decides
+    generator = torch.Generator().manual_seed(9)
     u = 1 + 0.2 * torch.randn(25, generator=generator, dtype=torch.float64)
     law = model(1, 1).double()
     with torch.no_grad():
@@ -327,9 +326,8 @@ def test_alternatives_are_the_laws_that_the_data_hardly_tell() -> None:
         refitted = ode.fit(
             other.model, t, noise(c, 0.05, 2), names=["c"], start="model", simplify=False
         )
-        assert (
-            refitted.bic < other.bic + math.log(12) * 4
-        )  # as likely, but for the price of its free numbers
+        # as likely, but for the price of its free numbers
+        assert refitted.bic < other.bic + math.log(12) * 4
         assert refitted.score == pytest.approx(other.score, rel=0.05)
         assert other.intervals()[0].low < other.intervals()[0].high
     assert not ode.fit(

@@ -103,12 +103,13 @@ def _data_parallel(rank: int, ranks: int) -> None:
 
 
 _TWO = ((None, False), (4, True))
+# models, whether x is shared
 _SETTINGS = {
     "npu": ((None, False), (4, False), (4, True)),
     "nmu": _TWO,
     "nmru": _TWO,
     "inalu": _TWO,
-}  # models, whether x is shared
+}
 
 
 def _shardings(k: int, num_models: int | None, shared: bool) -> dict[str, tuple[Any, Any]]:
@@ -197,9 +198,8 @@ def _triton_on_a_line(rank: int, ranks: int) -> None:
 
     with use_backend("triton"), CountCalls() as counted:
         assert triton.available("cpu") == (True, "")
-        _operators(
-            rank, ranks, (ranks,), {"nalu": _TWO[1:]}
-        )  # the interpreter takes seconds for each placement
+        # the interpreter takes seconds for each placement
+        _operators(rank, ranks, (ranks,), {"nalu": _TWO[1:]})
     assert counted.calls["nalu_backward"] > 0
 
 

@@ -47,9 +47,8 @@ def samples(draw: st.DrawFn, record: OperatorRecord) -> Sample:
     )  # fmt: skip
     tensors = {name: None if t is None else draw(strided(t)) for name, t in sample.tensors.items()}
     x = draw(strided(sample.x))
-    if not shared and draw(
-        st.booleans()
-    ):  # another batch dimension, before, after or in the middle
+    # another batch dimension, before, after or in the middle
+    if not shared and draw(st.booleans()):
         x = x.unsqueeze(draw(st.integers(0 if num_models is None else 1, x.dim() - 1)))
     if draw(st.booleans()) and x.shape[-2] > 1:
         x = x.narrow(-2, 1, 1).expand(x.shape)

@@ -181,10 +181,8 @@ def test_overflowing_phase_sum(isa: str, in_features: int, imaginary: bool) -> N
 
     actuals, expected = gradients(functional.npu), gradients(reference.npu)
     for actual, want in zip(actuals[1:], expected[1:], strict=True):
-        actual_closed, want_closed = (
-            actual[..., :-1],
-            want[..., :-1],
-        )  # of the inputs that the gate leaves out
+        # of the inputs that the gate leaves out
+        actual_closed, want_closed = actual[..., :-1], want[..., :-1]
         assert torch.equal(want_closed, torch.zeros_like(want_closed))
         assert torch.equal(actual_closed, want_closed)
 

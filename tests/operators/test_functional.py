@@ -126,9 +126,8 @@ def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
     assert y.dtype == mixed.dtype == torch.float32
     assert double.dtype == torch.float64
     plain = sample.call(record.function)
-    if (
-        name == "nau" and backend == "cpu"
-    ):  # under autocast torch's product, otherwise its own kernel
+    # under autocast torch's product, otherwise its own kernel
+    if name == "nau" and backend == "cpu":
         assert normwise_error(y, plain) < 1e-6
     else:
         assert torch.equal(y, plain)

@@ -58,9 +58,8 @@ def test_a_trace_is_the_layer(name: str, grad: bool, backend: str) -> None:
     torch.jit.save(traced, file)
     file.seek(0)
     loaded = torch.jit.load(file)
-    assert "npu_kernels::" not in str(
-        loaded.inlined_graph
-    )  # of torch's own operators: it runs without this package
+    # of torch's own operators: it runs without this package
+    assert "npu_kernels::" not in str(loaded.inlined_graph)
     for rows in (5, 7):
         x = torch.randn(rows, 3, dtype=torch.float64)
         expected = results(layer, layer.parameters(), x)

@@ -225,9 +225,8 @@ def test_uninitialized_memory_of_the_library_is_filled(size: int) -> None:
         values = torch.tensor((ctypes.c_float * size).from_address(pointer.value or 0)[:])
     torch_cpu.aoti_torch_delete_tensor_object(handle)
     filled = ((values + 1.498).abs() < 1e-3) | ((values - 3.0039).abs() < 1e-3)
-    assert (
-        filled.float().mean() > 0.9 or size == 1
-    )  # the allocator keeps its books in the first words of a free block
+    # the allocator keeps its books in the first words of a free block
+    assert filled.float().mean() > 0.9 or size == 1
 
 
 def test_meta_tensors_have_shapes() -> None:

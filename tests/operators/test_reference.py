@@ -34,9 +34,8 @@ def _literal(name: str, sample: Sample) -> Tensor:
         weights = {n: None if t is None else t.tolist() for n, t in sample.tensors.items()}
         row = []
         for o in range(next(iter(sample.tensors.values())).shape[0]):
-            arguments = [
-                w if n == "gate" or w is None else w[o] for n, w in weights.items()
-            ]  # a gate belongs to the inputs, all else to an output
+            # a gate belongs to the inputs, all else to an output
+            arguments = [w if n == "gate" or w is None else w[o] for n, w in weights.items()]
             if name == "npu":
                 arguments.append(torch.finfo(torch.float64).eps)
             row.append(float(getattr(exact, name)(x, *arguments)))

@@ -201,9 +201,8 @@ def test_without_torch_the_build_names_the_commands(tmp_path: Path) -> None:
 
 
 def test_an_isolated_build_finds_the_environments_torch(tmp_path: Path) -> None:
-    hidden = (
-        tmp_path / "hidden" / "torch"
-    )  # what can be imported is no torch, as in pip's isolated builds
+    # what can be imported is no torch, as in pip's isolated builds
+    hidden = tmp_path / "hidden" / "torch"
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").touch()
     message = failing_build(tmp_path, PYTHONPATH=str(hidden.parent), PATH=tools(tmp_path / "bin"))

@@ -125,9 +125,8 @@ def test_replaced_functions_do_what_those_of_glibc_and_libstdcxx_do(tmp_path: Pa
     thread.start()
     thread.join()
     deadline = time.monotonic() + 10
-    while (
-        ended_threads.value == 0 and time.monotonic() < deadline
-    ):  # the thread ends after Python has left it
+    # the thread ends after Python has left it
+    while ended_threads.value == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert ended_threads.value == 1
 
@@ -180,10 +179,8 @@ def test_table_says_what_was_run_and_what_was_only_built(tmp_path: Path) -> None
         "fast path": True,
         "wheel": "py3-none-manylinux_2_28_x86_64",
     }
-    source = run | {
-        "python": "3.12",
-        "wheel": "py3-none-linux_x86_64",
-    }  # built where it ran: says nothing of the wheel
+    # built where it ran: says nothing of the wheel
+    source = run | {"python": "3.12", "wheel": "py3-none-linux_x86_64"}
     slow = run | {"python": "3.14", "fast path": False}
     pairs = {"2.13.0": ["3.11", "3.12", "3.13", "3.14"]}
     *_, row = support.table("x86_64", [run, source, slow], pairs, built)

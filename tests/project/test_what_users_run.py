@@ -29,11 +29,8 @@ FORMS = {
     r"(?<![\w./])((?:\.ci/run|benchmarks/gpu\.sh))": "{}",
     r"(?:^|[ `])(ctest|torchrun|compute-sanitizer) ": "{}",
 }
-OF_OTHERS = {
-    "setuptools",
-    "torch",
-    "scikit",
-}  # what documents name with `pip install`, and is not ours
+# what documents name with `pip install`, and is not ours
+OF_OTHERS = {"setuptools", "torch", "scikit"}
 # Commands with arguments; those that a person who releases runs too, which make calls.
 WITH_HELP = [
     "benchmarks.demo", "benchmarks.equations", "benchmarks.paper", "benchmarks.throughput",

@@ -112,9 +112,8 @@ def test_groups_schedules_and_missing_gradients(counting: Counting) -> None:
             schedule.step()
         results.append(leaves)
     torch.testing.assert_close(*results, rtol=0, atol=1e-6)
-    assert (
-        counting.taken == 10
-    )  # not the first two: the second has a parameter whose state has not begun
+    # not the first two: the second has a parameter whose state has not begun
+    assert counting.taken == 10
 
 
 @needs_library
@@ -156,10 +155,8 @@ def test_global_hooks_and_gradient_scalers(counting: Counting) -> None:
     finally:
         handle.remove()
     assert seen == ["hook"]
-    for name in (
-        "grad_scale",
-        "found_inf",
-    ):  # what torch.amp.GradScaler leaves for an optimiser that reads it itself
+    # what torch.amp.GradScaler leaves for an optimiser that reads it itself
+    for name in ("grad_scale", "found_inf"):
         setattr(optimizer, name, torch.ones(()))
         with pytest.raises(AssertionError):  # torch's step, which takes them on a GPU alone
             train(optimizer, leaves, 1)

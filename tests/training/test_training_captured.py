@@ -262,9 +262,8 @@ def test_the_sequence() -> None:
     events.clear()
     loop.advance(40, rows, torch.linspace(0.01, 0.02, 40, dtype=torch.float64)[None])
     assert events.count("replay") == 40 - FIRST_STEPS  # there is a state
-    assert [group["lr"] for group in loop.optimizer.param_groups] == [
-        0.01
-    ]  # the optimiser's own, not the graph's
+    # the optimiser's own, not the graph's
+    assert [group["lr"] for group in loop.optimizer.param_groups] == [0.01]
 
 
 def _loop(kind: Any, rows: Tensor | None) -> Any:

@@ -208,10 +208,8 @@ def test_rows() -> None:
         )[0].losses
         for s in (2, 2, 3)
     ]
-    assert [torch.equal(drawn[0], other) for other in drawn[1:]] == [
-        False,
-        False,
-    ]  # the models start anew
+    # the models start anew
+    assert [torch.equal(drawn[0], other) for other in drawn[1:]] == [False, False]
     torch.manual_seed(0)
     first = both(MODELS["npu nau"], 2, torch.float32, batch_size=8)
     torch.manual_seed(0)
@@ -413,9 +411,8 @@ def test_checkpoint(fused: bool, tmp_path: Path) -> None:
     assert (rest.steps, rest.complete) == (60, True)
     assert torch.equal(uninterrupted.losses, rest.losses)
     assert all(map(torch.equal, uninterrupted.model.parameters(), rest.model.parameters()))
-    assert torch.equal(
-        train(path).losses, uninterrupted.losses
-    )  # a finished one has nothing left to do
+    # a finished one has nothing left to do
+    assert torch.equal(train(path).losses, uninterrupted.losses)
     with pytest.raises(
         ValueError,
         match=r"run: checkpoint must be .* of this same run, .*other steps \(60, here 61\)",

@@ -255,12 +255,8 @@ def check_the_same_launches() -> None:
                     seen.append(
                         ([_places(call, all_tensors) for call in launched], facts, type(result))
                     )
-                assert not ordinary, (
-                    operator,
-                    shape,
-                    dtype,
-                    ordinary,
-                )  # the last call was a replay
+                # the last call was a replay
+                assert not ordinary, (operator, shape, dtype, ordinary)
                 assert seen[0][0], (operator, shape, dtype)
                 assert all(entry == seen[0] for entry in seen), (operator, shape, dtype, seen)
 
@@ -440,9 +436,8 @@ def check_the_gradient_arrives_in_any_form() -> None:
     y = layer(x)
     (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     grad.sum().backward()
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: t.t().clone(), lambda t: t.t()
-    ):  # other strides
+    # other strides
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.t().clone(), lambda t: t.t()):
         for _ in range(4):
             y = layer(x)
             launched.clear()

@@ -35,9 +35,8 @@ def test_training_step_in_a_graph(
     bit."""
     rows, in_features, out_features = sizes
     lead = [] if num_models is None else [num_models]
-    x = (
-        torch.rand(*lead, rows, in_features, device=gpu) + 0.5
-    )  # an NMU's product of many smaller ones vanishes
+    # an NMU's product of many smaller ones vanishes
+    x = torch.rand(*lead, rows, in_features, device=gpu) + 0.5
     x[..., 0] -= 1
     target = torch.rand(*lead, rows, out_features, device=gpu)
 
@@ -61,9 +60,8 @@ def test_training_step_in_a_graph(
     begin = [parameter.detach().clone() for parameter in plain[0].parameters()]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(
-        side
-    ):  # compiles the kernels and allocates gradients and the optimiser's state
+    # compiles the kernels and allocates gradients and the optimiser's state
+    with torch.cuda.stream(side):
         for _ in range(3):
             step(*captured)
     torch.cuda.current_stream().wait_stream(side)
@@ -113,9 +111,8 @@ def test_repeated_calls(layer: str, sizes: tuple[int, int, int], gpu: str) -> No
     stream.synchronize()
     for call in calls[1:]:
         assert_equal(call, calls[0])
-    for actual, first in zip(
-        step(shifted), calls[0], strict=True
-    ):  # other instructions, which may add in another order
+    # other instructions, which may add in another order
+    for actual, first in zip(step(shifted), calls[0], strict=True):
         assert normwise_error(actual, first) < 1e-5
 
 

@@ -343,9 +343,8 @@ def test_special_input(
         assert normwise_error(actual[row], expected[row]) < tolerance, value
         for grad, want in zip(grads, exact_grads, strict=True):
             in_row = grad[row]
-            if (
-                expected[row].isinf().any()
-            ):  # the formula's nan of 0 * inf may be inf, see functional.npu
+            # the formula's nan of 0 * inf may be inf, see functional.npu
+            if expected[row].isinf().any():
                 in_row = torch.where(want[row].isnan() & in_row.isinf(), want[row], in_row)
             assert normwise_error(in_row, want[row]) < tolerance, value
 

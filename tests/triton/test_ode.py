@@ -179,9 +179,8 @@ def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.Monke
 def test_divergence_stays_where_it_is(device: str) -> None:
     """Neither another model nor another start of a program, nor a padded feature, sees what has
     become infinite."""
-    model, u0 = case(
-        device, models=2, batch=4, d=2, h=3
-    )  # the four starts of a model share a program
+    # the four starts of a model share a program
+    model, u0 = case(device, models=2, batch=4, d=2, h=3)
     want = on("triton", model, u0)
     spoiled = u0.clone()
     spoiled[1, 2] = torch.tensor([1e300, -1e300])

@@ -203,9 +203,8 @@ def test_launches_obey_settings_of_devices(
     asked: list[str] = []
     find = tuning._find
     for kernel in [function for name, function in vars(npu).items() if name.endswith("_kernel")]:
-        monkeypatch.setattr(
-            kernel, "run", lambda *a, **k: None
-        )  # what they compute is another test's
+        # what they compute is another test's
+        monkeypatch.setattr(kernel, "run", lambda *a, **k: None)
     monkeypatch.setattr(tuning, "_find", lambda *a: asked.append(a[3]) or find(*a))
     sample = RECORDS["npu"].sample(4, 17, 3, dtype=torch.float32, device=device)
 
