@@ -131,7 +131,7 @@ TRAINING = [
         "run-last-callback": ("(task.done % between and task.done < steps)", "(task.done % between)"),
         "run-strides-of-y": ("y=y.contiguous()", "y=y"),
     }),
-    *mutants(PACKAGE + "training/_runs.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or beginning or once or Training'", {
+    *mutants(PACKAGE + "training/_runs.py", ("tests/jobs/test_continued_runs.py -k 'refused or moves or beginning or once'", "tests/jobs/test_crafted_files.py -k Training"), {
         "run-checkpoint-model": ("            model=described(loop.model, Unit),\n", ""),
         "run-checkpoint-requires-grad": ("            requires_grad=str(trained),\n", ""),
         "run-checkpoint-optimiser": ("            **continued.settings(loop.optimizer, loop.model, self.lr),\n", ""),
@@ -145,14 +145,14 @@ TRAINING = [
         "run-checkpoint-lacks-a-state": ("needed = done > 0 and isinstance(loop, Fused)", "needed = False"),
         "run-checkpoint-later-settings": ("    @functools.cached_property\n", "    @property\n"),
     }),
-    *mutants(PACKAGE + "training/_continued.py", "tests/jobs/test_checkpoints.py -k 'refused or moves or callbacks or own or Training'", {
+    *mutants(PACKAGE + "training/_continued.py", ("tests/jobs/test_continued_runs.py -k 'refused or moves or callbacks or own'", "tests/jobs/test_crafted_files.py -k Training"), {
         "run-checkpoint-group": ("        if group[\"params\"] != old[\"params\"]:", "        if False:"),
         "run-checkpoint-negative-step": ("low = 0.0 if name.endswith(\" step,\") else -math.inf", "low = -math.inf"),
         "run-checkpoint-schedule-untried": ("copy.deepcopy(schedules[name]).load", "schedules[name].load"),
         "run-checkpoint-growth": (", setting.growth)", ",)"),
         "run-checkpoint-trained-parameters": ("\"optimizer.params\": str(trained)", "\"optimizer.params\": \"\""),
     }),
-    *mutants(PACKAGE + "_jobs/checkpoints.py", ("tests/jobs/test_checkpoints.py -k 'digest or description or how or slices or ctrl or said or before'",), {
+    *mutants(PACKAGE + "_jobs/checkpoints.py", ("tests/jobs/test_checkpoints.py -k 'digest or description or how or slices or ctrl or said'", "tests/jobs/test_continued_runs.py -k before"), {
         "checkpoint-negative-bit": (".resolve_neg()", ""),
         "checkpoint-strides": (".contiguous().view", ".view"),
         "checkpoint-parts-of-a-digest": ("f\"{len(text)} \".encode() + text", "text"),
@@ -162,7 +162,7 @@ TRAINING = [
         "checkpoint-at-the-end": ("        if file is not None:\n            file.save()\n", ""),
         "checkpoint-entries-that-are-gone": ("for name in {**current, **saved}:", "for name in current:"),
     }),
-    *mutants(PACKAGE + "_jobs/saved.py", "tests/jobs/test_checkpoints.py -k 'numbers or memory or Training'", {
+    *mutants(PACKAGE + "_jobs/saved.py", ("tests/jobs/test_checkpoints.py -k 'numbers or memory'", "tests/jobs/test_crafted_files.py -k Training"), {
         "saved-bools": ("type(value) is not int or", "not isinstance(value, int) or"),
         "saved-infinite": ("math.isfinite(value) and ", ""),
         "saved-strides": (".clone(memory_format=torch.contiguous_format)", ""),
