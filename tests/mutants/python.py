@@ -361,7 +361,7 @@ CALLS = [
         "autograd-second-derivatives": ("        elif torch.is_grad_enabled():\n            return self", "        elif False:\n            return self"),
         "autograd-bits-of-the-needs": ("sum(flag << bit for bit, flag", "sum(flag << (count - 1 - bit) for bit, flag"),
     }),
-    *mutants(PACKAGE + "_operators/transforms.py", "tests/operators/test_transforms.py", {
+    *mutants(PACKAGE + "_operators/transforms.py", ("tests/operators/test_transforms.py", "tests/operators/test_torch_features.py"), {
         "transforms-gradient-of-a-shared-x": ("return tensor.sum(1) if self.shared else tensor", "return tensor[:, 0] if self.shared else tensor"),
         "transforms-own-gradient-of-x": ("            and not own_gradient\n", ""),
         "transforms-tangents": ("torch.compiler.is_compiling() or forward_ad._current_level >= 0", "torch.compiler.is_compiling()"),
@@ -369,13 +369,13 @@ CALLS = [
         "transforms-models-beside-a-vmap": ("weight.shape[0 if weight_dim != 0 else 1]", "weight.shape[0]"),
         "transforms-place-of-the-vmap": ("(self.size, rows)), len(self.models)", "(self.size, rows)), 0"),
     }),
-    *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+    *mutants(PACKAGE + "functional.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled", "tests/operators/test_torch_features.py -k compiled"), {
         "functional-inalu-omega": ("omega=omega, fused=True)", "omega=20.0, fused=True)"),
     }),
     *mutants(PACKAGE + "_operators/dispatch.py", ("tests/operators/test_functional.py",), {
         "functional-forced-backend": ("is_compiling() or forced() not in FAST_PATH", "is_compiling()"),
     }),
-    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled"), {
+    *mutants(PACKAGE + "_operators/compute.py", ("tests/operators/test_functional.py", "tests/operators/test_gradients.py", "tests/operators/test_reference.py", "tests/operators/test_transforms.py -k compiled", "tests/operators/test_torch_features.py -k compiled"), {
         "functional-eps-of-the-dtype": ("eps = EPS[x.dtype]", "eps = EPS[torch.float32]"),
         "functional-nmu-clip": ("return nmu(x, weight.clamp(0, 1))", "return nmu(x, weight)"),
         "functional-gradients-of-the-weights": ("for tensor in inputs[:operands]:", "for tensor in inputs[:1]:"),

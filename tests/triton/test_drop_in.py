@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,6 +15,7 @@ from npu_kernels import NALU, NMU, NPU, functional, iNALU, use_backend
 from npu_kernels._backends import triton as backend
 from npu_kernels._operators import ops
 from npu_kernels._testing.samples import normwise_error
+from tests.conftest import compiles
 from tests.support.compare import assert_equal, assert_near
 from tests.support.vmapped import check_one_call
 
@@ -40,13 +41,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(backend, name, count)
     return counts
-
-
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 ONE_STEP = {"npu_forward": 1, "npu_backward": 1, "nmu_forward": 1, "nmu_backward": 1}
@@ -78,7 +72,7 @@ def test_only_inside_use_backend(launches: Counter[str]) -> None:
     assert_near(inside, outside, 1e-11)
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
+@compiles
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
 )  # torch's, about itself
