@@ -12,18 +12,14 @@ from npu_kernels import ode, use_backend
 from npu_kernels._backends import fast_path
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, D, make, starts
+from tests.support.compare import assert_equal
 
 pytestmark = needs_library
 H = 4
 SHAPES = [
-    (None, (D,)),
-    (None, (4, D)),
-    (3, (D,)),
-    (3, (3, D)),
-    (3, (3, 4, D)),
-    (3, (1, 4, D)),
+    (None, (D,)), (None, (4, D)), (3, (D,)), (3, (3, D)), (3, (3, 4, D)), (3, (1, 4, D)),
     (2, (2, 9, D)),
-]
+]  # fmt: skip
 
 
 def outcome(model: nn.Module, u0: Tensor, **options: Any) -> list[Tensor]:
@@ -82,7 +78,7 @@ def test_strided_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     actuals = outcome(model, u0)
     assert taken(model, u0)
     monkeypatch.setattr(fast_path, "ode", None)
-    assert all(torch.equal(a, b) for a, b in zip(actuals, outcome(model, u0), strict=True))
+    assert_equal(actuals, outcome(model, u0))
 
 
 def test_gradients_of_a_part_of_the_results() -> None:

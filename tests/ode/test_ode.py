@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from npu_kernels import NAU, NMU, NPU, NaiveNPU, RealNPU, ode, trace, use_backend
+from tests.support.compare import assert_equal
 from tests.support.vmapped import check_batched_gradients
 
 D, H = 3, 5
@@ -59,15 +60,9 @@ def away_from_zero(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.mark.parametrize(
     ("models", "shape", "expected"),
-    [
-        (None, (D,), (7, D)),
-        (None, (4, D), (4, 7, D)),
-        (2, (D,), (2, 7, D)),
-        (2, (2, D), (2, 7, D)),
-        (2, (2, 4, D), (2, 4, 7, D)),
-        (2, (1, 4, D), (2, 4, 7, D)),
-    ],
-)
+    [(None, (D,), (7, D)), (None, (4, D), (4, 7, D)), (2, (D,), (2, 7, D)), (2, (2, D), (2, 7, D)),
+     (2, (2, 4, D), (2, 4, 7, D)), (2, (1, 4, D), (2, 4, 7, D))],
+)  # fmt: skip
 def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     u0 = starts(*shape)
     trajectory = ode.rollout(make(models=models), u0, steps=6, dt=0.1)
@@ -152,16 +147,9 @@ def test_gradcheck(layer: str, method: str, models: int | None) -> None:
     def function(u0: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         named = dict(zip([name for name, _ in model.named_parameters()], parameters, strict=True))
         return ode.integrate(
-            u0,
-            named["0.weight_re"],
-            named.get("0.weight_im"),
-            named.get("0.gate"),
-            named["1.weight"],
-            steps=3,
-            dt=0.05,
-            method=method,
-            derivatives=True,
-        )
+            u0, named["0.weight_re"], named.get("0.weight_im"), named.get("0.gate"),
+            named["1.weight"], steps=3, dt=0.05, method=method, derivatives=True,
+        )  # fmt: skip
 
     parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
     torch.autograd.gradcheck(function, (u0, *parameters))
@@ -416,8 +404,7 @@ def test_eager_checkpointed_is_the_same_to_the_bit(method: str) -> None:
             )
             loss = sum(o.square().sum() for o in out)
             runs.append([*out, *torch.autograd.grad(loss, list(model.parameters()))])
-    for full, checkpointed in zip(*runs, strict=True):
-        assert torch.equal(full, checkpointed)
+    assert_equal(*runs)
 
 
 def test_one_error_for_values_that_are_not_finite() -> None:

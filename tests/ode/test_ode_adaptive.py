@@ -104,14 +104,9 @@ def test_equals_scipy(problem: int, tolerance: float) -> None:
     theirs, best = scipy_path(model, u0, t, tolerance), scipy_path(model, u0, t, 1e-12).y.T
     for method in METHODS:
         trajectory, statistics = ode.rollout(
-            model,
-            torch.tensor(u0).double(),
-            t=t,
-            method=method,
-            rtol=tolerance,
-            atol=tolerance * 1e-3,
-            statistics=True,
-        )
+            model, torch.tensor(u0).double(), t=t, method=method, rtol=tolerance,
+            atol=tolerance * 1e-3, statistics=True,
+        )  # fmt: skip
         ours = np.abs(trajectory.detach().numpy() - best).max()
         assert ours < 3 * np.abs(theirs.y.T - best).max() + 100 * tolerance
         assert int(statistics.evaluations) <= 1.3 * theirs.nfev
@@ -133,18 +128,10 @@ def test_equals_torchdiffeq(direction: int) -> None:
         assert torch.equal(trajectory[:, 0], u0)
 
 
-@pytest.mark.parametrize(
-    ("models", "shape", "expected"),
-    [
-        (None, (3,), (6, 3)),
-        (None, (4, 3), (4, 6, 3)),
-        (2, (3,), (2, 6, 3)),
-        (2, (2, 3), (2, 6, 3)),
-        (2, (2, 4, 3), (2, 4, 6, 3)),
-        (2, (1, 4, 3), (2, 4, 6, 3)),
-        (None, (0, 3), (0, 6, 3)),
-    ],
-)
+@pytest.mark.parametrize(("models", "shape", "expected"), [
+    (None, (3,), (6, 3)), (None, (4, 3), (4, 6, 3)), (2, (3,), (2, 6, 3)), (2, (2, 3), (2, 6, 3)),
+    (2, (2, 4, 3), (2, 4, 6, 3)), (2, (1, 4, 3), (2, 4, 6, 3)), (None, (0, 3), (0, 6, 3)),
+])  # fmt: skip
 def test_shapes(models: int | None, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     laws = [CYCLE] * (models or 1)
     model = power_law(*(([list(part) for part in zip(*laws, strict=True)]) if models else CYCLE))

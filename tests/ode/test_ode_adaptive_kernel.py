@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from npu_kernels import NAU, ode, use_backend
 from npu_kernels._backends import cpu
 from npu_kernels._operators import ops
-from npu_kernels._testing.samples import fill_uninitialized_with_nan, normwise_error
+from npu_kernels._testing.samples import fill_uninitialized_with_nan
 from npu_kernels._time_loop.methods import PAIRS
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, away_from_zero
 from tests.ode.test_ode_adaptive import PREDATOR, gradients, power_law
+from tests.support.compare import assert_equal, assert_near
 
 pytestmark = needs_library
 TIMES = torch.tensor([1.0, 1.02, 1.05, 1.3, 1.31, 1.4], dtype=torch.float64)
@@ -45,18 +46,10 @@ def both(model: nn.Sequential, u0: Tensor, **options: Any) -> tuple[list[Tensor]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize(
-    ("models", "batch", "d", "h"),
-    [
-        (None, None, 3, 5),
-        (None, 9, 1, 1),
-        (3, None, 2, 9),
-        (3, 2, 4, 3),
-        (2, 19, 2, 3),
-        (19, 1, 9, 2),
-        (1, 140, 1, 2),
-    ],
-)
+@pytest.mark.parametrize(("models", "batch", "d", "h"), [
+    (None, None, 3, 5), (None, 9, 1, 1), (3, None, 2, 9), (3, 2, 4, 3), (2, 19, 2, 3),
+    (19, 1, 9, 2), (1, 140, 1, 2),
+])  # fmt: skip
 def test_fused_is_eager(layer: str, models: int | None, batch: int | None, d: int, h: int) -> None:
     """Another direction and another pair for every other size."""
     model = smooth(layer, models, h, d)
@@ -79,8 +72,7 @@ def test_in_float32(method: str) -> None:
     results = gradients(model.float(), u0.float(), TIMES, method=method, rtol=1e-6)
     assert results[0].dtype == results[1].dtype == torch.float32
     assert results[2].dtype == torch.float64
-    for actual, want in zip(results, exact, strict=True):
-        assert normwise_error(actual, want) < 2e-5
+    assert_near(results, exact, 2e-5)
 
 
 def test_straight_through_gates_and_free_weights() -> None:
@@ -119,8 +111,7 @@ def test_bits(models: int | None, batch: int | None) -> None:
     with fill_uninitialized_with_nan():
         runs.append(gradients(model, u0, TIMES, **options))
     for other in runs:
-        for actual, want in zip(other, expected, strict=True):
-            assert torch.equal(actual, want)
+        assert_equal(other, expected)
     if batch == 300:
         single = ode.rollout(model, u0[:, 123:124], t=TIMES, **options)
         assert torch.equal(single, expected[0][:, 123:124])
@@ -141,8 +132,7 @@ def test_every_number_of_steps_between_checkpoints() -> None:
         full, less = (
             gradients(model, u0, t, memory=memory, **options) for memory in ("full", "checkpointed")
         )
-        for actual, want in zip(full, less, strict=True):
-            assert torch.equal(actual, want)
+        assert_equal(full, less)
         exact = u0[:, None] * torch.exp(-t)[:, None]
         torch.testing.assert_close(full[0], exact, rtol=1e-7, atol=1e-9)
     assert any(count % 32 == 0 for count in counts), sorted(counts)

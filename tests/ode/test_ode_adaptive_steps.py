@@ -106,14 +106,9 @@ def control(case: Case, pair: Method) -> Run:
             return Run(times, rejected, at_bound, TOO_MANY, time, sign * size, first_at_bound)
         if size <= 10 * EPS * max(abs(time), EPS * span):
             return Run(
-                times,
-                rejected,
-                at_bound,
-                NOT_FINITE if broken else STUCK,
-                time,
-                sign * size,
+                times, rejected, at_bound, NOT_FINITE if broken else STUCK, time, sign * size,
                 first_at_bound,
-            )
+            )  # fmt: skip
         last = 1.01 * size >= abs(end - time)
         new_time = end if last else time + sign * size
         h = new_time - time

@@ -25,6 +25,7 @@ from npu_kernels._testing.samples import (
 from npu_kernels._time_loop import reference
 from tests.conftest import needs_library
 from tests.ode.test_ode import LAYERS, D, away_from_zero, make, starts
+from tests.support.compare import assert_equal, assert_near
 
 
 def outputs_and_gradients(
@@ -71,8 +72,7 @@ def test_fused_is_eager(layer: str, method: str, models: int | None, batch: int 
             *(() if models is None else (models,)), *(() if batch is None else (batch,)), d
         )
         fused, eager = both(model, u0, steps=5, dt=0.005, method=method)
-        for actual, want in zip(fused, eager, strict=True):
-            assert normwise_error(actual, want) < 5e-12, (d, h)
+        assert_near(fused, eager, 5e-12, (d, h))
 
 
 @needs_library
@@ -109,8 +109,7 @@ def test_options_of_the_layers() -> None:
                 model[1].weight[0, 0, :3] = torch.tensor([-1.0, 1.0, 1.0 + 1e-15])
                 model[0].gate[0] = torch.tensor([0.0, 1.0, 1.0 + 1e-15])
             fused, eager = both(model, u0, steps=5, dt=0.01)
-            for actual, want in zip(fused, eager, strict=True):
-                assert normwise_error(actual, want) < 1e-13, (clip, gate_gradient)
+            assert_near(fused, eager, 1e-13, (clip, gate_gradient))
     assert (fused[-1] != 0).all()  # not clipped: every weight has a gradient
     model[1].clip = True
     assert (both(model, u0, steps=5, dt=0.01)[0][-1] == 0).any()
@@ -162,8 +161,7 @@ def test_the_eager_adjoint_is_the_derivative_of_the_eager_loop(clip: bool, upstr
     grads = differentiate(
         grad_path, grad_slopes, path.detach(), *operands, stages, tableau, *options, False
     )
-    for actual, want in zip(grads, torch.autograd.grad(loss, leaves), strict=True):  # type: ignore[arg-type]
-        assert normwise_error(actual, want) < 1e-12
+    assert_near(grads, torch.autograd.grad(loss, leaves), 1e-12)
 
 
 @needs_library
@@ -181,8 +179,7 @@ def test_checkpointed_is_the_same_to_the_bit(
             outputs_and_gradients(model, u0, steps=9, dt=0.01, method=method, memory=memory)
             for memory in ("full", "checkpointed")
         ]
-        for full, checkpointed in zip(*runs, strict=True):
-            assert torch.equal(full, checkpointed)
+        assert_equal(*runs)
 
 
 def test_checkpointed_keeps_no_stages(backend: str) -> None:
@@ -231,8 +228,7 @@ def test_every_instruction_set(isa: str, dtype: torch.dtype) -> None:
             fused, eager = both(
                 model, away_from_zero(*shape, dtype=dtype), steps=6, dt=0.005, method="rk4"
             )
-            for actual, want in zip(fused, eager, strict=True):
-                assert normwise_error(actual, want) < 500 * torch.finfo(dtype).eps
+            assert_near(fused, eager, 500 * torch.finfo(dtype).eps)
     finally:
         cpu.set_isa(before)
 
@@ -255,10 +251,8 @@ def test_strided_operands(layout: str) -> None:
         return grad if layout == "expanded" else with_layout(grad, layout)
 
     actuals = outputs_and_gradients(model, with_layout(u0, layout), as_laid_out, **options)
-    for actual, want in zip(actuals, expected, strict=True):
-        assert torch.equal(actual, want)
-    for parameter, before in zip(parameters, originals, strict=True):
-        assert torch.equal(parameter, before)
+    assert_equal(actuals, expected)
+    assert_equal(parameters, originals)
 
 
 @needs_library
@@ -270,8 +264,7 @@ def test_every_output_is_written() -> None:
         expected = outputs_and_gradients(model, u0, steps=3, dt=0.01)
         with fill_uninitialized_with_nan():
             actuals = outputs_and_gradients(model, u0, steps=3, dt=0.01)
-        for actual, want in zip(actuals, expected, strict=True):
-            assert torch.equal(actual, want)
+        assert_equal(actuals, expected)
 
 
 @needs_library
@@ -310,16 +303,9 @@ def test_second_derivatives(backend: str) -> None:
         u0: Tensor, weight_re: Tensor, weight_im: Tensor, gate: Tensor, weight: Tensor
     ) -> Any:
         return ode.integrate(
-            u0,
-            weight_re,
-            weight_im,
-            gate,
-            weight,
-            steps=2,
-            dt=0.05,
-            method="midpoint",
+            u0, weight_re, weight_im, gate, weight, steps=2, dt=0.05, method="midpoint",
             derivatives=True,
-        )
+        )  # fmt: skip
 
     torch.autograd.gradgradcheck(
         function, (u0, *(p.detach().clone().requires_grad_() for p in model.parameters()))
@@ -379,7 +365,4 @@ def test_compiled() -> None:
     trajectory = torch.compile(run, fullgraph=True, backend="aot_eager")(u0)
     assert torch.equal(trajectory, run(u0))
     grads = torch.autograd.grad(trajectory.square().sum(), list(model.parameters()))
-    for actual, want in zip(
-        grads, torch.autograd.grad(run(u0).square().sum(), list(model.parameters())), strict=True
-    ):
-        assert torch.equal(actual, want)
+    assert_equal(grads, torch.autograd.grad(run(u0).square().sum(), list(model.parameters())))

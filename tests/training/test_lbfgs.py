@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from npu_kernels.optim.lbfgs import LBFGS, Closure, Status, lbfgs
+from tests.support.compare import assert_equal
 
 
 def rosenbrock(x: Tensor) -> Tensor:
@@ -41,14 +42,9 @@ def with_torch(
     for row in x0:
         parameter = torch.nn.Parameter(row.clone().unsqueeze(0))
         optimizer = torch.optim.LBFGS(
-            [parameter],
-            max_iter=iterations,
-            max_eval=evaluations,
-            tolerance_grad=1e-8,
-            tolerance_change=0,
-            history_size=10,
-            line_search_fn="strong_wolfe",
-        )
+            [parameter], max_iter=iterations, max_eval=evaluations, tolerance_grad=1e-8,
+            tolerance_change=0, history_size=10, line_search_fn="strong_wolfe",
+        )  # fmt: skip
 
         def closure(parameter: Tensor = parameter) -> Tensor:
             parameter.grad = None
@@ -258,56 +254,27 @@ def test_resumed_as_uninterrupted() -> None:
     first.round()  # the state is a copy
     while second.round():
         pass
-    for ours, theirs in zip(second.result(), uninterrupted.result(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_equal(second.result(), uninterrupted.result())
     with pytest.raises(
         ValueError, match=r"lbfgs: its x must be .*shape \(3, 6\), got .*shape \(12, 6\)"
     ):
         LBFGS(differentiated(rosenbrock), x0[:3]).load_state_dict(uninterrupted.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("x0", "options", "kind", "message"),
-    [
-        (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), got \(3,\)"),
-        (
-            torch.zeros(3, 2).half(),
-            {},
-            TypeError,
-            "x0 must be float32 or float64, got torch.float16",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"history": 0},
-            ValueError,
-            "history must be an integer of at least 1, got 0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"max_iterations": -1},
-            ValueError,
-            "max_iterations must be an integer of at least 1, got -1",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"max_evaluations": 0},
-            ValueError,
-            "max_evaluations must be an integer of at least 1, got 0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"x_tolerance": -1.0},
-            ValueError,
-            "x_tolerance must be finite and at least 0, got -1.0",
-        ),
-        (
-            torch.zeros(3, 2),
-            {"f_tolerance": math.nan},
-            ValueError,
-            "f_tolerance must be finite and at least 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("x0", "options", "kind", "message"), [
+    (torch.zeros(3), {}, ValueError, r"x0 must have shape \(K, N\), got \(3,\)"),
+    (torch.zeros(3, 2).half(), {}, TypeError, "x0 must be float32 or float64, got torch.float16"),
+    (torch.zeros(3, 2), {"history": 0}, ValueError,
+     "history must be an integer of at least 1, got 0"),
+    (torch.zeros(3, 2), {"max_iterations": -1}, ValueError,
+     "max_iterations must be an integer of at least 1, got -1"),
+    (torch.zeros(3, 2), {"max_evaluations": 0}, ValueError,
+     "max_evaluations must be an integer of at least 1, got 0"),
+    (torch.zeros(3, 2), {"x_tolerance": -1.0}, ValueError,
+     "x_tolerance must be finite and at least 0, got -1.0"),
+    (torch.zeros(3, 2), {"f_tolerance": math.nan}, ValueError,
+     "f_tolerance must be finite and at least 0"),
+])  # fmt: skip
 def test_errors(x0: Tensor, options: dict[str, float], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         lbfgs(differentiated(rosenbrock), x0, **options)

@@ -86,34 +86,23 @@ def test_regularizer_takes_nau_and_nmu_only() -> None:
     torch.testing.assert_close(regularizer(model), expected)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: l1(_model(), norm="l2"), r"^l1: norm must be 'l1' or 'frobenius', got 'l2'$"),
-        (lambda: l1([]), r"^l1: no parameters to sum over$"),
-        (lambda: regularizer(NPU(2, 2)), r"^regularizer: no parameters to sum over$"),
-        (
-            lambda: regularizer(NAU(2, 2), form="x"),
-            r"^regularizer: form must be 'madsen' or 'paper', got 'x'$",
-        ),
-        (
-            lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 2))),
-            r"^l1: every parameter must have leading dimension 3 \(num_models\), got shape \(2, 2\)$",
-        ),
-        (
-            lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), NAU(2, 2))),
-            r"the units of one model must have one num_models, got \[3, None\]",
-        ),
-        (
-            lambda: project_(_model(), weights=0.0),
-            r"^project_: weights must be None, or greater than 0, got 0.0$",
-        ),
-        (lambda: SteppedSchedule(2, 1, 5), r"0 <= start <= end must hold, got start=2, end=1"),
-        (lambda: SteppedSchedule(-1, 1, 5), r"0 <= start <= end must hold, got start=-1, end=1"),
-        (lambda: SteppedSchedule(0, 1, 0), r"step must be an integer of at least 1, got 0"),
-        (lambda: SteppedSchedule(0, 1, 5, 1), r"growth must be finite and greater than 1, got 1"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: l1(_model(), norm="l2"), r"^l1: norm must be 'l1' or 'frobenius', got 'l2'$"),
+    (lambda: l1([]), r"^l1: no parameters to sum over$"),
+    (lambda: regularizer(NPU(2, 2)), r"^regularizer: no parameters to sum over$"),
+    (lambda: regularizer(NAU(2, 2), form="x"),
+     r"^regularizer: form must be 'madsen' or 'paper', got 'x'$"),
+    (lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), nn.Linear(2, 2))),
+     r"^l1: every parameter must have leading dimension 3 \(num_models\), got shape \(2, 2\)$"),
+    (lambda: l1(nn.Sequential(NAU(2, 2, num_models=3), NAU(2, 2))),
+     r"the units of one model must have one num_models, got \[3, None\]"),
+    (lambda: project_(_model(), weights=0.0),
+     r"^project_: weights must be None, or greater than 0, got 0.0$"),
+    (lambda: SteppedSchedule(2, 1, 5), r"0 <= start <= end must hold, got start=2, end=1"),
+    (lambda: SteppedSchedule(-1, 1, 5), r"0 <= start <= end must hold, got start=-1, end=1"),
+    (lambda: SteppedSchedule(0, 1, 0), r"step must be an integer of at least 1, got 0"),
+    (lambda: SteppedSchedule(0, 1, 5, 1), r"growth must be finite and greater than 1, got 1"),
+])  # fmt: skip
 def test_errors(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

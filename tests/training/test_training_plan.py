@@ -26,17 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 K, STEPS, COUNT, BATCH, IN, HIDDEN, OUT = 3, 4, 6, 2, 2, 3, 2
 SIZES = (HIDDEN * IN, HIDDEN * IN, IN, OUT * HIDDEN)  # of the parameters of an NPU and an NAU
 NAMES = (
-    "parameters",
-    "state",
-    "losses",
-    "x",
-    "y",
-    "weight",
-    "rows",
-    "schedules",
-    "integers",
-    "numbers",
-)
+    "parameters", "state", "losses", "x", "y", "weight", "rows", "schedules", "integers", "numbers",
+)  # fmt: skip
 
 
 def right(rmsprop: bool = False) -> dict[str, Any]:
@@ -249,19 +240,15 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     # lists
     "no records": (lambda plan: plan["records"].clear(), "ends too early"),
     "too few records": (without("settings 3"), "ends too early"),
-    "too many records": (
-        lambda plan: plan["records"].update(more=records.Layer(1, 1, 1)),
-        "more than its layers",
-    ),
+    "too many records": (lambda plan: plan["records"].update(more=records.Layer(1, 1, 1)),
+                         "more than its layers"),
     "too many numbers": (lambda plan: plan.update(numbers=[0.0] * 99), "train: "),
     "no numbers": (lambda plan: plan.update(numbers=[]), "ends too early"),
     "no integers": (lambda plan: plan.update(integers=[]), "ends too early"),
     "no parameters": (lambda plan: plan["parameters"].clear(), "is not there"),
     "too few parameters": (lambda plan: plan["parameters"].pop(), "is not there"),
-    "too many parameters": (
-        lambda plan: plan["parameters"].append(torch.rand(K)),
-        "belongs to no layer",
-    ),
+    "too many parameters": (lambda plan: plan["parameters"].append(torch.rand(K)),
+                            "belongs to no layer"),
     "no state": (lambda plan: plan["state"].clear(), "ends too early"),
     "too few states": (lambda plan: plan["state"].pop(), "ends too early"),
     "too many states": (lambda plan: plan["state"].append(torch.rand(K)), "more than its layers"),
@@ -310,10 +297,8 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         )
         for name in ("y", "weight", "rows", "schedules")
     },
-    "parameter strided": (
-        tensor("parameters", lambda t: t.mT.contiguous().mT, 0),
-        "must be contiguous",
-    ),
+    "parameter strided": (tensor("parameters", lambda t: t.mT.contiguous().mT, 0),
+                          "must be contiguous"),
     "state strided": (tensor("state", lambda t: t.mT.contiguous().mT, 0), "must be contiguous"),
     "parameter on meta": (tensor("parameters", lambda t: t.to("meta"), 0), ""),
     "x on meta": (tensor("x", lambda t: t.to("meta")), ""),
@@ -321,52 +306,34 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "rows of x": (tensor("x", lambda t: t[:5].clone()), "y must have"),
     "elements of x": (tensor("x", lambda t: t.flatten()[:-1].clone()), "x must have 10 elements"),
     "rows of y": (tensor("y", lambda t: t[:, 1:].clone()), "y must have 36 elements"),
-    "weight of another size": (
-        tensor("weight", lambda t: t[:1].clone()),
-        "weight must have 36 elements",
-    ),
-    "row -1": (
-        tensor("rows", lambda t: t.index_fill(1, torch.tensor([1]), -1)),
-        "rows must lie within",
-    ),
-    "row too large": (
-        tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), COUNT)),
-        "rows must lie within",
-    ),
-    "row huge": (
-        tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), HUGE)),
-        "rows must lie within",
-    ),
-    "rows of other steps": (
-        tensor("rows", lambda t: t.flatten()[:-1].clone()),
-        "rows must have 4 elements",
-    ),
-    "rows of fewer steps": (
-        tensor("rows", lambda t: t[:1, :1].clone()),
-        "rows must have one for each step",
-    ),
+    "weight of another size": (tensor("weight", lambda t: t[:1].clone()),
+                               "weight must have 36 elements"),
+    "row -1": (tensor("rows", lambda t: t.index_fill(1, torch.tensor([1]), -1)),
+               "rows must lie within"),
+    "row too large": (tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), COUNT)),
+                      "rows must lie within"),
+    "row huge": (tensor("rows", lambda t: t.index_fill(1, torch.tensor([0]), HUGE)),
+                 "rows must lie within"),
+    "rows of other steps": (tensor("rows", lambda t: t.flatten()[:-1].clone()),
+                            "rows must have 4 elements"),
+    "rows of fewer steps": (tensor("rows", lambda t: t[:1, :1].clone()),
+                            "rows must have one for each step"),
     "schedules flat": (tensor("schedules", Tensor.flatten), "schedules must have 4 columns"),
-    "schedules of other steps": (
-        tensor("schedules", lambda t: t[:, 1:].clone()),
-        "schedules must have 4 columns",
-    ),
+    "schedules of other steps": (tensor("schedules", lambda t: t[:, 1:].clone()),
+                                 "schedules must have 4 columns"),
     "one schedule": (tensor("schedules", lambda t: t[:1]), "there is no schedule 1"),
     "no schedules": (tensor("schedules", lambda t: t[:0]), "there is no schedule 0"),
     "no losses": (tensor("losses", lambda t: t[:0]), "losses must have 3 rows"),
-    "too few losses": (
-        tensor("losses", lambda t: t.flatten()[1:].clone()),
-        "losses must have 3 rows",
-    ),
+    "too few losses": (tensor("losses", lambda t: t.flatten()[1:].clone()),
+                       "losses must have 3 rows"),
     # memory that is written twice, or read and written
-    "parameter twice": (
-        same("parameters", 0, "parameters", 1),
-        "a parameter lies in the memory of a parameter",
-    ),
+    "parameter twice": (same("parameters", 0, "parameters", 1),
+                        "a parameter lies in the memory of a parameter"),
     "state twice": (same("state", 0, "state", 1), "a state lies in the memory of a state"),
     "state as parameter": (same("state", 0, "parameters", 0), "lies in the memory of"),
     "part of a state": (overlap, "a state lies in the memory of a state"),
     "losses as schedules": (losses_in_schedules, "lies in the memory of"),
-}
+}  # fmt: skip
 SCRIPT = """
 from tests.training import test_training_plan as plans
 plans.{function}({argument})

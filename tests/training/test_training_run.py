@@ -22,6 +22,7 @@ from npu_kernels._loops import plan
 from npu_kernels.optim import Adam
 from npu_kernels.training import Run, SteppedSchedule, run
 from tests.conftest import ISAS, needs_library
+from tests.support.compare import assert_equal
 
 STEPS, ROWS = 50, 21
 NOTICE = "training.run makes its steps one by one"
@@ -167,14 +168,9 @@ def test_penalties_at_their_kinks(size: float) -> None:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", f".*{NOTICE}")
                 run(
-                    model,
-                    x,
-                    x,
-                    steps=1,
-                    optimizer=sgd_like,
-                    penalties={penalty: 1.0},
+                    model, x, x, steps=1, optimizer=sgd_like, penalties={penalty: 1.0},
                     project=False,
-                )
+                )  # fmt: skip
         torch.testing.assert_close(models[0].weight, models[1].weight, rtol=1e-14, atol=1e-15)
         assert torch.equal(models[0].weight, weight) is (size == 0)
 
@@ -332,7 +328,7 @@ def test_same_bits_with_threads_and_in_stretches(one_thread: None) -> None:
         assert calls == ([] if stretch is None else [*range(7, 400, 7), 400])
         runs.append([result.losses, *(p.detach() for p in model.parameters())])
     for other in runs[1:]:
-        assert all(map(torch.equal, runs[0], other))
+        assert_equal(runs[0], other)
 
 
 @needs_library
@@ -410,7 +406,7 @@ def test_checkpoint(fused: bool, tmp_path: Path) -> None:
     rest = train(path)
     assert (rest.steps, rest.complete) == (60, True)
     assert torch.equal(uninterrupted.losses, rest.losses)
-    assert all(map(torch.equal, uninterrupted.model.parameters(), rest.model.parameters()))
+    assert_equal(uninterrupted.model.parameters(), rest.model.parameters())
     # a finished one has nothing left to do
     assert torch.equal(train(path).losses, uninterrupted.losses)
     with pytest.raises(
@@ -438,34 +434,21 @@ def test_ctrl_c() -> None:
             signal.raise_signal(signal.SIGINT)
 
     result = run(
-        MODELS["npu nau"](None, torch.float32),
-        x,
-        y,
-        steps=100,
-        lr=0.01,
-        callbacks=[press],
+        MODELS["npu nau"](None, torch.float32), x, y, steps=100, lr=0.01, callbacks=[press],
         stretch=10,
-    )
+    )  # fmt: skip
     assert (result.steps, result.complete, result.losses.shape) == (20, False, (20,))
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda model: model.append(nn.Tanh()), "Tanh has no place in a chain"),
-        (lambda model: model.append(iNALU(3, 3)), "iNALU has no place in a chain"),
-        (lambda model: model[0].register_forward_hook(lambda *_: None), "a module has hooks"),
-        (
-            lambda model: model[0].gate.register_hook(lambda grad: grad),
-            "a parameter of NPU has hooks",
-        ),
-        (
-            lambda model: parametrize.register_parametrization(model[1], "weight", nn.Identity()),
-            "ParametrizedNAU has no place",
-        ),
-        (lambda model: prune.l1_unstructured(model[1], "weight", 1), "hooks"),
-    ],
-)
+@pytest.mark.parametrize(("change", "reason"), [
+    (lambda model: model.append(nn.Tanh()), "Tanh has no place in a chain"),
+    (lambda model: model.append(iNALU(3, 3)), "iNALU has no place in a chain"),
+    (lambda model: model[0].register_forward_hook(lambda *_: None), "a module has hooks"),
+    (lambda model: model[0].gate.register_hook(lambda grad: grad), "a parameter of NPU has hooks"),
+    (lambda model: parametrize.register_parametrization(model[1], "weight", nn.Identity()),
+     "ParametrizedNAU has no place"),
+    (lambda model: prune.l1_unstructured(model[1], "weight", 1), "hooks"),
+])  # fmt: skip
 @needs_library
 def test_ordinary_loop(
     change: Callable[[nn.Sequential], Any], reason: str, monkeypatch: pytest.MonkeyPatch
