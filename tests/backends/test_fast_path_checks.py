@@ -53,68 +53,38 @@ def of_layer(name: str, arguments: list[Any]) -> Any:
     return getattr(fast_path, name)(*arguments)
 
 
-LAYER_CASES: dict[str, list[tuple[int, Any]]] = {
-    "npu": [
-        (0, None),
-        (0, "x"),
-        (0, [[1.0] * I]),
-        (0, torch.ones(B, I).half()),
-        (0, torch.ones(B, I).double()),
-        (0, torch.ones(B, I).as_subclass(Wrapped)),
-        (0, torch.ones(B, I).to_sparse()),
-        (0, torch.ones(0, I)),
-        (0, torch.ones(())),
-        (0, torch.ones(B, I - 1)),
-        (0, negated(B, I)),
-        (1, None),
-        (1, torch.ones(I)),
-        (1, torch.ones(1, 1, O, I)),
-        (1, torch.ones(0, I)),
-        (1, torch.ones(O, I).double()),
-        (2, torch.ones(O, I + 1)),
-        (2, torch.ones(O + 1, I)),
-        (2, torch.ones(I, O)),
-        (2, torch.ones(O * I)),
-        (2, torch.ones(O, I).double()),
-        (2, negated(O, I)),
-        (2, 1.0),
-        (3, torch.ones(I + 1)),
-        (3, torch.ones(I - 1)),
-        (3, torch.ones(1, I)),
-        (3, torch.ones(())),
-        (3, torch.ones(I).double()),
-        (4, 0.0),
-        (4, -1.0),
-        (4, 1e-320),
-        (4, 1e-39),  # no normal number in float32
-        (4, 1e39),
-        (4, float("inf")),
-        (4, float("nan")),
-        (4, 1),
-        (4, "1e-7"),
-        (5, "none"),
-        (5, True),
-        (5, None),
-        (5, b"clip"),
-    ],
-    "nau": [
-        (1, torch.ones(65, I)),  # more outputs than it is for
-        (1, torch.ones(O, I - 1)),
-        (2, None),
-        (2, 1),
-        (2, "True"),
-    ],
-    "nmu": [(1, None), (2, None), (2, 1), (2, 0.0)],
-    "inalu": [(2, None), (2, torch.ones(O, I - 1)), (3, torch.ones(O + 1, I)),
-              (5, torch.ones(1, O, I)), (6, None), (6, 0.0), (7, None), (7, float("inf")), (7, 20)],
-    "nmru": [(1, torch.ones(O, I)), (1, torch.ones(O, 2 * I + 1)), (1, torch.ones(O, 2 * I - 1)),
-             (2, None), (2, 0), (2, -1e-7), (2, "0.0"), (2, False), (3, 1), (4, "products")],
+# Layer, index of the argument, values that the fast path leaves to the operators.
+LAYER_CASES: dict[str, dict[int, list[Any]]] = {
+    "npu": {
+        0: [None, "x", [[1.0] * I], torch.ones(B, I).half(), torch.ones(B, I).double(),
+            torch.ones(B, I).as_subclass(Wrapped), torch.ones(B, I).to_sparse(), torch.ones(0, I),
+            torch.ones(()), torch.ones(B, I - 1), negated(B, I)],
+        1: [None, torch.ones(I), torch.ones(1, 1, O, I), torch.ones(0, I), torch.ones(O, I).double()],
+        2: [torch.ones(O, I + 1), torch.ones(O + 1, I), torch.ones(I, O), torch.ones(O * I),
+            torch.ones(O, I).double(), negated(O, I), 1.0],
+        3: [torch.ones(I + 1), torch.ones(I - 1), torch.ones(1, I), torch.ones(()),
+            torch.ones(I).double()],
+        # 1e-320 and 1e-39 are no normal numbers in float32.
+        4: [0.0, -1.0, 1e-320, 1e-39, 1e39, float("inf"), float("nan"), 1, "1e-7"],
+        5: ["none", True, None, b"clip"],
+    },
+    "nau": {1: [torch.ones(65, I), torch.ones(O, I - 1)], 2: [None, 1, "True"]},  # 65: too many
+    "nmu": {1: [None], 2: [None, 1, 0.0]},
+    "inalu": {2: [None, torch.ones(O, I - 1)], 3: [torch.ones(O + 1, I)], 5: [torch.ones(1, O, I)],
+              6: [None, 0.0], 7: [None, float("inf"), 20]},
+    "nmru": {1: [torch.ones(O, I), torch.ones(O, 2 * I + 1), torch.ones(O, 2 * I - 1)],
+             2: [None, 0, -1e-7, "0.0", False], 3: [1], 4: ["products"]},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "index", "value"),
-    [(name, *case) for name, cases in LAYER_CASES.items() for case in cases],
+    [
+        (name, index, value)
+        for name, cases in LAYER_CASES.items()
+        for index, values in cases.items()
+        for value in values
+    ],
     ids=lambda value: f"{tuple(value.shape)}-{value.dtype}" if isinstance(value, Tensor) else None,
 )
 def test_a_layer_refuses(name: str, index: int, value: Any) -> None:

@@ -82,40 +82,24 @@ def test_raw_operators() -> None:
     x, w = torch.rand(3, 4), torch.rand(2, 4)
     y = torch.rand(3, 2)
     for call, message in (
-        (
-            lambda: ops.npu_forward(x, w[:, :3], None, None, 1e-7, True),
-            r"x must have last dimension 3 \(in_features\)",
-        ),
-        (
-            lambda: ops.npu_forward(x, w, w[:, :3], None, 1e-7, True),
-            "weight_im must have 8 elements",
-        ),
-        (
-            lambda: ops.npu_forward(x, w, None, torch.rand(3), 1e-7, True),
-            "gate must have 4 elements",
-        ),
-        (
-            lambda: ops.npu_forward(x, w.double(), None, None, 1e-7, True),
-            "weight_re must have the dtype of x",
-        ),
-        (
-            lambda: ops.npu_forward(x.half(), w.half(), None, None, 1e-7, True),
-            "float32 and float64 only",
-        ),
-        (
-            lambda: ops.npu_forward(x, w, None, None, 0.0, True),
-            "eps must be finite and at least the least normal",
-        ),
-        (
-            lambda: ops.npu_forward(x[0], w, None, None, 1e-7, True),
-            "as many dimensions as the weights",
-        ),
-        (
-            lambda: ops.npu_backward(y[:2], x, w, None, None, y, y, 1e-7, False, 3),
-            "grad_y must have 6 elements",
-        ),
+        (lambda: ops.npu_forward(x, w[:, :3], None, None, 1e-7, True),
+         r"x must have last dimension 3 \(in_features\)"),
+        (lambda: ops.npu_forward(x, w, w[:, :3], None, 1e-7, True),
+         "weight_im must have 8 elements"),
+        (lambda: ops.npu_forward(x, w, None, torch.rand(3), 1e-7, True),
+         "gate must have 4 elements"),
+        (lambda: ops.npu_forward(x, w.double(), None, None, 1e-7, True),
+         "weight_re must have the dtype of x"),
+        (lambda: ops.npu_forward(x.half(), w.half(), None, None, 1e-7, True),
+         "float32 and float64 only"),
+        (lambda: ops.npu_forward(x, w, None, None, 0.0, True),
+         "eps must be finite and at least the least normal"),
+        (lambda: ops.npu_forward(x[0], w, None, None, 1e-7, True),
+         "as many dimensions as the weights"),
+        (lambda: ops.npu_backward(y[:2], x, w, None, None, y, y, 1e-7, False, 3),
+         "grad_y must have 6 elements"),
         (lambda: ops.nmu_forward(x, w[0]), "weight must have 2 dimensions"),
         (lambda: ops.nmu_backward(y.double(), x, w, 3), "grad_y must have the dtype of x"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(RuntimeError, match=message):
             call()

@@ -307,18 +307,12 @@ def test_mse_loss_errors() -> None:
     y = torch.zeros(3, 4)
     for arguments, error, message in (
         ((y, [0.0]), TypeError, "target must be a torch.Tensor, got list"),
-        (
-            (y, torch.zeros(3, 4, dtype=torch.long)),
-            TypeError,
-            "floating-point dtype, got torch.int64",
-        ),
-        (
-            (y, y.double()),
-            TypeError,
-            "must have one dtype, got y torch.float32, target torch.float64",
-        ),
+        ((y, torch.zeros(3, 4, dtype=torch.long)), TypeError,
+         "floating-point dtype, got torch.int64"),
+        ((y, y.double()), TypeError,
+         "must have one dtype, got y torch.float32, target torch.float64"),
         ((y, torch.zeros(4)), ValueError, r"shape of y, \(3, 4\), got shape \(4,\)"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(error, match=message):
             mse_loss(*arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"leading dimension 2 \(num_models\), got shape \(3, 4\)"):
