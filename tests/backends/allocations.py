@@ -187,8 +187,7 @@ class Malloc:
 
 
 def run(case: Case, malloc: Malloc) -> dict[str, Any]:
-    """Its allocations fail in turn until there are no more; each call after it has to give the same
-    bits."""
+    """Allocations fail in turn until none is left; each call after one gives the same bits."""
     title, prepare = case
     want = [t.clone() for t in tensors(prepare()())]
     failures, in_threads, in_ours, wrong = 0, 0, 0, []

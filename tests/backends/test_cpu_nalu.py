@@ -71,9 +71,7 @@ def test_other_models_change_no_bit(dtype: torch.dtype, sizes: tuple[int, int, i
 
 
 def batched_products_round_alike(batch: int, inputs: int, outs: int, dtype: torch.dtype) -> bool:
-    """Whether torch's products of five models and of one have the same bits. On some processors
-    they do not, for some sizes.
-    """
+    """Whether torch's products of five models and of one have the same bits here."""
     x, weight = (
         torch.randn(5, batch, inputs, dtype=dtype),
         torch.randn(5, outs, inputs, dtype=dtype),

@@ -263,8 +263,7 @@ def one_weight(name: str) -> tuple[type[nn.Module], Callable[..., Tensor]]:
 @pytest.mark.parametrize("models", [None, 3])
 @pytest.mark.parametrize("leading", [(), (1,), (70,), (3, 50), (3, 2, 5)])
 def test_one_weight(name: str, clip: bool, models: int | None, leading: tuple[int, ...]) -> None:
-    """The fast path's value and gradients are the formula's; weights lie inside, on and outside the
-    clip's bounds."""
+    """Value and gradients are the formula's, for weights within and outside the bounds."""
     if models is not None and len(leading) != 1 and leading[:1] != (models,):
         pytest.skip("no shape of this layer")
     layer = one_weight(name)[0](6, 4, num_models=models, clip=clip, dtype=torch.float64)
@@ -345,8 +344,7 @@ def test_inalu_has_the_bits_of_the_operators(
 
 @pytest.mark.parametrize("models", [None, 2])
 def test_inalu_takes_it(models: int | None) -> None:
-    """Flat rows do, whatever needs a gradient; further dimensions and bad options go the general
-    way."""
+    """The fast path takes flat rows; further dimensions and bad options go the general way."""
     layer = iNALU(3, 4, num_models=models)
     x = torch.randn(5, 3)
     assert "FastPath<npu::InaluLayer>" in layer(x).grad_fn.name()
@@ -365,8 +363,7 @@ def test_inalu_takes_it(models: int | None) -> None:
 
 
 def as_torch(version: str, code: str) -> str:
-    """What code prints in a process whose torch says that it is of that version, warnings
-    included."""
+    """The output, with warnings, of code in a process whose torch says that it is that version."""
     run = run_python("-c", f"import torch; torch.__version__ = {version!r}; {code}")
     assert run.returncode == 0, run.stderr
     return run.stdout + run.stderr
@@ -401,8 +398,7 @@ def test_another_torch_that_cannot_load_its_library_says_so(tmp_path: Path) -> N
 
 
 def test_a_library_of_another_build_does_not_load(tmp_path: Path) -> None:
-    """Kernels and fast path that were built from different sources would take each other's
-    arguments wrongly."""
+    """Kernels and fast path of different sources would take each other's arguments wrongly."""
     stamp = b"npu_kernels_interface_"
     kernels = cpu.LIBRARY.read_bytes()
     assert stamp in kernels

@@ -257,8 +257,7 @@ def slope(call: Any, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["npu", "nau", "nmu", "nmru", "inalu"])
 def test_a_gradient_of_another_layout_is_read_by_its_values(name: str) -> None:
-    """An upstream gradient whose sign is turned when it is read, one with strides, one that is
-    expanded."""
+    """Upstream gradients with a lazy sign, with strides, and expanded."""
     arguments = plain_layer(name)
     leaves = [a.requires_grad_() for a in arguments if isinstance(a, Tensor)]
     ones = slope(lambda: of_layer(name, arguments), leaves, torch.ones(B, O))

@@ -47,8 +47,7 @@ def test_float32_error(isa: str, name: str, size: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, True)])
 def test_zero_inputs_and_factors(isa: str, num_models: int | None, shared: bool) -> None:
-    """x = 0, and one or more factors of iNALU's sign product that are 0: gradients are products of
-    the others."""
+    """Gradients where x, or factors of iNALU's sign product, are 0 are products of the others."""
     sample = with_zero_factors(
         RECORDS["inalu"].sample(83, 5, 18, num_models=num_models, shared=shared)
     )
@@ -68,8 +67,7 @@ def test_a_single_zero_input_of_inalu(isa: str, index: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_special_input_of_inalu(isa: str, dtype: torch.dtype) -> None:
-    """Rows with one special input: output, what is saved and the input's gradient are the
-    formula's."""
+    """Output, saved tensors and grad_x of rows with one special input are the formula's."""
     inf = float("inf")
     special = torch.tensor(
         [0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, inf, -inf, float("nan")], dtype=dtype

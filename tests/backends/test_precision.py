@@ -238,8 +238,7 @@ print(fast_path.npu, torch.equal(*found))
 def test_nau_has_one_precision(
     models: int | None, size: tuple[int, int, int], precision: str
 ) -> None:
-    """It is torch's product, which obeys above some size; the fast path must not be the more
-    accurate one there."""
+    """The fast path must not be more accurate than torch's product, which obeys above some size."""
     rows, features, outputs = size
     layer, x = NAU(features, outputs, num_models=models), torch.randn(rows, features)
     torch.set_float32_matmul_precision(precision)
@@ -263,8 +262,7 @@ def test_other_instruction_sets_are_float32(isa: str, precision: str) -> None:
 @needs_bfloat16
 @pytest.mark.parametrize("setting", ["backends", "backends.mkldnn", "backends.mkldnn.matmul"])
 def test_settings_of_devices(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's own setting counts, also where torch does not answer because it is not what the one
-    for all says."""
+    """The CPU's own setting counts, also where it differs from the one for all devices."""
     case = sample()
     cpu.set_isa("avx512_bf16")
     full, medium = outcome(case), outcome(case, "medium")

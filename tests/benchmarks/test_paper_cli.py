@@ -164,9 +164,7 @@ def test_large_quick_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_verdicts_on_the_published_numbers() -> None:
-    """Runs as the paper shows them miss no check, much worse ones do; without the errors of the
-    last steps nothing can be told.
-    """
+    """The paper's runs miss no check, much worse ones do; without last steps none can be told."""
     rows = [
         {
             "task": p["task"],

@@ -277,8 +277,7 @@ def test_a_users_module_that_torch_calls(user: ModuleType) -> None:
 
 
 def test_each_line_is_warned_of_by_the_users_filters(user: ModuleType) -> None:
-    """A filter by module sees the user's; with "default" a line is warned of once, and with "error"
-    it raises."""
+    """Filters by module see the user's: "default" warns of a line once, "error" raises."""
     call: Callable[[], None] = _load(Path(str(user.__file__)).parent, "caller", CALLER).call
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("ignore")

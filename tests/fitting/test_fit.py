@@ -18,8 +18,7 @@ from tests.support.fits import QUICK, SHORT, hard, parameters, rows, same
 
 
 def test_the_product_of_negative_numbers() -> None:
-    """The sign barrier: from a start near 0 the sum of the powers would have to pass -1 =
-    cos(pi)."""
+    """The sum of the powers, near 0 at the start, would have to pass the barrier -1 = cos(pi)."""
     x = rows(-2, -1)
     result = fit(RealNPU(2, 1, num_models=64), x, x[:, :1] * x[:, 1:])
     assert isinstance(result.model, RealNPU)
@@ -143,8 +142,7 @@ def test_noise_of_one_per_cent_leaves_simple_powers(law: str) -> None:
 
 
 def test_few_held_out_rows() -> None:
-    """The score of a fit to pure noise is that of a fit to pure noise, and is said to be
-    cross-validated."""
+    """A fit to pure noise has noise's score, and is said to be cross-validated."""
     for seed in range(2):
         x, y = rows(0.5, 3, 10, seed), rows(-1, 1, 10, 9 + seed)[:, :1]
         with pytest.warns(

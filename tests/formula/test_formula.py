@@ -114,8 +114,7 @@ def test_a_layer_is_its_formula(unit, width, out, seed, eps, dtype):
 
 
 def amplitude(layer: nn.Module, x: Tensor) -> Tensor:
-    """The factor before a power unit's cosine, the sums' absolute terms otherwise: what rounding is
-    relative to."""
+    """The scale of rounding: the factor before a cosine, or a sum's absolute terms."""
     double = copy.deepcopy(layer).double()
     if isinstance(layer, (NPU, RealNPU, NaiveNPU)):
         from npu_kernels.reference import npu_forward
@@ -204,8 +203,7 @@ def largest(module: nn.Module, x: Tensor) -> Tensor:
 @settings(max_examples=40)
 @given(st.sampled_from([NPU, RealNPU, NaiveNPU]), st.integers(0, 2**31))
 def test_the_expression_itself_is_the_layer_in_50_digits(unit, seed):
-    """Neither our torch code nor our kernels: sympy's expression in mpmath against scalar
-    arithmetic in mpmath."""
+    """Sympy's expression in mpmath equals scalar arithmetic in mpmath, without any of our code."""
     generator = torch.Generator().manual_seed(seed)
     layer = unit(3, 1, dtype=torch.float64)
     fill(layer, generator)

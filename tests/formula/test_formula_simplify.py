@@ -28,8 +28,7 @@ def data(rows: int = 60, width: int = 3, seed: int = 0) -> Tensor:
 
 
 def noisy(seed: int = 0, noise: float = 2e-3) -> tuple[nn.Sequential, Tensor, Tensor]:
-    """A model near ``y = (x z / 2 - 1/x, sqrt|z| ...)`` with a unit that does nothing, its inputs
-    and true outputs."""
+    """A model of ``y = (x z / 2 - 1/x, sqrt|z| ...)`` with an idle unit, its inputs and outputs."""
     torch.manual_seed(seed)
     model = nn.Sequential(RealNPU(3, 3, dtype=torch.float64), NAU(3, 2, dtype=torch.float64))
     with torch.no_grad():

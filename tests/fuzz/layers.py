@@ -80,8 +80,7 @@ def _by_products(
 
 
 def _overflow(x: Tensor, weight: Tensor, upstream: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the product of some of a row's factors and its upstream gradient does, in some
-    order."""
+    """Whether a product of some of a row's factors and its upstream gradient may overflow."""
     x, weight = x.double(), weight.double()
     weight = weight.unsqueeze(-3) if weight.dim() > 2 else weight
     f = weight * x.unsqueeze(-2) + (1 - weight)  # [K, B, O, I]

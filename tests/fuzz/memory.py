@@ -15,8 +15,7 @@ KINDS = ("whole", "tiny", "huge", "infinite", "nan", "any")
 
 
 def special_values(name: str, kind: str, dtype: torch.dtype) -> list[float]:
-    """Special values for a tensor of that name: with the greatest numbers in more than x, the order
-    of a sum would decide over inf."""
+    """Special values of a tensor; the greatest only in x: sums of them depend on the order."""
     info = torch.finfo(dtype)
     root = math.sqrt(info.max)
     tiny, subnormal = info.smallest_normal, info.smallest_normal * info.eps

@@ -138,8 +138,7 @@ def check(problem: Problem, outcome: Outcome) -> None:
 
 
 def _underflows(problem: Problem, expected: dict[str, Expected], dtype: torch.dtype) -> bool:
-    """Whether a result that a backward begins with has lost its digits in the dtype of the
-    tensors."""
+    """Whether a result that a backward begins with has lost digits in the tensors' dtype."""
     results = [want.exact.abs() for name, want in expected.items() if name not in problem.tensors]
     smallest_normal = torch.finfo(dtype).smallest_normal
     return dtype != problem.dtype and any(((y > 0) & (y < smallest_normal)).any() for y in results)
@@ -172,8 +171,7 @@ def _excused(problem: Problem, expected: dict[str, Expected]) -> tuple[bool, boo
 def _wrong(
     result: Tensor, want: Expected, dtype: torch.dtype, excused: tuple[bool, bool], in_storage: bool
 ) -> Tensor:
-    """`kept`: a gradient that was computed from results in the tensors' dtype, rounded or
-    overflowed."""
+    """Where the result is wrong; in_storage: computed from results in the tensors' dtype."""
     info, eps = torch.finfo(result.dtype), torch.finfo(dtype).eps
     actual, exact = result.double(), want.exact
     eager = want.eager.to(result.dtype).double()

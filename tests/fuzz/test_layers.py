@@ -23,8 +23,7 @@ def check_call(call: Call) -> None:
 
 
 def check_calls_in_turns(calls: list[Call]) -> None:
-    """Calls leave nothing behind: all forward, then all backward in another order, by one thread or
-    more."""
+    """Calls leave nothing behind: all forward, then all backward in another order."""
     problems = [call.problem() for call in calls]
     singles = []
     for problem in problems:

@@ -170,8 +170,7 @@ def test_what_moves_comes_from_the_file(name: str, fused: bool, tmp_path: Path) 
 
 
 def test_settings_that_callbacks_change_continue(tmp_path: Path) -> None:
-    """A callback's own learning rate, weight decay and betas come from the file; the run is the
-    same run."""
+    """Learning rate, weight decay and betas that a callback set come from the file."""
 
     def slower(part: Any) -> None:
         group = part.optimizer.param_groups[0]

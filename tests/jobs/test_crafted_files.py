@@ -28,8 +28,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 class Work:
-    """Work that was interrupted: its file, a call that continues it, and what the call must leave
-    alone."""
+    """Work that was interrupted: its file, a call that continues it, and what must not change."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

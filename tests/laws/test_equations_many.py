@@ -212,8 +212,7 @@ def _process(rank, store_port):
 
 
 def _a_slow_rank(rank):
-    """It is waited for, with more silence than the group's timeout, and its results come in
-    pieces."""
+    """A rank silent for longer than the group's timeout is waited for."""
     plain, pieces = many._one, ranks.PIECE
     many._one = lambda *arguments: (time.sleep(7 * rank), plain(*arguments))[1]
     ranks.PIECE = 100

@@ -34,8 +34,7 @@ def peak(rows):
 
 
 def test_memory_grows_with_a_few_numbers_for_each_row():
-    """The rows once more, in another order, and some vectors; not the products of powers and their
-    derivatives."""
+    """Memory for the rows once more and some vectors, not for products and their derivatives."""
     few, more = 60_000, 160_000
     assert peak(more) - peak(few) < 6 * 4 * 8 * (more - few)
 

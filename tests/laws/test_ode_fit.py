@@ -85,8 +85,7 @@ def test_a_law_is_found_among_several_starts() -> None:
 
 
 def test_a_rate_law_of_fractional_order() -> None:
-    """c' = -80 c**1.5 in minutes: coefficients are not bounded, and an exponent is rounded but
-    keeps its interval."""
+    """c' = -80 c**1.5: coefficients have no bound, a rounded exponent keeps its interval."""
     t = torch.linspace(0, 2, 30, dtype=torch.float64) ** 2
     c = solution([[1.5]], [[-80.0]], [0.01], t)
     result = ode.fit(model(1, 1, 8), t, noise(c, 0.01), names=["c"])
@@ -126,8 +125,7 @@ def test_irregular_and_missing_samples_of_several_series() -> None:
 
 
 def test_an_unobserved_state_and_what_the_data_cannot_tell() -> None:
-    """Prey alone: the predators' number has no unit, so their first state and x' y's coefficient go
-    together."""
+    """Prey alone: the predators have no unit, so their start and x' y's coefficient go together."""
     u = predators(T)[:, :1]
     result = ode.fit(
         known((1.0, -0.5, 0.4, -1.0)), T, u, observed=[0], names=["x", "y"], u0=[math.nan, 1.0],
@@ -243,8 +241,7 @@ def test_amounts_do_not_begin_below_0() -> None:
 
 
 def test_hares_and_lynxes() -> None:
-    """Pelts in thousands, 1900 to 1920; Carpenter's Bayesian estimates of 2018 are 0.55, 0.028,
-    0.024 and 0.80."""
+    """Pelts in thousands, 1900 to 1920; Carpenter (2018) estimates 0.55, 0.028, 0.024 and 0.80."""
     start = known((0.5, -0.02, 0.02, -0.8))
     result = ode.fit(
         start,
@@ -263,8 +260,7 @@ def test_hares_and_lynxes() -> None:
 
 
 def test_smoothing_of_a_noisy_column_beside_a_clear_one() -> None:
-    """Hares alone are smoothed to almost nothing: their cross-validation has its minimum at a
-    straight line."""
+    """Hares alone would be smoothed to a straight line, by cross-validation."""
     data = read(torch.arange(1900, 1921), PELTS, "fit", "relative", None, None, 2).scaled()
     states, slopes = smoothed(data)
     off = (states.log() - data.values.log()).square().mean((0, 1)).sqrt()

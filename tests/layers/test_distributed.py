@@ -143,8 +143,7 @@ def _sharded(sample: Sample, mesh: Any, of_x: list[Any], of_weight: list[Any], k
 def _operators(
     rank: int, ranks: int, mesh_shape: tuple[int, ...], sizes: dict[str, Any] = _SETTINGS
 ) -> None:
-    """The operators and their backwards under every placement of every operand; gathered where it
-    is not legal."""
+    """Check operators and backwards under every placement of operands, gathered where illegal."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -264,8 +263,7 @@ def test_a_mesh_of_four_processes() -> None:
 
 @pytest.mark.parametrize(("models", "machines"), [(1, 1), (6, 2)])
 def test_example(models: int, machines: int) -> None:
-    """The script under torchrun, as its first lines say; the second machine is another torchrun on
-    this one."""
+    """The script runs under torchrun as its first lines say; both machines are this one."""
     command = [
         sys.executable,
         "-m",

@@ -19,8 +19,7 @@ SPECIAL = [
 
 
 def _same(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Element by element: nan with nan, inf with its inf, and finite values relative to
-    themselves."""
+    """Element by element: nan with nan, inf with its inf, finite values relative to themselves."""
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=0, equal_nan=True)
 
 

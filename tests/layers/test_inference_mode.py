@@ -38,8 +38,7 @@ LAYERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
 
 
 class Counting:
-    """A function of the fast path; how often it computed, and how often it left the call to the
-    general way."""
+    """A function of the fast path that counts its own results and those left to the general way."""
 
     def __init__(self, name: str) -> None:
         self.function: Callable[..., Any] = getattr(fast_path, name)
@@ -80,8 +79,7 @@ def calls(name: str) -> tuple[str, Callable[[Tensor], Tensor], Tensor]:
 
 @pytest.mark.parametrize("name", [*LAYERS, "mse_loss", "rollout"])
 def test_it_takes_the_fast_path(name: str, counting: Callable[[str], Counting]) -> None:
-    """Normal and inference tensors, to the bits of `torch.no_grad`; what comes out is
-    torch's to say."""
+    """Normal and inference tensors give the bits of `torch.no_grad`; torch decides their kind."""
     function, call, x = calls(name)
     count = counting(function)
     with torch.no_grad():

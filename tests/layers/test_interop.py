@@ -17,8 +17,7 @@ from npu_kernels.interop import reference_layers
 
 
 class PyTorchPublished(nn.Module):
-    """The published PyTorch layout: [I, O] weights, torch.clamp, float32's epsilon in any dtype;
-    written from its formula."""
+    """The published PyTorch layout: [I, O] weights, torch.clamp, float32's epsilon in any dtype."""
 
     def __init__(
         self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True
@@ -43,8 +42,7 @@ class PyTorchPublished(nn.Module):
 
 
 class JuliaPublished(nn.Module):
-    """The Julia package's layout, [O, I] and the machine epsilon of the dtype, as complex
-    powers."""
+    """The Julia package's layout: [O, I], the machine epsilon of the dtype, complex powers."""
 
     def __init__(
         self, in_features: int, out_features: int, imaginary: bool = True, gate: bool = True
@@ -73,8 +71,7 @@ class JuliaPublished(nn.Module):
 def test_published_layouts(
     published: Any, imaginary: bool, gate: bool, unit: type, dtype: torch.dtype
 ) -> None:
-    """Values and gradients are theirs, zeros among the inputs, so a different eps would show; and
-    back."""
+    """Values and gradients are theirs, zeros among the inputs, where another eps would show."""
     model = nn.ModuleDict({"a": published(3, 2, imaginary, gate), "b": nn.Linear(2, 1)}).to(dtype)
     x = torch.randn(9, 3, dtype=dtype)
     x[0, 0] = 0.0
@@ -164,8 +161,7 @@ def test_the_model_itself_and_shared_layers() -> None:
 
 
 def test_what_is_not_swapped() -> None:
-    """The same names with other shapes and another formula, other layers, and what would lose
-    something."""
+    """Other shapes under the same names, other layers, and what would lose something."""
     other = PyTorchPublished(3, 3)
     other.g = nn.Parameter(torch.rand(3, 3))  # a gate per weight
     wide = PyTorchPublished(3, 2)
@@ -190,8 +186,7 @@ def test_what_is_not_swapped() -> None:
 
 
 class WithPenalties(PyTorchPublished):
-    """A published layer that clips after each step and has a penalty, called by the network around
-    it."""
+    """A published layer that clips after each step and has a penalty."""
 
     def __init__(self, npu_clip: str | None = "wg") -> None:
         super().__init__(3, 3)

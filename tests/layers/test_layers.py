@@ -138,8 +138,7 @@ def test_device_and_dtype(unit: type[Unit]) -> None:
 @every_unit
 @pytest.mark.parametrize("num_models", [None, 3])
 def test_copies(unit: type[Unit], num_models: int | None) -> None:
-    """state_dict, torch.save with weights only, deepcopy and pickle: the same outputs and
-    independent parameters."""
+    """Copies by state_dict, torch.save, deepcopy and pickle: same outputs, other parameters."""
     layer = unit(4, 3, num_models=num_models)  # type: ignore[call-arg]
     x = torch.randn(5, 4)
     y = layer(x)

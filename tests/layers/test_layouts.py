@@ -18,8 +18,7 @@ ROUNDING = 1e-11
 
 @st.composite
 def strided(draw: st.DrawFn, tensor: Tensor) -> Tensor:
-    """The same values with other strides: permuted, with steps, an offset, or broadcast along a
-    dimension of size 1."""
+    """The same values permuted, with steps, an offset, or broadcast along a dimension of size 1."""
     permutation = draw(st.permutations(range(tensor.dim())))
     inverse = [permutation.index(d) for d in range(tensor.dim())]
     steps = [draw(st.integers(1, 3)) for _ in range(tensor.dim())]

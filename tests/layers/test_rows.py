@@ -72,8 +72,7 @@ def _zero_sizes(name: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> list[S
 
 @pytest.mark.parametrize("name", list(RECORDS))
 def test_sizes_of_zero(name: str, backend: str) -> None:
-    """The formula's results (an empty product is 1), and gradients of zero, not of uninitialised
-    memory."""
+    """Results are the formula's (an empty product is 1); gradients are 0, not old memory."""
     for sample in _zero_sizes(name, torch.float64, (0, 3)):
         with fill_uninitialized_with_nan():
             outcome = _outcome(sample, RECORDS[name].function)
@@ -206,8 +205,7 @@ def _error(actual: Tensor, want: Tensor) -> float:
 def _many_rows(
     layer: str, rows: int, size: tuple[int, int], equal: bool
 ) -> tuple[Sample, list[Tensor], list[float]]:
-    """A sample, its gradients in float64, and the errors of the eager layer's. Kept for every
-    instruction set."""
+    """A sample, its gradients in float64, the eager layer's errors; kept for all tests."""
     name, without = LAYERS[layer]
     record = RECORDS[name]
     torch.manual_seed(0)

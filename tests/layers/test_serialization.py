@@ -60,8 +60,7 @@ def test_state_dict_both_ways_with_the_eager_layers(name: str, num_models: int |
 
 
 def test_assign_and_meta() -> None:
-    """A model made on `meta` takes its weights by assignment, or memory by to_empty and a start by
-    reset_parameters."""
+    """A model on `meta` takes weights by assignment, or memory by to_empty and a new start."""
     model = _model()
     with torch.device("meta"):
         empty = _model()
@@ -91,8 +90,7 @@ def test_skip_init(name: str) -> None:
 
 
 def test_whole_modules() -> None:
-    """deepcopy, pickle and torch.save of the module itself, with a graph in flight and hooks on
-    it."""
+    """The module itself by deepcopy, pickle and torch.save, with a graph in flight and hooks."""
     model, x = _model(), torch.randn(5, 3)
     y = model(x)
     file = io.BytesIO()

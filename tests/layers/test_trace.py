@@ -78,8 +78,7 @@ def test_models_and_leading_dimensions(backend: str) -> None:
 
 
 def test_gradients_and_other_layers(backend: str) -> None:
-    """What arrives in the backward, at layers without exponents too, and weights that are not
-    finite."""
+    """Gradients at layers without exponents too, and weights that are not finite."""
     model = nn.Sequential(NMU(3, 2), NAU(2, 2))
     with trace.non_finite(model, "record") as records:
         (model(torch.rand(4, 3)) * torch.tensor([1.0, math.inf])).sum().backward()
@@ -96,8 +95,7 @@ def test_gradients_and_other_layers(backend: str) -> None:
 
 
 def test_silent_where_nothing_is_wrong(backend: str) -> None:
-    """The same gradients, no hook left, eager modules and transforms too, half dtypes, a graph that
-    outlives it."""
+    """The same gradients and no hook left, for eager modules, transforms and half dtypes too."""
     model, x = _model(), torch.rand(5, 3) + 0.5
     expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
     with trace.non_finite(model) as records:
@@ -126,8 +124,7 @@ def test_silent_where_nothing_is_wrong(backend: str) -> None:
     ("layer", "name"), [(NPU, "NPUFunctionBackward"), (NMU, "NMUFunctionBackward")]
 )
 def test_anomaly_mode_names_the_layer(layer: type, name: str) -> None:
-    """The error names the layer's Function, the warning beside it the line of the layer that made
-    it."""
+    """The error names the layer's Function, the warning the line of the layer that made it."""
     x = torch.tensor([[math.nan, 1.0]], requires_grad=True)
     with warnings.catch_warnings(record=True) as caught, torch.autograd.set_detect_anomaly(True):
         warnings.simplefilter("always")

@@ -27,8 +27,7 @@ def make(
     d: int = D,
     **nau: Any,
 ) -> nn.Sequential:
-    """A model whose trajectories stay moderate and cross zero, with gates and weights on both sides
-    of their clips."""
+    """A model whose trajectories stay moderate, with gates and weights on both sides of clips."""
     model = nn.Sequential(
         LAYERS[layer](d, h, num_models=models, dtype=dtype),
         NAU(h, d, num_models=models, dtype=dtype, **nau),

@@ -47,8 +47,7 @@ def test_the_estimate_is_near_the_true_error(method: str, backend: str) -> None:
     ("models", "starts"), [(None, (3,)), (None, (2, 3)), (2, (2, 3)), (2, (2, 4, 3))]
 )
 def test_it_changes_nothing_else(models: int | None, starts: tuple[int, ...]) -> None:
-    """The trajectory and its gradients have the same bits; `derivatives` comes before the
-    estimate."""
+    """Trajectory and gradients have the same bits; `derivatives` come before the estimate."""
     model, u0 = make(models=models), away_from_zero(*starts)
     options: dict[str, Any] = {"steps": 5, "dt": 0.02, "method": "rk4", "derivatives": True}
     plain = ode.rollout(model, u0, **options)

@@ -93,8 +93,7 @@ def test_straight_through_gates_and_free_weights() -> None:
 
 @pytest.mark.parametrize(("models", "batch"), [(None, None), (20, 1), (2, 300)])
 def test_bits(models: int | None, batch: int | None) -> None:
-    """The same from several threads, from checkpoints, in memory full of nan, and of one start
-    among others."""
+    """The same bits from threads, checkpoints, memory full of nan, and one start alone."""
     model = smooth("NPU", models, 9, 3)
     u0 = away_from_zero(
         *(() if models is None else (models,)), *(() if batch is None else (batch,)), 3

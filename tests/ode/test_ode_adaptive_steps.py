@@ -22,8 +22,7 @@ State = list[float]
 
 
 class Case(NamedTuple):
-    """A law u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, two times or more, and the
-    control's options."""
+    """A law u_d' = sum_h rates[d][h] prod_j u_j^powers[h][j], a start, times and options."""
 
     powers: list[State]
     rates: list[State]
@@ -36,8 +35,7 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Result of the control: ends of the accepted steps, numbers of steps, status, time, and the
-    next step's size."""
+    """Result of the control: times and numbers of steps, status, last time, next step's size."""
 
     times: State
     rejected: int
@@ -93,8 +91,7 @@ def step(case: Case, pair: Method, u: State, h: float) -> tuple[State, State, li
 
 
 def control(case: Case, pair: Method) -> Run:
-    """The control of Hairer, Norsett and Wanner, one trajectory, one branch for each of its
-    rules."""
+    """The control of Hairer, Norsett and Wanner, one branch for each of its rules."""
     u, time, end = case.start, case.times[0], case.times[-1]
     span, sign, before = abs(end - time), 1 if end > time else -1, 1e-4
     size = first_size(case, u, slope(case, u), sign, span)

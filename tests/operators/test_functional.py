@@ -112,8 +112,7 @@ def test_half_precision(name: str, dtype: torch.dtype, backend: str) -> None:
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
-    """Float32 inside and out; mixed dtypes are welcome; float64 stays; the backward needs no
-    autocast of its own."""
+    """Float32 inside and out; mixed dtypes are welcome, float64 stays, the backward needs none."""
     record = RECORDS[name]
     sample = record.sample(9, 5, 3, dtype=torch.float32)
     with torch.autocast("cpu", dtype=dtype):
@@ -140,8 +139,7 @@ def test_autocast(name: str, dtype: torch.dtype, backend: str) -> None:
 
 @needs_library
 def test_autocast_of_the_second_derivative() -> None:
-    """A double backward inside autocast is in float32 all the way (the eager formula has its
-    products cast)."""
+    """A double backward inside autocast is in float32; the eager formula's products are cast."""
     sample = RECORDS["npu"].sample(9, 5, 3, dtype=torch.float32).requires_grad()
 
     def second() -> tuple[Tensor, ...]:
@@ -228,8 +226,7 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
 
 @needs_library
 def test_use_backend_forces_for_its_thread_only() -> None:
-    """Another thread makes its own choice, and blocks that overlap in time do not touch each
-    other."""
+    """Another thread makes its own choice; blocks that overlap do not touch each other."""
     x, shared = torch.ones(1), use_backend("reference")
     entered, finished = threading.Event(), threading.Event()
 
@@ -277,8 +274,7 @@ def test_use_backend_forces_for_its_task_and_those_that_it_starts() -> None:
 @needs_library
 @pytest.mark.parametrize("name", ["cpu", None])
 def test_a_backward_has_the_choice_of_its_forward(name: str | None) -> None:
-    """The choice holds in whatever thread it is computed, as autograd's own threads do for tensors
-    on a GPU; no choice stays none."""
+    """The choice holds in any thread, as in autograd's own for a GPU; no choice stays none."""
     sample = RECORDS["npu"].sample(4, 3, 2).requires_grad()
     u0 = torch.rand(4, 3, dtype=torch.float64, requires_grad=True)
     model = torch.nn.Sequential(NPU(3, 2, dtype=torch.float64), NAU(2, 3, dtype=torch.float64))
@@ -355,8 +351,7 @@ def test_one_tensor_in_two_places_is_checked_in_both() -> None:
 
 
 def test_the_short_check_knows_devices() -> None:
-    """Plain operands of one GPU need no more than those of the CPU; everything else goes to the
-    whole check."""
+    """Plain operands of one GPU pass as those of the CPU do; others go to the full check."""
 
     def operands(device: str, *other_devices: str) -> tuple[Tensor, list[Tensor]]:
         devices = [device, *other_devices, *([device] * (3 - len(other_devices)))]

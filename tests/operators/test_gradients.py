@@ -21,8 +21,7 @@ GRADIENT_ROUNDING = 5e-13
 
 
 def _away_from_kinks(sample: Sample) -> Sample:
-    """Leaves whose x is not near 0, where r has no derivative, and whose gate and weights are not
-    near their clips."""
+    """Leaves without x near 0, and without gate and weights near their clips."""
     sample = sample.requires_grad()
     with torch.no_grad():
         sample.x.add_(0.25 * sample.x.sign())
@@ -58,8 +57,7 @@ def _fused_samples() -> list[Sample]:
 
 @pytest.mark.parametrize("sample", _fused_samples(), ids=lambda sample: sample.name)
 def test_gradcheck(sample: Sample, backend: str) -> None:
-    """First and second derivatives against finite differences, with batched and with undefined
-    upstream gradients."""
+    """Two derivatives against differences, with batched and with undefined upstream gradients."""
     sample = _away_from_kinks(sample)
     function = _function(sample, RECORDS[sample.name.partition("-")[0]].function)
     assert gradcheck(function, sample.leaves(), check_batched_grad=True)
@@ -100,8 +98,7 @@ def test_straight_through_second_derivative(backend: str) -> None:
 def test_parity_with_autograd_of_the_reference(
     name: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """Every sample and upstream layout. Float32 accuracy is test_operators'; here a wrong formula
-    would show."""
+    """Every sample and upstream layout in float64, where a wrong formula shows."""
     for sample, layout in zip(RECORDS[name].samples(dtype), itertools.cycle(LAYOUTS)):
         leaves = sample.map(lambda t: t.detach().requires_grad_())
         y, expected_y = leaves.call(RECORDS[name].function), leaves.call(RECORDS[name].reference)

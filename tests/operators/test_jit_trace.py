@@ -49,8 +49,7 @@ def results(
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name", UNITS)
 def test_a_trace_is_the_layer(name: str, grad: bool, backend: str) -> None:
-    """Traced with or without gradients; saved and loaded; with other numbers of rows; gradients of
-    everything."""
+    """Traces with or without gradients, saved and loaded, of other numbers of rows."""
     layer = UNITS[name]().double()
     with torch.set_grad_enabled(grad):
         traced = torch.jit.trace(layer, (torch.randn(5, 3, dtype=torch.float64),))

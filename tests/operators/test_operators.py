@@ -56,8 +56,7 @@ def test_float32_error(name: str) -> None:
 @needs_library
 @pytest.mark.parametrize("in_features", [6, 31, 64, 100, 256, 1000])
 def test_float32_error_of_long_sums(in_features: int) -> None:
-    """Where rounding adds up there is nothing but twice the eager error; a straight running sum
-    would not do."""
+    """Twice the eager error where rounding adds up: a straight running sum would exceed it."""
     pooled = torch.zeros(6, 2)
     for seed in range(3):
         sample = RECORDS["npu"].sample(200, in_features, 10, dtype=torch.float32, seed=seed)
@@ -159,8 +158,7 @@ def test_inputs_are_unchanged(name: str) -> None:
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (2, False), (2, True)])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_opcheck(name: str, num_models: int | None, shared: bool, layout: str) -> None:
-    """Schema, fake kernel and tracing. The operators have no autograd of their own, so no input
-    requires a gradient."""
+    """Schema, fake kernel and tracing; the operators have no autograd of their own."""
     record = RECORDS[name]
     forward_op, backward_op = getattr(ops, f"{name}_forward"), getattr(ops, f"{name}_backward")
     for without in record.variants():

@@ -58,8 +58,7 @@ def test_50_digits(name: str, num_models: int | None, backend: str) -> None:
 
 
 def test_gradients_at_50_digits(backend: str) -> None:
-    """Every entry of every gradient of one output, by differentiating the literal formula at 50
-    digits."""
+    """Every entry of every gradient, by differentiating the literal formula at 50 digits."""
     sample = RECORDS["npu"].sample(1, 3, 1, seed=3).requires_grad()
     sample.tensors["gate"] = torch.tensor([0.3, 0.9, 0.6], dtype=torch.float64, requires_grad=True)
     leaves = sample.leaves()
@@ -112,8 +111,7 @@ def test_gate_zero_ignores_the_input(backend: str) -> None:
 
 @pytest.mark.parametrize("gate_gradient", ["clip", "straight_through"])
 def test_gate_gradient_convention(gate_gradient: str, backend: str) -> None:
-    """torch.clamp's: it passes at both ends of [0, 1]; nothing passes outside unless it is
-    straight-through."""
+    """The slope is torch.clamp's: none outside [0, 1] unless it is straight-through."""
     gate = torch.tensor([-0.1, 0.0, 0.5, 1.0, 1.1], dtype=torch.float64, requires_grad=True)
     x = torch.full((1, 5), 2.0, dtype=torch.float64)
     functional.npu(
@@ -168,8 +166,7 @@ def test_explicit_nmu_gradient(num_models: int | None, shared: bool) -> None:
 @pytest.mark.parametrize("name", ["nalu", "inalu"])
 @pytest.mark.parametrize(("num_models", "shared"), [(None, False), (3, False), (3, True)])
 def test_explicit_nalu_gradients(name: str, num_models: int | None, shared: bool) -> None:
-    """The operators' formulas are the layer and its gradients, also at x = 0 and with any number of
-    zero factors."""
+    """The operators' formulas are the layer and its gradients, also with factors of 0."""
     record = RECORDS[name]
     for without in record.variants():
         sample = with_zero_factors(

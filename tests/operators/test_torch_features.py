@@ -48,8 +48,7 @@ def _step(model: Callable[[Tensor], Tensor], parameters: list[Tensor], x: Tensor
 @compiles
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_train_step(dynamic: bool, backend: str) -> None:
-    """One graph, the eager numbers, and with a dynamic batch no new compilation for another batch
-    size."""
+    """One graph with the eager numbers; a dynamic batch needs no new compilation."""
     model = _model(torch.float64)
     parameters = list(model.parameters())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
@@ -68,8 +67,7 @@ def test_compiled_train_step(dynamic: bool, backend: str) -> None:
 @compiles
 @needs_library
 def test_compiled_graph_has_the_operators() -> None:
-    """The fused operators stay whole in forward and backward; nothing falls back to the formula in
-    silence."""
+    """The fused operators stay in forward and backward; nothing falls back in silence."""
     graphs: list[str] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -144,8 +142,7 @@ def test_double_backward_of_a_compiled_function_is_torchs_error() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own dependencies
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor(dynamic: bool) -> None:
-    """The default compiler, one train step, with a dynamic batch two sizes without a second
-    compilation."""
+    """The default compiler: a train step, and two sizes of a dynamic batch without recompiling."""
     model = _model()
     parameters = list(model.parameters())
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)

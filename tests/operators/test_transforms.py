@@ -151,8 +151,7 @@ ONE_STEP = {**ONE_CALL, "npu_backward": 1, "nmu_backward": 1}
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
-    """Five modules, one call of each operator: forward, and with the gradient inside, outside and
-    by plain autograd."""
+    """Five modules take one call of each operator, wherever the gradient is taken."""
     modules, module, state = _stacked(5, dtype=torch.float64)
     x = torch.randn(*(() if shared else (5,)), 7, 3, dtype=torch.float64)
     dims = (0, None if shared else 0)
@@ -193,8 +192,7 @@ def test_vmap_over_stacked_modules(shared: bool, backend: str) -> None:
 @needs_library
 @pytest.mark.parametrize("name", ["npu", "inalu"])
 def test_vmap_over_anything_is_one_call(name: str) -> None:
-    """Rows alone, some weights, other dimensions than the first, modules that have models, two
-    levels."""
+    """Rows alone, some weights, other dimensions, modules that have models, two levels."""
     check_one_call(name)
 
 
@@ -225,8 +223,7 @@ def test_second_derivative_over_stacked_modules(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["npu", "inalu"])
 def test_vmap_gradcheck(name: str, backend: str) -> None:
-    """Derivatives of a vmapped call against finite differences, in every mode that torch can
-    check."""
+    """Derivatives of a vmapped call against differences, in every mode that torch can check."""
     arguments = tuple(a.requires_grad_() for a in _arguments(name, rows=2))
     stacked = (
         arguments[0],
@@ -259,8 +256,7 @@ def test_jacobian_of_autograd_functional(name: str, backend: str) -> None:
 
 @fused
 def test_forward_mode(name: str, backend: str) -> None:
-    """A tangent is never lost, not in any argument, not in the upstream gradient of a graph from
-    outside the level."""
+    """A tangent is never lost, also not in an upstream gradient from outside the level."""
     arguments = _arguments(name)
     function = RECORDS[name].function
     for which, primal in enumerate(arguments):
@@ -303,8 +299,7 @@ def test_forward_mode_gradcheck(name: str) -> None:
 @compiles
 @fused
 def test_compiled_transforms(name: str, backend: str) -> None:
-    """compile(grad), compile(vmap(grad)), compile(hessian): where a Function's own backward would
-    be dropped."""
+    """Compiled grad, vmap(grad) and hessian, where a Function's own backward would be dropped."""
     x, weight, *rest = _arguments(name, rows=3)
 
     def loss(w: Tensor, row: Tensor) -> Tensor:

@@ -56,8 +56,7 @@ def unpack(wheel: Path, to: Path) -> Path:
 
 
 def pack_wheel(build_folder: Path, to: Path) -> None:
-    """The wheel of this tree with what `make install` has compiled in `kept`: nothing is compiled
-    again."""
+    """Pack this tree's wheel with what is compiled in `build_folder`: nothing is compiled anew."""
     command = [
         "setup.py", "-q", "egg_info", "--egg-base", str(to), "build", "--build-base",
         str(to / "build"),

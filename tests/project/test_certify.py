@@ -71,8 +71,7 @@ def test_all_of_the_table_is_measured() -> None:
 
 
 def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A backward that is wrong by one part in a thousand: exit status 1, and the report says
-    where."""
+    """A backward that is wrong by a thousandth: exit status 1, and the report says where."""
 
     def wrong(*arguments: object) -> tuple[torch.Tensor, ...]:
         first, second, *rest = reference.npu_backward(*arguments)

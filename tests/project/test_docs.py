@@ -24,8 +24,7 @@ EXAMPLES = [
 
 @pytest.fixture(autouse=True)
 def reader(tmp_path, monkeypatch):
-    """A folder of one's own, and a start for random numbers; the process is as before
-    afterwards."""
+    """A folder and a start for random numbers; the process is as before afterwards."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()

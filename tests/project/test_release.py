@@ -88,8 +88,7 @@ LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}  # many
 
 
 def newer(library: Path) -> list[str]:
-    """The symbols that it takes from a newer glibc or libstdc++ than manylinux_2_28's, with their
-    versions."""
+    """The symbols, with versions, from a newer glibc or libstdc++ than manylinux_2_28's."""
     command = ["readelf", "-W", "--dyn-syms", str(library)]
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     versions = re.findall(r" UND ((\S+)@(GLIBC|GLIBCXX|CXXABI)_([\d.]+))", symbols)
@@ -133,8 +132,7 @@ def test_replaced_functions_do_what_those_of_glibc_and_libstdcxx_do(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def build() -> Path:
-    """The build that `make install` has made, with its objects linked once more as a wheel has
-    them."""
+    """The build of `make install`, with its objects linked once more as a wheel has them."""
     folder = os.environ.get("NPU_KERNELS_BUILD")
     if not folder:
         pytest.skip("needs NPU_KERNELS_BUILD, the build that `make` keeps")

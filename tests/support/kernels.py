@@ -38,8 +38,7 @@ def count(sample: Sample) -> int:
 
 
 def forward(sample: Sample, kernels: Any) -> tuple[Tensor, ...]:
-    """y and what is saved for the backward: s of the NPU; h, a and t of the NALU, and flags of the
-    iNALU."""
+    """The output and what is saved: s of the NPU; h, a, t of the NALU, and flags of the iNALU."""
     name = layer(sample)
     outputs = getattr(kernels, f"{name}_forward")(
         sample.x, *sample.tensors.values(), *options(sample), *ops.LAYERS[name].keep
@@ -69,8 +68,7 @@ def outputs(sample: Sample, kernels: Any, grad_y: Tensor) -> list[Tensor]:
 
 
 def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
-    """(kernel's error, eager error) of every output of a float32 sample against the formula in
-    float64."""
+    """Pairs (kernel's error, eager error) of each float32 output, against float64."""
     # Away from 0, where 1 / r makes the gradient of one x outweigh all others.
     sample = Sample(sample.name, sample.x + 0.25 * sample.x.sign(), sample.tensors, sample.options)
     exact = sample.map(Tensor.double)
@@ -93,8 +91,7 @@ def errors(sample: Sample, kernels: Any = ops) -> list[tuple[float, float]]:
 
 
 def with_zero_factors(sample: Sample) -> Sample:
-    """Set, in place, some x to 0, and two weights of an iNALU so large that their factors can be: 1
-    - 2/2 and 1 - 1."""
+    """Set some x, and two factors of an iNALU (1 - 2/2 and 1 - 1), to 0 in place."""
     sample.x[..., 0, 1] = 0
     sample.x[..., 1, :3] = sample.x.new_tensor([0.0, -1.0, 1.0])
     sample.x[..., 2, :2] = -1

@@ -56,8 +56,7 @@ def plain_ode(models: int | None = None) -> list[Any]:
 def plain_adam(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, dict[str, Any], dict[Tensor, Any]]:
-    """A parameter with a gradient, its group and its state, as torch's Adam leaves them after a
-    step."""
+    """A parameter with gradient, its group and its state, as torch's Adam leaves them."""
     parameter = torch.linspace(-1, 1, 6, dtype=dtype).reshape(2, 3).requires_grad_()
     optimizer = torch.optim.Adam([parameter], lr=1e-2)
     parameter.grad = torch.ones(2, 3, dtype=dtype)

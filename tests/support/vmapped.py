@@ -19,8 +19,7 @@ Dims = tuple[int | None, ...]
 
 
 def _cases(name: str) -> Iterator[tuple[Dims, Dims | None, tuple[Tensor, ...]]]:
-    """The dimensions of a vmap, those of a vmap inside it, and the operands: 3 inputs, 2
-    outputs."""
+    """The dimensions of a vmap, those of a vmap inside it, and operands: 3 inputs, 2 outputs."""
     generator = torch.Generator().manual_seed(0)
     shapes = [
         tuple({"O": 2, "I": 3, "J": 6}[letter] for letter in letters)
@@ -101,8 +100,7 @@ def check_one_call(name: str) -> None:
 
 
 def check_batched_gradients(call: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:
-    """Many upstream gradients at once (`is_grads_batched`) give what each gives alone,
-    differentiable or not."""
+    """Check that batched upstream gradients (`is_grads_batched`) give what each gives alone."""
     y = call(*leaves)
     upstream = torch.randn(
         3, *y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64

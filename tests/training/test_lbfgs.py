@@ -218,8 +218,7 @@ def test_the_ends_of_the_rules() -> None:
 
 
 def test_a_step_that_hardly_descends_is_too_long() -> None:
-    """Where f falls by less than a ten-thousandth of what its slope promised, the next trial point
-    lies before it."""
+    """A trial with under 1e-4 of the promised descent is followed by a shorter one."""
     tried = []
 
     def closure(x: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
@@ -296,8 +295,7 @@ def test_empty_batch_and_unchanged_start() -> None:
 
 
 def kinked(x: Tensor) -> Tensor:
-    """An absolute value across a curved valley: line searches end in the kink, where old pairs
-    mislead."""
+    """An absolute value across a curved valley, in whose kink line searches end."""
     return (x[:, 1:] - x[:, :-1] ** 2).abs().sum(1) + 0.1 * (1 - x[:, :-1]).square().sum(1)
 
 

@@ -31,8 +31,7 @@ def test_l1() -> None:
 
 
 def test_l1_as_the_authors_ran_it() -> None:
-    """The sum of Frobenius norms: beta w / |w| as its gradient, and 0 for the imaginary weights
-    that start at 0."""
+    """The sum of Frobenius norms: its gradient is beta w / |w|, and 0 for weights of 0."""
     model = nn.Sequential(NPU(3, 5), NAU(5, 2))
     penalty = l1(model, 0.5, norm="frobenius")
     torch.testing.assert_close(penalty, 0.5 * sum(p.detach().norm() for p in model.parameters()))
@@ -109,8 +108,7 @@ def test_errors(call: Any, message: str) -> None:
 
 
 def test_schedule() -> None:
-    """Published: evaluated at the start of iteration n = 1, 2, ..., and every n that step divides
-    changes it."""
+    """The published schedule changes at each n that step divides, for n = 1, 2, ..."""
     schedule = SteppedSchedule(1e-5, 5e-4, step=10)
     betas = [schedule.step() for _ in range(45)]
     assert betas[:9] == [1e-5] * 9

@@ -31,8 +31,7 @@ NAMES = (
 
 
 def right(rmsprop: bool = False) -> dict[str, Any]:
-    """A plan of three models, the last weight with a penalty, the gate frozen and clamped; its
-    fields by names."""
+    """A plan of three models by names of its fields: a penalty, a frozen and clamped gate."""
     settings: Any = records.Adam(False, False, 0.9, 0.999, 1e-8, 0.0)
     if rmsprop:
         settings = records.RMSprop(False, True, 0.99, 1e-8, 0.0, 0.5)
@@ -339,8 +338,7 @@ def call_wrong_plans() -> None:
 
 
 def call_drawn_plans(count: int) -> None:
-    """Right plans, of which some numbers, sizes or tensors are changed at random: an error or a
-    result, no crash."""
+    """Call plans with fields changed at random: an error or a result, no crash."""
     draw, raised = random.Random(7), 0
     values = [-(2**63), -HUGE, -2, -1, 0, 1, 2, 3, 4, 5, 7, 2**31, 2**32, 2**61, HUGE, 2**63 - 1]
     for number in range(count):
@@ -450,8 +448,7 @@ def test_fields_have_the_same_names() -> None:
 
 
 def test_fields_that_differ_are_an_error() -> None:
-    """Each pair of neighbours the other way round, each name left out, each line left out or
-    moved."""
+    """Neighbours exchanged, each name left out, each line left out or moved."""
     lines = cpu.plan_fields().splitlines()
     wrong = [
         "",

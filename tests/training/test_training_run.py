@@ -50,8 +50,7 @@ MODELS: dict[str, Make] = {
 
 
 def data(k: int | None, dtype: torch.dtype, per_model: bool = False) -> tuple[Tensor, Tensor]:
-    """Rows with signs, and products and quotients of them; of each model's own, or shared by
-    all."""
+    """Rows with signs, their products and quotients, for each model or shared by all."""
     generator = torch.Generator().manual_seed(1)
     shape = (k, ROWS) if per_model and k is not None else (ROWS,)
     x = torch.rand(*shape, 2, generator=generator, dtype=torch.float64) + 0.5
@@ -243,8 +242,7 @@ SMALL: dict[str, Make] = {
 @pytest.mark.parametrize("batch", [40, 128, 300, 1100])
 @pytest.mark.parametrize("name", SMALL)
 def test_small_power_units_alone(name: str, batch: int, per_model: bool, isa: str) -> None:
-    """One kernel has their losses and gradients: of rows that follow one another and others, gates
-    outside [0, 1]."""
+    """One kernel has losses and gradients, of rows that follow one another and of others."""
     model = SMALL[name](7, torch.float64)
     generator = torch.Generator().manual_seed(3)
     if model.gate is not None:

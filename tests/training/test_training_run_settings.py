@@ -41,8 +41,7 @@ both = pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library)
 
 @both
 def test_rows_are_drawn_by_the_generator(fused: bool) -> None:
-    """Uniformly with replacement, all from the one that was given, or from one that torch's
-    seeds."""
+    """Uniformly with replacement, from the generator that is passed, or one that torch seeds."""
     generator, twin = (torch.Generator().manual_seed(7) for _ in range(2))
     drawn = losses(model=model(fused), batch_size=4, generator=generator)
     expected = losses(model=model(fused), rows=torch.randint(21, (30, 4), generator=twin))
@@ -190,8 +189,7 @@ def test_records_of_a_long_run() -> None:
 
 
 def test_callbacks() -> None:
-    """All are called after each stretch and at the end; True of one of them ends the run, and
-    nothing else does."""
+    """All are called after each stretch and at the end; True of one of them alone ends the run."""
     calls: list[tuple[str, int, bool]] = []
 
     def first(part: Any) -> Any:

@@ -34,8 +34,7 @@ def quicken() -> None:
 
 
 def _prepare_the_language_once() -> None:
-    """A launch replaces the functions of `triton.language`; a function called within it need not do
-    so again."""
+    """Replace `triton.language`'s functions once for a launch, not for each inner function."""
     original = interpreter._patch_lang
     prepared: set[Any] = set()  # the modules of the launch at work
 

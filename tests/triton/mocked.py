@@ -197,8 +197,7 @@ def _count_ordinary() -> None:
 
 
 def _places(call: tuple[Any, ...], tensors: list[Tensor | None]) -> tuple[Any, ...]:
-    """A launch with addresses replaced by what lies there: the place of a known tensor, or
-    "new"."""
+    """The launch with each address replaced by the tensor there, or "new"."""
     names = {
         t.data_ptr(): f"tensor {n}" for n, t in enumerate(tensors) if t is not None and t.numel()
     }
@@ -230,8 +229,7 @@ def _calls(
 
 
 def check_the_same_launches() -> None:
-    """A repeated call launches what the launcher launches, with tensors in the same places, and
-    gives such tensors."""
+    """A repeated call launches what the launcher launches, with tensors in the same places."""
     sizes = [((100, 6, 2), None), ((2000, 6, 2), 2), ((100, 100, 100), None), ((33, 40, 30), 3)]
     for name in LAYERS:
         for (shape, models), dtype in (
@@ -257,8 +255,7 @@ def check_the_same_launches() -> None:
 
 
 def check_what_must_not_be_repeated() -> None:
-    """Hooks, debug mode, another stream, another device, an address that is no multiple of 16
-    bytes."""
+    """Hooks, debug mode, another stream or device, an address that 16 does not divide."""
     tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     repeated: Any = backend.repeat("npu_forward", backend.launchers()["npu_forward"])
 
@@ -364,8 +361,7 @@ def check_wrong_operands_are_still_errors() -> None:
 
 
 def check_steps_of_layers() -> None:
-    """Through autograd: no operator is called, gradients are there for what needs one, and hooks
-    and modes see all."""
+    """Through autograd no operator is called; gradients are right, hooks and modes see all."""
     for name in ("NPU", "RealNPU", "NaiveNPU", "NMU", "NMRU", "NALU", "iNALU"):
         layer = getattr(npu_kernels, name)(6, 2)
         frozen, x = next(layer.parameters()), torch.rand(100, 6)
@@ -386,8 +382,7 @@ def check_steps_of_layers() -> None:
 
 
 def check_who_wants_to_see_operators() -> None:
-    """A profiler, a dispatch mode and a subclass see the operators; a negative view is resolved
-    first."""
+    """A profiler, a mode and a subclass see the operators; a negative view is resolved."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     layer, x = npu_kernels.NPU(6, 2), torch.rand(100, 6)
@@ -421,8 +416,7 @@ def check_who_wants_to_see_operators() -> None:
 
 
 def check_the_gradient_arrives_in_any_form() -> None:
-    """Expanded, transposed, absent needs; a second backward; a double backward goes by the
-    formula."""
+    """Expanded, transposed, absent needs; second backward; double backward by the formula."""
     layer, x = npu_kernels.NPU(6, 3), torch.rand(100, 6, requires_grad=True)
     for _ in range(4):
         y = layer(x)
@@ -441,8 +435,7 @@ def check_the_gradient_arrives_in_any_form() -> None:
 
 
 def check_a_launch_in_another_way() -> None:
-    """A launcher that launches a kernel without `start` is not recorded, and one that computes with
-    torch neither."""
+    """Launchers that launch without `start`, or compute with torch, are not recorded."""
     tensors, rest = _calls("npu", (100, 6, 2), torch.float32)["npu_forward"]
     launcher = backend.launchers()["npu_forward"]
     kernel = sys.modules[f"{backend.__name__}.reduction"].sum_partials_kernel

@@ -57,8 +57,7 @@ def _step(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def test_only_inside_use_backend(launches: Counter[str]) -> None:
-    """The operators called directly, too; outside they are the C++ kernels or the formulas, as
-    before."""
+    """Operators called directly too; outside they are the C++ kernels or the formulas."""
     model, x = _model(), torch.randn(5, 3, dtype=torch.float64)
     with use_backend("triton"):
         inside = _step(model, x)
@@ -133,8 +132,7 @@ def test_vmap_over_stacked_modules_is_one_launch(
 
 
 def test_vmap_over_anything_is_one_call() -> None:
-    """The layer that has no C++ kernel; the others' are in
-    `tests/operators/test_transforms.py`."""
+    """The layer without a C++ kernel; `tests/operators/test_transforms.py` has the others."""
     with use_backend("triton"):
         check_one_call("nalu")
 

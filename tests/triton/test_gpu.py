@@ -31,8 +31,7 @@ def _needs_memory(gigabytes: float) -> None:
 def test_training_step_in_a_graph(
     layer: str, gpu: str, sizes: tuple[int, int, int], num_models: int | None
 ) -> None:
-    """A captured step (forward, backward, optimiser) does what the uncaptured one does, bit by
-    bit."""
+    """A captured step (forward, backward, optimiser) has the bits of the uncaptured one."""
     rows, in_features, out_features = sizes
     lead = [] if num_models is None else [num_models]
     # an NMU's product of many smaller ones vanishes
@@ -85,8 +84,7 @@ def test_training_step_in_a_graph(
 @pytest.mark.parametrize("sizes", [(100, 6, 2), (100, 100, 100)])
 @pytest.mark.parametrize("layer", UNITS)
 def test_repeated_calls(layer: str, sizes: tuple[int, int, int], gpu: str) -> None:
-    """Launches are repeated from the third call on: the same bits, on another stream, from any
-    address."""
+    """Launches repeat from the third call on: same bits, on another stream, from any address."""
     rows, in_features, out_features = sizes
     module = getattr(npu_kernels, layer)(in_features, out_features, device=gpu)
     memory = torch.rand(rows * in_features + 1, device=gpu) + 0.5
@@ -169,8 +167,7 @@ def test_other_device(gpu: str, kernels: ModuleType) -> None:
 def test_more_than_2_31_elements(
     in_features: int, out_features: int, gpu: str, kernels: ModuleType
 ) -> None:
-    """Offsets beyond 32 bits: the last rows of outputs and input gradients are right, and so are
-    the sums."""
+    """Offsets beyond 32 bits: the last rows of outputs and grad_x are right, and the sums."""
     _needs_memory(80)
     rows = 2**31 // max(in_features, out_features) + 1000
     x = torch.rand(rows, in_features, device=gpu).sub_(0.5)
@@ -221,8 +218,7 @@ def test_many_models(name: str, gpu: str, kernels: ModuleType) -> None:
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_a_ragged_last_batch(precision: str, gpu: str, kernels: ModuleType) -> None:
-    """Rows of a smaller batch have the bits that they have in a larger one, and nothing is compiled
-    for it."""
+    """Rows of a smaller batch have the bits of a larger one, and nothing is compiled for it."""
     from npu_kernels._backends.triton import npu, reduction
 
     torch.set_float32_matmul_precision(precision)
@@ -240,8 +236,7 @@ def test_a_ragged_last_batch(precision: str, gpu: str, kernels: ModuleType) -> N
 
 
 def test_launches_of_a_small_step(gpu: str) -> None:
-    """The profiler's count: at most four kernels of ours, and no copies, for forward and backward
-    of a small layer."""
+    """The profiler counts at most four kernels of ours and no copies, forward and backward."""
     layer = npu_kernels.NPU(6, 2, device=gpu)
     x = (torch.rand(100, 6, device=gpu) - 0.5).requires_grad_()
     grad_y = torch.ones(100, 2, device=gpu)
@@ -265,8 +260,7 @@ def test_launches_of_a_small_step(gpu: str) -> None:
 def test_large_layer(
     sizes: tuple[int, int, int], precision: str, gpu: str, kernels: ModuleType
 ) -> None:
-    """The shipped configurations at full size, against float64: twice the eager error at
-    `highest`."""
+    """The shipped configurations at full size: twice the eager error against float64."""
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=gpu)
     exact = sample.map(Tensor.double)
     grad_y = torch.randn_like(forward(sample, reference)[0]) / sizes[0]

@@ -84,8 +84,7 @@ def test_gate_of_minus_zero(sizes: tuple[int, int, int], dtype: torch.dtype, dev
 def test_autocast_mixes_dtypes_without_casts(
     name: str, sizes: tuple[int, int, int], half: str, device: str
 ) -> None:
-    """What an autocast layer gives the next one is bfloat16, parameters are float32: the result is
-    float32."""
+    """An autocast layer's output is bfloat16, parameters are float32: the result is float32."""
     plain = RECORDS[name].sample(*sizes, dtype=torch.float32, device=device)
     rounded = plain.map(lambda t: t.bfloat16())
     sample = (

@@ -39,8 +39,7 @@ TILE_SIZES = ((1, 16, 1), (63, 17, 16), (65, 15, 33), (3, 33, 17))
 
 
 def _cheap_samples(name: str, dtype: torch.dtype, device: str) -> Iterator[Sample]:
-    """The record's samples without those whose loops are long in the interpreter, every second one
-    of some layers."""
+    """The samples without long loops in the interpreter; every second one of some layers."""
     for sample in itertools.islice(
         RECORDS[name].samples(dtype, device), 0, None, 2 if "alu" in name or name == "nmru" else 1
     ):
@@ -51,8 +50,7 @@ def _cheap_samples(name: str, dtype: torch.dtype, device: str) -> Iterator[Sampl
 
 @pytest.mark.parametrize("name", FUSED)
 def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
-    """Every size, layout, number of models and optional tensor of the record. What is not written
-    would be nan."""
+    """Every size, layout, number of models and optional tensor; nan where nothing is written."""
     for sample in _cheap_samples(name, torch.float64, device):
         grad_y = torch.randn_like(forward(sample, reference)[0])
         for actual, expected in zip(
@@ -67,8 +65,7 @@ def test_float64_parity(name: str, device: str, kernels: ModuleType) -> None:
 def test_zero_inputs_and_factors(
     name: str, num_models: int | None, shared: bool, device: str, kernels: ModuleType
 ) -> None:
-    """x = 0, and one or more factors of the sign product that are 0: their gradients are products
-    of the others."""
+    """Gradients where x, or factors of the sign product, are 0 are products of the others."""
     sample = RECORDS[name].sample(19, 5, 18, num_models=num_models, shared=shared, device=device)
     sample = with_zero_factors(sample)
     grad_y = torch.randn_like(forward(sample, reference)[0])
@@ -127,8 +124,7 @@ def test_float32_error(name: str, route: str, device: str, kernels: ModuleType) 
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_upstream_layouts(name: str, layout: str, device: str, kernels: ModuleType) -> None:
-    """An upstream gradient of any strides, stride 0 among them, gives the bits of a contiguous
-    one."""
+    """An upstream gradient of any strides, 0 among them, gives the bits of a contiguous one."""
     for sizes in ((9, 4, 3), (9, 17, 16)) if name == "npu" else ((9, 4, 3),):
         sample = RECORDS[name].sample(*sizes, num_models=2, device=device)
         grad_y = with_layout(torch.randn_like(forward(sample, reference)[0]), layout)
@@ -209,8 +205,7 @@ def test_inputs_are_unchanged(name: str, route: str, device: str, kernels: Modul
 def test_gradcheck(
     name: str, num_models: int | None, shared: bool, route: str, device: str
 ) -> None:
-    """Through the public functions: first derivatives by the kernels, second by the formula on top
-    of them."""
+    """Public functions: first derivatives by the kernels, second by the formula on top."""
     record = RECORDS[name]
     for without in record.variants():
         sample = record.sample(
@@ -268,8 +263,7 @@ def test_straight_through_gate(route: str, device: str, kernels: ModuleType) -> 
 def test_half_precision_storage(
     name: str, dtype: torch.dtype, route: str, device: str, kernels: ModuleType
 ) -> None:
-    """The launchers take half-precision tensors, compute in float32 and round once (the interpreter
-    truncates)."""
+    """Half-precision tensors are computed in float32 and rounded once (here truncated)."""
     sample = RECORDS[name].sample(33, 5, 3, num_models=2, dtype=dtype, device=device)
     exact = sample.map(Tensor.double)
     grad_y = torch.randn_like(forward(sample, reference)[0])

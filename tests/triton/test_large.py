@@ -53,8 +53,7 @@ CASES: dict[str, tuple[tuple[int, int, int], dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_parity(case: str, device: str, kernels: ModuleType) -> None:
-    """Results are as accurate as float32: at most twice the eager error against float64, y, s and
-    all gradients."""
+    """Errors of y, s and all gradients are at most twice the eager ones."""
     sizes, options, plan = CASES[case]
     torch.manual_seed(0)
     sample = RECORDS["npu"].sample(*sizes, dtype=torch.float32, device=device, **options)
@@ -87,8 +86,7 @@ def test_one_product(device: str, kernels: ModuleType) -> None:
 
 
 def test_negative_inputs_in_a_few_steps(device: str, kernels: ModuleType) -> None:
-    """Steps and tiles without a negative input have no product with the mask; those with one
-    must."""
+    """Tiles without a negative input skip the product with the mask; those with one must not."""
     sample = RECORDS["npu"].sample(140, 200, 17, device=device, dtype=torch.float32)
     sample.x.abs_().add_(0.1)
     grad_y = torch.randn_like(forward(sample, reference)[0])
@@ -130,8 +128,7 @@ def test_gates_at_their_ends_and_zero_inputs(
 
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e3])
 def test_sizes_of_weights_and_gradients(size: float, device: str, kernels: ModuleType) -> None:
-    """Each row of grad_x and of grad_weight is as accurate as float32, however different the sizes
-    of rows are."""
+    """Rows of grad_x and grad_weight are as accurate as float32, whatever the sizes of rows."""
     sample = RECORDS["npu"].sample(40, 20, 70, device=device, dtype=torch.float32)
     sample.x.copy_(
         1 + 1e-3 * (sample.x if size > 1 else 1e3 * sample.x).abs().clamp(max=100 / size)
@@ -171,8 +168,7 @@ SPECIAL = (0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 1.0, -1.0, math.inf, -m
 
 @pytest.mark.parametrize("imaginary", [True, False])
 def test_special_inputs_and_weights(imaginary: bool, device: str, kernels: ModuleType) -> None:
-    """Every row of y and s is the formula's, also of infinite and NaN inputs and weights, which do
-    not touch others."""
+    """Every row of y and s is the formula's, also of infinite and NaN inputs and weights."""
     torch.manual_seed(0)
     x = torch.rand(len(SPECIAL), 20, device=device) + 1.5
     x[:, 3] = torch.tensor(SPECIAL, device=device)
@@ -260,8 +256,7 @@ def test_a_call_takes_the_chosen_kernels(
 
 
 def test_costs() -> None:
-    """More inputs, outputs or models never lead back to the one-pass kernels; unknown chips stay
-    with them."""
+    """Larger layers never lead back to the one-pass kernels; unknown chips stay with them."""
     assert not costs.large_is_faster("gfx942", 4096, 4096, 1)
     for architecture in costs.CHIPS:
         chosen = [costs.large_is_faster(architecture, n, n, 1) for n in range(64, 2048, 64)]

@@ -114,8 +114,7 @@ def test_batched_upstream_gradients(options: dict[str, Any], device: str) -> Non
 
 @pytest.mark.parametrize("method", ["euler", "rk4_38"])
 def test_checkpointed(method: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is kept, and the results are the same: bitwise where the arithmetic is the
-    interpreter's."""
+    """Results are the same without stages: bitwise where the interpreter computes."""
     outputs = []
     forward = ops.ode_forward
     monkeypatch.setattr(
@@ -177,8 +176,7 @@ def test_a_large_model_is_stepped_through(device: str, monkeypatch: pytest.Monke
 
 
 def test_divergence_stays_where_it_is(device: str) -> None:
-    """Neither another model nor another start of a program, nor a padded feature, sees what has
-    become infinite."""
+    """Another model, another start and padded features do not see what became infinite."""
     # the four starts of a model share a program
     model, u0 = case(device, models=2, batch=4, d=2, h=3)
     want = on("triton", model, u0)

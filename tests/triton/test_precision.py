@@ -69,8 +69,7 @@ def test_exp(device: str) -> None:
 
 @pytest.mark.parametrize("limit", [1.0, 100.0, 8192.0, 65536.0, 1e6, 2.0**28])
 def test_sine_and_cosine(limit: float, device: str) -> None:
-    """Absolute error below 1.2e-7 up to 2**28; relative error a few ulp also where they are nearly
-    0."""
+    """Absolute error below 1.2e-7 up to 2**28; a few ulp also where values are nearly 0."""
     generator = torch.Generator().manual_seed(0)
     values = ((torch.rand(20000, generator=generator) * 2 - 1) * limit).to(device)
     _, sin, cos = _evaluate(values)
@@ -83,8 +82,7 @@ def test_sine_and_cosine(limit: float, device: str) -> None:
 
 
 def test_sine_and_cosine_of_anything(device: str) -> None:
-    """Values are in [-1, 1] for every finite argument, nan for inf and nan, in a tile with others
-    that stay right."""
+    """Values are in [-1, 1] for finite arguments, nan for inf and nan, others in the tile right."""
     values = torch.tensor(
         [1e10, -1e20, 3.4e38, torch.inf, -torch.inf, torch.nan, 0.5, -0.0], device=device
     )
@@ -121,8 +119,7 @@ TILES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("passes", "bound"), [(0, None), (6, None), (3, 1e-4), (1, 6e-2)])
 def test_schemes(passes: int, bound: float | None, device: str, kernels: ModuleType) -> None:
-    """PASSES 0 and 6 are as accurate as float32: at most twice the eager error. 3 and 1 have their
-    class of error."""
+    """PASSES 0 and 6: at most twice the eager error; 3 and 1: errors of their class."""
     launch = {"PASSES": passes, "num_warps": 4, "num_stages": 2}
     with (
         tuning.use_config("npu_forward", TILES["npu_forward"] | launch),
@@ -229,8 +226,7 @@ def test_launches_obey_settings_of_devices(
 
 
 def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: ModuleType) -> None:
-    """The shipped configuration for large layers, run with few rows: long sums, several tiles, at
-    `highest`."""
+    """The shipped configuration at `highest` with few rows: long sums, several tiles."""
     x = torch.rand(1, device=device)
     configs = {name: tuning.lookup(name, x, 256, 256, 1) for name in tuning.PRODUCTS}
     entries = {
@@ -251,8 +247,7 @@ def test_default_is_as_accurate_as_eager_on_a_large_layer(device: str, kernels: 
 
 
 def test_float64_constants(device: str, kernels: ModuleType) -> None:
-    """pi and eps - 1 enter float64 arithmetic as float64: one input, where a float32 constant would
-    show."""
+    """pi and eps - 1 enter float64 arithmetic as float64: a float32 constant would show."""
     x = torch.full((1, 1), -1.0, dtype=torch.float64, device=device)
     for weight in (x * -0.3, (x * -0.3).expand(20, 1)):
         y, s = kernels.npu_forward(x, weight, None, None, 1e-3, True)

@@ -61,8 +61,7 @@ def test_special_input(
 
 @pytest.mark.parametrize("passes", [6, 3, 1])
 def test_infinite_input_in_split_products(passes: int, device: str, kernels: ModuleType) -> None:
-    """Sums of planes of an infinity would be nan everywhere; the forward gives what the formula
-    gives."""
+    """The forward is the formula's, where planes of an infinity would sum to nan."""
     from npu_kernels._backends.triton import tuning
 
     x = torch.rand(len(SPECIAL), 20, device=device) + 0.5
@@ -128,8 +127,7 @@ def test_extreme_products(device: str, kernels: ModuleType) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleType) -> None:
-    """No, one and several zero factors; products of all that underflow or overflow while those of
-    the others do not."""
+    """Zero factors, and products that overflow or underflow while those of the others do not."""
     tiny, huge = (1e-30, 1e30) if dtype == torch.float32 else (1e-200, 1e200)
     rows = [
         [0.0, 2.0, 3.0, 0.5],
@@ -159,8 +157,7 @@ def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleTyp
 
 @pytest.mark.parametrize("separate", [False, True])
 def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: ModuleType) -> None:
-    """Factors that are 0, of inputs and of reciprocals; and a reciprocal of the other sign, between
-    -eps and 0."""
+    """Factors of 0, of inputs and reciprocals; a reciprocal of the other sign."""
     eps = 0.25
     rows = [
         [-1.0, 2, 3], [-1.25, 2, 3], [-1.0, -1.25, 3], [-0.1, 2, 3], [-0.1, -1, -2], [0.0, 2, 3],
@@ -183,8 +180,7 @@ def test_nmru_zero_factors_and_signs(separate: bool, device: str, kernels: Modul
 
 
 def test_nmu_infinite_factor(device: str, kernels: ModuleType) -> None:
-    """Gradients that a factor enters that is not finite are not finite; the other rows are
-    right."""
+    """Gradients that an infinite factor enters are not finite; the other rows are right."""
     x = torch.tensor([[math.inf, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, math.nan, 3.0]], device=device)
     grad_x, _ = kernels.nmu_backward(
         torch.ones(3, 1, device=device), x, torch.ones(1, 3, device=device), 1

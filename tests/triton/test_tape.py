@@ -50,8 +50,7 @@ def test_no_check_is_forgotten(checked: dict[str, str]) -> None:
 
 
 def test_processor_time_of_a_step(record_property: Callable[[str, object], None]) -> None:
-    """Ratios, which other processes on the machine change little; docs/gpus.md has the times of a
-    quiet one."""
+    """Ratios, which a busy machine changes little; docs/gpus.md has the times of a quiet one."""
     times = json.loads(_run()[-1])
     record_property("times", times)
     print(times)

@@ -212,8 +212,7 @@ def _compiled_for(
 def test_a_ragged_last_batch_launches_the_same_kernels(
     name: str, precision: str, device: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer of 256 x 256: nothing is compiled again for fewer rows, and the products are split as
-    before."""
+    """Nothing is compiled anew for fewer rows of a 256 x 256 layer, and splits stay."""
     if device != "cpu":
         pytest.skip("of the interpreter's functions; test_gpu has what a GPU shows")
     torch.set_float32_matmul_precision(precision)
@@ -266,8 +265,7 @@ def test_launches_of_a_step(
     kernels: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Forward and backward together: at most four, two or (NALU) three where the rows fit one
-    program."""
+    """Forward and backward: at most four, two or (NALU) three where rows fit one program."""
     launched = []
     for module in (npu, npu_small, nmu, nalu, reduction):
         for label, function in vars(module).items():

@@ -13,8 +13,7 @@ triton = pytest.importorskip("triton")
 
 
 def test_version() -> None:
-    """The Triton that ``PYTHONPATH`` names, if it names one, in this process and in those that
-    compile kernels."""
+    """The Triton that ``PYTHONPATH`` names, in this process and in those that compile."""
     folders = [
         Path(folder)
         for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
