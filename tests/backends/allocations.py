@@ -7,8 +7,6 @@ Torch's code outside it (its operators, its autograd engine) may say "std::bad_a
 everyone.
 """
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import json

@@ -6,8 +6,6 @@ package beside them that loads them, and runs the core's tests and a part of the
 It fails at the first report of a sanitizer, which ends the process.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Without memory a call says so, nothing crashes, and the next call is right to the bit."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """NALUs with a model dimension on the CPU: the gradient by hand, and numbers that do not depend on
 the other models."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -4,8 +4,6 @@ What it computes is tested wherever the `backend` fixture is used; here, when it
 and how it behaves in the autograd engine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re

@@ -4,8 +4,6 @@ goes the general way.
 Every case differs from a plain call, which is taken, in one respect.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

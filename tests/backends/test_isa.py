@@ -1,7 +1,5 @@
 """Every instruction set that this processor has."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -5,8 +5,6 @@ where that is faster; elsewhere everything is float32 whatever it says. The fast
 it for all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One thread and many."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import multiprocessing.connection

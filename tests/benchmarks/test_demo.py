@@ -1,7 +1,5 @@
 """The demonstration: its data, its formulas, and what each part prints."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -1,7 +1,5 @@
 """The benchmark of known equations: its laws, its judge, its file and its table."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -4,8 +4,6 @@ The blocks are what `make tables` would write. tests/benchmarks/test_equations_b
 tests/benchmarks/test_time_series_benchmark.py have the pages that are not here.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The paper's experiments from the command line: what is wrong is named before any work."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The paper's experiments: exact checks, streams, test sets, optimisers, published numbers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

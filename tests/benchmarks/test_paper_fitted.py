@@ -1,7 +1,5 @@
 """The paper's arithmetic tasks with `npu_kernels.fit`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

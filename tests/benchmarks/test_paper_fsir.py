@@ -1,7 +1,5 @@
 """The fractional SIR experiment: exact checks, phases, its dense rival, fronts, the command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

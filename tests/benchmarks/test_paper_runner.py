@@ -1,7 +1,5 @@
 """Batches are spread over processes, stopped, killed and resumed, with the same numbers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

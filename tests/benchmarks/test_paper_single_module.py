@@ -1,7 +1,5 @@
 """The field's single-module benchmark: data, thresholds, schedules, resuming, the report."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The large task at its last steps: points, snapshots, the order of the work, the verdicts."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

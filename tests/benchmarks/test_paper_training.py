@@ -1,7 +1,5 @@
 """A model's result depends on its seed alone, and a training goes on where it was saved."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

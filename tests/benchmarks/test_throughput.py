@@ -1,7 +1,5 @@
 """The throughput suite on tiny sizes, and the guard: small layers are faster than eager."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The throughput suite's command on tiny sizes: its arguments, and rows of an earlier run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The processor's peak: multiply-adds in registers, and the share that rows quote."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Doubtful rows and the report of the throughput suite, of made-up rows."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """The benchmark of time series: its judge, its file and its table."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """The search for fast configurations; `--tune` and `--device cuda` without a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Every warning points to the user's line, from however deep."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import warnings

@@ -1,7 +1,5 @@
 """One rule for numbers at each public door: NumPy's count as Python's do, a bool is none."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

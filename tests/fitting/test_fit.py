@@ -1,7 +1,5 @@
 """`fit`, the training helper: what it finds, what its numbers depend on, and its messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

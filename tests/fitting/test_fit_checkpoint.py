@@ -1,7 +1,5 @@
 """`fit` interrupted: checkpoints, Ctrl-C, progress."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The stages of `fit`: what each of them does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,8 +1,6 @@
 """Formulas read from models: equal to the model at inputs of both signs and 0, as torch code and as
 expressions."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import pickle

@@ -1,7 +1,5 @@
 """Weights as simple fractions, against Python's own `fractions`."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

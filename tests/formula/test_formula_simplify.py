@@ -1,8 +1,6 @@
 """Simplifying: what is claimed about every step's cost is measured again here; the model given is
 never touched."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import math

@@ -6,8 +6,6 @@ prints the least case that fails, to be added to `tests.fuzz.found`, whose cases
 always. The case at work is in ``build/fuzz``, should it end the process.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable

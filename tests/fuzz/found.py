@@ -1,7 +1,5 @@
 """Cases that failed once. They are run before any drawn one."""
 
-from __future__ import annotations
-
 from tests.fuzz.layers import Call
 from tests.fuzz.rollouts import Rollout
 from tests.fuzz.training import History, Loss

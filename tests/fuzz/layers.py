@@ -3,8 +3,6 @@
 Hypothesis draws and shrinks these values; `problem` makes the tensors. Nothing else is random.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

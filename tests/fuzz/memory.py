@@ -1,7 +1,5 @@
 """Tensors of any strides over memory that is filled whole, with special values in it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -13,8 +13,6 @@ is right where the formula in float64 gives that number (an intermediate value o
 overflows, a kernel's does not).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

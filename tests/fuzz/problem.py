@@ -1,7 +1,5 @@
 """A call with its tensors, and what every route of computing it must keep."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The time loop: one rollout as a small value that prints as what makes it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

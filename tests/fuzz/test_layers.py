@@ -1,7 +1,5 @@
 """Any call of any layer, by Hypothesis: sizes, strides, dtypes, options, special values."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

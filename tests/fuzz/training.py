@@ -1,7 +1,5 @@
 """Losses, and histories of an optimiser, as small values that print as what makes them."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A short training with a checkpoint, whose settings tests change."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

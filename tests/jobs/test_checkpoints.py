@@ -1,7 +1,5 @@
 """What all work with a checkpoint shares: digests, fingerprints, saved values, the driver."""
 
-from __future__ import annotations
-
 import math
 import signal
 import sys
@@ -253,7 +251,7 @@ def test_whether_progress_is_shown(
         def __init__(self, function: str, total: int, stream: Any, shown: bool) -> None:
             seen.extend((function, total, shown))
 
-        def __enter__(self) -> Bar:
+        def __enter__(self) -> Any:
             return self
 
         def __exit__(self, *error: object) -> None:

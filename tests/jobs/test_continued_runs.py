@@ -1,7 +1,5 @@
 """A training continues from its checkpoint with the same settings, and refuses others."""
 
-from __future__ import annotations
-
 import copy
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Checkpoints that hold something else: each is an error, and nothing is touched."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

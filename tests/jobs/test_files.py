@@ -1,7 +1,5 @@
 """Files that a kill, a full disk or a wrong name must not cost."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,8 +1,6 @@
 """`NPURegressor` finds the laws of everyday tables by one call without hints, whatever their
 units."""
 
-from __future__ import annotations
-
 import csv
 import math
 

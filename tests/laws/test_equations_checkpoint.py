@@ -1,7 +1,5 @@
 """`NPURegressor.fit` interrupted: it continues from its checkpoint to the same bits."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 

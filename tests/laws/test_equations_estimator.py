@@ -1,7 +1,5 @@
 """`NPURegressor` as a scikit-learn estimator, and its answers to bad data and parameters."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

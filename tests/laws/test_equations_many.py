@@ -1,7 +1,5 @@
 """Many problems at once: each has its own law or error; processes, checkpoints, Ctrl-C, ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

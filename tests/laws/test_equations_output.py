@@ -1,8 +1,6 @@
 """What `NPURegressor` gives for a law: its forms, errors, intervals and pictures; and the rules of
 units."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

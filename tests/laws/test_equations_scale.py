@@ -1,7 +1,5 @@
 """`NPURegressor` with many rows: memory, blocks of rows, and exponents that only all rows tell."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Steps of the search by themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """Variable projection by itself: from starts near a law it finds the law, within the bounds,
 without help by others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`ode.fit`: from time series to their law."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

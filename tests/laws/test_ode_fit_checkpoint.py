@@ -1,7 +1,5 @@
 """`ode.fit` that is interrupted, killed, and continued."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -33,7 +31,7 @@ def test_ctrl_c_gives_the_best_law_until_then() -> None:
             if self.steps == 5:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        def __enter__(self) -> Keyboard:
+        def __enter__(self) -> Any:
             return self
 
         def __exit__(self, *error: object) -> None:

@@ -1,7 +1,5 @@
 """Several processes give the numbers of one."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """Zeros, subnormals, huge values, inf, nan, and the smallest shapes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

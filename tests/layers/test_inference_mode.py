@@ -3,8 +3,6 @@
 Results are inference tensors, for which torch's own rules hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The modules: sizes, parameters, starts, representation."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import io

@@ -1,7 +1,5 @@
 """Shapes and strides that nobody thought of, by hypothesis."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """NMRU: what the tests of all layers do not ask."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

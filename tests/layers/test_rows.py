@@ -1,7 +1,5 @@
 """Sums over rows: of none, and of other sizes 0, of a great many, and overflowing ones."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

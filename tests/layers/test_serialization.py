@@ -1,7 +1,5 @@
 """Copies, files, hooks and the other services of torch.nn, on a model of several layers."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """The tracer of values that are not finite, and torch's anomaly mode."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

@@ -1,7 +1,5 @@
 """The time loop: the fast path to the fused loop, beside the operators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The time loop: what the fast path refuses, and what it gives a graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Trajectories of neural ODEs, their gradients, options and errors."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

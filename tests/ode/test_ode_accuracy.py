@@ -1,8 +1,6 @@
 """Trajectories with an estimate of their error, and what is said of those that grow as no solution
 does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

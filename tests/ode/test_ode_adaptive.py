@@ -1,7 +1,5 @@
 """Adaptive steps: their results, gradients, numbers of evaluations, and errors."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Adaptive steps: the fused ones and their adjoint, against the eager ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

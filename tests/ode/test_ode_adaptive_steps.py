@@ -1,8 +1,6 @@
 """Adaptive steps: their control, step by step, against one of plain numbers; the first step,
 rejections, the ends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

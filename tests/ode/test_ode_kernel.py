@@ -1,7 +1,5 @@
 """The time loop: the fused loop and its adjoint, against the eager ones."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

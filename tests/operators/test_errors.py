@@ -1,7 +1,5 @@
 """Bad input and the exact messages that it gets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Exported programs in files, in onnxruntime and as compiled packages."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Shapes, dtypes, autocast and the choice of a backend."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

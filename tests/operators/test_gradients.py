@@ -1,7 +1,5 @@
 """First, second and third derivatives through autograd."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

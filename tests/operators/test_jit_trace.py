@@ -1,7 +1,5 @@
 """`torch.jit.trace` records the eager formulas, in silence, with their derivatives."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """The registered operators, called as they are."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import platform

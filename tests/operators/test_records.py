@@ -1,7 +1,5 @@
 """Every operator has a record, and every record has all rules, or says why not."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The formulas against literal arithmetic, the explicit gradients against autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from mpmath import mp

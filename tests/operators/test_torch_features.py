@@ -1,7 +1,5 @@
 """torch.compile, torch.export, and the rest of a training loop."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """torch.func and forward mode, also compiled."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """``python -m npu_kernels.certify`` and the table in the documentation made from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

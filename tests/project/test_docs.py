@@ -1,7 +1,5 @@
 """Every example of the documents and docstrings runs as copied, and prints what it says."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import enum

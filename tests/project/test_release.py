@@ -1,7 +1,5 @@
 """What a release's wheel needs of the system, and the table of what has been tried."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

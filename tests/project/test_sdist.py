@@ -4,8 +4,6 @@ That a wheel can be built from it alone is tested by `make test-sdist` (release/
 which compiles everything and takes minutes.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The structure of the tree: rooms, imports, what is public, words and lengths."""
 
-from __future__ import annotations
-
 import ast
 import collections
 import functools

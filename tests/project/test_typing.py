@@ -1,8 +1,6 @@
 """What type checkers and editors see of the installed package, from a folder outside of the
 tree."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import sysconfig

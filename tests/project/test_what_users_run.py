@@ -1,8 +1,6 @@
 """Every command that a document names is in the list of what users run, and the tests that the list
 names exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

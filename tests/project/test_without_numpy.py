@@ -1,8 +1,6 @@
 """An environment without NumPy: layers, training and formulas work, and what needs NumPy says
 so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

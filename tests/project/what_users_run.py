@@ -6,8 +6,6 @@ After a whole run by hand, write its date and commit here. "2026-11-23 ecf339e" 
 commit that has the record of the last whole run.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 WHOLE = "whole"  # every run of .ci/run

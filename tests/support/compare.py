@@ -1,7 +1,5 @@
 """Comparisons of lists of tensors: outputs and gradients, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Rows, settings and comparisons of the tests of `fit`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

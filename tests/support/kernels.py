@@ -1,7 +1,5 @@
 """Calls of anything with the operators' names and signatures, and their float32 error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

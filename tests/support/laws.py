@@ -1,8 +1,6 @@
 """Data and comparisons of the tests of `NPURegressor`; skips where scikit-learn is not
 installed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Arguments that the fast path takes, and tensors that are not plain."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Series with known laws, for the tests of `ode.fit`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

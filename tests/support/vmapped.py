@@ -1,8 +1,6 @@
 """Every kind of vmap over a layer's function, and how often it reaches the operators; many
 gradients at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

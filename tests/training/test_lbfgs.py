@@ -1,8 +1,6 @@
 """Batched L-BFGS: torch's iterates one model at a time, independence of the batch, rules, walls,
 resuming."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Adam in one call, beside torch's."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adam in one call: what it refuses. It answers NotImplemented and changes nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

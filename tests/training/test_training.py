@@ -1,7 +1,5 @@
 """Penalties, the schedule and the projection."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -8,8 +8,6 @@ are in
 `tests/triton/test_training.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import sys

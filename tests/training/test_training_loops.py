@@ -1,8 +1,6 @@
 """The loops of `training.run` make the same numbers: what is frozen, held in part, or called in
 another way."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings

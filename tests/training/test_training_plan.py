@@ -1,8 +1,6 @@
 """The operator `train`: a wrong plan is an error and no wrong access; its fields have the same
 names on both sides."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import random

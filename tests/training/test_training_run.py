@@ -1,8 +1,6 @@
 """`training.run`: many steps in one call of C++ make the numbers of the ordinary loop; rows,
 losses, checkpoints."""
 
-from __future__ import annotations
-
 import copy
 import math
 import signal

@@ -1,7 +1,5 @@
 """`training.run`: what it does not take, and what it says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

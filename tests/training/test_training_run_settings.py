@@ -1,7 +1,5 @@
 """`training.run`: every setting is used, and every wrong one is an error."""
 
-from __future__ import annotations
-
 import math
 import threading
 from typing import Any

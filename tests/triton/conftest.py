@@ -1,7 +1,5 @@
 """Where the Triton kernels of these tests run."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator

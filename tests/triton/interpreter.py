@@ -5,8 +5,6 @@ remembers what depends on a function's arguments alone. Where a release of Trito
 the change is left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

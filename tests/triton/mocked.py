@@ -9,8 +9,6 @@ time of a step;
 reads.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

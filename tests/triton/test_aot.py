@@ -1,7 +1,5 @@
 """Every kernel and shipped configuration compiles, in budget, for absent GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Whether the Triton backend runs, its reasons when it does not, and its registration."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

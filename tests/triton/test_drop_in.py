@@ -1,7 +1,5 @@
 """The interpreted kernels as the registered operators, in `use_backend` and only there."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Any small call of the Triton kernels, interpreted, by Hypothesis; see `tests.fuzz`."""
 
-from __future__ import annotations
-
 from tests.fuzz import found
 from tests.fuzz.budget import fuzz
 from tests.fuzz.layers import OPTIONS, Call, calls

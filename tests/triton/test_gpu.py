@@ -1,7 +1,5 @@
 """What only a GPU can show: graphs, streams, devices, huge tensors, real launches."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest

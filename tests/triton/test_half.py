@@ -1,8 +1,6 @@
 """float16 and bfloat16: read and written by the kernels, which compute in float32; nothing is cast
 before or after."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Triton kernels against the formulas, interpreted on the CPU or on a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Large layers of the NPU family: planes made once, products of planes, and which layers take
 them."""
 
-from __future__ import annotations
-
 import math
 from types import ModuleType
 from typing import Any, cast

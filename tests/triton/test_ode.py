@@ -1,7 +1,5 @@
 """The time loop: the Triton kernels against the eager loop and its adjoint."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arithmetic inside the Triton kernels: schemes of products, exp, sine and cosine."""
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Zeros, infinities, NaN and extreme products in the Triton kernels are those of the formulas."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from types import ModuleType

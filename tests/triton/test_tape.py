@@ -4,8 +4,6 @@ be seen of it.
 The checks are in `mocked`, whose process has launches that do nothing and no interpreter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`training.run` by CUDA graphs on a GPU, against the ordinary loop there."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The tables of configurations, and how many launches a step takes."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable

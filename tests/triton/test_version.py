@@ -1,7 +1,5 @@
 """That a run of these tests with another Triton is one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
