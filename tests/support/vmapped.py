@@ -90,11 +90,8 @@ def check_one_call(name: str) -> None:
             over_weights = any(dim is not None for dim in (*outer[1:], *(inner or ())[1:]))
             assert count.calls[f"{name}_forward"] == (over_weights or not gradient)
             assert count.calls[f"{name}_backward"] == (over_weights and gradient)
-            assert_near(
-                *(v if isinstance(v, tuple) else (v,) for v in (actual, expected)),
-                ROUNDING,
-                (outer, inner),
-            )
+            pair = (v if isinstance(v, tuple) else (v,) for v in (actual, expected))
+            assert_near(*pair, bound=ROUNDING, case=(outer, inner))
 
 
 def check_batched_gradients(call: Callable[..., Tensor], leaves: Sequence[Tensor]) -> None:

@@ -81,7 +81,7 @@ def test_omega_bounds_the_exponent_and_its_gradient(device: str, kernels: Module
         runs.append([y, *saved, *grads])
     bounded = runs[1][4] & 1
     assert 0.1 < bounded.double().mean() < 0.9
-    assert_near(*runs, 5e-14)
+    assert_near(*runs, bound=5e-14)
 
 
 @pytest.mark.parametrize("sizes", TILE_SIZES)

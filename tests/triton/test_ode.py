@@ -56,14 +56,16 @@ def test_parity(
     layer: str, method: str, models: int | None, batch: int | None, device: str
 ) -> None:
     model, u0 = case(device, layer, models, batch)
-    assert_near(*(on(name, model, u0, method=method) for name in ("triton", "reference")), 5e-13)
+    assert_near(
+        *(on(name, model, u0, method=method) for name in ("triton", "reference")), bound=5e-13
+    )
 
 
 @pytest.mark.parametrize(("d", "h"), [(1, 1), (2, 9), (4, 20), (5, 17), (9, 2), (16, 32)])
 @pytest.mark.parametrize("batch", [None, 9])
 def test_sizes(d: int, h: int, batch: int | None, device: str) -> None:
     model, u0 = case(device, batch=batch, d=d, h=h)
-    assert_near(*(on(name, model, u0) for name in ("triton", "reference")), 5e-13)
+    assert_near(*(on(name, model, u0) for name in ("triton", "reference")), bound=5e-13)
 
 
 @pytest.mark.parametrize("method", ["euler", "rk4"])
