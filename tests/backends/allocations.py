@@ -40,12 +40,8 @@ DTYPES = (torch.float32, torch.float64)
 # Rows, inputs, outs, models: narrow, wide, whole tiles, some models with one x, and work enough for
 # torch's threads.
 SIZES = (
-    (7, 3, 2, None),
-    (40, 33, 18, None),
-    (64, 32, 32, None),
-    (9, 5, 3, 2),
-    (1024, 16, 16, None),
-)
+    (7, 3, 2, None), (40, 33, 18, None), (64, 32, 32, None), (9, 5, 3, 2), (1024, 16, 16, None),
+)  # fmt: skip
 
 # A case's prepare() makes call(), which may be called until it succeeds.
 Case = tuple[str, Callable[[], Callable[[], Any]]]

@@ -121,13 +121,9 @@ def test_slope_is_the_derivative() -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "unit", "op"),
-    [
-        ("plain", "NPU", "div"),
-        ("fixed", "RealNPU", "mul"),
-        ("plain", "NMU", "mul"),
-        ("plain", "NMRU", "div"),
-    ],
-)
+    [("plain", "NPU", "div"), ("fixed", "RealNPU", "mul"), ("plain", "NMU", "mul"),
+     ("plain", "NMRU", "div")],
+)  # fmt: skip
 def test_steps_are_those_of_torch(recipe: str, unit: str, op: str) -> None:
     """Against autograd of the loss with its penalties and torch's Adam."""
     training = SingleModule(batch(recipe, unit, op, steps=40))

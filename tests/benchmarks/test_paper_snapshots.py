@@ -24,13 +24,9 @@ def batch(model: str, runs: list[tuple[str, int]], steps: int, **settings: Any) 
         for t, s in runs
     ]
     common = {
-        "model": model,
-        "variant": "code",
-        "device": "cpu",
-        "points": "own",
-        "gate": None,
+        "model": model, "variant": "code", "device": "cpu", "points": "own", "gate": None,
         "snapshots": 3,
-    }
+    }  # fmt: skip
     return large.batch_of("large-snapshots", "test", {**common, **settings}, keys)
 
 
@@ -156,13 +152,9 @@ def row(task: str, points: str, seed: int, errors: list[float]) -> dict[str, Any
 
 @pytest.mark.parametrize(
     ("factor", "count", "verdict"),
-    [
-        (1.0, 10, "no difference"),
-        (100.0, 10, "**ours greater**"),
-        (0.01, 10, "**ours less**"),
-        (100.0, 5, "too few"),
-    ],
-)
+    [(1.0, 10, "no difference"), (100.0, 10, "**ours greater**"), (0.01, 10, "**ours less**"),
+     (100.0, 5, "too few")],
+)  # fmt: skip
 def test_table_names_a_difference_only_where_intervals_lie_apart(
     factor: float, count: int, verdict: str
 ) -> None:

@@ -308,15 +308,11 @@ def test_peak_memory():
 @pytest.mark.skipif(not cpu.available()[0], reason=f"no C++ kernels: {cpu.available()[1]}")
 @pytest.mark.parametrize(
     "case",
-    [
-        Case("npu", FORWARD, Size(100, 6, 2)),
-        Case("npu", STEP, Size(100, 6, 2)),
-        Case("npu", STEP, Size(100, 100, 1)),
-        Case("realnpu", STEP, Size(100, 6, 2)),
-        Case("npu", STEP, Size(100, 6, 2, 20)),
-    ],
+    [Case("npu", FORWARD, Size(100, 6, 2)), Case("npu", STEP, Size(100, 6, 2)),
+     Case("npu", STEP, Size(100, 100, 1)), Case("realnpu", STEP, Size(100, 6, 2)),
+     Case("npu", STEP, Size(100, 6, 2, 20))],
     ids=str,
-)
+)  # fmt: skip
 def test_small_layers_are_faster_than_eager(case, benchmark):
     """The verdict by processor time, in one thread: there is one on a busy machine too."""
     operands = draw(case)

@@ -281,13 +281,9 @@ def test_tuning_goes_on_where_it_ended(
         if len(asked) == 3:
             raise KeyboardInterrupt
         times = {
-            "config": {"num_warps": 4},
-            "us": 1.0,
-            "shipped_us": 2.0,
-            "tried": 3,
-            "failed": {},
+            "config": {"num_warps": 4}, "us": 1.0, "shipped_us": 2.0, "tried": 3, "failed": {},
             "seconds": 4.0,
-        }
+        }  # fmt: skip
         return {**task.to_dict(), "key": task.key, **times, **self.where}
 
     where = {"gpu": "H", "torch": "2", "triton": "3"}

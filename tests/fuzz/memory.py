@@ -20,15 +20,11 @@ def special_values(name: str, kind: str, dtype: torch.dtype) -> list[float]:
     values = {
         "whole": [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0],
         "tiny": [0.0, -0.0, subnormal, -subnormal, 100 * subnormal, tiny, -tiny],
-        "huge": [
-            root,
-            -root,
-            root / 8,
-            *([info.max, info.min, info.max / 8] if name == "x" else []),
-        ],
+        "huge": [root, -root, root / 8,
+                 *([info.max, info.min, info.max / 8] if name == "x" else [])],
         "infinite": [math.inf, -math.inf],
         "nan": [math.nan],
-    }
+    }  # fmt: skip
     return [v for numbers in values.values() for v in numbers] if kind == "any" else values[kind]
 
 

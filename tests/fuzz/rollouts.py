@@ -117,13 +117,9 @@ def rollouts(
     models, starts = (None, 1, 2, 5, 19, 0), (None, 1, 2, 9, 40, 0)
     absent = ((), ("weight_im",), ("gate",), ("weight_im", "gate"))
     switches = (
-        tuple(ode.METHODS),
-        ("full", "checkpointed"),
-        (False, True),
-        (False, True),
-        (True, False),
+        tuple(ode.METHODS), ("full", "checkpointed"), (False, True), (False, True), (True, False),
         absent,
-    )
+    )  # fmt: skip
     grids = (range(1, max_steps + 1), (0.01, -0.01, 0.1))
     runs = (routes, isas, (1, 2, 3, 4))
     yes_no = (False, True)

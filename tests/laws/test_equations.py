@@ -163,12 +163,8 @@ def test_real_exponents_are_whole_for_inputs_of_both_signs():
     """Noise would move the exponent, but a negative number has no power that is not whole."""
     X = np.c_[uniform(1, 200, low=-2, high=2), uniform(1, 200, seed=2)]
     options = {
-        "random_state": 0,
-        "exponents": "real",
-        "max_terms": 1,
-        "starts": 8,
-        "output_powers": (1,),
-    }
+        "random_state": 0, "exponents": "real", "max_terms": 1, "starts": 8, "output_powers": (1,),
+    }  # fmt: skip
     for power in (1, 2):
         y = X[:, 0] ** power * X[:, 1] ** 1.47 + 0.1 * noise(200)
         model = NPURegressor(**options).fit(X, y)

@@ -121,13 +121,9 @@ def test_coverage_of_the_intervals():
     for seed in range(200):
         y = 2.2 * X[:, 0] ** 1.47 + 0.1 * noise(39, 100 + seed)
         model = NPURegressor(
-            random_state=0,
-            max_terms=1,
-            output_powers=(1,),
-            starts=4,
-            noise="constant",
+            random_state=0, max_terms=1, output_powers=(1,), starts=4, noise="constant",
             exponents="real",
-        )
+        )  # fmt: skip
         intervals = model.fit(X, y).intervals()
         hits += [i.low <= true <= i.high for i, true in zip(intervals, (2.2, 1.47), strict=True)]
     assert (hits >= 180).all()

@@ -242,13 +242,9 @@ def test_hares_and_lynxes() -> None:
     """Pelts in thousands, 1900 to 1920; Carpenter (2018) estimates 0.55, 0.028, 0.024 and 0.80."""
     start = known((0.5, -0.02, 0.02, -0.8))
     result = ode.fit(
-        start,
-        torch.arange(1900, 1921),
-        PELTS,
-        sigma="relative",
-        start="model",
+        start, torch.arange(1900, 1921), PELTS, sigma="relative", start="model",
         names=["hare", "lynx"],
-    )
+    )  # fmt: skip
     values = [estimate.value for estimate in result.estimates[:4]]
     assert values == pytest.approx([0.55, -0.028, 0.024, -0.80], rel=0.05)
     assert [estimate.error for estimate in result.estimates[:4]] == pytest.approx(

@@ -263,12 +263,8 @@ def test_a_mesh_of_four_processes() -> None:
 def test_example(models: int, machines: int) -> None:
     """The script runs under torchrun as its first lines say; both machines are this one."""
     command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(2 // machines),
-    ]
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(2 // machines),
+    ]  # fmt: skip
     if machines == 1:
         command += ["--master-port", str(_free_port())]
     else:

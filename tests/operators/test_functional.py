@@ -53,13 +53,9 @@ def test_batch_shapes_of_models(name: str, batch: tuple[int, ...], backend: str)
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("npu", {"eps": 0.25}),
-        ("nmru", {"eps": 0.25, "clip": False, "sign": "separate"}),
-        ("nalu", {"eps": 0.25}),
-        ("inalu", {"eps": 0.25, "omega": 0.05}),
-    ],
-)
+    [("npu", {"eps": 0.25}), ("nmru", {"eps": 0.25, "clip": False, "sign": "separate"}),
+     ("nalu", {"eps": 0.25}), ("inalu", {"eps": 0.25, "omega": 0.05})],
+)  # fmt: skip
 def test_options_reach_every_backend(name: str, options: dict[str, Any], backend: str) -> None:
     sample = RECORDS[name].sample(5, 4, 3)
     inputs = sample.x, *sample.tensors.values()

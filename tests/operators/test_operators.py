@@ -208,14 +208,10 @@ def test_uninitialized_memory_of_the_library_is_filled(size: int) -> None:
     handle, pointer = ctypes.c_void_p(), ctypes.c_void_p()
     with fill_uninitialized_with_nan():
         error = torch_cpu.aoti_torch_empty_strided(
-            ctypes.c_int64(1),
-            (ctypes.c_int64 * 1)(size),
-            (ctypes.c_int64 * 1)(1),
-            torch_cpu.aoti_torch_dtype_float32(),
-            torch_cpu.aoti_torch_device_type_cpu(),
-            -1,
+            ctypes.c_int64(1), (ctypes.c_int64 * 1)(size), (ctypes.c_int64 * 1)(1),
+            torch_cpu.aoti_torch_dtype_float32(), torch_cpu.aoti_torch_device_type_cpu(), -1,
             ctypes.byref(handle),
-        )
+        )  # fmt: skip
         assert error == 0
         torch_cpu.aoti_torch_get_data_ptr(handle, ctypes.byref(pointer))
         values = torch.tensor((ctypes.c_float * size).from_address(pointer.value or 0)[:])

@@ -76,13 +76,9 @@ def test_a_failure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         return first, 1.001 * second, *rest
 
     arguments = [
-        "--json",
-        str(tmp_path / "c.json"),
-        "--markdown",
-        str(tmp_path / "c.md"),
-        "--only",
+        "--json", str(tmp_path / "c.json"), "--markdown", str(tmp_path / "c.md"), "--only",
         "gradcheck, batched",
-    ]
+    ]  # fmt: skip
     arguments += ["--column", "cpu " if cpu.available()[0] else "reference"]
     assert certify.main(arguments) == 0
     report = json.loads((tmp_path / "c.json").read_text())

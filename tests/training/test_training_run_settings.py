@@ -324,12 +324,8 @@ def test_errors(change: dict[str, Any], error: type[Exception], message: str) ->
 def test_what_lies_on_the_border_is_taken() -> None:
     rows = torch.tensor([[0, 20]])
     for change in (
-        {"lr": 0},
-        {"project": 1},
-        {"project": math.inf},
-        {"rows": rows},
-        {"batch_size": 1},
+        {"lr": 0}, {"project": 1}, {"project": math.inf}, {"rows": rows}, {"batch_size": 1},
         {"every": 5},
-    ):
+    ):  # fmt: skip
         assert len(losses(steps=1, **change)) == 1
     assert losses(steps=1, model=model(k=2), batch_size=3).shape == (1, 2)

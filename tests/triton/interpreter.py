@@ -20,13 +20,9 @@ def quicken() -> None:
         return
     interpreter.quickened = True
     for change in (
-        _prepare_the_language_once,
-        _remember_numpy_types,
-        _remember_block_types,
-        _remember_shapes,
-        _broadcast_equal_shapes_at_once,
-        _read_subnormal_bfloat16,
-    ):
+        _prepare_the_language_once, _remember_numpy_types, _remember_block_types, _remember_shapes,
+        _broadcast_equal_shapes_at_once, _read_subnormal_bfloat16,
+    ):  # fmt: skip
         with contextlib.suppress(AttributeError):
             change()
 

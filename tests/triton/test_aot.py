@@ -104,12 +104,8 @@ def test_faults_are_found(change: dict[str, Any], fault: str | None) -> None:
 def test_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every row and its faults are in the document; the committed one is of the tables in use."""
     complete = ROW | {
-        "kernel": "npu_forward",
-        "case": "large",
-        "tile": "64x64x16",
-        "warps": 8,
-        "stages": 2,
-    }
+        "kernel": "npu_forward", "case": "large", "tile": "64x64x16", "warps": 8, "stages": 2,
+    }  # fmt: skip
     rows = [
         complete | {"faults": []},
         {"target": "sm_80", "case": "c", "faults": ["does not compile"]},

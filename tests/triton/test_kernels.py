@@ -158,12 +158,8 @@ def test_runs_are_bitwise_equal(name: str, route: str, device: str, kernels: Mod
     # Two programs for each model, the first with three tiles of rows, one after the other.
     splits = {"npu_small_backward": {"BLOCK_B": 16, "num_warps": 4, "programs": 4}}
     splits["npu_backward_w"] = {
-        "BLOCK_B": 16,
-        "BLOCK_O": 16,
-        "BLOCK_I": 16,
-        "PASSES": 0,
-        "num_warps": 4,
-    }
+        "BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": 0, "num_warps": 4,
+    }  # fmt: skip
     splits["npu_backward_w"] |= {"num_stages": 1, "programs": 10}
     splits["nmu_backward"] = {"BLOCK_B": 16, "BLOCK_O": 4, "num_warps": 4}
     splits["nalu_backward_w"] = splits["npu_backward_w"]

@@ -141,13 +141,9 @@ def test_schemes_of_the_nalus(
     name: str, passes: int, bound: float | None, device: str, kernels: ModuleType
 ) -> None:
     config = {
-        "BLOCK_B": 32,
-        "BLOCK_O": 32,
-        "BLOCK_I": 32,
-        "PASSES": passes,
-        "num_warps": 4,
+        "BLOCK_B": 32, "BLOCK_O": 32, "BLOCK_I": 32, "PASSES": passes, "num_warps": 4,
         "num_stages": 1,
-    }
+    }  # fmt: skip
     with (
         tuning.use_config("nalu_forward", config),
         tuning.use_config("nalu_backward_x", config),

@@ -67,13 +67,9 @@ def test_infinite_input_in_split_products(passes: int, device: str, kernels: Mod
     weight_re, weight_im = torch.rand(2, 17, 20, device=device) / 8 + 0.03125
     weight_re[1] *= -1
     config = {
-        "BLOCK_B": 16,
-        "BLOCK_O": 16,
-        "BLOCK_I": 16,
-        "PASSES": passes,
-        "num_warps": 4,
+        "BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": passes, "num_warps": 4,
         "num_stages": 2,
-    }
+    }  # fmt: skip
     with tuning.use_config("npu_forward", config):
         for w_im in (None, weight_im):
             y, s = kernels.npu_forward(x, weight_re, w_im, None, 1e-7, True)
@@ -96,13 +92,9 @@ def test_special_input_of_the_nalus(
     sample = RECORDS[name].sample(len(SPECIAL), 5, 3, dtype=torch.float32, device=device)
     sample.x[:, 1] = torch.tensor(SPECIAL)
     config = {
-        "BLOCK_B": 16,
-        "BLOCK_O": 16,
-        "BLOCK_I": 16,
-        "PASSES": passes,
-        "num_warps": 4,
+        "BLOCK_B": 16, "BLOCK_O": 16, "BLOCK_I": 16, "PASSES": passes, "num_warps": 4,
         "num_stages": 1,
-    }
+    }  # fmt: skip
     with tuning.use_config("nalu_forward", config):
         output = forward(sample, kernels)[0]
     want = forward(sample, reference)[0]
@@ -128,14 +120,10 @@ def test_nmu_special_factors(dtype: torch.dtype, device: str, kernels: ModuleTyp
     """Zero factors, and products that overflow or underflow while those of the others do not."""
     tiny, huge = (1e-30, 1e30) if dtype == torch.float32 else (1e-200, 1e200)
     rows = [
-        [0.0, 2.0, 3.0, 0.5],
-        [0.0, 0.0, 3.0, 0.5],
-        [tiny, tiny, 2.0, huge],
-        [huge, huge, 2.0, tiny],
-        [-0.0, tiny, tiny, tiny],
-        [1e-45, huge, 2.0, 3.0],
+        [0.0, 2.0, 3.0, 0.5], [0.0, 0.0, 3.0, 0.5], [tiny, tiny, 2.0, huge],
+        [huge, huge, 2.0, tiny], [-0.0, tiny, tiny, tiny], [1e-45, huge, 2.0, 3.0],
         [1.0, 1.0, 1.0, 1.0],
-    ]
+    ]  # fmt: skip
     x = torch.tensor(rows, dtype=dtype, device=device)
     weight = torch.ones(1, 4, dtype=dtype, device=device)
     grad_y = torch.ones(len(rows), 1, dtype=dtype, device=device)
